@@ -1,0 +1,8 @@
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  message(FATAL_ERROR "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules.")
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+add_compile_options(-Wall -Wextra -Werror)
+find_package(Threads REQUIRED)
