@@ -34,13 +34,13 @@ probe_clang() {
     quietly "$scan" -format=p1689 -- "$1" -std=c++20 -c "$probes/coroutine.cpp" -o "$scratch/coroutine.o"
 }
 
-# The folder over bin/ and include/, as nvcc itself sees it (it may be a script or a link somewhere else).
-toolkit_of() { "$1" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p'; }
+# toolkit_of NVCC CLANG: the folder over bin/ and include/, as nvcc itself sees it (it may be a script or a link somewhere else).
+toolkit_of() { "$1" --dryrun -ccbin "$2" -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p'; }
 
 # An nvcc that takes that clang as host compiler and whose program links and starts.
 probe_nvcc() {
   local nvcc=$1 clang=$2 top library
-  top=$(toolkit_of "$nvcc") && [[ -n $top ]] || return 1
+  top=$(toolkit_of "$nvcc" "$clang") && [[ -n $top ]] || return 1
   library=$(find_first "$top"/{lib64,lib,targets/x86_64-linux/lib}/libcudart_static.a) || return 1
   quietly "$nvcc" -std=c++20 -ccbin "$clang" -arch=sm_90 -c "$probes/kernel.cu" -o "$scratch/kernel.o" &&
     quietly "$clang" "$scratch/kernel.o" "$library" -lpthread -ldl -lrt -o "$scratch/kernel" &&
@@ -90,7 +90,7 @@ find_compilers() {
     for nvcc in "${nvccs[@]}"; do
       if probe_nvcc "$nvcc" "$clang"; then
         found_cxx=$clang found_nvcc=$nvcc
-        found_cuda=$(dirname "$(find_first "$(toolkit_of "$nvcc")"/{include,targets/x86_64-linux/include}/cuda.h)")
+        found_cuda=$(dirname "$(find_first "$(toolkit_of "$nvcc" "$clang")"/{include,targets/x86_64-linux/include}/cuda.h)")
         found_cuda=$(cd "$found_cuda" && pwd)
         return
       fi
