@@ -8,7 +8,6 @@
 #
 # Looked at, in this order: GPUMEM_CCCL_INCLUDE_DIR and GPUMEM_CUDA_INCLUDE_DIR (CMake or environment), the wheels
 # in GPUMEM_WHEELS, CUDACXX, CUDA_HOME, CUDA_PATH, nvcc on PATH, the system's folders, /usr/local/cuda.
-include_guard(GLOBAL)
 
 function(gpumem_read_number file macro result)
   set(number 0)

@@ -16,8 +16,11 @@ function(gpumem_add_module_library name)
   add_library(${name} STATIC)
   target_sources(${name}
     PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/modules" FILES ${interfaces}
-    PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers}
     PRIVATE FILE_SET implementation TYPE CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/src" FILES ${implementations})
+  if(headers)  # an empty set would name an include folder that is never installed
+    target_sources(${name}
+      PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers})
+  endif()
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_compile_definitions(${name} PUBLIC ${arg_DEFINITIONS})
   # Installed, the same target comes from the finder that the package ships.
