@@ -82,7 +82,12 @@ find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
   PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda/include
   PATH_SUFFIXES cccl VALIDATOR gpumem_accept_cccl
   DOC "Folder of CCCL's headers, 3.5.0 or newer (it holds cuda/, thrust/ and cub/)")
-mark_as_advanced(GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CCCL_INCLUDE_DIR)
+# CCCL's cuda_error asks the runtime for the text of an error.
+find_library(GPUMEM_CUDART cudart_static
+  HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
+    "${GPUMEM_CUDA_INCLUDE_DIR}/../targets/x86_64-linux/lib"
+  DOC "The CUDA runtime, static")
+mark_as_advanced(GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDART)
 if(GPUMEM_CCCL_INCLUDE_DIR)
   gpumem_cccl_version("${GPUMEM_CCCL_INCLUDE_DIR}" GpumemCCCL_VERSION)
 endif()
@@ -92,7 +97,7 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(GpumemCCCL
-  REQUIRED_VARS GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDA_INCLUDE_DIR
+  REQUIRED_VARS GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CUDART
   VERSION_VAR GpumemCCCL_VERSION
   REASON_FAILURE_MESSAGE "gpumem needs cuda.h of CUDA 13.0 or newer and the headers of CCCL 3.5.0 or newer (the \
 toolkit 13.0 carries 3.0.1). Get CCCL with `pip install --target DIR nvidia-cuda-cccl==13.3.5.0.6` and pass \
@@ -108,4 +113,5 @@ endif()
 if(GpumemCCCL_FOUND AND NOT TARGET gpumem_cccl)
   add_library(gpumem_cccl INTERFACE)
   target_include_directories(gpumem_cccl INTERFACE "${GPUMEM_CCCL_INCLUDE_DIR}" "${GPUMEM_CUDA_INCLUDE_DIR}")
+  target_link_libraries(gpumem_cccl INTERFACE "${GPUMEM_CUDART}" ${CMAKE_DL_LIBS} rt)
 endif()
