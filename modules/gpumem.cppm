@@ -1,3 +1,25 @@
-// The table of contents of the library: every public partition, from the ground up.
+// The table of contents: every partition, from the ground up.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem;
+
+export import :cuda;
+export import :driver;
+export import :sync;
+export import :coroutine;
+export import :error;
+export import :device;
+export import :timeline;
+export import :stream;
+export import :event;
+
+export import :misuse;
+export import :executor;
+export import :waiter;
+export import :lifetime;
+export import :services;
+export import :allocation;
+export import :stop_token;
+export import :acquire;
+export import :resource;
+export import :any_pool;
+export import :cuda_resource;
