@@ -23,3 +23,9 @@ export import :acquire;
 export import :resource;
 export import :any_pool;
 export import :cuda_resource;
+
+export import :tags;
+export import :ranges;
+export import :chunks;
+export import :pool_engine;
+export import :pool_resource;
