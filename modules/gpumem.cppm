@@ -1,5 +1,14 @@
-// The table of contents of the library: every public partition, from the ground up.
+// The table of contents: every partition, from the ground up.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem;
 
+export import :cuda;
+export import :driver;
+export import :sync;
+export import :coroutine;
+export import :error;
+export import :device;
+export import :timeline;
+export import :stream;
+export import :event;
 export import :trace;

@@ -1,0 +1,82 @@
+// CUDA's and CCCL's vocabulary, re-exported: the only unit that includes CCCL's headers.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <gpumem/cccl.hpp>
+export module gpumem:cuda;
+
+export namespace gpumem {
+using ::cuda::cuda_error;
+using ::cuda::device_ref;
+using ::cuda::event_ref;
+using ::cuda::stream_ref;
+using ::cuda::std::expected;
+using ::cuda::std::span;
+using ::cuda::std::unexpected;
+using ::cuda::std::unexpect;
+
+/// CCCL's memory-resource concepts, properties and erased types, under one roof.
+namespace mr {
+using ::cuda::forward_property;
+using ::cuda::has_property;
+using ::cuda::has_property_with;
+using ::cuda::property_with_value;
+using ::cuda::mr::any_resource;
+using ::cuda::mr::any_synchronous_resource;
+using ::cuda::mr::device_accessible;
+using ::cuda::mr::dynamic_accessibility_property;
+using ::cuda::mr::dynamic_resource_cast;
+using ::cuda::mr::get_memory_resource;
+using ::cuda::mr::get_memory_resource_t;
+using ::cuda::mr::host_accessible;
+using ::cuda::mr::make_any_resource;
+using ::cuda::mr::make_shared_resource;
+using ::cuda::mr::memory_resource_base;
+using ::cuda::mr::properties_list;
+using ::cuda::mr::resource;
+using ::cuda::mr::resource_cast;
+using ::cuda::mr::resource_ref;
+using ::cuda::mr::resource_with;
+using ::cuda::mr::shared_resource;
+using ::cuda::mr::synchronous_resource;
+using ::cuda::mr::synchronous_resource_adapter;
+using ::cuda::mr::synchronous_resource_ref;
+using ::cuda::mr::synchronous_resource_with;
+} // namespace mr
+} // namespace gpumem
+
+/// The driver's own C names that appear in gpumem's signatures.
+export {
+  using ::cudaError_t;
+  using ::cudaStream_t;
+  using ::CUcontext;
+  using ::CUdevice;
+  using ::CUdevice_attribute;
+  using ::CUdeviceptr;
+  using ::CUevent;
+  using ::CUfunction;
+  using ::CUgraph;
+  using ::CUmodule;
+  using ::CUresult;
+  using ::CUstream;
+  using ::CUstreamCaptureMode;
+  using ::CUstreamCaptureStatus;
+  using ::CUDA_SUCCESS;
+  using ::CUDA_ERROR_DEINITIALIZED;
+  using ::CUDA_ERROR_INVALID_CONTEXT;
+  using ::CUDA_ERROR_INVALID_VALUE;
+  using ::CUDA_ERROR_NO_DEVICE;
+  using ::CUDA_ERROR_NOT_FOUND;
+  using ::CUDA_ERROR_NOT_INITIALIZED;
+  using ::CUDA_ERROR_NOT_READY;
+  using ::CUDA_ERROR_NOT_SUPPORTED;
+  using ::CUDA_ERROR_OUT_OF_MEMORY;
+  using ::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
+  using ::CU_EVENT_DISABLE_TIMING;
+  using ::CU_STREAM_CAPTURE_MODE_GLOBAL;
+  using ::CU_STREAM_CAPTURE_MODE_RELAXED;
+  using ::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+  using ::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  using ::CU_STREAM_CAPTURE_STATUS_NONE;
+  using ::CU_STREAM_NON_BLOCKING;
+}

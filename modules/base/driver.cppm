@@ -1,0 +1,135 @@
+// The CUDA driver through one typed table, filled at first use from whatever libcuda.so.1 the process has.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <cstdint>
+#include <string_view>
+export module gpumem:driver;
+import :sync;
+
+namespace gpumem {
+
+// Every driver function that gpumem calls: member name, driver name. The header's macros (cuMemAlloc is cuMemAlloc_v2)
+// give the type; cuGetProcAddress gives the same version for the plain name.
+#define GPUMEM_DRIVER_FUNCTIONS(X)                                                                                     \
+  X(init, cuInit)                                                                                                      \
+  X(driver_get_version, cuDriverGetVersion)                                                                            \
+  X(get_error_name, cuGetErrorName)                                                                                    \
+  X(get_error_string, cuGetErrorString)                                                                                \
+  X(device_get, cuDeviceGet)                                                                                           \
+  X(device_get_count, cuDeviceGetCount)                                                                                \
+  X(device_get_attribute, cuDeviceGetAttribute)                                                                        \
+  X(device_get_name, cuDeviceGetName)                                                                                  \
+  X(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)                                                               \
+  X(ctx_get_current, cuCtxGetCurrent)                                                                                  \
+  X(ctx_set_current, cuCtxSetCurrent)                                                                                  \
+  X(ctx_push_current, cuCtxPushCurrent)                                                                                \
+  X(ctx_pop_current, cuCtxPopCurrent)                                                                                  \
+  X(ctx_get_device, cuCtxGetDevice)                                                                                    \
+  X(ctx_synchronize, cuCtxSynchronize)                                                                                 \
+  X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange)                                                        \
+  X(stream_create, cuStreamCreate)                                                                                     \
+  X(stream_create_with_priority, cuStreamCreateWithPriority)                                                           \
+  X(stream_destroy, cuStreamDestroy)                                                                                   \
+  X(stream_get_id, cuStreamGetId)                                                                                      \
+  X(stream_get_ctx, cuStreamGetCtx)                                                                                    \
+  X(stream_get_priority, cuStreamGetPriority)                                                                          \
+  X(stream_query, cuStreamQuery)                                                                                       \
+  X(stream_synchronize, cuStreamSynchronize)                                                                           \
+  X(stream_wait_event, cuStreamWaitEvent)                                                                              \
+  X(stream_is_capturing, cuStreamIsCapturing)                                                                          \
+  X(stream_begin_capture, cuStreamBeginCapture)                                                                        \
+  X(stream_end_capture, cuStreamEndCapture)                                                                            \
+  X(graph_destroy, cuGraphDestroy)                                                                                     \
+  X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode)                                            \
+  X(event_create, cuEventCreate)                                                                                       \
+  X(event_destroy, cuEventDestroy)                                                                                     \
+  X(event_record, cuEventRecord)                                                                                       \
+  X(event_query, cuEventQuery)                                                                                         \
+  X(event_synchronize, cuEventSynchronize)                                                                             \
+  X(event_elapsed_time, cuEventElapsedTime)                                                                            \
+  X(mem_alloc, cuMemAlloc)                                                                                             \
+  X(mem_free, cuMemFree)                                                                                               \
+  X(mem_get_info, cuMemGetInfo)                                                                                        \
+  X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
+  X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \
+  X(memcpy_dtod_async, cuMemcpyDtoDAsync)                                                                              \
+  X(memset_d8_async, cuMemsetD8Async)                                                                                  \
+  X(memset_d32_async, cuMemsetD32Async)                                                                                \
+  X(launch_host_func, cuLaunchHostFunc)                                                                                \
+  X(module_load_data, cuModuleLoadData)                                                                                \
+  X(module_unload, cuModuleUnload)                                                                                     \
+  X(module_get_function, cuModuleGetFunction)                                                                          \
+  X(launch_kernel, cuLaunchKernel)
+
+namespace detail {
+#define GPUMEM_DRIVER_NAME(member, name) #name,
+inline constexpr std::string_view driver_function_names[] = {GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_NAME)};
+#undef GPUMEM_DRIVER_NAME
+#define GPUMEM_DRIVER_INDEX(member, name) member,
+enum class driver_function : unsigned { GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_INDEX) };
+#undef GPUMEM_DRIVER_INDEX
+
+// One counter for each function and thread number: single writers, so that counting costs a load and a store.
+void count_driver_call(driver_function which) noexcept;
+
+template <class Function> class driver_entry;
+
+template <class... Arguments> class driver_entry<CUresult(Arguments...)> {
+public:
+  explicit driver_entry(driver_function which) : which_{which} {}
+  driver_entry(driver_entry const&) = delete;
+  driver_entry& operator=(driver_entry const&) = delete;
+
+  inline CUresult operator()(Arguments... arguments) const noexcept {
+    sync::mark();
+    count_driver_call(which_);
+    return function_(arguments...);
+  }
+
+private:
+  friend class driver_loader;
+  CUresult (*function_)(Arguments...) = nullptr;
+  driver_function which_;
+};
+} // namespace detail
+
+/// The driver's functions, each a callable that counts its calls. Any thread.
+export struct driver_table {
+#define GPUMEM_DRIVER_MEMBER(member, name)                                                                             \
+  detail::driver_entry<decltype(::name)> member{detail::driver_function::member};
+  GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_MEMBER)
+#undef GPUMEM_DRIVER_MEMBER
+};
+
+/// The table, loaded and initialised (cuInit) at the first call. Throws cuda_error where there is no driver or it is too
+/// old. Any thread.
+export driver_table const& driver();
+
+/// Whether driver() would succeed; loads the driver as driver() does. Never throws.
+export bool driver_available() noexcept;
+
+/// How many driver calls gpumem has made in this process, of all functions. Exact once the calling threads are quiet.
+export std::uint64_t driver_calls() noexcept;
+
+/// How many calls of one function, by the driver's name ("cuEventRecord"); 0 for a name gpumem never calls.
+export std::uint64_t driver_calls(std::string_view name) noexcept;
+
+/// Throws cuda_error with `what` unless the result is success.
+export void check(CUresult result, char const* what);
+
+/// False once the process is exiting or was forked from one that used the driver: no CUDA call may be made then.
+export bool driver_alive() noexcept;
+
+namespace detail {
+template <class Visitor> void visit_entries(driver_table& table, Visitor visit) {
+#define GPUMEM_DRIVER_VISIT(member, name) visit(table.member, #name);
+  GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_VISIT)
+#undef GPUMEM_DRIVER_VISIT
+}
+
+// Runs at process exit, before the driver goes; later registrations run first. Bounded work only.
+void at_driver_exit(void (*function)() noexcept);
+} // namespace detail
+
+} // namespace gpumem

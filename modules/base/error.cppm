@@ -1,0 +1,83 @@
+// What can become of a request, and how it is told: outcomes, failures, exceptions.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+export module gpumem:error;
+import :cuda;
+
+export namespace gpumem {
+
+/// What became of a request for memory: exactly one of these.
+enum class outcome : std::uint8_t {
+  granted,             ///< memory was given
+  stopped,             ///< a stop was requested before the grant was decided
+  deadline,            ///< the deadline passed while waiting
+  closed,              ///< the resource was closed
+  too_large,           ///< the request can never be met
+  exhausted,           ///< there is no memory now
+  preempted,           ///< rolled back in favour of older work
+  stalled,             ///< everyone who holds memory waits for memory
+  capture_unsupported, ///< the stream is capturing a graph
+  device_lost,         ///< the device reported a sticky error or was reset
+  invalid_argument,    ///< alignment not a power of two, or a default stream of another device
+  driver_error,        ///< another error of the driver
+};
+
+/// The outcome's name, as written above.
+char const* to_string(outcome value) noexcept;
+
+/// A request that was not granted. The resource is as it was before it.
+struct failure {
+  outcome what = outcome::exhausted;
+  CUresult code = CUDA_SUCCESS; ///< the driver's error, if one was the cause
+  std::size_t requested = 0;    ///< bytes
+
+  friend bool operator==(failure const&, failure const&) = default;
+};
+
+/// Figures of the moment at which memory ran out. Bytes; 0 where a resource does not know.
+struct exhaustion {
+  std::size_t requested = 0;
+  std::size_t live = 0;
+  std::size_t reserved = 0;
+  std::size_t largest_free = 0;
+  std::size_t limit = 0; ///< 0: none
+  std::size_t device_free = 0;
+  std::size_t device_total = 0;
+  std::uint64_t stream = 0; ///< the stream's id
+  int device = -1;
+};
+
+/// Thrown when memory is exhausted or the request is larger than it can ever be.
+class out_of_memory : public std::bad_alloc {
+public:
+  out_of_memory(outcome what, exhaustion const& figures);
+  char const* what() const noexcept override { return text_.what(); }
+  outcome reason() const noexcept { return reason_; }
+  exhaustion const& figures() const noexcept { return figures_; }
+
+private:
+  exhaustion figures_;
+  std::runtime_error text_; // copies without throwing, as an exception must
+  outcome reason_;
+};
+
+/// Thrown for the outcomes that are neither exhaustion nor an error of the driver: stopped, deadline, closed, …
+class acquire_error : public std::runtime_error {
+public:
+  explicit acquire_error(failure const& why);
+  outcome reason() const noexcept { return why_.what; }
+  failure const& why() const noexcept { return why_; }
+
+private:
+  failure why_;
+};
+
+/// Throws what belongs to the failure: out_of_memory for exhausted and too_large (with the figures), cuda_error for
+/// device_lost and driver_error, std::invalid_argument for invalid_argument, acquire_error for the rest.
+[[noreturn]] void throw_failure(failure const& why, exhaustion const& figures = {});
+
+} // namespace gpumem

@@ -1,0 +1,93 @@
+// Locks, threads, thread numbers and the clock of the library that tests replay: real threads that pass one baton, so
+// that a seed decides who runs next at every lock, wait, driver call and mark.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+export module gpumem:sync;
+
+export namespace gpumem::sync {
+
+/// Virtual time: it advances a little at each mark, and to the next deadline when all threads wait.
+struct clock {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<clock, duration>;
+  static constexpr bool is_steady = true;
+  static time_point now() noexcept;
+};
+using time_point = clock::time_point;
+using duration = clock::duration;
+
+inline time_point now() noexcept { return clock::now(); }
+
+void mark() noexcept;
+
+class mutex {
+public:
+  void lock();
+  bool try_lock();
+  void unlock();
+
+private:
+  friend class condition;
+  bool locked_ = false;
+};
+
+using lock = std::unique_lock<mutex>;
+
+class condition {
+public:
+  void wait(lock& held);
+  void wait_until(lock& held, time_point deadline);
+  void notify_one() noexcept;
+  void notify_all() noexcept;
+
+private:
+  // A waiter's ticket is served once the counter has reached it.
+  std::uint64_t tickets_ = 0;
+  std::uint64_t served_ = 0;
+};
+
+class thread {
+public:
+  thread() = default;
+  explicit thread(std::function<void()> body);
+  thread(thread&&) noexcept = default;
+  thread& operator=(thread&&) noexcept = default;
+  ~thread();
+  bool joinable() const noexcept { return running_ != nullptr; }
+  void join();
+
+private:
+  struct running;
+  std::unique_ptr<running> running_;
+};
+
+unsigned thread_number() noexcept;
+
+void sleep_for(duration span);
+
+} // namespace gpumem::sync
+
+/// Runs real threads under one baton. A run replays exactly from its seed.
+export namespace gpumem::schedule {
+
+struct result {
+  std::uint64_t marks = 0;    ///< places at which the schedule could have switched
+  std::uint64_t switches = 0; ///< places at which it did
+};
+
+/// Runs the bodies as threads until all have returned, choosing at each mark by the seed. A deadlock of all threads is
+/// printed with the seed and aborts. Not from within a run.
+result run(std::uint64_t seed, std::vector<std::function<void()>> bodies);
+
+/// For a driver that cannot proceed: lets other threads run and returns true once one of them has; false if none can.
+bool blocked() noexcept;
+
+} // namespace gpumem::schedule

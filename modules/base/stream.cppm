@@ -1,0 +1,88 @@
+// Streams: gpumem's own, which are never destroyed before exit, and the identity of every other.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
+export module gpumem:stream;
+import :cuda;
+import :device;
+import :timeline;
+
+namespace gpumem {
+
+export class event;
+
+/// A stream as a resource sees it: identified once, in the outermost call, and passed down.
+export class stream_key {
+public:
+  /// The host: what is freed on it nobody uses any more, what is allocated on it may be touched by the host at once.
+  static stream_key host() noexcept;
+
+  inline std::uint64_t id() const noexcept { return timeline_->id(); }
+  inline bool is_host() const noexcept { return timeline_->kind() == detail::stream_kind::host; }
+  /// Whether the stream captures a graph; asked of the driver for streams that are not gpumem's own.
+  inline bool capturing() const noexcept { return capturing_; }
+  /// Whether the call was given the handle: a free by identity touches none.
+  inline bool has_handle() const noexcept { return has_handle_; }
+  inline CUstream handle() const noexcept { return handle_; }
+  /// The same stream, without leave to touch the handle unless gpumem knows that it lives.
+  stream_key by_identity() const noexcept;
+
+  inline detail::timeline& order() const noexcept { return *timeline_; }
+
+  friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
+
+private:
+  friend class stream;
+  friend class allocation;
+  friend stream_key identify(stream_ref, device);
+  stream_key(detail::timeline& order, CUstream handle, bool has_handle, bool capturing) noexcept
+      : timeline_{&order}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
+
+  detail::timeline* timeline_;
+  CUstream handle_;
+  bool has_handle_;
+  bool capturing_;
+};
+
+/// Identifies a stream for a resource on a device. Own and adopted streams by their handle (no driver call), others by
+/// their id (two driver calls: id, capture). Handle 0 is another stream for each device and calling thread. Throws
+/// std::invalid_argument for a default handle while another device is current, cuda_error. Any thread.
+export stream_key identify(stream_ref handle, device where);
+
+/// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process exit,
+/// so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.
+export class stream : public stream_ref {
+public:
+  /// Throws cuda_error, std::bad_alloc. Priority as the driver's: lower is more urgent.
+  explicit stream(gpumem::device where, int priority = 0);
+  stream(stream&& other) noexcept;
+  stream& operator=(stream&& other) noexcept;
+  ~stream();
+
+  /// Wraps a handle whose owner promises that it outlives every use by gpumem, given the fast path of an own stream.
+  /// Throws std::invalid_argument for a default stream.
+  static stream adopt(CUstream handle);
+
+  gpumem::device device() const;
+  stream_key key() const noexcept;
+
+  /// Waits on the host until all work enqueued so far is complete; throws cuda_error.
+  void synchronize();
+
+  /// Work enqueued from now on waits for the event; an event never recorded is no order. Throws cuda_error.
+  void wait(event const& happened);
+  using stream_ref::wait;
+
+  /// Begins and ends a capture that gpumem knows of: allocation on the stream is refused meanwhile. The graph is the
+  /// caller's. Throws cuda_error.
+  void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  CUgraph end_capture();
+
+private:
+  stream(detail::timeline& order, bool owned) noexcept;
+  void retire() noexcept;
+  detail::timeline* timeline_;
+  bool owned_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,170 @@
+// The order of one stream: its identity, its epochs, what the host has seen of it, and what it is ordered after.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+export module gpumem:timeline;
+import :cuda;
+import :sync;
+
+namespace gpumem {
+
+/// A count that grows at each event recorded on a stream: what was freed in epoch e is covered by an event that carries
+/// e or more.
+export using epoch = std::uint64_t;
+
+namespace detail {
+
+class timeline;
+
+// For each stream (by its dense index) the newest epoch known to be ordered before. Small and sorted.
+class vector_clock {
+public:
+  epoch at(std::uint32_t index) const noexcept;
+  void raise(std::uint32_t index, epoch newest);
+  void join(vector_clock const& other);
+
+private:
+  struct entry {
+    std::uint32_t index;
+    epoch newest;
+  };
+  std::vector<entry> entries_;
+};
+
+// A driver event out of a pool a context; given back, it is recorded again by somebody else.
+struct pooled_event {
+  CUevent handle = nullptr;
+  CUcontext context = nullptr;
+  pooled_event* next = nullptr;
+};
+
+// Takes an event of the context, creating one if need be: throws cuda_error, std::bad_alloc.
+pooled_event* take_event(CUcontext context);
+// Takes a spare one or none: no allocation, no driver call.
+pooled_event* take_spare_event(CUcontext context) noexcept;
+void give_event(pooled_event* event) noexcept;
+
+enum class stream_kind : std::uint8_t {
+  own,        // of gpumem: never destroyed
+  adopted,    // somebody promised its lifetime
+  foreign,    // a handle that may die at any time: used only inside a call that was given it
+  legacy,     // cudaStreamLegacy of a device
+  per_thread, // cudaStreamPerThread of a thread
+  null,       // handle 0 of one thread: which stream that is depends on how the caller was compiled
+  host,       // the host itself: what it frees nobody uses any more, what it is given it may touch at once
+};
+
+// Never destroyed: pools keep pointers as tags. Any thread.
+//
+// Evidence of an epoch is an event that carries it. It is *precise* for a block if it was recorded inside the block's
+// freeing call, and may then be waited for; else *late*: it covers work enqueued after the free, which may depend on
+// the very stream that would wait, so it may only be queried.
+class timeline {
+public:
+  timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context, CUstream handle);
+  timeline(timeline const&) = delete;
+  timeline& operator=(timeline const&) = delete;
+
+  inline stream_kind kind() const noexcept { return kind_.load(std::memory_order_relaxed); }
+  std::uint32_t index() const noexcept { return index_; }
+  std::uint64_t id() const noexcept { return id_; }
+  int device() const noexcept { return device_; }
+  CUcontext context() const noexcept { return context_; }
+  // The handle may be used outside a call that was given it.
+  inline bool owns_handle() const noexcept { return kind() == stream_kind::own || kind() == stream_kind::adopted; }
+  CUstream handle() const noexcept { return handle_; }
+  void adopt(bool promised) noexcept;
+  int priority() const noexcept { return priority_; }
+  void set_priority(int priority) noexcept { priority_ = priority; }
+  // A capture that was begun through gpumem; others are the driver's to tell.
+  inline bool capturing() const noexcept { return capturing_.load(std::memory_order_relaxed); }
+  void set_capturing(bool on) noexcept { capturing_.store(on, std::memory_order_relaxed); }
+
+  // The epoch of what is freed now.
+  inline epoch now() const noexcept { return now_.load(std::memory_order_acquire); }
+
+  // The host has seen everything of that epoch complete.
+  inline bool completed(epoch e) const noexcept { return completed_.load(std::memory_order_acquire) >= e; }
+
+  // This stream's work enqueued from now on is ordered after the other's epoch.
+  bool ordered_after(timeline const& other, epoch e) const;
+
+  // Records evidence on the handle that the caller was given (or owns). A precise record closes an epoch of its own:
+  // returns that epoch, in which the caller then tags the block it is freeing; a late one closes the current epoch and
+  // returns it. 0: nothing could be recorded (capturing, evidence full, an error). Allocates no host memory.
+  epoch record_precise(CUstream given) noexcept { return record(given, true); }
+  epoch record_late(CUstream given) noexcept { return record(given, false); }
+
+  // Somebody wants evidence of the current epoch; the next call that is given the stream records it.
+  inline void ask() noexcept { asked_.store(true, std::memory_order_relaxed); }
+  inline bool asked() const noexcept { return asked_.load(std::memory_order_relaxed); }
+
+  // Counts a free without evidence; true when enough have gathered that a record is due.
+  bool count_unrecorded(std::size_t bytes, std::size_t most_bytes) noexcept;
+
+  // Queries evidence, oldest first, and publishes what is complete. One poller at a time; others return at once.
+  void poll() noexcept;
+  bool has_evidence() const noexcept;
+  // Newest epoch with evidence, complete or not.
+  epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
+
+  // Makes the waiting stream wait for precise evidence of (this, e), then publishes the order. False if there is no
+  // precise evidence that is still open, or on an error of the driver.
+  bool order_before(timeline& waiting, CUstream given, epoch e) noexcept;
+
+  // The host has synchronised with work up to and including the epoch.
+  void publish_completed(epoch e) noexcept;
+
+  // For events of the user: closes the current epoch before the record; learns an order after the wait returned.
+  epoch close_epoch() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
+  void learn_order(std::uint32_t index, epoch e, vector_clock const& before);
+  vector_clock snapshot() const;
+
+  // Prepares for recording without allocation; throws std::bad_alloc, cuda_error.
+  void prepare();
+
+private:
+  struct evidence {
+    epoch covers = 0;
+    pooled_event* event = nullptr;
+    bool precise = false;
+  };
+  static constexpr std::size_t most_evidence = 64;
+
+  epoch record(CUstream given, bool precise) noexcept;
+  evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
+  void drop_completed(std::size_t count) noexcept;
+
+  std::atomic<stream_kind> kind_;
+  std::uint32_t const index_;
+  std::uint64_t const id_;
+  int const device_;
+  CUcontext const context_;
+  CUstream const handle_;
+
+  int priority_ = 0;
+  std::atomic<bool> capturing_{false};
+
+  std::atomic<epoch> now_{1};
+  std::atomic<epoch> completed_{0};
+  std::atomic<epoch> recorded_{0};
+  std::atomic<bool> asked_{false};
+  std::atomic<bool> prepared_{false};
+  std::atomic<std::uint32_t> unrecorded_frees_{0};
+  std::atomic<std::size_t> unrecorded_bytes_{0};
+
+  mutable sync::mutex evidence_guard_;
+  std::array<evidence, most_evidence> ring_{};
+  std::size_t first_ = 0;
+  std::size_t size_ = 0;
+
+  mutable sync::mutex clock_guard_;
+  vector_clock clock_;
+};
+
+} // namespace detail
+} // namespace gpumem

@@ -1,0 +1,27 @@
+// The one way by which CCCL enters gpumem and code that shares types with it: version check and link guard.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda/std/version>
+
+#if !defined(CCCL_VERSION) || CCCL_VERSION < 3005000
+#error "gpumem needs CCCL 3.5.0 or newer in front of the toolkit's own: pass its folder with -I (pip: nvidia-cuda-cccl)"
+#endif
+
+#include <cuda/devices>
+#include <cuda/memory_resource>
+#include <cuda/std/expected>
+#include <cuda/std/span>
+#include <cuda/stream>
+
+// Objects built with different CCCL versions would share types silently: each refers to a symbol that carries the
+// version, and only the version that the library was built with is defined.
+#define GPUMEM_DETAIL_CONCAT_(a, b) a##b
+#define GPUMEM_DETAIL_CONCAT(a, b) GPUMEM_DETAIL_CONCAT_(a, b)
+#define GPUMEM_CCCL_LINK_GUARD GPUMEM_DETAIL_CONCAT(gpumem_built_with_cccl_, CCCL_VERSION)
+
+extern "C" const char GPUMEM_CCCL_LINK_GUARD;
+
+namespace gpumem::detail {
+[[gnu::used]] inline const char* const cccl_link_guard = &GPUMEM_CCCL_LINK_GUARD;
+}

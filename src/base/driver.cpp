@@ -1,0 +1,173 @@
+// Loading the driver, counting its calls, and knowing when it has gone.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+module gpumem:driver.impl;
+import :driver;
+import :cuda;
+import :sync;
+
+namespace gpumem {
+namespace detail {
+namespace {
+
+inline constexpr std::size_t function_count = std::size(driver_function_names);
+
+std::atomic<bool> driver_gone{false};
+
+// Counters of one thread number, kept when the thread ends: the next owner of the number adds to them.
+struct alignas(64) call_counters {
+  std::array<std::atomic<std::uint64_t>, function_count> calls{};
+  call_counters* next = nullptr;
+  unsigned thread_number = 0;
+};
+
+std::atomic<call_counters*> all_counters{nullptr};
+
+call_counters& own_counters() {
+  auto const number = sync::thread_number();
+  for (auto* block = all_counters.load(std::memory_order_acquire); block; block = block->next) {
+    if (block->thread_number == number) return *block;
+  }
+  auto* const block = new call_counters;
+  block->thread_number = number;
+  block->next = all_counters.load(std::memory_order_relaxed);
+  while (!all_counters.compare_exchange_weak(block->next, block, std::memory_order_acq_rel)) {
+  }
+  return *block;
+}
+
+// Functions to run before the driver goes; a handful of rooms register once each.
+struct exit_list {
+  std::mutex guard;
+  std::array<void (*)() noexcept, 16> functions{};
+  std::size_t size = 0;
+};
+
+exit_list& exits() {
+  static auto* const list = new exit_list;
+  return *list;
+}
+
+void leave_driver() {
+  auto& list = exits();
+  while (list.size > 0) list.functions[--list.size]();
+  driver_gone.store(true, std::memory_order_release);
+}
+
+void note_fork() { driver_gone.store(true, std::memory_order_release); }
+
+} // namespace
+
+void count_driver_call(driver_function which) noexcept {
+  thread_local call_counters& own = own_counters();
+  auto& counter = own.calls[static_cast<unsigned>(which)];
+  counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+void at_driver_exit(void (*function)() noexcept) {
+  auto& list = exits();
+  std::scoped_lock const held{list.guard};
+  if (list.size == list.functions.size()) std::abort(); // a room registers once, not once an object
+  list.functions[list.size++] = function;
+}
+
+// Fills the table; remembers why it could not.
+class driver_loader {
+public:
+  driver_table table;
+  std::string error;
+  CUresult code = CUDA_SUCCESS;
+
+  driver_loader() {
+    if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) error = "cuInit failed";
+    if (!error.empty()) return;
+    std::atexit(leave_driver);
+    pthread_atfork(nullptr, nullptr, note_fork);
+  }
+
+private:
+  using lookup_function = CUresult (*)(char const*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
+
+  bool load_all() {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return fail(CUDA_ERROR_NO_DEVICE, std::string{"no CUDA driver: "} + dlerror());
+    auto const lookup = reinterpret_cast<lookup_function>(dlsym(library, "cuGetProcAddress_v2"));
+    if (!lookup) return fail(CUDA_ERROR_NOT_SUPPORTED, "the CUDA driver is older than 12.0");
+    bool complete = true;
+    visit_entries(table, [&](auto& entry, char const* name) { complete = complete && load(lookup, entry, name); });
+    return complete;
+  }
+
+  template <class Entry>
+  bool load(lookup_function lookup, Entry& entry, char const* name) {
+    void* found = nullptr;
+    auto const flags = CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    auto const result = lookup(name, &found, CUDA_VERSION, flags, nullptr);
+    if (result != CUDA_SUCCESS || !found) {
+      return fail(CUDA_ERROR_NOT_FOUND, std::string{"the CUDA driver lacks "} + name);
+    }
+    entry.function_ = reinterpret_cast<decltype(entry.function_)>(found);
+    return true;
+  }
+
+  bool fail(CUresult result, std::string message) {
+    code = result;
+    error = std::move(message);
+    return false;
+  }
+};
+
+namespace {
+driver_loader const& loaded_driver() {
+  static auto* const loader = new driver_loader;
+  return *loader;
+}
+} // namespace
+} // namespace detail
+
+driver_table const& driver() {
+  auto const& loader = detail::loaded_driver();
+  if (!loader.error.empty()) throw cuda_error{static_cast<cudaError_t>(loader.code), loader.error.c_str()};
+  return loader.table;
+}
+
+bool driver_available() noexcept { return detail::loaded_driver().error.empty(); }
+
+std::uint64_t driver_calls() noexcept {
+  std::uint64_t sum = 0;
+  for (auto* block = detail::all_counters.load(std::memory_order_acquire); block; block = block->next) {
+    for (auto const& counter : block->calls) sum += counter.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+std::uint64_t driver_calls(std::string_view name) noexcept {
+  std::uint64_t sum = 0;
+  for (unsigned i = 0; i < detail::function_count; ++i) {
+    if (detail::driver_function_names[i] != name) continue;
+    for (auto* block = detail::all_counters.load(std::memory_order_acquire); block; block = block->next) {
+      sum += block->calls[i].load(std::memory_order_relaxed);
+    }
+  }
+  return sum;
+}
+
+void check(CUresult result, char const* what) {
+  if (result != CUDA_SUCCESS) throw cuda_error{static_cast<cudaError_t>(result), what};
+}
+
+bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
+
+} // namespace gpumem

@@ -1,0 +1,72 @@
+// The text of failures.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+module gpumem:error.impl;
+import :error;
+import :cuda;
+
+namespace gpumem {
+namespace {
+
+std::string exhaustion_text(outcome what, exhaustion const& f) {
+  auto const bytes = [](std::size_t n) { return std::to_string(n); };
+  std::string text = "gpumem: out of memory (" + std::string{to_string(what)} + "): requested " + bytes(f.requested) +
+                     " bytes, live " + bytes(f.live) + ", reserved " + bytes(f.reserved) + ", largest free range " +
+                     bytes(f.largest_free);
+  if (f.limit) text += ", limit " + bytes(f.limit);
+  if (f.device >= 0) {
+    text += "; device " + std::to_string(f.device) + " has " + bytes(f.device_free) + " of " + bytes(f.device_total) +
+            " bytes free";
+  }
+  return text + "; stream " + std::to_string(f.stream);
+}
+
+} // namespace
+
+char const* to_string(outcome value) noexcept {
+  switch (value) {
+  case outcome::granted: return "granted";
+  case outcome::stopped: return "stopped";
+  case outcome::deadline: return "deadline";
+  case outcome::closed: return "closed";
+  case outcome::too_large: return "too_large";
+  case outcome::exhausted: return "exhausted";
+  case outcome::preempted: return "preempted";
+  case outcome::stalled: return "stalled";
+  case outcome::capture_unsupported: return "capture_unsupported";
+  case outcome::device_lost: return "device_lost";
+  case outcome::invalid_argument: return "invalid_argument";
+  case outcome::driver_error: return "driver_error";
+  }
+  return "unknown outcome";
+}
+
+out_of_memory::out_of_memory(outcome what, exhaustion const& figures)
+    : figures_{figures}, text_{exhaustion_text(what, figures)}, reason_{what} {}
+
+acquire_error::acquire_error(failure const& why)
+    : std::runtime_error{"gpumem: a request for " + std::to_string(why.requested) +
+                         " bytes was not granted: " + to_string(why.what)},
+      why_{why} {}
+
+void throw_failure(failure const& why, exhaustion const& figures) {
+  switch (why.what) {
+  case outcome::exhausted:
+  case outcome::too_large: {
+    auto filled = figures;
+    filled.requested = why.requested;
+    throw out_of_memory{why.what, filled};
+  }
+  case outcome::device_lost:
+  case outcome::driver_error:
+    throw cuda_error{static_cast<cudaError_t>(why.code), "gpumem: the device refused memory"};
+  case outcome::invalid_argument:
+    throw std::invalid_argument{"gpumem: an alignment must be a power of two, and a default stream of the current device"};
+  default: throw acquire_error{why};
+  }
+}
+
+} // namespace gpumem

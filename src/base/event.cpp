@@ -1,0 +1,71 @@
+// Events of the user: an order is published after the driver has taken it, never before.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <utility>
+module gpumem:event.impl;
+import :event;
+import :cuda;
+import :device;
+import :driver;
+import :stream;
+import :timeline;
+
+namespace gpumem {
+
+event::event(gpumem::device where) : event_{detail::take_event(where.context())}, device_{where} {}
+
+event::event(event&& other) noexcept
+    : event_{std::exchange(other.event_, nullptr)}, device_{other.device_}, on_{std::exchange(other.on_, nullptr)},
+      covers_{other.covers_}, before_{std::move(other.before_)} {}
+
+event& event::operator=(event&& other) noexcept {
+  std::swap(event_, other.event_);
+  std::swap(device_, other.device_);
+  std::swap(on_, other.on_);
+  std::swap(covers_, other.covers_);
+  std::swap(before_, other.before_);
+  return *this;
+}
+
+event::~event() {
+  if (event_) detail::give_event(event_);
+}
+
+void event::record(stream_ref stream) {
+  auto const key = identify(stream, device_);
+  auto& order = key.order();
+  // What a legacy event covers is not one stream's order: it tells pools nothing.
+  bool const tells = order.kind() != detail::stream_kind::null && order.kind() != detail::stream_kind::legacy;
+  auto before = order.snapshot();
+  auto const covers = order.close_epoch();
+  check(driver().event_record(event_->handle, key.handle()), "cuEventRecord");
+  on_ = tells ? &order : nullptr;
+  covers_ = covers;
+  before_ = std::move(before);
+}
+
+void event::make_wait(stream_ref waiting) const {
+  auto const key = identify(waiting, device_);
+  check(driver().stream_wait_event(key.handle(), event_->handle, 0), "cuStreamWaitEvent");
+  if (on_) key.order().learn_order(on_->index(), covers_, before_);
+}
+
+bool event::is_done() const {
+  auto const result = driver().event_query(event_->handle);
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  check(result, "cuEventQuery");
+  publish();
+  return true;
+}
+
+void event::synchronize() const {
+  check(driver().event_synchronize(event_->handle), "cuEventSynchronize");
+  publish();
+}
+
+void event::publish() const noexcept {
+  if (on_) on_->publish_completed(covers_);
+}
+
+} // namespace gpumem

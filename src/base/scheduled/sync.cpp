@@ -1,0 +1,269 @@
+// The baton: one participant runs, the others sleep on a futex; whoever holds the baton picks the next by the seed.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+module gpumem:sync.scheduled;
+import :sync;
+
+namespace gpumem::sync {
+namespace {
+
+inline constexpr auto no_deadline = time_point::max();
+inline constexpr auto mark_cost = std::chrono::nanoseconds{100};
+
+// One thread that takes part. `turn` is 1 while it holds the baton.
+struct participant {
+  std::atomic<std::uint32_t> turn{0};
+  std::function<bool()> const* ready = nullptr; // null: it may run
+  time_point deadline = no_deadline;
+  char const* waits_for = "";
+  unsigned number = 0;
+
+  void take() {
+    while (turn.load(std::memory_order_acquire) == 0) {
+      syscall(SYS_futex, &turn, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+    }
+    turn.store(0, std::memory_order_relaxed);
+  }
+  void give() {
+    turn.store(1, std::memory_order_release);
+    syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  }
+};
+
+// All state below is touched by the baton's holder alone, but for the list of participants while a thread joins it.
+struct baton {
+  std::mutex joining;
+  std::vector<participant*> participants;
+  std::vector<unsigned> free_numbers;
+  std::vector<participant*> candidates;
+  std::minstd_rand random;
+  std::uint64_t seed = 0;
+  time_point now{};
+  std::uint64_t marks = 0;
+  std::uint64_t switches = 0;
+  std::uint64_t progress = 0;
+
+  unsigned take_number() {
+    if (free_numbers.empty()) return static_cast<unsigned>(participants.size());
+    auto const lowest = std::min_element(free_numbers.begin(), free_numbers.end());
+    auto const number = *lowest;
+    free_numbers.erase(lowest);
+    return number;
+  }
+};
+
+// Leaked on purpose: gpumem's own threads are joined during static destruction.
+baton& the_baton() {
+  static auto* const instance = new baton;
+  return *instance;
+}
+
+thread_local participant* self = nullptr;
+
+// A thread that the schedule did not start (the main thread, as a rule) takes part from its first use.
+participant& own() {
+  if (!self) {
+    auto& b = the_baton();
+    std::scoped_lock const held{b.joining};
+    self = new participant;
+    self->number = b.take_number();
+    b.participants.push_back(self);
+  }
+  return *self;
+}
+
+bool can_run(participant const& p, time_point now) { return !p.ready || p.deadline <= now || (*p.ready)(); }
+
+// Fills `candidates`, advancing the clock to the next deadline if nobody can run now.
+bool find_candidates() {
+  auto& b = the_baton();
+  for (bool advanced = false;; advanced = true) {
+    b.candidates.clear();
+    auto next = no_deadline;
+    for (auto* p : b.participants) {
+      if (can_run(*p, b.now)) b.candidates.push_back(p);
+      next = std::min(next, p->deadline);
+    }
+    if (!b.candidates.empty()) return true;
+    if (advanced || next == no_deadline) return false;
+    b.now = next;
+  }
+}
+
+[[noreturn]] void report_deadlock() {
+  auto& b = the_baton();
+  std::fprintf(stderr, "gpumem schedule: all threads wait, seed %llu\n", static_cast<unsigned long long>(b.seed));
+  for (auto const* p : b.participants) std::fprintf(stderr, "  thread %u waits for %s\n", p->number, p->waits_for);
+  std::abort();
+}
+
+// Hands the baton on and returns when it comes back.
+void pass(participant& from) {
+  auto& b = the_baton();
+  if (!find_candidates()) report_deadlock();
+  auto* const next = b.candidates.size() == 1 ? b.candidates[0] : b.candidates[b.random() % b.candidates.size()];
+  if (next == &from) return;
+  ++b.switches;
+  next->give();
+  from.take();
+}
+
+void wait_for(std::function<bool()> const& ready, char const* what, time_point deadline = no_deadline) {
+  auto& me = own();
+  me.ready = &ready;
+  me.deadline = deadline;
+  me.waits_for = what;
+  pass(me);
+  me.ready = nullptr;
+  me.deadline = no_deadline;
+}
+
+void leave(participant* p) {
+  auto& b = the_baton();
+  std::erase(b.participants, p);
+  b.free_numbers.push_back(p->number);
+  if (!find_candidates()) report_deadlock();
+  b.candidates[b.random() % b.candidates.size()]->give();
+}
+
+} // namespace
+
+time_point clock::now() noexcept {
+  auto& b = the_baton();
+  own();
+  return b.now;
+}
+
+void mark() noexcept {
+  auto& me = own();
+  auto& b = the_baton();
+  ++b.marks;
+  ++b.progress;
+  b.now += mark_cost;
+  if (b.participants.size() > 1) pass(me);
+}
+
+void mutex::lock() {
+  mark();
+  if (locked_) wait_for([this] { return !locked_; }, "a mutex");
+  locked_ = true;
+}
+
+bool mutex::try_lock() {
+  mark();
+  return !std::exchange(locked_, true);
+}
+
+void mutex::unlock() { locked_ = false; }
+
+void condition::wait(lock& held) { wait_until(held, no_deadline); }
+
+void condition::wait_until(lock& held, time_point deadline) {
+  auto const ticket = ++tickets_;
+  held.mutex()->locked_ = false;
+  auto* const mutex = held.mutex();
+  wait_for([this, ticket, mutex] { return served_ >= ticket && !mutex->locked_; }, "a condition", deadline);
+  served_ = std::max(served_, std::min(ticket, tickets_));
+  if (mutex->locked_) wait_for([mutex] { return !mutex->locked_; }, "a mutex after a condition");
+  mutex->locked_ = true;
+}
+
+void condition::notify_one() noexcept {
+  if (served_ < tickets_) ++served_;
+}
+
+void condition::notify_all() noexcept { served_ = tickets_; }
+
+struct thread::running {
+  std::thread native;
+  participant identity;
+  bool finished = false;
+};
+
+thread::thread(std::function<void()> body) : running_{std::make_unique<running>()} {
+  own();
+  auto& b = the_baton();
+  auto* const state = running_.get();
+  state->identity.number = b.take_number();
+  b.participants.push_back(&state->identity);
+  state->native = std::thread{[state, body = std::move(body)] {
+    self = &state->identity;
+    self->take();
+    body();
+    state->finished = true;
+    leave(self);
+  }};
+}
+
+thread::~thread() {
+  if (running_) std::abort(); // join before destroying
+}
+
+void thread::join() {
+  auto* const state = running_.get();
+  wait_for([state] { return state->finished; }, "a thread to finish");
+  state->native.join();
+  running_.reset();
+}
+
+unsigned thread_number() noexcept { return own().number; }
+
+void sleep_for(duration span) {
+  auto const deadline = now() + span;
+  wait_for([] { return false; }, "a sleep", deadline);
+}
+
+} // namespace gpumem::sync
+
+namespace gpumem::schedule {
+
+result run(std::uint64_t seed, std::vector<std::function<void()>> bodies) {
+  auto& b = sync::the_baton();
+  sync::own();
+  cpu_set_t before, one;
+  bool const pinned = sched_getaffinity(0, sizeof before, &before) == 0;
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  if (pinned) sched_setaffinity(0, sizeof one, &one);
+  b.seed = seed;
+  b.random.seed(static_cast<std::uint32_t>(seed * 0x9e3779b97f4a7c15u >> 32));
+  auto const marks = b.marks, switches = b.switches;
+  std::vector<sync::thread> threads;
+  threads.reserve(bodies.size());
+  for (auto& body : bodies) threads.emplace_back(std::move(body));
+  for (auto& thread : threads) thread.join();
+  if (pinned) sched_setaffinity(0, sizeof before, &before);
+  return {b.marks - marks, b.switches - switches};
+}
+
+bool blocked() noexcept {
+  auto& b = sync::the_baton();
+  auto const seen = b.progress;
+  auto& me = sync::own();
+  std::function<bool()> const ready = [&b, seen] { return b.progress != seen; };
+  me.ready = &ready;
+  me.waits_for = "the device";
+  bool const others = sync::find_candidates();
+  if (others) sync::pass(me);
+  me.ready = nullptr;
+  return others;
+}
+
+} // namespace gpumem::schedule

@@ -1,0 +1,228 @@
+// Epochs, evidence and clocks of a stream.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+module gpumem:timeline.impl;
+import :timeline;
+import :cuda;
+import :device;
+import :driver;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::uint32_t most_unrecorded_frees = 1024;
+
+// Spare events of every context, newest first; a plain list, since a process has few contexts.
+struct event_store {
+  sync::mutex guard;
+  pooled_event* spare = nullptr;
+};
+
+event_store& events() {
+  static auto* const store = new event_store;
+  return *store;
+}
+
+pooled_event* create_event(CUcontext context) {
+  auto event = std::make_unique<pooled_event>(pooled_event{nullptr, context, nullptr});
+  check(driver().ctx_push_current(context), "cuCtxPushCurrent");
+  auto const result = driver().event_create(&event->handle, CU_EVENT_DISABLE_TIMING);
+  CUcontext popped = nullptr;
+  driver().ctx_pop_current(&popped);
+  check(result, "cuEventCreate");
+  return event.release();
+}
+
+// Recording and querying must not disturb a capture that another thread has begun in global mode.
+class relaxed_capture {
+public:
+  relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
+  ~relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
+  relaxed_capture(relaxed_capture const&) = delete;
+  relaxed_capture& operator=(relaxed_capture const&) = delete;
+
+private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+} // namespace
+
+epoch vector_clock::at(std::uint32_t index) const noexcept {
+  auto const found = std::ranges::lower_bound(entries_, index, {}, &entry::index);
+  return found != entries_.end() && found->index == index ? found->newest : 0;
+}
+
+void vector_clock::raise(std::uint32_t index, epoch newest) {
+  auto const found = std::ranges::lower_bound(entries_, index, {}, &entry::index);
+  if (found != entries_.end() && found->index == index) {
+    found->newest = std::max(found->newest, newest);
+  } else {
+    entries_.insert(found, {index, newest});
+  }
+}
+
+void vector_clock::join(vector_clock const& other) {
+  for (auto const& e : other.entries_) raise(e.index, e.newest);
+}
+
+pooled_event* take_spare_event(CUcontext context) noexcept {
+  auto& store = events();
+  sync::lock const held{store.guard};
+  for (auto** link = &store.spare; *link; link = &(*link)->next) {
+    if ((*link)->context != context) continue;
+    auto* const event = *link;
+    *link = event->next;
+    event->next = nullptr;
+    return event;
+  }
+  return nullptr;
+}
+
+pooled_event* take_event(CUcontext context) {
+  auto* const spare = take_spare_event(context);
+  return spare ? spare : create_event(context);
+}
+
+void give_event(pooled_event* event) noexcept {
+  auto& store = events();
+  sync::lock const held{store.guard};
+  event->next = store.spare;
+  store.spare = event;
+}
+
+timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
+                   CUstream handle)
+    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle} {}
+
+void timeline::adopt(bool promised) noexcept {
+  if (kind() == stream_kind::own) return;
+  kind_.store(promised ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
+}
+
+bool timeline::ordered_after(timeline const& other, epoch e) const {
+  if (this == &other) return true;
+  sync::lock const held{clock_guard_};
+  return clock_.at(other.index_) >= e;
+}
+
+void timeline::prepare() {
+  if (kind() == stream_kind::host || prepared_.exchange(true, std::memory_order_relaxed)) return;
+  // A few spare events a stream: evidence is recorded inside frees, which allocate nothing.
+  constexpr int spares = 4;
+  for (int i = 0; i < spares; ++i) give_event(create_event(context_));
+}
+
+// The epoch is closed before the event is recorded: what is freed in it was enqueued before the record.
+epoch timeline::record(CUstream given, bool precise) noexcept {
+  if (kind() == stream_kind::host || !driver_alive()) return 0;
+  auto* const event = take_spare_event(context_);
+  if (!event) {
+    prepared_.store(false, std::memory_order_relaxed); // the next allocation makes more
+    return 0;
+  }
+  relaxed_capture const relaxed;
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  sync::lock const held{evidence_guard_};
+  bool const room = size_ < most_evidence;
+  if (!room || driver().stream_is_capturing(given, &capturing) != CUDA_SUCCESS ||
+      capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
+    give_event(event);
+    return 0;
+  }
+  if (precise) close_epoch(); // what others freed meanwhile stays out of the block's own epoch
+  auto const covers = close_epoch();
+  if (auto const result = driver().event_record(event->handle, given); result != CUDA_SUCCESS) {
+    if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+    give_event(event);
+    return 0;
+  }
+  // Legacy events cover other streams' work too: never to be waited for.
+  bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
+  at(size_++) = {covers, event, waitable};
+  recorded_.store(covers, std::memory_order_release);
+  asked_.store(false, std::memory_order_relaxed);
+  unrecorded_frees_.store(0, std::memory_order_relaxed);
+  unrecorded_bytes_.store(0, std::memory_order_relaxed);
+  return covers;
+}
+
+bool timeline::count_unrecorded(std::size_t bytes, std::size_t most_bytes) noexcept {
+  auto const frees = unrecorded_frees_.fetch_add(1, std::memory_order_relaxed) + 1;
+  auto const sum = unrecorded_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  return frees >= most_unrecorded_frees || sum >= most_bytes;
+}
+
+bool timeline::has_evidence() const noexcept {
+  sync::lock const held{evidence_guard_};
+  return size_ > 0;
+}
+
+void timeline::drop_completed(std::size_t count) noexcept {
+  for (std::size_t i = 0; i < count; ++i) give_event(at(i).event);
+  first_ = (first_ + count) % most_evidence;
+  size_ -= count;
+}
+
+void timeline::poll() noexcept {
+  if (!driver_alive()) return;
+  sync::lock held{evidence_guard_, std::try_to_lock};
+  if (!held || size_ == 0) return;
+  relaxed_capture const relaxed;
+  std::size_t done = 0;
+  for (; done < size_; ++done) {
+    auto const result = driver().event_query(at(done).event->handle);
+    if (result == CUDA_SUCCESS) continue;
+    // An error is not "complete": the device is lost, and nothing of it is reused.
+    if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+    break;
+  }
+  if (done == 0) return;
+  publish_completed(at(done - 1).covers);
+  drop_completed(done);
+}
+
+void timeline::publish_completed(epoch e) noexcept {
+  auto seen = completed_.load(std::memory_order_relaxed);
+  while (seen < e && !completed_.compare_exchange_weak(seen, e, std::memory_order_acq_rel)) {
+  }
+}
+
+bool timeline::order_before(timeline& waiting, CUstream given, epoch e) noexcept {
+  {
+    sync::lock const held{evidence_guard_};
+    evidence const* found = nullptr;
+    for (std::size_t i = 0; i < size_ && !found; ++i) {
+      if (at(i).covers == e && at(i).precise) found = &at(i);
+    }
+    if (!found) return false;
+    relaxed_capture const relaxed;
+    if (driver().stream_wait_event(given, found->event->handle, 0) != CUDA_SUCCESS) return false;
+  }
+  try {
+    waiting.learn_order(index_, e, {});
+  } catch (...) {
+    return false; // the wait stands; only the knowledge of it is lost
+  }
+  return true;
+}
+
+void timeline::learn_order(std::uint32_t index, epoch e, vector_clock const& before) {
+  sync::lock const held{clock_guard_};
+  clock_.join(before);
+  clock_.raise(index, e);
+}
+
+vector_clock timeline::snapshot() const {
+  sync::lock const held{clock_guard_};
+  return clock_;
+}
+
+} // namespace gpumem::detail
