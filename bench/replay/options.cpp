@@ -7,6 +7,7 @@ module;
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -34,6 +35,13 @@ std::string known_names(std::span<resource_name const> known) {
 
 bool limit_fits(options const& chosen, resource_name const& resource) { return !chosen.limit || resource.takes_limit; }
 
+// An option that takes several names swallows the traces that follow it; no resource has a dot or a slash in its name.
+void return_swallowed_traces(options& chosen) {
+  auto const is_file = [](std::string const& word) { return word.find_first_of("./") != std::string::npos; };
+  std::copy_if(chosen.resources.begin(), chosen.resources.end(), std::back_inserter(chosen.traces), is_file);
+  std::erase_if(chosen.resources, is_file);
+}
+
 // `all` means all that can do what is asked; a resource asked for by name must be able to.
 void resolve_resources(options& chosen, std::span<resource_name const> known) {
   std::vector<std::string> resolved;
@@ -50,7 +58,7 @@ void resolve_resources(options& chosen, std::span<resource_name const> known) {
     auto const found =
         std::find_if(known.begin(), known.end(), [&](resource_name const& resource) { return resource.name == asked; });
     if (found == known.end()) {
-      throw usage_error("unknown resource '" + asked + "' (known: " + known_names(known) + "; traces come first)");
+      throw usage_error("unknown resource '" + asked + "' (known: " + known_names(known) + ")");
     }
     if (!limit_fits(chosen, *found)) throw usage_error("resource '" + asked + "' takes no --limit");
     add(asked);
@@ -68,9 +76,9 @@ struct raw_options {
 void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resource_name const> known) {
   std::map<std::string, device_choice> const devices{
       {"cuda", device_choice::cuda}, {"simulated", device_choice::simulated}, {"auto", device_choice::automatic}};
-  app.add_option("TRACE", chosen.traces, "traces in RMM's log format, plain or gzip")->required();
+  app.add_option("TRACE", chosen.traces, "traces in RMM's log format, plain or gzip");
   app.add_option("--resource", chosen.resources, "resources to replay over: " + known_names(known))
-      ->type_name("NAME…")
+      ->type_name("NAME")
       ->delimiter(',');
   app.add_option("--device", chosen.device, "device to run on; auto takes CUDA where there is one")
       ->type_name("cuda|simulated|auto")
@@ -127,6 +135,7 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.",
                "gpumem-replay"};
   detail::declare(app, chosen, raw, known);
+  app.allow_extras(); // told below by name, before what else may be missing
   std::reverse(arguments.begin(), arguments.end());
   try {
     app.parse(std::move(arguments));
@@ -136,6 +145,9 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   } catch (CLI::ParseError const& error) {
     throw usage_error(error.what());
   }
+  if (auto const extra = app.remaining(); !extra.empty()) throw usage_error("unknown option '" + extra.front() + "'");
+  detail::return_swallowed_traces(chosen);
+  if (chosen.traces.empty()) throw usage_error("no TRACE was given");
   if (!raw.limit.empty()) chosen.limit = parse_limit(raw.limit);
   if (raw.work > 0) chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
   if (chosen.resources.empty()) chosen.resources = {"all"};

@@ -3,10 +3,20 @@
 export module replay;
 
 export import :bytes;
-export import :plan;
-export import :trace_file;
 export import :options;
 export import :progress;
+export import :trace_file;
+export import :plan;
 export import :result;
 export import :table;
 export import :json;
+export import :device;
+export import :streams;
+export import :crew;
+export import :pass;
+export import :stage;
+export import :work;
+export import :timeline;
+export import :preallocated;
+export import :measure;
+export import :resources;

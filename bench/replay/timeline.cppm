@@ -4,6 +4,7 @@ module;
 
 #include <memory>
 #include <span>
+#include <type_traits>
 
 export module replay:timeline;
 
@@ -30,7 +31,7 @@ private:
   struct event_closer {
     void operator()(CUevent event) const noexcept;
   };
-  using event = std::unique_ptr<CUevent_st, event_closer>;
+  using event = std::unique_ptr<std::remove_pointer_t<CUevent>, event_closer>;
   static event make_event(unsigned flags);
   void each_stream(auto&& visit) const;
 
