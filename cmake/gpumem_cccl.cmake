@@ -1,5 +1,7 @@
-find_path(GPUMEM_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include REQUIRED)
-find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer REQUIRED)
-add_library(gpumem_cccl INTERFACE)
-target_include_directories(gpumem_cccl INTERFACE
-  "$<BUILD_INTERFACE:${GPUMEM_CCCL_INCLUDE_DIR}>" "$<BUILD_INTERFACE:${GPUMEM_CUDA_INCLUDE_DIR}>")
+# The CUDA and CCCL headers for the project's own build; the wheels of the set-up are looked at first.
+# SPDX-License-Identifier: Apache-2.0
+if(NOT GPUMEM_WHEELS AND EXISTS "${PROJECT_SOURCE_DIR}/.tools/wheels/nvidia")
+  set(GPUMEM_WHEELS "${PROJECT_SOURCE_DIR}/.tools/wheels")
+endif()
+find_package(GpumemCCCL 3.5.0 REQUIRED)
+message(STATUS "CCCL ${GpumemCCCL_VERSION} in ${GPUMEM_CCCL_INCLUDE_DIR}, CUDA ${GpumemCCCL_CUDA_VERSION}")

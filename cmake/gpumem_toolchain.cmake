@@ -1,8 +1,37 @@
+# What every target of the project is compiled with, and the compilers that are refused.
+# SPDX-License-Identifier: Apache-2.0
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  message(FATAL_ERROR "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules.")
+  message(FATAL_ERROR "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules. "
+                      "The C ABI and the bridge headers are for GCC.")
+elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_CXX_COMPILER_VERSION VERSION_LESS 19)
+  message(FATAL_ERROR "gpumem needs clang 19 or newer; ${CMAKE_CXX_COMPILER} is "
+                      "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}.")
+elseif(NOT CMAKE_CXX_COMPILER_CLANG_SCAN_DEPS)
+  # Said here, because CMake itself would go on and report that it cannot find Threads.
+  message(FATAL_ERROR "${CMAKE_CXX_COMPILER} comes without clang-scan-deps, which modules need: "
+                      "install it (Debian: clang-tools-19).")
+elseif(NOT CMAKE_GENERATOR MATCHES "Ninja")
+  message(FATAL_ERROR "gpumem's modules need the generator Ninja, not ${CMAKE_GENERATOR} (cmake -G Ninja).")
 endif()
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Kind of build" FORCE)
+endif()
+
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-add_compile_options(-Wall -Wextra -Werror)
+set(CMAKE_CXX_SCAN_FOR_MODULES ON)
+# A ccache before 4.14 hands out stale objects of files that import a module.
+set(CMAKE_CXX_COMPILER_LAUNCHER "")
+
 find_package(Threads REQUIRED)
+
+# In the build only: the installed package must not bring its warnings to others.
+add_compile_options("$<BUILD_INTERFACE:-Wall>" "$<BUILD_INTERFACE:-Wextra>")
+
+set(GPUMEM_SANITIZE "" CACHE STRING "Sanitizers for everything built: empty, address,undefined or thread")
+if(GPUMEM_SANITIZE)
+  add_compile_options("-fsanitize=${GPUMEM_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options("-fsanitize=${GPUMEM_SANITIZE}")
+endif()

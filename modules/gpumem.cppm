@@ -11,4 +11,18 @@ export import :device;
 export import :timeline;
 export import :stream;
 export import :event;
+
+export import :misuse;
+export import :executor;
+export import :waiter;
+export import :lifetime;
+export import :services;
+export import :allocation;
+export import :stop_token;
+export import :acquire;
+export import :resource;
+export import :any_pool;
+
 export import :trace;
+
+export import :cuda_resource;

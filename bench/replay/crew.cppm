@@ -26,8 +26,8 @@ public:
 
   unsigned size() const noexcept { return static_cast<unsigned>(spans_.size()); }
 
-  /// Runs `body(member)` in all members at once; returns nanoseconds from the first start to the last end. Rethrows what
-  /// a member threw once all have ended. From the owner's thread.
+  /// Runs `body(member)` in all members at once; returns nanoseconds from the first start to the last end.
+  /// Rethrows what a member threw once all have ended. From the owner's thread.
   double run(std::function<void(unsigned)> const& body);
 
 private:

@@ -4,4 +4,6 @@ module;
 module replay:device.impl;
 import gpumem;
 import :device;
-namespace replay { chosen_device choose_device(device_choice) { throw std::runtime_error("x"); } }
+namespace replay {
+chosen_device choose_device(device_choice) { throw std::runtime_error("x"); }
+} // namespace replay

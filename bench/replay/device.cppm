@@ -17,8 +17,8 @@ export struct chosen_device {
   std::string name; ///< as people know it
 };
 
-/// Loads the simulated driver if it is chosen; to be called before anything else asks for a driver. Throws cuda_error,
-/// std::runtime_error.
+/// Loads the simulated driver if it is chosen; to be called before anything else asks for a driver. Throws
+/// cuda_error, std::runtime_error.
 export chosen_device choose_device(device_choice choice);
 
 } // namespace replay

@@ -11,7 +11,8 @@ import :result;
 
 namespace replay {
 
-/// An array with one object for each trace and resource. Units are in the names; what was not measured is absent.
+/// An array with one object for each trace and resource. Units are in the names; what was not measured is
+/// absent.
 export std::string format_json(std::span<result const> results);
 
 /// Writes `text` to `path` so that there is never half of it: to a file beside it, renamed at the end. Throws

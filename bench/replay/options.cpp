@@ -29,13 +29,17 @@ inline constexpr std::uint64_t least_limit_in_bytes = 1024;
 
 std::string known_names(std::span<resource_name const> known) {
   std::string names;
-  for (resource_name const& resource : known) names += std::string(resource.name) + ", ";
+  for (resource_name const& resource : known)
+    names += std::string(resource.name) + ", ";
   return names + "all";
 }
 
-bool limit_fits(options const& chosen, resource_name const& resource) { return !chosen.limit || resource.takes_limit; }
+bool limit_fits(options const& chosen, resource_name const& resource) {
+  return !chosen.limit || resource.takes_limit;
+}
 
-// An option that takes several names swallows the traces that follow it; no resource has a dot or a slash in its name.
+// An option that takes several names swallows the traces that follow it; no resource has a dot or a slash in
+// its name.
 void return_swallowed_traces(options& chosen) {
   auto const is_file = [](std::string const& word) { return word.find_first_of("./") != std::string::npos; };
   std::copy_if(chosen.resources.begin(), chosen.resources.end(), std::back_inserter(chosen.traces), is_file);
@@ -46,24 +50,28 @@ void return_swallowed_traces(options& chosen) {
 void resolve_resources(options& chosen, std::span<resource_name const> known) {
   std::vector<std::string> resolved;
   auto const add = [&](std::string_view name) {
-    if (std::find(resolved.begin(), resolved.end(), name) == resolved.end()) resolved.emplace_back(name);
+    if (std::find(resolved.begin(), resolved.end(), name) == resolved.end())
+      resolved.emplace_back(name);
   };
   for (std::string const& asked : chosen.resources) {
     if (asked == "all") {
       for (resource_name const& resource : known) {
-        if (limit_fits(chosen, resource)) add(resource.name);
+        if (limit_fits(chosen, resource))
+          add(resource.name);
       }
       continue;
     }
-    auto const found =
-        std::find_if(known.begin(), known.end(), [&](resource_name const& resource) { return resource.name == asked; });
+    auto const found = std::find_if(known.begin(), known.end(),
+                                    [&](resource_name const& resource) { return resource.name == asked; });
     if (found == known.end()) {
       throw usage_error("unknown resource '" + asked + "' (known: " + known_names(known) + ")");
     }
-    if (!limit_fits(chosen, *found)) throw usage_error("resource '" + asked + "' takes no --limit");
+    if (!limit_fits(chosen, *found))
+      throw usage_error("resource '" + asked + "' takes no --limit");
     add(asked);
   }
-  if (resolved.empty()) throw usage_error("no resource takes --limit");
+  if (resolved.empty())
+    throw usage_error("no resource takes --limit");
   chosen.resources = std::move(resolved);
 }
 
@@ -74,8 +82,9 @@ struct raw_options {
 };
 
 void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resource_name const> known) {
-  std::map<std::string, device_choice> const devices{
-      {"cuda", device_choice::cuda}, {"simulated", device_choice::simulated}, {"auto", device_choice::automatic}};
+  std::map<std::string, device_choice> const devices{{"cuda", device_choice::cuda},
+                                                     {"simulated", device_choice::simulated},
+                                                     {"auto", device_choice::automatic}};
   app.add_option("TRACE", chosen.traces, "traces in RMM's log format, plain or gzip");
   app.add_option("--resource", chosen.resources, "resources to replay over: " + known_names(known))
       ->type_name("NAME")
@@ -83,18 +92,21 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
   app.add_option("--device", chosen.device, "device to run on; auto takes CUDA where there is one")
       ->type_name("cuda|simulated|auto")
       ->transform(CLI::CheckedTransformer(devices).description(""));
-  app.add_option("--threads", chosen.threads, "threads; each replays the whole trace on streams of its own (1)")
+  app.add_option("--threads", chosen.threads,
+                 "threads; each replays the whole trace on streams of its own (1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024).description(""));
   app.add_option("--repeat", chosen.repeat, "warm passes after the cold one (5)")
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000).description(""));
-  app.add_option("--limit", raw.limit,
-                 "most that a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
+  app.add_option(
+         "--limit", raw.limit,
+         "most that a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
       ->type_name("BYTES|FACTOR");
   app.add_flag("--foreign", chosen.foreign, "use raw stream handles in place of gpumem's own streams");
-  auto* const work = app.add_option("--work", raw.work, "run a kernel of so long between the operations, and compare "
-                                                        "with the same kernels on preallocated memory")
+  auto* const work = app.add_option("--work", raw.work,
+                                    "run a kernel of so long between the operations, and compare "
+                                    "with the same kernels on preallocated memory")
                          ->type_name("MICROSECONDS")
                          ->check(CLI::Range(0.001, 1e6).description(""));
   app.add_option("--every", raw.every, "a kernel after every N-th allocation (1)")
@@ -107,7 +119,8 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
 } // namespace detail
 
 std::uint64_t limit_choice::of(std::uint64_t peak_live_bytes) const {
-  if (factor == 0) return bytes;
+  if (factor == 0)
+    return bytes;
   return static_cast<std::uint64_t>(std::ceil(factor * static_cast<double>(peak_live_bytes)));
 }
 
@@ -145,12 +158,17 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   } catch (CLI::ParseError const& error) {
     throw usage_error(error.what());
   }
-  if (auto const extra = app.remaining(); !extra.empty()) throw usage_error("unknown option '" + extra.front() + "'");
+  if (auto const extra = app.remaining(); !extra.empty())
+    throw usage_error("unknown option '" + extra.front() + "'");
   detail::return_swallowed_traces(chosen);
-  if (chosen.traces.empty()) throw usage_error("no TRACE was given");
-  if (!raw.limit.empty()) chosen.limit = parse_limit(raw.limit);
-  if (raw.work > 0) chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
-  if (chosen.resources.empty()) chosen.resources = {"all"};
+  if (chosen.traces.empty())
+    throw usage_error("no TRACE was given");
+  if (!raw.limit.empty())
+    chosen.limit = parse_limit(raw.limit);
+  if (raw.work > 0)
+    chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
+  if (chosen.resources.empty())
+    chosen.resources = {"all"};
   detail::resolve_resources(chosen, known);
   return parsed;
 }

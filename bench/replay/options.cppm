@@ -67,4 +67,4 @@ export struct parsed_options {
 };
 export parsed_options parse_options(std::vector<std::string> arguments, std::span<resource_name const> known);
 
-}  // namespace replay
+} // namespace replay

@@ -16,8 +16,8 @@ import :work;
 
 namespace replay {
 
-/// Launches the kernel after every N-th allocation of a pass, whether it could be met or not, so that every pass over a
-/// plan holds the same work.
+/// Launches the kernel after every N-th allocation of a pass, whether it could be met or not, so that every
+/// pass over a plan holds the same work.
 export class work_watch {
 public:
   work_watch(work_kernel const& kernel, unsigned every, std::span<gpumem::stream_ref const> streams)
@@ -25,7 +25,8 @@ public:
 
   inline void before() noexcept {}
   inline void after(operation const& next, void* block) {
-    if (rhythm_.beat(next)) kernel_.launch(streams_[next.stream], block, next.bytes);
+    if (rhythm_.beat(next))
+      kernel_.launch(streams_[next.stream], block, next.bytes);
   }
 
 private:
@@ -37,7 +38,8 @@ private:
 /// The kernels of one pass of one thread.
 export std::uint64_t launches_of(plan const& operations, unsigned every);
 
-/// Device milliseconds of each of `repeat` passes that only launch, after one that warms up. Throws cuda_error.
+/// Device milliseconds of each of `repeat` passes that only launch, after one that warms up. Throws
+/// cuda_error.
 export std::vector<double> time_preallocated(assignment const& what, stage& on, work_kernel const& kernel,
                                              timeline& line);
 

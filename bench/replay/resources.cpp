@@ -20,6 +20,6 @@ import :result;
 import :stage;
 
 namespace replay {
-std::vector<resource_name> resource_names() { return {{"cuda",false},{"pool",true}}; }
+std::vector<resource_name> resource_names() { return {{"cuda", false}, {"pool", true}}; }
 result measure_by_name(assignment const&) { throw std::runtime_error("x"); }
-}
+} // namespace replay

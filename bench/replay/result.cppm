@@ -46,39 +46,44 @@ export struct result {
   unsigned threads = 1;
   unsigned warm_passes = 0;
   bool foreign_streams = false;
-  double work_microseconds = 0;       ///< 0: none
+  double work_microseconds = 0; ///< 0: none
   unsigned work_every = 0;
-  std::uint64_t limit_bytes = 0;      ///< 0: none
-  std::uint64_t operations = 0;       ///< of one pass of one thread
-  std::uint64_t streams = 0;          ///< of one thread
+  std::uint64_t limit_bytes = 0; ///< 0: none
+  std::uint64_t operations = 0;  ///< of one pass of one thread
+  std::uint64_t streams = 0;     ///< of one thread
   std::optional<measured_times> times;
-  double driver_calls_cold = 0;       ///< for 1,000 operations, the kernels of `--work` left out
+  double driver_calls_cold = 0; ///< for 1,000 operations, the kernels of `--work` left out
   double driver_calls_warm = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t peak_reserved_bytes = 0;
-  std::uint64_t failures = 0;         ///< allocations not met, cold and warm passes, all threads
-  std::uint64_t leftover_blocks = 0;  ///< that the trace leaves live; of one pass of one thread
+  std::uint64_t failures = 0;        ///< allocations not met, cold and warm passes, all threads
+  std::uint64_t leftover_blocks = 0; ///< that the trace leaves live; of one pass of one thread
   std::uint64_t recorded_failures = 0;
 
   /// Peak live / peak reserved; 0 if nothing was ever reserved.
   double utilization() const {
-    return peak_reserved_bytes == 0 ? 0
-                                    : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
+    return peak_reserved_bytes == 0
+               ? 0
+               : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
   }
 };
 
 /// The value below which the fraction lies (nearest rank); 0 of nothing. Reorders the values.
-export template <class Value> Value percentile(std::span<Value> values, double fraction) {
-  if (values.empty()) return {};
+export template <class Value>
+Value percentile(std::span<Value> values, double fraction) {
+  if (values.empty())
+    return {};
   auto const rank = static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(values.size())));
-  auto const at = values.begin() + static_cast<std::ptrdiff_t>(std::clamp<std::size_t>(rank, 1, values.size()) - 1);
+  auto const at =
+      values.begin() + static_cast<std::ptrdiff_t>(std::clamp<std::size_t>(rank, 1, values.size()) - 1);
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }
 
 /// The middle value; the mean of the two middle ones if there are two. 0 of nothing.
 export inline double median(std::vector<double> values) {
-  if (values.empty()) return 0;
+  if (values.empty())
+    return 0;
   std::sort(values.begin(), values.end());
   std::size_t const middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;

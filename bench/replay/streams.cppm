@@ -12,7 +12,8 @@ import gpumem;
 
 namespace replay {
 
-/// The streams of one thread: gpumem's own, or raw handles of the driver. Must outlive the resources used on them.
+/// The streams of one thread: gpumem's own, or raw handles of the driver. Must outlive the resources used on
+/// them.
 export class stream_set {
 public:
   /// Throws cuda_error.

@@ -13,7 +13,9 @@ import :timeline;
 
 namespace replay {
 
-void timeline::event_closer::operator()(CUevent event) const noexcept { gpumem::driver().event_destroy(event); }
+void timeline::event_closer::operator()(CUevent event) const noexcept {
+  gpumem::driver().event_destroy(event);
+}
 
 timeline::event timeline::make_event(unsigned flags) {
   CUevent made = nullptr;
@@ -30,7 +32,8 @@ timeline::timeline(gpumem::device device, std::span<stream_set const> sets) : co
 
 void timeline::each_stream(auto&& visit) const {
   for (stream_set const& set : sets_) {
-    for (gpumem::stream_ref const& each : set.refs()) visit(each.get());
+    for (gpumem::stream_ref const& each : set.refs())
+      visit(each.get());
   }
 }
 
@@ -52,7 +55,8 @@ double timeline::end() {
   gpumem::check(driver.event_record(stop_.get(), control_.get()), "record an event");
   gpumem::check(driver.event_synchronize(stop_.get()), "wait for the device");
   float milliseconds = 0;
-  gpumem::check(driver.event_elapsed_time(&milliseconds, start_.get(), stop_.get()), "read the device's time");
+  gpumem::check(driver.event_elapsed_time(&milliseconds, start_.get(), stop_.get()),
+                "read the device's time");
   return milliseconds;
 }
 

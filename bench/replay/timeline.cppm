@@ -13,8 +13,8 @@ import :streams;
 
 namespace replay {
 
-/// Brackets a pass: all streams wait for one start, one end waits for all streams. The events are raw ones, so that a
-/// pool does not learn of the order that they make.
+/// Brackets a pass: all streams wait for one start, one end waits for all streams. The events are raw ones,
+/// so that a pool does not learn of the order that they make.
 export class timeline {
 public:
   /// Throws cuda_error.

@@ -13,8 +13,8 @@ import :plan;
 
 namespace replay {
 
-/// The kernel, loaded into the device's primary context through the driver table, so that a simulated driver can stand
-/// in. Launches are safe from any thread.
+/// The kernel, loaded into the device's primary context through the driver table, so that a simulated driver
+/// can stand in. Launches are safe from any thread.
 export class work_kernel {
 public:
   /// Throws cuda_error.
@@ -38,7 +38,8 @@ export class work_rhythm {
 public:
   explicit work_rhythm(unsigned every) : every_{every} {}
   inline bool beat(operation const& next) noexcept {
-    if (!next.allocates || ++count_ < every_) return false;
+    if (!next.allocates || ++count_ < every_)
+      return false;
     count_ = 0;
     return true;
   }

@@ -1,6 +1,7 @@
 // What can become of a request, and how it is told: outcomes, failures, exceptions.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/outcome.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -10,33 +11,11 @@ import :cuda;
 
 export namespace gpumem {
 
-/// What became of a request for memory: exactly one of these.
-enum class outcome : std::uint8_t {
-  granted,             ///< memory was given
-  stopped,             ///< a stop was requested before the grant was decided
-  deadline,            ///< the deadline passed while waiting
-  closed,              ///< the resource was closed
-  too_large,           ///< the request can never be met
-  exhausted,           ///< there is no memory now
-  preempted,           ///< rolled back in favour of older work
-  stalled,             ///< everyone who holds memory waits for memory
-  capture_unsupported, ///< the stream is capturing a graph
-  device_lost,         ///< the device reported a sticky error or was reset
-  invalid_argument,    ///< alignment not a power of two, or a default stream of another device
-  driver_error,        ///< another error of the driver
-};
+using gpumem::failure;
+using gpumem::outcome;
 
 /// The outcome's name, as written above.
 char const* to_string(outcome value) noexcept;
-
-/// A request that was not granted. The resource is as it was before it.
-struct failure {
-  outcome what = outcome::exhausted;
-  CUresult code = CUDA_SUCCESS; ///< the driver's error, if one was the cause
-  std::size_t requested = 0;    ///< bytes
-
-  friend bool operator==(failure const&, failure const&) = default;
-};
 
 /// Figures of the moment at which memory ran out. Bytes; 0 where a resource does not know.
 struct exhaustion {

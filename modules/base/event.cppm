@@ -34,6 +34,8 @@ public:
   void synchronize() const;
 
   CUevent get() const noexcept { return event_->handle; }
+  /// False when moved from.
+  bool valid() const noexcept { return event_ != nullptr; }
 
 private:
   void publish() const noexcept;

@@ -18,10 +18,11 @@ namespace gpumem {
 /// What a row of a trace tells of.
 export enum class trace_action : std::uint8_t { allocate, free, allocate_failure };
 
-/// One row. Pointer and stream are the recorded values, never to be dereferenced; 0 is written as `(nil)` and `0`.
+/// One row. Pointer and stream are the recorded values, never to be dereferenced; 0 is written as `(nil)` and
+/// `0`.
 export struct trace_record {
   std::uint64_t thread = 0;
-  std::uint64_t microseconds = 0;  ///< since midnight of the recording
+  std::uint64_t microseconds = 0; ///< since midnight of the recording
   trace_action action = trace_action::allocate;
   std::uint64_t pointer = 0;
   std::uint64_t bytes = 0;
@@ -56,15 +57,16 @@ public:
 private:
   friend trace_row format_row(const trace_record& record) noexcept;
 
-  std::array<char, 128> text_;  // the longest row, every number at its maximum, has 121 characters
+  std::array<char, 128> text_; // the longest row, every number at its maximum, has 121 characters
   std::size_t size_ = 0;
 };
 
 /// The row of `record`. Allocates nothing; safe from any thread.
 export trace_row format_row(const trace_record& record) noexcept;
 
-/// Reads a whole trace from memory, row by row. Strict: whatever is not a row of the format, a last row without its
-/// line end included (a file cut short looks so), throws `trace_error`. Lines may end in LF or CR LF.
+/// Reads a whole trace from memory, row by row. Strict: whatever is not a row of the format, a last row
+/// without its line end included (a file cut short looks so), throws `trace_error`. Lines may end in LF or CR
+/// LF.
 export class trace_reader {
 public:
   /// Reads `text`; `name` stands for the file in errors. Checks the header at once.
@@ -91,8 +93,8 @@ private:
   std::size_t line_ = 0;
 };
 
-/// Writes a trace to a stream: the header on construction, then a row a call. A failed write is left in the state of
-/// the stream. Not thread-safe.
+/// Writes a trace to a stream: the header on construction, then a row a call. A failed write is left in the
+/// state of the stream. Not thread-safe.
 export class trace_writer {
 public:
   explicit trace_writer(std::ostream& output);
@@ -104,4 +106,4 @@ private:
   std::ostream* output_;
 };
 
-}  // namespace gpumem
+} // namespace gpumem

@@ -202,7 +202,7 @@ stream_key stream_key::host() noexcept { return {streams().host, nullptr, false,
 
 stream_key stream_key::by_identity() const noexcept {
   bool const lives = timeline_->owns_handle();
-  return {*timeline_, lives ? timeline_->handle() : nullptr, lives, false};
+  return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
 stream_key identify(stream_ref stream, device where) {

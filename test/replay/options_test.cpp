@@ -38,8 +38,9 @@ TEST(options, have_defaults) {
 
 TEST(options, are_all_read) {
   replay::options const chosen =
-      parse({"a.csv", "b.csv.gz", "--resource", "pool", "arena", "--device", "simulated", "--threads", "3", "--repeat",
-             "7", "--limit", "1.5GiB", "--foreign", "--work", "20.5", "--every", "4", "--json", "out.json"});
+      parse({"a.csv",     "b.csv.gz", "--resource", "pool", "arena",   "--device", "simulated",
+             "--threads", "3",        "--repeat",   "7",    "--limit", "1.5GiB",   "--foreign",
+             "--work",    "20.5",     "--every",    "4",    "--json",  "out.json"});
   EXPECT_EQ(chosen.traces, (words{"a.csv", "b.csv.gz"}));
   EXPECT_EQ(chosen.resources, (words{"pool", "arena"}));
   EXPECT_EQ(chosen.device, replay::device_choice::simulated);
@@ -86,9 +87,8 @@ TEST(options, a_limit_is_bytes_or_a_factor) {
 TEST(options, help_is_a_text_and_no_error) {
   auto const parsed = replay::parse_options({"--help"}, known);
   ASSERT_TRUE(parsed.help);
-  for (char const* option :
-       {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit", "--foreign", "--work", "--every",
-        "--json", "cuda, pool, arena, all"}) {
+  for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit",
+                             "--foreign", "--work", "--every", "--json", "cuda, pool, arena, all"}) {
     EXPECT_NE(parsed.help->find(option), std::string::npos) << option;
   }
 }
@@ -103,9 +103,10 @@ TEST(options, what_is_wrong_is_named) {
   EXPECT_EQ(refusal({"a.csv", "--limit", "many"}),
             "--limit: 'many' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
   for (words const& arguments :
-       {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"}, words{"a.csv", "--threads", "two"},
-        words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"}, words{"a.csv", "--work", "-3"},
-        words{"a.csv", "--every", "0", "--work", "3"}, words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
+       {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"},
+        words{"a.csv", "--threads", "two"}, words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"},
+        words{"a.csv", "--work", "-3"}, words{"a.csv", "--every", "0", "--work", "3"},
+        words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
     EXPECT_NE(refusal(arguments).find(arguments[1].substr(2)), std::string::npos) << refusal(arguments);
   }
 }

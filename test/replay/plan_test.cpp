@@ -13,7 +13,8 @@ namespace {
 struct trace_text {
   std::string text = std::string(gpumem::trace_header) + "\n";
 
-  trace_text& allocate(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
+  trace_text& allocate(std::string const& pointer, std::string const& bytes,
+                       std::string const& stream = "0") {
     return row("allocate", pointer, bytes, stream);
   }
   trace_text& free(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
@@ -65,9 +66,11 @@ TEST(plan, knows_the_peak_of_what_lives) {
 }
 
 TEST(plan, frees_what_is_left_on_the_streams_of_its_allocation) {
-  replay::plan const plan =
-      plan_of(trace_text{}.allocate("0x1", "1", "0x5").allocate("0x2", "2", "0x6").allocate("0x3", "3", "0x5").free(
-          "0x2", "2", "0x5"));
+  replay::plan const plan = plan_of(trace_text{}
+                                        .allocate("0x1", "1", "0x5")
+                                        .allocate("0x2", "2", "0x6")
+                                        .allocate("0x3", "3", "0x5")
+                                        .free("0x2", "2", "0x5"));
   std::vector<replay::operation> const expected{{1, 0, 0, 0}, {3, 2, 0, 0}};
   EXPECT_EQ(plan.leftovers, expected);
 }
@@ -100,12 +103,15 @@ TEST(plan, contradictions_are_told_with_their_line) {
             "t.csv:3: pointer 0xa is allocated while it is live since line 2");
   EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xa", "2")),
             "t.csv:3: free of 2 bytes at 0xa, where line 2 allocated 1");
-  EXPECT_EQ(error_of(trace_text{}.allocate("(nil)", "8")), "t.csv:2: an allocation of 8 bytes without a pointer");
-  EXPECT_EQ(error_of(trace_text{}.free("(nil)", "8")), "t.csv:2: free of pointer 0x0, which was never allocated");
+  EXPECT_EQ(error_of(trace_text{}.allocate("(nil)", "8")),
+            "t.csv:2: an allocation of 8 bytes without a pointer");
+  EXPECT_EQ(error_of(trace_text{}.free("(nil)", "8")),
+            "t.csv:2: free of pointer 0x0, which was never allocated");
   EXPECT_EQ(error_of(trace_text{}.allocate("0x1", "18446744073709551615").allocate("0x2", "1")),
             "t.csv:3: more than 2^64 bytes would be live");
   EXPECT_EQ(error_of(trace_text{}), "t.csv:1: there is nothing to replay: no allocation and no free");
-  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").row("release", "0xa", "1", "0")), "t.csv:3: bad action 'release'");
+  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").row("release", "0xa", "1", "0")),
+            "t.csv:3: bad action 'release'");
 }
 
 } // namespace

@@ -36,24 +36,29 @@ replay::result simulated_row(std::string const& trace, std::string const& resour
 replay::result timed_row(std::string const& trace, std::string const& resource) {
   replay::result row = simulated_row(trace, resource);
   row.device = "NVIDIA H200";
-  row.times = replay::measured_times{.cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}};
+  row.times = replay::measured_times{
+      .cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}};
   return row;
 }
 
 TEST(table, of_a_simulated_device_has_no_times) {
-  EXPECT_EQ(replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
-            "pool on simulated device\n"
-            "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
-            "gpt_train      72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          3\n"
-            "gnn            72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          3\n");
+  EXPECT_EQ(
+      replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
+      "pool on simulated device\n"
+      "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
+      "gpt_train      72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          3\n"
+      "gnn            72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          "
+      "3\n");
 }
 
 TEST(table, of_a_device_has_times) {
   EXPECT_EQ(replay::format_tables(std::vector{timed_row("gpt_train", "cuda")}),
             "cuda on NVIDIA H200; one call includes 21.5 ns of clock\n"
-            "trace      operations  cold ns/op  warm ns/op  p50 ns  p99 ns  max ns  driver calls/1000  peak live  peak "
+            "trace      operations  cold ns/op  warm ns/op  p50 ns  p99 ns  max ns  driver calls/1000  peak "
+            "live  peak "
             "reserved  utilization  failures  left live\n"
-            "gpt_train      72,457      24,123        31.2    12.5     680  15,900                0.5   3.00 GiB       "
+            "gpt_train      72,457      24,123        31.2    12.5     680  15,900                0.5   3.00 "
+            "GiB       "
             "4.00 GiB        0.750     1,234          3\n");
 }
 
@@ -65,9 +70,9 @@ TEST(table, with_work_has_the_timeline) {
   row.foreign_streams = true;
   row.times->timeline = replay::timeline_ratios{1.5, 1.0049, 12.0};
   std::string const text = replay::format_tables(std::vector{row});
-  EXPECT_EQ(text.substr(0, text.find('\n')),
-            "pool on NVIDIA H200, 2 threads, foreign streams, a kernel of 20 us after every 3. allocation; one call "
-            "includes 21.5 ns of clock");
+  EXPECT_EQ(text.substr(0, text.find('\n')), "pool on NVIDIA H200, 2 threads, foreign streams, a kernel of "
+                                             "20 us after every 3. allocation; one call "
+                                             "includes 21.5 ns of clock");
   EXPECT_NE(text.find("  timeline ratio  "), std::string::npos);
   EXPECT_NE(text.find("  1.005  "), std::string::npos);
 }
@@ -121,7 +126,8 @@ TEST(write_whole, replaces_a_file_or_leaves_nothing) {
   EXPECT_THROW(replay::write_whole((folder / "none" / "b.json").string(), "x"), std::runtime_error);
   EXPECT_THROW(replay::write_whole((folder / "taken").string(), "x"), std::runtime_error);
   std::vector<std::string> left;
-  for (auto const& entry : std::filesystem::directory_iterator(folder)) left.push_back(entry.path().filename());
+  for (auto const& entry : std::filesystem::directory_iterator(folder))
+    left.push_back(entry.path().filename());
   std::sort(left.begin(), left.end());
   EXPECT_EQ(left, (std::vector<std::string>{"a.json", "taken"}));
   std::filesystem::remove_all(folder);

@@ -1,0 +1,90 @@
+# nvcc, if there is one, and the libraries that it compiles.
+# SPDX-License-Identifier: Apache-2.0
+#
+# No enable_language(CUDA): the project has to configure without nvcc too, and CMake's test of the CUDA compiler
+# links with it, which fails on the wheels until links are added. nvcc only compiles here; clang links.
+set(GPUMEM_CUDA_ARCHITECTURES 90 CACHE STRING "Compute capabilities that .cu files are compiled for")
+
+function(gpumem_accept_nvcc result file)
+  execute_process(COMMAND "${file}" --version OUTPUT_VARIABLE text ERROR_QUIET RESULT_VARIABLE failed)
+  if(failed OR NOT text MATCHES "release ([0-9]+\\.[0-9]+)" OR CMAKE_MATCH_1 VERSION_LESS 13.0)
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
+set(gpumem_nvcc_hints)
+foreach(gpumem_nvcc IN ITEMS "${CMAKE_CUDA_COMPILER}" "$ENV{CUDACXX}")
+  if(IS_ABSOLUTE "${gpumem_nvcc}")
+    cmake_path(GET gpumem_nvcc PARENT_PATH gpumem_bin)
+    list(APPEND gpumem_nvcc_hints "${gpumem_bin}")
+  endif()
+endforeach()
+foreach(gpumem_root IN ITEMS "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
+  if(gpumem_root)
+    list(APPEND gpumem_nvcc_hints "${gpumem_root}/bin")
+  endif()
+endforeach()
+if(GPUMEM_WHEELS)
+  list(APPEND gpumem_nvcc_hints "${GPUMEM_WHEELS}/nvidia/cu13/bin")
+endif()
+find_program(GPUMEM_NVCC nvcc HINTS ${gpumem_nvcc_hints} PATHS /usr/local/cuda/bin
+  VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
+
+set(GPUMEM_CUDA_FOUND FALSE)
+if(GPUMEM_NVCC)
+  file(REAL_PATH "${GPUMEM_NVCC}" gpumem_nvcc)
+  cmake_path(GET gpumem_nvcc PARENT_PATH gpumem_bin)
+  find_library(GPUMEM_CUDART cudart_static
+    HINTS "${gpumem_bin}/../lib64" "${gpumem_bin}/../lib" "${gpumem_bin}/../targets/x86_64-linux/lib"
+    DOC "The CUDA runtime that .cu files call, static")
+endif()
+if(GPUMEM_NVCC AND GPUMEM_CUDART)
+  set(GPUMEM_CUDA_FOUND TRUE)
+  message(STATUS "nvcc: ${GPUMEM_NVCC}, architectures ${GPUMEM_CUDA_ARCHITECTURES}")
+else()
+  message(STATUS "no nvcc 13.0 or newer with libcudart_static: parts made of .cu files are left out")
+endif()
+mark_as_advanced(GPUMEM_NVCC GPUMEM_CUDART)
+
+# gpumem_add_cuda_library(<name> SOURCES <file.cu>... [LIBRARIES <library>...])
+# A static library of .cu files, compiled by nvcc with the project's compiler as host compiler; folders and
+# definitions come from LIBRARIES. Only where GPUMEM_CUDA_FOUND.
+function(gpumem_add_cuda_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  if(NOT GPUMEM_CUDA_FOUND)
+    message(FATAL_ERROR "gpumem_add_cuda_library(${name}): there is no nvcc")
+  endif()
+  set(flags -std=c++20 -ccbin "${CMAKE_CXX_COMPILER}" --extended-lambda "-Xcompiler=-Wall,-Wextra,-fPIC"
+    "$<IF:$<CONFIG:Debug>,-g,-O2>" "$<$<NOT:$<CONFIG:Debug>>:-DNDEBUG>")
+  if(CMAKE_COMPILE_WARNING_AS_ERROR)
+    list(APPEND flags -Werror=all-warnings "-Xcompiler=-Werror")
+  endif()
+  if(GPUMEM_SANITIZE)
+    list(APPEND flags "-Xcompiler=-fsanitize=${GPUMEM_SANITIZE}")
+    string(REPLACE "sanitize=address,undefined" "sanitize=address,-fsanitize=undefined" flags "${flags}")
+  endif()
+  foreach(architecture IN LISTS GPUMEM_CUDA_ARCHITECTURES)
+    list(APPEND flags
+      "-gencode=arch=compute_${architecture},code=[compute_${architecture},sm_${architecture}]")
+  endforeach()
+
+  set(folders "$<TARGET_PROPERTY:${name},INCLUDE_DIRECTORIES>")
+  set(definitions "$<TARGET_PROPERTY:${name},COMPILE_DEFINITIONS>")
+  set(objects)
+  foreach(source IN LISTS arg_SOURCES)
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" OUTPUT_VARIABLE path)
+    cmake_path(GET source FILENAME file)
+    set(object "${CMAKE_CURRENT_BINARY_DIR}/${name}.${file}.o")
+    add_custom_command(OUTPUT "${object}"
+      COMMAND "${GPUMEM_NVCC}" ${flags}
+        "$<$<BOOL:${folders}>:-I$<JOIN:${folders},;-I>>" "$<$<BOOL:${definitions}>:-D$<JOIN:${definitions},;-D>>"
+        -MD -MF "${object}.d" -c "${path}" -o "${object}"
+      DEPENDS "${path}" DEPFILE "${object}.d"
+      COMMENT "Building CUDA object ${file}.o of ${name}" COMMAND_EXPAND_LISTS VERBATIM)
+    list(APPEND objects "${object}")
+  endforeach()
+  add_library(${name} STATIC ${objects})
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(${name} PUBLIC gpumem_cccl ${arg_LIBRARIES} "${GPUMEM_CUDART}" Threads::Threads
+    ${CMAKE_DL_LIBS} rt)
+endfunction()

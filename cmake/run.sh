@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# The one front to everything: sets the machine up, then builds and does the job that it is asked for.
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+source cmake/setup/setup.sh
+
+usage() {
+  cat <<'TEXT'
+usage: bash cmake/run.sh COMMAND [ARGUMENT...]
+  demo [ARGUMENT...]  build, run the demo, replay the traces of bench/traces (arguments go to the replay)
+  test [ARGUMENT...]  build, run the tests; the property tests again under the sanitizers (arguments go to ctest)
+  lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
+  gpu  [ARGUMENT...]  the tests and the replay on this machine's GPU
+  setup               only install what is missing
+Each command first looks for its tools (clang >= 19, CMake >= 3.28, Ninja >= 1.11, CUDA >= 13.0, CCCL >= 3.5.0 and the
+test libraries), says what is missing, and installs that: Debian packages with apt-get, the rest into .tools/.
+TEXT
+}
+
+# configure PRESET: anew when the tools have changed since the last time.
+configure() {
+  local fresh=()
+  if [[ -f build/$1/CMakeCache.txt ]] && ! cmp -s .tools/environment "build/$1/environment"; then
+    fresh=(--fresh)
+  fi
+  cmake --preset "$1" "${fresh[@]}"
+  cp .tools/environment "build/$1/environment"
+}
+
+build() {
+  configure "$1"
+  cmake --build --preset "$1" "${@:2}"
+}
+
+run_demo() {
+  build release --target gpumem_demo gpumem-replay
+  build/release/bench/gpumem_demo
+  build/release/bench/gpumem-replay "$@" bench/traces/*.csv.gz
+}
+
+run_test() {
+  local preset
+  for preset in release asan tsan; do
+    build "$preset"
+    ctest --preset "$preset" --parallel "$(nproc)" "$@"
+  done
+}
+
+command=${1:-help}
+shift || true
+case $command in
+  demo)
+    set_up build
+    run_demo "$@"
+    ;;
+  test)
+    set_up test
+    run_test "$@"
+    ;;
+  lint)
+    set_up lint
+    build release
+    bash cmake/setup/lint.sh "$@"
+    ;;
+  gpu)
+    set_up build
+    bash bench/gpu.sh "$@"
+    ;;
+  setup) set_up test ;;
+  help | -h | --help) usage ;;
+  *)
+    echo "cmake/run.sh: unknown command '$command'" >&2
+    usage >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,72 @@
+# Installs what the probes missed: Debian packages with apt-get, wheels from PyPI into .tools/.
+# SPDX-License-Identifier: Apache-2.0
+
+# The command that becomes root, empty for root itself; fails where there is none.
+privilege() {
+  if ((EUID == 0)); then return; fi
+  type -P sudo
+}
+
+# pip of the system if it has one, else of a virtual environment of the project.
+pip_command() {
+  if [[ -x .tools/venv/bin/python ]]; then
+    pip=(.tools/venv/bin/python -m pip)
+  elif quietly python3 -m pip --version; then
+    pip=(python3 -m pip)
+  else
+    quietly python3 -m venv .tools/venv && pip=(.tools/venv/bin/python -m pip)
+  fi
+}
+
+installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
+
+# Wheels need pip; on a system without one, Debian's python3-venv brings it.
+want_pip() {
+  ((${#wheels[@]} == 0)) || pip_command || packages+=(python3-venv)
+}
+
+say_plan() {
+  echo "gpumem: missing here:"
+  printf '  %s\n' "${missing[@]}"
+  if ((${#packages[@]})); then printf 'gpumem: Debian packages: %s\n' "${packages[*]}"; fi
+  if ((${#wheels[@]})); then printf 'gpumem: wheels from PyPI, into %s: %s\n' "$wheel_root" "${wheels[*]}"; fi
+}
+
+# stop REASON: for systems on which the packages of the plan cannot be installed from here.
+stop() {
+  fail "$1: install the above by your own means, then call this again." \
+    "The probes look at CXX, CUDACXX, CUDA_HOME, CUDA_PATH, GPUMEM_CCCL_INCLUDE_DIR and PATH."
+}
+
+install_packages() {
+  local root_command list=() package
+  type -P apt-get >/dev/null || stop "there is no apt-get on this system"
+  root_command=$(privilege) || stop "this needs root, and there is no sudo"
+  for package in "${packages[@]}"; do installed "$package" || list+=("$package"); done
+  ((${#list[@]})) || stop "the packages are installed and do not work (see .tools/probe.log)"
+  # shellcheck disable=SC2086
+  $root_command apt-get update || echo "gpumem: apt-get update failed in part; going on" >&2
+  for package in "${list[@]}"; do
+    apt-cache show "$package" >/dev/null 2>&1 || stop "apt-get does not know the package $package"
+  done
+  # shellcheck disable=SC2086
+  $root_command env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${list[@]}"
+}
+
+install_wheels() {
+  pip_command || fail "python3 has neither pip nor venv" "see .tools/probe.log"
+  "${pip[@]}" install --upgrade --target "$wheel_root" "${wheels[@]}"
+  # CMake's own CUDA support looks for these two names, which the wheels lack.
+  local toolkit=$wheel_root/nvidia/cu13
+  if [[ -e $toolkit/lib/libcudart.so.13 ]]; then
+    ln -sfn lib "$toolkit/lib64"
+    ln -sf libcudart.so.13 "$toolkit/lib/libcudart.so"
+  fi
+}
+
+install_missing() {
+  want_pip
+  say_plan
+  if ((${#packages[@]})); then install_packages; fi
+  if ((${#wheels[@]})); then install_wheels; fi
+}

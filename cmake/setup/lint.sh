@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Formats the sources and runs clang-tidy over every unit of build/release, which has to be built.
+# SPDX-License-Identifier: Apache-2.0
+# usage: lint.sh [--check]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+major=$("$CXX" -dM -E -x c++ /dev/null | sed -n 's/^#define __clang_major__ //p')
+format=(-i)
+[[ ${1-} != --check ]] || format=(--dry-run --Werror)
+find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
+  -print0 | xargs -0 -r "clang-format-$major" "${format[@]}"
+
+# gpumem_scheduled compiles the same files again: once is enough.
+mkdir -p build/lint
+python3 - <<'PYTHON' >build/lint/files
+import json
+commands = json.load(open("build/release/compile_commands.json"))
+seen = {}
+for entry in commands:
+    if "/_deps/" not in entry["file"] and "gpumem_scheduled.dir" not in entry["command"]:
+        seen.setdefault(entry["file"], entry)
+json.dump(list(seen.values()), open("build/lint/compile_commands.json", "w"), indent=1)
+print("\n".join(seen))
+PYTHON
+xargs -d '\n' -a build/lint/files -P "$(nproc)" -n 1 "clang-tidy-$major" -p build/lint --quiet

@@ -1,0 +1,59 @@
+# Brings the machine to where the project builds: probes, says what is missing, installs it, probes again.
+# SPDX-License-Identifier: Apache-2.0
+# Sourced with the project's root as the working directory.
+source cmake/setup/probe.sh
+source cmake/setup/install.sh
+
+fail() {
+  printf 'gpumem: %s\n' "$@" >&2
+  exit 1
+}
+
+# What an earlier set-up depends on; where it is unchanged, nothing is probed again.
+setup_key() {
+  local tool
+  {
+    cat cmake/setup/*.sh cmake/setup/probes/*
+    printf '%s\n' "$PWD" "${CXX-}" "${CUDACXX-}" "${CUDA_HOME-}" "${CUDA_PATH-}" "$PATH"
+    for tool in clang++-19 clang++ nvcc cmake ninja; do type -P "$tool" || true; done
+    if [[ -f .tools/environment ]]; then
+      cat .tools/environment
+      source .tools/environment
+      # A tool that was removed or replaced since shows here.
+      stat -Lc '%n %s %Y' "$CXX" "$CUDACXX" "$(type -P cmake)" "$(type -P ninja)" "$GPUMEM_CUDA_INCLUDE_DIR/cuda.h" \
+        "$GPUMEM_CCCL_INCLUDE_DIR" 2>&1 || true
+    fi
+  } | sha256sum
+}
+
+# The file that says which tools were found; people can source it as well.
+write_environment() {
+  local cmake_folder
+  cmake_folder=$(dirname "$found_cmake")
+  mkdir -p .tools/bin
+  ln -sf "$found_cmake" "$cmake_folder/ctest" "$cmake_folder/cpack" "$found_ninja" .tools/bin/
+  {
+    echo "# The tools that cmake/run.sh found or installed; source it to call cmake by hand."
+    printf 'export CXX=%q\nexport CUDACXX=%q\n' "$found_cxx" "$found_nvcc"
+    printf 'export GPUMEM_CUDA_INCLUDE_DIR=%q\nexport GPUMEM_CCCL_INCLUDE_DIR=%q\n' "$found_cuda" "$found_cccl"
+    printf 'export PATH=%q:"$PATH"\n' "$PWD/.tools/bin"
+  } >.tools/environment
+}
+
+# set_up build|test|lint: afterwards the environment names every tool that the command needs.
+set_up() {
+  local level=$1 key
+  key=$(setup_key)
+  if [[ ! -f .tools/ready.$level || $(<".tools/ready.$level") != "$key" ]]; then
+    probe_all "$level"
+    if ((${#missing[@]})); then
+      install_missing
+      probe_all "$level"
+      ((${#missing[@]} == 0)) || fail "still missing after the installation:" "${missing[@]/#/  }" \
+        "what the probes said is in $PWD/.tools/probe.log"
+    fi
+    write_environment
+    setup_key >".tools/ready.$level"
+  fi
+  source .tools/environment
+}

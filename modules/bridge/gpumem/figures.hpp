@@ -1,0 +1,34 @@
+// What a resource tells about itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gpumem {
+
+/// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure.
+struct figures {
+  std::size_t live = 0;          ///< requested bytes not yet freed, in host order
+  std::size_t granted = 0;       ///< the same, rounded up
+  std::size_t reserved = 0;      ///< drawn from upstream
+  std::size_t largest_free = 0;  ///< largest free range, whatever its order
+  std::size_t limit = 0;         ///< most that may be reserved; 0: none
+  std::size_t peak_live = 0;
+  std::size_t peak_reserved = 0; ///< at growth, before anything is given back
+
+  std::uint64_t allocations = 0;
+  std::uint64_t frees = 0;
+  std::uint64_t failures = 0;
+  std::uint64_t growths = 0;     ///< chunks drawn from upstream
+  std::uint64_t releases = 0;    ///< chunks given back to upstream
+  std::uint64_t joins = 0;       ///< free neighbours joined
+
+  std::uint64_t reuse_own = 0;       ///< the range was freed on the same stream
+  std::uint64_t reuse_ordered = 0;   ///< the stream was already ordered after its frees
+  std::uint64_t reuse_completed = 0; ///< the host had seen its frees complete
+  std::uint64_t reuse_waited = 0;    ///< a wait was inserted
+  std::uint64_t reuse_drained = 0;   ///< the host waited at out-of-memory
+};
+
+} // namespace gpumem

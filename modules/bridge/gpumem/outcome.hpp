@@ -1,0 +1,37 @@
+// What can become of a request for memory, as C++ and nvcc code see it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gpumem {
+
+/// What became of a request for memory: exactly one of these.
+enum class outcome : std::uint8_t {
+  granted,             ///< memory was given
+  stopped,             ///< a stop was requested before the grant was decided
+  deadline,            ///< the deadline passed while waiting
+  closed,              ///< the resource was closed
+  too_large,           ///< the request can never be met
+  exhausted,           ///< there is no memory now
+  preempted,           ///< rolled back in favour of older work
+  stalled,             ///< everyone who holds memory waits for memory
+  capture_unsupported, ///< the stream is capturing a graph
+  device_lost,         ///< the device reported a sticky error or was reset
+  invalid_argument,    ///< alignment not a power of two, or a default stream of another device
+  driver_error,        ///< another error of the driver
+};
+
+/// A request that was not granted. The resource is as it was before it.
+struct failure {
+  outcome what = outcome::exhausted;
+  int code = 0;              ///< the driver's error (CUresult), if one was the cause
+  std::size_t requested = 0; ///< bytes
+
+  friend bool operator==(failure const& a, failure const& b) noexcept {
+    return a.what == b.what && a.code == b.code && a.requested == b.requested;
+  }
+};
+
+} // namespace gpumem

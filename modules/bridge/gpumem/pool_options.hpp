@@ -1,0 +1,33 @@
+// The options of a pool and a maker for code that cannot import the module.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/services.hpp>
+
+#include <cstddef>
+#include <limits>
+#include <string>
+
+namespace gpumem {
+
+/// How far a pool goes to reuse memory that was freed on another stream.
+enum class reuse : unsigned char {
+  own,       ///< only what the stream is already ordered after
+  completed, ///< also what the host has seen complete
+  wait,      ///< also behind a wait inserted into the stream, as a last resort
+};
+
+/// Options of pool_resource; sizes in bytes.
+struct pool_options {
+  std::size_t initial_size = 0; ///< drawn from upstream at construction
+  std::size_t limit = 0;        ///< most that may be reserved; 0: none
+  /// Reserved memory beyond this is given back in the background when whole chunks are free and complete.
+  std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
+  reuse cross_stream = reuse::wait;
+  std::string name = "pool"; ///< in reports
+};
+
+/// A pool over a device's memory. Throws std::invalid_argument, cuda_error, out_of_memory.
+any_pool make_pool(int device, pool_options options = {});
+
+} // namespace gpumem

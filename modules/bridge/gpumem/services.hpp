@@ -1,0 +1,72 @@
+// What a gpumem resource offers beyond CCCL's concept, carried through CCCL's erased types as a property.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/cccl.hpp>
+#include <gpumem/figures.hpp>
+#include <gpumem/outcome.hpp>
+
+#include <cstddef>
+#include <typeinfo>
+
+namespace gpumem {
+
+/// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
+struct services_table {
+  /// The type served. A property that somebody's adaptor forwards names another type than the adaptor's, and is then
+  /// ignored: it would bypass the adaptor.
+  std::type_info const* serves;
+  cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
+                                                      std::size_t alignment) noexcept;
+  cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
+                                                            std::size_t alignment) noexcept;
+  void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
+                           std::size_t alignment) noexcept;
+  int (*device)(void* state) noexcept;
+  /// Null where the resource cannot let requests wait.
+  bool (*admit)(void* state, void* waiter) noexcept;
+  bool (*withdraw)(void* state, void* waiter) noexcept;
+  std::size_t (*trim)(void* state, std::size_t keep);
+  figures (*read_figures)(void* state);
+};
+
+/// A table with the state it works on; keeps nothing alive.
+struct services_handle {
+  services_table const* table = nullptr;
+  void* state = nullptr;
+};
+
+/// The stateful property of every gpumem resource.
+struct services {
+  using value_type = services_handle;
+};
+
+/// An owning, erased resource that keeps gpumem's services. Never empty, unless moved from.
+using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, services>;
+
+/// The same without ownership: 16 bytes, no count.
+using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, services>;
+
+/// The services of an erased resource, or an empty handle if they belong to another type than the one erased.
+template <class Erased> services_handle find_services(Erased const& resource) noexcept {
+  auto const found = try_get_property(resource, services{});
+  if (!found || !(*found).table || *(*found).table->serves != resource.type()) return {};
+  return *found;
+}
+
+/// Allocates in stream order from an erased resource without throwing: bytes, alignment a power of two. For code that
+/// cannot import the module. Any thread.
+template <class Erased>
+cuda::std::expected<void*, failure> try_allocate_erased(Erased& resource, cuda::stream_ref stream, std::size_t bytes,
+                                                        std::size_t alignment = 256) noexcept {
+  if (auto const found = find_services(resource); found.table) {
+    return found.table->try_allocate(found.state, stream, bytes, alignment);
+  }
+  try {
+    return resource.allocate(stream, bytes, alignment);
+  } catch (...) {
+    return cuda::std::unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  }
+}
+
+} // namespace gpumem

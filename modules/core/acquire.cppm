@@ -1,0 +1,176 @@
+// `co_await acquire(resource, stream, bytes)`: a request for memory as an awaitable.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <atomic>
+#include <concepts>
+#include <coroutine>
+#include <cstddef>
+#include <optional>
+#include <utility>
+export module gpumem:acquire;
+import :allocation;
+import :coroutine;
+import :cuda;
+import :device;
+import :error;
+import :executor;
+import :services;
+import :stop_token;
+import :stream;
+import :sync;
+import :waiter;
+
+namespace gpumem {
+
+/// Options of a request. `resume_on` is where a request that had to wait resumes; null: the library thread.
+export struct acquire_options {
+  std::size_t alignment = 256;
+  executor* resume_on = nullptr;
+};
+
+namespace detail {
+
+// What is asked of whom; small and movable.
+struct request {
+  services_handle from;
+  stream_ref stream;
+  std::size_t bytes;
+  acquire_options options;
+};
+
+// A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
+class request_operation : public waiter {
+public:
+  explicit request_operation(request const& what) noexcept
+      : request_operation{what, try_identify(what.stream, what.from, what.bytes)} {}
+
+protected:
+  ~request_operation() = default;
+
+  // Tries at once; false if the request would have to wait and can.
+  bool try_now() noexcept;
+  // Parks; false if it was answered at once. The operation may be gone when this returns true.
+  bool park() noexcept;
+  // Takes it back from the resource; true if it was still parked.
+  bool withdraw() noexcept;
+  // Stop was requested: answers with `stopped` if it was still parked.
+  void stop() noexcept;
+  // The answer; throws what belongs to a failure.
+  expected<allocation, failure> take() noexcept;
+  allocation take_or_throw();
+  // Ends a wait that nobody will take the answer of; afterwards nothing touches the operation any more.
+  void discard() noexcept;
+
+private:
+  request_operation(request const& what, expected<stream_key, failure> const& key) noexcept;
+
+  services_handle from_;
+  bool parked_ = false;
+};
+
+// Waits for an answer on the calling thread.
+class blocking_operation final : public request_operation {
+public:
+  using request_operation::request_operation;
+  allocation wait();
+  expected<allocation, failure> wait_until(sync::time_point deadline) noexcept;
+  expected<allocation, failure> only_now() noexcept;
+
+private:
+  void decided() noexcept override;
+  sync::mutex guard_;
+  sync::condition wake_;
+  bool done_ = false;
+};
+
+// Waits for an answer in a suspended coroutine.
+class suspended_operation : public request_operation, public resumption {
+public:
+  explicit suspended_operation(request const& what) noexcept
+      : request_operation{what}, executor_{what.options.resume_on} {}
+
+protected:
+  ~suspended_operation();
+  bool suspend(std::coroutine_handle<> continuation) noexcept;
+
+private:
+  void decided() noexcept override;
+  void resume() noexcept override { continuation_.resume(); }
+  executor* executor_;
+  std::coroutine_handle<> continuation_;
+};
+
+} // namespace detail
+
+/// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
+/// request; if memory was granted and the coroutine not resumed, the memory goes back.
+export template <stoppable_token Token> class acquire_operation final : public detail::suspended_operation {
+public:
+  acquire_operation(detail::request const& what, Token token) noexcept
+      : detail::suspended_operation{what}, token_{std::move(token)} {}
+
+  bool await_ready() noexcept { return token_.stop_requested() ? refuse_stopped() : this->try_now(); }
+
+  /// The callback is registered before the request is published: afterwards the frame may be resumed and gone.
+  bool await_suspend(std::coroutine_handle<> continuation) noexcept {
+    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
+    return this->suspend(continuation);
+  }
+
+  allocation await_resume() {
+    callback_.reset();
+    return this->take_or_throw();
+  }
+
+private:
+  struct on_stop {
+    acquire_operation* operation;
+    void operator()() const noexcept { operation->stop(); }
+  };
+  bool refuse_stopped() noexcept {
+    this->settle(expected<void*, failure>{unexpect, failure{outcome::stopped, 0, this->bytes()}});
+    return true;
+  }
+
+  Token token_;
+  std::optional<stop_callback_t<Token, on_stop>> callback_;
+};
+
+/// A request for memory, not yet begun; a small movable description. `co_await` it, or ask without a coroutine.
+/// Completes when memory is granted and valid in the stream's order; never waits for the GPU. With memory at hand it
+/// does not suspend and allocates nothing on the host. A request that waited resumes through its executor.
+/// Throws out_of_memory, cuda_error, acquire_error, std::invalid_argument as `throw_failure` says.
+export template <stoppable_token Token = never_stop_token> class [[nodiscard]] acquire_awaitable {
+public:
+  acquire_awaitable(detail::request what, Token token) noexcept : what_{what}, token_{std::move(token)} {}
+
+  acquire_operation<Token> operator co_await() const noexcept {
+    return {what_, token_};
+  }
+
+  /// Memory at hand or the reason why not; does not wait, does not throw.
+  expected<allocation, failure> try_now() const noexcept { return detail::blocking_operation{what_}.only_now(); }
+
+  /// Waits on the calling thread; throws like co_await. A stop is not looked at.
+  allocation wait() const { return detail::blocking_operation{what_}.wait(); }
+
+  /// Waits at most until then; outcome::deadline if nothing was decided.
+  expected<allocation, failure> wait_until(sync::time_point deadline) const noexcept {
+    return detail::blocking_operation{what_}.wait_until(deadline);
+  }
+
+private:
+  detail::request what_;
+  Token token_;
+};
+
+/// Asks any resource for memory in stream order. Over a resource without gpumem's services it is `allocate`, and ready
+/// at once; the resource must then outlive the allocation. Any thread.
+export template <class R, stoppable_token Token = never_stop_token>
+acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t bytes, acquire_options options = {},
+                                 Token token = {}) noexcept {
+  return {detail::request{services_of(resource), stream, bytes, options}, std::move(token)};
+}
+
+} // namespace gpumem

@@ -1,0 +1,90 @@
+// A block of memory that frees itself, in stream order.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+export module gpumem:allocation;
+import :cuda;
+import :event;
+import :services;
+import :stream;
+import :timeline;
+
+namespace gpumem {
+
+/// Ends a use of a block on another stream: at destruction the block's stream waits for what that stream has been
+/// given. The block and both streams must live until then. Move-only.
+export class [[nodiscard]] stream_use {
+public:
+  stream_use(stream_use&& other) noexcept = default;
+  stream_use& operator=(stream_use&&) = delete;
+  ~stream_use();
+
+private:
+  friend class allocation;
+  stream_use(stream_ref home, stream_ref used, event happened) noexcept
+      : home_{home}, used_{used}, happened_{std::move(happened)} {}
+  stream_ref home_;
+  stream_ref used_;
+  event happened_;
+};
+
+/// Owns a block: move-only, 48 bytes. Its resource's state stays alive with it, whatever handles die. The destructor
+/// frees in the order of the block's stream, by the stream's identity: a foreign handle is not touched, so such memory
+/// is reused on other streams only once the host has seen it complete; own and adopted streams, or `reset(stream)`, have
+/// no such limit. One thread at a time.
+export class allocation {
+public:
+  allocation() noexcept = default;
+  allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
+             std::size_t alignment) noexcept
+      : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
+        order_{&stream.order()}, stream_{stream.handle()} {}
+  allocation(allocation&& other) noexcept { swap(other); }
+  allocation& operator=(allocation&& other) noexcept {
+    allocation{std::move(other)}.swap(*this);
+    return *this;
+  }
+  ~allocation() { reset(); }
+
+  inline void* data() const noexcept { return data_; }
+  inline std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
+  /// The stream in whose order it is valid and will be freed.
+  stream_ref stream() const noexcept { return stream_ref{stream_}; }
+  /// Whole elements of T that fit.
+  template <class T> span<T> as() const noexcept { return {static_cast<T*>(data_), bytes_ / sizeof(T)}; }
+  /// False for 0 bytes and when moved from.
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+  /// Gives up ownership: the caller frees, with the resource's `deallocate`. The resource's state then lives until that.
+  [[nodiscard]] void* release() noexcept;
+  /// Frees now.
+  void reset() noexcept;
+  /// Frees now in the order of this stream, which the caller has ordered after all use.
+  void reset(stream_ref stream);
+
+  /// From now on the stream may use the block; when the guard dies the block's stream waits for it. Throws cuda_error.
+  stream_use use_on(stream_ref stream) const;
+  /// The stream waits for the block's stream and becomes its stream. Throws cuda_error; the block is then as before.
+  void rehome(stream_ref stream);
+
+private:
+  void swap(allocation& other) noexcept;
+  void free(stream_key const& key) noexcept;
+  device where() const;
+
+  void* data_ = nullptr;
+  std::size_t bytes_ : 58 = 0;
+  std::size_t alignment_log2_ : 6 = 0;
+  services_handle from_;
+  detail::timeline* order_ = nullptr;
+  CUstream stream_ = nullptr;
+};
+
+static_assert(sizeof(allocation) == 48);
+
+} // namespace gpumem

@@ -1,0 +1,18 @@
+// Erased resources that keep gpumem's services, and the makers of them.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+export module gpumem:any_pool;
+import :cuda;
+import :services;
+
+export namespace gpumem {
+
+/// An owning, erased, device-accessible resource with gpumem's services; `acquire`, `trim` and `figures_of` work on it
+/// and on what is narrowed from it. Never empty, unless moved from; copying it may allocate on the host.
+using gpumem::any_pool;
+
+/// The same without ownership: 16 bytes; what it refers to must outlive it.
+using gpumem::pool_ref;
+
+} // namespace gpumem

@@ -1,0 +1,89 @@
+// Where suspended work resumes.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+export module gpumem:executor;
+import :sync;
+
+namespace gpumem {
+
+/// One thing to run, in place in the operation that waits: posting allocates nothing.
+export class resumption {
+public:
+  resumption() = default;
+  resumption(resumption const&) = delete;
+  resumption& operator=(resumption const&) = delete;
+  virtual void resume() noexcept = 0;
+
+protected:
+  ~resumption() = default;
+
+private:
+  friend class resumption_queue;
+  resumption* next_ = nullptr;
+  resumption* previous_ = nullptr;
+  bool queued_ = false;
+};
+
+/// A first-in-first-out list of resumptions; the caller guards it.
+export class resumption_queue {
+public:
+  void push(resumption& item) noexcept;
+  resumption* pop() noexcept;
+  bool remove(resumption& item) noexcept;
+  bool empty() const noexcept { return first_ == nullptr; }
+
+private:
+  resumption* first_ = nullptr;
+  resumption* last_ = nullptr;
+};
+
+/// Runs resumptions. An executor of the user's derives from it; it must outlive what is posted to it.
+export class executor {
+public:
+  /// Enqueues without running it; gpumem may hold a lock. Any thread.
+  virtual void post(resumption& item) noexcept = 0;
+  /// Takes back what was posted and not begun; false if it has begun. An operation that is destroyed asks for it.
+  virtual bool retract(resumption& item) noexcept = 0;
+  /// Called after a post, with no lock held: the place for an executor that runs on the posting thread.
+  virtual void flush() noexcept {}
+
+protected:
+  ~executor() = default;
+};
+
+/// Runs on the thread that posted, after it has left gpumem's locks. For tests: a free then runs arbitrary code.
+export class inline_executor final : public executor {
+public:
+  void post(resumption& item) noexcept override;
+  bool retract(resumption& item) noexcept override;
+  void flush() noexcept override;
+
+private:
+  sync::mutex guard_;
+  resumption_queue queue_;
+};
+
+/// Runs on one thread of its own, in the order of posting. The destructor runs what is queued, then joins.
+export class thread_executor final : public executor {
+public:
+  thread_executor();
+  thread_executor(thread_executor const&) = delete;
+  thread_executor& operator=(thread_executor const&) = delete;
+  ~thread_executor();
+  void post(resumption& item) noexcept override;
+  bool retract(resumption& item) noexcept override;
+
+private:
+  void run();
+  sync::mutex guard_;
+  sync::condition wake_;
+  resumption_queue queue_;
+  bool stopping_ = false;
+  sync::thread thread_;
+};
+
+/// The default: one library thread for the process, started at first use, stopped before the driver goes.
+export executor& library_executor();
+
+} // namespace gpumem

@@ -1,0 +1,68 @@
+// How long the shared state of a pool or adaptor lives: until its last handle is gone and its last block is freed.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <utility>
+export module gpumem:lifetime;
+import :sync;
+
+namespace gpumem {
+
+/// Base of a shared state: counts handles in one place and live blocks in slots by thread, since a counter that all
+/// threads share costs hundreds of nanoseconds. Once the last handle is gone the slots are folded into one count, and
+/// whoever brings it to zero disposes of the state. Any thread.
+export class lifetime {
+public:
+  lifetime() = default;
+  lifetime(lifetime const&) = delete;
+  lifetime& operator=(lifetime const&) = delete;
+
+  void add_handle() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
+  void drop_handle() noexcept;
+  void add_live() noexcept;
+  /// The state may be gone when this returns.
+  void drop_live() noexcept;
+
+protected:
+  virtual ~lifetime() = default;
+
+private:
+  struct alignas(64) slot {
+    std::atomic_flag busy;
+    bool folded = false;
+    std::int64_t live = 0;
+  };
+  static constexpr unsigned slot_count = 16;
+  slot& own_slot() noexcept { return slots_[sync::thread_number() % slot_count]; }
+
+  std::atomic<std::int64_t> handles_{0};
+  std::atomic<std::int64_t> remaining_{1}; // once folding has begun; the folder holds one
+  std::array<slot, slot_count> slots_{};
+};
+
+/// A counted pointer to a state; what a pool or adaptor handle holds.
+export template <class State> class state_handle {
+public:
+  explicit state_handle(State* state) noexcept : state_{state} { state_->add_handle(); }
+  state_handle(state_handle const& other) noexcept : state_{other.state_} {
+    if (state_) state_->add_handle();
+  }
+  state_handle(state_handle&& other) noexcept : state_{std::exchange(other.state_, nullptr)} {}
+  state_handle& operator=(state_handle other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~state_handle() {
+    if (state_) state_->drop_handle();
+  }
+  inline State& operator*() const noexcept { return *state_; }
+  inline State* operator->() const noexcept { return state_; }
+  friend bool operator==(state_handle const& a, state_handle const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  State* state_;
+};
+
+} // namespace gpumem

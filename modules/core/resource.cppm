@@ -1,0 +1,118 @@
+// What a resource is made of: two functions over a state, and everything else from here.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+export module gpumem:resource;
+import :acquire;
+import :cuda;
+import :device;
+import :error;
+import :misuse;
+import :services;
+import :stop_token;
+import :stream;
+
+namespace gpumem {
+
+namespace detail {
+
+// False in a process that is exiting or was forked: frees then do nothing.
+bool may_free() noexcept;
+void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
+
+// One property of a resource, found by argument-dependent lookup.
+template <class Self, class Property> struct property_of {
+  friend constexpr void get_property(Self const&, Property) noexcept {}
+};
+template <class Self> struct services_property {
+  friend services_handle get_property(Self const& self, services) noexcept { return self.services(); }
+};
+
+} // namespace detail
+
+/// Base of every gpumem resource: `Self` has `State& state() const noexcept` and compares equal; `State` is a
+/// resource_state. Gives CCCL's concept, the forms that do not throw, the awaitable, the properties and the services.
+///
+/// Common to all forms: bytes of 0 give nullptr, freeing nullptr does nothing; the alignment is any power of two.
+/// Streams of any kind may be passed. Any thread.
+export template <class Self, class State, class... Properties>
+class resource_base : public mr::memory_resource_base<Self>,
+                      public detail::services_property<Self>,
+                      public detail::property_of<Self, Properties>... {
+public:
+  using default_queries = mr::properties_list<Properties...>;
+  static constexpr std::size_t default_alignment = 256;
+
+  /// Memory usable by work enqueued on the stream from now on. Throws as `throw_failure`.
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
+    auto const result = try_allocate(stream, bytes, alignment);
+    if (!result) detail::throw_failure_of(services(), stream.get(), result.error());
+    return *result;
+  }
+
+  /// The same without throwing.
+  expected<void*, failure> try_allocate(stream_ref stream, std::size_t bytes,
+                                        std::size_t alignment = default_alignment) noexcept {
+    return detail::allocate_outermost(state(), stream, bytes, alignment);
+  }
+
+  /// Frees in the order of the stream: work enqueued on it before may still use the memory. Misuse goes to the handler.
+  void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
+                  std::size_t alignment = default_alignment) noexcept {
+    if (!pointer || !detail::may_free()) return;
+    if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
+      state().deallocate(*key, pointer, bytes, alignment);
+    } else {
+      detail::report_bad_stream(pointer, bytes);
+    }
+  }
+
+  /// Memory that the host may hand to any stream, or touch, on return. Throws as `throw_failure`.
+  void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+    auto const key = stream_key::host();
+    if (bytes == 0) return nullptr;
+    auto result = detail::checked_request(key, state().where(), bytes, alignment);
+    if (result) result = state().try_allocate(key, bytes, alignment);
+    if (!result) detail::throw_failure_of(services(), nullptr, result.error());
+    return *result;
+  }
+
+  /// Frees memory of which the caller says that all use is over, as the host has seen.
+  void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    if (pointer && detail::may_free()) state().deallocate(stream_key::host(), pointer, bytes, alignment);
+  }
+
+  /// `co_await` it for an allocation; see acquire_awaitable.
+  template <stoppable_token Token = never_stop_token>
+  acquire_awaitable<Token> acquire(stream_ref stream, std::size_t bytes, acquire_options options = {},
+                                   Token token = {}) noexcept {
+    return gpumem::acquire(self(), stream, bytes, options, std::move(token));
+  }
+
+  /// Gives unused memory beyond `keep` reserved bytes back; returns the bytes given back.
+  std::size_t trim(std::size_t keep = 0)
+    requires trimmable_state<State>
+  {
+    return state().trim(keep);
+  }
+
+  gpumem::figures figures() const
+    requires measured_state<State>
+  {
+    return state().read_figures();
+  }
+
+  gpumem::device device() const noexcept { return state().where(); }
+
+  /// The table and state by which allocations and erased types reach this resource; keeps nothing alive.
+  services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }
+
+private:
+  Self& self() noexcept { return static_cast<Self&>(*this); }
+  State& state() const noexcept { return static_cast<Self const&>(*this).state(); }
+};
+
+} // namespace gpumem

@@ -1,0 +1,177 @@
+// A resource behind its table of services: what an allocation and an awaitable hold of it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+#include <typeinfo>
+export module gpumem:services;
+import :cuda;
+import :device;
+import :error;
+import :stream;
+import :waiter;
+
+namespace gpumem {
+
+export {
+  using gpumem::figures;
+  using gpumem::services;
+  using gpumem::services_handle;
+  using gpumem::services_table;
+}
+
+/// What an author of a resource writes: two functions and a device, over whatever state.
+/// `try_allocate` gives `bytes` > 0 bytes, aligned to a power of two, valid in the stream's order (for the host key: at
+/// once), or fails and leaves everything as it was. `deallocate` takes back what it gave. Any thread.
+export template <class S>
+concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
+  { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
+  { s.deallocate(key, pointer, n, n) } noexcept;
+  { s.where() } noexcept -> std::same_as<device>;
+};
+
+/// A state that can let requests wait.
+export template <class S>
+concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
+  { s.admit(w) } noexcept -> std::same_as<bool>;
+  { s.withdraw(w) } noexcept -> std::same_as<bool>;
+};
+
+/// A state that can give unused memory back to its upstream.
+export template <class S>
+concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
+  { s.trim(n) } -> std::same_as<std::size_t>;
+};
+
+/// A state that keeps figures.
+export template <class S>
+concept measured_state = resource_state<S> && requires(S& s) {
+  { s.read_figures() } -> std::same_as<figures>;
+};
+
+namespace detail {
+
+// The checks of every request, made once, in the outermost call.
+expected<void*, failure> checked_request(stream_key const& key, class device where, std::size_t bytes,
+                                         std::size_t alignment) noexcept;
+// Identifies a stream without throwing.
+expected<stream_key, failure> try_identify(stream_ref stream, class device where, std::size_t bytes) noexcept;
+expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
+// The failure that belongs to the exception being handled.
+failure current_failure(std::size_t bytes) noexcept;
+
+// Throws what belongs to the failure, with the resource's figures where memory is exhausted.
+[[noreturn]] void throw_failure_of(services_handle const& from, CUstream stream, failure const& why);
+
+// The current device's ordinal, or -1 without a driver.
+int current_ordinal() noexcept;
+
+template <class Allocate> expected<void*, failure> allocate_external(Allocate allocate, std::size_t bytes) noexcept {
+  try {
+    return allocate();
+  } catch (...) {
+    return unexpected<failure>{current_failure(bytes)};
+  }
+}
+
+template <resource_state State>
+expected<void*, failure> allocate_outermost(State& state, stream_ref stream, std::size_t bytes,
+                                            std::size_t alignment) noexcept {
+  if (bytes == 0) return nullptr;
+  auto const key = try_identify(stream, state.where(), bytes);
+  if (!key) return unexpected<failure>{key.error()};
+  if (auto checked = checked_request(*key, state.where(), bytes, alignment); !checked) return checked;
+  return state.try_allocate(*key, bytes, alignment);
+}
+
+template <resource_state S> services_table make_table(std::type_info const& serves) noexcept {
+  services_table table{};
+  table.serves = &serves;
+  table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
+    return allocate_outermost(*static_cast<S*>(s), stream, n, a);
+  };
+  table.try_allocate_keyed = [](void* s, void const* key, std::size_t n, std::size_t a) noexcept {
+    return static_cast<S*>(s)->try_allocate(*static_cast<stream_key const*>(key), n, a);
+  };
+  table.deallocate_keyed = [](void* s, void const* key, void* p, std::size_t n, std::size_t a) noexcept {
+    static_cast<S*>(s)->deallocate(*static_cast<stream_key const*>(key), p, n, a);
+  };
+  table.device = [](void* s) noexcept { return static_cast<S*>(s)->where().ordinal(); };
+  if constexpr (waiting_state<S>) {
+    table.admit = [](void* s, void* w) noexcept { return static_cast<S*>(s)->admit(*static_cast<waiter*>(w)); };
+    table.withdraw = [](void* s, void* w) noexcept { return static_cast<S*>(s)->withdraw(*static_cast<waiter*>(w)); };
+  }
+  table.trim = [](void* s, std::size_t keep) -> std::size_t {
+    if constexpr (trimmable_state<S>) return static_cast<S*>(s)->trim(keep);
+    return 0;
+  };
+  table.read_figures = [](void* s) -> figures {
+    if constexpr (measured_state<S>) return static_cast<S*>(s)->read_figures();
+    return {};
+  };
+  return table;
+}
+
+// A resource that is not gpumem's is its own state and must outlive its allocations. Its frees use the handle of the
+// block's stream, which must then live.
+template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
+inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.order().handle()}; }
+
+template <class R> services_table make_external_table() noexcept {
+  services_table table{};
+  table.serves = &typeid(R);
+  table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
+    return allocate_external([&] { return as<R>(s).allocate(stream, n, a); }, n);
+  };
+  table.try_allocate_keyed = [](void* s, void const* k, std::size_t n, std::size_t a) noexcept {
+    auto const& key = *static_cast<stream_key const*>(k);
+    return allocate_external(
+        [&] { return key.is_host() ? as<R>(s).allocate_sync(n, a) : as<R>(s).allocate(stream_of(key), n, a); }, n);
+  };
+  table.deallocate_keyed = [](void* s, void const* k, void* p, std::size_t n, std::size_t a) noexcept {
+    auto const& key = *static_cast<stream_key const*>(k);
+    if (key.is_host()) {
+      as<R>(s).deallocate_sync(p, n, a);
+    } else {
+      as<R>(s).deallocate(stream_of(key), p, n, a);
+    }
+  };
+  table.device = [](void*) noexcept { return current_ordinal(); };
+  table.trim = [](void*, std::size_t) -> std::size_t { return 0; };
+  table.read_figures = [](void*) -> figures { return {}; };
+  return table;
+}
+
+template <class Type, class State> inline services_table const table_of = make_table<State>(typeid(Type));
+template <class R> inline services_table const external_table_of = make_external_table<R>();
+
+} // namespace detail
+
+/// The services of any resource: of a gpumem resource its own, of an erased one those that it carries for the type it
+/// holds, of any other a plain form over its public functions. The handle keeps nothing alive.
+export template <class R> services_handle services_of(R& resource) noexcept {
+  if constexpr (requires { resource.services(); }) {
+    return resource.services();
+  } else if constexpr (requires { try_get_property(resource, services{}); resource.type(); }) {
+    if (auto const found = find_services(resource); found.table) return found;
+  }
+  return {&detail::external_table_of<R>, std::addressof(resource)};
+}
+
+/// Gives unused memory beyond `keep` reserved bytes back to upstream; returns the bytes given back. No stream order is
+/// waited for. Any thread.
+export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
+  auto const s = services_of(resource);
+  return s.table->trim(s.state, keep);
+}
+
+/// The resource's figures; zeros where it keeps none. Any thread.
+export template <class R> figures figures_of(R& resource) {
+  auto const s = services_of(resource);
+  return s.table->read_figures(s.state);
+}
+
+} // namespace gpumem

@@ -1,0 +1,43 @@
+// Which stop tokens a wait takes: the standard's, P2300's, anybody's of that shape.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <concepts>
+#include <stop_token>
+export module gpumem:stop_token;
+
+namespace gpumem {
+
+namespace detail {
+template <class Token, class Function> struct stop_callback_of {
+  using type = typename Token::template callback_type<Function>;
+};
+template <class Function> struct stop_callback_of<std::stop_token, Function> {
+  using type = std::stop_callback<Function>;
+};
+} // namespace detail
+
+/// The callback type of a token: constructed with (token, function), calls the function at a stop request, from the
+/// requesting thread or at once; its destructor waits for a call in progress on another thread.
+export template <class Token, class Function>
+using stop_callback_t = typename detail::stop_callback_of<Token, Function>::type;
+
+/// A token by which somebody may ask a wait to stop.
+export template <class T>
+concept stoppable_token = std::copyable<T> && requires(T const& token) {
+  { token.stop_requested() } noexcept -> std::convertible_to<bool>;
+  { token.stop_possible() } noexcept -> std::convertible_to<bool>;
+};
+
+/// The token of a wait that nobody stops.
+export struct never_stop_token {
+  template <class Function> struct callback_type {
+    callback_type(never_stop_token, Function) noexcept {}
+  };
+  static constexpr bool stop_requested() noexcept { return false; }
+  static constexpr bool stop_possible() noexcept { return false; }
+  friend bool operator==(never_stop_token, never_stop_token) noexcept = default;
+};
+
+static_assert(stoppable_token<never_stop_token> && stoppable_token<std::stop_token>);
+
+} // namespace gpumem

@@ -1,0 +1,96 @@
+// The one hook of waiting: a request that a resource may park and decide later.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <atomic>
+#include <cstddef>
+export module gpumem:waiter;
+import :cuda;
+import :error;
+import :stream;
+
+namespace gpumem {
+
+export class waiter;
+
+/// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted.
+export class grant_hook {
+public:
+  virtual void on_grant(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept = 0;
+
+protected:
+  ~grant_hook() = default;
+};
+
+/// A request for memory that waits. A resource's `admit(waiter&)` either returns false, having called settle() or not
+/// (then the request is exhausted), or parks it and returns true. A parked waiter is decided exactly once: by the
+/// resource, which unlinks it under its lock and then, without the lock, calls grant() or refuse(); or by
+/// `withdraw(waiter&)`, after which the resource forgets it. After grant() or refuse() it touches the waiter no more.
+export class waiter {
+public:
+  waiter(waiter const&) = delete;
+  waiter& operator=(waiter const&) = delete;
+
+  stream_key const& stream() const noexcept { return stream_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t alignment() const noexcept { return alignment_; }
+
+  /// The answer at once, from inside admit().
+  void settle(expected<void*, failure> result) noexcept;
+
+  /// The answer to a parked request; the memory is valid in the order of the waiter's stream once it has resumed.
+  void grant(void* pointer) noexcept;
+  void refuse(failure const& why) noexcept;
+
+  /// An adaptor's hook, run at the grant, upstream's first. False if the stack of adaptors is too deep.
+  bool add_hook(grant_hook& hook) noexcept;
+
+  /// Whether a stop was requested; a resource asks under its lock before it parks.
+  bool stop_requested() const noexcept { return stop_requested_.load(std::memory_order_acquire); }
+
+protected:
+  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment) noexcept
+      : stream_{stream}, bytes_{bytes}, alignment_{alignment} {}
+  ~waiter() = default;
+
+  /// Arranges that the operation resumes; the last thing that happens to a waiter.
+  virtual void decided() noexcept = 0;
+
+  void request_stop() noexcept { stop_requested_.store(true, std::memory_order_release); }
+  bool settled() const noexcept { return settled_; }
+  expected<void*, failure> take_result() noexcept;
+
+private:
+  friend class waiter_list;
+  static constexpr std::size_t most_hooks = 8;
+
+  stream_key stream_;
+  std::size_t bytes_;
+  std::size_t alignment_;
+  expected<void*, failure> result_{nullptr};
+  std::array<grant_hook*, most_hooks> hooks_{};
+  std::size_t hook_count_ = 0;
+  std::atomic<bool> stop_requested_{false};
+  bool settled_ = false;
+
+  waiter* next_ = nullptr;
+  waiter* previous_ = nullptr;
+  bool parked_ = false;
+};
+
+/// Parked requests in order of arrival; guarded by the lock of the resource that keeps it.
+export class waiter_list {
+public:
+  /// Parks it; false if a stop was requested meanwhile.
+  bool park(waiter& item) noexcept;
+  /// Unlinks it; false if it was decided already.
+  bool remove(waiter& item) noexcept;
+  waiter* first() const noexcept { return first_; }
+  bool empty() const noexcept { return first_ == nullptr; }
+
+private:
+  waiter* first_ = nullptr;
+  waiter* last_ = nullptr;
+};
+
+} // namespace gpumem

@@ -1,0 +1,56 @@
+// Device memory straight from the driver, each block by a call of its own.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <cstddef>
+export module gpumem:cuda_resource;
+import :cuda;
+import :device;
+import :error;
+import :resource;
+import :services;
+import :stream;
+
+namespace gpumem {
+
+namespace detail {
+
+// One a device, never destroyed: the resource is a value.
+class cuda_state {
+public:
+  explicit cuda_state(class device where) noexcept : device_{where} {}
+  static cuda_state& of(class device where);
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  class device where() noexcept { return device_; }
+
+private:
+  class device device_;
+};
+
+} // namespace detail
+
+/// cuMemAlloc and cuMemFree of one device: memory usable on every stream at once, tens of microseconds a call. A free
+/// waits on the host for the stream it is given (a foreign stream by identity alone: for the context). The driver aligns
+/// to 256 bytes; larger alignments over-allocate. A value; copies are equal; any thread.
+export class cuda_resource
+    : public resource_base<cuda_resource, detail::cuda_state, mr::device_accessible> {
+public:
+  /// Memory comes in stream order only in the sense that it is there for every stream.
+  static constexpr bool stream_ordered = false;
+
+  /// Throws std::invalid_argument, cuda_error.
+  explicit cuda_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::cuda_state::of(where)} {}
+
+  friend bool operator==(cuda_resource const& a, cuda_resource const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  friend resource_base<cuda_resource, detail::cuda_state, mr::device_accessible>;
+  detail::cuda_state& state() const noexcept { return *state_; }
+  detail::cuda_state* state_;
+};
+
+static_assert(mr::resource_with<cuda_resource, mr::device_accessible>);
+
+} // namespace gpumem

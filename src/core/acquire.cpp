@@ -1,0 +1,153 @@
+// Requests in progress.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <array>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+module gpumem:acquire.impl;
+import :acquire;
+import :allocation;
+import :cuda;
+import :device;
+import :error;
+import :executor;
+import :services;
+import :stream;
+import :sync;
+import :waiter;
+
+namespace gpumem::detail {
+namespace {
+
+// A deciding thread may not touch an operation once it is posted, and whoever destroys one must know that the post is
+// over. Both pass through a lock that outlives all operations.
+sync::mutex& post_guard(void const* operation) noexcept {
+  static auto* const guards = new std::array<sync::mutex, 64>;
+  return (*guards)[reinterpret_cast<std::uintptr_t>(operation) / 64 % guards->size()];
+}
+
+} // namespace
+
+request_operation::request_operation(request const& what, expected<stream_key, failure> const& key) noexcept
+    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment}, from_{what.from} {
+  if (what.bytes == 0) {
+    settle(nullptr);
+  } else if (!key) {
+    settle(unexpected<failure>{key.error()});
+  }
+}
+
+bool request_operation::try_now() noexcept {
+  if (settled()) return true;
+  expected<void*, failure> result = nullptr;
+  try {
+    result = checked_request(stream(), device{from_.table->device(from_.state)}, bytes(), alignment());
+  } catch (...) {
+    result = unexpected<failure>{current_failure(bytes())};
+  }
+  if (result) result = from_.table->try_allocate_keyed(from_.state, &stream(), bytes(), alignment());
+  bool const can_wait = from_.table->admit != nullptr;
+  if (!result && result.error().what == outcome::exhausted && can_wait) return false;
+  settle(result);
+  return true;
+}
+
+bool request_operation::park() noexcept {
+  auto const from = from_;
+  parked_ = true;
+  if (from.table->admit(from.state, static_cast<waiter*>(this))) return true;
+  parked_ = false;
+  if (!settled()) {
+    auto const why = stop_requested() ? outcome::stopped : outcome::exhausted;
+    settle(unexpected<failure>{failure{why, 0, bytes()}});
+  }
+  return false;
+}
+
+bool request_operation::withdraw() noexcept {
+  return from_.table->withdraw && from_.table->withdraw(from_.state, static_cast<waiter*>(this));
+}
+
+void request_operation::stop() noexcept {
+  request_stop();
+  if (withdraw()) refuse(failure{outcome::stopped, 0, bytes()});
+}
+
+expected<allocation, failure> request_operation::take() noexcept {
+  auto const result = take_result();
+  parked_ = false;
+  if (!result) return unexpected<failure>{result.error()};
+  return allocation{from_, stream(), *result, *result ? bytes() : 0, alignment()};
+}
+
+allocation request_operation::take_or_throw() {
+  auto result = take();
+  if (result) return std::move(*result);
+  throw_failure_of(from_, stream().handle(), result.error());
+}
+
+void request_operation::discard() noexcept {
+  if (parked_ && !settled() && !withdraw()) {
+    sync::lock const posted{post_guard(this)}; // the decision is under way: let it end
+  }
+}
+
+allocation blocking_operation::wait() {
+  if (!try_now() && park()) {
+    sync::lock held{guard_};
+    while (!done_) wake_.wait(held);
+  }
+  return take_or_throw();
+}
+
+expected<allocation, failure> blocking_operation::wait_until(sync::time_point deadline) noexcept {
+  if (try_now() || !park()) return take();
+  sync::lock held{guard_};
+  while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
+  if (!done_) {
+    held.unlock();
+    if (withdraw()) return unexpected<failure>{failure{outcome::deadline, 0, bytes()}};
+    held.lock(); // decided in the last moment: that stands
+    while (!done_) wake_.wait(held);
+  }
+  return take();
+}
+
+// Notified under the lock: the waiting thread cannot leave, and take the condition with it, before this has.
+void blocking_operation::decided() noexcept {
+  sync::lock const held{guard_};
+  done_ = true;
+  wake_.notify_one();
+}
+
+bool suspended_operation::suspend(std::coroutine_handle<> continuation) noexcept {
+  continuation_ = continuation;
+  if (!executor_) executor_ = &library_executor();
+  return park();
+}
+
+void suspended_operation::decided() noexcept {
+  auto* const where = executor_;
+  {
+    sync::lock const posting{post_guard(this)};
+    where->post(*this);
+  }
+  where->flush();
+}
+
+suspended_operation::~suspended_operation() {
+  discard();
+  if (executor_) executor_->retract(*this);
+  if (settled()) [[maybe_unused]] auto const back = take();
+}
+
+expected<allocation, failure> blocking_operation::only_now() noexcept {
+  if (!try_now()) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
+  return take();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,81 @@
+// Freeing and handing over a block.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <cstddef>
+#include <utility>
+module gpumem:allocation.impl;
+import :allocation;
+import :cuda;
+import :device;
+import :driver;
+import :event;
+import :stream;
+import :timeline;
+
+namespace gpumem {
+
+stream_use::~stream_use() {
+  if (!happened_.valid() || !driver_alive()) return;
+  try {
+    happened_.record(used_);
+    happened_.make_wait(home_);
+  } catch (...) {
+    // The order could not be made: only a lost device or a dead handle fails here. Waiting on the host is the order
+    // that is left; if that fails too, no work runs any more.
+    driver().ctx_synchronize();
+  }
+}
+
+void allocation::swap(allocation& other) noexcept {
+  std::swap(data_, other.data_);
+  auto const bytes = bytes_, log2 = alignment_log2_;
+  bytes_ = other.bytes_;
+  alignment_log2_ = other.alignment_log2_;
+  other.bytes_ = bytes;
+  other.alignment_log2_ = log2;
+  std::swap(from_, other.from_);
+  std::swap(order_, other.order_);
+  std::swap(stream_, other.stream_);
+}
+
+void* allocation::release() noexcept {
+  auto* const data = std::exchange(data_, nullptr);
+  allocation{}.swap(*this);
+  return data;
+}
+
+void allocation::free(stream_key const& key) noexcept {
+  if (!data_) return;
+  auto* const data = std::exchange(data_, nullptr);
+  if (driver_alive()) from_.table->deallocate_keyed(from_.state, &key, data, bytes_, alignment());
+  bytes_ = 0;
+}
+
+void allocation::reset() noexcept {
+  if (data_) free(stream_key{*order_, stream_, false, order_->capturing()}.by_identity());
+}
+
+void allocation::reset(stream_ref stream) {
+  if (data_) free(identify(stream, where()));
+}
+
+device allocation::where() const { return device{from_.table->device(from_.state)}; }
+
+stream_use allocation::use_on(stream_ref stream) const {
+  event happened{where()};
+  happened.record(this->stream());
+  happened.make_wait(stream);
+  return {this->stream(), stream, std::move(happened)};
+}
+
+void allocation::rehome(stream_ref stream) {
+  auto const key = identify(stream, where());
+  event happened{where()};
+  happened.record(this->stream());
+  happened.make_wait(stream);
+  order_ = &key.order();
+  stream_ = key.handle();
+}
+
+} // namespace gpumem

@@ -1,0 +1,119 @@
+// Executors.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <atomic>
+#include <mutex>
+module gpumem:executor.impl;
+import :executor;
+import :driver;
+import :sync;
+
+namespace gpumem {
+
+void resumption_queue::push(resumption& item) noexcept {
+  item.next_ = nullptr;
+  item.previous_ = last_;
+  item.queued_ = true;
+  (last_ ? last_->next_ : first_) = &item;
+  last_ = &item;
+}
+
+resumption* resumption_queue::pop() noexcept {
+  auto* const item = first_;
+  if (item) remove(*item);
+  return item;
+}
+
+bool resumption_queue::remove(resumption& item) noexcept {
+  if (!item.queued_) return false;
+  (item.previous_ ? item.previous_->next_ : first_) = item.next_;
+  (item.next_ ? item.next_->previous_ : last_) = item.previous_;
+  item.queued_ = false;
+  return true;
+}
+
+void inline_executor::post(resumption& item) noexcept {
+  sync::lock const held{guard_};
+  queue_.push(item);
+}
+
+bool inline_executor::retract(resumption& item) noexcept {
+  sync::lock const held{guard_};
+  return queue_.remove(item);
+}
+
+void inline_executor::flush() noexcept {
+  for (;;) {
+    resumption* item = nullptr;
+    {
+      sync::lock const held{guard_};
+      item = queue_.pop();
+    }
+    if (!item) return;
+    item->resume();
+  }
+}
+
+thread_executor::thread_executor() : thread_{[this] { run(); }} {}
+
+thread_executor::~thread_executor() {
+  {
+    sync::lock const held{guard_};
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void thread_executor::post(resumption& item) noexcept {
+  {
+    sync::lock const held{guard_};
+    queue_.push(item);
+  }
+  wake_.notify_one();
+}
+
+bool thread_executor::retract(resumption& item) noexcept {
+  sync::lock const held{guard_};
+  return queue_.remove(item);
+}
+
+void thread_executor::run() {
+  sync::lock held{guard_};
+  for (;;) {
+    while (queue_.empty() && !stopping_) wake_.wait(held);
+    auto* const item = queue_.pop();
+    if (!item) return; // stopping, and nothing left
+    held.unlock();
+    item->resume();
+    held.lock();
+  }
+}
+
+namespace {
+// Never freed: operations may post during static destruction; its thread ends before the driver goes.
+struct library_thread {
+  sync::mutex guard;
+  std::atomic<thread_executor*> running{nullptr};
+};
+
+library_thread& the_library_thread() {
+  static auto* const instance = new library_thread;
+  return *instance;
+}
+
+void stop_library_thread() noexcept { delete the_library_thread().running.exchange(nullptr); }
+} // namespace
+
+executor& library_executor() {
+  auto& library = the_library_thread();
+  if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
+  sync::lock const held{library.guard};
+  if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
+  auto* const started = new thread_executor;
+  library.running.store(started, std::memory_order_release);
+  detail::at_driver_exit(stop_library_thread);
+  return *started;
+}
+
+} // namespace gpumem

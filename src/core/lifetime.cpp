@@ -1,0 +1,62 @@
+// Folding the slots when the last handle goes.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <atomic>
+#include <cstdint>
+#include <thread>
+module gpumem:lifetime.impl;
+import :lifetime;
+import :sync;
+
+namespace gpumem {
+namespace {
+
+class slot_lock {
+public:
+  explicit slot_lock(std::atomic_flag& busy) noexcept : busy_{busy} {
+    while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  }
+  ~slot_lock() { busy_.clear(std::memory_order_release); }
+  slot_lock(slot_lock const&) = delete;
+  slot_lock& operator=(slot_lock const&) = delete;
+
+private:
+  std::atomic_flag& busy_;
+};
+
+} // namespace
+
+void lifetime::add_live() noexcept {
+  auto& mine = own_slot();
+  slot_lock const held{mine.busy};
+  if (mine.folded) {
+    remaining_.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    ++mine.live;
+  }
+}
+
+void lifetime::drop_live() noexcept {
+  {
+    auto& mine = own_slot();
+    slot_lock const held{mine.busy};
+    if (!mine.folded) {
+      --mine.live;
+      return;
+    }
+  }
+  if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+}
+
+void lifetime::drop_handle() noexcept {
+  if (handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  for (auto& slot : slots_) {
+    slot_lock const held{slot.busy};
+    slot.folded = true;
+    remaining_.fetch_add(slot.live, std::memory_order_relaxed); // negative where blocks of other threads were freed
+    slot.live = 0;
+  }
+  if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+}
+
+} // namespace gpumem

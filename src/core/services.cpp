@@ -1,0 +1,94 @@
+// The checks and translations around every request.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+module gpumem:services.impl;
+import :services;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :stream;
+
+namespace gpumem::detail {
+
+expected<void*, failure> checked_request(stream_key const& key, class device where, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const refuse = [bytes](outcome what, int code = 0) {
+    return expected<void*, failure>{unexpect, failure{what, code, bytes}};
+  };
+  if (!std::has_single_bit(alignment)) return refuse(outcome::invalid_argument);
+  if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
+  if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
+  if (where.lost()) return refuse(outcome::device_lost, where.loss());
+  if (key.capturing()) return refuse(outcome::capture_unsupported);
+  return nullptr;
+}
+
+expected<stream_key, failure> try_identify(stream_ref stream, class device where, std::size_t bytes) noexcept {
+  if (!driver_alive()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, bytes}};
+  try {
+    return identify(stream, where);
+  } catch (...) {
+    return unexpected<failure>{current_failure(bytes)};
+  }
+}
+
+expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept {
+  try {
+    return try_identify(stream, device{from.table->device(from.state)}, bytes);
+  } catch (...) {
+    return unexpected<failure>{current_failure(bytes)};
+  }
+}
+
+void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {
+  if (why.what != outcome::exhausted && why.what != outcome::too_large) throw_failure(why);
+  auto const f = from.table->read_figures(from.state);
+  exhaustion facts{why.requested, f.live, f.reserved, f.largest_free, f.limit, 0, 0, 0, from.table->device(from.state)};
+  try {
+    device const where{facts.device};
+    if (auto const key = try_identify(stream_ref{stream}, where, why.requested)) facts.stream = key->id();
+    auto const memory = where.memory();
+    facts.device_free = memory.free;
+    facts.device_total = memory.total;
+  } catch (...) {
+    facts.device = -1; // these figures are an extra; what must be told is the failure
+  }
+  throw_failure(why, facts);
+}
+
+int current_ordinal() noexcept {
+  try {
+    return device::current().ordinal();
+  } catch (...) {
+    return -1;
+  }
+}
+
+failure current_failure(std::size_t bytes) noexcept {
+  try {
+    throw;
+  } catch (out_of_memory const& e) {
+    return {e.reason(), 0, bytes};
+  } catch (std::bad_alloc const&) {
+    return {outcome::exhausted, 0, bytes};
+  } catch (acquire_error const& e) {
+    return e.why();
+  } catch (cuda_error const& e) {
+    auto const code = static_cast<CUresult>(e.status());
+    if (code == CUDA_ERROR_OUT_OF_MEMORY) return {outcome::exhausted, code, bytes};
+    return {sticky(code) ? outcome::device_lost : outcome::driver_error, code, bytes};
+  } catch (std::invalid_argument const&) {
+    return {outcome::invalid_argument, 0, bytes};
+  } catch (...) {
+    return {outcome::driver_error, 0, bytes};
+  }
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,5 @@
+// A user's program that imports gpumem.
+// SPDX-License-Identifier: Apache-2.0
+import gpumem;
+
+int main() {}

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# On a system without apt-get, compiler and Python, run.sh says what is needed and fails; it installs nothing.
+# SPDX-License-Identifier: Apache-2.0
+# usage: unknown_system_test.sh SOURCE_FOLDER SCRATCH_FOLDER
+set -euo pipefail
+source_folder=$1 scratch=$2
+
+rm -rf "$scratch"
+mkdir -p "$scratch/bin" "$scratch/tree"
+cp -r "$source_folder/cmake" "$scratch/tree/"
+for tool in bash awk cat cmp cp dirname grep head ln mkdir mktemp rm sed sha256sum sort stat; do
+  ln -s "$(type -P "$tool")" "$scratch/bin/$tool"
+done
+
+status=0
+env -i PATH="$scratch/bin" HOME="$scratch" bash "$scratch/tree/cmake/run.sh" test >"$scratch/output" 2>&1 || status=$?
+cat "$scratch/output"
+
+expect() { grep -qF -- "$1" "$scratch/output" || { echo "not said: $1" && exit 1; }; }
+[[ $status -eq 1 ]] || { echo "exit status $status instead of 1" && exit 1; }
+expect "clang 19 or newer with libstdc++ and clang-scan-deps"
+expect "nvcc of CUDA 13.0 or newer"
+expect "CCCL 3.5.0 or newer"
+expect "CMake 3.28 or newer"
+expect "Ninja 1.11 or newer"
+expect "clang-19 clang-tools-19"
+expect "libgmock-dev"
+expect "there is no apt-get on this system"
+[[ ! -e $scratch/tree/.tools/wheels ]] || { echo "something was installed" && exit 1; }
