@@ -19,4 +19,5 @@ export import :work;
 export import :timeline;
 export import :preallocated;
 export import :measure;
+export import :accounted_resource;
 export import :resources;
