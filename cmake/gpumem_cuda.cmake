@@ -30,21 +30,14 @@ endif()
 find_program(GPUMEM_NVCC nvcc HINTS ${gpumem_nvcc_hints} PATHS /usr/local/cuda/bin
   VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
 
-set(GPUMEM_CUDA_FOUND FALSE)
 if(GPUMEM_NVCC)
-  file(REAL_PATH "${GPUMEM_NVCC}" gpumem_nvcc)
-  cmake_path(GET gpumem_nvcc PARENT_PATH gpumem_bin)
-  find_library(GPUMEM_CUDART cudart_static
-    HINTS "${gpumem_bin}/../lib64" "${gpumem_bin}/../lib" "${gpumem_bin}/../targets/x86_64-linux/lib"
-    DOC "The CUDA runtime that .cu files call, static")
-endif()
-if(GPUMEM_NVCC AND GPUMEM_CUDART)
   set(GPUMEM_CUDA_FOUND TRUE)
   message(STATUS "nvcc: ${GPUMEM_NVCC}, architectures ${GPUMEM_CUDA_ARCHITECTURES}")
 else()
-  message(STATUS "no nvcc 13.0 or newer with libcudart_static: parts made of .cu files are left out")
+  set(GPUMEM_CUDA_FOUND FALSE)
+  message(STATUS "no nvcc 13.0 or newer: parts made of .cu files are left out")
 endif()
-mark_as_advanced(GPUMEM_NVCC GPUMEM_CUDART)
+mark_as_advanced(GPUMEM_NVCC)
 
 # gpumem_add_cuda_library(<name> SOURCES <file.cu>... [LIBRARIES <library>...])
 # A static library of .cu files, compiled by nvcc with the project's compiler as host compiler; folders and
@@ -85,6 +78,5 @@ function(gpumem_add_cuda_library name)
   endforeach()
   add_library(${name} STATIC ${objects})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
-  target_link_libraries(${name} PUBLIC gpumem_cccl ${arg_LIBRARIES} "${GPUMEM_CUDART}" Threads::Threads
-    ${CMAKE_DL_LIBS} rt)
+  target_link_libraries(${name} PUBLIC gpumem_cccl ${arg_LIBRARIES})
 endfunction()

@@ -1,0 +1,242 @@
+// The happens-before checker: an interval map of accesses, pruned of what the host has seen complete.
+// SPDX-License-Identifier: Apache-2.0
+#include "checker.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "memory.hpp"
+
+namespace simulated {
+
+namespace {
+
+std::string missing_order(const party& earlier, const party& later) {
+  if (later.stream == 0) return "the host has not seen " + describe(earlier) + " complete";
+  return "stream " + std::to_string(later.stream) + " is not ordered after " + describe(earlier);
+}
+
+const char* phrase(finding_kind kind) {
+  switch (kind) {
+    case finding_kind::unordered_reuse: return "unordered reuse of ";
+    case finding_kind::unordered_free: return "unordered free of ";
+    default: return "unordered access to ";
+  }
+}
+
+}  // namespace
+
+void checker::clear() {
+  segments_.clear();
+  blocks_.clear();
+  told_.clear();
+  blocks_made_ = 0;
+}
+
+/// The segment that begins at `address`, split off if one spans it; end() or the next one above if none does.
+checker::segment_map::iterator checker::cut(std::uint64_t address) {
+  auto above = segments_.lower_bound(address);
+  if (above != segments_.end() && above->first == address) return above;
+  if (above == segments_.begin()) return above;
+  auto below = std::prev(above);
+  if (below->second.end <= address) return above;
+  segment upper = below->second;
+  below->second.end = address;
+  return segments_.emplace_hint(above, address, std::move(upper));
+}
+
+/// Visits the range segment by segment; parts never seen before get a fresh one.
+template <class Visit>
+void checker::over(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
+  const std::uint64_t end = address + bytes;
+  cut(end);
+  auto part = cut(address);
+  for (std::uint64_t at = address; at < end;) {
+    if (part == segments_.end() || part->first != at) {
+      const std::uint64_t stop = part == segments_.end() ? end : std::min(end, part->first);
+      part = segments_.emplace_hint(part, at, segment{stop, segment_state::untold, {}, {}, {}});
+    }
+    visit(part->second);
+    at = part->second.end;
+    ++part;
+  }
+}
+
+void checker::prune(segment& part) const {
+  std::erase_if(part.accesses, [&](const access& old) { return host_.covers(old.component, old.number); });
+}
+
+void checker::tell(finding_kind kind, const party& earlier, const party& later, const block_name& block,
+                   const std::string& what) {
+  findings_.add({kind, earlier, later, block, missing_order(earlier, later), what});
+}
+
+/// Reports what `who` is not ordered after, and forgets what every later conflict will be told about anyway.
+void checker::judge(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
+                    const std::vector<declared_use>* declared) {
+  prune(part);
+  std::erase_if(part.accesses, [&](const access& old) {
+    if (who.order->covers(old.component, old.number)) return write || !old.write;
+    if (!write && !old.write) return false;
+    const auto covers = [&](const declared_use& use) {
+      return use.component == old.component && old.number <= use.number;
+    };
+    if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers)) return false;
+    tell(kind, old.name, who.name, block,
+         phrase(kind) + describe(block) + ": " + describe(who.name) + " is not ordered after " + describe(old.name));
+    return true;
+  });
+}
+
+bool checker::tracked(std::uint64_t address) const {
+  if (allocations_.owns(address) || allocations_.find(address) != nullptr) return true;
+  auto above = segments_.upper_bound(address);
+  return above != segments_.begin() && std::prev(above)->second.end > address;
+}
+
+void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes) {
+  if (!allocations_.owns(address)) return;
+  const allocation* held = allocations_.find(address);
+  if (held != nullptr && address + bytes <= held->address + held->bytes) return;
+  const block_name block =
+      held != nullptr ? block_name{held->number, held->address, held->bytes} : block_name{0, address, bytes};
+  const std::string where = held != nullptr ? "past the end of " + describe(block)
+                                            : "memory that the driver has not allocated: " + describe(block);
+  tell(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
+}
+
+void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
+  if (bytes == 0 || !tracked(address)) return;
+  check_bounds(who, address, bytes);
+  const allocation* held = allocations_.find(address);
+  const bool told = held != nullptr && told_.contains(held->buffer_id);
+  const bool owned = allocations_.owns(address);
+  bool spoken = false;
+  over(address, bytes, [&](segment& part) {
+    const block_name block = part.block.number != 0 || held == nullptr
+                                 ? part.block
+                                 : block_name{held->number, held->address, held->bytes};
+    if (owned && !spoken && part.state == segment_state::freed) {
+      spoken = true;
+      tell(finding_kind::use_after_free, part.ended, who.name, block,
+           "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " + describe(part.ended));
+    } else if (told && !spoken && part.state == segment_state::untold) {
+      spoken = true;
+      tell(finding_kind::unallocated_access, {}, who.name, block,
+           describe(who.name) + " touches bytes of " + describe(block) + " that no resource has granted");
+    }
+    judge(part, who, write, finding_kind::unordered_access, block, nullptr);
+    std::erase_if(part.accesses, [&](const access& old) {
+      return !old.write && !write && old.component == who.component;
+    });
+    part.accesses.push_back({who.component, write, who.number, who.name});
+  });
+}
+
+void checker::check_overlap(const actor& who, const block_map& blocks, const block_name& made) {
+  auto at = blocks.upper_bound(made.address);
+  if (at != blocks.begin()) --at;
+  for (; at != blocks.end() && at->first < made.address + made.bytes; ++at) {
+    const block_name& old = at->second.name;
+    if (old.address + old.bytes <= made.address) continue;
+    tell(finding_kind::overlapping_grant, {}, who.name, old,
+         describe(made) + ", granted to stream " + std::to_string(who.name.stream) + ", overlaps the live " +
+             describe(old));
+  }
+}
+
+void checker::granted(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+  const block_name made{next_block_number(), address, bytes};
+  block_map& blocks = blocks_[owner];
+  check_overlap(who, blocks, made);
+  if (const allocation* held = allocations_.find(address)) told_.insert(held->buffer_id);
+  check_bounds(who, address, bytes);
+  over(address, bytes, [&](segment& part) {
+    judge(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made, nullptr);
+  });
+  auto first = segments_.find(address);
+  auto last = segments_.lower_bound(address + bytes);
+  first->second = {address + bytes, segment_state::granted, made, {}, {}};
+  first->second.accesses.push_back({who.component, true, who.number, who.name});
+  segments_.erase(std::next(first), last);
+  blocks.insert_or_assign(address, block{made, {}});
+}
+
+/// The blocks among which a free of `address` is to be looked up: the owner's, else those of an equal resource.
+checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) {
+  auto own = blocks_.find(owner);
+  if (own != blocks_.end() && own->second.contains(address)) return &own->second;
+  block_map* newest = nullptr;
+  for (auto& [other, blocks] : blocks_) {
+    auto found = blocks.find(address);
+    if (found == blocks.end()) continue;
+    if (newest == nullptr || newest->at(address).name.number < found->second.name.number) newest = &blocks;
+  }
+  return newest;
+}
+
+void checker::reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes) {
+  auto above = segments_.upper_bound(address);
+  const segment* part = above == segments_.begin() ? nullptr : &std::prev(above)->second;
+  if (part != nullptr && part->end > address && part->state == segment_state::freed) {
+    tell(finding_kind::double_free, part->ended, who.name, part->block,
+         "double free of " + describe(part->block) + ": " + describe(who.name) + " comes after " +
+             describe(part->ended));
+    return;
+  }
+  const block_name unknown{0, address, bytes};
+  tell(finding_kind::unknown_free, {}, who.name, unknown,
+       describe(who.name) + " gives back what was never granted: " + describe(unknown));
+}
+
+void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+  block_map* blocks = map_of(owner, address);
+  if (blocks == nullptr) return reject_free(who, address, bytes);
+  const block old = std::move(blocks->at(address));
+  blocks->erase(address);
+  if (bytes != 0 && bytes != old.name.bytes)
+    tell(finding_kind::wrong_size, {}, who.name, old.name,
+         describe(who.name) + " gives back " + std::to_string(bytes) + " bytes of " + describe(old.name));
+  over(address, old.name.bytes, [&](segment& part) {
+    judge(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
+    part.state = segment_state::freed;
+    part.block = old.name;
+    part.ended = who.name;
+    part.accesses.push_back({who.component, true, who.number, who.name});
+  });
+}
+
+void checker::use_declared(const actor& who, std::uint64_t address) {
+  for (auto& [owner, blocks] : blocks_) {
+    auto above = blocks.upper_bound(address);
+    if (above == blocks.begin()) continue;
+    block& held = std::prev(above)->second;
+    if (address - held.name.address >= held.name.bytes) continue;
+    auto& uses = held.declared;
+    std::erase_if(uses, [&](const declared_use& use) { return use.component == who.component; });
+    uses.push_back({who.component, who.number});
+  }
+}
+
+void checker::fresh(std::uint64_t address, std::uint64_t bytes) {
+  auto last = cut(address + bytes);
+  segments_.erase(cut(address), last);
+}
+
+void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live) {
+  for (auto& [owner, blocks] : blocks_) {
+    auto at = blocks.lower_bound(address);
+    while (at != blocks.end() && at->first < address + bytes) {
+      const block_name live = at->second.name;
+      if (report_live)
+        tell(finding_kind::live_block_in_freed_memory, {}, who.name, live,
+             describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
+      at = blocks.erase(at);
+    }
+  }
+  if (const allocation* held = allocations_.find(address)) told_.erase(held->buffer_id);
+  fresh(address, bytes);
+}
+
+}  // namespace simulated

@@ -1,0 +1,102 @@
+// Happens-before: who touched which bytes last, and whether whoever touches them next is ordered after that.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "report.hpp"
+#include "vector_clock.hpp"
+
+namespace simulated {
+
+class memory;
+
+/// Someone who touches memory: a point of a stream, or the host.
+struct actor {
+  std::uint32_t component;
+  std::uint64_t number;        // as the clocks count
+  party name;                  // as people count
+  const vector_clock* order;   // all that is ordered before it
+};
+
+class checker {
+ public:
+  checker(report& findings, const memory& allocations, const vector_clock& host)
+      : findings_(findings), allocations_(allocations), host_(host) {}
+
+  void clear();
+
+  /// Work reads or writes bytes.
+  void touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
+
+  /// A checked resource granted a block: a write of the whole of it.
+  void granted(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+
+  /// A checked resource is about to take a block back.
+  void returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+
+  /// All uses so far at `who` of the block at `address` are declared to the resource: its free need not be after them.
+  void use_declared(const actor& who, std::uint64_t address);
+
+  /// The driver gave out, or took back, memory: what was known of it is void.
+  void fresh(std::uint64_t address, std::uint64_t bytes);
+  void gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
+
+  std::uint64_t next_block_number() noexcept { return ++blocks_made_; }
+
+ private:
+  struct access {
+    std::uint32_t component;
+    bool write;
+    std::uint64_t number;
+    party name;
+  };
+  enum class segment_state : unsigned char { untold, granted, freed };
+  struct segment {
+    std::uint64_t end;
+    segment_state state = segment_state::untold;
+    block_name block;
+    party ended;  // who freed the block
+    std::vector<access> accesses;
+  };
+  using segment_map = std::map<std::uint64_t, segment>;
+
+  struct declared_use {
+    std::uint32_t component;
+    std::uint64_t number;
+  };
+  struct block {
+    block_name name;
+    std::vector<declared_use> declared;
+  };
+  using block_map = std::map<std::uint64_t, block>;
+
+  segment_map::iterator cut(std::uint64_t address);
+  template <class Visit>
+  void over(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
+  bool in_told_allocation(std::uint64_t address) const;
+  void prune(segment& part) const;
+  void judge(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
+             const std::vector<declared_use>* declared);
+  void tell(finding_kind kind, const party& earlier, const party& later, const block_name& block,
+            const std::string& what);
+  void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes);
+  void check_overlap(const actor& who, const block_map& blocks, const block_name& made);
+  block_map* map_of(std::uint64_t owner, std::uint64_t address);
+  void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
+  bool tracked(std::uint64_t address) const;
+
+  report& findings_;
+  const memory& allocations_;
+  const vector_clock& host_;
+  segment_map segments_;
+  std::unordered_map<std::uint64_t, block_map> blocks_;   // by owner
+  std::unordered_set<std::uint64_t> told_;  // driver allocations (by buffer id) out of which blocks were granted
+  std::uint64_t blocks_made_ = 0;
+};
+
+}  // namespace simulated

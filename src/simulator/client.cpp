@@ -1,0 +1,169 @@
+// The client side of the simulated device: plain C++ over its control interface.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "client_library.hpp"
+#include "gpumem/simulator.hpp"
+
+namespace gpumem::simulator {
+
+using detail::require_control;
+
+namespace {
+
+gpumem_simulator_options outside(const options& how) {
+  if (how.devices < 1 || how.devices > 64) throw error("the number of simulated devices must be between 1 and 64");
+  if (how.capacity == 0) throw error("a simulated device needs a capacity");
+  return {how.devices, how.capacity, how.seed, how.mode == stepping::manual ? 1 : 0,
+          static_cast<std::uint64_t>(how.patience.count())};
+}
+
+party inside(const gpumem_simulator_party& side) { return {side.stream, side.operation, side.action}; }
+
+std::vector<finding> findings(bool take) {
+  std::vector<finding> all;
+  require_control().visit_findings(
+      [](void* context, const gpumem_simulator_finding* told) {
+        static_cast<std::vector<finding>*>(context)->push_back(
+            {static_cast<finding_kind>(told->kind), inside(told->earlier), inside(told->later), told->block_address,
+             told->block_bytes, told->block_number, told->missing, told->text});
+      },
+      &all, take ? 1 : 0);
+  return all;
+}
+
+void enqueue(CUstream stream, const touch* first, std::size_t count, std::chrono::nanoseconds duration,
+             std::function<void()> function) {
+  std::vector<gpumem_simulator_touch> touches;
+  for (std::size_t i = 0; i < count; ++i)
+    touches.push_back({first[i].pointer, first[i].bytes, first[i].writes ? 1 : 0});
+  const auto nanoseconds = static_cast<std::uint64_t>(duration.count());
+  const bool runs = static_cast<bool>(function);
+  auto held = runs ? std::make_unique<std::function<void()>>(std::move(function)) : nullptr;
+  const int result = require_control().work(
+      stream, touches.data(), count, nanoseconds,
+      runs ? +[](void* context) { (*static_cast<std::function<void()>*>(context))(); } : nullptr,
+      runs ? +[](void* context) { delete static_cast<std::function<void()>*>(context); } : nullptr, held.release());
+  if (result != 0) throw error("the simulated device refused work: driver error " + std::to_string(result));
+}
+
+}  // namespace
+
+void load(const options& how) {
+  const gpumem_simulator_options settings = outside(how);
+  if (detail::open_library()) require_control().reset(&settings);
+}
+
+bool loaded() noexcept { return detail::loaded_control() != nullptr; }
+
+bool available_real_device() {
+  const char* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
+  const std::filesystem::path files = folder != nullptr ? folder : "/dev";
+  std::error_code failed;
+  return std::filesystem::exists(files / "nvidiactl", failed) && std::filesystem::exists(files / "nvidia-uvm", failed);
+}
+
+bool auto_load(const options& how) {
+  if (!available_real_device()) load(how);
+  return loaded();
+}
+
+void reset(const options& how) {
+  const gpumem_simulator_options settings = outside(how);
+  if (require_control().reset(&settings) != 0)
+    throw error("the simulated device cannot be reset while a call waits in it or its work runs");
+}
+
+void seed(std::uint64_t number) { require_control().seed(number); }
+std::uint64_t step(std::uint64_t operations) { return require_control().step(operations); }
+std::uint64_t run_until_idle() { return require_control().run_until_idle(); }
+void fail_allocation(std::uint64_t nth) { require_control().fail_allocation(nth); }
+void fail_call(const std::string& name, std::uint64_t nth, CUresult result) {
+  require_control().fail_call(name.c_str(), nth, result);
+}
+void sticky_error(CUresult result) { require_control().sticky_error(result); }
+
+void never_complete(CUevent event) {
+  if (require_control().never_complete(event) != 0) throw error("never_complete: no such event");
+}
+
+void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration,
+          std::function<void()> function) {
+  enqueue(stream.get(), touches.begin(), touches.size(), duration, std::move(function));
+}
+
+void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration,
+          std::function<void()> function) {
+  enqueue(stream.get(), touches.data(), touches.size(), duration, std::move(function));
+}
+
+const char* to_string(finding_kind kind) noexcept {
+  constexpr const char* names[] = {
+      "unordered_access", "unordered_reuse",   "unordered_free",             "use_after_free", "unallocated_access",
+      "double_free",      "unknown_free",      "wrong_size",                 "overlapping_grant",
+      "live_block_in_freed_memory",            "dead_stream",                "dead_event",
+      "call_in_host_function",                 "deadlock"};
+  return names[static_cast<int>(kind)];
+}
+
+summary report() {
+  summary all;
+  all.findings = findings(false);
+  require_control().visit_calls(
+      [](void* context, const char* name, std::uint64_t count) {
+        static_cast<summary*>(context)->driver_calls[name] += count;
+      },
+      &all);
+  gpumem_simulator_figures figures;
+  require_control().read_figures(&figures);
+  all.operations_run = figures.operations_run;
+  all.operations_pending = figures.operations_pending;
+  all.streams_created = figures.streams_created;
+  all.stream_handles_recycled = figures.stream_handles_recycled;
+  all.event_handles_recycled = figures.event_handles_recycled;
+  all.implicit_synchronizations = figures.implicit_synchronizations;
+  all.bytes_allocated = figures.bytes_allocated;
+  return all;
+}
+
+void clear_driver_calls() { require_control().clear_calls(); }
+
+std::vector<finding> take_findings() { return findings(true); }
+
+void expect_silent() {
+  const std::vector<finding> found = take_findings();
+  if (found.empty()) return;
+  std::string text = "the simulated device found " + std::to_string(found.size()) + ":";
+  for (const finding& one : found) text += "\n  " + one.text;
+  throw error(text);
+}
+
+void set_schedule_hooks(void (*on_call)(void*), bool (*on_block)(void*), void* context) {
+  require_control().on_call(on_call, context);
+  require_control().on_block(on_block, context);
+}
+
+namespace detail {
+
+std::uint64_t new_owner() noexcept {
+  const control* device = loaded_control();
+  return device == nullptr ? 0 : device->new_owner();
+}
+
+void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept {
+  if (const control* device = loaded_control()) device->allocated(owner, stream, by_host ? 1 : 0, pointer, bytes);
+}
+
+void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept {
+  if (const control* device = loaded_control()) device->freed(owner, stream, by_host ? 1 : 0, pointer, bytes);
+}
+
+void use_recorded(CUstream stream, void* pointer) noexcept {
+  if (const control* device = loaded_control()) device->use_recorded(stream, pointer);
+}
+
+}  // namespace detail
+
+}  // namespace gpumem::simulator

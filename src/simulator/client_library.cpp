@@ -1,0 +1,119 @@
+// Finding and opening the simulated device's library.
+// SPDX-License-Identifier: Apache-2.0
+#include "client_library.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpumem/simulator.hpp"
+
+namespace gpumem::simulator::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* file_name = "libgpumem_simulator_driver.so";
+
+std::atomic<const control*> opened{nullptr};
+
+template <class Function>
+void take(void* library, Function& place, const char* name) {
+  place = reinterpret_cast<Function>(::dlsym(library, name));
+  if (place == nullptr) throw error(std::string("the simulated device's library lacks ") + name);
+}
+
+control* functions_of(void* library) {
+  int (*version)() = nullptr;
+  take(library, version, "gpumem_simulator_interface");
+  if (version() != GPUMEM_SIMULATOR_INTERFACE) throw error("the simulated device's library is of another version");
+  auto* all = new control;
+  take(library, all->reset, "gpumem_simulator_reset");
+  take(library, all->seed, "gpumem_simulator_seed");
+  take(library, all->step, "gpumem_simulator_step");
+  take(library, all->run_until_idle, "gpumem_simulator_run_until_idle");
+  take(library, all->fail_allocation, "gpumem_simulator_fail_allocation");
+  take(library, all->fail_call, "gpumem_simulator_fail_call");
+  take(library, all->sticky_error, "gpumem_simulator_sticky_error");
+  take(library, all->never_complete, "gpumem_simulator_never_complete");
+  take(library, all->work, "gpumem_simulator_work");
+  take(library, all->new_owner, "gpumem_simulator_new_owner");
+  take(library, all->allocated, "gpumem_simulator_allocated");
+  take(library, all->freed, "gpumem_simulator_freed");
+  take(library, all->use_recorded, "gpumem_simulator_use_recorded");
+  take(library, all->on_call, "gpumem_simulator_on_call");
+  take(library, all->on_block, "gpumem_simulator_on_block");
+  take(library, all->read_figures, "gpumem_simulator_read_figures");
+  take(library, all->visit_calls, "gpumem_simulator_visit_calls");
+  take(library, all->clear_calls, "gpumem_simulator_clear_calls");
+  take(library, all->visit_findings, "gpumem_simulator_visit_findings");
+  return all;
+}
+
+std::vector<fs::path> candidates() {
+  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) return {named};
+  std::vector<fs::path> all;
+  std::error_code failed;
+  const fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  if (!failed) {
+    all.push_back(program.parent_path() / file_name);
+    all.push_back(program.parent_path().parent_path() / "lib" / file_name);
+  }
+  all.emplace_back(GPUMEM_SIMULATOR_BUILD_PATH);
+#ifdef GPUMEM_SIMULATOR_INSTALL_PATH
+  all.emplace_back(GPUMEM_SIMULATOR_INSTALL_PATH);
+#endif
+  return all;
+}
+
+void refuse_real_driver() {
+  void* present = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (present == nullptr) return;
+  const bool ours = ::dlsym(present, "gpumem_simulator_interface") != nullptr;
+  ::dlclose(present);
+  if (!ours)
+    throw error(
+        "a real CUDA driver (libcuda.so.1) is already loaded in this process: load the simulated device before the "
+        "first CUDA call");
+}
+
+void* open_first(const std::vector<fs::path>& paths) {
+  std::string tried;
+  for (const fs::path& path : paths) {
+    std::error_code failed;
+    if (!fs::exists(path, failed)) {
+      tried += "\n  " + path.string() + ": no such file";
+      continue;
+    }
+    if (void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;
+    tried += "\n  " + std::string(::dlerror());
+  }
+  throw error("the simulated device's library was not found; tried:" + tried);
+}
+
+}  // namespace
+
+const control* loaded_control() noexcept { return opened.load(std::memory_order_acquire); }
+
+const control& require_control() {
+  const control* all = loaded_control();
+  if (all == nullptr) throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
+  return *all;
+}
+
+bool open_library() {
+  static std::mutex once;
+  const std::lock_guard lock(once);
+  if (loaded_control() != nullptr) return false;
+  refuse_real_driver();
+  opened.store(functions_of(open_first(candidates())), std::memory_order_release);
+  return true;
+}
+
+}  // namespace gpumem::simulator::detail

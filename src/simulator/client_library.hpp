@@ -1,0 +1,41 @@
+// The simulated device's library as this program has it loaded: its control functions, by name.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "control.h"
+
+namespace gpumem::simulator::detail {
+
+/// The control functions of the loaded library.
+struct control {
+  decltype(&gpumem_simulator_reset) reset;
+  decltype(&gpumem_simulator_seed) seed;
+  decltype(&gpumem_simulator_step) step;
+  decltype(&gpumem_simulator_run_until_idle) run_until_idle;
+  decltype(&gpumem_simulator_fail_allocation) fail_allocation;
+  decltype(&gpumem_simulator_fail_call) fail_call;
+  decltype(&gpumem_simulator_sticky_error) sticky_error;
+  decltype(&gpumem_simulator_never_complete) never_complete;
+  decltype(&gpumem_simulator_work) work;
+  decltype(&gpumem_simulator_new_owner) new_owner;
+  decltype(&gpumem_simulator_allocated) allocated;
+  decltype(&gpumem_simulator_freed) freed;
+  decltype(&gpumem_simulator_use_recorded) use_recorded;
+  decltype(&gpumem_simulator_on_call) on_call;
+  decltype(&gpumem_simulator_on_block) on_block;
+  decltype(&gpumem_simulator_read_figures) read_figures;
+  decltype(&gpumem_simulator_visit_calls) visit_calls;
+  decltype(&gpumem_simulator_clear_calls) clear_calls;
+  decltype(&gpumem_simulator_visit_findings) visit_findings;
+};
+
+/// The library's functions, or null before load().
+const control* loaded_control() noexcept;
+
+/// The library's functions; throws `error` before load().
+const control& require_control();
+
+/// Opens the library; whether this call did it. Throws `error` when it cannot.
+bool open_library();
+
+}  // namespace gpumem::simulator::detail

@@ -1,0 +1,211 @@
+// The control interface: what the client library calls.
+// SPDX-License-Identifier: Apache-2.0
+#include "control.h"
+
+#include <memory>
+#include <utility>
+
+#include "engine.hpp"
+
+using namespace simulated;
+
+namespace {
+
+/// Calls of a resource that runs inside device work are as wrong as calls of the driver there.
+bool refused_in_function(engine& device, const char* what) {
+  if (!this_host_thread().in_function) return false;
+  device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
+  return true;
+}
+
+/// Whoever allocates or frees: a point of the stream, or of the host. False if the stream is no more.
+bool actor_of(engine& device, void* stream, int by_host, const char* action, actor& who) {
+  if (by_host != 0) {
+    who = device.host_point(action);
+    return true;
+  }
+  CUresult why;
+  const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
+  if (on) who = device.point(on, action);
+  return on != nullptr;
+}
+
+gpumem_simulator_party outside(const party& side) { return {side.stream, side.operation, side.action}; }
+
+/// Owns what a piece of work was given, and drops it when the work is gone.
+struct held_context {
+  void (*run)(void*);
+  void (*drop)(void*);
+  void* context;
+  held_context(void (*r)(void*), void (*d)(void*), void* c) : run(r), drop(d), context(c) {}
+  held_context(const held_context&) = delete;
+  held_context& operator=(const held_context&) = delete;
+  ~held_context() {
+    if (drop != nullptr) drop(context);
+  }
+};
+
+}  // namespace
+
+int gpumem_simulator_interface(void) { return GPUMEM_SIMULATOR_INTERFACE; }
+
+int gpumem_simulator_reset(const gpumem_simulator_options* options) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  return device.reset(*options) ? 0 : 1;
+}
+
+void gpumem_simulator_seed(uint64_t seed) {
+  engine& device = the_engine();
+  locked lock(device.mutex);
+  device.reseed(lock, seed);
+}
+
+uint64_t gpumem_simulator_step(uint64_t steps) {
+  engine& device = the_engine();
+  locked lock(device.mutex);
+  uint64_t run = 0;
+  while (run < steps && device.step(lock)) ++run;
+  return run;
+}
+
+uint64_t gpumem_simulator_run_until_idle(void) {
+  engine& device = the_engine();
+  locked lock(device.mutex);
+  while (device.step(lock)) {
+  }
+  return device.pending();
+}
+
+void gpumem_simulator_fail_allocation(uint64_t nth) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  device.faults.fail_allocation(nth);
+}
+
+void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  device.faults.fail_call(name, nth, static_cast<CUresult>(result));
+}
+
+void gpumem_simulator_sticky_error(int result) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  device.faults.stick(static_cast<CUresult>(result));
+}
+
+int gpumem_simulator_never_complete(void* handle) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  CUresult why;
+  const auto found = device.resolve(static_cast<CUevent>(handle), why);
+  if (!found) return why;
+  if (found->last && !found->last->done())
+    found->last->never = true;
+  else
+    found->never_next = true;
+  return CUDA_SUCCESS;
+}
+
+int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
+                          void (*run)(void*), void (*drop)(void*), void* context) {
+  auto held = std::make_shared<held_context>(run, drop, context);
+  engine& device = the_engine();
+  device.mark_call();
+  locked lock(device.mutex);
+  if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
+  if (device.faults.sticky() != CUDA_SUCCESS) return device.faults.sticky();
+  device.advance(lock);
+  CUresult why;
+  const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
+  if (!on) return why;
+  operation work;
+  work.duration = nanoseconds;
+  for (size_t i = 0; i < count; ++i)
+    work.touches.push_back(
+        {reinterpret_cast<std::uint64_t>(touches[i].pointer), touches[i].bytes, touches[i].write != 0});
+  if (run != nullptr) work.run = [held = std::move(held)] { held->run(held->context); };
+  return device.enqueue(on, std::move(work));
+}
+
+uint64_t gpumem_simulator_new_owner(void) {
+  static std::atomic<uint64_t> made{0};
+  return ++made;
+}
+
+void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  if (refused_in_function(device, "allocation")) return;
+  actor who;
+  if (!actor_of(device, stream, by_host, "allocation", who)) return;
+  device.order.granted(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
+}
+
+void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  if (refused_in_function(device, "free")) return;
+  actor who;
+  if (!actor_of(device, stream, by_host, "free", who)) return;
+  device.order.returned(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
+}
+
+void gpumem_simulator_use_recorded(void* stream, void* pointer) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  actor who;
+  if (!actor_of(device, stream, 0, "declared use", who)) return;
+  device.order.use_declared(who, reinterpret_cast<std::uint64_t>(pointer));
+}
+
+void gpumem_simulator_on_call(void (*hook)(void*), void* context) {
+  engine& device = the_engine();
+  device.on_call_context.store(context, std::memory_order_relaxed);
+  device.on_call.store(hook, std::memory_order_release);
+}
+
+void gpumem_simulator_on_block(bool (*hook)(void*), void* context) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  device.on_block = hook;
+  device.on_block_context = context;
+}
+
+void gpumem_simulator_read_figures(gpumem_simulator_figures* figures) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  *figures = {};
+  figures->operations_run = device.operations_run;
+  figures->operations_pending = device.pending();
+  figures->streams_created = device.streams_made;
+  figures->stream_handles_recycled = device.streams.recycled();
+  figures->event_handles_recycled = device.events.recycled();
+  figures->implicit_synchronizations = device.implicit_waits;
+  for (int i = 0; i < device.options().devices; ++i) figures->bytes_allocated += device.allocations.used(i);
+}
+
+void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  for (const auto& [name, count] : device.calls) visit(context, name.data(), count);
+}
+
+void gpumem_simulator_clear_calls(void) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  device.calls.clear();
+}
+
+void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take) {
+  engine& device = the_engine();
+  const locked lock(device.mutex);
+  for (const finding& found : device.findings.findings()) {
+    const gpumem_simulator_finding told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
+                                        found.block.address,          found.block.bytes,      found.block.number,
+                                        found.missing.c_str(),        found.text.c_str()};
+    visit(context, &told);
+  }
+  if (take != 0) device.findings.clear();
+}

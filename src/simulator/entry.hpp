@@ -1,0 +1,43 @@
+// How every entry point of the driver begins: schedule mark, lock, count, rules, a few steps of the device.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <utility>
+
+#include "engine.hpp"
+
+namespace simulated {
+
+template <std::size_t Size>
+struct entry_name {
+  char text[Size];
+  constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
+};
+
+/// Runs `body(engine, lock)` as the entry point `Name`.
+template <entry_name Name, unsigned Rules = plain, class Body>
+CUresult enter(Body&& body) noexcept try {
+  engine& device = the_engine();
+  device.mark_call();
+  locked lock(device.mutex);
+  if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
+  if constexpr ((Rules & (quiet | before_init)) == 0) device.advance(lock);
+  return std::forward<Body>(body)(device, lock);
+} catch (const std::bad_alloc&) {
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/// The same for an entry point that takes a stream: `body(engine, lock, stream)`.
+template <entry_name Name, unsigned Rules = plain, class Body>
+CUresult enter_on(CUstream handle, Body&& body) noexcept {
+  return enter<Name, Rules>([&](engine& device, locked& lock) {
+    CUresult why;
+    const stream_ptr on = device.resolve(handle, why);
+    return on ? std::forward<Body>(body)(device, lock, on) : why;
+  });
+}
+
+}  // namespace simulated

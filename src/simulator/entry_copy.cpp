@@ -1,0 +1,105 @@
+// Entry points that copy and fill.
+// SPDX-License-Identifier: Apache-2.0
+#include "entry.hpp"
+#include "transfers.hpp"
+
+using namespace simulated;
+
+namespace {
+
+std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+template <entry_name Name>
+CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
+  return enter_on<Name, needs_context | unsafe_in_capture>(
+      CU_STREAM_LEGACY, [&](engine& device, locked& lock, const stream_ptr& on) {
+        return transfer(device, lock, on, to, from, bytes, true, Name.text);
+      });
+}
+
+template <entry_name Name>
+CUresult copy_later(CUstream handle, std::uint64_t to, std::uint64_t from, std::size_t bytes) {
+  return enter_on<Name>(handle, [&](engine& device, locked& lock, const stream_ptr& on) {
+    return transfer(device, lock, on, to, from, bytes, false, Name.text);
+  });
+}
+
+template <entry_name Name, unsigned Rules = plain>
+CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned width, std::size_t count) {
+  return enter_on<Name, Rules>(handle, [&](engine& device, locked&, const stream_ptr& on) {
+    return fill(device, on, to, value, width, count);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy_now<"cuMemcpy">(to, from, bytes); }
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy_now<"cuMemcpyHtoD">(to, address(from), bytes);
+}
+CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
+  return copy_now<"cuMemcpyDtoH">(address(to), from, bytes);
+}
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_now<"cuMemcpyDtoD">(to, from, bytes);
+}
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes) {
+  return copy_now<"cuMemcpyPeer">(to, from, bytes);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyAsync">(stream, to, from, bytes);
+}
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyHtoDAsync">(stream, to, address(from), bytes);
+}
+CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyDtoHAsync">(stream, address(to), from, bytes);
+}
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyDtoDAsync">(stream, to, from, bytes);
+}
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyPeerAsync">(stream, to, from, bytes);
+}
+
+CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) {
+  return fill_on<"cuMemsetD8", needs_context | unsafe_in_capture>(CU_STREAM_LEGACY, to, value, 1, count);
+}
+CUresult cuMemsetD16(CUdeviceptr to, unsigned short value, size_t count) {
+  return fill_on<"cuMemsetD16", needs_context | unsafe_in_capture>(CU_STREAM_LEGACY, to, value, 2, count);
+}
+CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t count) {
+  return fill_on<"cuMemsetD32", needs_context | unsafe_in_capture>(CU_STREAM_LEGACY, to, value, 4, count);
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  return fill_on<"cuMemsetD8Async">(stream, to, value, 1, count);
+}
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
+  return fill_on<"cuMemsetD16Async">(stream, to, value, 2, count);
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  return fill_on<"cuMemsetD32Async">(stream, to, value, 4, count);
+}
+
+CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation, unsigned, CUstream stream) {
+  return enter_on<"cuMemPrefetchAsync">(stream, [&](engine& device, locked&, const stream_ptr& on) {
+    const allocation* held = device.allocations.find(pointer);
+    if (held == nullptr || held->kind != memory_kind::managed || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    operation work;
+    work.action = "prefetch";
+    return device.enqueue(on, std::move(work));
+  });
+}
+
+CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise, CUmemLocation) {
+  return enter<"cuMemAdvise">([&](engine& device, locked&) {
+    const allocation* held = device.allocations.find(pointer);
+    return held == nullptr || held->kind != memory_kind::managed || bytes == 0 ? CUDA_ERROR_INVALID_VALUE
+                                                                               : CUDA_SUCCESS;
+  });
+}
+
+}  // extern "C"

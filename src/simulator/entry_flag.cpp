@@ -1,0 +1,61 @@
+// Entry points that wait for a value in memory and write one: how a persistent kernel is modelled.
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+#include <utility>
+
+#include "entry.hpp"
+
+using namespace simulated;
+
+namespace {
+
+bool reachable(const engine& device, CUdeviceptr address, unsigned width) {
+  return address != 0 && address % width == 0 && device.allocations.find(address) != nullptr;
+}
+
+template <entry_name Name>
+CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
+  return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
+    if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
+    operation work;
+    work.action = "wait for a value";
+    work.flag = std::make_shared<flag_wait>(flag_wait{reinterpret_cast<const void*>(address), value, flags, wide});
+    return device.enqueue(on, std::move(work));
+  });
+}
+
+template <entry_name Name>
+CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
+  return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
+    if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
+    operation work;
+    work.action = "write of a value";
+    work.run = [=] {
+      if (wide)
+        __atomic_store_n(reinterpret_cast<std::uint64_t*>(address), value, __ATOMIC_RELEASE);
+      else
+        __atomic_store_n(reinterpret_cast<std::uint32_t*>(address), static_cast<std::uint32_t>(value),
+                         __ATOMIC_RELEASE);
+    };
+    return device.enqueue(on, std::move(work));
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  return wait_value<"cuStreamWaitValue32">(stream, address, value, flags, false);
+}
+CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+  return wait_value<"cuStreamWaitValue64">(stream, address, value, flags, true);
+}
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+  return write_value<"cuStreamWriteValue32">(stream, address, value, false);
+}
+CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned) {
+  return write_value<"cuStreamWriteValue64">(stream, address, value, true);
+}
+
+}  // extern "C"

@@ -1,0 +1,106 @@
+// cuGetProcAddress: which function a name means at a version, and what is said of those that do not exist here.
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstdio>
+#include <string_view>
+
+#include "entry.hpp"
+#include "stubs.hpp"
+
+using namespace simulated;
+
+namespace {
+
+/// A name from a version on. `per_thread` takes its place where 0 means the thread's own default stream.
+struct table_row {
+  std::string_view name;
+  int since;
+  void* function;
+  void* per_thread = nullptr;
+};
+
+CUstream own_default(CUstream given) { return given == nullptr ? CU_STREAM_PER_THREAD : given; }
+template <class T>
+T own_default(T given) {
+  return given;
+}
+
+/// The variant of an entry point that takes stream 0 for the thread's own default stream.
+template <auto Function>
+struct per_thread_variant;
+template <class... Arguments, CUresult (*Function)(Arguments...)>
+struct per_thread_variant<Function> {
+  static CUresult call(Arguments... arguments) { return Function(own_default(arguments)...); }
+};
+
+template <auto Function>
+table_row row(std::string_view name, int since) {
+  return {name, since, reinterpret_cast<void*>(Function)};
+}
+
+template <auto Function>
+table_row stream_row(std::string_view name, int since) {
+  return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
+}
+
+CUresult prefetch_to_device(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream) {
+  return cuMemPrefetchAsync(pointer, bytes, CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, device}, 0, stream);
+}
+
+CUresult advise_device(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUdevice device) {
+  return cuMemAdvise(pointer, bytes, advice, CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, device});
+}
+
+CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                                    const CUgraphNode** dependencies, size_t* count) {
+  return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
+}
+
+CUresult proc_address_without_status(const char* name, void** function, int version, cuuint64_t flags) {
+  return cuGetProcAddress(name, function, version, flags, nullptr);
+}
+
+#include "entry_rows.inc"
+
+/// The newest row of a name that is not newer than `version`; `exists` says whether any row has the name.
+const table_row* look_up(std::string_view name, int version, bool& exists) {
+  const table_row* best = nullptr;
+  exists = false;
+  for (const table_row& candidate : rows()) {
+    if (candidate.name != name) continue;
+    exists = true;
+    if (candidate.since <= version && (best == nullptr || candidate.since > best->since)) best = &candidate;
+  }
+  return best;
+}
+
+void* stub_for(std::string_view name) {
+  for (const auto& [known, function] : stubs)
+    if (name == known) return reinterpret_cast<void*>(function);
+  return nullptr;
+}
+
+}  // namespace
+
+int gpumem_simulator_missing(const char* name) {
+  std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+extern "C" CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+                                     CUdriverProcAddressQueryResult* status) {
+  if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  bool exists;
+  const table_row* found = look_up(name, version, exists);
+  const bool own_streams = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+  *function = nullptr;
+  if (found != nullptr)
+    *function = own_streams && found->per_thread != nullptr ? found->per_thread : found->function;
+  else if (!exists)
+    *function = stub_for(name);
+  if (status != nullptr)
+    *status = *function != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS
+              : exists             ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                                   : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,49 @@
+// Failures on demand: the n-th allocation, the n-th call of a name, an error that sticks.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "driver_api.hpp"
+
+namespace simulated {
+
+class faults {
+ public:
+  void fail_allocation(std::uint64_t nth) { allocations_left_ = nth; }
+  void fail_call(std::string name, std::uint64_t nth, CUresult result) {
+    calls_.push_back({std::move(name), nth, result});
+  }
+  void stick(CUresult result) noexcept { sticky_ = result; }
+  [[nodiscard]] CUresult sticky() const noexcept { return sticky_; }
+  void clear() { *this = faults{}; }
+
+  /// Counts a call; what it is to fail with, or success.
+  CUresult at_call(std::string_view name) {
+    for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
+      if (fault->name != name || --fault->left != 0) continue;
+      const CUresult result = fault->result;
+      calls_.erase(fault);
+      return result;
+    }
+    return CUDA_SUCCESS;
+  }
+
+  /// Counts an allocation; whether it is to fail.
+  bool at_allocation() noexcept { return allocations_left_ != 0 && --allocations_left_ == 0; }
+
+ private:
+  struct call_fault {
+    std::string name;
+    std::uint64_t left;
+    CUresult result;
+  };
+  std::uint64_t allocations_left_ = 0;
+  std::vector<call_fault> calls_;
+  CUresult sticky_ = CUDA_SUCCESS;
+};
+
+}  // namespace simulated

@@ -1,0 +1,83 @@
+// Handles whose values are recycled at once: the newest freed value is the next one given out.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace simulated {
+
+enum class handle_state { unknown, destroyed, live };
+
+template <class T>
+class handle_table {
+ public:
+  /// The handle value for `object`; `recycled` counts values that were given out before.
+  void* insert(std::shared_ptr<T> object) {
+    slot* place;
+    if (free_.empty()) {
+      place = &slots_.emplace_back();
+      index_.emplace(place, place);
+    } else {
+      place = free_.back();
+      free_.pop_back();
+      if (place->used) ++recycled_;
+    }
+    place->used = true;
+    place->object = std::move(object);
+    return place;
+  }
+
+  [[nodiscard]] const std::shared_ptr<T>* find(const void* handle) const {
+    auto found = index_.find(handle);
+    return found == index_.end() || !found->second->object ? nullptr : &found->second->object;
+  }
+
+  [[nodiscard]] handle_state state(const void* handle) const {
+    auto found = index_.find(handle);
+    if (found == index_.end()) return handle_state::unknown;
+    return found->second->object ? handle_state::live : handle_state::destroyed;
+  }
+
+  void erase(const void* handle) {
+    slot* place = index_.at(handle);
+    place->object.reset();
+    free_.push_back(place);
+  }
+
+  /// Destroys every object. Values are given out again in the order of a fresh table.
+  void clear() {
+    free_.clear();
+    for (slot& place : slots_) {
+      place.object.reset();
+      place.used = false;
+    }
+    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place) free_.push_back(&*place);
+    recycled_ = 0;
+  }
+
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    for (const slot& place : slots_)
+      if (place.object) visit(*place.object);
+  }
+
+  [[nodiscard]] std::uint64_t recycled() const noexcept { return recycled_; }
+
+ private:
+  struct slot {
+    std::shared_ptr<T> object;
+    bool used = false;
+    char spacing[32] = {};  // real handles are not neighbours
+  };
+  std::deque<slot> slots_;
+  std::vector<slot*> free_;
+  std::unordered_map<const void*, slot*> index_;
+  std::uint64_t recycled_ = 0;
+};
+
+}  // namespace simulated

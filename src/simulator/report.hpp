@@ -1,0 +1,74 @@
+// What the simulated device found wrong, and what it counted.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace simulated {
+
+/// The order is the order of gpumem::simulator::finding_kind.
+enum class finding_kind {
+  unordered_access,
+  unordered_reuse,
+  unordered_free,
+  use_after_free,
+  unallocated_access,
+  double_free,
+  unknown_free,
+  wrong_size,
+  overlapping_grant,
+  live_block_in_freed_memory,
+  dead_stream,
+  dead_event,
+  call_in_host_function,
+  deadlock,
+};
+
+/// One side of a finding; stream 0 is the host.
+struct party {
+  std::uint64_t stream = 0;
+  std::uint64_t operation = 0;
+  const char* action = "";
+};
+
+struct block_name {
+  std::uint64_t number = 0;
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct finding {
+  finding_kind kind;
+  party earlier;
+  party later;
+  block_name block;
+  std::string missing;
+  std::string text;
+};
+
+std::string describe(const party& side);
+std::string describe(const block_name& block);
+
+/// Collects findings; keeps the first thousand in full and counts the rest.
+class report {
+ public:
+  void add(finding found);
+
+  /// Prints what nobody took; for the end of the process.
+  void last_word() const;
+
+  void clear() noexcept {
+    findings_.clear();
+    dropped_ = 0;
+  }
+  [[nodiscard]] const std::vector<finding>& findings() const noexcept { return findings_; }
+
+ private:
+  std::vector<finding> findings_;
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace simulated

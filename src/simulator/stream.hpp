@@ -1,0 +1,107 @@
+// Streams and the operations in them: an in-order queue, its clock, its part in legacy barriers and captures.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "driver_api.hpp"
+#include "vector_clock.hpp"
+
+namespace simulated {
+
+struct stream;
+struct context;
+struct capture;
+struct graph;
+using stream_ptr = std::shared_ptr<stream>;
+
+/// All that a stream was given up to and including an operation.
+struct position {
+  stream_ptr on;
+  std::uint64_t number;
+
+  [[nodiscard]] bool done() const noexcept;
+};
+
+/// One recording of an event. A wait keeps the record it met; recording the event again makes another one.
+struct record {
+  std::vector<position> covers;
+  vector_clock order;
+  std::uint64_t time = 0;   // simulated nanoseconds at completion
+  std::uint64_t event = 0;  // serial of the event, for messages
+  bool never = false;       // fault: its operation never completes
+
+  [[nodiscard]] bool done() const noexcept {
+    for (const position& p : covers)
+      if (!p.done()) return false;
+    return !never;
+  }
+};
+
+/// A wait for a value in memory: how a kernel that spins on a flag is modelled. It gives no order.
+struct flag_wait {
+  const void* address;
+  std::uint64_t value;
+  unsigned condition;  // CUstreamWaitValue_flags
+  bool wide;           // 64 bits
+
+  [[nodiscard]] bool satisfied() const noexcept;
+};
+
+/// Bytes that an operation reads or writes.
+struct touched {
+  std::uint64_t address;
+  std::uint64_t bytes;
+  bool write;
+};
+
+/// A unit of device work in a stream's queue.
+struct operation {
+  const char* action = "work";
+  std::uint64_t number = 0;
+  std::uint64_t duration = 0;  // simulated nanoseconds
+  std::uint64_t enqueued_at = 0;
+  std::vector<position> after;  // legacy barriers
+  std::shared_ptr<record> awaited;
+  std::shared_ptr<record> recorded;
+  std::shared_ptr<flag_wait> flag;
+  std::function<void()> run;
+  std::vector<touched> touches;
+
+  /// Whether all that it waits for is done.
+  [[nodiscard]] bool ready() const noexcept;
+};
+
+enum class stream_kind { own, legacy, per_thread };
+
+struct stream {
+  std::uint64_t id = 0;  // never used twice
+  CUstream handle = nullptr;
+  context* home = nullptr;
+  stream_kind kind = stream_kind::own;
+  unsigned flags = 0;
+  int priority = 0;
+  bool alive = true;
+
+  std::uint32_t component = 0;
+  std::uint64_t number = 0;  // of the newest operation
+  std::uint64_t base = 0;    // what the component had counted for an earlier stream
+  vector_clock order;        // of the newest operation
+
+  std::deque<operation> queue;
+  bool running = false;  // the front operation runs, outside the lock
+  std::uint64_t end_time = 0;
+
+  std::shared_ptr<capture> capturing;
+
+  [[nodiscard]] bool blocking() const noexcept { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
+  [[nodiscard]] bool used() const noexcept { return number > base; }
+};
+
+inline bool position::done() const noexcept { return on->queue.empty() || on->queue.front().number > number; }
+
+}  // namespace simulated
