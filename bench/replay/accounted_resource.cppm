@@ -53,8 +53,7 @@ private:
     inline void add(std::size_t bytes) noexcept {
       std::size_t const reached = now.fetch_add(bytes, std::memory_order_relaxed) + bytes;
       std::size_t seen = peak.load(std::memory_order_relaxed);
-      while (seen < reached && !peak.compare_exchange_weak(seen, reached, std::memory_order_relaxed)) {
-      }
+      while (seen < reached && !peak.compare_exchange_weak(seen, reached, std::memory_order_relaxed)) {}
     }
     inline void subtract(std::size_t bytes) noexcept { now.fetch_sub(bytes, std::memory_order_relaxed); }
   };

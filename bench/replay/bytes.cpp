@@ -46,25 +46,19 @@ std::optional<std::uint64_t> parse_bytes(std::string_view text) {
   std::uint64_t whole = 0;
   char const* const end = text.data() + text.size();
   auto const [stop, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
-  if (error != std::errc{} || text.front() == '-' || !std::isfinite(number))
-    return std::nullopt;
+  if (error != std::errc{} || text.front() == '-' || !std::isfinite(number)) return std::nullopt;
   auto const [whole_stop, whole_error] = std::from_chars(text.data(), end, whole);
   std::string_view unit{stop, static_cast<std::size_t>(end - stop)};
-  while (unit.starts_with(' '))
-    unit.remove_prefix(1);
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
   for (detail::byte_unit const& known : detail::byte_units) {
-    if (unit != known.name)
-      continue;
+    if (unit != known.name) continue;
     std::uint64_t exact = 0;
-    if (whole_error == std::errc{} &&
-        whole_stop == stop) { // a double would lose the last digits of a large one
-      if (__builtin_mul_overflow(whole, known.bytes, &exact))
-        return std::nullopt;
+    if (whole_error == std::errc{} && whole_stop == stop) { // a double would lose the last digits of a large one
+      if (__builtin_mul_overflow(whole, known.bytes, &exact)) return std::nullopt;
       return exact;
     }
     double const bytes = number * static_cast<double>(known.bytes);
-    if (bytes >= 0x1p64)
-      return std::nullopt;
+    if (bytes >= 0x1p64) return std::nullopt;
     // 1.1GiB is no whole number of bytes; people mean the nearest
     return known.bytes == 1 && bytes != std::floor(bytes)
                ? std::nullopt
@@ -78,8 +72,7 @@ std::string format_bytes(std::uint64_t bytes) {
   double value = static_cast<double>(bytes);
   std::size_t unit = 0;
   // 1023.996 would be shown as 1024.00
-  for (; value >= 1023.995 && unit + 1 < units.size(); ++unit)
-    value /= 1024;
+  for (; value >= 1023.995 && unit + 1 < units.size(); ++unit) value /= 1024;
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
   return text.data();

@@ -28,8 +28,7 @@ crew::crew(unsigned size, member_setup setup) : spans_(size), start_(size), fini
           serve(member);
         });
       } catch (...) {
-        if (served)
-          return;
+        if (served) return;
         spans_[member].error = std::current_exception();
         serve(member);
       }
@@ -40,15 +39,13 @@ crew::crew(unsigned size, member_setup setup) : spans_(size), start_(size), fini
 crew::~crew() {
   body_ = nullptr;
   start_.arrive_and_wait();
-  for (std::thread& each : threads_)
-    each.join();
+  for (std::thread& each : threads_) each.join();
 }
 
 void crew::serve(unsigned member) {
   for (;;) {
     start_.arrive_and_wait();
-    if (body_ == nullptr)
-      return;
+    if (body_ == nullptr) return;
     run_one(member);
     finish_.arrive_and_wait();
   }
@@ -56,14 +53,11 @@ void crew::serve(unsigned member) {
 
 void crew::run_one(unsigned member) noexcept {
   span& mine = spans_[member];
-  if (mine.error)
-    return;
+  if (mine.error) return;
   mine.begin = clock::now();
   try {
     (*body_)(member);
-  } catch (...) {
-    mine.error = std::current_exception();
-  }
+  } catch (...) { mine.error = std::current_exception(); }
   mine.end = clock::now();
 }
 
@@ -73,13 +67,12 @@ double crew::run(std::function<void(unsigned)> const& body) {
   run_one(0);
   finish_.arrive_and_wait();
   for (span& each : spans_) {
-    if (each.error)
-      std::rethrow_exception(std::exchange(each.error, nullptr));
+    if (each.error) std::rethrow_exception(std::exchange(each.error, nullptr));
   }
-  auto const [first, ignored] = std::minmax_element(
-      spans_.begin(), spans_.end(), [](span const& a, span const& b) { return a.begin < b.begin; });
-  auto const [unused, last] = std::minmax_element(spans_.begin(), spans_.end(),
-                                                  [](span const& a, span const& b) { return a.end < b.end; });
+  auto const [first, ignored] =
+      std::minmax_element(spans_.begin(), spans_.end(), [](span const& a, span const& b) { return a.begin < b.begin; });
+  auto const [unused, last] =
+      std::minmax_element(spans_.begin(), spans_.end(), [](span const& a, span const& b) { return a.end < b.end; });
   return std::chrono::duration<double, std::nano>(last->end - first->begin).count();
 }
 

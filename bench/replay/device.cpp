@@ -31,7 +31,8 @@ std::string device_name(gpumem::device device) {
   CUdevice handle{};
   std::array<char, 256> name{};
   gpumem::check(gpumem::driver().device_get(&handle, device.ordinal()), "find the device");
-  gpumem::check(gpumem::driver().device_get_name(name.data(), static_cast<int>(name.size()), handle), "name the device");
+  gpumem::check(gpumem::driver().device_get_name(name.data(), static_cast<int>(name.size()), handle),
+                "name the device");
   return name.data();
 }
 

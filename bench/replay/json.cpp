@@ -31,8 +31,7 @@ void add_times(nlohmann::ordered_json& object, measured_times const& times) {
   object["call_p99_ns"] = times.call.p99;
   object["call_max_ns"] = times.call.max;
   object["clock_ns_in_each_call"] = times.call.clock;
-  if (!times.timeline)
-    return;
+  if (!times.timeline) return;
   object["timeline_ratio_cold"] = times.timeline->cold;
   object["timeline_ratio_warm"] = times.timeline->warm;
   object["timeline_preallocated_ms"] = times.timeline->preallocated_milliseconds;
@@ -56,14 +55,12 @@ nlohmann::ordered_json object_of(result const& row) {
                                 {"driver_calls_per_1000_operations", row.driver_calls_warm},
                                 {"blocks_left_live_by_trace", row.leftover_blocks},
                                 {"allocation_failures_recorded_in_trace", row.recorded_failures}};
-  if (row.limit_bytes != 0)
-    object["limit_bytes"] = row.limit_bytes;
+  if (row.limit_bytes != 0) object["limit_bytes"] = row.limit_bytes;
   if (row.work_every != 0) {
     object["work_microseconds"] = row.work_microseconds;
     object["work_every_allocations"] = row.work_every;
   }
-  if (row.times)
-    add_times(object, *row.times);
+  if (row.times) add_times(object, *row.times);
   return object;
 }
 
@@ -71,8 +68,7 @@ nlohmann::ordered_json object_of(result const& row) {
 
 std::string format_json(std::span<result const> results) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
-  for (result const& row : results)
-    all.push_back(detail::object_of(row));
+  for (result const& row : results) all.push_back(detail::object_of(row));
   // a file name need not be UTF-8
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
@@ -85,16 +81,13 @@ void write_whole(std::string const& path, std::string const& text) {
     throw std::runtime_error(path + ": cannot be written: " + error.message());
   };
   std::FILE* const file = std::fopen(temporary.c_str(), "wb");
-  if (file == nullptr)
-    fail({errno, std::generic_category()});
+  if (file == nullptr) fail({errno, std::generic_category()});
   bool const written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   int const write_error = errno;
-  if (std::fclose(file) != 0 || !written)
-    fail({written ? errno : write_error, std::generic_category()});
+  if (std::fclose(file) != 0 || !written) fail({written ? errno : write_error, std::generic_category()});
   std::error_code error;
   std::filesystem::rename(temporary, path, error);
-  if (error)
-    fail(error);
+  if (error) fail(error);
 }
 
 } // namespace replay

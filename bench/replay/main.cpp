@@ -13,15 +13,13 @@ namespace {
 std::vector<replay::loaded_trace> load(std::vector<std::string> const& files) {
   std::vector<replay::loaded_trace> traces;
   for (std::string const& file : files) {
-    traces.push_back(
-        {replay::trace_name(file), file, replay::make_plan(replay::read_trace_file(file), file)});
+    traces.push_back({replay::trace_name(file), file, replay::make_plan(replay::read_trace_file(file), file)});
   }
   return traces;
 }
 
 // All is measured before anything is printed, so that no table is a part of one.
-std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces,
-                                    replay::options const& chosen) {
+std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen) {
   replay::chosen_device const where = replay::choose_device(chosen.device);
   std::size_t const passes = replay::passes_of(chosen, where.simulated);
   replay::progress shown{traces.size() * chosen.resources.size() * passes, stderr};
@@ -39,8 +37,7 @@ void run(replay::options const& chosen) {
   std::vector<replay::result> const results = measure(load(chosen.traces), chosen);
   std::fputs(replay::format_tables(results).c_str(), stdout);
   std::fflush(stdout);
-  if (!chosen.json.empty())
-    replay::write_whole(chosen.json, replay::format_json(results));
+  if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(results));
 }
 
 } // namespace

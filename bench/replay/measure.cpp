@@ -23,8 +23,7 @@ namespace replay {
 
 std::size_t passes_of(options const& chosen, bool simulated) {
   std::size_t const passes = chosen.repeat + 1;
-  std::size_t const without_work =
-      detail::runs_without_work(chosen, simulated) ? passes + (simulated ? 0 : 1) : 0;
+  std::size_t const without_work = detail::runs_without_work(chosen, simulated) ? passes + (simulated ? 0 : 1) : 0;
   std::size_t const with_work = chosen.work ? passes * (simulated ? 1 : 2) : 0;
   return without_work + with_work;
 }
@@ -62,8 +61,7 @@ double clock_cost() {
   return median(std::move(costs));
 }
 
-measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations,
-                        std::vector<double> calls) {
+measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations, std::vector<double> calls) {
   std::vector<double> warm;
   for (std::size_t i = 1; i < passes.size(); ++i) {
     warm.push_back(passes[i].nanoseconds / static_cast<double>(operations));
@@ -72,18 +70,15 @@ measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t oper
   times.cold = passes.front().nanoseconds / static_cast<double>(operations);
   times.warm = median(std::move(warm));
   std::span<double> const all{calls};
-  times.call = {.p50 = percentile(all, 0.5),
-                .p99 = percentile(all, 0.99),
-                .max = percentile(all, 1.0),
-                .clock = clock_cost()};
+  times.call = {
+      .p50 = percentile(all, 0.5), .p99 = percentile(all, 0.99), .max = percentile(all, 1.0), .clock = clock_cost()};
   return times;
 }
 
 void note_driver_calls(result& row, std::vector<pass_cost> const& passes) {
   double const operations = static_cast<double>(row.operations) * row.threads / 1000;
   std::uint64_t warm = 0;
-  for (std::size_t i = 1; i < passes.size(); ++i)
-    warm += passes[i].driver_calls;
+  for (std::size_t i = 1; i < passes.size(); ++i) warm += passes[i].driver_calls;
   row.driver_calls_cold = static_cast<double>(passes.front().driver_calls) / operations;
   row.driver_calls_warm = static_cast<double>(warm) / operations / static_cast<double>(passes.size() - 1);
 }

@@ -29,14 +29,11 @@ inline constexpr std::uint64_t least_limit_in_bytes = 1024;
 
 std::string known_names(std::span<resource_name const> known) {
   std::string names;
-  for (resource_name const& resource : known)
-    names += std::string(resource.name) + ", ";
+  for (resource_name const& resource : known) names += std::string(resource.name) + ", ";
   return names + "all";
 }
 
-bool limit_fits(options const& chosen, resource_name const& resource) {
-  return !chosen.limit || resource.takes_limit;
-}
+bool limit_fits(options const& chosen, resource_name const& resource) { return !chosen.limit || resource.takes_limit; }
 
 // An option that takes several names swallows the traces that follow it; no resource has a dot or a slash in
 // its name.
@@ -50,28 +47,24 @@ void return_swallowed_traces(options& chosen) {
 void resolve_resources(options& chosen, std::span<resource_name const> known) {
   std::vector<std::string> resolved;
   auto const add = [&](std::string_view name) {
-    if (std::find(resolved.begin(), resolved.end(), name) == resolved.end())
-      resolved.emplace_back(name);
+    if (std::find(resolved.begin(), resolved.end(), name) == resolved.end()) resolved.emplace_back(name);
   };
   for (std::string const& asked : chosen.resources) {
     if (asked == "all") {
       for (resource_name const& resource : known) {
-        if (limit_fits(chosen, resource))
-          add(resource.name);
+        if (limit_fits(chosen, resource)) add(resource.name);
       }
       continue;
     }
-    auto const found = std::find_if(known.begin(), known.end(),
-                                    [&](resource_name const& resource) { return resource.name == asked; });
+    auto const found =
+        std::find_if(known.begin(), known.end(), [&](resource_name const& resource) { return resource.name == asked; });
     if (found == known.end()) {
       throw usage_error("unknown resource '" + asked + "' (known: " + known_names(known) + ")");
     }
-    if (!limit_fits(chosen, *found))
-      throw usage_error("resource '" + asked + "' takes no --limit");
+    if (!limit_fits(chosen, *found)) throw usage_error("resource '" + asked + "' takes no --limit");
     add(asked);
   }
-  if (resolved.empty())
-    throw usage_error("no resource takes --limit");
+  if (resolved.empty()) throw usage_error("no resource takes --limit");
   chosen.resources = std::move(resolved);
 }
 
@@ -82,9 +75,8 @@ struct raw_options {
 };
 
 void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resource_name const> known) {
-  std::map<std::string, device_choice> const devices{{"cuda", device_choice::cuda},
-                                                     {"simulated", device_choice::simulated},
-                                                     {"auto", device_choice::automatic}};
+  std::map<std::string, device_choice> const devices{
+      {"cuda", device_choice::cuda}, {"simulated", device_choice::simulated}, {"auto", device_choice::automatic}};
   app.add_option("TRACE", chosen.traces, "traces in RMM's log format, plain or gzip");
   app.add_option("--resource", chosen.resources, "resources to replay over: " + known_names(known))
       ->type_name("NAME")
@@ -92,16 +84,14 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
   app.add_option("--device", chosen.device, "device to run on; auto takes CUDA where there is one")
       ->type_name("cuda|simulated|auto")
       ->transform(CLI::CheckedTransformer(devices).description(""));
-  app.add_option("--threads", chosen.threads,
-                 "threads; each replays the whole trace on streams of its own (1)")
+  app.add_option("--threads", chosen.threads, "threads; each replays the whole trace on streams of its own (1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024).description(""));
   app.add_option("--repeat", chosen.repeat, "warm passes after the cold one (5)")
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000).description(""));
-  app.add_option(
-         "--limit", raw.limit,
-         "most that a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
+  app.add_option("--limit", raw.limit,
+                 "most that a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
       ->type_name("BYTES|FACTOR");
   app.add_flag("--foreign", chosen.foreign, "use raw stream handles in place of gpumem's own streams");
   auto* const work = app.add_option("--work", raw.work,
@@ -119,8 +109,7 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
 } // namespace detail
 
 std::uint64_t limit_choice::of(std::uint64_t peak_live_bytes) const {
-  if (factor == 0)
-    return bytes;
+  if (factor == 0) return bytes;
   return static_cast<std::uint64_t>(std::ceil(factor * static_cast<double>(peak_live_bytes)));
 }
 
@@ -145,8 +134,7 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   parsed_options parsed;
   options& chosen = parsed.chosen;
   detail::raw_options raw;
-  CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.",
-               "gpumem-replay"};
+  CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.", "gpumem-replay"};
   detail::declare(app, chosen, raw, known);
   app.allow_extras(); // told below by name, before what else may be missing
   std::reverse(arguments.begin(), arguments.end());
@@ -155,20 +143,13 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   } catch (CLI::CallForHelp const&) {
     parsed.help = app.help();
     return parsed;
-  } catch (CLI::ParseError const& error) {
-    throw usage_error(error.what());
-  }
-  if (auto const extra = app.remaining(); !extra.empty())
-    throw usage_error("unknown option '" + extra.front() + "'");
+  } catch (CLI::ParseError const& error) { throw usage_error(error.what()); }
+  if (auto const extra = app.remaining(); !extra.empty()) throw usage_error("unknown option '" + extra.front() + "'");
   detail::return_swallowed_traces(chosen);
-  if (chosen.traces.empty())
-    throw usage_error("no TRACE was given");
-  if (!raw.limit.empty())
-    chosen.limit = parse_limit(raw.limit);
-  if (raw.work > 0)
-    chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
-  if (chosen.resources.empty())
-    chosen.resources = {"all"};
+  if (chosen.traces.empty()) throw usage_error("no TRACE was given");
+  if (!raw.limit.empty()) chosen.limit = parse_limit(raw.limit);
+  if (raw.work > 0) chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
+  if (chosen.resources.empty()) chosen.resources = {"all"};
   detail::resolve_resources(chosen, known);
   return parsed;
 }

@@ -50,8 +50,8 @@ private:
 
 /// Runs the plan. `streams` are by stream number. The free of a block that could not be had is left out.
 export template <class Resource, class Watch>
-void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams,
-              pass_state& state, Watch& watch) {
+void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams, pass_state& state,
+              Watch& watch) {
   for (operation const& next : of.operations) {
     void*& block = state.blocks[next.block];
     if (next.allocates) {
@@ -63,8 +63,7 @@ void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref c
         ++state.failures;
         auto const what = got.error().what;
         bool const lacking = what == gpumem::outcome::exhausted || what == gpumem::outcome::too_large;
-        if (!lacking && !state.fatal)
-          state.fatal = got.error();
+        if (!lacking && !state.fatal) state.fatal = got.error();
       }
     } else if (block != nullptr) {
       watch.before();

@@ -26,10 +26,8 @@ public:
 
   plan build() {
     gpumem::trace_record record;
-    while (reader_.next(record))
-      add(record);
-    if (plan_.operations.empty())
-      fail("there is nothing to replay: no allocation and no free");
+    while (reader_.next(record)) add(record);
+    if (plan_.operations.empty()) fail("there is nothing to replay: no allocation and no free");
     plan_.streams = static_cast<std::uint32_t>(streams_.size());
     collect_leftovers();
     return std::move(plan_);
@@ -66,15 +64,13 @@ private:
   }
 
   void allocate(gpumem::trace_record const& record) {
-    if (record.pointer == 0)
-      fail("an allocation of " + std::to_string(record.bytes) + " bytes without a pointer");
+    if (record.pointer == 0) fail("an allocation of " + std::to_string(record.bytes) + " bytes without a pointer");
     block_state& state = states_[record.pointer];
     if (state.live) {
       fail("pointer " + shown(record.pointer) + " is allocated while it is live since line " +
            std::to_string(state.line));
     }
-    if (__builtin_add_overflow(live_bytes_, record.bytes, &live_bytes_))
-      fail("more than 2^64 bytes would be live");
+    if (__builtin_add_overflow(live_bytes_, record.bytes, &live_bytes_)) fail("more than 2^64 bytes would be live");
     plan_.peak_live_bytes = std::max(plan_.peak_live_bytes, live_bytes_);
     state = {record.bytes, take_slot(), stream_number(record.stream), reader_.line(), true};
     ++plan_.allocations;
@@ -83,16 +79,14 @@ private:
 
   void free(gpumem::trace_record const& record) {
     auto const found = states_.find(record.pointer);
-    if (found == states_.end())
-      fail("free of pointer " + shown(record.pointer) + ", which was never allocated");
+    if (found == states_.end()) fail("free of pointer " + shown(record.pointer) + ", which was never allocated");
     block_state& state = found->second;
     if (!state.live) {
-      fail("double free of pointer " + shown(record.pointer) + ", freed in line " +
-           std::to_string(state.line));
+      fail("double free of pointer " + shown(record.pointer) + ", freed in line " + std::to_string(state.line));
     }
     if (state.bytes != record.bytes) {
-      fail("free of " + std::to_string(record.bytes) + " bytes at " + shown(record.pointer) +
-           ", where line " + std::to_string(state.line) + " allocated " + std::to_string(state.bytes));
+      fail("free of " + std::to_string(record.bytes) + " bytes at " + shown(record.pointer) + ", where line " +
+           std::to_string(state.line) + " allocated " + std::to_string(state.bytes));
     }
     live_bytes_ -= record.bytes;
     state.live = false;
@@ -103,8 +97,7 @@ private:
 
   // The last slot freed comes first, as it would in a program that keeps its pointers in few places.
   std::uint32_t take_slot() {
-    if (free_slots_.empty())
-      return plan_.blocks++;
+    if (free_slots_.empty()) return plan_.blocks++;
     std::uint32_t const slot = free_slots_.back();
     free_slots_.pop_back();
     return slot;
@@ -116,8 +109,7 @@ private:
 
   void collect_leftovers() {
     for (auto const& [pointer, state] : states_) {
-      if (state.live)
-        plan_.leftovers.push_back({state.bytes, state.block, state.stream, 0});
+      if (state.live) plan_.leftovers.push_back({state.bytes, state.block, state.stream, 0});
     }
     std::sort(plan_.leftovers.begin(), plan_.leftovers.end(),
               [](operation const& a, operation const& b) { return a.block < b.block; });

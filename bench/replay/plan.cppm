@@ -22,13 +22,13 @@ export struct operation {
 
 export struct plan {
   std::vector<operation> operations;
-  std::vector<operation> leftovers;  ///< frees of the blocks that the trace leaves live, on their own streams
-  std::uint32_t blocks = 0;          ///< slots that a pass needs: most blocks live at once
-  std::uint32_t streams = 0;         ///< streams of the trace, 0 being one if it occurs
-  std::uint64_t allocations = 0;     ///< among the operations
-  std::uint64_t peak_live_bytes = 0; ///< most requested bytes live at once
+  std::vector<operation> leftovers;    ///< frees of the blocks that the trace leaves live, on their own streams
+  std::uint32_t blocks = 0;            ///< slots that a pass needs: most blocks live at once
+  std::uint32_t streams = 0;           ///< streams of the trace, 0 being one if it occurs
+  std::uint64_t allocations = 0;       ///< among the operations
+  std::uint64_t peak_live_bytes = 0;   ///< most requested bytes live at once
   std::uint64_t recorded_failures = 0; ///< rows `allocate failure`; there is nothing to replay in them
-  std::uint64_t recorded_nulls = 0; ///< allocations and frees of nothing, `(nil)` and 0 bytes; not replayed
+  std::uint64_t recorded_nulls = 0;    ///< allocations and frees of nothing, `(nil)` and 0 bytes; not replayed
 };
 
 /// Reads and checks a trace. Throws gpumem::trace_error, with `name` and the line, for a malformed row and

@@ -21,8 +21,7 @@ namespace replay {
 
 namespace detail {
 
-inline constexpr std::uint64_t touched_bytes =
-    256; // a kernel writes one word; this keeps blocks on lines of their own
+inline constexpr std::uint64_t touched_bytes = 256; // a kernel writes one word; this keeps blocks on lines of their own
 
 class device_slab {
 public:
@@ -51,8 +50,7 @@ private:
 
 std::uint64_t launches_of(plan const& operations, unsigned every) { return operations.allocations / every; }
 
-std::vector<double> time_preallocated(assignment const& what, stage& on, work_kernel const& kernel,
-                                      timeline& line) {
+std::vector<double> time_preallocated(assignment const& what, stage& on, work_kernel const& kernel, timeline& line) {
   plan const& operations = what.trace->operations;
   std::uint64_t const thread_bytes = operations.blocks * detail::touched_bytes;
   detail::device_slab const slab{what.where->device, thread_bytes * what.chosen->threads};
@@ -63,13 +61,11 @@ std::vector<double> time_preallocated(assignment const& what, stage& on, work_ke
       work_watch watch{kernel, what.chosen->work->every, mine.streams};
       std::byte* const blocks = slab.data() + mine.number * thread_bytes;
       for (operation const& next : operations.operations) {
-        if (next.allocates)
-          watch.after(next, blocks + next.block * detail::touched_bytes);
+        if (next.allocates) watch.after(next, blocks + next.block * detail::touched_bytes);
       }
     });
     double const took = line.end();
-    if (i != 0)
-      milliseconds.push_back(took);
+    if (i != 0) milliseconds.push_back(took);
   }
   return milliseconds;
 }

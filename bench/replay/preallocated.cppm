@@ -25,8 +25,7 @@ public:
 
   inline void before() noexcept {}
   inline void after(operation const& next, void* block) {
-    if (rhythm_.beat(next))
-      kernel_.launch(streams_[next.stream], block, next.bytes);
+    if (rhythm_.beat(next)) kernel_.launch(streams_[next.stream], block, next.bytes);
   }
 
 private:

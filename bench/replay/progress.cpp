@@ -20,14 +20,12 @@ progress::progress(std::size_t steps, std::FILE* terminal)
     : terminal_{terminal != nullptr && isatty(fileno(terminal)) != 0 ? terminal : nullptr}, steps_{steps} {}
 
 progress::~progress() {
-  if (terminal_ != nullptr && width_ != 0)
-    show("");
+  if (terminal_ != nullptr && width_ != 0) show("");
 }
 
 void progress::step(std::string_view what) {
   std::size_t const percent = std::min<std::size_t>(begun_++ * 100 / std::max<std::size_t>(steps_, 1), 99);
-  if (terminal_ != nullptr)
-    show(std::to_string(percent) + "% " + std::string(what));
+  if (terminal_ != nullptr) show(std::to_string(percent) + "% " + std::string(what));
 }
 
 void progress::show(std::string const& line) {

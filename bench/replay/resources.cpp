@@ -44,9 +44,8 @@ struct resource_entry {
   result (*measure)(assignment const&);
 };
 
-template <class Make> inline constexpr resource_entry entry_of{Make::name, [](assignment const& what) {
-                                                                 return measure(what, Make{});
-                                                               }};
+template <class Make>
+inline constexpr resource_entry entry_of{Make::name, [](assignment const& what) { return measure(what, Make{}); }};
 
 // All that can be replayed over: one line each.
 inline constexpr std::array resource_table{entry_of<make_cuda>, entry_of<make_pool>};
@@ -60,8 +59,9 @@ std::vector<resource_name> resource_names() {
 }
 
 result measure_by_name(assignment const& what) {
-  auto const found = std::find_if(detail::resource_table.begin(), detail::resource_table.end(),
-                                  [&](detail::resource_entry const& entry) { return entry.name.name == what.resource; });
+  auto const found =
+      std::find_if(detail::resource_table.begin(), detail::resource_table.end(),
+                   [&](detail::resource_entry const& entry) { return entry.name.name == what.resource; });
   if (found == detail::resource_table.end()) throw std::logic_error("no resource " + std::string(what.resource));
   return found->measure(what);
 }

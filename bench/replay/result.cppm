@@ -62,28 +62,23 @@ export struct result {
 
   /// Peak live / peak reserved; 0 if nothing was ever reserved.
   double utilization() const {
-    return peak_reserved_bytes == 0
-               ? 0
-               : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
+    return peak_reserved_bytes == 0 ? 0
+                                    : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
   }
 };
 
 /// The value below which the fraction lies (nearest rank); 0 of nothing. Reorders the values.
-export template <class Value>
-Value percentile(std::span<Value> values, double fraction) {
-  if (values.empty())
-    return {};
+export template <class Value> Value percentile(std::span<Value> values, double fraction) {
+  if (values.empty()) return {};
   auto const rank = static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(values.size())));
-  auto const at =
-      values.begin() + static_cast<std::ptrdiff_t>(std::clamp<std::size_t>(rank, 1, values.size()) - 1);
+  auto const at = values.begin() + static_cast<std::ptrdiff_t>(std::clamp<std::size_t>(rank, 1, values.size()) - 1);
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }
 
 /// The middle value; the mean of the two middle ones if there are two. 0 of nothing.
 export inline double median(std::vector<double> values) {
-  if (values.empty())
-    return 0;
+  if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   std::size_t const middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;

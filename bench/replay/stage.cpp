@@ -22,11 +22,10 @@ import :streams;
 namespace replay {
 
 stage::stage(assignment const& what)
-    : what_{what},
-      crew_{what.chosen->threads, [device = what.where->device](std::function<void()> const& member) {
-              gpumem::current_device const here{device};
-              member();
-            }} {
+    : what_{what}, crew_{what.chosen->threads, [device = what.where->device](std::function<void()> const& member) {
+                           gpumem::current_device const here{device};
+                           member();
+                         }} {
   plan const& operations = what.trace->operations;
   for (unsigned i = 0; i < what.chosen->threads; ++i) {
     sets_.emplace_back(what.where->device, operations.streams, what.chosen->foreign);
@@ -45,28 +44,24 @@ pass_cost stage::run(std::string_view step, std::function<void(member)> const& b
 }
 
 void stage::each_member(std::function<void(member)> const& visit) {
-  for (unsigned i = 0; i < sets_.size(); ++i)
-    visit({i, sets_[i].refs(), states_[i]});
+  for (unsigned i = 0; i < sets_.size(); ++i) visit({i, sets_[i].refs(), states_[i]});
 }
 
 void stage::synchronize() const {
-  for (stream_set const& set : sets_)
-    set.synchronize();
+  for (stream_set const& set : sets_) set.synchronize();
 }
 
 std::uint64_t stage::take_failures() {
   std::uint64_t failures = 0;
-  for (pass_state& state : states_)
-    failures += std::exchange(state.failures, 0);
+  for (pass_state& state : states_) failures += std::exchange(state.failures, 0);
   return failures;
 }
 
 void stage::check_fatal() const {
   for (pass_state const& state : states_) {
-    if (!state.fatal)
-      continue;
-    throw std::runtime_error(what_.trace->name + " over " + std::string(what_.resource) +
-                             ": an allocation of " + std::to_string(state.fatal->requested) +
+    if (!state.fatal) continue;
+    throw std::runtime_error(what_.trace->name + " over " + std::string(what_.resource) + ": an allocation of " +
+                             std::to_string(state.fatal->requested) +
                              " bytes failed: " + gpumem::to_string(state.fatal->what) + " (driver code " +
                              std::to_string(static_cast<int>(state.fatal->code)) + ")");
   }

@@ -31,8 +31,7 @@ stream_set::stream_set(gpumem::device device, std::uint32_t count, bool foreign)
 }
 
 stream_set::~stream_set() {
-  for (CUstream const handle : foreign_)
-    gpumem::driver().stream_destroy(handle);
+  for (CUstream const handle : foreign_) gpumem::driver().stream_destroy(handle);
 }
 
 void stream_set::synchronize() const {

@@ -61,8 +61,7 @@ std::span<column const> columns() {
       {"p50 ns", timed, [](result const& row) { return nanoseconds(row.times->call.p50); }},
       {"p99 ns", timed, [](result const& row) { return nanoseconds(row.times->call.p99); }},
       {"max ns", timed, [](result const& row) { return nanoseconds(row.times->call.max); }},
-      {"timeline ratio", with_timeline,
-       [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
+      {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
       {"driver calls/1000", always, [](result const& row) { return decimals(row.driver_calls_warm, 1); }},
       {"peak live", always, [](result const& row) { return format_bytes(row.peak_live_bytes); }},
       {"peak reserved", always, [](result const& row) { return format_bytes(row.peak_reserved_bytes); }},
@@ -79,8 +78,7 @@ using line = std::vector<std::string>;
 std::string aligned(std::vector<line> const& lines) {
   std::vector<std::size_t> widths(lines.front().size());
   for (line const& cells : lines) {
-    for (std::size_t i = 0; i < cells.size(); ++i)
-      widths[i] = std::max(widths[i], cells[i].size());
+    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
   }
   std::string text;
   for (line const& cells : lines) {
@@ -96,26 +94,20 @@ std::string aligned(std::vector<line> const& lines) {
 
 std::string title(result const& row) {
   std::string text = row.resource + " on " + row.device;
-  if (row.threads > 1)
-    text += ", " + std::to_string(row.threads) + " threads";
-  if (row.foreign_streams)
-    text += ", foreign streams";
+  if (row.threads > 1) text += ", " + std::to_string(row.threads) + " threads";
+  if (row.foreign_streams) text += ", foreign streams";
   if (row.work_every != 0) {
     text += ", a kernel of " + decimals(row.work_microseconds, row.work_microseconds < 10 ? 1 : 0) +
-            " us after every " + (row.work_every == 1 ? "" : std::to_string(row.work_every) + ". ") +
-            "allocation";
+            " us after every " + (row.work_every == 1 ? "" : std::to_string(row.work_every) + ". ") + "allocation";
   }
-  if (row.times) {
-    text += "; one call includes " + nanoseconds(row.times->call.clock) + " ns of clock";
-  }
+  if (row.times) { text += "; one call includes " + nanoseconds(row.times->call.clock) + " ns of clock"; }
   return text;
 }
 
 std::string one_table(std::vector<result const*> const& rows) {
   std::vector<line> lines(rows.size() + 1);
   for (column const& each : columns()) {
-    if (std::none_of(rows.begin(), rows.end(), [&](result const* row) { return each.present(*row); }))
-      continue;
+    if (std::none_of(rows.begin(), rows.end(), [&](result const* row) { return each.present(*row); })) continue;
     lines[0].emplace_back(each.name);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       lines[i + 1].push_back(each.present(*rows[i]) ? each.cell(*rows[i]) : "-");
@@ -137,8 +129,7 @@ std::string format_tables(std::span<result const> results) {
   for (std::string_view const resource : resources) {
     std::vector<result const*> rows;
     for (result const& row : results) {
-      if (row.resource == resource)
-        rows.push_back(&row);
+      if (row.resource == resource) rows.push_back(&row);
     }
     text += (text.empty() ? "" : "\n") + detail::one_table(rows);
   }

@@ -13,9 +13,7 @@ import :timeline;
 
 namespace replay {
 
-void timeline::event_closer::operator()(CUevent event) const noexcept {
-  gpumem::driver().event_destroy(event);
-}
+void timeline::event_closer::operator()(CUevent event) const noexcept { gpumem::driver().event_destroy(event); }
 
 timeline::event timeline::make_event(unsigned flags) {
   CUevent made = nullptr;
@@ -32,17 +30,15 @@ timeline::timeline(gpumem::device device, std::span<stream_set const> sets) : co
 
 void timeline::each_stream(auto&& visit) const {
   for (stream_set const& set : sets_) {
-    for (gpumem::stream_ref const& each : set.refs())
-      visit(each.get());
+    for (gpumem::stream_ref const& each : set.refs()) visit(each.get());
   }
 }
 
 void timeline::begin() {
   auto const& driver = gpumem::driver();
   gpumem::check(driver.event_record(start_.get(), control_.get()), "record an event");
-  each_stream([&](CUstream stream) {
-    gpumem::check(driver.stream_wait_event(stream, start_.get(), 0), "wait for an event");
-  });
+  each_stream(
+      [&](CUstream stream) { gpumem::check(driver.stream_wait_event(stream, start_.get(), 0), "wait for an event"); });
 }
 
 double timeline::end() {
@@ -55,8 +51,7 @@ double timeline::end() {
   gpumem::check(driver.event_record(stop_.get(), control_.get()), "record an event");
   gpumem::check(driver.event_synchronize(stop_.get()), "wait for the device");
   float milliseconds = 0;
-  gpumem::check(driver.event_elapsed_time(&milliseconds, start_.get(), stop_.get()),
-                "read the device's time");
+  gpumem::check(driver.event_elapsed_time(&milliseconds, start_.get(), stop_.get()), "read the device's time");
   return milliseconds;
 }
 

@@ -36,14 +36,11 @@ std::string read_bytes(std::string const& path) {
     void operator()(std::FILE* file) const noexcept { std::fclose(file); }
   };
   std::unique_ptr<std::FILE, closer> const file{std::fopen(path.c_str(), "rb")};
-  if (!file)
-    fail_in_file(path, 0, "cannot be opened: " + reason());
+  if (!file) fail_in_file(path, 0, "cannot be opened: " + reason());
   std::string bytes;
   std::array<char, 1 << 16> chunk;
-  while (std::size_t const got = std::fread(chunk.data(), 1, chunk.size(), file.get()))
-    bytes.append(chunk.data(), got);
-  if (std::ferror(file.get()) != 0)
-    fail_in_file(path, 0, "cannot be read: " + reason());
+  while (std::size_t const got = std::fread(chunk.data(), 1, chunk.size(), file.get())) bytes.append(chunk.data(), got);
+  if (std::ferror(file.get()) != 0) fail_in_file(path, 0, "cannot be read: " + reason());
   return bytes;
 }
 
@@ -54,8 +51,7 @@ class gzip_reader {
 public:
   gzip_reader(std::string const& path, std::string_view packed) : path_{path}, packed_{packed} {
     // 16 asks for the gzip wrapper with its checksum
-    if (inflateInit2(&stream_, MAX_WBITS + 16) != Z_OK)
-      fail_in_file(path_, 0, "cannot be unpacked: no memory");
+    if (inflateInit2(&stream_, MAX_WBITS + 16) != Z_OK) fail_in_file(path_, 0, "cannot be unpacked: no memory");
   }
   gzip_reader(gzip_reader const&) = delete;
   gzip_reader& operator=(gzip_reader const&) = delete;
@@ -63,8 +59,7 @@ public:
 
   std::string unpack() {
     while (!packed_.empty()) {
-      if (!is_gzip(packed_))
-        fail("something that is not gzip follows the gzip data");
+      if (!is_gzip(packed_)) fail("something that is not gzip follows the gzip data");
       unpack_member();
     }
     return std::move(text_);
@@ -74,8 +69,7 @@ private:
   void unpack_member() {
     inflateReset(&stream_);
     for (int state = Z_OK; state != Z_STREAM_END;) {
-      if (packed_.empty())
-        fail("cut short: the gzip data ends here");
+      if (packed_.empty()) fail("cut short: the gzip data ends here");
       auto const given = static_cast<uInt>(std::min<std::size_t>(packed_.size(), INT_MAX));
       stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed_.data()));
       stream_.avail_in = given;
@@ -113,10 +107,8 @@ std::string read_trace_file(std::string const& path) {
 
 std::string trace_name(std::string const& path) {
   std::filesystem::path name = std::filesystem::path{path}.filename();
-  if (name.extension() == ".gz")
-    name.replace_extension();
-  if (name.extension() == ".csv")
-    name.replace_extension();
+  if (name.extension() == ".gz") name.replace_extension();
+  if (name.extension() == ".csv") name.replace_extension();
   return name.string();
 }
 

@@ -64,9 +64,8 @@ void work_kernel::launch(gpumem::stream_ref stream, void* block, std::uint64_t b
   std::uint64_t touched = block == nullptr ? 0 : bytes;
   std::uint64_t nanoseconds = nanoseconds_;
   void* arguments[] = {&block, &touched, &nanoseconds};
-  gpumem::check(
-      gpumem::driver().launch_kernel(function_, 1, 1, 1, 1, 1, 1, 0, stream.get(), arguments, nullptr),
-      "launch the kernel");
+  gpumem::check(gpumem::driver().launch_kernel(function_, 1, 1, 1, 1, 1, 1, 0, stream.get(), arguments, nullptr),
+                "launch the kernel");
 }
 
 } // namespace replay

@@ -38,8 +38,7 @@ export class work_rhythm {
 public:
   explicit work_rhythm(unsigned every) : every_{every} {}
   inline bool beat(operation const& next) noexcept {
-    if (!next.allocates || ++count_ < every_)
-      return false;
+    if (!next.allocates || ++count_ < every_) return false;
     count_ = 0;
     return true;
   }

@@ -22,8 +22,8 @@ TEST(bytes, are_read_with_and_without_unit) {
 }
 
 TEST(bytes, refuse_what_is_no_size) {
-  for (char const* text : {"", "GiB", "-1", "1.5", "1.5B", "1 2", "1XiB", "1GiBs", "nan", "inf", "0x10",
-                           "1e3", "18446744073709551616", "16777216TiB", "1e400GiB", "99999999.5TiB"}) {
+  for (char const* text : {"", "GiB", "-1", "1.5", "1.5B", "1 2", "1XiB", "1GiBs", "nan", "inf", "0x10", "1e3",
+                           "18446744073709551616", "16777216TiB", "1e400GiB", "99999999.5TiB"}) {
     EXPECT_EQ(replay::parse_bytes(text), std::nullopt) << text;
   }
 }

@@ -42,11 +42,9 @@ TEST(crew, the_time_spans_all_members) {
     if (member == 0) {
       one_ended = true;
     } else {
-      while (!one_ended)
-        std::this_thread::yield();
+      while (!one_ended) std::this_thread::yield();
       auto const begin = std::chrono::steady_clock::now();
-      while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds{2})
-        std::this_thread::yield();
+      while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds{2}) std::this_thread::yield();
     }
   });
   EXPECT_GE(nanoseconds, 2e6);
@@ -57,8 +55,7 @@ TEST(crew, an_exception_of_any_member_arrives_when_all_have_ended) {
   std::atomic<int> ended = 0;
   auto const body = [&](unsigned member) {
     ++ended;
-    if (member == 2)
-      throw std::runtime_error("two");
+    if (member == 2) throw std::runtime_error("two");
   };
   EXPECT_THROW(crew.run(body), std::runtime_error);
   EXPECT_EQ(ended, 3);

@@ -17,9 +17,7 @@ replay::options parse(words arguments) { return replay::parse_options(std::move(
 std::string refusal(words arguments) {
   try {
     parse(std::move(arguments));
-  } catch (replay::usage_error const& error) {
-    return error.what();
-  }
+  } catch (replay::usage_error const& error) { return error.what(); }
   return "accepted";
 }
 
@@ -87,8 +85,8 @@ TEST(options, a_limit_is_bytes_or_a_factor) {
 TEST(options, help_is_a_text_and_no_error) {
   auto const parsed = replay::parse_options({"--help"}, known);
   ASSERT_TRUE(parsed.help);
-  for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit",
-                             "--foreign", "--work", "--every", "--json", "cuda, pool, arena, all"}) {
+  for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit", "--foreign",
+                             "--work", "--every", "--json", "cuda, pool, arena, all"}) {
     EXPECT_NE(parsed.help->find(option), std::string::npos) << option;
   }
 }
@@ -97,16 +95,14 @@ TEST(options, what_is_wrong_is_named) {
   EXPECT_EQ(refusal({"--bogus"}), "unknown option '--bogus'");
   EXPECT_EQ(refusal({"a.csv", "--bogus", "3"}), "unknown option '--bogus'");
   EXPECT_EQ(refusal({}), "no TRACE was given");
-  EXPECT_EQ(refusal({"a.csv", "--resource", "slab"}),
-            "unknown resource 'slab' (known: cuda, pool, arena, all)");
+  EXPECT_EQ(refusal({"a.csv", "--resource", "slab"}), "unknown resource 'slab' (known: cuda, pool, arena, all)");
   EXPECT_EQ(refusal({"a.csv", "--resource", "cuda", "--limit", "1GiB"}), "resource 'cuda' takes no --limit");
   EXPECT_EQ(refusal({"a.csv", "--limit", "many"}),
             "--limit: 'many' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
   for (words const& arguments :
-       {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"},
-        words{"a.csv", "--threads", "two"}, words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"},
-        words{"a.csv", "--work", "-3"}, words{"a.csv", "--every", "0", "--work", "3"},
-        words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
+       {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"}, words{"a.csv", "--threads", "two"},
+        words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"}, words{"a.csv", "--work", "-3"},
+        words{"a.csv", "--every", "0", "--work", "3"}, words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
     EXPECT_NE(refusal(arguments).find(arguments[1].substr(2)), std::string::npos) << refusal(arguments);
   }
 }

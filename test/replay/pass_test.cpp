@@ -23,12 +23,10 @@ struct noting_resource {
   static std::string name(gpumem::stream_ref stream) {
     return std::to_string(reinterpret_cast<std::uintptr_t>(stream.get()));
   }
-  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_ref stream,
-                                                        std::size_t bytes) noexcept {
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_ref stream, std::size_t bytes) noexcept {
     calls.push_back("allocate " + std::to_string(bytes) + " on " + name(stream));
     if (live + bytes > capacity) {
-      return gpumem::unexpected<gpumem::failure>{
-          gpumem::failure{.what = refusal, .code = {}, .requested = bytes}};
+      return gpumem::unexpected<gpumem::failure>{gpumem::failure{.what = refusal, .code = {}, .requested = bytes}};
     }
     live += bytes;
     next += 0x1000;
@@ -69,10 +67,9 @@ TEST(pass, makes_the_calls_of_the_plan_in_order) {
   a_pass pass{.plan = two_blocks(), .resource = {}};
   auto state = pass.run();
   replay::free_leftovers(pass.resource, pass.plan, pass.streams, state);
-  EXPECT_EQ(
-      pass.resource.calls,
-      (std::vector<std::string>{"allocate 100 on 10", "allocate 200 on 11", "free 8192 of 100 on 11",
-                                "allocate 300 on 10", "free 16384 of 300 on 10", "free 12288 of 200 on 11"}));
+  EXPECT_EQ(pass.resource.calls,
+            (std::vector<std::string>{"allocate 100 on 10", "allocate 200 on 11", "free 8192 of 100 on 11",
+                                      "allocate 300 on 10", "free 16384 of 300 on 10", "free 12288 of 200 on 11"}));
   EXPECT_EQ(pass.resource.live, 0U);
   EXPECT_EQ(state.failures, 0U);
   EXPECT_EQ(state.blocks, (std::vector<void*>{nullptr, nullptr}));
@@ -88,8 +85,7 @@ TEST(pass, counts_failures_and_frees_nothing_for_them) {
 }
 
 TEST(pass, tells_a_failure_that_is_no_lack_of_memory) {
-  a_pass pass{.plan = two_blocks(),
-              .resource = {.capacity = 0, .refusal = gpumem::outcome::device_lost, .calls = {}}};
+  a_pass pass{.plan = two_blocks(), .resource = {.capacity = 0, .refusal = gpumem::outcome::device_lost, .calls = {}}};
   auto const state = pass.run();
   ASSERT_TRUE(state.fatal);
   EXPECT_EQ(state.fatal->what, gpumem::outcome::device_lost);

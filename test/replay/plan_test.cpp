@@ -13,8 +13,7 @@ namespace {
 struct trace_text {
   std::string text = std::string(gpumem::trace_header) + "\n";
 
-  trace_text& allocate(std::string const& pointer, std::string const& bytes,
-                       std::string const& stream = "0") {
+  trace_text& allocate(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
     return row("allocate", pointer, bytes, stream);
   }
   trace_text& free(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
@@ -32,9 +31,7 @@ replay::plan plan_of(trace_text const& trace) { return replay::make_plan(trace.t
 std::string error_of(trace_text const& trace) {
   try {
     plan_of(trace);
-  } catch (gpumem::trace_error const& error) {
-    return error.what();
-  }
+  } catch (gpumem::trace_error const& error) { return error.what(); }
   return "no error";
 }
 
@@ -103,10 +100,8 @@ TEST(plan, contradictions_are_told_with_their_line) {
             "t.csv:3: pointer 0xa is allocated while it is live since line 2");
   EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xa", "2")),
             "t.csv:3: free of 2 bytes at 0xa, where line 2 allocated 1");
-  EXPECT_EQ(error_of(trace_text{}.allocate("(nil)", "8")),
-            "t.csv:2: an allocation of 8 bytes without a pointer");
-  EXPECT_EQ(error_of(trace_text{}.free("(nil)", "8")),
-            "t.csv:2: free of pointer 0x0, which was never allocated");
+  EXPECT_EQ(error_of(trace_text{}.allocate("(nil)", "8")), "t.csv:2: an allocation of 8 bytes without a pointer");
+  EXPECT_EQ(error_of(trace_text{}.free("(nil)", "8")), "t.csv:2: free of pointer 0x0, which was never allocated");
   EXPECT_EQ(error_of(trace_text{}.allocate("0x1", "18446744073709551615").allocate("0x2", "1")),
             "t.csv:3: more than 2^64 bytes would be live");
   EXPECT_EQ(error_of(trace_text{}), "t.csv:1: there is nothing to replay: no allocation and no free");

@@ -36,19 +36,18 @@ replay::result simulated_row(std::string const& trace, std::string const& resour
 replay::result timed_row(std::string const& trace, std::string const& resource) {
   replay::result row = simulated_row(trace, resource);
   row.device = "NVIDIA H200";
-  row.times = replay::measured_times{
-      .cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}};
+  row.times =
+      replay::measured_times{.cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}};
   return row;
 }
 
 TEST(table, of_a_simulated_device_has_no_times) {
-  EXPECT_EQ(
-      replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
-      "pool on simulated device\n"
-      "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
-      "gpt_train      72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          3\n"
-      "gnn            72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          "
-      "3\n");
+  EXPECT_EQ(replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
+            "pool on simulated device\n"
+            "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
+            "gpt_train      72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          3\n"
+            "gnn            72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          "
+            "3\n");
 }
 
 TEST(table, of_a_device_has_times) {
@@ -126,8 +125,7 @@ TEST(write_whole, replaces_a_file_or_leaves_nothing) {
   EXPECT_THROW(replay::write_whole((folder / "none" / "b.json").string(), "x"), std::runtime_error);
   EXPECT_THROW(replay::write_whole((folder / "taken").string(), "x"), std::runtime_error);
   std::vector<std::string> left;
-  for (auto const& entry : std::filesystem::directory_iterator(folder))
-    left.push_back(entry.path().filename());
+  for (auto const& entry : std::filesystem::directory_iterator(folder)) left.push_back(entry.path().filename());
   std::sort(left.begin(), left.end());
   EXPECT_EQ(left, (std::vector<std::string>{"a.json", "taken"}));
   std::filesystem::remove_all(folder);

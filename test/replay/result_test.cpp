@@ -15,8 +15,7 @@ double percentile_of(std::vector<double> values, double fraction) {
 
 TEST(percentile, is_the_nearest_rank) {
   std::vector<double> values;
-  for (int i = 1000; i > 0; --i)
-    values.push_back(i);
+  for (int i = 1000; i > 0; --i) values.push_back(i);
   EXPECT_EQ(percentile_of(values, 0.5), 500);
   EXPECT_EQ(percentile_of(values, 0.99), 990);
   EXPECT_EQ(percentile_of(values, 1.0), 1000);
