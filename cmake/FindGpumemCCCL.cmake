@@ -1,4 +1,4 @@
-# Finds cuda.h (>= 13.0) and the CCCL headers (>= 3.5.0) by looking at the headers, and makes the target gpumem_cccl.
+# Finds cuda.h (>= 13.0), the static CUDA runtime beside it and the headers of CCCL (>= 3.5.0): target gpumem_cccl.
 # SPDX-License-Identifier: Apache-2.0
 #
 # CCCL's own package files are not found in the wheels of some versions, and a toolkit carries a CCCL that is too
@@ -82,11 +82,10 @@ find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
   PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda/include
   PATH_SUFFIXES cccl VALIDATOR gpumem_accept_cccl
   DOC "Folder of CCCL's headers, 3.5.0 or newer (it holds cuda/, thrust/ and cub/)")
-# CCCL's cuda_error asks the runtime for the text of an error.
-find_library(GPUMEM_CUDART cudart_static
+# CCCL's cuda_error asks the runtime for its text. In a program that links the shared runtime the archive adds nothing.
+find_library(GPUMEM_CUDART NAMES cudart_static
   HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
-    "${GPUMEM_CUDA_INCLUDE_DIR}/../targets/x86_64-linux/lib"
-  DOC "The CUDA runtime, static")
+  DOC "The CUDA runtime, libcudart_static.a")
 mark_as_advanced(GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDART)
 if(GPUMEM_CCCL_INCLUDE_DIR)
   gpumem_cccl_version("${GPUMEM_CCCL_INCLUDE_DIR}" GpumemCCCL_VERSION)
@@ -99,9 +98,10 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(GpumemCCCL
   REQUIRED_VARS GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CUDART
   VERSION_VAR GpumemCCCL_VERSION
-  REASON_FAILURE_MESSAGE "gpumem needs cuda.h of CUDA 13.0 or newer and the headers of CCCL 3.5.0 or newer (the \
-toolkit 13.0 carries 3.0.1). Get CCCL with `pip install --target DIR nvidia-cuda-cccl==13.3.5.0.6` and pass \
--DGPUMEM_WHEELS=DIR, or pass -DGPUMEM_CCCL_INCLUDE_DIR and -DGPUMEM_CUDA_INCLUDE_DIR.")
+  REASON_FAILURE_MESSAGE "gpumem needs cuda.h and libcudart_static.a of CUDA 13.0 or newer, and the headers of CCCL \
+3.5.0 or newer (the toolkit 13.0 carries 3.0.1). Get CCCL with \
+`pip install --target DIR nvidia-cuda-cccl==13.3.5.0.6` and pass -DGPUMEM_WHEELS=DIR, \
+or pass -DGPUMEM_CCCL_INCLUDE_DIR and -DGPUMEM_CUDA_INCLUDE_DIR.")
 
 # Two versions in one program compile in silence and differ in their layouts.
 if(GpumemCCCL_FOUND AND CCCL_FOUND AND DEFINED CCCL_VERSION AND NOT CCCL_VERSION VERSION_EQUAL GpumemCCCL_VERSION)
@@ -113,5 +113,6 @@ endif()
 if(GpumemCCCL_FOUND AND NOT TARGET gpumem_cccl)
   add_library(gpumem_cccl INTERFACE)
   target_include_directories(gpumem_cccl INTERFACE "${GPUMEM_CCCL_INCLUDE_DIR}" "${GPUMEM_CUDA_INCLUDE_DIR}")
-  target_link_libraries(gpumem_cccl INTERFACE "${GPUMEM_CUDART}" ${CMAKE_DL_LIBS} rt)
+  find_package(Threads REQUIRED)
+  target_link_libraries(gpumem_cccl INTERFACE "${GPUMEM_CUDART}" Threads::Threads ${CMAKE_DL_LIBS} rt)
 endif()

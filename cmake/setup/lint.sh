@@ -8,8 +8,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 major=$("$CXX" -dM -E -x c++ /dev/null | sed -n 's/^#define __clang_major__ //p')
 format=(-i)
 [[ ${1-} != --check ]] || format=(--dry-run --Werror)
+status=0
 find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
-  -print0 | xargs -0 -r "clang-format-$major" "${format[@]}"
+  -print0 | xargs -0 -r "clang-format-$major" "${format[@]}" || status=1
 
 # gpumem_scheduled compiles the same files again: once is enough.
 mkdir -p build/lint
@@ -23,4 +24,5 @@ for entry in commands:
 json.dump(list(seen.values()), open("build/lint/compile_commands.json", "w"), indent=1)
 print("\n".join(seen))
 PYTHON
-xargs -d '\n' -a build/lint/files -P "$(nproc)" -n 1 "clang-tidy-$major" -p build/lint --quiet
+xargs -d '\n' -a build/lint/files -P "$(nproc)" -n 1 "clang-tidy-$major" -p build/lint --quiet || status=1
+exit "$status"
