@@ -7,6 +7,9 @@
 #include "client_library.hpp"
 #include "gpumem/simulator.hpp"
 
+// Weak: the module library, without which this one links, defines it too.
+extern "C" [[gnu::weak]] const char GPUMEM_CCCL_LINK_GUARD = 0;
+
 namespace gpumem::simulator {
 
 using detail::require_control;
