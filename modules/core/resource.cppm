@@ -65,6 +65,8 @@ public:
     if (!pointer || !detail::may_free()) return;
     if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
+    } else if (state().where().lost()) {
+      state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs any more: bookkeeping
     } else {
       detail::report_bad_stream(pointer, bytes);
     }

@@ -102,6 +102,7 @@ private:
   void resume() noexcept override;
   void pass(sync::lock& held) noexcept;
   void post_pass() noexcept;
+  void leave_behind() noexcept;
 
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
   void* drain(pool_request const& what, sync::lock& held);
@@ -132,17 +133,20 @@ private:
   figures counts_; // the counters; sizes are filled in when asked for
   timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
+  pool_engine* next_left_ = nullptr;
   bool shared_ = false;   // a second stream has been served
   bool pressure_ = false; // since a request failed all rungs before waiting
   bool growing_ = false;
   bool posted_ = false;
   bool passing_ = false;
   bool closed_ = false;
-  unsigned idle_passes_ = 0;
+  unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
+  unsigned next_wait_ = 0;   // the pass that next waits for tails
 };
 
-/// Waits on the host for all work of the timelines' context and publishes their epochs. No lock may be held.
-void synchronise_with(std::vector<timeline*> const& orders, device where) noexcept;
+/// Waits on the host, at most so long, for all work of the device's context, and publishes the timelines' epochs; false
+/// if that was not seen by then. No lock may be held.
+export bool synchronise_with(std::vector<timeline*> const& orders, device where, sync::duration longest) noexcept;
 
 } // namespace detail
 } // namespace gpumem

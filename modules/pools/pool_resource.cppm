@@ -44,7 +44,9 @@ private:
 };
 
 template <class Upstream> consteval bool orders_by_stream() {
-  if constexpr (requires { { Upstream::stream_ordered } -> std::convertible_to<bool>; }) {
+  if constexpr (requires {
+                  { Upstream::stream_ordered } -> std::convertible_to<bool>;
+                }) {
     return Upstream::stream_ordered;
   } else {
     return true;

@@ -35,9 +35,9 @@ export struct block {
   std::size_t bytes = 0;
   chunk* home = nullptr;
   bool live = false;
-  bool deferred = false;       ///< freed, but by a stream that is capturing a graph: the free is still to be done
-  std::size_t requested = 0;   ///< while live
-  timeline* stream = nullptr;  ///< while live, the stream that it was given to; deferred, the stream that freed it
+  bool deferred = false;      ///< freed, but by a stream that is capturing a graph: the free is still to be done
+  std::size_t requested = 0;  ///< while live
+  timeline* stream = nullptr; ///< while live, the stream that it was given to; deferred, the stream that freed it
   block* next_deferred = nullptr;
   tag_set tags;                ///< free: what must be over before reuse; live: uses recorded so far
   size_index::node_type spare; ///< while live, its place in the index, so that a free allocates nothing

@@ -28,20 +28,22 @@ device_table& devices() {
   return *table;
 }
 
+// A device once seen is found without the driver, which may be what has failed.
 detail::device_state* device_state_of(int ordinal) {
+  auto& table = devices();
+  sync::lock const held{table.guard};
+  if (ordinal >= 0 && ordinal < most_devices && table.states[static_cast<std::size_t>(ordinal)].primary) {
+    return &table.states[static_cast<std::size_t>(ordinal)];
+  }
   auto const count = device::count();
   if (ordinal < 0 || ordinal >= count || ordinal >= most_devices) {
     throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + " among " +
                                 std::to_string(count)};
   }
-  auto& table = devices();
-  sync::lock const held{table.guard};
   auto& state = table.states[static_cast<std::size_t>(ordinal)];
-  if (!state.primary) {
-    check(driver().device_get(&state.handle, ordinal), "cuDeviceGet");
-    check(driver().device_primary_ctx_retain(&state.primary, state.handle), "cuDevicePrimaryCtxRetain");
-    state.ordinal = ordinal;
-  }
+  check(driver().device_get(&state.handle, ordinal), "cuDeviceGet");
+  check(driver().device_primary_ctx_retain(&state.primary, state.handle), "cuDevicePrimaryCtxRetain");
+  state.ordinal = ordinal;
   return &state;
 }
 

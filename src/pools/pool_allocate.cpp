@@ -36,8 +36,7 @@ expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::s
     // Without spare events frees leave no evidence until there are some; what the stream frees itself is not touched.
   }
   try {
-    auto result = allocate({key, bytes, granted, std::max(alignment, granule)});
-    return result ? result : expected<void*, failure>{unexpect, result.error()};
+    return allocate({key, bytes, granted, std::max(alignment, granule)});
   } catch (std::bad_alloc const&) { // of the host
     return refuse(outcome::exhausted);
   }
@@ -66,10 +65,12 @@ expected<void*, failure> pool_engine::allocate(pool_request const& what) {
     if (grown == growth_result::granted) return result;
   }
   ++counts_.failures;
+  if (device_.lost()) return unexpected<failure>{failure{outcome::device_lost, device_.loss(), what.requested}};
   return result;
 }
 
-// The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no help.
+// The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
+// help.
 rung pool_engine::classify(tag_set const& tags, stream_key const& key) const {
   if (key.is_host() || upstream_->host_accessible()) return tags.completed() ? rung::completed : rung::none;
   if (tags.empty()) return rung::completed;
@@ -124,7 +125,7 @@ void* pool_engine::reuse_now(pool_request const& what) {
   }
   if (!place.range) return nullptr;
   auto* const p = grant(what, place);
-  auto& count = place.how == rung::own ? counts_.reuse_own
+  auto& count = place.how == rung::own       ? counts_.reuse_own
                 : place.how == rung::ordered ? counts_.reuse_ordered
                                              : counts_.reuse_completed;
   ++count;
@@ -138,14 +139,17 @@ void pool_engine::join_free(stream_key const& key, rung furthest) {
   counts_.joins += ranges_.join_all([&](block const& b) { return classify(b.tags, key) <= furthest; });
 }
 
-// One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on streams
-// that are gpumem's or the asking one; the others are asked for it.
+// One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on
+// streams that are gpumem's or the asking one; the others are asked for it.
 void pool_engine::learn_completion(stream_key const* asking) {
-  if (options_.cross_stream == reuse::own && asking && !asking->is_host() && !upstream_->host_accessible()) return;
+  bool const by_host = upstream_->host_accessible() || (asking && asking->is_host());
+  if (options_.cross_stream == reuse::own && asking && !by_host) return;
   for (auto* const order : open_timelines(true)) {
+    bool const itself = asking && &asking->order() == order;
+    if (itself && !by_host) continue; // what a stream has freed it may use as it is
     if (order->owns_handle()) {
       order->record_late(order->handle());
-    } else if (asking && &asking->order() == order && asking->has_handle()) {
+    } else if (itself && asking->has_handle()) {
       order->record_late(asking->handle());
     } else {
       order->ask();

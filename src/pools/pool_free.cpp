@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <mutex>
 #include <optional>
@@ -27,11 +28,6 @@ namespace {
 // Uses on other streams that a live block keeps apart: the stream that frees it takes the fourth place.
 inline constexpr std::size_t most_uses = tag_set::most - 1;
 
-// What its events cover is one stream's work and nothing else, so a stream may wait for them.
-bool waitable(timeline const& order) {
-  return order.kind() != stream_kind::null && order.kind() != stream_kind::legacy;
-}
-
 } // namespace
 
 bool pool_engine::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
@@ -44,12 +40,10 @@ bool pool_engine::deallocate(stream_key const& key, void* pointer, std::optional
   note_stream(key.order());
   if (key.capturing()) {
     defer(*freed, key);
-  } else if (key.is_host()) {
-    freed->tags.clear(); // the host says that all use is over
-    end_block(*freed);
   } else {
     prune(freed->tags);
-    freed->tags.add(end_use(key, freed->bytes));
+    // What the host frees nobody uses any more, but for recorded uses.
+    if (!key.is_host()) freed->tags.add(end_use(key, freed->bytes));
     end_block(*freed);
   }
   return true;
@@ -83,7 +77,7 @@ tag pool_engine::end_use(stream_key const& key, std::size_t bytes) noexcept {
   bool const many = order.count_unrecorded(bytes, std::max(chunks_.reserved() / 16, granule));
   bool const due = order.asked() || pressure_ || (many && shared_);
   if (due && key.has_handle() && options_.cross_stream != reuse::own && !device_.lost()) {
-    if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded, waitable(order)};
+    if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded, order.waitable()};
   }
   return {&order, order.now(), false};
 }
@@ -140,7 +134,7 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
   auto& order = key.order();
   if (!used->tags.find(order)) make_room(used->tags, key, held);
   auto const recorded = key.has_handle() ? order.record_precise(key.handle()) : epoch{0};
-  used->tags.add(recorded ? tag{&order, recorded, waitable(order)} : tag{&order, order.now(), false});
+  used->tags.add(recorded ? tag{&order, recorded, order.waitable()} : tag{&order, order.now(), false});
   return true;
 }
 
@@ -160,7 +154,7 @@ void pool_engine::make_room(tag_set& uses, stream_key const& key, sync::lock& he
   std::vector<timeline*> open;
   for (auto const& use : uses) open.push_back(use.order);
   held.unlock();
-  synchronise_with(open, device_);
+  synchronise_with(open, device_, std::chrono::seconds{1});
   held.lock();
   uses.prune();
   if (uses.size() >= most_uses) throw cuda_error{static_cast<cudaError_t>(CUDA_ERROR_NOT_READY), "gpumem: record_use"};

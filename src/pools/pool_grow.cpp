@@ -71,6 +71,7 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::loc
   changed_.notify_all();
   if (!drawn) {
     auto const why = drawn.error();
+    if (why.what == outcome::device_lost) device_.lose(static_cast<CUresult>(why.code));
     result = unexpected<failure>{
         failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
     return growth_result::failed;
@@ -80,7 +81,8 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::loc
     added = &chunks_.add(*drawn, bytes);
     // Upstream's memory is valid in the order in which it was given.
     bool const ordered = upstream_->stream_ordered() && !what.key.is_host();
-    auto& fresh = ranges_.add(*added, ordered ? tag_set{{&what.key.order(), what.key.order().now(), false}} : tag_set{});
+    auto& fresh =
+        ranges_.add(*added, ordered ? tag_set{{&what.key.order(), what.key.order().now(), false}} : tag_set{});
     ++counts_.growths;
     std::size_t offset = 0;
     fits(fresh, what.bytes, what.alignment, offset);
@@ -152,7 +154,9 @@ void pool_engine::resume() noexcept {
     passing_ = false;
     done = closed_ && chunks_.empty();
     bool const more = closed_ ? !done : chunks_.reserved() > options_.release_threshold && idle_passes_ < most_passes;
-    if (more && !leaving_driver.load(std::memory_order_relaxed)) post_pass();
+    bool const leaving = leaving_driver.load(std::memory_order_relaxed);
+    if (more && !leaving) post_pass();
+    if (more && leaving && closed_) leave_behind();
   }
   if (done) delete this;
 }
@@ -162,11 +166,14 @@ void pool_engine::pass(sync::lock& held) noexcept {
     learn_completion(nullptr);
     give_back(closed_ ? 0 : options_.release_threshold, held);
     auto const open = open_timelines(false);
-    bool const late = ++idle_passes_ >= most_passes;
+    auto const tails = open_timelines(true);
+    // Tails of streams that never came back; waited for by another thread, now and then.
+    bool const only_tails = closed_ && !tails.empty() && open.size() == tails.size() && idle_passes_ >= next_wait_;
+    if (only_tails) next_wait_ = idle_passes_ + most_passes;
+    ++idle_passes_;
     if (open.empty()) idle_passes_ = most_passes; // what is left is in use, or needed
     held.unlock();
-    // Tails of streams that never came back: nobody waits for the library thread.
-    if (closed_ && late) synchronise_with(open, device_);
+    if (only_tails) synchronise_with(tails, device_, 0ns);
     if (!open.empty()) sync::sleep_for(std::min<sync::duration>(shortest_pause * idle_passes_, longest_pause));
     held.lock();
   } catch (std::bad_alloc const&) {
@@ -174,12 +181,18 @@ void pool_engine::pass(sync::lock& held) noexcept {
   }
 }
 
+// A pool that outlives the driver is leaked on purpose, and stays reachable.
+void pool_engine::leave_behind() noexcept {
+  static std::atomic<pool_engine*> left{nullptr};
+  next_left_ = left.exchange(this);
+}
+
 void pool_engine::close() noexcept {
   bool done = false;
   {
     sync::lock held{guard_};
     closed_ = true;
-    if (!driver_alive()) return; // a static pool at exit: leaked, since no call may be made any more
+    if (!driver_alive()) return leave_behind(); // no call may be made any more
     serve_deferred();
     if (posted_ && library_executor().retract(*this)) posted_ = false;
     if (posted_ || passing_) return; // the pass takes over

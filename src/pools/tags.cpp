@@ -40,7 +40,8 @@ bool tag_set::join(tag_set const& other) noexcept {
 }
 
 void tag_set::remove(timeline const& order) noexcept {
-  auto* const last = std::remove_if(tags_.data(), tags_.data() + size_, [&](tag const& t) { return t.order == &order; });
+  auto* const last =
+      std::remove_if(tags_.data(), tags_.data() + size_, [&](tag const& t) { return t.order == &order; });
   size_ = static_cast<std::size_t>(last - tags_.data());
 }
 

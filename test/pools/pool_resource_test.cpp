@@ -48,8 +48,8 @@ TEST_F(pool_interface, sub_allocates_one_chunk_in_granules) {
   pool_resource r{upstream};
   auto* const p = r.allocate(s, 1);
   auto* const q = r.allocate(s, 300);
-  EXPECT_EQ(upstream.state().draws.size(), 1u);
-  EXPECT_EQ(upstream.state().draws[0].bytes, 2 * MiB);
+  EXPECT_EQ(upstream.state().draws().size(), 1u);
+  EXPECT_EQ(upstream.state().draws()[0].bytes, 2 * MiB);
   EXPECT_EQ(static_cast<char*>(q) - static_cast<char*>(p), 256);
   auto const f = r.figures();
   EXPECT_EQ(f.live, 301u);
@@ -71,7 +71,7 @@ TEST_F(pool_interface, no_bytes_are_no_memory) {
   EXPECT_EQ(r.allocate(s, 0), nullptr);
   r.deallocate(s, nullptr, 0);
   r.deallocate(s, nullptr);
-  EXPECT_TRUE(upstream.state().draws.empty());
+  EXPECT_TRUE(upstream.state().draws().empty());
 }
 
 TEST_F(pool_interface, honours_any_power_of_two) {
@@ -92,7 +92,7 @@ TEST_F(pool_interface, what_can_never_be_is_refused_at_once) {
   EXPECT_EQ(r.try_allocate(s, 4 * MiB + 1).error().what, outcome::too_large);
   EXPECT_EQ(r.try_allocate(s, SIZE_MAX).error().what, outcome::too_large);
   EXPECT_EQ(r.try_allocate(s, SIZE_MAX - 300, 512).error().what, outcome::too_large);
-  EXPECT_TRUE(upstream.state().draws.empty());
+  EXPECT_TRUE(upstream.state().draws().empty());
   EXPECT_EQ(pool_resource{upstream}.try_allocate(s, PTRDIFF_MAX - 1024).error().what, outcome::exhausted);
 }
 
@@ -103,18 +103,18 @@ TEST_F(pool_interface, options_that_contradict_each_other_are_refused) {
   EXPECT_THROW((pool{upstream, {.cross_stream = static_cast<gpumem::reuse>(9)}}), std::invalid_argument);
   upstream.state().capacity = 1 * MiB;
   EXPECT_THROW((pool{upstream, {.initial_size = 2 * MiB}}), gpumem::out_of_memory);
-  EXPECT_TRUE(upstream.state().draws.empty());
+  EXPECT_TRUE(upstream.state().draws().empty());
 }
 
 TEST_F(pool_interface, the_initial_size_serves_every_stream_and_the_host) {
   pool_resource r{upstream, {.initial_size = 1 * MiB, .name = "first"}};
   EXPECT_EQ(r.figures().reserved, 1 * MiB);
-  EXPECT_TRUE(upstream.state().draws.at(0).by_host);
+  EXPECT_TRUE(upstream.state().draws().at(0).by_host);
   gpumem::stream t{device};
   auto* const p = r.allocate(s, 1000);
   auto* const q = r.allocate(t, 1000);
   auto* const h = r.allocate_sync(1000);
-  EXPECT_EQ(upstream.state().draws.size(), 1u);
+  EXPECT_EQ(upstream.state().draws().size(), 1u);
   EXPECT_EQ(r.options().name, "first");
   r.deallocate(s, p, 1000);
   r.deallocate(t, q, 1000);
@@ -186,7 +186,7 @@ TEST_F(pool_interface, trim_gives_idle_and_complete_chunks_back) {
   EXPECT_EQ(gpumem::trim(r), 8 * MiB);
   EXPECT_EQ(r.figures().releases, 2u);
   EXPECT_EQ(r.figures().peak_reserved, 12 * MiB);
-  EXPECT_TRUE(upstream.state().returns.at(0).by_host && upstream.state().returns.at(1).by_host);
+  EXPECT_TRUE(upstream.state().returns().at(0).by_host && upstream.state().returns().at(1).by_host);
 }
 
 TEST_F(pool_interface, serves_code_that_cannot_import_the_module) {

@@ -10,9 +10,12 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -32,12 +35,33 @@ struct upstream_call {
   bool by_host;
 };
 
-struct upstream_state {
-  std::vector<upstream_call> draws;
-  std::vector<upstream_call> returns;
+// What the handles of one upstream share. Pools may give back from the library's thread.
+class upstream_state {
+public:
   std::size_t capacity = SIZE_MAX;
-  std::size_t drawn = 0;
-  std::function<void()> on_draw;
+  std::function<void()> on_draw; // runs before each draw
+
+  std::vector<upstream_call> draws() const {
+    std::scoped_lock const held{guard_};
+    return draws_;
+  }
+  std::vector<upstream_call> returns() const {
+    std::scoped_lock const held{guard_};
+    return returns_;
+  }
+  // Whether so many have come back within ten seconds.
+  bool wait_for_returns(std::size_t count) {
+    std::unique_lock held{guard_};
+    return returned_.wait_for(held, std::chrono::seconds{10}, [&] { return returns_.size() >= count; });
+  }
+
+private:
+  friend class told_upstream;
+  mutable std::mutex guard_;
+  std::condition_variable returned_;
+  std::vector<upstream_call> draws_;
+  std::vector<upstream_call> returns_;
+  std::size_t drawn_ = 0;
 };
 
 // A resource of CCCL's shape, not gpumem's, over the driver's memory; stream-ordered as far as a pool knows.
@@ -56,20 +80,23 @@ public:
 
 private:
   void* draw(std::size_t bytes, bool by_host) {
-    if (state_->on_draw) state_->on_draw();
+    if (auto const hook = state_->on_draw) hook();
     static auto* const allocate = driver_function<decltype(cuMemAlloc)>("cuMemAlloc_v2");
+    std::scoped_lock const held{state_->guard_};
     CUdeviceptr p{};
-    if (state_->drawn + bytes > state_->capacity || allocate(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
-    state_->drawn += bytes;
+    if (bytes > state_->capacity - state_->drawn_ || allocate(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
+    state_->drawn_ += bytes;
     auto* const pointer = reinterpret_cast<void*>(p);
-    state_->draws.push_back({pointer, bytes, by_host});
+    state_->draws_.push_back({pointer, bytes, by_host});
     return pointer;
   }
   void give(void* p, std::size_t bytes, bool by_host) noexcept {
     static auto* const free = driver_function<decltype(cuMemFree)>("cuMemFree_v2");
     free(reinterpret_cast<CUdeviceptr>(p));
-    state_->drawn -= bytes;
-    state_->returns.push_back({p, bytes, by_host});
+    std::scoped_lock const held{state_->guard_};
+    state_->drawn_ -= bytes;
+    state_->returns_.push_back({p, bytes, by_host});
+    state_->returned_.notify_all();
   }
   std::shared_ptr<upstream_state> state_;
 };
@@ -77,9 +104,7 @@ private:
 // Device work runs only when a test says so; nothing may be found that a test does not expect.
 class simulated_test : public testing::Test {
 protected:
-  static void SetUpTestSuite() {
-    gpumem::simulator::load({.devices = 2, .mode = gpumem::simulator::stepping::manual});
-  }
+  static void SetUpTestSuite() { gpumem::simulator::load({.devices = 2, .mode = gpumem::simulator::stepping::manual}); }
   void TearDown() override {
     gpumem::simulator::run_until_idle();
     for (auto const& found : gpumem::simulator::take_findings()) ADD_FAILURE() << found.text;
