@@ -31,7 +31,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_counts : public gpumem_test::simulated_test {
 protected:
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
   gpumem_test::told_upstream upstream;
 };

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_lifetime : public gpumem_test::simulated_test {
 protected:
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream s{device};
   told_upstream upstream;
 };
@@ -143,21 +144,24 @@ TEST_F(pool_lifetime, a_forked_child_gets_nothing_and_frees_nothing) {
   r.deallocate(s, p, 1000);
 }
 
+// Ends the process with a static pool, a live block and work that is still to run.
+[[noreturn]] void exit_with_static_pool() {
+  gpumem::pool_options options;
+  options.release_threshold = 0;
+  static gpumem::stream const stream{gpumem::device{0}};
+  static pool r{told_upstream{}, options};
+  static auto const block = r.acquire(stream, 1000).wait();
+  auto* const p = r.allocate(stream, 1000);
+  simulator::work(stream, {simulator::write(p, 1000)});
+  r.deallocate(stream, p, 1000);
+  std::exit(7);
+}
+
 using pool_exit_death_test = pool_lifetime;
 
 TEST_F(pool_exit_death_test, static_pools_do_not_hang_or_crash_at_exit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
-        static gpumem::stream const stream{gpumem::device{0}};
-        static pool r{told_upstream{}, {.release_threshold = 0}};
-        static auto const block = r.acquire(stream, 1000).wait();
-        auto* const p = r.allocate(stream, 1000);
-        simulator::work(stream, {simulator::write(p, 1000)});
-        r.deallocate(stream, p, 1000);
-        std::exit(7);
-      },
-      testing::ExitedWithCode(7), "");
+  EXPECT_EXIT(exit_with_static_pool(), testing::ExitedWithCode(7), "");
 }
 
 } // namespace

@@ -38,7 +38,7 @@ protected:
     told.clear();
   }
 
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream s{device};
   gpumem_test::told_upstream upstream;
   pool_resource<gpumem_test::told_upstream> r{upstream, {.name = "tested"}};

@@ -57,7 +57,7 @@ protected:
     return got.has_value();
   }
 
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
   told_upstream upstream;
   CUdeviceptr flag = 0;

@@ -26,7 +26,7 @@ static_assert(!gpumem::mr::has_property<pool, gpumem::mr::host_accessible>);
 
 class pool_interface : public gpumem_test::simulated_test {
 protected:
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream s{device};
   told_upstream upstream;
 };

@@ -77,7 +77,7 @@ TEST_F(ranges, the_index_gives_the_smallest_that_is_large_enough) {
 }
 
 TEST_F(ranges, a_join_beyond_four_streams_is_refused_and_counted) {
-  gpumem::device const device{0};
+  auto const device = gpumem::device::current();
   gpumem::stream s[] = {gpumem::stream{device}, gpumem::stream{device}, gpumem::stream{device}, gpumem::stream{device},
                         gpumem::stream{device}};
   auto& low = map.take(map.add(home, {}), 0, 2048);

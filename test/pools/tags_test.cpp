@@ -11,7 +11,7 @@ namespace {
 
 class tags : public gpumem_test::simulated_test {
 protected:
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device}, c{device}, d{device}, e{device};
   static auto& of(gpumem::stream const& s) { return s.key().order(); }
 };

@@ -58,7 +58,7 @@ enum lane : int { own_a, own_b, adopted, foreign_c, foreign_d, legacy, null, per
 
 // What lives as long as the process.
 struct fixtures {
-  gpumem::device device{0};
+  gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device}, spin{device};
   CUstream adopted_handle = make_stream(CU_STREAM_NON_BLOCKING);
   gpumem::stream adopted = gpumem::stream::adopt(adopted_handle);
