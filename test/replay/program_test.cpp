@@ -128,7 +128,8 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
 }
 
 TEST_F(program, counts_driver_calls) {
-  std::string const trace = file("small.csv", small_trace);
+  std::string const trace =
+      file("one.csv", header + row("allocate", "0xa00", "1048576") + row("free", "0xa00", "1048576"));
   auto const cuda = figures({trace, "--resource", "cuda"});
   EXPECT_GE(cuda[0]["driver_calls_per_1000_operations"], 1000.0); // a call upstream for each
   auto const pool = figures({trace, "--resource", "pool", "--repeat", "20"});
