@@ -26,3 +26,9 @@ export import :any_pool;
 export import :trace;
 
 export import :cuda_resource;
+
+export import :tags;
+export import :ranges;
+export import :chunks;
+export import :pool_engine;
+export import :pool_resource;
