@@ -14,6 +14,7 @@ export import :event;
 
 export import :misuse;
 export import :executor;
+export import :suspension;
 export import :waiter;
 export import :lifetime;
 export import :services;
@@ -23,3 +24,12 @@ export import :acquire;
 export import :resource;
 export import :any_pool;
 export import :cuda_resource;
+
+export import :awaitable;
+export import :coroutine_result;
+export import :task;
+export import :joined;
+export import :sync_wait;
+export import :when_all;
+export import :poller;
+export import :completion;

@@ -38,7 +38,10 @@ private:
   slot& own_slot() noexcept { return slots_[sync::thread_number() % slot_count]; }
 
   std::atomic<std::int64_t> handles_{0};
-  std::atomic<std::int64_t> remaining_{1}; // once folding has begun; the folder holds one
+  // Once folding has begun: what has been folded, and what the folder holds, so that blocks freed while it folds do not
+  // bring the count to zero before it is done.
+  static constexpr std::int64_t folding = std::int64_t{1} << 62;
+  std::atomic<std::int64_t> remaining_{folding};
   std::array<slot, slot_count> slots_{};
 };
 

@@ -56,7 +56,7 @@ void lifetime::drop_handle() noexcept {
     remaining_.fetch_add(slot.live, std::memory_order_relaxed); // negative where blocks of other threads were freed
     slot.live = 0;
   }
-  if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  if (remaining_.fetch_sub(folding, std::memory_order_acq_rel) == folding) delete this;
 }
 
 } // namespace gpumem
