@@ -41,12 +41,8 @@ private:
   slot& own_slot() noexcept { return slots_[sync::thread_number() % slot_count]; }
 
   std::atomic<std::int64_t> handles_{0};
-<<<<<<< HEAD
-  // While slots are being folded the count is held far from zero: a slot's share may be freed before it is added.
-=======
   // Counts once folding has begun. The folder holds more than there can be blocks, so that a free on a folded slot
   // cannot bring it to zero while others are still to be folded.
->>>>>>> main
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
   std::array<slot, slot_count> slots_{};
