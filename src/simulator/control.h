@@ -1,5 +1,5 @@
-// The C control interface of the simulated device: what a program may ask of it besides the driver's own functions.
-// SPDX-License-Identifier: Apache-2.0
+// The C control interface of the simulated device: what a program may ask of it besides the driver's own
+// functions. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <stdbool.h>
@@ -16,7 +16,7 @@ extern "C" {
 
 typedef struct gpumem_simulator_options {
   int devices;
-  size_t capacity;      /* bytes a device */
+  size_t capacity; /* bytes a device */
   uint64_t seed;
   int manual;           /* 1: the device moves only by step and by blocked host calls */
   uint64_t patience_ms; /* how long a stuck host call waits for other host threads */
@@ -67,8 +67,8 @@ void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result);
 void gpumem_simulator_sticky_error(int result);
 int gpumem_simulator_never_complete(void* event);
 
-int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
-                          void (*run)(void*), void (*drop)(void*), void* context);
+int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count,
+                          uint64_t nanoseconds, void (*run)(void*), void (*drop)(void*), void* context);
 
 uint64_t gpumem_simulator_new_owner(void);
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
@@ -81,7 +81,8 @@ void gpumem_simulator_on_block(bool (*hook)(void*), void* context);
 void gpumem_simulator_read_figures(gpumem_simulator_figures* figures);
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context);
 void gpumem_simulator_clear_calls(void);
-void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take);
+void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context,
+                                     int take);
 
 #ifdef __cplusplus
 }
