@@ -37,7 +37,7 @@ build() {
 run_demo() {
   build release --target gpumem_demo gpumem-replay
   build/release/bench/gpumem_demo
-  build/release/bench/gpumem-replay "$@" bench/traces/*
+  build/release/bench/gpumem-replay "$@" bench/traces/*.csv.gz
 }
 
 run_test() {

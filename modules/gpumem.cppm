@@ -22,4 +22,7 @@ export import :stop_token;
 export import :acquire;
 export import :resource;
 export import :any_pool;
+
+export import :trace;
+
 export import :cuda_resource;
