@@ -33,6 +33,7 @@ export import :ranges;
 export import :chunks;
 export import :pool_engine;
 export import :pool_resource;
+
 export import :awaitable;
 export import :coroutine_result;
 export import :task;
