@@ -61,10 +61,14 @@ void event::refuse_captured() const {
   if (in_capture_) throw acquire_error{failure{outcome::capture_unsupported}};
 }
 
+// Here and not with the stream: events are made of streams.
+void stream::wait(event const& happened) { happened.make_wait(*this); }
+
 bool event::is_done() const {
   refuse_captured();
   auto const result = driver().event_query(event_->handle);
   if (result == CUDA_ERROR_NOT_READY) return false;
+  if (sticky(result)) device_.lose(result);
   check(result, "cuEventQuery");
   publish();
   return true;
@@ -72,7 +76,9 @@ bool event::is_done() const {
 
 void event::synchronize() const {
   refuse_captured();
-  check(driver().event_synchronize(event_->handle), "cuEventSynchronize");
+  auto const result = driver().event_synchronize(event_->handle);
+  if (sticky(result)) device_.lose(result);
+  check(result, "cuEventSynchronize");
   publish();
 }
 

@@ -19,7 +19,6 @@ import :stream;
 import :cuda;
 import :device;
 import :driver;
-import :event;
 import :sync;
 import :timeline;
 
@@ -283,11 +282,11 @@ stream_key stream::key() const noexcept { return {*timeline_, get(), true, timel
 
 void stream::synchronize() {
   auto const seen = timeline_->close_epoch();
-  check(driver().stream_synchronize(get()), "cuStreamSynchronize");
+  auto const result = driver().stream_synchronize(get());
+  if (sticky(result)) device().lose(result);
+  check(result, "cuStreamSynchronize");
   timeline_->publish_completed(seen);
 }
-
-void stream::wait(event const& happened) { happened.make_wait(*this); }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {
   check(driver().stream_begin_capture(get(), mode), "cuStreamBeginCapture");

@@ -57,4 +57,15 @@ private:
   std::coroutine_handle<> continuation_;
 };
 
+/// A stop token whose stop has not been requested when it is asked, and has when the callback is made: which it calls
+/// in its constructor.
+struct late_token {
+  template <class Function> struct callback_type {
+    callback_type(late_token, Function f) noexcept { f(); }
+  };
+  bool stop_requested() const noexcept { return false; }
+  bool stop_possible() const noexcept { return true; }
+  bool operator==(late_token const&) const = default;
+};
+
 } // namespace test
