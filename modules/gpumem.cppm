@@ -25,4 +25,10 @@ export import :any_pool;
 
 export import :trace;
 
+export import :source_state;
 export import :cuda_resource;
+export import :host_resource;
+
+export import :adaptor_base;
+export import :statistics_adaptor;
+export import :logging_adaptor;
