@@ -22,6 +22,7 @@ struct services_table {
                                                             std::size_t alignment) noexcept;
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
                            std::size_t alignment) noexcept;
+  /// The device's ordinal, or -1 for memory of no device.
   int (*device)(void* state) noexcept;
   /// Null where the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
