@@ -25,6 +25,9 @@ public:
   /// The state may be gone when this returns.
   void drop_live() noexcept;
 
+  /// The last handle is gone: only frees may still come.
+  inline bool closed() const noexcept { return handles_.load(std::memory_order_relaxed) == 0; }
+
 protected:
   virtual ~lifetime() = default;
 
