@@ -29,12 +29,17 @@ public:
 
   inline detail::timeline& order() const noexcept { return *timeline_; }
 
+  /// Waits on the host for all work enqueued on the stream so far: by the handle where it may be touched, else for its
+  /// whole context. The host's own key waits for nothing. Returns the driver's error; never throws.
+  CUresult wait_on_host() const noexcept;
+
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
 
 private:
   friend class stream;
   friend class allocation;
   friend stream_key identify(stream_ref, device);
+  friend stream_key identify(stream_ref);
   stream_key(detail::timeline& order, CUstream handle, bool has_handle, bool capturing) noexcept
       : timeline_{&order}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
 
@@ -48,6 +53,14 @@ private:
 /// their id (two driver calls: id, capture). Handle 0 is another stream for each device and calling thread. Throws
 /// std::invalid_argument for a default handle while another device is current, cuda_error. Any thread.
 export stream_key identify(stream_ref handle, device where);
+
+/// The same for a stream by itself: a default handle is the current device's.
+export stream_key identify(stream_ref handle);
+
+namespace detail {
+// Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
+bool is_capturing(CUstream handle);
+} // namespace detail
 
 /// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process exit,
 /// so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.

@@ -78,7 +78,8 @@ public:
   // The handle may be used outside a call that was given it.
   inline bool owns_handle() const noexcept { return kind() == stream_kind::own || kind() == stream_kind::adopted; }
   CUstream handle() const noexcept { return handle_; }
-  void adopt(bool promised) noexcept;
+  // One more promise, or one less, that the handle lives; whether there is one now. The registry's lock guards it.
+  bool adopt(bool promised) noexcept;
   int priority() const noexcept { return priority_; }
   void set_priority(int priority) noexcept { priority_ = priority; }
   // A capture that was begun through gpumem; others are the driver's to tell.
@@ -151,10 +152,11 @@ private:
   CUstream const handle_;
 
   int priority_ = 0;
+  int adoptions_ = 0;
   std::atomic<bool> capturing_{false};
 
   std::atomic<epoch> now_{1};
-  std::atomic<epoch> completed_{0};
+  std::atomic<epoch> completed_;
   std::atomic<epoch> recorded_{0};
   std::atomic<bool> asked_{false};
   std::atomic<bool> prepared_{false};

@@ -49,18 +49,6 @@ int count_spare_events(CUcontext context, int enough) noexcept {
   return found;
 }
 
-// Recording and querying must not disturb a capture that another thread has begun in global mode.
-class relaxed_capture {
-public:
-  relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
-  ~relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
-  relaxed_capture(relaxed_capture const&) = delete;
-  relaxed_capture& operator=(relaxed_capture const&) = delete;
-
-private:
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
 } // namespace
 
 epoch vector_clock::at(std::uint32_t index) const noexcept {
@@ -108,11 +96,14 @@ void give_event(pooled_event* event) noexcept {
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
                    CUstream handle)
-    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle} {}
+    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle},
+      completed_{kind == stream_kind::host ? ~epoch{0} : 0} {}
 
-void timeline::adopt(bool promised) noexcept {
-  if (kind() == stream_kind::own) return;
-  kind_.store(promised ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
+bool timeline::adopt(bool promised) noexcept {
+  if (kind() == stream_kind::own) return true;
+  adoptions_ += promised ? 1 : -1;
+  kind_.store(adoptions_ > 0 ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
+  return adoptions_ > 0;
 }
 
 bool timeline::ordered_after(timeline const& other, epoch e) const {
@@ -150,8 +141,9 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
     return 0;
   }
   asked_.store(false, std::memory_order_relaxed); // who asks from here on means a later epoch
-  if (precise) close_epoch(); // what others freed meanwhile stays out of the block's own epoch
-  auto const covers = close_epoch();
+  // A precise epoch is one that nobody else can have read: what others free on the stream meanwhile may come before
+  // work that this event covers.
+  auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : close_epoch();
   if (auto const result = driver().event_record(event->handle, given); result != CUDA_SUCCESS) {
     if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
     give_event(event);

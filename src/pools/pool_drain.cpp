@@ -75,8 +75,7 @@ private:
   void synchronise() noexcept {
     try {
       current_device const scope{where_};
-      CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; // other threads' captures are not to be disturbed
-      driver().thread_exchange_stream_capture_mode(&mode);
+      relaxed_capture const relaxed; // other threads' captures are not to be disturbed
       auto const result = driver().ctx_synchronize();
       if (result == CUDA_SUCCESS) {
         for (auto const& [order, newest] : seen_) order->publish_completed(newest);
