@@ -3,6 +3,7 @@
 module;
 #include <gpumem/services.hpp>
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <utility>
 export module gpumem:resource;
@@ -21,6 +22,7 @@ namespace detail {
 
 // False in a process that is exiting or was forked: frees then do nothing.
 bool may_free() noexcept;
+bool is_lost(std::optional<class device> where) noexcept;
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
 
 // One property of a resource, found by argument-dependent lookup.
@@ -66,7 +68,7 @@ public:
     if (!pointer || !detail::may_free()) return;
     if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
-    } else if (state().where().lost()) {
+    } else if (detail::is_lost(state().where())) {
       state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs any more: bookkeeping
     } else {
       detail::report_bad_stream(pointer, bytes);

@@ -73,7 +73,8 @@ public:
   /// Whether every byte is in exactly one place: granted + free = reserved, no overlap, index and map agree.
   bool consistent();
 
-  device where() const noexcept { return device_; }
+  /// None over upstreams without one.
+  std::optional<device> where() const noexcept { return device_; }
   pool_options const& options() const noexcept { return options_; }
   pool_upstream& upstream() noexcept { return *upstream_; }
 
@@ -107,6 +108,7 @@ private:
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
   void* drain(pool_request const& what, sync::lock& held);
   bool draining_may_help(pool_request const& what);
+  bool lost() const noexcept { return device_ && device_->lost(); }
   std::vector<timeline*> open_timelines(bool without_evidence);
 
   // pool_free.cpp
@@ -124,7 +126,7 @@ private:
 
   std::unique_ptr<pool_upstream> const upstream_;
   pool_options const options_;
-  device const device_;
+  std::optional<device> const device_;
 
   sync::mutex guard_;
   sync::condition changed_; // growth ended, or memory has left
@@ -144,9 +146,9 @@ private:
   unsigned next_wait_ = 0;   // the pass that next waits for tails
 };
 
-/// Waits on the host, at most so long, for all work of the device's context, and publishes the timelines' epochs; false
-/// if that was not seen by then. No lock may be held.
-export bool synchronise_with(std::vector<timeline*> const& orders, device where, sync::duration longest) noexcept;
+/// Waits on the host, at most so long, for all work of the timelines' devices, and publishes the timelines' epochs;
+/// false if that was not seen by then. No lock may be held.
+export bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longest) noexcept;
 
 } // namespace detail
 } // namespace gpumem

@@ -33,7 +33,7 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer) noexcept;
-  class device where() noexcept { return engine_->where(); }
+  std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
   figures read_figures() { return engine_->read_figures(); }
   pool_engine& engine() noexcept { return *engine_; }

@@ -65,7 +65,7 @@ expected<void*, failure> pool_engine::allocate(pool_request const& what) {
     if (grown == growth_result::granted) return result;
   }
   ++counts_.failures;
-  if (device_.lost()) return unexpected<failure>{failure{outcome::device_lost, device_.loss(), what.requested}};
+  if (lost()) return unexpected<failure>{failure{outcome::device_lost, device_->loss(), what.requested}};
   return result;
 }
 

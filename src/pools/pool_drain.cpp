@@ -32,10 +32,10 @@ inline constexpr sync::duration longest_nap = 5ms;
 class context_wait final : private resumption {
 public:
   // False when not done by then; the wait goes on without the caller.
-  static bool run(std::vector<timeline*> const& orders, device where, sync::time_point deadline) {
+  static bool run(std::vector<timeline*> const& orders, sync::time_point deadline) {
     auto* const thread = waiting_thread();
     if (!thread) return false;
-    auto* const wait = new context_wait{orders, where};
+    auto* const wait = new context_wait{orders};
     sync::lock held{wait->guard_};
     thread->post(*wait);
     while (!wait->done_ && sync::now() < deadline) wait->ended_.wait_until(held, deadline);
@@ -47,8 +47,11 @@ public:
   }
 
 private:
-  context_wait(std::vector<timeline*> const& orders, device where) : where_{where} {
-    for (auto* const order : orders) seen_.emplace_back(order, order->close_epoch());
+  explicit context_wait(std::vector<timeline*> const& orders) {
+    for (auto* const order : orders) {
+      seen_.emplace_back(order, order->close_epoch());
+      if (std::ranges::find(devices_, order->device()) == devices_.end()) devices_.push_back(order->device());
+    }
   }
 
   // Kept for the process, and stopped before the driver goes: null from then on.
@@ -63,7 +66,7 @@ private:
   }
 
   void resume() noexcept override {
-    synchronise();
+    for (auto const ordinal : devices_) synchronise(ordinal);
     sync::lock held{guard_};
     done_ = true;
     ended_.notify_one();
@@ -72,15 +75,16 @@ private:
     if (abandoned) delete this;
   }
 
-  void synchronise() noexcept {
+  void synchronise(int ordinal) noexcept {
     try {
-      current_device const scope{where_};
+      device const where{ordinal};
+      current_device const scope{where};
       relaxed_capture const relaxed; // other threads' captures are not to be disturbed
       auto const result = driver().ctx_synchronize();
-      if (result == CUDA_SUCCESS) {
-        for (auto const& [order, newest] : seen_) order->publish_completed(newest);
-      } else if (sticky(result)) {
-        where_.lose(result); // an error is not "complete"
+      if (sticky(result)) where.lose(result);
+      if (result != CUDA_SUCCESS) return; // an error is not "complete"
+      for (auto const& [order, newest] : seen_) {
+        if (order->device() == ordinal) order->publish_completed(newest);
       }
     } catch (...) {
       // Without a context nothing was learnt.
@@ -88,7 +92,7 @@ private:
   }
 
   std::vector<std::pair<timeline*, epoch>> seen_;
-  device where_;
+  std::vector<int> devices_;
   sync::mutex guard_;
   sync::condition ended_;
   bool done_ = false;
@@ -97,9 +101,9 @@ private:
 
 } // namespace
 
-bool synchronise_with(std::vector<timeline*> const& orders, device where, sync::duration longest) noexcept {
+bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longest) noexcept {
   try {
-    return context_wait::run(orders, where, sync::now() + longest);
+    return context_wait::run(orders, sync::now() + longest);
   } catch (...) { // the host has no memory, or no thread, to wait with
     return false;
   }
@@ -126,10 +130,10 @@ void* pool_engine::drain(pool_request const& what, sync::lock& held) {
     auto const open = open_timelines(false);
     auto const tails = open_timelines(true);
     bool const only_tails = open.size() == tails.size();
-    if (device_.lost() || (!only_tails && sync::now() >= deadline)) return nullptr;
+    if (lost() || (!only_tails && sync::now() >= deadline)) return nullptr;
     held.unlock();
     if (only_tails) {
-      synchronise_with(tails, device_, deadline - sync::now());
+      synchronise_with(tails, deadline - sync::now());
     } else {
       sync::sleep_for(nap);
       for (auto* const order : open) order->poll();

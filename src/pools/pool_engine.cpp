@@ -41,12 +41,17 @@ pool_options checked_options(pool_options options) {
   return options;
 }
 
+std::optional<device> device_of(pool_upstream const& upstream) {
+  auto const ordinal = upstream.device();
+  return ordinal < 0 ? std::nullopt : std::optional{device{ordinal}};
+}
+
 std::size_t up_to_granule(std::size_t bytes) { return (bytes + granule - 1) / granule * granule; }
 
 } // namespace
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options))}, device_{upstream_->device()},
+    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options))}, device_{device_of(*upstream_)},
       chunks_{options_.limit / granule * granule} {
   library_executor(); // started here, because frees and destructors may not
   if (options_.initial_size == 0) return;

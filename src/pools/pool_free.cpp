@@ -76,7 +76,7 @@ tag pool_engine::end_use(stream_key const& key, std::size_t bytes) noexcept {
   auto& order = key.order();
   bool const many = order.count_unrecorded(bytes, std::max(chunks_.reserved() / 16, granule));
   bool const due = order.asked() || pressure_ || (many && shared_);
-  if (due && key.has_handle() && options_.cross_stream != reuse::own && !device_.lost()) {
+  if (due && key.has_handle() && options_.cross_stream != reuse::own && !lost()) {
     if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded};
   }
   return {&order, order.now()};
@@ -154,7 +154,7 @@ void pool_engine::make_room(tag_set& uses, stream_key const& key, sync::lock& he
   std::vector<timeline*> open;
   for (auto const& use : uses) open.push_back(use.order);
   held.unlock();
-  synchronise_with(open, device_, std::chrono::seconds{1});
+  synchronise_with(open, std::chrono::seconds{1});
   held.lock();
   uses.prune();
   if (uses.size() >= most_uses) throw cuda_error{static_cast<cudaError_t>(CUDA_ERROR_NOT_READY), "gpumem: record_use"};

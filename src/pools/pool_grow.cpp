@@ -71,7 +71,7 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::loc
   changed_.notify_all();
   if (!drawn) {
     auto const why = drawn.error();
-    if (why.what == outcome::device_lost) device_.lose(static_cast<CUresult>(why.code));
+    if (device_ && why.what == outcome::device_lost) device_->lose(static_cast<CUresult>(why.code));
     result = unexpected<failure>{
         failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
     return growth_result::failed;
@@ -105,7 +105,7 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::loc
 bool pool_engine::idle_and_complete(chunk const& home) noexcept {
   // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
   bool complete = true;
-  bool const over = closed_ && device_.lost();
+  bool const over = closed_ && lost();
   ranges_.visit(home, [&](block const& each) { complete = complete && !each.live && (over || each.tags.completed()); });
   return complete;
 }
@@ -172,7 +172,7 @@ void pool_engine::pass(sync::lock& held) noexcept {
     ++idle_passes_;
     if (open.empty()) idle_passes_ = most_passes; // what is left is in use, or needed
     held.unlock();
-    if (only_tails) synchronise_with(tails, device_, 0ns);
+    if (only_tails) synchronise_with(tails, 0ns);
     if (!open.empty()) sync::sleep_for(std::min<sync::duration>(shortest_pause * idle_passes_, longest_pause));
     held.lock();
   } catch (std::bad_alloc const&) {

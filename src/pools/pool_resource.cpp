@@ -41,7 +41,7 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
   if (!pointer || !may_free()) return;
   if (auto const key = try_identify(stream, state.where(), 0)) {
     state.deallocate(*key, pointer);
-  } else if (state.where().lost()) {
+  } else if (is_lost(state.where())) {
     state.deallocate(stream_key::host(), pointer);
   } else {
     report_bad_stream(pointer, 0);
@@ -49,7 +49,9 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
 }
 
 void pool_record_use(pool_state& state, void* pointer, stream_ref stream) {
-  if (pointer && may_free()) state.engine().record_use(identify(stream, state.where()), pointer);
+  if (!pointer || !may_free()) return;
+  auto const where = state.where();
+  state.engine().record_use(where ? identify(stream, *where) : identify(stream), pointer);
 }
 
 } // namespace gpumem::detail

@@ -552,7 +552,7 @@ void prepare_programs() {
   fixed();
   std::vector<gpumem::event> spare;
   for (int i = 0; i < 2000; ++i) spare.emplace_back(fixed().device);
-  gpumem::detail::synchronise_with({}, fixed().device, std::chrono::seconds{1});
+  gpumem::detail::synchronise_with({}, std::chrono::seconds{1});
 }
 
 program_result run_program(std::uint64_t seed, program_options const& how, program_runner const& run) {
