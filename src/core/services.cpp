@@ -35,7 +35,9 @@ expected<stream_key, failure> try_identify(stream_ref stream, class device where
   try {
     return identify(stream, where);
   } catch (...) {
-    return unexpected<failure>{current_failure(bytes)};
+    auto const why = current_failure(bytes);
+    if (why.what == outcome::device_lost) where.lose(static_cast<CUresult>(why.code));
+    return unexpected<failure>{why};
   }
 }
 
