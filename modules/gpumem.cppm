@@ -24,7 +24,22 @@ export import :stop_token;
 export import :acquire;
 export import :resource;
 export import :any_pool;
+
+export import :trace;
+
+export import :source_state;
 export import :cuda_resource;
+export import :host_resource;
+
+export import :tags;
+export import :ranges;
+export import :chunks;
+export import :pool_engine;
+export import :pool_resource;
+
+export import :adaptor_base;
+export import :statistics_adaptor;
+export import :logging_adaptor;
 
 export import :awaitable;
 export import :coroutine_result;

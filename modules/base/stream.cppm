@@ -29,6 +29,10 @@ public:
 
   inline detail::timeline& order() const noexcept { return *timeline_; }
 
+  /// Waits on the host for all work enqueued on the stream so far: by the handle where it may be touched, else for its
+  /// whole context. The host's own key waits for nothing. Returns the driver's error; never throws.
+  CUresult wait_on_host() const noexcept;
+
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
 
 private:

@@ -44,6 +44,7 @@ class resource_base : public mr::memory_resource_base<Self>,
                       public detail::property_of<Self, Properties>... {
 public:
   using default_queries = mr::properties_list<Properties...>;
+  using state_type = State;
   static constexpr std::size_t default_alignment = 256;
 
   /// Memory usable by work enqueued on the stream from now on. Throws as `throw_failure`.
@@ -114,7 +115,15 @@ public:
     return state().read_figures();
   }
 
-  gpumem::device device() const noexcept { return state().where(); }
+  /// The device; a std::optional of one where the memory need not be of any.
+  auto device() const noexcept { return state().where(); }
+
+  /// This resource without its type and without ownership: it must outlive what it refers to.
+  pool_ref ref() noexcept
+    requires(std::is_same_v<Properties, mr::device_accessible> || ...)
+  {
+    return pool_ref{self()};
+  }
 
   /// The table and state by which allocations and erased types reach this resource; keeps nothing alive.
   services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }

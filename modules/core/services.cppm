@@ -5,6 +5,7 @@ module;
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <typeinfo>
 export module gpumem:services;
@@ -23,14 +24,15 @@ export {
   using gpumem::services_table;
 }
 
-/// What an author of a resource writes: two functions and a device, over whatever state.
+/// What an author of a resource writes: two functions and a device, over whatever state. `where` gives a device, or an
+/// empty std::optional of one where the memory is of no device: streams are then identified by the current one.
 /// `try_allocate` gives `bytes` > 0 bytes, aligned to a power of two, valid in the stream's order (for the host key: at
 /// once), or fails and leaves everything as it was. `deallocate` takes back what it gave. Any thread.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
   { s.deallocate(key, pointer, n, n) } noexcept;
-  { s.where() } noexcept -> std::same_as<device>;
+  { s.where() } noexcept -> std::convertible_to<std::optional<device>>;
 };
 
 /// A state that can let requests wait.
@@ -55,10 +57,10 @@ concept measured_state = resource_state<S> && requires(S& s) {
 namespace detail {
 
 // The checks of every request, made once, in the outermost call.
-expected<void*, failure> checked_request(stream_key const& key, class device where, std::size_t bytes,
+expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment) noexcept;
 // Identifies a stream without throwing.
-expected<stream_key, failure> try_identify(stream_ref stream, class device where, std::size_t bytes) noexcept;
+expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where, std::size_t bytes) noexcept;
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
 // The failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;
@@ -68,6 +70,10 @@ failure current_failure(std::size_t bytes) noexcept;
 
 // The current device's ordinal, or -1 without a driver.
 int current_ordinal() noexcept;
+// The device behind a table, if its memory is of one. Throws cuda_error.
+std::optional<device> device_of(services_handle const& from);
+// Its ordinal, or -1.
+inline int ordinal_of(std::optional<device> where) noexcept { return where ? where->ordinal() : -1; }
 
 template <class Allocate> expected<void*, failure> allocate_external(Allocate allocate, std::size_t bytes) noexcept {
   try {
@@ -99,7 +105,7 @@ template <resource_state S> services_table make_table(std::type_info const& serv
   table.deallocate_keyed = [](void* s, void const* key, void* p, std::size_t n, std::size_t a) noexcept {
     static_cast<S*>(s)->deallocate(*static_cast<stream_key const*>(key), p, n, a);
   };
-  table.device = [](void* s) noexcept { return static_cast<S*>(s)->where().ordinal(); };
+  table.device = [](void* s) noexcept { return ordinal_of(static_cast<S*>(s)->where()); };
   if constexpr (waiting_state<S>) {
     table.admit = [](void* s, void* w) noexcept { return static_cast<S*>(s)->admit(*static_cast<waiter*>(w)); };
     table.withdraw = [](void* s, void* w) noexcept { return static_cast<S*>(s)->withdraw(*static_cast<waiter*>(w)); };

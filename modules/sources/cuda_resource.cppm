@@ -9,6 +9,7 @@ import :device;
 import :error;
 import :resource;
 import :services;
+import :source_state;
 import :stream;
 
 namespace gpumem {
@@ -16,26 +17,34 @@ namespace gpumem {
 namespace detail {
 
 // One a device, never destroyed: the resource is a value.
-class cuda_state {
+class cuda_state final : public source_state {
 public:
-  explicit cuda_state(class device where) noexcept : device_{where} {}
+  explicit cuda_state(class device where) noexcept;
   static cuda_state& of(class device where);
-
-  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   class device where() noexcept { return device_; }
 
 private:
+  expected<void*, failure> draw(std::size_t bytes, std::size_t alignment) noexcept override;
+  bool give(void* base, std::size_t alignment) noexcept override;
+  void lose(stream_key const& key, CUresult error) noexcept override;
+
   class device device_;
 };
 
 } // namespace detail
 
-/// cuMemAlloc and cuMemFree of one device: memory usable on every stream at once, tens of microseconds a call. A free
-/// waits on the host for the stream it is given (a foreign stream by identity alone: for the context). The driver aligns
-/// to 256 bytes; larger alignments over-allocate. A value; copies are equal; any thread.
-export class cuda_resource
-    : public resource_base<cuda_resource, detail::cuda_state, mr::device_accessible> {
+/// cuMemAlloc and cuMemFree of one device: memory usable on every stream at once, tens of microseconds a call. The
+/// driver aligns to 256 bytes; larger alignments over-allocate.
+///
+/// A free waits on the host for the stream it is given, by its handle where that may be touched (own and adopted streams
+/// always, others inside a `deallocate` that names them), else for the whole context. It does not rely on cuMemFree,
+/// which waits for the device too but makes no promise for every kind of memory. `deallocate_sync` waits for nothing but
+/// what cuMemFree waits for. A free on a capturing stream is kept until the next call outside a capture. After the
+/// device is lost frees are bookkeeping.
+///
+/// Figures: live and reserved bytes with their peaks, allocations, frees, failures; shared by all values of a device. A
+/// value; copies are equal; any thread.
+export class cuda_resource : public resource_base<cuda_resource, detail::cuda_state, mr::device_accessible> {
 public:
   /// Memory comes in stream order only in the sense that it is there for every stream.
   static constexpr bool stream_ordered = false;

@@ -229,6 +229,20 @@ stream_key identify(stream_ref stream) {
   return identify(stream, device::current());
 }
 
+// Handle 0 is a legacy or a per-thread stream, as the caller was compiled: only the context covers both.
+CUresult stream_key::wait_on_host() const noexcept {
+  if (is_host()) return CUDA_SUCCESS;
+  auto const context = timeline_->context();
+  auto const seen = timeline_->close_epoch();
+  if (auto const result = driver().ctx_push_current(context); result != CUDA_SUCCESS) return result;
+  bool const by_handle = has_handle_ && timeline_->kind() != stream_kind::null;
+  auto const result = by_handle ? driver().stream_synchronize(handle_) : driver().ctx_synchronize();
+  CUcontext popped = nullptr;
+  driver().ctx_pop_current(&popped);
+  if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
+  return result;
+}
+
 stream::stream(detail::timeline& order, bool owned) noexcept
     : stream_ref{order.handle()}, timeline_{&order}, owned_{owned} {}
 

@@ -32,7 +32,7 @@ bool request_operation::try_now() noexcept {
   if (settled()) return true;
   expected<void*, failure> result = nullptr;
   try {
-    result = checked_request(stream(), device{from_.table->device(from_.state)}, bytes(), alignment());
+    result = checked_request(stream(), device_of(from_), bytes(), alignment());
   } catch (...) {
     result = unexpected<failure>{current_failure(bytes())};
   }

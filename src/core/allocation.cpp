@@ -3,6 +3,7 @@
 module;
 #include <gpumem/services.hpp>
 #include <cstddef>
+#include <optional>
 #include <utility>
 module gpumem:allocation.impl;
 import :allocation;
@@ -10,6 +11,7 @@ import :cuda;
 import :device;
 import :driver;
 import :event;
+import :services;
 import :stream;
 import :timeline;
 
@@ -60,7 +62,10 @@ void allocation::reset(stream_ref stream) {
   if (data_) free(identify(stream, where()));
 }
 
-device allocation::where() const { return device{from_.table->device(from_.state)}; }
+device allocation::where() const {
+  auto const home = detail::device_of(from_);
+  return home ? *home : device::current();
+}
 
 stream_use allocation::use_on(stream_ref stream) const {
   event happened{where()};

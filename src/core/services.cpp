@@ -6,6 +6,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <stdexcept>
 module gpumem:services.impl;
 import :services;
@@ -17,7 +18,7 @@ import :stream;
 
 namespace gpumem::detail {
 
-expected<void*, failure> checked_request(stream_key const& key, class device where, std::size_t bytes,
+expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome what, int code = 0) {
     return expected<void*, failure>{unexpect, failure{what, code, bytes}};
@@ -25,15 +26,15 @@ expected<void*, failure> checked_request(stream_key const& key, class device whe
   if (!std::has_single_bit(alignment)) return refuse(outcome::invalid_argument);
   if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
   if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
-  if (where.lost()) return refuse(outcome::device_lost, where.loss());
+  if (where && where->lost()) return refuse(outcome::device_lost, where->loss());
   if (key.capturing()) return refuse(outcome::capture_unsupported);
   return nullptr;
 }
 
-expected<stream_key, failure> try_identify(stream_ref stream, class device where, std::size_t bytes) noexcept {
+expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where, std::size_t bytes) noexcept {
   if (!driver_alive()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, bytes}};
   try {
-    return identify(stream, where);
+    return where ? identify(stream, *where) : identify(stream);
   } catch (...) {
     auto const why = current_failure(bytes);
     if (why.what == outcome::device_lost) where.lose(static_cast<CUresult>(why.code));
@@ -43,7 +44,7 @@ expected<stream_key, failure> try_identify(stream_ref stream, class device where
 
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept {
   try {
-    return try_identify(stream, device{from.table->device(from.state)}, bytes);
+    return try_identify(stream, device_of(from), bytes);
   } catch (...) {
     return unexpected<failure>{current_failure(bytes)};
   }
@@ -63,6 +64,12 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
     facts.device = -1; // these figures are an extra; what must be told is the failure
   }
   throw_failure(why, facts);
+}
+
+std::optional<device> device_of(services_handle const& from) {
+  auto const ordinal = from.table->device(from.state);
+  if (ordinal < 0) return std::nullopt;
+  return device{ordinal};
 }
 
 int current_ordinal() noexcept {

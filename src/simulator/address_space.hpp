@@ -9,7 +9,7 @@
 namespace simulated {
 
 class address_space {
- public:
+public:
   address_space() = default;
   address_space(const address_space&) = delete;
   address_space& operator=(const address_space&) = delete;
@@ -27,18 +27,16 @@ class address_space {
   /// Forgets all ranges and drops all pages.
   void clear();
 
-  [[nodiscard]] bool contains(std::uint64_t address) const noexcept {
-    return address - base_ < bytes_;
-  }
+  [[nodiscard]] bool contains(std::uint64_t address) const noexcept { return address - base_ < bytes_; }
   [[nodiscard]] std::size_t size() const noexcept { return bytes_; }
 
- private:
+private:
   void drop_pages(std::uint64_t address, std::size_t bytes) const noexcept;
 
   std::uint64_t base_ = 0;
   std::size_t bytes_ = 0;
-  std::uint64_t touched_end_ = 0;                 // no range ended above this since the last clear
-  std::map<std::uint64_t, std::size_t> free_;     // address → bytes, never adjacent
+  std::uint64_t touched_end_ = 0;             // no range ended above this since the last clear
+  std::map<std::uint64_t, std::size_t> free_; // address → bytes, never adjacent
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -20,14 +20,14 @@ struct capture {
   struct member {
     stream_ptr on;
     std::uint64_t nodes = 0;
-    vector_clock order;  // by index of the member
+    vector_clock order; // by index of the member
   };
 
   std::uint64_t id = 0;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::uint64_t begun_by = 0;  // number of the host thread
+  std::uint64_t begun_by = 0; // number of the host thread
   bool invalid = false;
-  std::vector<member> members;  // the first is the origin
+  std::vector<member> members; // the first is the origin
   std::shared_ptr<graph> made = std::make_shared<graph>();
 
   /// The stream as a member; joins it first if it is none yet.
@@ -40,4 +40,4 @@ struct capture {
   [[nodiscard]] bool joined() const;
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -18,13 +18,13 @@ class memory;
 /// Someone who touches memory: a point of a stream, or the host.
 struct actor {
   std::uint32_t component;
-  std::uint64_t number;        // as the clocks count
-  party name;                  // as people count
-  const vector_clock* order;   // all that is ordered before it
+  std::uint64_t number;      // as the clocks count
+  party name;                // as people count
+  const vector_clock* order; // all that is ordered before it
 };
 
 class checker {
- public:
+public:
   checker(report& findings, const memory& allocations, const vector_clock& host)
       : findings_(findings), allocations_(allocations), host_(host) {}
 
@@ -39,7 +39,8 @@ class checker {
   /// A checked resource is about to take a block back.
   void returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
-  /// All uses so far at `who` of the block at `address` are declared to the resource: its free need not be after them.
+  /// All uses so far at `who` of the block at `address` are declared to the resource: its free need not be
+  /// after them.
   void use_declared(const actor& who, std::uint64_t address);
 
   /// The driver gave out, or took back, memory: what was known of it is void.
@@ -48,7 +49,7 @@ class checker {
 
   std::uint64_t next_block_number() noexcept { return ++blocks_made_; }
 
- private:
+private:
   struct access {
     std::uint32_t component;
     bool write;
@@ -60,7 +61,7 @@ class checker {
     std::uint64_t end;
     segment_state state = segment_state::untold;
     block_name block;
-    party ended;  // who freed the block
+    party ended; // who freed the block
     std::vector<access> accesses;
   };
   using segment_map = std::map<std::uint64_t, segment>;
@@ -94,9 +95,10 @@ class checker {
   const memory& allocations_;
   const vector_clock& host_;
   segment_map segments_;
-  std::unordered_map<std::uint64_t, block_map> blocks_;   // by owner
-  std::unordered_set<std::uint64_t> told_;  // driver allocations (by buffer id) out of which blocks were granted
+  std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
+  std::unordered_set<std::uint64_t>
+      told_; // driver allocations (by buffer id) out of which blocks were granted
   std::uint64_t blocks_made_ = 0;
 };
 
-}  // namespace simulated
+} // namespace simulated

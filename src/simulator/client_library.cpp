@@ -13,6 +13,9 @@
 
 #include "gpumem/simulator.hpp"
 
+// Defined in programs that link the installed package: only they know where it lies (cmake/simulator_path.cpp).
+extern "C" [[gnu::weak]] const char* const gpumem_simulator_installed_path;
+
 namespace gpumem::simulator::detail {
 
 namespace {
@@ -26,13 +29,15 @@ std::atomic<const control*> opened{nullptr};
 template <class Function>
 void take(void* library, Function& place, const char* name) {
   place = reinterpret_cast<Function>(::dlsym(library, name));
-  if (place == nullptr) throw error(std::string("the simulated device's library lacks ") + name);
+  if (place == nullptr)
+    throw error(std::string("the simulated device's library lacks ") + name);
 }
 
 control* functions_of(void* library) {
   int (*version)() = nullptr;
   take(library, version, "gpumem_simulator_interface");
-  if (version() != GPUMEM_SIMULATOR_INTERFACE) throw error("the simulated device's library is of another version");
+  if (version() != GPUMEM_SIMULATOR_INTERFACE)
+    throw error("the simulated device's library is of another version");
   auto* all = new control;
   take(library, all->reset, "gpumem_simulator_reset");
   take(library, all->seed, "gpumem_simulator_seed");
@@ -57,7 +62,8 @@ control* functions_of(void* library) {
 }
 
 std::vector<fs::path> candidates() {
-  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) return {named};
+  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY"))
+    return {named};
   std::vector<fs::path> all;
   std::error_code failed;
   const fs::path program = fs::read_symlink("/proc/self/exe", failed);
@@ -65,22 +71,21 @@ std::vector<fs::path> candidates() {
     all.push_back(program.parent_path() / file_name);
     all.push_back(program.parent_path().parent_path() / "lib" / file_name);
   }
+  if (&gpumem_simulator_installed_path != nullptr) all.emplace_back(gpumem_simulator_installed_path);
   all.emplace_back(GPUMEM_SIMULATOR_BUILD_PATH);
-#ifdef GPUMEM_SIMULATOR_INSTALL_PATH
-  all.emplace_back(GPUMEM_SIMULATOR_INSTALL_PATH);
-#endif
   return all;
 }
 
 void refuse_real_driver() {
   void* present = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (present == nullptr) return;
+  if (present == nullptr)
+    return;
   const bool ours = ::dlsym(present, "gpumem_simulator_interface") != nullptr;
   ::dlclose(present);
   if (!ours)
-    throw error(
-        "a real CUDA driver (libcuda.so.1) is already loaded in this process: load the simulated device before the "
-        "first CUDA call");
+    throw error("a real CUDA driver (libcuda.so.1) is already loaded in this process: load the simulated "
+                "device before the "
+                "first CUDA call");
 }
 
 void* open_first(const std::vector<fs::path>& paths) {
@@ -91,29 +96,32 @@ void* open_first(const std::vector<fs::path>& paths) {
       tried += "\n  " + path.string() + ": no such file";
       continue;
     }
-    if (void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;
+    if (void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL))
+      return library;
     tried += "\n  " + std::string(::dlerror());
   }
   throw error("the simulated device's library was not found; tried:" + tried);
 }
 
-}  // namespace
+} // namespace
 
 const control* loaded_control() noexcept { return opened.load(std::memory_order_acquire); }
 
 const control& require_control() {
   const control* all = loaded_control();
-  if (all == nullptr) throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
+  if (all == nullptr)
+    throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
   return *all;
 }
 
 bool open_library() {
   static std::mutex once;
   const std::lock_guard lock(once);
-  if (loaded_control() != nullptr) return false;
+  if (loaded_control() != nullptr)
+    return false;
   refuse_real_driver();
   opened.store(functions_of(open_first(candidates())), std::memory_order_release);
   return true;
 }
 
-}  // namespace gpumem::simulator::detail
+} // namespace gpumem::simulator::detail

@@ -38,4 +38,4 @@ const control& require_control();
 /// Opens the library; whether this call did it. Throws `error` when it cannot.
 bool open_library();
 
-}  // namespace gpumem::simulator::detail
+} // namespace gpumem::simulator::detail

@@ -3,6 +3,7 @@
 #include "control.h"
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "engine.hpp"
@@ -13,8 +14,10 @@ namespace {
 
 /// Calls of a resource that runs inside device work are as wrong as calls of the driver there.
 bool refused_in_function(engine& device, const char* what) {
-  if (!this_host_thread().in_function) return false;
-  device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
+  if (!this_host_thread().in_function)
+    return false;
+  device.find(finding_kind::call_in_host_function,
+              std::string(what) + " by a function that runs as device work");
   return true;
 }
 
@@ -26,7 +29,8 @@ bool actor_of(engine& device, void* stream, int by_host, const char* action, act
   }
   CUresult why;
   const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
-  if (on) who = device.point(on, action);
+  if (on)
+    who = device.point(on, action);
   return on != nullptr;
 }
 
@@ -41,11 +45,12 @@ struct held_context {
   held_context(const held_context&) = delete;
   held_context& operator=(const held_context&) = delete;
   ~held_context() {
-    if (drop != nullptr) drop(context);
+    if (drop != nullptr)
+      drop(context);
   }
 };
 
-}  // namespace
+} // namespace
 
 int gpumem_simulator_interface(void) { return GPUMEM_SIMULATOR_INTERFACE; }
 
@@ -65,7 +70,8 @@ uint64_t gpumem_simulator_step(uint64_t steps) {
   engine& device = the_engine();
   locked lock(device.mutex);
   uint64_t run = 0;
-  while (run < steps && device.step(lock)) ++run;
+  while (run < steps && device.step(lock))
+    ++run;
   return run;
 }
 
@@ -100,7 +106,8 @@ int gpumem_simulator_never_complete(void* handle) {
   const locked lock(device.mutex);
   CUresult why;
   const auto found = device.resolve(static_cast<CUevent>(handle), why);
-  if (!found) return why;
+  if (!found)
+    return why;
   if (found->last && !found->last->done())
     found->last->never = true;
   else
@@ -108,24 +115,28 @@ int gpumem_simulator_never_complete(void* handle) {
   return CUDA_SUCCESS;
 }
 
-int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
-                          void (*run)(void*), void (*drop)(void*), void* context) {
+int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count,
+                          uint64_t nanoseconds, void (*run)(void*), void (*drop)(void*), void* context) {
   auto held = std::make_shared<held_context>(run, drop, context);
   engine& device = the_engine();
   device.mark_call();
   locked lock(device.mutex);
-  if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
-  if (device.faults.sticky() != CUDA_SUCCESS) return device.faults.sticky();
+  if (refused_in_function(device, "work was enqueued"))
+    return CUDA_ERROR_NOT_PERMITTED;
+  if (device.faults.sticky() != CUDA_SUCCESS)
+    return device.faults.sticky();
   device.advance(lock);
   CUresult why;
   const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
-  if (!on) return why;
+  if (!on)
+    return why;
   operation work;
   work.duration = nanoseconds;
   for (size_t i = 0; i < count; ++i)
     work.touches.push_back(
         {reinterpret_cast<std::uint64_t>(touches[i].pointer), touches[i].bytes, touches[i].write != 0});
-  if (run != nullptr) work.run = [held = std::move(held)] { held->run(held->context); };
+  if (run != nullptr)
+    work.run = [held = std::move(held)] { held->run(held->context); };
   return device.enqueue(on, std::move(work));
 }
 
@@ -137,18 +148,22 @@ uint64_t gpumem_simulator_new_owner(void) {
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
   engine& device = the_engine();
   const locked lock(device.mutex);
-  if (refused_in_function(device, "allocation")) return;
+  if (refused_in_function(device, "allocation"))
+    return;
   actor who;
-  if (!actor_of(device, stream, by_host, "allocation", who)) return;
+  if (!actor_of(device, stream, by_host, "allocation", who))
+    return;
   device.order.granted(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
 }
 
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
   engine& device = the_engine();
   const locked lock(device.mutex);
-  if (refused_in_function(device, "free")) return;
+  if (refused_in_function(device, "free"))
+    return;
   actor who;
-  if (!actor_of(device, stream, by_host, "free", who)) return;
+  if (!actor_of(device, stream, by_host, "free", who))
+    return;
   device.order.returned(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
 }
 
@@ -156,7 +171,8 @@ void gpumem_simulator_use_recorded(void* stream, void* pointer) {
   engine& device = the_engine();
   const locked lock(device.mutex);
   actor who;
-  if (!actor_of(device, stream, 0, "declared use", who)) return;
+  if (!actor_of(device, stream, 0, "declared use", who))
+    return;
   device.order.use_declared(who, reinterpret_cast<std::uint64_t>(pointer));
 }
 
@@ -183,13 +199,15 @@ void gpumem_simulator_read_figures(gpumem_simulator_figures* figures) {
   figures->stream_handles_recycled = device.streams.recycled();
   figures->event_handles_recycled = device.events.recycled();
   figures->implicit_synchronizations = device.implicit_waits;
-  for (int i = 0; i < device.options().devices; ++i) figures->bytes_allocated += device.allocations.used(i);
+  for (int i = 0; i < device.options().devices; ++i)
+    figures->bytes_allocated += device.allocations.used(i);
 }
 
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context) {
   engine& device = the_engine();
   const locked lock(device.mutex);
-  for (const auto& [name, count] : device.calls) visit(context, name.data(), count);
+  for (const auto& [name, count] : device.calls)
+    visit(context, std::string(name).c_str(), count);
 }
 
 void gpumem_simulator_clear_calls(void) {
@@ -198,14 +216,17 @@ void gpumem_simulator_clear_calls(void) {
   device.calls.clear();
 }
 
-void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take) {
+void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context,
+                                     int take) {
   engine& device = the_engine();
   const locked lock(device.mutex);
   for (const finding& found : device.findings.findings()) {
-    const gpumem_simulator_finding told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
-                                        found.block.address,          found.block.bytes,      found.block.number,
-                                        found.missing.c_str(),        found.text.c_str()};
+    const gpumem_simulator_finding told{
+        static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
+        found.block.address,          found.block.bytes,      found.block.number,
+        found.missing.c_str(),        found.text.c_str()};
     visit(context, &told);
   }
-  if (take != 0) device.findings.clear();
+  if (take != 0)
+    device.findings.clear();
 }

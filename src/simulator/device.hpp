@@ -12,7 +12,8 @@
 
 namespace simulated {
 
-/// A context: the streams made in it, and its two default streams. Primary contexts outlive a reset of the simulator.
+/// A context: the streams made in it, and its two default streams. Primary contexts outlive a reset of the
+/// simulator.
 struct context {
   int device = 0;
   std::uint64_t id = 0;
@@ -21,9 +22,9 @@ struct context {
   unsigned retained = 0;
   unsigned flags = 0;
   std::shared_ptr<stream> legacy;
-  std::map<std::uint64_t, stream_ptr> per_thread;  // by number of the host thread
-  std::vector<stream_ptr> streams;                 // all with work, or alive
-  vector_clock gone;                               // order of the blocking streams that are no more
+  std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
+  std::vector<stream_ptr> streams;                // all with work, or alive
+  vector_clock gone;                              // order of the blocking streams that are no more
 
   [[nodiscard]] CUcontext handle() const noexcept {
     return reinterpret_cast<CUcontext>(const_cast<context*>(this));
@@ -33,4 +34,4 @@ struct context {
 /// What the simulated device says of one attribute; 0 for what it does not have.
 int device_attribute(CUdevice_attribute attribute, int device) noexcept;
 
-}  // namespace simulated
+} // namespace simulated

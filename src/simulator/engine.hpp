@@ -34,19 +34,20 @@ using locked = std::unique_lock<std::mutex>;
 /// What an entry point asks of the state before it does its work.
 enum rule : unsigned {
   plain = 0,
-  before_init = 1,        // works before cuInit, and with a sticky error
-  needs_context = 2,      // 201 without a current context
-  unsafe_in_capture = 4,  // invalidates captures that conflict
-  quiet = 8,              // the device does not move
+  before_init = 1,       // works before cuInit, and with a sticky error
+  needs_context = 2,     // 201 without a current context
+  unsafe_in_capture = 4, // invalidates captures that conflict
+  quiet = 8,             // the device does not move
 };
 
 class engine {
- public:
+public:
   engine();
 
   std::mutex mutex;
 
-  // --- set-up -------------------------------------------------------------------------------------------------------
+  // --- set-up
+  // -------------------------------------------------------------------------------------------------------
   /// Everything as new: handles, memory, findings, counts. False while a function of device work runs.
   bool reset(const gpumem_simulator_options& options);
   /// Runs what can run, lets the host see it all, and starts the sequence of chance anew.
@@ -54,14 +55,16 @@ class engine {
   CUresult initialise();
   [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
 
-  // --- calls --------------------------------------------------------------------------------------------------------
+  // --- calls
+  // --------------------------------------------------------------------------------------------------------
   /// Counts a call of `name` and says whether it may go on.
   CUresult admit(const char* name, unsigned rules);
   /// Runs a random number of steps, unless the device is stepped by hand.
   void advance(locked& lock);
   void mark_call() const;
 
-  // --- device work --------------------------------------------------------------------------------------------------
+  // --- device work
+  // --------------------------------------------------------------------------------------------------
   /// Puts work at the end of a stream, or into the stream's capture.
   CUresult enqueue(const stream_ptr& on, operation&& work);
   /// Runs one operation; false if none can run now.
@@ -78,13 +81,15 @@ class engine {
   [[nodiscard]] vector_clock order_now(const stream& on) const;
   [[nodiscard]] std::uint64_t pending() const;
 
-  // --- who touches memory -------------------------------------------------------------------------------------------
+  // --- who touches memory
+  // -------------------------------------------------------------------------------------------
   /// A new point of a stream that is no device work.
   actor point(const stream_ptr& on, const char* action);
   /// A new point of the host.
   actor host_point(const char* action);
 
-  // --- streams, events, contexts ------------------------------------------------------------------------------------
+  // --- streams, events, contexts
+  // ------------------------------------------------------------------------------------
   stream_ptr make_stream(context& home, stream_kind kind, unsigned flags, int priority);
   void retire(const stream_ptr& on);
   /// The stream that a handle means on this thread, or null and `why`. A destroyed handle is a finding.
@@ -96,13 +101,14 @@ class engine {
   void activate(context& home);
   void destroy(context& home);
 
-  // --- capture ------------------------------------------------------------------------------------------------------
+  // --- capture
+  // ------------------------------------------------------------------------------------------------------
   void invalidate(capture& broken) const { broken.invalid = true; }
   /// Invalidates the captures that forbid an unsafe call on this thread; whether there was one.
   bool forbidden_by_capture();
   /// A use of the legacy stream while a blocking stream of its context captures.
   bool legacy_breaks_capture(const stream& on);
-  std::vector<std::shared_ptr<capture>> captures;  // not ended yet
+  std::vector<std::shared_ptr<capture>> captures; // not ended yet
   std::uint64_t captures_made = 0;
 
   void find(finding_kind kind, const std::string& text, party later = {});
@@ -116,10 +122,10 @@ class engine {
   handle_table<event> events;
   handle_table<graph> graphs;
   handle_table<graph> executables;
-  handle_table<int> modules;  // modules, libraries, kernels and functions: accepted, never run
+  handle_table<int> modules; // modules, libraries, kernels and functions: accepted, never run
   std::vector<std::unique_ptr<context>> primaries;
   std::unordered_map<std::string_view, std::uint64_t> calls;
-  std::uint64_t host_time = 0;  // simulated nanoseconds
+  std::uint64_t host_time = 0; // simulated nanoseconds
   std::uint64_t operations_run = 0;
   std::uint64_t streams_made = 0;
   std::uint64_t events_made = 0;
@@ -130,7 +136,7 @@ class engine {
   bool (*on_block)(void*) = nullptr;
   void* on_block_context = nullptr;
 
- private:
+private:
   struct blocked_call {
     std::uint64_t thread;
     std::string what;
@@ -153,8 +159,8 @@ class engine {
   unsigned calls_at_this_pace_ = 0;
   std::uint64_t progress_ = 0;
   std::condition_variable changed_;
-  std::vector<stream_ptr> active_;   // with work
-  std::vector<stream_ptr> retired_;  // gone, their clock component not yet free
+  std::vector<stream_ptr> active_;  // with work
+  std::vector<stream_ptr> retired_; // gone, their clock component not yet free
   struct free_component {
     std::uint32_t component;
     std::uint64_t counted;
@@ -169,4 +175,4 @@ class engine {
 /// The one simulated device of the process; never destroyed.
 engine& the_engine();
 
-}  // namespace simulated
+} // namespace simulated

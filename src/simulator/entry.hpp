@@ -23,8 +23,10 @@ CUresult enter(Body&& body) noexcept try {
   engine& device = the_engine();
   device.mark_call();
   locked lock(device.mutex);
-  if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
-  if constexpr ((Rules & (quiet | before_init)) == 0) device.advance(lock);
+  if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS)
+    return refused;
+  if constexpr ((Rules & (quiet | before_init)) == 0)
+    device.advance(lock);
   return std::forward<Body>(body)(device, lock);
 } catch (const std::bad_alloc&) {
   return CUDA_ERROR_OUT_OF_MEMORY;
@@ -40,4 +42,4 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
   });
 }
 
-}  // namespace simulated
+} // namespace simulated

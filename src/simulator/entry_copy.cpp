@@ -11,10 +11,11 @@ std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uint64
 
 template <entry_name Name>
 CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
-  return enter_on<Name, needs_context | unsafe_in_capture>(
-      CU_STREAM_LEGACY, [&](engine& device, locked& lock, const stream_ptr& on) {
-        return transfer(device, lock, on, to, from, bytes, true, Name.text);
-      });
+  return enter_on < Name,
+         needs_context |
+             unsafe_in_capture > (CU_STREAM_LEGACY, [&](engine& device, locked& lock, const stream_ptr& on) {
+               return transfer(device, lock, on, to, from, bytes, true, Name.text);
+             });
 }
 
 template <entry_name Name>
@@ -31,11 +32,13 @@ CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned 
   });
 }
 
-}  // namespace
+} // namespace
 
 extern "C" {
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy_now<"cuMemcpy">(to, from, bytes); }
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_now<"cuMemcpy">(to, from, bytes);
+}
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
   return copy_now<"cuMemcpyHtoD">(to, address(from), bytes);
 }
@@ -61,18 +64,19 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return copy_later<"cuMemcpyDtoDAsync">(stream, to, from, bytes);
 }
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes,
+                           CUstream stream) {
   return copy_later<"cuMemcpyPeerAsync">(stream, to, from, bytes);
 }
 
 CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) {
-  return fill_on<"cuMemsetD8", needs_context | unsafe_in_capture>(CU_STREAM_LEGACY, to, value, 1, count);
+  return fill_on < "cuMemsetD8", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, to, value, 1, count);
 }
 CUresult cuMemsetD16(CUdeviceptr to, unsigned short value, size_t count) {
-  return fill_on<"cuMemsetD16", needs_context | unsafe_in_capture>(CU_STREAM_LEGACY, to, value, 2, count);
+  return fill_on < "cuMemsetD16", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, to, value, 2, count);
 }
 CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t count) {
-  return fill_on<"cuMemsetD32", needs_context | unsafe_in_capture>(CU_STREAM_LEGACY, to, value, 4, count);
+  return fill_on < "cuMemsetD32", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, to, value, 4, count);
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
   return fill_on<"cuMemsetD8Async">(stream, to, value, 1, count);
@@ -87,7 +91,8 @@ CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation, unsigned, CUstream stream) {
   return enter_on<"cuMemPrefetchAsync">(stream, [&](engine& device, locked&, const stream_ptr& on) {
     const allocation* held = device.allocations.find(pointer);
-    if (held == nullptr || held->kind != memory_kind::managed || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (held == nullptr || held->kind != memory_kind::managed || bytes == 0)
+      return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "prefetch";
     return device.enqueue(on, std::move(work));
@@ -102,4 +107,4 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise, CUmemLocat
   });
 }
 
-}  // extern "C"
+} // extern "C"

@@ -16,10 +16,12 @@ bool reachable(const engine& device, CUdeviceptr address, unsigned width) {
 template <entry_name Name>
 CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
   return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
+    if (!reachable(device, address, wide ? 8 : 4))
+      return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "wait for a value";
-    work.flag = std::make_shared<flag_wait>(flag_wait{reinterpret_cast<const void*>(address), value, flags, wide});
+    work.flag =
+        std::make_shared<flag_wait>(flag_wait{reinterpret_cast<const void*>(address), value, flags, wide});
     return device.enqueue(on, std::move(work));
   });
 }
@@ -27,7 +29,8 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, u
 template <entry_name Name>
 CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
   return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
+    if (!reachable(device, address, wide ? 8 : 4))
+      return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "write of a value";
     work.run = [=] {
@@ -41,7 +44,7 @@ CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, 
   });
 }
 
-}  // namespace
+} // namespace
 
 extern "C" {
 
@@ -58,4 +61,4 @@ CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t v
   return write_value<"cuStreamWriteValue64">(stream, address, value, true);
 }
 
-}  // extern "C"
+} // extern "C"

@@ -1,5 +1,5 @@
-// cuGetProcAddress: which function a name means at a version, and what is said of those that do not exist here.
-// SPDX-License-Identifier: Apache-2.0
+// cuGetProcAddress: which function a name means at a version, and what is said of those that do not exist
+// here. SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdio>
 #include <string_view>
@@ -40,7 +40,8 @@ table_row row(std::string_view name, int since) {
 
 template <auto Function>
 table_row stream_row(std::string_view name, int since) {
-  return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
+  return {name, since, reinterpret_cast<void*>(Function),
+          reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
 }
 
 CUresult prefetch_to_device(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream) {
@@ -51,8 +52,8 @@ CUresult advise_device(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, C
   return cuMemAdvise(pointer, bytes, advice, CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, device});
 }
 
-CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                    const CUgraphNode** dependencies, size_t* count) {
+CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                    CUgraph* graph, const CUgraphNode** dependencies, size_t* count) {
   return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
 }
 
@@ -67,20 +68,23 @@ const table_row* look_up(std::string_view name, int version, bool& exists) {
   const table_row* best = nullptr;
   exists = false;
   for (const table_row& candidate : rows()) {
-    if (candidate.name != name) continue;
+    if (candidate.name != name)
+      continue;
     exists = true;
-    if (candidate.since <= version && (best == nullptr || candidate.since > best->since)) best = &candidate;
+    if (candidate.since <= version && (best == nullptr || candidate.since > best->since))
+      best = &candidate;
   }
   return best;
 }
 
 void* stub_for(std::string_view name) {
   for (const auto& [known, function] : stubs)
-    if (name == known) return reinterpret_cast<void*>(function);
+    if (name == known)
+      return reinterpret_cast<void*>(function);
   return nullptr;
 }
 
-}  // namespace
+} // namespace
 
 int gpumem_simulator_missing(const char* name) {
   std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
@@ -89,7 +93,8 @@ int gpumem_simulator_missing(const char* name) {
 
 extern "C" CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                                      CUdriverProcAddressQueryResult* status) {
-  if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr || function == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
   bool exists;
   const table_row* found = look_up(name, version, exists);
   const bool own_streams = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;

@@ -15,10 +15,10 @@ struct event {
   std::uint64_t serial = 0;
   context* home = nullptr;
   unsigned flags = 0;
-  std::shared_ptr<record> last;             // null: never recorded, which queries as complete
-  std::shared_ptr<capture> captured;        // its last record was in this capture
-  vector_clock captured_order;              // what of the capture it stands for
-  bool never_next = false;                  // fault asked for before the event was recorded
+  std::shared_ptr<record> last;      // null: never recorded, which queries as complete
+  std::shared_ptr<capture> captured; // its last record was in this capture
+  vector_clock captured_order;       // what of the capture it stands for
+  bool never_next = false;           // fault asked for before the event was recorded
 };
 
-}  // namespace simulated
+} // namespace simulated

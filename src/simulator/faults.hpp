@@ -12,7 +12,7 @@
 namespace simulated {
 
 class faults {
- public:
+public:
   void fail_allocation(std::uint64_t nth) { allocations_left_ = nth; }
   void fail_call(std::string name, std::uint64_t nth, CUresult result) {
     calls_.push_back({std::move(name), nth, result});
@@ -24,7 +24,8 @@ class faults {
   /// Counts a call; what it is to fail with, or success.
   CUresult at_call(std::string_view name) {
     for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
-      if (fault->name != name || --fault->left != 0) continue;
+      if (fault->name != name || --fault->left != 0)
+        continue;
       const CUresult result = fault->result;
       calls_.erase(fault);
       return result;
@@ -33,9 +34,13 @@ class faults {
   }
 
   /// Counts an allocation; whether it is to fail.
-  bool at_allocation() noexcept { return allocations_left_ != 0 && --allocations_left_ == 0; }
+  bool at_allocation() noexcept {
+    if (allocations_left_ == 0) return false;
+    --allocations_left_;
+    return allocations_left_ == 0;
+  }
 
- private:
+private:
   struct call_fault {
     std::string name;
     std::uint64_t left;
@@ -46,4 +51,4 @@ class faults {
   CUresult sticky_ = CUDA_SUCCESS;
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -15,7 +15,7 @@ enum class handle_state { unknown, destroyed, live };
 
 template <class T>
 class handle_table {
- public:
+public:
   /// The handle value for `object`; `recycled` counts values that were given out before.
   void* insert(std::shared_ptr<T> object) {
     slot* place;
@@ -25,7 +25,8 @@ class handle_table {
     } else {
       place = free_.back();
       free_.pop_back();
-      if (place->used) ++recycled_;
+      if (place->used)
+        ++recycled_;
     }
     place->used = true;
     place->object = std::move(object);
@@ -39,7 +40,8 @@ class handle_table {
 
   [[nodiscard]] handle_state state(const void* handle) const {
     auto found = index_.find(handle);
-    if (found == index_.end()) return handle_state::unknown;
+    if (found == index_.end())
+      return handle_state::unknown;
     return found->second->object ? handle_state::live : handle_state::destroyed;
   }
 
@@ -56,23 +58,25 @@ class handle_table {
       place.object.reset();
       place.used = false;
     }
-    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place) free_.push_back(&*place);
+    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place)
+      free_.push_back(&*place);
     recycled_ = 0;
   }
 
   template <class Visit>
   void visit(Visit&& visit) const {
     for (const slot& place : slots_)
-      if (place.object) visit(*place.object);
+      if (place.object)
+        visit(*place.object);
   }
 
   [[nodiscard]] std::uint64_t recycled() const noexcept { return recycled_; }
 
- private:
+private:
   struct slot {
     std::shared_ptr<T> object;
     bool used = false;
-    char spacing[32] = {};  // real handles are not neighbours
+    char spacing[32] = {}; // real handles are not neighbours
   };
   std::deque<slot> slots_;
   std::vector<slot*> free_;
@@ -80,4 +84,4 @@ class handle_table {
   std::uint64_t recycled_ = 0;
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -13,11 +13,11 @@ struct context;
 
 struct host_thread {
   std::uint64_t number = 0;
-  std::vector<context*> contexts;  // the current one is the last
-  bool in_function = false;        // runs a host function or the function of a piece of work
+  std::vector<context*> contexts; // the current one is the last
+  bool in_function = false;       // runs a host function or the function of a piece of work
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 
 host_thread& this_host_thread();
 
-}  // namespace simulated
+} // namespace simulated

@@ -18,8 +18,8 @@ enum class memory_kind { device, pinned, managed, registered };
 
 struct allocation {
   std::uint64_t address;
-  std::size_t bytes;    // as asked for
-  std::size_t granted;  // as taken from the device
+  std::size_t bytes;   // as asked for
+  std::size_t granted; // as taken from the device
   memory_kind kind;
   int device;
   context* home;
@@ -28,7 +28,7 @@ struct allocation {
 };
 
 class memory {
- public:
+public:
   /// Reserves the address spaces; `capacity` is what a device can hold.
   void configure(int devices, std::size_t capacity);
 
@@ -36,8 +36,10 @@ class memory {
   void clear();
 
   /// Null when the device is full (or the host space, for host kinds).
-  const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
-  const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
+  const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes,
+                             std::uint64_t number);
+  const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home,
+                                  std::uint64_t number);
   void release(std::uint64_t address);
 
   /// The allocation that holds `address`, or null.
@@ -50,7 +52,7 @@ class memory {
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] std::vector<std::uint64_t> of(const context* home) const;
 
- private:
+private:
   struct device_space {
     address_space space;
     std::size_t used = 0;
@@ -63,4 +65,4 @@ class memory {
   std::uint64_t next_buffer_id_ = 1;
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -8,7 +8,7 @@ namespace simulated {
 
 /// SplitMix64: small, and the same on every machine.
 class random_source {
- public:
+public:
   explicit random_source(std::uint64_t seed = 0) noexcept : state_(seed) {}
 
   [[nodiscard]] std::uint64_t next() noexcept {
@@ -21,8 +21,8 @@ class random_source {
   /// A number in [0, bound); bound > 0.
   [[nodiscard]] std::uint64_t below(std::uint64_t bound) noexcept { return next() % bound; }
 
- private:
+private:
   std::uint64_t state_;
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -9,4 +9,4 @@ namespace simulated {
 /// The path of a real libcuda that is mapped while its device files exist, or empty. Opens no device.
 std::string real_driver_in_use();
 
-}  // namespace simulated
+} // namespace simulated

@@ -54,7 +54,7 @@ std::string describe(const block_name& block);
 
 /// Collects findings; keeps the first thousand in full and counts the rest.
 class report {
- public:
+public:
   void add(finding found);
 
   /// Prints what nobody took; for the end of the process.
@@ -66,9 +66,9 @@ class report {
   }
   [[nodiscard]] const std::vector<finding>& findings() const noexcept { return findings_; }
 
- private:
+private:
   std::vector<finding> findings_;
   std::uint64_t dropped_ = 0;
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -31,13 +31,14 @@ struct position {
 struct record {
   std::vector<position> covers;
   vector_clock order;
-  std::uint64_t time = 0;   // simulated nanoseconds at completion
-  std::uint64_t event = 0;  // serial of the event, for messages
-  bool never = false;       // fault: its operation never completes
+  std::uint64_t time = 0;  // simulated nanoseconds at completion
+  std::uint64_t event = 0; // serial of the event, for messages
+  bool never = false;      // fault: its operation never completes
 
   [[nodiscard]] bool done() const noexcept {
     for (const position& p : covers)
-      if (!p.done()) return false;
+      if (!p.done())
+        return false;
     return !never;
   }
 };
@@ -46,8 +47,8 @@ struct record {
 struct flag_wait {
   const void* address;
   std::uint64_t value;
-  unsigned condition;  // CUstreamWaitValue_flags
-  bool wide;           // 64 bits
+  unsigned condition; // CUstreamWaitValue_flags
+  bool wide;          // 64 bits
 
   [[nodiscard]] bool satisfied() const noexcept;
 };
@@ -63,9 +64,9 @@ struct touched {
 struct operation {
   const char* action = "work";
   std::uint64_t number = 0;
-  std::uint64_t duration = 0;  // simulated nanoseconds
+  std::uint64_t duration = 0; // simulated nanoseconds
   std::uint64_t enqueued_at = 0;
-  std::vector<position> after;  // legacy barriers
+  std::vector<position> after; // legacy barriers
   std::shared_ptr<record> awaited;
   std::shared_ptr<record> recorded;
   std::shared_ptr<flag_wait> flag;
@@ -79,7 +80,7 @@ struct operation {
 enum class stream_kind { own, legacy, per_thread };
 
 struct stream {
-  std::uint64_t id = 0;  // never used twice
+  std::uint64_t id = 0; // never used twice
   CUstream handle = nullptr;
   context* home = nullptr;
   stream_kind kind = stream_kind::own;
@@ -88,12 +89,12 @@ struct stream {
   bool alive = true;
 
   std::uint32_t component = 0;
-  std::uint64_t number = 0;  // of the newest operation
-  std::uint64_t base = 0;    // what the component had counted for an earlier stream
-  vector_clock order;        // of the newest operation
+  std::uint64_t number = 0; // of the newest operation
+  std::uint64_t base = 0;   // what the component had counted for an earlier stream
+  vector_clock order;       // of the newest operation
 
   std::deque<operation> queue;
-  bool running = false;  // the front operation runs, outside the lock
+  bool running = false; // the front operation runs, outside the lock
   std::uint64_t end_time = 0;
 
   std::shared_ptr<capture> capturing;
@@ -104,4 +105,4 @@ struct stream {
 
 inline bool position::done() const noexcept { return on->queue.empty() || on->queue.front().number > number; }
 
-}  // namespace simulated
+} // namespace simulated

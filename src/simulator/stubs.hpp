@@ -20,4 +20,4 @@ inline constexpr stub_row stubs[] = {
 #include "stub_rows.inc"
 };
 
-}  // namespace simulated
+} // namespace simulated

@@ -9,8 +9,8 @@
 
 namespace simulated {
 
-/// Copies in stream order. From pageable memory the bytes are taken at once; to pageable memory the call waits.
-/// `wait`: a synchronous copy; it waits unless both sides are device memory.
+/// Copies in stream order. From pageable memory the bytes are taken at once; to pageable memory the call
+/// waits. `wait`: a synchronous copy; it waits unless both sides are device memory.
 CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
                   std::size_t bytes, bool wait, const char* call);
 
@@ -18,4 +18,4 @@ CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint6
 CUresult fill(engine& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
               std::size_t count);
 
-}  // namespace simulated
+} // namespace simulated

@@ -1,6 +1,7 @@
 // Device memory by cuMemAlloc.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
 #include <cstddef>
 #include <map>
 #include <mutex>
@@ -10,10 +11,42 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
+import :services;
+import :source_state;
 import :stream;
 import :sync;
 
 namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t driver_alignment = 256;
+
+// cuMemAlloc and cuMemFree are no part of any graph: without leave they would break a capture of another thread.
+class relaxed_capture {
+public:
+  relaxed_capture() noexcept { driver().thread_exchange_stream_capture_mode(&mode_); }
+  ~relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
+  relaxed_capture(relaxed_capture const&) = delete;
+  relaxed_capture& operator=(relaxed_capture const&) = delete;
+
+private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// Runs a driver call with the device current; the error of either.
+template <class Call> CUresult call_on(device where, Call call) noexcept {
+  try {
+    current_device const scope{where};
+    relaxed_capture const mode;
+    return call();
+  } catch (cuda_error const& e) {
+    return static_cast<CUresult>(e.status());
+  }
+}
+
+} // namespace
+
+cuda_state::cuda_state(class device where) noexcept : source_state{"cuda_resource", driver_alignment}, device_{where} {}
 
 cuda_state& cuda_state::of(class device where) {
   static auto* const guard = new sync::mutex;
@@ -22,11 +55,21 @@ cuda_state& cuda_state::of(class device where) {
   return states->try_emplace(where.ordinal(), where).first->second;
 }
 
-expected<void*, failure> cuda_state::try_allocate(stream_key const&, std::size_t bytes, std::size_t) noexcept {
-  CUdeviceptr p{};
-  try { current_device const scope{device_}; check(driver().mem_alloc(&p, bytes), "x"); } catch (...) { return unexpected<failure>{failure{}}; }
-  return reinterpret_cast<void*>(p);
+expected<void*, failure> cuda_state::draw(std::size_t bytes, std::size_t) noexcept {
+  CUdeviceptr address{};
+  auto const result = call_on(device_, [&] { return driver().mem_alloc(&address, bytes); });
+  if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
+  if (sticky(result)) device_.lose(result);
+  return unexpected<failure>{refusal_of(result, bytes)};
 }
-void cuda_state::deallocate(stream_key const&, void* pointer, std::size_t, std::size_t) noexcept { driver().mem_free(reinterpret_cast<CUdeviceptr>(pointer)); }
+
+bool cuda_state::give(void* base, std::size_t) noexcept {
+  if (device_.lost()) return true;
+  auto const result = call_on(device_, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(base)); });
+  if (sticky(result)) device_.lose(result);
+  return !capture_forbids(result);
+}
+
+void cuda_state::lose(stream_key const&, CUresult error) noexcept { device_.lose(error); }
 
 } // namespace gpumem::detail

@@ -22,6 +22,7 @@ struct services_table {
                                                             std::size_t alignment) noexcept;
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
                            std::size_t alignment) noexcept;
+  /// The device's ordinal, or -1 for memory of no device.
   int (*device)(void* state) noexcept;
   /// Null where the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
@@ -49,9 +50,13 @@ using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, services>;
 
 /// The services of an erased resource, or an empty handle if they belong to another type than the one erased.
 template <class Erased> services_handle find_services(Erased const& resource) noexcept {
+#if defined(__CUDA_ARCH__)  // nvcc's device pass reads host functions too, and has another type_info there
+  return {};
+#else
   auto const found = try_get_property(resource, services{});
   if (!found || !(*found).table || *(*found).table->serves != resource.type()) return {};
   return *found;
+#endif
 }
 
 /// Allocates in stream order from an erased resource without throwing: bytes, alignment a power of two. For code that

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda/memory_resource>
-#include <cuda/stream>
+#include <gpumem/cccl.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -36,14 +35,15 @@ enum class stepping { automatic, manual };
 
 struct options {
   int devices = 1;
-  std::size_t capacity = std::size_t{80} << 30;  // bytes a device; address space only
+  std::size_t capacity = std::size_t{80} << 30; // bytes a device; address space only
   std::uint64_t seed = 1;
   stepping mode = stepping::automatic;
-  std::chrono::milliseconds patience{10'000};  // how long a stuck host call waits for other threads before it fails
+  std::chrono::milliseconds patience{
+      10'000}; // how long a stuck host call waits for other threads before it fails
 };
 
-/// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do nothing.
-/// Throws `error` if a real driver is loaded, or if the library is not found: it is looked for at
+/// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
+/// nothing. Throws `error` if a real driver is loaded, or if the library is not found: it is looked for at
 /// GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or installed.
 void load(const options& how = {});
 
@@ -56,8 +56,8 @@ void load(const options& how = {});
 /// load() where there is no real device; whether the simulated one serves now.
 bool auto_load(const options& how = {});
 
-/// Everything as new: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts stay
-/// retained. Throws `error` while a host call waits or device work runs on another thread.
+/// Everything as new: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts
+/// stay retained. Throws `error` while a host call waits or device work runs on another thread.
 void reset(const options& how = {});
 
 /// Lets all work finish and the host see it, then starts the sequence of chance at `number`.
@@ -87,28 +87,33 @@ struct touch {
   std::size_t bytes;
   bool writes;
 };
-[[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
-[[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
+[[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept {
+  return {pointer, bytes, false};
+}
+[[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept {
+  return {pointer, bytes, true};
+}
 
-/// Device work on `stream`: touches what is declared, takes `duration` of simulated time, and runs `function` when the
-/// device gets to it, on whichever thread lets the device run; `function` must not throw and may call no driver.
-void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration = {},
-          std::function<void()> function = {});
+/// Device work on `stream`: touches what is declared, takes `duration` of simulated time, and runs `function`
+/// when the device gets to it, on whichever thread lets the device run; `function` must not throw and may
+/// call no driver.
+void work(cuda::stream_ref stream, std::initializer_list<touch> touches,
+          std::chrono::nanoseconds duration = {}, std::function<void()> function = {});
 void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 
 enum class finding_kind {
-  unordered_access,            // work on two streams touches the same bytes, in no order
-  unordered_reuse,             // a block was granted before its last use is done
-  unordered_free,              // a block was freed before a use elsewhere is done
+  unordered_access, // work on two streams touches the same bytes, in no order
+  unordered_reuse,  // a block was granted before its last use is done
+  unordered_free,   // a block was freed before a use elsewhere is done
   use_after_free,
   unallocated_access,
   double_free,
   unknown_free,
   wrong_size,
-  overlapping_grant,           // a resource granted the same bytes twice
-  live_block_in_freed_memory,  // memory went back to the driver with a live block in it
-  dead_stream,                 // a stream handle was used after its stream was destroyed
+  overlapping_grant,          // a resource granted the same bytes twice
+  live_block_in_freed_memory, // memory went back to the driver with a live block in it
+  dead_stream,                // a stream handle was used after its stream was destroyed
   dead_event,
   call_in_host_function,
   deadlock,
@@ -118,7 +123,7 @@ enum class finding_kind {
 /// One side of a finding. Stream 0 is the host; else it is the id that cuStreamGetId tells.
 struct party {
   std::uint64_t stream = 0;
-  std::uint64_t operation = 0;  // counted from 1 on each stream
+  std::uint64_t operation = 0; // counted from 1 on each stream
   std::string action;
 };
 
@@ -128,21 +133,21 @@ struct finding {
   party later;
   std::uint64_t block_address = 0;
   std::uint64_t block_bytes = 0;
-  std::uint64_t block_number = 0;  // of the allocation, counted since the reset
-  std::string missing;             // the order that is missing
-  std::string text;                // all of it, in a sentence
+  std::uint64_t block_number = 0; // of the allocation, counted since the reset
+  std::string missing;            // the order that is missing
+  std::string text;               // all of it, in a sentence
 };
 
 struct summary {
   std::vector<finding> findings;
-  std::map<std::string, std::uint64_t> driver_calls;  // by name without version suffix
+  std::map<std::string, std::uint64_t> driver_calls; // by name without version suffix
   std::uint64_t operations_run = 0;
   std::uint64_t operations_pending = 0;
   std::uint64_t streams_created = 0;
   std::uint64_t stream_handles_recycled = 0;
   std::uint64_t event_handles_recycled = 0;
-  std::uint64_t implicit_synchronizations = 0;  // frees by the driver, which wait for the device
-  std::uint64_t bytes_allocated = 0;            // device memory, now
+  std::uint64_t implicit_synchronizations = 0; // frees by the driver, which wait for the device
+  std::uint64_t bytes_allocated = 0;           // device memory, now
 };
 
 /// What was found and counted since the last reset; findings stay until taken.
@@ -157,8 +162,9 @@ std::vector<finding> take_findings();
 /// Throws `error` with the text of every finding, if there is one.
 void expect_silent();
 
-/// For a test that schedules its threads itself. `on_call` runs at each driver call, outside all locks. `on_block` runs
-/// when a host call cannot go on: it lets other threads run, and returns false if there is none that can.
+/// For a test that schedules its threads itself. `on_call` runs at each driver call, outside all locks.
+/// `on_block` runs when a host call cannot go on: it lets other threads run, and returns false if there is
+/// none that can.
 void set_schedule_hooks(void (*on_call)(void*), bool (*on_block)(void*), void* context);
 
 namespace detail {
@@ -166,14 +172,15 @@ std::uint64_t new_owner() noexcept;
 void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void use_recorded(CUstream stream, void* pointer) noexcept;
-}  // namespace detail
+} // namespace detail
 
-/// A resource that tells the simulated device of each allocation and free of the one it wraps: a write of the whole
-/// block at that point of the stream, or by the host for the `_sync` forms and for memory that the host can touch.
-/// Copies are interchangeable; two made apart are not. Without the simulated device it only forwards.
+/// A resource that tells the simulated device of each allocation and free of the one it wraps: a write of the
+/// whole block at that point of the stream, or by the host for the `_sync` forms and for memory that the host
+/// can touch. Copies are interchangeable; two made apart are not. Without the simulated device it only
+/// forwards.
 template <class Resource>
 class checked {
- public:
+public:
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
@@ -182,7 +189,8 @@ class checked {
     return pointer;
   }
 
-  void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
+  void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes,
+                  std::size_t alignment = 256) noexcept {
     tell_freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
@@ -203,7 +211,8 @@ class checked {
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
   {
     auto result = resource_.try_allocate(stream, bytes, more...);
-    if (result) tell_allocated(stream.get(), by_host, *result, bytes);
+    if (result)
+      tell_allocated(stream.get(), by_host, *result, bytes);
     return result;
   }
 
@@ -238,18 +247,20 @@ class checked {
     return get_property(self.resource_, property);
   }
 
- private:
+private:
   static constexpr bool by_host = cuda::has_property<Resource, cuda::mr::host_accessible>;
 
   void tell_allocated(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr && bytes != 0) detail::allocated(owner_, stream, host, pointer, bytes);
+    if (pointer != nullptr && bytes != 0)
+      detail::allocated(owner_, stream, host, pointer, bytes);
   }
   void tell_freed(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr) detail::freed(owner_, stream, host, pointer, bytes);
+    if (pointer != nullptr)
+      detail::freed(owner_, stream, host, pointer, bytes);
   }
 
   Resource resource_;
   std::uint64_t owner_;
 };
 
-}  // namespace gpumem::simulator
+} // namespace gpumem::simulator

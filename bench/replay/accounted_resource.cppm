@@ -1,0 +1,72 @@
+// Figures for a resource that keeps none of its own, as the sources do that are values.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+
+export module replay:accounted_resource;
+
+import gpumem;
+
+namespace replay {
+
+/// Forwards and counts what is live: two atomic additions a call, small beside a call of the driver. What the upstream
+/// draws from the device is taken to be each block in multiples of `granule`. Copies share their figures.
+export template <class Upstream> class accounted_resource {
+public:
+  static constexpr std::size_t granule = 256; ///< what the driver promises to align to
+
+  explicit accounted_resource(Upstream upstream) : upstream_{upstream} {}
+
+  inline auto try_allocate(gpumem::stream_ref stream, std::size_t bytes) noexcept {
+    auto const got = upstream_.try_allocate(stream, bytes);
+    if (got) {
+      counts_->live.add(bytes);
+      counts_->granted.add(rounded(bytes));
+    }
+    return got;
+  }
+
+  inline void deallocate(gpumem::stream_ref stream, void* pointer, std::size_t bytes) noexcept {
+    // first, as another thread may get the same memory at once
+    counts_->live.subtract(bytes);
+    counts_->granted.subtract(rounded(bytes));
+    upstream_.deallocate(stream, pointer, bytes);
+  }
+
+  gpumem::figures figures() const noexcept {
+    gpumem::figures all;
+    all.live = counts_->live.now;
+    all.granted = all.reserved = counts_->granted.now;
+    all.peak_live = counts_->live.peak;
+    all.peak_reserved = counts_->granted.peak;
+    return all;
+  }
+
+private:
+  struct gauge {
+    std::atomic<std::size_t> now = 0;
+    std::atomic<std::size_t> peak = 0;
+
+    inline void add(std::size_t bytes) noexcept {
+      std::size_t const reached = now.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+      std::size_t seen = peak.load(std::memory_order_relaxed);
+      while (seen < reached && !peak.compare_exchange_weak(seen, reached, std::memory_order_relaxed)) {}
+    }
+    inline void subtract(std::size_t bytes) noexcept { now.fetch_sub(bytes, std::memory_order_relaxed); }
+  };
+  struct counts {
+    gauge live;
+    gauge granted;
+  };
+
+  // granted blocks only, which are far from overflow
+  static constexpr std::size_t rounded(std::size_t bytes) noexcept { return (bytes + granule - 1) / granule * granule; }
+
+  Upstream upstream_;
+  std::shared_ptr<counts> counts_ = std::make_shared<counts>();
+};
+
+} // namespace replay

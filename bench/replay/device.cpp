@@ -1,0 +1,50 @@
+// Choosing a device, and the loading of the simulated one.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <gpumem/simulator.hpp>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+
+module replay:device.impl;
+
+import gpumem;
+import :device;
+import :options;
+
+namespace replay {
+
+namespace detail {
+
+bool serve_simulated(device_choice choice) {
+  switch (choice) {
+  case device_choice::simulated: gpumem::simulator::load(); return true;
+  case device_choice::automatic: return gpumem::simulator::auto_load();
+  case device_choice::cuda: return false;
+  }
+  return false;
+}
+
+std::string device_name(gpumem::device device) {
+  CUdevice handle{};
+  std::array<char, 256> name{};
+  gpumem::check(gpumem::driver().device_get(&handle, device.ordinal()), "find the device");
+  gpumem::check(gpumem::driver().device_get_name(name.data(), static_cast<int>(name.size()), handle),
+                "name the device");
+  return name.data();
+}
+
+} // namespace detail
+
+chosen_device choose_device(device_choice choice) {
+  bool const simulated = detail::serve_simulated(choice);
+  if (!gpumem::driver_available()) {
+    throw std::runtime_error("there is no CUDA driver here; --device simulated needs none");
+  }
+  gpumem::device const device{0};
+  return {device, simulated, simulated ? "the simulated device" : detail::device_name(device)};
+}
+
+} // namespace replay

@@ -1,0 +1,62 @@
+// gpumem-replay: what a recorded trace costs over each memory resource.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+import gpumem;
+import replay;
+
+namespace {
+
+std::vector<replay::loaded_trace> load(std::vector<std::string> const& files) {
+  std::vector<replay::loaded_trace> traces;
+  for (std::string const& file : files) {
+    traces.push_back({replay::trace_name(file), file, replay::make_plan(replay::read_trace_file(file), file)});
+  }
+  return traces;
+}
+
+// All is measured before anything is printed, so that no table is a part of one.
+std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen) {
+  replay::chosen_device const where = replay::choose_device(chosen.device);
+  std::size_t const passes = replay::passes_of(chosen, where.simulated);
+  replay::progress shown{traces.size() * chosen.resources.size() * passes, stderr};
+  std::vector<replay::result> results;
+  for (std::string const& resource : chosen.resources) {
+    for (replay::loaded_trace const& trace : traces) {
+      results.push_back(replay::measure_by_name(
+          {.trace = &trace, .resource = resource, .chosen = &chosen, .where = &where, .shown = &shown}));
+    }
+  }
+  return results;
+}
+
+void run(replay::options const& chosen) {
+  std::vector<replay::result> const results = measure(load(chosen.traces), chosen);
+  std::fputs(replay::format_tables(results).c_str(), stdout);
+  std::fflush(stdout);
+  if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(results));
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  try {
+    std::vector<replay::resource_name> const known = replay::resource_names();
+    replay::parsed_options const parsed = replay::parse_options({arguments + 1, arguments + count}, known);
+    if (parsed.help) {
+      std::fputs(parsed.help->c_str(), stdout);
+    } else {
+      run(parsed.chosen);
+    }
+    return 0;
+  } catch (replay::usage_error const& error) {
+    std::fprintf(stderr, "gpumem-replay: %s\nTry 'gpumem-replay --help'.\n", error.what());
+    return 2;
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "gpumem-replay: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,95 @@
+// From the costs of passes to a row of the table.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+module replay:measure.impl;
+
+import :device;
+import :measure;
+import :options;
+import :plan;
+import :result;
+import :stage;
+
+namespace replay {
+
+std::size_t passes_of(options const& chosen, bool simulated) {
+  std::size_t const passes = chosen.repeat + 1;
+  std::size_t const without_work = detail::runs_without_work(chosen, simulated) ? passes + (simulated ? 0 : 1) : 0;
+  std::size_t const with_work = chosen.work ? passes * (simulated ? 1 : 2) : 0;
+  return without_work + with_work;
+}
+
+namespace detail {
+
+result describe(assignment const& what) {
+  plan const& operations = what.trace->operations;
+  options const& chosen = *what.chosen;
+  result row;
+  row.trace = what.trace->name;
+  row.file = what.trace->file;
+  row.resource = what.resource;
+  row.device = what.where->name;
+  row.threads = chosen.threads;
+  row.warm_passes = chosen.repeat;
+  row.foreign_streams = chosen.foreign;
+  row.work_microseconds = chosen.work ? chosen.work->microseconds : 0;
+  row.work_every = chosen.work ? chosen.work->every : 0;
+  row.limit_bytes = chosen.limit ? chosen.limit->of(operations.peak_live_bytes) : 0;
+  row.operations = operations.operations.size();
+  row.streams = operations.streams;
+  row.leftover_blocks = operations.leftovers.size();
+  row.recorded_failures = operations.recorded_failures;
+  return row;
+}
+
+double clock_cost() {
+  using clock = std::chrono::steady_clock;
+  std::vector<double> costs(1001);
+  for (double& cost : costs) {
+    auto const begin = clock::now();
+    cost = std::chrono::duration<double, std::nano>(clock::now() - begin).count();
+  }
+  return median(std::move(costs));
+}
+
+measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations, std::vector<double> calls) {
+  std::vector<double> warm;
+  for (std::size_t i = 1; i < passes.size(); ++i) {
+    warm.push_back(passes[i].nanoseconds / static_cast<double>(operations));
+  }
+  measured_times times;
+  times.cold = passes.front().nanoseconds / static_cast<double>(operations);
+  times.warm = median(std::move(warm));
+  std::span<double> const all{calls};
+  times.call = {
+      .p50 = percentile(all, 0.5), .p99 = percentile(all, 0.99), .max = percentile(all, 1.0), .clock = clock_cost()};
+  return times;
+}
+
+void note_driver_calls(result& row, std::vector<pass_cost> const& passes) {
+  double const operations = static_cast<double>(row.operations) * row.threads / 1000;
+  std::uint64_t warm = 0;
+  for (std::size_t i = 1; i < passes.size(); ++i) warm += passes[i].driver_calls;
+  row.driver_calls_cold = static_cast<double>(passes.front().driver_calls) / operations;
+  row.driver_calls_warm = static_cast<double>(warm) / operations / static_cast<double>(passes.size() - 1);
+}
+
+timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated) {
+  double const reference = median(preallocated);
+  return {.cold = milliseconds.front() / reference,
+          .warm = median({milliseconds.begin() + 1, milliseconds.end()}) / reference,
+          .preallocated_milliseconds = reference};
+}
+
+} // namespace detail
+
+} // namespace replay

@@ -1,0 +1,123 @@
+// What a resource costs on a trace: which passes run over it, and what is made of them.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+export module replay:measure;
+
+import gpumem;
+import :options;
+import :pass;
+import :plan;
+import :preallocated;
+import :result;
+import :stage;
+import :timeline;
+import :work;
+
+namespace replay {
+
+/// How many steps of progress one assignment takes.
+export std::size_t passes_of(options const& chosen, bool simulated);
+
+namespace detail {
+
+/// A row with all that is known before anything runs.
+result describe(assignment const& what);
+
+/// Nanoseconds that it takes to read the clock.
+double clock_cost();
+
+/// Times of the calls and of the passes, the cold one first.
+measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations, std::vector<double> calls);
+
+/// Driver calls for 1,000 operations: of the cold pass, of the warm ones together.
+void note_driver_calls(result& row, std::vector<pass_cost> const& passes);
+
+timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated);
+
+inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
+
+template <class Figures> void note_memory(result& row, Figures const& figures, std::uint64_t failures) {
+  row.peak_live_bytes = figures.peak_live;
+  row.peak_reserved_bytes = figures.peak_reserved;
+  row.failures = failures;
+}
+
+template <class Resource> void clear_pass(Resource& resource, plan const& operations, stage& on) {
+  on.each_member([&](stage::member mine) { free_leftovers(resource, operations, mine.streams, mine.state); });
+  on.synchronize();
+}
+
+// The passes that show what calls cost: no work, and a pass of its own for the single calls.
+template <class Make> void measure_calls(assignment const& what, stage& on, Make const& make, result& row) {
+  plan const& operations = what.trace->operations;
+  auto resource = make(what.where->device, row.limit_bytes);
+  std::vector<pass_cost> passes;
+  for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
+    passes.push_back(on.run(i == 0 ? "cold pass" : "warm pass", [&](stage::member mine) {
+      no_watch watch;
+      run_pass(resource, operations, mine.streams, mine.state, watch);
+    }));
+    clear_pass(resource, operations, on);
+  }
+  note_driver_calls(row, passes);
+  note_memory(row, resource.figures(), on.take_failures());
+  if (what.where->simulated) return;
+
+  std::vector<call_watch> watches(what.chosen->threads, call_watch{operations.operations.size()});
+  on.run("single calls",
+         [&](stage::member mine) { run_pass(resource, operations, mine.streams, mine.state, watches[mine.number]); });
+  clear_pass(resource, operations, on);
+  std::vector<double> calls;
+  for (call_watch& watch : watches) calls.insert(calls.end(), watch.nanoseconds().begin(), watch.nanoseconds().end());
+  row.times = times_of(passes, operations.operations.size(), std::move(calls));
+}
+
+// The passes with kernels between the operations, which also hold memory back as real work does: driver
+// calls, memory and failures are theirs.
+template <class Make> void measure_work(assignment const& what, stage& on, Make const& make, result& row) {
+  plan const& operations = what.trace->operations;
+  work_kernel const kernel{what.where->device, what.chosen->work->microseconds};
+  timeline line{what.where->device, on.sets()};
+  std::vector<double> preallocated;
+  if (!what.where->simulated) preallocated = time_preallocated(what, on, kernel, line);
+
+  auto resource = make(what.where->device, row.limit_bytes);
+  std::vector<pass_cost> passes;
+  std::vector<double> milliseconds;
+  for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
+    if (!what.where->simulated) line.begin();
+    passes.push_back(on.run(i == 0 ? "cold pass with work" : "warm pass with work", [&](stage::member mine) {
+      work_watch watch{kernel, what.chosen->work->every, mine.streams};
+      run_pass(resource, operations, mine.streams, mine.state, watch);
+    }));
+    if (!what.where->simulated) milliseconds.push_back(line.end());
+    passes.back().driver_calls -= launches_of(operations, what.chosen->work->every) * what.chosen->threads;
+    clear_pass(resource, operations, on);
+  }
+  note_driver_calls(row, passes);
+  note_memory(row, resource.figures(), on.take_failures());
+  if (row.times) row.times->timeline = ratios_of(milliseconds, preallocated);
+}
+
+} // namespace detail
+
+/// Measures one trace over the resource that `make(device, limit_bytes)` gives, 0 being no limit. Throws
+/// cuda_error, out_of_memory for a resource that cannot even be made, std::runtime_error for what is no lack
+/// of memory.
+export template <class Make> result measure(assignment const& what, Make const& make) {
+  result row = detail::describe(what);
+  stage on{what};
+  if (detail::runs_without_work(*what.chosen, what.where->simulated)) detail::measure_calls(what, on, make, row);
+  if (what.chosen->work) detail::measure_work(what, on, make, row);
+  return row;
+}
+
+} // namespace replay

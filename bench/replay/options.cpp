@@ -1,0 +1,157 @@
+// The command line of the replay tool.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+module replay:options.impl;
+
+import :bytes;
+import :options;
+
+namespace replay {
+
+namespace detail {
+
+inline constexpr std::uint64_t least_limit_in_bytes = 1024;
+
+std::string known_names(std::span<resource_name const> known) {
+  std::string names;
+  for (resource_name const& resource : known) names += std::string(resource.name) + ", ";
+  return names + "all";
+}
+
+bool limit_fits(options const& chosen, resource_name const& resource) { return !chosen.limit || resource.takes_limit; }
+
+// An option that takes several names swallows the traces that follow it; no resource has a dot or a slash in
+// its name.
+void return_swallowed_traces(options& chosen) {
+  auto const is_file = [](std::string const& word) { return word.find_first_of("./") != std::string::npos; };
+  std::copy_if(chosen.resources.begin(), chosen.resources.end(), std::back_inserter(chosen.traces), is_file);
+  std::erase_if(chosen.resources, is_file);
+}
+
+// `all` means all that can do what is asked; a resource asked for by name must be able to.
+void resolve_resources(options& chosen, std::span<resource_name const> known) {
+  std::vector<std::string> resolved;
+  auto const add = [&](std::string_view name) {
+    if (std::find(resolved.begin(), resolved.end(), name) == resolved.end()) resolved.emplace_back(name);
+  };
+  for (std::string const& asked : chosen.resources) {
+    if (asked == "all") {
+      for (resource_name const& resource : known) {
+        if (limit_fits(chosen, resource)) add(resource.name);
+      }
+      continue;
+    }
+    auto const found =
+        std::find_if(known.begin(), known.end(), [&](resource_name const& resource) { return resource.name == asked; });
+    if (found == known.end()) {
+      throw usage_error("unknown resource '" + asked + "' (known: " + known_names(known) + ")");
+    }
+    if (!limit_fits(chosen, *found)) throw usage_error("resource '" + asked + "' takes no --limit");
+    add(asked);
+  }
+  if (resolved.empty()) throw usage_error("no resource takes --limit");
+  chosen.resources = std::move(resolved);
+}
+
+struct raw_options {
+  std::string limit;
+  double work = 0;
+  unsigned every = 0;
+};
+
+void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resource_name const> known) {
+  std::map<std::string, device_choice> const devices{
+      {"cuda", device_choice::cuda}, {"simulated", device_choice::simulated}, {"auto", device_choice::automatic}};
+  app.add_option("TRACE", chosen.traces, "traces in RMM's log format, plain or gzip");
+  app.add_option("--resource", chosen.resources, "resources to replay over: " + known_names(known))
+      ->type_name("NAME")
+      ->delimiter(',');
+  app.add_option("--device", chosen.device, "device to run on; auto takes CUDA where there is one")
+      ->type_name("cuda|simulated|auto")
+      ->transform(CLI::CheckedTransformer(devices).description(""));
+  app.add_option("--threads", chosen.threads, "threads; each replays the whole trace on streams of its own (1)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024).description(""));
+  app.add_option("--repeat", chosen.repeat, "warm passes after the cold one (5)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000).description(""));
+  app.add_option("--limit", raw.limit,
+                 "most that a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
+      ->type_name("BYTES|FACTOR");
+  app.add_flag("--foreign", chosen.foreign, "use raw stream handles in place of gpumem's own streams");
+  auto* const work = app.add_option("--work", raw.work,
+                                    "run a kernel of so long between the operations, and compare "
+                                    "with the same kernels on preallocated memory")
+                         ->type_name("MICROSECONDS")
+                         ->check(CLI::Range(0.001, 1e6).description(""));
+  app.add_option("--every", raw.every, "a kernel after every N-th allocation (1)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000'000).description(""))
+      ->needs(work);
+  app.add_option("--json", chosen.json, "write the figures there as well")->type_name("FILE");
+}
+
+} // namespace detail
+
+std::uint64_t limit_choice::of(std::uint64_t peak_live_bytes) const {
+  if (factor == 0) return bytes;
+  return static_cast<std::uint64_t>(std::ceil(factor * static_cast<double>(peak_live_bytes)));
+}
+
+limit_choice parse_limit(std::string const& text) {
+  bool const plain = !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
+  if (plain) {
+    CLI::Validator const positive = CLI::PositiveNumber;
+    double factor = 0;
+    if (positive(text).empty() && CLI::detail::lexical_cast(text, factor) &&
+        factor < static_cast<double>(detail::least_limit_in_bytes)) {
+      return {.factor = factor};
+    }
+  }
+  auto const bytes = parse_bytes(text);
+  if (!bytes || *bytes == 0) {
+    throw usage_error("--limit: '" + text + "' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
+  }
+  return {.bytes = *bytes};
+}
+
+parsed_options parse_options(std::vector<std::string> arguments, std::span<resource_name const> known) {
+  parsed_options parsed;
+  options& chosen = parsed.chosen;
+  detail::raw_options raw;
+  CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.", "gpumem-replay"};
+  detail::declare(app, chosen, raw, known);
+  app.allow_extras(); // told below by name, before what else may be missing
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    app.parse(std::move(arguments));
+  } catch (CLI::CallForHelp const&) {
+    parsed.help = app.help();
+    return parsed;
+  } catch (CLI::ParseError const& error) { throw usage_error(error.what()); }
+  if (auto const extra = app.remaining(); !extra.empty()) throw usage_error("unknown option '" + extra.front() + "'");
+  detail::return_swallowed_traces(chosen);
+  if (chosen.traces.empty()) throw usage_error("no TRACE was given");
+  if (!raw.limit.empty()) chosen.limit = parse_limit(raw.limit);
+  if (raw.work > 0) chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
+  if (chosen.resources.empty()) chosen.resources = {"all"};
+  detail::resolve_resources(chosen, known);
+  return parsed;
+}
+
+} // namespace replay

@@ -1,0 +1,88 @@
+// One run through a plan over a resource: the loop that is timed, and nothing else in it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+export module replay:pass;
+
+import gpumem;
+import :plan;
+
+namespace replay {
+
+/// What one thread keeps between the operations of a pass. Made before the clock starts.
+export struct pass_state {
+  explicit pass_state(plan const& of) : blocks(of.blocks) {}
+
+  std::vector<void*> blocks; ///< by block number; null while none, or when it could not be had
+  std::uint64_t failures = 0;
+  std::optional<gpumem::failure> fatal; ///< the first failure that is not a lack of memory
+};
+
+/// Watches nothing.
+export struct no_watch {
+  inline void before() noexcept {}
+  inline void after(operation const&, void*) noexcept {}
+};
+
+/// Notes the nanoseconds of each call, the clock included.
+export class call_watch {
+public:
+  explicit call_watch(std::size_t calls) { nanoseconds_.reserve(calls); }
+
+  inline void before() noexcept { begin_ = clock::now(); }
+  inline void after(operation const&, void*) noexcept {
+    nanoseconds_.push_back(std::chrono::duration<double, std::nano>(clock::now() - begin_).count());
+  }
+  std::span<double> nanoseconds() noexcept { return nanoseconds_; }
+
+private:
+  using clock = std::chrono::steady_clock;
+  clock::time_point begin_;
+  std::vector<double> nanoseconds_;
+};
+
+/// Runs the plan. `streams` are by stream number. The free of a block that could not be had is left out.
+export template <class Resource, class Watch>
+void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams, pass_state& state,
+              Watch& watch) {
+  for (operation const& next : of.operations) {
+    void*& block = state.blocks[next.block];
+    if (next.allocates) {
+      watch.before();
+      auto const got = resource.try_allocate(streams[next.stream], next.bytes);
+      block = got ? *got : nullptr;
+      watch.after(next, block);
+      if (!got) [[unlikely]] {
+        ++state.failures;
+        auto const what = got.error().what;
+        bool const lacking = what == gpumem::outcome::exhausted || what == gpumem::outcome::too_large;
+        if (!lacking && !state.fatal) state.fatal = got.error();
+      }
+    } else if (block != nullptr) {
+      watch.before();
+      resource.deallocate(streams[next.stream], block, next.bytes);
+      watch.after(next, block);
+    }
+  }
+}
+
+/// Frees what the plan leaves live, so that the next pass begins as this one did.
+export template <class Resource>
+void free_leftovers(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams,
+                    pass_state& state) {
+  for (operation const& next : of.leftovers) {
+    if (void*& block = state.blocks[next.block]; block != nullptr) {
+      resource.deallocate(streams[next.stream], block, next.bytes);
+      block = nullptr;
+    }
+  }
+}
+
+} // namespace replay

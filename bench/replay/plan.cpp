@@ -1,0 +1,132 @@
+// From rows to operations, with every contradiction of a trace found before anything runs.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+module replay:plan.impl;
+
+import gpumem;
+import :plan;
+
+namespace replay {
+
+namespace detail {
+
+class plan_builder {
+public:
+  plan_builder(std::string text, std::string const& name) : reader_{std::move(text), name} {}
+
+  plan build() {
+    gpumem::trace_record record;
+    while (reader_.next(record)) add(record);
+    if (plan_.operations.empty()) fail("there is nothing to replay: no allocation and no free");
+    plan_.streams = static_cast<std::uint32_t>(streams_.size());
+    collect_leftovers();
+    return std::move(plan_);
+  }
+
+private:
+  struct block_state {
+    std::uint64_t bytes = 0;
+    std::uint32_t block = 0;
+    std::uint32_t stream = 0;
+    std::size_t line = 0; // of the allocation while live, of the free afterwards
+    bool live = false;
+  };
+
+  [[noreturn]] void fail(std::string reason) const {
+    throw gpumem::trace_error(reader_.name(), reader_.line(), std::move(reason));
+  }
+
+  static std::string shown(std::uint64_t pointer) {
+    char text[16];
+    return "0x" + std::string(text, std::to_chars(text, text + sizeof text, pointer, 16).ptr);
+  }
+
+  void add(gpumem::trace_record const& record) {
+    if (record.action == gpumem::trace_action::allocate_failure) {
+      ++plan_.recorded_failures;
+    } else if (record.pointer == 0 && record.bytes == 0) {
+      ++plan_.recorded_nulls;
+    } else if (record.action == gpumem::trace_action::allocate) {
+      allocate(record);
+    } else {
+      free(record);
+    }
+  }
+
+  void allocate(gpumem::trace_record const& record) {
+    if (record.pointer == 0) fail("an allocation of " + std::to_string(record.bytes) + " bytes without a pointer");
+    block_state& state = states_[record.pointer];
+    if (state.live) {
+      fail("pointer " + shown(record.pointer) + " is allocated while it is live since line " +
+           std::to_string(state.line));
+    }
+    if (__builtin_add_overflow(live_bytes_, record.bytes, &live_bytes_)) fail("more than 2^64 bytes would be live");
+    plan_.peak_live_bytes = std::max(plan_.peak_live_bytes, live_bytes_);
+    state = {record.bytes, take_slot(), stream_number(record.stream), reader_.line(), true};
+    ++plan_.allocations;
+    plan_.operations.push_back({record.bytes, state.block, state.stream, 1});
+  }
+
+  void free(gpumem::trace_record const& record) {
+    auto const found = states_.find(record.pointer);
+    if (found == states_.end()) fail("free of pointer " + shown(record.pointer) + ", which was never allocated");
+    block_state& state = found->second;
+    if (!state.live) {
+      fail("double free of pointer " + shown(record.pointer) + ", freed in line " + std::to_string(state.line));
+    }
+    if (state.bytes != record.bytes) {
+      fail("free of " + std::to_string(record.bytes) + " bytes at " + shown(record.pointer) + ", where line " +
+           std::to_string(state.line) + " allocated " + std::to_string(state.bytes));
+    }
+    live_bytes_ -= record.bytes;
+    state.live = false;
+    state.line = reader_.line();
+    free_slots_.push_back(state.block);
+    plan_.operations.push_back({record.bytes, state.block, stream_number(record.stream), 0});
+  }
+
+  // The last slot freed comes first, as it would in a program that keeps its pointers in few places.
+  std::uint32_t take_slot() {
+    if (free_slots_.empty()) return plan_.blocks++;
+    std::uint32_t const slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+
+  std::uint32_t stream_number(std::uint64_t recorded) {
+    return streams_.try_emplace(recorded, static_cast<std::uint32_t>(streams_.size())).first->second;
+  }
+
+  void collect_leftovers() {
+    for (auto const& [pointer, state] : states_) {
+      if (state.live) plan_.leftovers.push_back({state.bytes, state.block, state.stream, 0});
+    }
+    std::sort(plan_.leftovers.begin(), plan_.leftovers.end(),
+              [](operation const& a, operation const& b) { return a.block < b.block; });
+  }
+
+  gpumem::trace_reader reader_;
+  plan plan_;
+  std::unordered_map<std::uint64_t, block_state> states_;
+  std::unordered_map<std::uint64_t, std::uint32_t> streams_;
+  std::vector<std::uint32_t> free_slots_;
+  std::uint64_t live_bytes_ = 0;
+};
+
+} // namespace detail
+
+plan make_plan(std::string text, std::string const& name) {
+  return detail::plan_builder{std::move(text), name}.build();
+}
+
+} // namespace replay

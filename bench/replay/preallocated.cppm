@@ -1,0 +1,45 @@
+// What `--work` is compared with: the same kernels on memory that was allocated before.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+export module replay:preallocated;
+
+import gpumem;
+import :plan;
+import :stage;
+import :timeline;
+import :work;
+
+namespace replay {
+
+/// Launches the kernel after every N-th allocation of a pass, whether it could be met or not, so that every
+/// pass over a plan holds the same work.
+export class work_watch {
+public:
+  work_watch(work_kernel const& kernel, unsigned every, std::span<gpumem::stream_ref const> streams)
+      : kernel_{kernel}, rhythm_{every}, streams_{streams} {}
+
+  inline void before() noexcept {}
+  inline void after(operation const& next, void* block) {
+    if (rhythm_.beat(next)) kernel_.launch(streams_[next.stream], block, next.bytes);
+  }
+
+private:
+  work_kernel const& kernel_;
+  work_rhythm rhythm_;
+  std::span<gpumem::stream_ref const> streams_;
+};
+
+/// The kernels of one pass of one thread.
+export std::uint64_t launches_of(plan const& operations, unsigned every);
+
+/// Device milliseconds of each of `repeat` passes that only launch, after one that warms up. Throws
+/// cuda_error.
+export std::vector<double> time_preallocated(assignment const& what, stage& on, work_kernel const& kernel,
+                                             timeline& line);
+
+} // namespace replay

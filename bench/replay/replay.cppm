@@ -1,0 +1,23 @@
+// The table of contents of the replay tool: what it is made of, from the ground up.
+// SPDX-License-Identifier: Apache-2.0
+export module replay;
+
+export import :bytes;
+export import :options;
+export import :progress;
+export import :trace_file;
+export import :plan;
+export import :result;
+export import :table;
+export import :json;
+export import :device;
+export import :streams;
+export import :crew;
+export import :pass;
+export import :stage;
+export import :work;
+export import :timeline;
+export import :preallocated;
+export import :measure;
+export import :accounted_resource;
+export import :resources;

@@ -1,0 +1,23 @@
+// The resources that can be replayed over, by name: one table.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+export module replay:resources;
+
+import :options;
+import :result;
+import :stage;
+
+namespace replay {
+
+/// The names, in the order of the table, for the command line.
+export std::vector<resource_name> resource_names();
+
+/// Measures one trace over the resource that the assignment names.
+export result measure_by_name(assignment const& what);
+
+} // namespace replay

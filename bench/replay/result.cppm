@@ -1,0 +1,87 @@
+// What one trace over one resource came to.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+export module replay:result;
+
+namespace replay {
+
+/// Nanoseconds of one call, the clock included.
+export struct call_times {
+  double p50 = 0;
+  double p99 = 0;
+  double max = 0;
+  double clock = 0; ///< of them, what reading the clock takes
+};
+
+/// Device time of the kernels of `--work`, over the same kernels on memory allocated before.
+export struct timeline_ratios {
+  double cold = 0;
+  double warm = 0; ///< median
+  double preallocated_milliseconds = 0;
+};
+
+/// All that is measured in time; a simulated device has none of it.
+export struct measured_times {
+  double cold = 0; ///< ns an operation, each thread
+  double warm = 0; ///< the same, median of the warm passes
+  call_times call;
+  std::optional<timeline_ratios> timeline;
+};
+
+export struct result {
+  std::string trace;
+  std::string file;
+  std::string resource;
+  std::string device;
+  unsigned threads = 1;
+  unsigned warm_passes = 0;
+  bool foreign_streams = false;
+  double work_microseconds = 0; ///< 0: none
+  unsigned work_every = 0;
+  std::uint64_t limit_bytes = 0; ///< 0: none
+  std::uint64_t operations = 0;  ///< of one pass of one thread
+  std::uint64_t streams = 0;     ///< of one thread
+  std::optional<measured_times> times;
+  double driver_calls_cold = 0; ///< for 1,000 operations, the kernels of `--work` left out
+  double driver_calls_warm = 0;
+  std::uint64_t peak_live_bytes = 0;
+  std::uint64_t peak_reserved_bytes = 0;
+  std::uint64_t failures = 0;        ///< allocations not met, cold and warm passes, all threads
+  std::uint64_t leftover_blocks = 0; ///< that the trace leaves live; of one pass of one thread
+  std::uint64_t recorded_failures = 0;
+
+  /// Peak live / peak reserved; 0 if nothing was ever reserved.
+  double utilization() const {
+    return peak_reserved_bytes == 0 ? 0
+                                    : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
+  }
+};
+
+/// The value below which the fraction lies (nearest rank); 0 of nothing. Reorders the values.
+export template <class Value> Value percentile(std::span<Value> values, double fraction) {
+  if (values.empty()) return {};
+  auto const rank = static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(values.size())));
+  auto const at = values.begin() + static_cast<std::ptrdiff_t>(std::clamp<std::size_t>(rank, 1, values.size()) - 1);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+/// The middle value; the mean of the two middle ones if there are two. 0 of nothing.
+export inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  std::size_t const middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+} // namespace replay

@@ -1,0 +1,139 @@
+// Columns, widths and figures of the tables.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+module replay:table.impl;
+
+import :bytes;
+import :result;
+import :table;
+
+namespace replay {
+
+namespace detail {
+
+std::string decimals(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+// 12345678 as 12,345,678
+std::string grouped(std::uint64_t value) {
+  std::string text = std::to_string(value);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
+    text.insert(static_cast<std::size_t>(at), ",");
+  }
+  return text;
+}
+
+std::string nanoseconds(double value) {
+  return value < 99.95 ? decimals(value, 1) : grouped(static_cast<std::uint64_t>(std::llround(value)));
+}
+
+struct column {
+  std::string_view name;
+  bool (*present)(result const&);
+  std::string (*cell)(result const&);
+};
+
+bool always(result const&) { return true; }
+bool timed(result const& row) { return row.times.has_value(); }
+bool with_timeline(result const& row) { return row.times && row.times->timeline; }
+
+std::span<column const> columns() {
+  static constexpr std::array<column, 14> all{{
+      {"trace", always, [](result const& row) { return row.trace; }},
+      {"operations", always, [](result const& row) { return grouped(row.operations); }},
+      {"cold ns/op", timed, [](result const& row) { return nanoseconds(row.times->cold); }},
+      {"warm ns/op", timed, [](result const& row) { return nanoseconds(row.times->warm); }},
+      {"p50 ns", timed, [](result const& row) { return nanoseconds(row.times->call.p50); }},
+      {"p99 ns", timed, [](result const& row) { return nanoseconds(row.times->call.p99); }},
+      {"max ns", timed, [](result const& row) { return nanoseconds(row.times->call.max); }},
+      {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
+      {"driver calls/1000", always, [](result const& row) { return decimals(row.driver_calls_warm, 1); }},
+      {"peak live", always, [](result const& row) { return format_bytes(row.peak_live_bytes); }},
+      {"peak reserved", always, [](result const& row) { return format_bytes(row.peak_reserved_bytes); }},
+      {"utilization", always, [](result const& row) { return decimals(row.utilization(), 3); }},
+      {"failures", always, [](result const& row) { return grouped(row.failures); }},
+      {"left live", always, [](result const& row) { return grouped(row.leftover_blocks); }},
+  }};
+  return all;
+}
+
+using line = std::vector<std::string>;
+
+// Numbers to the right, the first column to the left.
+std::string aligned(std::vector<line> const& lines) {
+  std::vector<std::size_t> widths(lines.front().size());
+  for (line const& cells : lines) {
+    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
+  }
+  std::string text;
+  for (line const& cells : lines) {
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      std::string const blanks(widths[i] - cells[i].size(), ' ');
+      text += i == 0 ? cells[i] + blanks : "  " + blanks + cells[i];
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  }
+  return text;
+}
+
+std::string title(result const& row) {
+  std::string text = row.resource + " on " + row.device;
+  if (row.threads > 1) text += ", " + std::to_string(row.threads) + " threads";
+  if (row.foreign_streams) text += ", foreign streams";
+  if (row.work_every != 0) {
+    text += ", a kernel of " + decimals(row.work_microseconds, row.work_microseconds < 10 ? 1 : 0) +
+            " us after every " + (row.work_every == 1 ? "" : std::to_string(row.work_every) + ". ") + "allocation";
+  }
+  if (row.times) { text += "; one call includes " + nanoseconds(row.times->call.clock) + " ns of clock"; }
+  return text;
+}
+
+std::string one_table(std::vector<result const*> const& rows) {
+  std::vector<line> lines(rows.size() + 1);
+  for (column const& each : columns()) {
+    if (std::none_of(rows.begin(), rows.end(), [&](result const* row) { return each.present(*row); })) continue;
+    lines[0].emplace_back(each.name);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      lines[i + 1].push_back(each.present(*rows[i]) ? each.cell(*rows[i]) : "-");
+    }
+  }
+  return title(*rows.front()) + "\n" + aligned(lines);
+}
+
+} // namespace detail
+
+std::string format_tables(std::span<result const> results) {
+  std::vector<std::string_view> resources;
+  for (result const& row : results) {
+    if (std::find(resources.begin(), resources.end(), row.resource) == resources.end()) {
+      resources.push_back(row.resource);
+    }
+  }
+  std::string text;
+  for (std::string_view const resource : resources) {
+    std::vector<result const*> rows;
+    for (result const& row : results) {
+      if (row.resource == resource) rows.push_back(&row);
+    }
+    text += (text.empty() ? "" : "\n") + detail::one_table(rows);
+  }
+  return text;
+}
+
+} // namespace replay

@@ -1,0 +1,250 @@
+// What adaptors share: the upstream they hold, the forwarding to it, and the moments at which they act.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <type_traits>
+#include <utility>
+export module gpumem:adaptor_base;
+import :cuda;
+import :device;
+import :error;
+import :lifetime;
+import :resource;
+import :services;
+import :stream;
+import :waiter;
+
+namespace gpumem {
+
+namespace detail {
+
+// A resource of gpumem's whose state is known by type: calls go straight to it.
+template <class R>
+concept transparent_resource = requires(R& r) {
+  typename R::state_type;
+  { r.services() } -> std::same_as<services_handle>;
+} && resource_state<typename R::state_type>;
+
+// An upstream and the way to its state: without a table where its type tells the state.
+template <class Upstream> class upstream_link {
+public:
+  explicit upstream_link(Upstream upstream)
+      : value_{std::move(upstream)}, services_{services_of(value_)}, device_{device_of(services_)} {}
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+  }
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
+  }
+  inline std::optional<device> where() const noexcept { return device_; }
+
+  // Whether it can let requests wait shows only now; one that cannot answers at once.
+  bool admit(waiter& item) noexcept {
+    if (services_.table->admit) return services_.table->admit(services_.state, &item);
+    item.settle(try_allocate(item.stream(), item.bytes(), item.alignment()));
+    return false;
+  }
+  bool withdraw(waiter& item) noexcept {
+    return services_.table->withdraw && services_.table->withdraw(services_.state, &item);
+  }
+  std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
+  figures read_figures() { return services_.table->read_figures(services_.state); }
+
+  Upstream& value() noexcept { return value_; }
+
+private:
+  Upstream value_;
+  services_handle services_;
+  std::optional<device> device_;
+};
+
+template <transparent_resource Upstream> class upstream_link<Upstream> {
+  using state_type = Upstream::state_type;
+
+public:
+  explicit upstream_link(Upstream upstream)
+      : value_{std::move(upstream)}, state_{static_cast<state_type*>(value_.services().state)} {}
+
+  inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                               std::size_t alignment) noexcept {
+    return state_->try_allocate(key, bytes, alignment);
+  }
+  inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    state_->deallocate(key, pointer, bytes, alignment);
+  }
+  inline auto where() const noexcept { return state_->where(); }
+  bool admit(waiter& item) noexcept
+    requires waiting_state<state_type>
+  {
+    return state_->admit(item);
+  }
+  bool withdraw(waiter& item) noexcept
+    requires waiting_state<state_type>
+  {
+    return state_->withdraw(item);
+  }
+  std::size_t trim(std::size_t keep)
+    requires trimmable_state<state_type>
+  {
+    return state_->trim(keep);
+  }
+  figures read_figures()
+    requires measured_state<state_type>
+  {
+    return state_->read_figures();
+  }
+
+  Upstream& value() noexcept { return value_; }
+
+private:
+  Upstream value_;
+  state_type* state_;
+};
+
+// The state of an adaptor. `Derived` acts at three moments, each noexcept: on_grant (after upstream gave, also to a
+// request that waited), on_free (before upstream takes back: another thread may have the memory at once afterwards),
+// on_failure. Lives until its last handle is gone and its last block is freed.
+template <class Derived, class Upstream> class adaptor_state : public lifetime, private grant_hook {
+  using link = upstream_link<Upstream>;
+
+public:
+  explicit adaptor_state(Upstream upstream) : upstream_{std::move(upstream)} {}
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const result = upstream_.try_allocate(key, bytes, alignment);
+    if (result) {
+      on_grant(key, *result, bytes, alignment);
+    } else {
+      derived().on_failure(key, bytes);
+    }
+    return result;
+  }
+
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    derived().on_free(key, pointer, bytes);
+    upstream_.deallocate(key, pointer, bytes, alignment);
+    this->drop_live(); // the state may be gone now
+  }
+
+  inline auto where() noexcept { return upstream_.where(); }
+
+  // A request in a stack of more adaptors than a waiter has hooks for cannot wait.
+  bool admit(waiter& item) noexcept
+    requires requires(link& up) { up.admit(item); }
+  {
+    return item.add_hook(*this) && upstream_.admit(item);
+  }
+  bool withdraw(waiter& item) noexcept
+    requires requires(link& up) { up.withdraw(item); }
+  {
+    return upstream_.withdraw(item);
+  }
+  std::size_t trim(std::size_t keep)
+    requires requires(link& up) { up.trim(keep); }
+  {
+    return upstream_.trim(keep);
+  }
+  figures read_figures()
+    requires requires(link& up) { up.read_figures(); }
+  {
+    return upstream_.read_figures();
+  }
+
+  Upstream& upstream() noexcept { return upstream_.value(); }
+
+private:
+  void on_grant(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept override {
+    this->add_live();
+    derived().on_granted(key, pointer, bytes);
+  }
+  Derived& derived() noexcept { return static_cast<Derived&>(*this); }
+
+  link upstream_;
+};
+
+// A resource's base with exactly the upstream's accessibility.
+template <class Self, class State, bool Device, bool Host> struct accessible_base {
+  using type = resource_base<Self, State>;
+};
+template <class Self, class State> struct accessible_base<Self, State, true, false> {
+  using type = resource_base<Self, State, mr::device_accessible>;
+};
+template <class Self, class State> struct accessible_base<Self, State, false, true> {
+  using type = resource_base<Self, State, mr::host_accessible>;
+};
+template <class Self, class State> struct accessible_base<Self, State, true, true> {
+  using type = resource_base<Self, State, mr::device_accessible, mr::host_accessible>;
+};
+template <class Self, class State, class Upstream>
+using forwarding_base = accessible_base<Self, State, mr::has_property<Upstream, mr::device_accessible>,
+                                        mr::has_property<Upstream, mr::host_accessible>>::type;
+
+// Memory of resources that do not say is taken to come in stream order.
+template <class Upstream> consteval bool comes_in_stream_order() {
+  if constexpr (requires { { Upstream::stream_ordered } -> std::convertible_to<bool>; }) {
+    return Upstream::stream_ordered;
+  } else {
+    return true;
+  }
+}
+
+} // namespace detail
+
+/// Base of every adaptor: a shared handle of 8 bytes over a state that holds the upstream. Copies are the same adaptor
+/// and compare equal. The adaptor lives until its last handle is gone and its last block is freed. What the upstream
+/// can do beyond the contract goes through: waiting, trim, figures, record_use, find, frees without size, and exactly
+/// its accessibility. The upstream is any resource, gpumem's, erased, or somebody else's. Any thread.
+export template <class Self, class State, mr::resource Upstream>
+class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
+  using base = detail::forwarding_base<Self, State, Upstream>;
+
+public:
+  static constexpr bool stream_ordered = detail::comes_in_stream_order<Upstream>();
+
+  Upstream const& upstream() const noexcept { return state_->upstream(); }
+
+  using base::deallocate;
+  /// Frees without the size, which the upstream knows.
+  void deallocate(stream_ref stream, void* pointer) noexcept
+    requires requires(Upstream& up) { up.find(pointer)->bytes, up.deallocate(stream, pointer); }
+  {
+    auto const found = state_->upstream().find(pointer);
+    if (found && found->live && found->base == pointer) {
+      base::deallocate(stream, pointer, found->bytes);
+    } else {
+      state_->upstream().deallocate(stream, pointer); // which reports the misuse
+    }
+  }
+
+  /// As the upstream's.
+  void record_use(void* pointer, stream_ref stream)
+    requires requires(Upstream& up) { up.record_use(pointer, stream); }
+  {
+    state_->upstream().record_use(pointer, stream);
+  }
+  auto find(void const* pointer) const
+    requires requires(Upstream const& up) { up.find(pointer); }
+  {
+    return upstream().find(pointer);
+  }
+
+  friend bool operator==(Self const& a, Self const& b) noexcept {
+    adaptor_base const &left = a, &right = b;
+    return left.state_ == right.state_;
+  }
+
+protected:
+  explicit adaptor_base(State* state) noexcept : state_{state} {}
+  State& shared() const noexcept { return *state_; }
+
+private:
+  friend base;
+  State& state() const noexcept { return *state_; }
+  state_handle<State> state_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,109 @@
+// Allocation traces in RMM's log format: one record a call, a reader and a writer. Data only, no device.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+export module gpumem:trace;
+
+namespace gpumem {
+
+/// What a row of a trace tells of.
+export enum class trace_action : std::uint8_t { allocate, free, allocate_failure };
+
+/// One row. Pointer and stream are the recorded values, never to be dereferenced; 0 is written as `(nil)` and
+/// `0`.
+export struct trace_record {
+  std::uint64_t thread = 0;
+  std::uint64_t microseconds = 0; ///< since midnight of the recording
+  trace_action action = trace_action::allocate;
+  std::uint64_t pointer = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t stream = 0;
+
+  friend bool operator==(const trace_record&, const trace_record&) = default;
+};
+
+/// The first line of every trace, without its line end.
+export inline constexpr std::string_view trace_header = "Thread,Time,Action,Pointer,Size,Stream";
+
+/// A trace that cannot be read: `what()` is `file:line: reason`. Line 0 means the file as a whole.
+export class trace_error : public std::runtime_error {
+public:
+  trace_error(std::string file, std::size_t line, std::string reason);
+
+  inline const std::string& file() const noexcept { return file_; }
+  inline std::size_t line() const noexcept { return line_; }
+  inline const std::string& reason() const noexcept { return reason_; }
+
+private:
+  std::string file_;
+  std::size_t line_;
+  std::string reason_;
+};
+
+/// A formatted row with its line end, in place: no heap.
+export class trace_row {
+public:
+  inline std::string_view text() const noexcept { return {text_.data(), size_}; }
+
+private:
+  friend trace_row format_row(const trace_record& record) noexcept;
+
+  std::array<char, 128> text_; // the longest row, every number at its maximum, has 121 characters
+  std::size_t size_ = 0;
+};
+
+/// The row of `record`. Allocates nothing; safe from any thread.
+export trace_row format_row(const trace_record& record) noexcept;
+
+/// Reads a whole trace from memory, row by row. Strict: whatever is not a row of the format, a last row
+/// without its line end included (a file cut short looks so), throws `trace_error`. Lines may end in LF or CR
+/// LF.
+export class trace_reader {
+public:
+  /// Reads `text`; `name` stands for the file in errors. Checks the header at once.
+  explicit trace_reader(std::string text, std::string name = "trace");
+  /// Reads what is left of `input` into memory first.
+  explicit trace_reader(std::istream& input, std::string name = "trace");
+
+  /// Fills `record` with the next row; false at the end. After an error the reader is at its end.
+  bool next(trace_record& record);
+  /// All rows that are left.
+  std::vector<trace_record> read_all();
+  /// The line of the row that `next` gave last, the header being line 1.
+  inline std::size_t line() const noexcept { return line_; }
+  inline const std::string& name() const noexcept { return name_; }
+
+private:
+  std::string_view next_line();
+  void read_header();
+  [[noreturn]] void fail(std::string reason);
+
+  std::string text_;
+  std::string name_;
+  std::size_t position_ = 0;
+  std::size_t line_ = 0;
+};
+
+/// Writes a trace to a stream: the header on construction, then a row a call. A failed write is left in the
+/// state of the stream. Not thread-safe.
+export class trace_writer {
+public:
+  explicit trace_writer(std::ostream& output);
+
+  void write(const trace_record& record);
+  void flush();
+
+private:
+  std::ostream* output_;
+};
+
+} // namespace gpumem

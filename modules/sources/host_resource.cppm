@@ -1,0 +1,58 @@
+// Pageable host memory.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <cstddef>
+#include <optional>
+export module gpumem:host_resource;
+import :cuda;
+import :device;
+import :error;
+import :resource;
+import :services;
+import :source_state;
+import :stream;
+
+namespace gpumem {
+
+namespace detail {
+
+// One a process, never destroyed. Of no device.
+class host_state final : public source_state {
+public:
+  host_state() noexcept;
+  static host_state& instance();
+  std::optional<class device> where() noexcept { return std::nullopt; }
+
+private:
+  expected<void*, failure> draw(std::size_t bytes, std::size_t alignment) noexcept override;
+  bool give(void* base, std::size_t alignment) noexcept override;
+  void lose(stream_key const& key, CUresult error) noexcept override;
+};
+
+} // namespace detail
+
+/// Pageable host memory by aligned operator new. The `_sync` forms need no device and no driver. Memory may be touched
+/// by the host, and by work on any stream that copies from or to it, as soon as it is given.
+///
+/// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream: by its handle
+/// where that may be touched (own and adopted streams always, others inside a `deallocate` that names them), else for
+/// the whole context. A free on a capturing stream is kept until the next call outside a capture. Figures as
+/// cuda_resource's. A value; all are equal; any thread.
+export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
+public:
+  static constexpr bool stream_ordered = false;
+
+  host_resource() : state_{&detail::host_state::instance()} {}
+
+  friend bool operator==(host_resource const&, host_resource const&) noexcept { return true; }
+
+private:
+  friend resource_base<host_resource, detail::host_state, mr::host_accessible>;
+  detail::host_state& state() const noexcept { return *state_; }
+  detail::host_state* state_;
+};
+
+static_assert(mr::resource_with<host_resource, mr::host_accessible>);
+
+} // namespace gpumem

@@ -1,0 +1,141 @@
+// Counting without contention.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+module gpumem:statistics_adaptor.impl;
+import :statistics_adaptor;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+// The one writer of a number that others read.
+std::int64_t bump(std::atomic<std::int64_t>& number, std::int64_t amount) noexcept {
+  auto const sum = number.load(std::memory_order_relaxed) + amount;
+  number.store(sum, std::memory_order_relaxed);
+  return sum;
+}
+
+} // namespace
+
+void allocation_counters::granted(std::size_t bytes) noexcept { add(static_cast<std::int64_t>(bytes), 1); }
+void allocation_counters::freed(std::size_t bytes) noexcept { add(-static_cast<std::int64_t>(bytes), -1); }
+
+void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
+  auto const number = sync::thread_number();
+  if (number < slot_count) {
+    auto& mine = slots_[number];
+    if (!add_to(mine, bytes, count)) return;
+    sync::lock const held{guard_};
+    publish(mine);
+  } else {
+    sync::lock const held{guard_};
+    auto& shared = slots_[slot_count];
+    if (add_to(shared, bytes, count)) publish(shared);
+  }
+}
+
+// True when enough has gathered to be published.
+bool allocation_counters::add_to(slot& mine, std::int64_t bytes, std::int64_t count) noexcept {
+  auto const level = level_number_.load(std::memory_order_relaxed);
+  bool const new_level = mine.level.load(std::memory_order_relaxed) != level;
+  add_share(mine.bytes, bytes, new_level);
+  add_share(mine.count, count, new_level);
+  if (new_level) mine.level.store(level, std::memory_order_relaxed);
+  auto const gathered = [](share const& of) { return std::abs(of.pending.load(std::memory_order_relaxed)); };
+  return gathered(mine.bytes) >= publish_bytes || gathered(mine.count) >= publish_count;
+}
+
+void allocation_counters::add_share(share& mine, std::int64_t amount, bool new_level) noexcept {
+  bump(amount >= 0 ? mine.allocated : mine.freed, amount >= 0 ? amount : -amount);
+  auto const before = mine.pending.load(std::memory_order_relaxed);
+  auto const pending = before + amount;
+  mine.pending.store(pending, std::memory_order_relaxed);
+  auto const peak = new_level ? before : mine.pending_peak.load(std::memory_order_relaxed);
+  mine.pending_peak.store(std::max(peak, pending), std::memory_order_relaxed);
+}
+
+void allocation_counters::publish(slot& mine) noexcept {
+  publish_share(mine.bytes, published_bytes_, levels_.back().bytes);
+  publish_share(mine.count, published_count_, levels_.back().count);
+}
+
+void allocation_counters::publish_share(share& mine, std::int64_t& published, level_base& top) noexcept {
+  top.peak = std::max(top.peak, published + mine.pending_peak.load(std::memory_order_relaxed));
+  published += mine.pending.load(std::memory_order_relaxed);
+  mine.pending.store(0, std::memory_order_relaxed);
+  mine.pending_peak.store(0, std::memory_order_relaxed);
+}
+
+// What there is now, and the peak of the top level with what no slot has published yet.
+allocation_counters::level_base allocation_counters::sum(share slot::* quantity, level_base const& top) const noexcept {
+  level_base now{0, 0, top.peak};
+  for (auto const& slot : slots_) {
+    auto const& share = slot.*quantity;
+    auto const allocated = share.allocated.load(std::memory_order_relaxed);
+    now.total += allocated;
+    now.current += allocated - share.freed.load(std::memory_order_relaxed);
+  }
+  auto const level = level_number_.load(std::memory_order_relaxed);
+  auto highest = now.current;
+  for (auto const& slot : slots_) {
+    if (slot.level.load(std::memory_order_relaxed) != level) continue;
+    auto const& share = slot.*quantity;
+    auto const fallen = share.pending_peak.load(std::memory_order_relaxed) - share.pending.load(std::memory_order_relaxed);
+    highest = std::max(highest, now.current + fallen);
+  }
+  now.peak = std::max(now.peak, highest);
+  return now;
+}
+
+allocation_counters::level allocation_counters::measure() const noexcept {
+  auto const& top = levels_.back();
+  return {sum(&slot::bytes, top.bytes), sum(&slot::count, top.count)};
+}
+
+statistics allocation_counters::since_base(level const& now) const noexcept {
+  auto const since = [](level_base const& at, level_base const& base) {
+    return counter{at.current - base.current, at.peak - base.current, at.total - base.total};
+  };
+  auto const& top = levels_.back();
+  return {since(now.bytes, top.bytes), since(now.count, top.count)};
+}
+
+statistics allocation_counters::read() noexcept {
+  sync::lock const held{guard_};
+  return since_base(measure());
+}
+
+statistics allocation_counters::push() {
+  sync::lock const held{guard_};
+  auto const now = measure();
+  auto const above = since_base(now);
+  auto const begin = [](level_base const& at) { return level_base{at.current, at.total, at.current}; };
+  levels_.push_back({begin(now.bytes), begin(now.count)});
+  auto& left = levels_[levels_.size() - 2];
+  left.bytes.peak = now.bytes.peak;
+  left.count.peak = now.count.peak;
+  level_number_.fetch_add(1, std::memory_order_relaxed);
+  return above;
+}
+
+statistics allocation_counters::pop() {
+  sync::lock const held{guard_};
+  if (levels_.size() == 1) throw std::out_of_range{"gpumem: there are no pushed counters to pop"};
+  auto const now = measure();
+  auto const nested = since_base(now);
+  levels_.pop_back();
+  auto& top = levels_.back();
+  top.bytes.peak = std::max(top.bytes.peak, now.bytes.peak);
+  top.count.peak = std::max(top.count.peak, now.count.peak);
+  level_number_.fetch_add(1, std::memory_order_relaxed);
+  return nested;
+}
+
+} // namespace gpumem::detail

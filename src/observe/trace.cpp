@@ -1,0 +1,238 @@
+// Parsing and formatting of allocation traces.
+// SPDX-License-Identifier: Apache-2.0
+module;
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <istream>
+#include <iterator>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+module gpumem:trace.impl;
+
+import :trace;
+
+namespace gpumem {
+
+namespace detail {
+
+inline constexpr std::size_t trace_columns = 6;
+inline constexpr std::array<std::string_view, trace_columns> trace_column_names{"thread",  "time", "action",
+                                                                                "pointer", "size", "stream"};
+inline constexpr std::string_view trace_null_pointer = "(nil)";
+inline constexpr std::array<std::string_view, 3> trace_action_names{"allocate", "free", "allocate failure"};
+
+// Digits only, all of them, and it must fit: from_chars alone would stop at the first other character.
+bool parse_trace_number(std::string_view text, std::uint64_t& value, int base) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value, base);
+  return error == std::errc{} && stop == end;
+}
+
+bool parse_trace_hexadecimal(std::string_view text, std::uint64_t& value) {
+  if (text.starts_with("0x")) text.remove_prefix(2);
+  return parse_trace_number(text, value, 16);
+}
+
+bool parse_trace_pointer(std::string_view text, std::uint64_t& value) {
+  if (text == trace_null_pointer) {
+    value = 0;
+    return true;
+  }
+  return text.starts_with("0x") && parse_trace_hexadecimal(text, value);
+}
+
+// HH:MM:SS.ffffff; recordings longer than a day go on counting hours.
+bool parse_trace_time(std::string_view text, std::uint64_t& microseconds) {
+  constexpr std::size_t tail = sizeof(":MM:SS.ffffff") - 1;
+  constexpr std::uint64_t most_hours = 5'124'095'575; // the last whole hour whose microseconds fit
+  if (text.size() < tail + 2) return false;
+  const std::size_t hours_end = text.size() - tail;
+  if (text[hours_end] != ':' || text[hours_end + 3] != ':' || text[hours_end + 6] != '.') return false;
+  std::uint64_t hours = 0;
+  std::uint64_t minutes = 0;
+  std::uint64_t seconds = 0;
+  std::uint64_t fraction = 0;
+  if (!parse_trace_number(text.substr(0, hours_end), hours, 10) ||
+      !parse_trace_number(text.substr(hours_end + 1, 2), minutes, 10) ||
+      !parse_trace_number(text.substr(hours_end + 4, 2), seconds, 10) ||
+      !parse_trace_number(text.substr(hours_end + 7), fraction, 10)) {
+    return false;
+  }
+  // 60 is a leap second
+  if (hours > most_hours || minutes > 59 || seconds > 60) return false;
+  microseconds = ((hours * 60 + minutes) * 60 + seconds) * 1'000'000 + fraction;
+  return true;
+}
+
+bool parse_trace_action(std::string_view text, trace_action& action) {
+  const auto found = std::find(trace_action_names.begin(), trace_action_names.end(), text);
+  if (found == trace_action_names.end()) return false;
+  action = static_cast<trace_action>(found - trace_action_names.begin());
+  return true;
+}
+
+std::size_t split_trace_row(std::string_view row, std::array<std::string_view, trace_columns>& fields) {
+  std::size_t count = 0;
+  for (;;) {
+    const std::size_t comma = row.find(',');
+    if (count < trace_columns) fields[count] = row.substr(0, comma);
+    ++count;
+    if (comma == std::string_view::npos) return count;
+    row.remove_prefix(comma + 1);
+  }
+}
+
+// The column that does not hold what it should.
+std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view, trace_columns>& fields,
+                                              trace_record& record) {
+  if (!parse_trace_number(fields[0], record.thread, 10)) return 0;
+  if (!parse_trace_time(fields[1], record.microseconds)) return 1;
+  if (!parse_trace_action(fields[2], record.action)) return 2;
+  if (!parse_trace_pointer(fields[3], record.pointer)) return 3;
+  if (!parse_trace_number(fields[4], record.bytes, 10)) return 4;
+  if (!parse_trace_hexadecimal(fields[5], record.stream)) return 5;
+  return std::nullopt;
+}
+
+// A field as an error message can show it: short, and printable.
+std::string quoted_trace_text(std::string_view text) {
+  constexpr std::size_t most = 40;
+  std::string shown = "'";
+  for (const char c : text.substr(0, most)) shown += c >= ' ' && c <= '~' ? c : '.';
+  return shown + (text.size() > most ? "…'" : "'");
+}
+
+std::string trace_place(const std::string& file, std::size_t line) {
+  return line == 0 ? file : file + ":" + std::to_string(line);
+}
+
+// Appends to a fixed buffer that is known to be long enough.
+struct trace_cursor {
+  char* at;
+  char* end;
+
+  void text(std::string_view characters) { at = std::copy(characters.begin(), characters.end(), at); }
+  void number(std::uint64_t value, int base = 10) { at = std::to_chars(at, end, value, base).ptr; }
+  void padded(std::uint64_t value, int digits) {
+    for (int i = digits; i-- > 0; value /= 10) at[i] = static_cast<char>('0' + value % 10);
+    at += digits;
+  }
+  void hexadecimal(std::uint64_t value) {
+    text("0x");
+    number(value, 16);
+  }
+  void time(std::uint64_t microseconds) {
+    const std::uint64_t seconds = microseconds / 1'000'000;
+    const std::uint64_t hours = seconds / 3600;
+    hours < 100 ? padded(hours, 2) : number(hours);
+    text(":");
+    padded(seconds / 60 % 60, 2);
+    text(":");
+    padded(seconds % 60, 2);
+    text(".");
+    padded(microseconds % 1'000'000, 6);
+  }
+};
+
+} // namespace detail
+
+trace_error::trace_error(std::string file, std::size_t line, std::string reason)
+    : std::runtime_error(detail::trace_place(file, line) + ": " + reason), file_(std::move(file)), line_(line),
+      reason_(std::move(reason)) {}
+
+trace_row format_row(const trace_record& record) noexcept {
+  trace_row row;
+  char* const begin = row.text_.data();
+  detail::trace_cursor out{begin, begin + row.text_.size()};
+  out.number(record.thread);
+  out.text(",");
+  out.time(record.microseconds);
+  out.text(",");
+  out.text(detail::trace_action_names[static_cast<std::size_t>(record.action)]);
+  out.text(",");
+  record.pointer == 0 ? out.text(detail::trace_null_pointer) : out.hexadecimal(record.pointer);
+  out.text(",");
+  out.number(record.bytes);
+  out.text(",");
+  record.stream == 0 ? out.text("0") : out.hexadecimal(record.stream);
+  out.text("\n");
+  row.size_ = static_cast<std::size_t>(out.at - begin);
+  return row;
+}
+
+trace_reader::trace_reader(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {
+  read_header();
+}
+
+trace_reader::trace_reader(std::istream& input, std::string name)
+    : text_(std::istreambuf_iterator<char>(input), std::istreambuf_iterator<char>()), name_(std::move(name)) {
+  if (input.bad()) throw trace_error(name_, 0, "cannot be read");
+  read_header();
+}
+
+void trace_reader::fail(std::string reason) {
+  position_ = text_.size();
+  throw trace_error(name_, line_, std::move(reason));
+}
+
+std::string_view trace_reader::next_line() {
+  ++line_;
+  const std::size_t end = text_.find('\n', position_);
+  if (end == std::string::npos) fail("cut short: this last line has no line end");
+  std::string_view line = std::string_view(text_).substr(position_, end - position_);
+  position_ = end + 1;
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
+
+void trace_reader::read_header() {
+  if (text_.empty()) throw trace_error(name_, 1, "is empty");
+  const std::string_view first = next_line();
+  if (first != trace_header) {
+    fail("not a trace: the first line must be '" + std::string(trace_header) + "', not " +
+         detail::quoted_trace_text(first));
+  }
+}
+
+bool trace_reader::next(trace_record& record) {
+  if (position_ == text_.size()) return false;
+  const std::string_view row = next_line();
+  std::array<std::string_view, detail::trace_columns> fields;
+  const std::size_t count = detail::split_trace_row(row, fields);
+  if (count != fields.size()) {
+    fail("a row has " + std::to_string(fields.size()) + " fields, this one has " + std::to_string(count));
+  }
+  if (const auto wrong = detail::parse_trace_fields(fields, record)) {
+    fail("bad " + std::string(detail::trace_column_names[*wrong]) + " " + detail::quoted_trace_text(fields[*wrong]));
+  }
+  return true;
+}
+
+std::vector<trace_record> trace_reader::read_all() {
+  std::vector<trace_record> records;
+  records.reserve((text_.size() - position_) / 48); // a typical row has 50 characters
+  trace_record record;
+  while (next(record)) records.push_back(record);
+  return records;
+}
+
+trace_writer::trace_writer(std::ostream& output) : output_(&output) { *output_ << trace_header << '\n'; }
+
+void trace_writer::write(const trace_record& record) {
+  const trace_row row = format_row(record);
+  output_->write(row.text().data(), static_cast<std::streamsize>(row.text().size()));
+}
+
+void trace_writer::flush() { output_->flush(); }
+
+} // namespace gpumem

@@ -1,0 +1,51 @@
+// Host memory by aligned operator new.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <new>
+module gpumem:host_resource.impl;
+import :host_resource;
+import :cuda;
+import :device;
+import :error;
+import :source_state;
+import :stream;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t any_alignment = std::numeric_limits<std::size_t>::max();
+
+std::align_val_t host_alignment(std::size_t asked) noexcept {
+  return std::align_val_t{std::max(asked, alignof(std::max_align_t))};
+}
+
+} // namespace
+
+host_state::host_state() noexcept : source_state{"host_resource", any_alignment} {}
+
+host_state& host_state::instance() {
+  static auto* const state = new host_state;
+  return *state;
+}
+
+expected<void*, failure> host_state::draw(std::size_t bytes, std::size_t alignment) noexcept {
+  if (auto* const base = ::operator new(bytes, host_alignment(alignment), std::nothrow)) return base;
+  return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+}
+
+bool host_state::give(void* base, std::size_t alignment) noexcept {
+  ::operator delete(base, host_alignment(alignment));
+  return true;
+}
+
+void host_state::lose(stream_key const& key, CUresult error) noexcept {
+  try {
+    device{key.order().device()}.lose(error);
+  } catch (...) { // its driver is gone too: nobody is left to be told
+  }
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,110 @@
+// The command line: what it means, and what it refuses.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+import replay;
+
+namespace {
+
+std::vector<replay::resource_name> const known{{"cuda", false}, {"pool", true}, {"arena", true}};
+using words = std::vector<std::string>;
+
+replay::options parse(words arguments) { return replay::parse_options(std::move(arguments), known).chosen; }
+
+std::string refusal(words arguments) {
+  try {
+    parse(std::move(arguments));
+  } catch (replay::usage_error const& error) { return error.what(); }
+  return "accepted";
+}
+
+TEST(options, have_defaults) {
+  replay::options const chosen = parse({"a.csv"});
+  EXPECT_EQ(chosen.traces, words{"a.csv"});
+  EXPECT_EQ(chosen.resources, (words{"cuda", "pool", "arena"}));
+  EXPECT_EQ(chosen.device, replay::device_choice::automatic);
+  EXPECT_EQ(chosen.threads, 1U);
+  EXPECT_EQ(chosen.repeat, 5U);
+  EXPECT_FALSE(chosen.limit);
+  EXPECT_FALSE(chosen.foreign);
+  EXPECT_FALSE(chosen.work);
+  EXPECT_EQ(chosen.json, "");
+}
+
+TEST(options, are_all_read) {
+  replay::options const chosen =
+      parse({"a.csv",     "b.csv.gz", "--resource", "pool", "arena",   "--device", "simulated",
+             "--threads", "3",        "--repeat",   "7",    "--limit", "1.5GiB",   "--foreign",
+             "--work",    "20.5",     "--every",    "4",    "--json",  "out.json"});
+  EXPECT_EQ(chosen.traces, (words{"a.csv", "b.csv.gz"}));
+  EXPECT_EQ(chosen.resources, (words{"pool", "arena"}));
+  EXPECT_EQ(chosen.device, replay::device_choice::simulated);
+  EXPECT_EQ(chosen.threads, 3U);
+  EXPECT_EQ(chosen.repeat, 7U);
+  EXPECT_EQ(chosen.limit, (replay::limit_choice{.bytes = 3ULL << 29}));
+  EXPECT_TRUE(chosen.foreign);
+  EXPECT_EQ(chosen.work, (replay::work_choice{20.5, 4}));
+  EXPECT_EQ(chosen.json, "out.json");
+}
+
+TEST(options, resources_may_be_repeated_and_separated_by_commas) {
+  EXPECT_EQ(parse({"--resource=pool,cuda", "a.csv"}).resources, (words{"pool", "cuda"}));
+  EXPECT_EQ(parse({"a.csv", "--resource", "pool", "--resource", "pool"}).resources, (words{"pool"}));
+  EXPECT_EQ(parse({"a.csv", "--resource", "pool", "all"}).resources, (words{"pool", "cuda", "arena"}));
+}
+
+TEST(options, traces_may_follow_resources) {
+  replay::options const chosen = parse({"--resource", "pool", "b.csv", "dir/c", "--repeat", "2"});
+  EXPECT_EQ(chosen.resources, words{"pool"});
+  EXPECT_EQ(chosen.traces, (words{"b.csv", "dir/c"}));
+}
+
+TEST(options, all_leaves_out_what_takes_no_limit) {
+  EXPECT_EQ(parse({"a.csv", "--limit", "1GiB"}).resources, (words{"pool", "arena"}));
+}
+
+TEST(options, work_without_every_is_after_each_allocation) {
+  EXPECT_EQ(parse({"a.csv", "--work", "20"}).work, (replay::work_choice{20, 1}));
+}
+
+TEST(options, a_limit_is_bytes_or_a_factor) {
+  EXPECT_EQ(replay::parse_limit("1.05"), (replay::limit_choice{.factor = 1.05}));
+  EXPECT_EQ(replay::parse_limit("2"), (replay::limit_choice{.factor = 2}));
+  EXPECT_EQ(replay::parse_limit("1024"), (replay::limit_choice{.bytes = 1024}));
+  EXPECT_EQ(replay::parse_limit("512B"), (replay::limit_choice{.bytes = 512}));
+  EXPECT_EQ(replay::parse_limit("1.05").of(1000), 1050U);
+  EXPECT_EQ(replay::parse_limit("1MiB").of(1000), 1U << 20);
+  for (char const* text : {"", "0", "0.0", "-1", "1.2.3", "lots", "1.05x", "0GiB", "1024.5"}) {
+    EXPECT_THROW(replay::parse_limit(text), replay::usage_error) << text;
+  }
+}
+
+TEST(options, help_is_a_text_and_no_error) {
+  auto const parsed = replay::parse_options({"--help"}, known);
+  ASSERT_TRUE(parsed.help);
+  for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit", "--foreign",
+                             "--work", "--every", "--json", "cuda, pool, arena, all"}) {
+    EXPECT_NE(parsed.help->find(option), std::string::npos) << option;
+  }
+}
+
+TEST(options, what_is_wrong_is_named) {
+  EXPECT_EQ(refusal({"--bogus"}), "unknown option '--bogus'");
+  EXPECT_EQ(refusal({"a.csv", "--bogus", "3"}), "unknown option '--bogus'");
+  EXPECT_EQ(refusal({}), "no TRACE was given");
+  EXPECT_EQ(refusal({"a.csv", "--resource", "slab"}), "unknown resource 'slab' (known: cuda, pool, arena, all)");
+  EXPECT_EQ(refusal({"a.csv", "--resource", "cuda", "--limit", "1GiB"}), "resource 'cuda' takes no --limit");
+  EXPECT_EQ(refusal({"a.csv", "--limit", "many"}),
+            "--limit: 'many' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
+  for (words const& arguments :
+       {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"}, words{"a.csv", "--threads", "two"},
+        words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"}, words{"a.csv", "--work", "-3"},
+        words{"a.csv", "--every", "0", "--work", "3"}, words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
+    EXPECT_NE(refusal(arguments).find(arguments[1].substr(2)), std::string::npos) << refusal(arguments);
+  }
+}
+
+} // namespace

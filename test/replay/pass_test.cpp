@@ -1,0 +1,117 @@
+// A pass over a resource of the test: which calls it makes, in which order, on which streams.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+import gpumem;
+import replay;
+
+namespace {
+
+// Writes down what it is asked; meets what fits.
+struct noting_resource {
+  std::size_t capacity = 1000;
+  gpumem::outcome refusal = gpumem::outcome::exhausted;
+  std::size_t live = 0;
+  std::uintptr_t next = 0x1000;
+  std::vector<std::string> calls;
+
+  static std::string name(gpumem::stream_ref stream) {
+    return std::to_string(reinterpret_cast<std::uintptr_t>(stream.get()));
+  }
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_ref stream, std::size_t bytes) noexcept {
+    calls.push_back("allocate " + std::to_string(bytes) + " on " + name(stream));
+    if (live + bytes > capacity) {
+      return gpumem::unexpected<gpumem::failure>{gpumem::failure{.what = refusal, .code = {}, .requested = bytes}};
+    }
+    live += bytes;
+    next += 0x1000;
+    return reinterpret_cast<void*>(next);
+  }
+  void deallocate(gpumem::stream_ref stream, void* pointer, std::size_t bytes) noexcept {
+    live -= bytes;
+    calls.push_back("free " + std::to_string(reinterpret_cast<std::uintptr_t>(pointer)) + " of " +
+                    std::to_string(bytes) + " on " + name(stream));
+  }
+};
+
+struct a_pass {
+  replay::plan plan;
+  noting_resource resource;
+  std::vector<gpumem::stream_ref> streams{gpumem::stream_ref{reinterpret_cast<CUstream>(10)},
+                                          gpumem::stream_ref{reinterpret_cast<CUstream>(11)}};
+
+  replay::pass_state run() {
+    replay::pass_state state{plan};
+    replay::no_watch watch;
+    replay::run_pass(resource, plan, streams, state, watch);
+    return state;
+  }
+};
+
+replay::plan two_blocks() {
+  replay::plan plan;
+  plan.operations = {{100, 0, 0, 1}, {200, 1, 1, 1}, {100, 0, 1, 0}, {300, 0, 0, 1}};
+  plan.leftovers = {{300, 0, 0, 0}, {200, 1, 1, 0}};
+  plan.blocks = 2;
+  plan.streams = 2;
+  plan.allocations = 3;
+  return plan;
+}
+
+TEST(pass, makes_the_calls_of_the_plan_in_order) {
+  a_pass pass{.plan = two_blocks(), .resource = {}};
+  auto state = pass.run();
+  replay::free_leftovers(pass.resource, pass.plan, pass.streams, state);
+  EXPECT_EQ(pass.resource.calls,
+            (std::vector<std::string>{"allocate 100 on 10", "allocate 200 on 11", "free 8192 of 100 on 11",
+                                      "allocate 300 on 10", "free 16384 of 300 on 10", "free 12288 of 200 on 11"}));
+  EXPECT_EQ(pass.resource.live, 0U);
+  EXPECT_EQ(state.failures, 0U);
+  EXPECT_EQ(state.blocks, (std::vector<void*>{nullptr, nullptr}));
+}
+
+TEST(pass, counts_failures_and_frees_nothing_for_them) {
+  a_pass pass{.plan = two_blocks(), .resource = {.capacity = 250, .calls = {}}};
+  auto state = pass.run();
+  replay::free_leftovers(pass.resource, pass.plan, pass.streams, state);
+  EXPECT_EQ(state.failures, 2U); // 200 beside 100, and 300 at any time
+  EXPECT_FALSE(state.fatal);
+  EXPECT_EQ(pass.resource.live, 0U);
+}
+
+TEST(pass, tells_a_failure_that_is_no_lack_of_memory) {
+  a_pass pass{.plan = two_blocks(), .resource = {.capacity = 0, .refusal = gpumem::outcome::device_lost, .calls = {}}};
+  auto const state = pass.run();
+  ASSERT_TRUE(state.fatal);
+  EXPECT_EQ(state.fatal->what, gpumem::outcome::device_lost);
+  EXPECT_EQ(state.fatal->requested, 100U);
+}
+
+TEST(call_watch, notes_each_call_once) {
+  a_pass pass{.plan = two_blocks(), .resource = {}};
+  replay::pass_state state{pass.plan};
+  replay::call_watch watch{pass.plan.operations.size()};
+  replay::run_pass(pass.resource, pass.plan, pass.streams, state, watch);
+  EXPECT_EQ(watch.nanoseconds().size(), 4U);
+}
+
+TEST(work_rhythm, beats_after_every_nth_allocation) {
+  replay::operation const allocation{1, 0, 0, 1};
+  replay::operation const free{1, 0, 0, 0};
+  replay::work_rhythm rhythm{2};
+  std::vector<bool> beats;
+  for (auto const& next : {allocation, free, allocation, allocation, free, free, allocation, allocation}) {
+    beats.push_back(rhythm.beat(next));
+  }
+  EXPECT_EQ(beats, (std::vector<bool>{false, false, true, false, false, false, true, false}));
+  replay::plan plan;
+  plan.allocations = 5;
+  EXPECT_EQ(replay::launches_of(plan, 2), 2U);
+}
+
+} // namespace

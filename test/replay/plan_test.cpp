@@ -1,0 +1,112 @@
+// From a trace to operations: dense numbers, peaks, leftovers, and every contradiction found with its line.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+import gpumem;
+import replay;
+
+namespace {
+
+struct trace_text {
+  std::string text = std::string(gpumem::trace_header) + "\n";
+
+  trace_text& allocate(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
+    return row("allocate", pointer, bytes, stream);
+  }
+  trace_text& free(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
+    return row("free", pointer, bytes, stream);
+  }
+  trace_text& row(std::string const& action, std::string const& pointer, std::string const& bytes,
+                  std::string const& stream) {
+    text += "1,00:00:00.000000," + action + "," + pointer + "," + bytes + "," + stream + "\n";
+    return *this;
+  }
+};
+
+replay::plan plan_of(trace_text const& trace) { return replay::make_plan(trace.text, "t.csv"); }
+
+std::string error_of(trace_text const& trace) {
+  try {
+    plan_of(trace);
+  } catch (gpumem::trace_error const& error) { return error.what(); }
+  return "no error";
+}
+
+TEST(plan, numbers_blocks_and_streams_densely_and_reuses_block_numbers) {
+  replay::plan const plan = plan_of(trace_text{}
+                                        .allocate("0xa00", "256", "0x77")
+                                        .allocate("0xb00", "512", "0")
+                                        .free("0xa00", "256", "0")
+                                        .allocate("0xc00", "1024", "0x99")
+                                        .free("0xb00", "512", "0x77"));
+  std::vector<replay::operation> const expected{
+      {256, 0, 0, 1}, {512, 1, 1, 1}, {256, 0, 1, 0}, {1024, 0, 2, 1}, {512, 1, 0, 0}};
+  EXPECT_EQ(plan.operations, expected);
+  EXPECT_EQ(plan.blocks, 2U);
+  EXPECT_EQ(plan.streams, 3U);
+  EXPECT_EQ(plan.allocations, 3U);
+}
+
+TEST(plan, knows_the_peak_of_what_lives) {
+  replay::plan const plan = plan_of(trace_text{}
+                                        .allocate("0x1", "100")
+                                        .allocate("0x2", "50")
+                                        .free("0x1", "100")
+                                        .allocate("0x3", "90")
+                                        .free("0x2", "50")
+                                        .free("0x3", "90"));
+  EXPECT_EQ(plan.peak_live_bytes, 150U);
+  EXPECT_TRUE(plan.leftovers.empty());
+}
+
+TEST(plan, frees_what_is_left_on_the_streams_of_its_allocation) {
+  replay::plan const plan = plan_of(trace_text{}
+                                        .allocate("0x1", "1", "0x5")
+                                        .allocate("0x2", "2", "0x6")
+                                        .allocate("0x3", "3", "0x5")
+                                        .free("0x2", "2", "0x5"));
+  std::vector<replay::operation> const expected{{1, 0, 0, 0}, {3, 2, 0, 0}};
+  EXPECT_EQ(plan.leftovers, expected);
+}
+
+TEST(plan, a_pointer_may_come_again_after_its_free) {
+  replay::plan const plan =
+      plan_of(trace_text{}.allocate("0x1", "1").free("0x1", "1").allocate("0x1", "7").free("0x1", "7"));
+  EXPECT_EQ(plan.operations.size(), 4U);
+  EXPECT_EQ(plan.peak_live_bytes, 7U);
+}
+
+TEST(plan, counts_what_cannot_be_replayed) {
+  replay::plan const plan = plan_of(trace_text{}
+                                        .row("allocate failure", "(nil)", "4096", "0x9")
+                                        .allocate("(nil)", "0")
+                                        .free("(nil)", "0")
+                                        .allocate("0x1", "1"));
+  EXPECT_EQ(plan.recorded_failures, 1U);
+  EXPECT_EQ(plan.recorded_nulls, 2U);
+  EXPECT_EQ(plan.operations.size(), 1U);
+  EXPECT_EQ(plan.streams, 1U);
+}
+
+TEST(plan, contradictions_are_told_with_their_line) {
+  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xb", "1")),
+            "t.csv:3: free of pointer 0xb, which was never allocated");
+  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xa", "1").free("0xa", "1")),
+            "t.csv:4: double free of pointer 0xa, freed in line 3");
+  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").allocate("0xa", "1")),
+            "t.csv:3: pointer 0xa is allocated while it is live since line 2");
+  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xa", "2")),
+            "t.csv:3: free of 2 bytes at 0xa, where line 2 allocated 1");
+  EXPECT_EQ(error_of(trace_text{}.allocate("(nil)", "8")), "t.csv:2: an allocation of 8 bytes without a pointer");
+  EXPECT_EQ(error_of(trace_text{}.free("(nil)", "8")), "t.csv:2: free of pointer 0x0, which was never allocated");
+  EXPECT_EQ(error_of(trace_text{}.allocate("0x1", "18446744073709551615").allocate("0x2", "1")),
+            "t.csv:3: more than 2^64 bytes would be live");
+  EXPECT_EQ(error_of(trace_text{}), "t.csv:1: there is nothing to replay: no allocation and no free");
+  EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").row("release", "0xa", "1", "0")),
+            "t.csv:3: bad action 'release'");
+}
+
+} // namespace

@@ -1,0 +1,174 @@
+// The driver's functions as a program without libcuda gets them, and a fresh simulated device for each test.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/simulator.hpp>
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace simulator = gpumem::simulator;
+
+/// An entry point, looked up when it is assigned to a pointer to function.
+struct entry {
+  const char* name;
+  int version = CUDA_VERSION;
+  cuuint64_t flags = 0;
+
+  template <class Function>
+  operator Function*() const {
+    void* found = nullptr;
+    look_up()(name, &found, version, flags, nullptr);
+    if (found == nullptr)
+      throw std::runtime_error(std::string("no entry point ") + name);
+    return reinterpret_cast<Function*>(found);
+  }
+
+  static decltype(&::cuGetProcAddress) look_up() {
+    void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
+    return reinterpret_cast<decltype(&::cuGetProcAddress)>(::dlsym(library, "cuGetProcAddress_v2"));
+  }
+};
+
+struct driver_functions {
+  decltype(&::cuInit) init = entry{"cuInit"};
+  decltype(&::cuDeviceGetCount) device_count = entry{"cuDeviceGetCount"};
+  decltype(&::cuDevicePrimaryCtxRetain) retain = entry{"cuDevicePrimaryCtxRetain"};
+  decltype(&::cuDevicePrimaryCtxRelease) release = entry{"cuDevicePrimaryCtxRelease"};
+  decltype(&::cuDevicePrimaryCtxReset) reset = entry{"cuDevicePrimaryCtxReset"};
+  decltype(&::cuDevicePrimaryCtxGetState) context_state = entry{"cuDevicePrimaryCtxGetState"};
+  decltype(&::cuCtxSetCurrent) set_current = entry{"cuCtxSetCurrent"};
+  decltype(&::cuCtxGetCurrent) get_current = entry{"cuCtxGetCurrent"};
+  decltype(&::cuCtxPushCurrent) push_current = entry{"cuCtxPushCurrent"};
+  decltype(&::cuCtxPopCurrent) pop_current = entry{"cuCtxPopCurrent"};
+  decltype(&::cuCtxGetDevice) context_device = entry{"cuCtxGetDevice"};
+  decltype(&::cuCtxGetId) context_id = entry{"cuCtxGetId"};
+  decltype(&::cuCtxSynchronize) context_synchronize = entry{"cuCtxSynchronize"};
+  decltype(&::cuCtxRecordEvent) context_record = entry{"cuCtxRecordEvent"};
+  decltype(&::cuStreamCreate) stream_create = entry{"cuStreamCreate"};
+  decltype(&::cuStreamCreateWithPriority) stream_create_with_priority = entry{"cuStreamCreateWithPriority"};
+  decltype(&::cuStreamDestroy) stream_destroy = entry{"cuStreamDestroy"};
+  decltype(&::cuStreamQuery) stream_query = entry{"cuStreamQuery"};
+  decltype(&::cuStreamSynchronize) stream_synchronize = entry{"cuStreamSynchronize"};
+  decltype(&::cuStreamWaitEvent) stream_wait = entry{"cuStreamWaitEvent"};
+  decltype(&::cuStreamGetId) stream_id = entry{"cuStreamGetId"};
+  decltype(&::cuStreamGetDevice) stream_device = entry{"cuStreamGetDevice"};
+  decltype(&::cuStreamGetFlags) stream_flags = entry{"cuStreamGetFlags"};
+  decltype(&::cuStreamGetPriority) stream_priority = entry{"cuStreamGetPriority"};
+  decltype(&::cuStreamGetCtx) stream_context = entry{"cuStreamGetCtx", 12000};
+  decltype(&::cuLaunchHostFunc) host_function = entry{"cuLaunchHostFunc"};
+  decltype(&::cuStreamWaitValue32) wait_value = entry{"cuStreamWaitValue32"};
+  decltype(&::cuStreamWriteValue32) write_value = entry{"cuStreamWriteValue32"};
+  decltype(&::cuStreamWaitValue64) wait_value_64 = entry{"cuStreamWaitValue64"};
+  decltype(&::cuStreamWriteValue64) write_value_64 = entry{"cuStreamWriteValue64"};
+  decltype(&::cuEventCreate) event_create = entry{"cuEventCreate"};
+  decltype(&::cuEventDestroy) event_destroy = entry{"cuEventDestroy"};
+  decltype(&::cuEventRecord) event_record = entry{"cuEventRecord"};
+  decltype(&::cuEventQuery) event_query = entry{"cuEventQuery"};
+  decltype(&::cuEventSynchronize) event_synchronize = entry{"cuEventSynchronize"};
+  decltype(&::cuEventElapsedTime) elapsed_time = entry{"cuEventElapsedTime"};
+  decltype(&::cuMemAlloc) allocate = entry{"cuMemAlloc"};
+  decltype(&::cuMemFree) free = entry{"cuMemFree"};
+  decltype(&::cuMemAllocManaged) allocate_managed = entry{"cuMemAllocManaged"};
+  decltype(&::cuMemAllocHost) allocate_host = entry{"cuMemAllocHost"};
+  decltype(&::cuMemFreeHost) free_host = entry{"cuMemFreeHost"};
+  decltype(&::cuMemHostRegister) register_host = entry{"cuMemHostRegister"};
+  decltype(&::cuMemHostUnregister) unregister_host = entry{"cuMemHostUnregister"};
+  decltype(&::cuMemGetInfo) memory_info = entry{"cuMemGetInfo"};
+  decltype(&::cuMemGetAddressRange) address_range = entry{"cuMemGetAddressRange"};
+  decltype(&::cuPointerGetAttribute) pointer_attribute = entry{"cuPointerGetAttribute"};
+  decltype(&::cuPointerGetAttributes) pointer_attributes = entry{"cuPointerGetAttributes"};
+  decltype(&::cuMemcpy) copy = entry{"cuMemcpy"};
+  decltype(&::cuMemcpyAsync) copy_async = entry{"cuMemcpyAsync"};
+  decltype(&::cuMemcpyHtoDAsync) to_device_async = entry{"cuMemcpyHtoDAsync"};
+  decltype(&::cuMemcpyDtoHAsync) to_host_async = entry{"cuMemcpyDtoHAsync"};
+  decltype(&::cuMemcpyDtoH) to_host = entry{"cuMemcpyDtoH"};
+  decltype(&::cuMemcpyHtoD) to_device = entry{"cuMemcpyHtoD"};
+  decltype(&::cuMemsetD8Async) fill_async = entry{"cuMemsetD8Async"};
+  decltype(&::cuMemsetD32Async) fill32_async = entry{"cuMemsetD32Async"};
+  decltype(&::cuStreamBeginCapture) begin_capture = entry{"cuStreamBeginCapture"};
+  decltype(&::cuStreamEndCapture) end_capture = entry{"cuStreamEndCapture"};
+  decltype(&::cuStreamIsCapturing) is_capturing = entry{"cuStreamIsCapturing"};
+  decltype(&::cuStreamGetCaptureInfo) capture_info = entry{"cuStreamGetCaptureInfo"};
+  decltype(&::cuThreadExchangeStreamCaptureMode) exchange_mode = entry{"cuThreadExchangeStreamCaptureMode"};
+  decltype(&::cuGraphInstantiate) instantiate = entry{"cuGraphInstantiate"};
+  decltype(&::cuGraphLaunch) launch_graph = entry{"cuGraphLaunch"};
+  decltype(&::cuGraphGetNodes) graph_nodes = entry{"cuGraphGetNodes"};
+  decltype(&::cuModuleLoadData) load_module = entry{"cuModuleLoadData"};
+  decltype(&::cuModuleGetFunction) module_function = entry{"cuModuleGetFunction"};
+  decltype(&::cuLaunchKernel) launch = entry{"cuLaunchKernel"};
+};
+
+/// A test on one or more fresh devices, with the first one's context current. It fails on findings that it
+/// did not take.
+class simulated_device : public testing::Test {
+protected:
+  explicit simulated_device(simulator::options how = stepped_by_hand()) : how_(how) { simulator::load(); }
+
+  void SetUp() override {
+    simulator::reset(how_);
+    ASSERT_EQ(cu().init(0), CUDA_SUCCESS);
+    ASSERT_EQ(cu().retain(&context_, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cu().set_current(context_), CUDA_SUCCESS);
+  }
+
+  void TearDown() override {
+    EXPECT_NO_THROW(simulator::expect_silent());
+    simulator::reset(how_);
+    cu().release(0);
+  }
+
+  static simulator::options stepped_by_hand() {
+    simulator::options how;
+    how.mode = simulator::stepping::manual;
+    how.patience = std::chrono::milliseconds(200);
+    return how;
+  }
+
+  static const driver_functions& cu() {
+    static const driver_functions all;
+    return all;
+  }
+
+  static CUstream new_stream(unsigned flags = CU_STREAM_NON_BLOCKING) {
+    CUstream made = nullptr;
+    EXPECT_EQ(cu().stream_create(&made, flags), CUDA_SUCCESS);
+    return made;
+  }
+
+  static CUevent new_event(unsigned flags = CU_EVENT_DISABLE_TIMING) {
+    CUevent made = nullptr;
+    EXPECT_EQ(cu().event_create(&made, flags), CUDA_SUCCESS);
+    return made;
+  }
+
+  static char* new_memory(std::size_t bytes) {
+    CUdeviceptr made = 0;
+    EXPECT_EQ(cu().allocate(&made, bytes), CUDA_SUCCESS);
+    return reinterpret_cast<char*>(made);
+  }
+
+  static std::uint64_t id_of(CUstream stream) {
+    unsigned long long id = 0;
+    EXPECT_EQ(cu().stream_id(stream, &id), CUDA_SUCCESS);
+    return id;
+  }
+
+  /// The only finding, which is taken.
+  static simulator::finding only_finding() {
+    const auto found = simulator::take_findings();
+    EXPECT_EQ(found.size(), 1u);
+    return found.empty() ? simulator::finding{} : found.front();
+  }
+
+  CUcontext context_ = nullptr;
+
+private:
+  simulator::options how_;
+};
+
+/// A device address, for the functions that want one.
+inline CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
