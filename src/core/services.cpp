@@ -37,7 +37,7 @@ expected<stream_key, failure> try_identify(stream_ref stream, std::optional<devi
     return where ? identify(stream, *where) : identify(stream);
   } catch (...) {
     auto const why = current_failure(bytes);
-    if (why.what == outcome::device_lost) where.lose(static_cast<CUresult>(why.code));
+    if (where && why.what == outcome::device_lost) where->lose(static_cast<CUresult>(why.code));
     return unexpected<failure>{why};
   }
 }
