@@ -79,7 +79,7 @@ TEST_F(statistics_adaptor, the_last_counters_cannot_be_popped) {
 }
 
 TEST_F(statistics_adaptor, stacked_both_count) {
-  gpumem::statistics_adaptor outer{subject_};
+  gpumem::statistics_adaptor<decltype(subject_)> outer{subject_}; // without the type it would be a copy
   void* const a = outer.allocate_sync(mib);
   void* const b = outer.allocate_sync(mib);
   outer.deallocate_sync(a, mib);
