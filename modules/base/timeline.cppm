@@ -62,7 +62,7 @@ enum class stream_kind : std::uint8_t {
 //
 // Evidence of an epoch is an event that carries it. It is *precise* for a block if it was recorded inside the block's
 // freeing call, and may then be waited for; else *late*: it covers work enqueued after the free, which may depend on
-// the very stream that would wait, so it may only be queried. Which it is, the block's tag remembers. Events of the null
+// the very stream that would wait, so it may only be queried. Nobody else's block has a precise epoch. Events of the null
 // and legacy streams cover other streams' work too and are late for every block.
 class timeline {
 public:
@@ -114,11 +114,11 @@ public:
   // Newest epoch with evidence, complete or not.
   epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
-  // Whether evidence of it can ever be waited for.
-  bool waitable() const noexcept { return kind() != stream_kind::null && kind() != stream_kind::legacy; }
+  // Whether there is precise evidence of (this, e) that is still open.
+  bool waitable(epoch e) const noexcept;
 
-  // Makes the waiting stream wait for the evidence of exactly (this, e), which the caller knows to be precise, then
-  // publishes the order. False if that evidence is not open any more, or on an error of the driver.
+  // Makes the waiting stream wait for precise evidence of (this, e), then publishes the order. False if there is no
+  // precise evidence that is still open, or on an error of the driver.
   bool order_before(timeline& waiting, CUstream given, epoch e) noexcept;
 
   // The host has synchronised with work up to and including the epoch.
@@ -136,11 +136,14 @@ private:
   struct evidence {
     epoch covers = 0;
     pooled_event* event = nullptr;
+    bool waitable = false;
   };
   static constexpr std::size_t most_evidence = 64;
 
   epoch record(CUstream given, bool precise) noexcept;
   evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
+  evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
+  evidence const* find_waitable(epoch e) const noexcept;
   // Queries evidence, oldest first, publishes what is complete and gives its events back. Under evidence_guard_.
   void drop_completed() noexcept;
 

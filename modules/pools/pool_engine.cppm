@@ -86,12 +86,12 @@ private:
 
   // pool_allocate.cpp: the ladder.
   expected<void*, failure> allocate(pool_request const& what);
-  rung classify(tag_set const& tags, stream_key const& key) const;
+  rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
   pool_place best_place(pool_request const& what, rung furthest);
   void* grant(pool_request const& what, pool_place const& place);
   void* reuse_now(pool_request const& what);
   void* reuse_behind_wait(pool_request const& what);
-  bool wait_for(tag_set& tags, stream_key const& key);
+  bool wait_for(tag_set const& tags, stream_key const& key);
   void join_free(stream_key const& key, rung furthest);
   void learn_completion(stream_key const* asking);
 

@@ -85,7 +85,7 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 } // namespace detail
 
 /// A pool over any resource: best fit, coalescing, blocks in multiples of 256 bytes, any alignment. It draws chunks of
-/// 2 to 32 MiB, or larger for a larger request, and keeps what is freed.
+/// a sixth of what it has, 2 to 512 MiB, or larger for a larger request, and keeps what is freed.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being

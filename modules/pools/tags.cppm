@@ -8,11 +8,10 @@ import :timeline;
 
 namespace gpumem::detail {
 
-/// A use of memory on a stream, up to an epoch. Precise: evidence was recorded inside the call that ended the use.
+/// A use of memory on a stream, up to an epoch.
 export struct tag {
   timeline* order = nullptr;
   epoch newest = 0;
-  bool precise = false;
 
   /// The host has seen the use complete.
   inline bool completed() const noexcept { return order->completed(newest); }

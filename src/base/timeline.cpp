@@ -45,7 +45,8 @@ int count_spare_events(CUcontext context, int enough) noexcept {
   auto& store = events();
   sync::lock const held{store.guard};
   int found = 0;
-  for (auto const* event = store.spare; event && found < enough; event = event->next) found += event->context == context;
+  for (auto const* event = store.spare; event && found < enough; event = event->next)
+    found += event->context == context;
   return found;
 }
 
@@ -149,7 +150,9 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
     give_event(event);
     return 0;
   }
-  at(size_++) = {covers, event};
+  // Legacy events cover other streams' work too: never to be waited for.
+  bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
+  at(size_++) = {covers, event, waitable};
   recorded_.store(covers, std::memory_order_release);
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
@@ -160,6 +163,18 @@ bool timeline::count_unrecorded(std::size_t bytes, std::size_t most_bytes) noexc
   auto const frees = unrecorded_frees_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto const sum = unrecorded_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   return frees >= most_unrecorded_frees || sum >= most_bytes;
+}
+
+bool timeline::waitable(epoch e) const noexcept {
+  sync::lock const held{evidence_guard_};
+  return find_waitable(e) != nullptr;
+}
+
+timeline::evidence const* timeline::find_waitable(epoch e) const noexcept {
+  for (std::size_t i = 0; i < size_; ++i) {
+    if (at(i).covers == e && at(i).waitable) return &at(i);
+  }
+  return nullptr;
 }
 
 bool timeline::has_evidence() const noexcept {
@@ -193,17 +208,13 @@ void timeline::drop_completed() noexcept {
 
 void timeline::publish_completed(epoch e) noexcept {
   auto seen = completed_.load(std::memory_order_relaxed);
-  while (seen < e && !completed_.compare_exchange_weak(seen, e, std::memory_order_acq_rel)) {
-  }
+  while (seen < e && !completed_.compare_exchange_weak(seen, e, std::memory_order_acq_rel)) {}
 }
 
 bool timeline::order_before(timeline& waiting, CUstream given, epoch e) noexcept {
   {
     sync::lock const held{evidence_guard_};
-    evidence const* found = nullptr;
-    for (std::size_t i = 0; i < size_ && !found; ++i) {
-      if (at(i).covers == e) found = &at(i);
-    }
+    auto const* const found = find_waitable(e);
     if (!found) return false;
     relaxed_capture const relaxed;
     if (driver().stream_wait_event(given, found->event->handle, 0) != CUDA_SUCCESS) return false;

@@ -16,7 +16,10 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t chunk_step = std::size_t{2} << 20;
-inline constexpr std::size_t largest_step = std::size_t{32} << 20;
+inline constexpr std::size_t largest_step = std::size_t{512} << 20;
+// Larger chunks fragment less, and smaller ones reserve less that is never used: of the fractions and bounds tried on
+// recorded traces this one kept the most of what was reserved in use.
+inline constexpr std::size_t growth_fraction = 6;
 
 } // namespace
 
@@ -33,7 +36,7 @@ std::size_t chunk_list::growth(std::size_t need) const noexcept {
   auto const taken = reserved_ + leaving_;
   auto const room = (limit_ ? limit_ - std::min(limit_, taken) : SIZE_MAX) / granule * granule;
   if (need > room) return 0;
-  auto const wanted = std::max(need, std::clamp(reserved_ / 8, chunk_step, largest_step));
+  auto const wanted = std::max(need, std::clamp(reserved_ / growth_fraction, chunk_step, largest_step));
   auto const whole = wanted > SIZE_MAX - chunk_step ? wanted : (wanted + chunk_step - 1) / chunk_step * chunk_step;
   return std::min(whole, room);
 }

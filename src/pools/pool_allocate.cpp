@@ -71,24 +71,25 @@ expected<void*, failure> pool_engine::allocate(pool_request const& what) {
 
 // The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
 // help.
-rung pool_engine::classify(tag_set const& tags, stream_key const& key) const {
+rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furthest) const {
   if (key.is_host() || upstream_->host_accessible()) return tags.completed() ? rung::completed : rung::none;
   if (tags.empty()) return rung::completed;
-  auto furthest = rung::own;
+  auto how = rung::own;
   for (auto const& use : tags) {
-    auto how = rung::none;
+    auto needed = rung::none;
     if (use.order == &key.order()) {
-      how = rung::own;
+      needed = rung::own;
     } else if (key.order().ordered_after(*use.order, use.newest)) {
-      how = rung::ordered;
+      needed = rung::ordered;
     } else if (options_.cross_stream != reuse::own && use.completed()) {
-      how = rung::completed;
-    } else if (options_.cross_stream == reuse::wait && use.precise && key.has_handle()) {
-      how = rung::wait;
+      needed = rung::completed;
+    } else if (furthest == rung::wait && use.order->waitable(use.newest)) {
+      needed = rung::wait;
     }
-    furthest = std::max(furthest, how);
+    how = std::max(how, needed);
+    if (how > furthest) return rung::none;
   }
-  return furthest;
+  return how;
 }
 
 // The smallest range of the cheapest rung.
@@ -97,8 +98,8 @@ pool_place pool_engine::best_place(pool_request const& what, rung furthest) {
   for (auto at = ranges_.at_least(what.bytes); at != ranges_.by_size().end(); ++at) {
     std::size_t offset = 0;
     if (!fits(**at, what.bytes, what.alignment, offset)) continue;
-    auto const how = classify((*at)->tags, what.key);
-    if (how > furthest || how >= best.how) continue;
+    auto const how = classify((*at)->tags, what.key, furthest);
+    if (how >= best.how) continue;
     best = {*at, offset, how};
     if (how == rung::own) break;
   }
@@ -136,7 +137,7 @@ void* pool_engine::reuse_now(pool_request const& what) {
 // would else fail: a range joined early is lost to each of its streams until the others are done.
 void pool_engine::join_free(stream_key const& key, rung furthest) {
   for (auto* const each : ranges_.by_size()) prune(each->tags);
-  counts_.joins += ranges_.join_all([&](block const& b) { return classify(b.tags, key) <= furthest; });
+  counts_.joins += ranges_.join_all([&](block const& b) { return classify(b.tags, key, furthest) != rung::none; });
 }
 
 // One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on
@@ -161,27 +162,19 @@ void pool_engine::learn_completion(stream_key const* asking) {
 void* pool_engine::reuse_behind_wait(pool_request const& what) {
   if (options_.cross_stream != reuse::wait || what.key.is_host() || !what.key.has_handle()) return nullptr;
   join_free(what.key, rung::wait);
-  for (;;) {
-    auto const place = best_place(what, rung::wait);
-    if (!place.range) return nullptr;
-    bool const waits = place.how == rung::wait;
-    // A range whose evidence has gone is told so in its tags and does not come up again.
-    if (waits && !wait_for(place.range->tags, what.key)) continue;
-    auto* const p = grant(what, place);
-    ++(waits ? counts_.reuse_waited : counts_.reuse_completed);
-    return p;
-  }
+  auto const place = best_place(what, rung::wait);
+  if (!place.range || !wait_for(place.range->tags, what.key)) return nullptr;
+  auto* const p = grant(what, place);
+  ++(place.how == rung::wait ? counts_.reuse_waited : counts_.reuse_completed);
+  return p;
 }
 
-// Orders the stream after every use that it is not ordered after. False: some evidence was lost and its tag demoted.
-bool pool_engine::wait_for(tag_set& tags, stream_key const& key) {
+// Orders the stream after every use that it is not ordered after. False on an error of the driver.
+bool pool_engine::wait_for(tag_set const& tags, stream_key const& key) {
+  auto& order = key.order();
   for (auto const& use : tags) {
-    auto& order = key.order();
     if (use.order == &order || order.ordered_after(*use.order, use.newest) || use.completed()) continue;
     if (use.order->order_before(order, key.handle(), use.newest) || use.completed()) continue;
-    auto const lost = use;
-    tags.remove(*lost.order);
-    tags.add({lost.order, lost.newest, false});
     return false;
   }
   return true;

@@ -77,9 +77,9 @@ tag pool_engine::end_use(stream_key const& key, std::size_t bytes) noexcept {
   bool const many = order.count_unrecorded(bytes, std::max(chunks_.reserved() / 16, granule));
   bool const due = order.asked() || pressure_ || (many && shared_);
   if (due && key.has_handle() && options_.cross_stream != reuse::own && !device_.lost()) {
-    if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded, order.waitable()};
+    if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded};
   }
-  return {&order, order.now(), false};
+  return {&order, order.now()};
 }
 
 bool pool_engine::join_if_alike(block& lower, block& upper) noexcept {
@@ -119,7 +119,7 @@ void pool_engine::serve_deferred() noexcept {
     deferred_ = std::exchange(freed->next_deferred, nullptr);
     freed->deferred = false;
     prune(freed->tags);
-    freed->tags.add({freed->stream, freed->stream->now(), false});
+    freed->tags.add({freed->stream, freed->stream->now()});
     end_block(*freed);
   }
 }
@@ -134,7 +134,7 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
   auto& order = key.order();
   if (!used->tags.find(order)) make_room(used->tags, key, held);
   auto const recorded = key.has_handle() ? order.record_precise(key.handle()) : epoch{0};
-  used->tags.add(recorded ? tag{&order, recorded, order.waitable()} : tag{&order, order.now(), false});
+  used->tags.add({&order, recorded ? recorded : order.now()});
   return true;
 }
 
@@ -145,7 +145,7 @@ void pool_engine::make_room(tag_set& uses, stream_key const& key, sync::lock& he
   if (uses.size() < most_uses) return;
   for (auto const& use : uses) {
     if (!key.order().ordered_after(*use.order, use.newest) &&
-        !(use.precise && use.order->order_before(key.order(), key.handle(), use.newest))) {
+        !use.order->order_before(key.order(), key.handle(), use.newest)) {
       continue;
     }
     uses.remove(*use.order);

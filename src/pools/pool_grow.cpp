@@ -81,8 +81,7 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::loc
     added = &chunks_.add(*drawn, bytes);
     // Upstream's memory is valid in the order in which it was given.
     bool const ordered = upstream_->stream_ordered() && !what.key.is_host();
-    auto& fresh =
-        ranges_.add(*added, ordered ? tag_set{{&what.key.order(), what.key.order().now(), false}} : tag_set{});
+    auto& fresh = ranges_.add(*added, ordered ? tag_set{{&what.key.order(), what.key.order().now()}} : tag_set{});
     ++counts_.growths;
     std::size_t offset = 0;
     fits(fresh, what.bytes, what.alignment, offset);

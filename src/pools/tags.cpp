@@ -18,11 +18,7 @@ bool tag_set::add(tag const& use) noexcept {
   for (std::size_t i = 0; i < size_; ++i) {
     auto& mine = tags_[i];
     if (mine.order != use.order) continue;
-    if (use.newest > mine.newest) {
-      mine = use;
-    } else if (use.newest == mine.newest) {
-      mine.precise = mine.precise || use.precise;
-    }
+    mine.newest = std::max(mine.newest, use.newest);
     return true;
   }
   if (size_ == most) return false;

@@ -19,9 +19,9 @@ TEST(chunks, growth_is_in_steps_that_follow_what_is_reserved) {
   EXPECT_EQ(list.growth(256), 2 * MiB);
   EXPECT_EQ(list.growth(3 * MiB), 4 * MiB);
   list.add(at(1 << 30), 64 * MiB);
-  EXPECT_EQ(list.growth(256), 8 * MiB);
-  list.add(at(2u << 30), 1024 * MiB);
-  EXPECT_EQ(list.growth(256), 32 * MiB);
+  EXPECT_EQ(list.growth(256), 12 * MiB);
+  list.add(at(2u << 30), 8192 * MiB);
+  EXPECT_EQ(list.growth(256), 512 * MiB);
   EXPECT_EQ(list.growth(PTRDIFF_MAX), (std::size_t{PTRDIFF_MAX} + 1));
 }
 

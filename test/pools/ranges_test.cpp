@@ -82,8 +82,8 @@ TEST_F(ranges, a_join_beyond_four_streams_is_refused_and_counted) {
                         gpumem::stream{device}};
   auto& low = map.take(map.add(home, {}), 0, 2048);
   auto& high = *map.above(low);
-  for (int i = 0; i < 4; ++i) low.tags.add({&s[i].key().order(), 1, false});
-  high.tags.add({&s[4].key().order(), 1, false});
+  for (int i = 0; i < 4; ++i) low.tags.add({&s[i].key().order(), 1});
+  high.tags.add({&s[4].key().order(), 1});
   map.release(low);
   EXPECT_FALSE(map.join(low, high));
   EXPECT_EQ(map.refused_joins(), 1u);
