@@ -127,9 +127,7 @@ TEST_F(timeline_test, a_wait_that_fails_is_no_order) {
   EXPECT_FALSE(order(b).ordered_after(order(a), block));
 }
 
-TEST_F(timeline_test, is_always_ordered_after_itself) {
-  EXPECT_TRUE(order(a).ordered_after(order(a), order(a).now()));
-}
+TEST_F(timeline_test, is_always_ordered_after_itself) { EXPECT_TRUE(order(a).ordered_after(order(a), order(a).now())); }
 
 TEST_F(timeline_test, records_nothing_in_a_capture) {
   gpumem::check(gpumem::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");

@@ -80,9 +80,7 @@ TEST(failure, is_thrown_as_what_it_is) {
     } catch (gpumem::cuda_error const& e) {
       EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_ILLEGAL_ADDRESS);
       return "cuda";
-    } catch (std::invalid_argument const&) {
-      return "argument";
-    } catch (gpumem::acquire_error const& e) {
+    } catch (std::invalid_argument const&) { return "argument"; } catch (gpumem::acquire_error const& e) {
       EXPECT_EQ(e.reason(), what);
       EXPECT_NE(std::string{e.what()}.find(gpumem::to_string(what)), std::string::npos);
       return "acquire";
@@ -99,8 +97,15 @@ TEST(failure, is_thrown_as_what_it_is) {
 
 TEST(out_of_memory, tells_all_figures) {
   gpumem::out_of_memory const e{outcome::exhausted,
-                                {.requested = 11, .live = 22, .reserved = 33, .largest_free = 44, .limit = 55,
-                                 .device_free = 66, .device_total = 77, .stream = 88, .device = 1}};
+                                {.requested = 11,
+                                 .live = 22,
+                                 .reserved = 33,
+                                 .largest_free = 44,
+                                 .limit = 55,
+                                 .device_free = 66,
+                                 .device_total = 77,
+                                 .stream = 88,
+                                 .device = 1}};
   std::string const text = e.what();
   for (auto const* figure : {"11", "22", "33", "44", "55", "66", "77", "88", "device 1", "exhausted"}) {
     EXPECT_NE(text.find(figure), std::string::npos) << figure << " in " << text;
