@@ -46,9 +46,7 @@ bool request_operation::try_now() noexcept {
   expected<void*, failure> result = nullptr;
   try {
     result = checked_request(stream(), device_of(from_), bytes(), alignment());
-  } catch (...) {
-    result = unexpected<failure>{current_failure(bytes())};
-  }
+  } catch (...) { result = unexpected<failure>{current_failure(bytes())}; }
   if (result) result = from_.table->try_allocate_keyed(from_.state, &stream(), bytes(), alignment());
   bool const can_wait = from_.table->admit != nullptr;
   if (!result && result.error().what == outcome::exhausted && can_wait) return false;
@@ -142,7 +140,8 @@ void suspended_operation::decided() noexcept {
 suspended_operation::~suspended_operation() {
   discard();
   if (executor_) executor_->retract(*this);
-  if (settled()) [[maybe_unused]] auto const back = take();
+  if (settled()) [[maybe_unused]]
+    auto const back = take();
 }
 
 expected<allocation, failure> blocking_operation::only_now() noexcept {
