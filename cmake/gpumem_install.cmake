@@ -3,16 +3,22 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(gpumem_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem")
+set(gpumem_simulator_folder "${CMAKE_INSTALL_LIBDIR}/gpumem")
 
-install(TARGETS gpumem EXPORT gpumem
+install(TARGETS gpumem gpumem_simulator EXPORT gpumem
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILE_SET CXX_MODULES DESTINATION "${CMAKE_INSTALL_DATADIR}/gpumem/modules")
 install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "${gpumem_package}"
   CXX_MODULES_DIRECTORY modules)
 
+# Loaded by name at run time, never linked; its path is compiled into the programs that use it.
+install(TARGETS gpumem_simulator_driver LIBRARY DESTINATION "${gpumem_simulator_folder}")
+install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")
+
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/gpumemConfig.cmake.in"
-  "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" INSTALL_DESTINATION "${gpumem_package}")
+  "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" INSTALL_DESTINATION "${gpumem_package}"
+  PATH_VARS gpumem_simulator_folder)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" "${PROJECT_BINARY_DIR}/gpumemConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/FindGpumemCCCL.cmake" DESTINATION "${gpumem_package}")

@@ -65,7 +65,8 @@ case $command in
     bash cmake/setup/lint.sh "$@"
     ;;
   gpu)
-    set_up build
+    # On the machine with the GPU a bundle needs no tools.
+    [[ ${1-} == run ]] || set_up build
     bash bench/gpu.sh "$@"
     ;;
   setup) set_up test ;;

@@ -3,6 +3,7 @@
 export module gpumem;
 
 export import :cuda;
+export import :fork;
 export import :driver;
 export import :sync;
 export import :coroutine;
@@ -14,6 +15,7 @@ export import :event;
 
 export import :misuse;
 export import :executor;
+export import :suspension;
 export import :waiter;
 export import :lifetime;
 export import :services;
@@ -29,6 +31,21 @@ export import :source_state;
 export import :cuda_resource;
 export import :host_resource;
 
+export import :tags;
+export import :ranges;
+export import :chunks;
+export import :pool_engine;
+export import :pool_resource;
+
 export import :adaptor_base;
 export import :statistics_adaptor;
 export import :logging_adaptor;
+
+export import :awaitable;
+export import :coroutine_result;
+export import :task;
+export import :joined;
+export import :sync_wait;
+export import :when_all;
+export import :poller;
+export import :completion;

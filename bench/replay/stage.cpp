@@ -22,10 +22,11 @@ import :streams;
 namespace replay {
 
 stage::stage(assignment const& what)
-    : what_{what}, crew_{what.chosen->threads, [device = what.where->device](std::function<void()> const& member) {
-                           gpumem::current_device const here{device};
-                           member();
-                         }} {
+    : what_{what}, here_{what.where->device},
+      crew_{what.chosen->threads, [device = what.where->device](std::function<void()> const& member) {
+              gpumem::current_device const here{device};
+              member();
+            }} {
   plan const& operations = what.trace->operations;
   for (unsigned i = 0; i < what.chosen->threads; ++i) {
     sets_.emplace_back(what.where->device, operations.streams, what.chosen->foreign);

@@ -74,6 +74,7 @@ private:
   void check_fatal() const;
 
   assignment what_;
+  gpumem::current_device here_; // for the owner's thread, as programs have it
   std::vector<stream_set> sets_;
   std::vector<pass_state> states_;
   crew crew_;

@@ -14,6 +14,7 @@ struct device_state {
   int ordinal = -1;
   CUdevice handle{};
   CUcontext primary = nullptr;
+  std::atomic<bool> known{false}; // the rest is written and stays
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
 } // namespace detail

@@ -122,13 +122,27 @@ export void check(CUresult result, char const* what);
 export bool driver_alive() noexcept;
 
 namespace detail {
+// Lets this thread ask about events and streams without disturbing a capture that another thread has begun in global
+// mode.
+class relaxed_capture {
+public:
+  relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
+  ~relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
+  relaxed_capture(relaxed_capture const&) = delete;
+  relaxed_capture& operator=(relaxed_capture const&) = delete;
+
+private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 template <class Visitor> void visit_entries(driver_table& table, Visitor visit) {
 #define GPUMEM_DRIVER_VISIT(member, name) visit(table.member, #name);
   GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_VISIT)
 #undef GPUMEM_DRIVER_VISIT
 }
 
-// Runs at process exit, before the driver goes; later registrations run first. Bounded work only.
+// Runs at process exit, before the driver goes, in the process that registered it; later registrations run first.
+// Bounded work only.
 void at_driver_exit(void (*function)() noexcept);
 } // namespace detail
 

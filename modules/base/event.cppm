@@ -10,6 +10,18 @@ import :timeline;
 
 namespace gpumem {
 
+namespace detail {
+// Somewhere in a stream's order: the event that tells when the host is there, and what is known then.
+struct stream_point {
+  CUevent event = nullptr;
+  timeline* order = nullptr; // null: it tells nothing
+  epoch covers = 0;
+  int device = -1;
+};
+// Where an event of the user was recorded; throws acquire_error if in a capture.
+stream_point point_of(event const& of);
+} // namespace detail
+
 /// A pooled, timing-free event. Recording it on a stream and letting another stream wait for it is an order that every
 /// pool knows of: memory freed on the first before the record may then be reused on the second. Move-only; record and
 /// wait from one thread at a time.
@@ -21,16 +33,19 @@ public:
   event& operator=(event&& other) noexcept;
   ~event();
 
-  /// Captures all work enqueued on the stream so far, replacing what was captured before. Throws cuda_error.
+  /// Captures all work enqueued on the stream so far, replacing what was captured before. On a stream that captures a
+  /// graph it becomes a part of the graph: it may then be waited for by streams of the capture only, and tells pools
+  /// nothing. Throws cuda_error.
   void record(stream_ref on);
 
   /// Work enqueued on the stream from now on waits for what was captured; nothing if never recorded. Throws cuda_error.
   void make_wait(stream_ref waiting) const;
 
-  /// Whether what was captured is complete; true if never recorded. Throws cuda_error: an error is not completion.
+  /// Whether what was captured is complete; true if never recorded. Throws cuda_error: an error is not completion;
+  /// acquire_error (capture_unsupported) if it was recorded in a graph's capture.
   bool is_done() const;
 
-  /// Waits for it on the host. Throws cuda_error.
+  /// Waits for it on the host. Throws like is_done().
   void synchronize() const;
 
   CUevent get() const noexcept { return event_->handle; }
@@ -38,12 +53,15 @@ public:
   bool valid() const noexcept { return event_ != nullptr; }
 
 private:
+  friend detail::stream_point detail::point_of(event const&);
   void publish() const noexcept;
+  void refuse_captured() const;
   detail::pooled_event* event_;
   gpumem::device device_;
   detail::timeline* on_ = nullptr; // null: never recorded
   epoch covers_ = 0;
   detail::vector_clock before_;
+  bool in_capture_ = false;
 };
 
 } // namespace gpumem

@@ -54,11 +54,16 @@ private:
 /// std::invalid_argument for a default handle while another device is current, cuda_error. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
-/// The same for memory of no device: a default handle is then the current device's. Throws cuda_error.
+/// The same for a stream by itself: a default handle is the current device's.
 export stream_key identify(stream_ref handle);
 
-/// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process
-/// exit, so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.
+namespace detail {
+// Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
+bool is_capturing(CUstream handle);
+} // namespace detail
+
+/// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process exit,
+/// so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.
 export class stream : public stream_ref {
 public:
   /// Throws cuda_error, std::bad_alloc. Priority as the driver's: lower is more urgent.

@@ -62,7 +62,8 @@ enum class stream_kind : std::uint8_t {
 //
 // Evidence of an epoch is an event that carries it. It is *precise* for a block if it was recorded inside the block's
 // freeing call, and may then be waited for; else *late*: it covers work enqueued after the free, which may depend on
-// the very stream that would wait, so it may only be queried.
+// the very stream that would wait, so it may only be queried. Which it is, the block's tag remembers. Events of the null
+// and legacy streams cover other streams' work too and are late for every block.
 class timeline {
 public:
   timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context, CUstream handle);
@@ -77,7 +78,8 @@ public:
   // The handle may be used outside a call that was given it.
   inline bool owns_handle() const noexcept { return kind() == stream_kind::own || kind() == stream_kind::adopted; }
   CUstream handle() const noexcept { return handle_; }
-  void adopt(bool promised) noexcept;
+  // One more promise, or one less, that the handle lives; whether there is one now. The registry's lock guards it.
+  bool adopt(bool promised) noexcept;
   int priority() const noexcept { return priority_; }
   void set_priority(int priority) noexcept { priority_ = priority; }
   // A capture that was begun through gpumem; others are the driver's to tell.
@@ -112,8 +114,11 @@ public:
   // Newest epoch with evidence, complete or not.
   epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
-  // Makes the waiting stream wait for precise evidence of (this, e), then publishes the order. False if there is no
-  // precise evidence that is still open, or on an error of the driver.
+  // Whether evidence of it can ever be waited for.
+  bool waitable() const noexcept { return kind() != stream_kind::null && kind() != stream_kind::legacy; }
+
+  // Makes the waiting stream wait for the evidence of exactly (this, e), which the caller knows to be precise, then
+  // publishes the order. False if that evidence is not open any more, or on an error of the driver.
   bool order_before(timeline& waiting, CUstream given, epoch e) noexcept;
 
   // The host has synchronised with work up to and including the epoch.
@@ -131,13 +136,13 @@ private:
   struct evidence {
     epoch covers = 0;
     pooled_event* event = nullptr;
-    bool precise = false;
   };
   static constexpr std::size_t most_evidence = 64;
 
   epoch record(CUstream given, bool precise) noexcept;
   evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
-  void drop_completed(std::size_t count) noexcept;
+  // Queries evidence, oldest first, publishes what is complete and gives its events back. Under evidence_guard_.
+  void drop_completed() noexcept;
 
   std::atomic<stream_kind> kind_;
   std::uint32_t const index_;
@@ -147,10 +152,11 @@ private:
   CUstream const handle_;
 
   int priority_ = 0;
+  int adoptions_ = 0;
   std::atomic<bool> capturing_{false};
 
   std::atomic<epoch> now_{1};
-  std::atomic<epoch> completed_{0};
+  std::atomic<epoch> completed_;
   std::atomic<epoch> recorded_{0};
   std::atomic<bool> asked_{false};
   std::atomic<bool> prepared_{false};

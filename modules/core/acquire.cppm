@@ -18,6 +18,7 @@ import :executor;
 import :services;
 import :stop_token;
 import :stream;
+import :suspension;
 import :sync;
 import :waiter;
 
@@ -59,8 +60,8 @@ protected:
   // The answer; throws what belongs to a failure.
   expected<allocation, failure> take() noexcept;
   allocation take_or_throw();
-  // Ends a wait that nobody will take the answer of; afterwards nothing touches the operation any more.
-  void discard() noexcept;
+  // It was handed to the resource, and its answer has not been taken.
+  bool parked() const noexcept { return parked_; }
 
 private:
   request_operation(request const& what, expected<stream_key, failure> const& key) noexcept;
@@ -85,26 +86,23 @@ private:
 };
 
 // Waits for an answer in a suspended coroutine.
-class suspended_operation : public request_operation, public resumption {
+class suspended_operation : public request_operation, public suspension {
 public:
   explicit suspended_operation(request const& what) noexcept
-      : request_operation{what}, executor_{what.options.resume_on} {}
+      : request_operation{what}, suspension{what.options.resume_on} {}
 
 protected:
   ~suspended_operation();
-  bool suspend(std::coroutine_handle<> continuation) noexcept;
 
 private:
-  void decided() noexcept override;
-  void resume() noexcept override { continuation_.resume(); }
-  executor* executor_;
-  std::coroutine_handle<> continuation_;
+  void decided() noexcept override { this->post(); }
 };
 
 } // namespace detail
 
 /// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
-/// request; if memory was granted and the coroutine not resumed, the memory goes back.
+/// request; if memory was granted and the coroutine not resumed, the memory goes back. Destroy it where nothing resumes
+/// it meanwhile: on its executor's thread, or while the executor does not run.
 export template <stoppable_token Token> class acquire_operation final : public detail::suspended_operation {
 public:
   acquire_operation(detail::request const& what, Token token) noexcept
@@ -112,10 +110,12 @@ public:
 
   bool await_ready() noexcept { return token_.stop_requested() ? refuse_stopped() : this->try_now(); }
 
-  /// The callback is registered before the request is published: afterwards the frame may be resumed and gone.
-  bool await_suspend(std::coroutine_handle<> continuation) noexcept {
+  /// The callback is registered before the request is published: afterwards the frame may be resumed and gone. Throws
+  /// std::system_error where the library thread cannot be started.
+  bool await_suspend(std::coroutine_handle<> continuation) {
+    this->prepare(continuation);
     if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
-    return this->suspend(continuation);
+    return this->park();
   }
 
   allocation await_resume() {

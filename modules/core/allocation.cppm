@@ -51,6 +51,8 @@ public:
   ~allocation() { reset(); }
 
   inline void* data() const noexcept { return data_; }
+  /// The same as the driver spells it.
+  inline CUdeviceptr address() const noexcept { return reinterpret_cast<CUdeviceptr>(data_); }
   inline std::size_t bytes() const noexcept { return bytes_; }
   std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
   /// The stream in whose order it is valid and will be freed.

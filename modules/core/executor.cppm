@@ -38,13 +38,17 @@ private:
   resumption* last_ = nullptr;
 };
 
-/// Runs resumptions. An executor of the user's derives from it; it must outlive what is posted to it.
+/// Runs resumptions. An executor of the user's derives from it; it must outlive what is posted to it, and, if it
+/// flushes, the threads that post.
 export class executor {
 public:
-  /// Enqueues without running it; gpumem may hold a lock. Any thread.
+  /// Enqueues without running it; gpumem may hold a lock. The last touch of the item, which may run at once elsewhere.
+  /// Any thread.
   virtual void post(resumption& item) noexcept = 0;
   /// Takes back what was posted and not begun; false if it has begun. An operation that is destroyed asks for it.
   virtual bool retract(resumption& item) noexcept = 0;
+  /// Whether it wants a flush() after each post. Asked before the post.
+  virtual bool flushes() const noexcept { return false; }
   /// Called after a post, with no lock held: the place for an executor that runs on the posting thread.
   virtual void flush() noexcept {}
 
@@ -52,11 +56,13 @@ protected:
   ~executor() = default;
 };
 
-/// Runs on the thread that posted, after it has left gpumem's locks. For tests: a free then runs arbitrary code.
+/// Runs on a thread that posted, after it has left gpumem's locks: what is posted from within a resumption runs after
+/// it, not inside it. For tests: a free then runs arbitrary code.
 export class inline_executor final : public executor {
 public:
   void post(resumption& item) noexcept override;
   bool retract(resumption& item) noexcept override;
+  bool flushes() const noexcept override { return true; }
   void flush() noexcept override;
 
 private:
@@ -64,7 +70,8 @@ private:
   resumption_queue queue_;
 };
 
-/// Runs on one thread of its own, in the order of posting. The destructor runs what is queued, then joins.
+/// Runs on one thread of its own, in the order of posting. The destructor runs what is queued, then joins; it must not
+/// run on that thread.
 export class thread_executor final : public executor {
 public:
   thread_executor();
@@ -74,16 +81,24 @@ public:
   void post(resumption& item) noexcept override;
   bool retract(resumption& item) noexcept override;
 
+  /// Ends the thread after the resumption that runs now; what is queued then, or posted later, never runs. False if that
+  /// took longer than the bound, or if it is called on that thread: the executor must then never be destroyed.
+  bool abandon(sync::duration bound) noexcept;
+
 private:
   void run();
   sync::mutex guard_;
   sync::condition wake_;
   resumption_queue queue_;
+  sync::condition ended_wake_;
   bool stopping_ = false;
+  bool abandoned_ = false;
+  bool ended_ = false;
   sync::thread thread_;
 };
 
-/// The default: one library thread for the process, started at first use, stopped before the driver goes.
+/// The default: one library thread for the process, started at first use, stopped before the driver goes; what has not
+/// run by then never does. Throws std::system_error, std::bad_alloc where it cannot be started.
 export executor& library_executor();
 
 } // namespace gpumem

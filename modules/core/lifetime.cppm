@@ -25,6 +25,9 @@ public:
   /// The state may be gone when this returns.
   void drop_live() noexcept;
 
+  /// The last handle is gone: only frees may still come.
+  inline bool closed() const noexcept { return handles_.load(std::memory_order_relaxed) == 0; }
+
 protected:
   virtual ~lifetime() = default;
 
@@ -38,7 +41,10 @@ private:
   slot& own_slot() noexcept { return slots_[sync::thread_number() % slot_count]; }
 
   std::atomic<std::int64_t> handles_{0};
-  std::atomic<std::int64_t> remaining_{1}; // once folding has begun; the folder holds one
+  // Counts once folding has begun. The folder holds more than there can be blocks, so that a free on a folded slot
+  // cannot bring it to zero while others are still to be folded.
+  static constexpr std::int64_t folding = std::int64_t{1} << 62;
+  std::atomic<std::int64_t> remaining_{folding};
   std::array<slot, slot_count> slots_{};
 };
 

@@ -29,6 +29,10 @@ device_table& devices() {
 }
 
 detail::device_state* device_state_of(int ordinal) {
+  if (ordinal >= 0 && ordinal < most_devices) {
+    auto& state = devices().states[static_cast<std::size_t>(ordinal)];
+    if (state.known.load(std::memory_order_acquire)) return &state;
+  }
   auto const count = device::count();
   if (ordinal < 0 || ordinal >= count || ordinal >= most_devices) {
     throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + " among " +
@@ -41,6 +45,7 @@ detail::device_state* device_state_of(int ordinal) {
     check(driver().device_get(&state.handle, ordinal), "cuDeviceGet");
     check(driver().device_primary_ctx_retain(&state.primary, state.handle), "cuDevicePrimaryCtxRetain");
     state.ordinal = ordinal;
+    state.known.store(true, std::memory_order_release);
   }
   return &state;
 }
@@ -95,18 +100,25 @@ current_device::~current_device() {
 
 bool sticky(CUresult error) noexcept {
   switch (error) {
-  case CUDA_SUCCESS:
-  case CUDA_ERROR_NOT_READY:
-  case CUDA_ERROR_OUT_OF_MEMORY:
-  case CUDA_ERROR_INVALID_VALUE:
-  case CUDA_ERROR_INVALID_HANDLE:
-  case CUDA_ERROR_NOT_SUPPORTED:
-  case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-  case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
-  case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
-  case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
-  case CUDA_ERROR_CAPTURED_EVENT: return false;
-  default: return true;
+  case CUDA_ERROR_DEINITIALIZED:
+  case CUDA_ERROR_ECC_UNCORRECTABLE:
+  case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+  case CUDA_ERROR_ILLEGAL_ADDRESS:
+  case CUDA_ERROR_LAUNCH_TIMEOUT:
+  case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+  case CUDA_ERROR_ASSERT:
+  case CUDA_ERROR_HARDWARE_STACK_ERROR:
+  case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+  case CUDA_ERROR_MISALIGNED_ADDRESS:
+  case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+  case CUDA_ERROR_INVALID_PC:
+  case CUDA_ERROR_LAUNCH_FAILED:
+  case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+  case CUDA_ERROR_CONTAINED:
+  case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+  case CUDA_ERROR_EXTERNAL_DEVICE:
+  case CUDA_ERROR_UNKNOWN: return true;
+  default: return false; // a mistake of the call, or a want that passes
   }
 }
 

@@ -4,6 +4,7 @@ module;
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -25,6 +26,7 @@ namespace {
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
 std::atomic<bool> driver_gone{false};
+std::atomic<bool> driver_loaded{false};
 
 // Counters of one thread number, kept when the thread ends: the next owner of the number adds to them.
 struct alignas(64) call_counters {
@@ -53,6 +55,7 @@ struct exit_list {
   std::mutex guard;
   std::array<void (*)() noexcept, 16> functions{};
   std::size_t size = 0;
+  pid_t process = 0; // the one that registered them
 };
 
 exit_list& exits() {
@@ -60,10 +63,19 @@ exit_list& exits() {
   return *list;
 }
 
+// In a forked child the threads that the functions would stop do not exist.
 void leave_driver() {
-  auto& list = exits();
-  while (list.size > 0) list.functions[--list.size]();
-  driver_gone.store(true, std::memory_order_release);
+  if (driver_gone.load(std::memory_order_acquire) || exits().process != getpid()) return;
+  for (auto& list = exits();;) {
+    void (*function)() noexcept = nullptr;
+    {
+      std::scoped_lock const held{list.guard};
+      if (list.size > 0) function = list.functions[--list.size];
+    }
+    if (!function) break;
+    function();
+  }
+  if (driver_loaded.load(std::memory_order_acquire)) driver_gone.store(true, std::memory_order_release);
 }
 
 void note_fork() { driver_gone.store(true, std::memory_order_release); }
@@ -80,6 +92,10 @@ void at_driver_exit(void (*function)() noexcept) {
   auto& list = exits();
   std::scoped_lock const held{list.guard};
   if (list.size == list.functions.size()) std::abort(); // a room registers once, not once an object
+  // Without a driver there is still something to stop. One that is loaded later registers its own exit after this, and
+  // the loader then runs everything before that.
+  if (list.size == 0 && !driver_loaded.load(std::memory_order_acquire)) std::atexit(leave_driver);
+  list.process = getpid();
   list.functions[list.size++] = function;
 }
 
@@ -93,6 +109,8 @@ public:
   driver_loader() {
     if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) error = "cuInit failed";
     if (!error.empty()) return;
+    exits().process = getpid();
+    driver_loaded.store(true, std::memory_order_release);
     std::atexit(leave_driver);
     pthread_atfork(nullptr, nullptr, note_fork);
   }
@@ -114,7 +132,9 @@ private:
   bool load(lookup_function lookup, Entry& entry, char const* name) {
     void* found = nullptr;
     auto const flags = CU_GET_PROC_ADDRESS_LEGACY_STREAM;
-    auto const result = lookup(name, &found, CUDA_VERSION, flags, nullptr);
+    // From 12.5 on this name means a form with one more argument, for which the headers have another name.
+    auto const version = std::string_view{name} == "cuStreamGetCtx" ? 12040 : CUDA_VERSION;
+    auto const result = lookup(name, &found, version, flags, nullptr);
     if (result != CUDA_SUCCESS || !found) {
       return fail(CUDA_ERROR_NOT_FOUND, std::string{"the CUDA driver lacks "} + name);
     }

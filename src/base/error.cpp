@@ -48,8 +48,9 @@ out_of_memory::out_of_memory(outcome what, exhaustion const& figures)
     : figures_{figures}, text_{exhaustion_text(what, figures)}, reason_{what} {}
 
 acquire_error::acquire_error(failure const& why)
-    : std::runtime_error{"gpumem: a request for " + std::to_string(why.requested) +
-                         " bytes was not granted: " + to_string(why.what)},
+    : std::runtime_error{why.requested == 0 ? std::string{"gpumem: a wait was not completed: "} + to_string(why.what)
+                                            : "gpumem: a request for " + std::to_string(why.requested) +
+                                                  " bytes was not granted: " + to_string(why.what)},
       why_{why} {}
 
 void throw_failure(failure const& why, exhaustion const& figures) {

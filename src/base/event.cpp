@@ -8,6 +8,8 @@ import :event;
 import :cuda;
 import :device;
 import :driver;
+import :error;
+import :fork;
 import :stream;
 import :timeline;
 
@@ -17,7 +19,7 @@ event::event(gpumem::device where) : event_{detail::take_event(where.context())}
 
 event::event(event&& other) noexcept
     : event_{std::exchange(other.event_, nullptr)}, device_{other.device_}, on_{std::exchange(other.on_, nullptr)},
-      covers_{other.covers_}, before_{std::move(other.before_)} {}
+      covers_{other.covers_}, before_{std::move(other.before_)}, in_capture_{other.in_capture_} {}
 
 event& event::operator=(event&& other) noexcept {
   std::swap(event_, other.event_);
@@ -25,24 +27,28 @@ event& event::operator=(event&& other) noexcept {
   std::swap(on_, other.on_);
   std::swap(covers_, other.covers_);
   std::swap(before_, other.before_);
+  std::swap(in_capture_, other.in_capture_);
   return *this;
 }
 
 event::~event() {
-  if (event_) detail::give_event(event_);
+  if (event_ && !detail::forked()) detail::give_event(event_);
 }
 
 void event::record(stream_ref stream) {
   auto const key = identify(stream, device_);
   auto& order = key.order();
-  // What a legacy event covers is not one stream's order: it tells pools nothing.
-  bool const tells = order.kind() != detail::stream_kind::null && order.kind() != detail::stream_kind::legacy;
+  // What a legacy event covers is not one stream's order, and what is captured does not happen: both tell pools nothing.
+  bool const captured = detail::is_capturing(key.handle());
+  bool const tells =
+      !captured && order.kind() != detail::stream_kind::null && order.kind() != detail::stream_kind::legacy;
   auto before = order.snapshot();
   auto const covers = order.close_epoch();
   check(driver().event_record(event_->handle, key.handle()), "cuEventRecord");
   on_ = tells ? &order : nullptr;
   covers_ = covers;
   before_ = std::move(before);
+  in_capture_ = captured;
 }
 
 void event::make_wait(stream_ref waiting) const {
@@ -51,21 +57,39 @@ void event::make_wait(stream_ref waiting) const {
   if (on_) key.order().learn_order(on_->index(), covers_, before_);
 }
 
+// The driver would refuse, too, and spoil the capture.
+void event::refuse_captured() const {
+  if (in_capture_) throw acquire_error{failure{outcome::capture_unsupported}};
+}
+
+// Here and not with the stream: events are made of streams.
+void stream::wait(event const& happened) { happened.make_wait(*this); }
+
 bool event::is_done() const {
+  refuse_captured();
   auto const result = driver().event_query(event_->handle);
   if (result == CUDA_ERROR_NOT_READY) return false;
+  if (sticky(result)) device_.lose(result);
   check(result, "cuEventQuery");
   publish();
   return true;
 }
 
 void event::synchronize() const {
-  check(driver().event_synchronize(event_->handle), "cuEventSynchronize");
+  refuse_captured();
+  auto const result = driver().event_synchronize(event_->handle);
+  if (sticky(result)) device_.lose(result);
+  check(result, "cuEventSynchronize");
   publish();
 }
 
 void event::publish() const noexcept {
   if (on_) on_->publish_completed(covers_);
+}
+
+detail::stream_point detail::point_of(event const& of) {
+  of.refuse_captured();
+  return {of.event_->handle, of.on_, of.covers_, of.device_.ordinal()};
 }
 
 } // namespace gpumem

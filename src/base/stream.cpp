@@ -19,7 +19,7 @@ import :stream;
 import :cuda;
 import :device;
 import :driver;
-import :event;
+import :fork;
 import :sync;
 import :timeline;
 
@@ -150,12 +150,6 @@ std::uint64_t id_of(CUstream handle) {
   return id;
 }
 
-bool is_capturing(CUstream handle) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // An error here means that somebody's capture forbids even the question: take it for a capture.
-  return driver().stream_is_capturing(handle, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 timeline& foreign_timeline(CUstream handle, device where) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     require_current(where);
@@ -180,20 +174,25 @@ timeline& own_timeline(device where, int priority) {
       all.idle.pop_back();
       return *order;
     }
-    all.idle.reserve(all.timelines.size() + 1); // so that giving back cannot fail
   }
   CUstream handle = nullptr;
   {
     current_device const scope{where};
     check(driver().stream_create_with_priority(&handle, CU_STREAM_NON_BLOCKING, priority), "cuStreamCreate");
   }
-  auto const id = id_of(handle);
-  sync::lock const held{all.guard};
-  auto& order = all.add(stream_kind::own, id, where.ordinal(), where.context(), handle);
-  order.set_priority(priority);
-  all.by_id.emplace(id, &order);
-  all.owned.put(handle, &order);
-  return order;
+  try {
+    auto const id = id_of(handle);
+    sync::lock const held{all.guard};
+    all.idle.reserve(all.timelines.size() + 1); // so that giving back cannot fail
+    auto& order = all.add(stream_kind::own, id, where.ordinal(), where.context(), handle);
+    order.set_priority(priority);
+    all.by_id.emplace(id, &order);
+    all.owned.put(handle, &order);
+    return order;
+  } catch (...) {
+    driver().stream_destroy(handle);
+    throw;
+  }
 }
 
 } // namespace
@@ -205,13 +204,21 @@ stream_key stream_key::by_identity() const noexcept {
   return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
+bool detail::is_capturing(CUstream handle) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  auto const result = driver().stream_is_capturing(handle, &status);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even the question
+  check(result, "cuStreamIsCapturing");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 stream_key identify(stream_ref stream, device where) {
   auto const handle = stream.get();
   if (auto* const order = handle ? streams().owned.find(handle) : nullptr) {
     return {*order, handle, true, order->capturing()};
   }
   auto& order = foreign_timeline(handle, where);
-  return {order, handle, true, is_capturing(handle)};
+  return {order, handle, true, detail::is_capturing(handle)};
 }
 
 stream_key identify(stream_ref stream) {
@@ -258,7 +265,7 @@ stream& stream::operator=(stream&& other) noexcept {
 stream::~stream() { retire(); }
 
 void stream::retire() noexcept {
-  if (!timeline_) return;
+  if (!timeline_ || detail::forked()) return;
   auto& all = streams();
   // The tail of a stream that nobody will use again is completed by an event recorded while it lives.
   timeline_->record_late(timeline_->handle());
@@ -266,8 +273,7 @@ void stream::retire() noexcept {
   if (owned_) {
     all.idle.push_back({timeline_, timeline_->priority()});
   } else {
-    timeline_->adopt(false);
-    all.owned.put(timeline_->handle(), nullptr);
+    if (!timeline_->adopt(false)) all.owned.put(timeline_->handle(), nullptr);
   }
   timeline_ = nullptr;
 }
@@ -291,11 +297,11 @@ stream_key stream::key() const noexcept { return {*timeline_, get(), true, timel
 
 void stream::synchronize() {
   auto const seen = timeline_->close_epoch();
-  check(driver().stream_synchronize(get()), "cuStreamSynchronize");
+  auto const result = driver().stream_synchronize(get());
+  if (sticky(result)) device().lose(result);
+  check(result, "cuStreamSynchronize");
   timeline_->publish_completed(seen);
 }
-
-void stream::wait(event const& happened) { happened.make_wait(*this); }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {
   check(driver().stream_begin_capture(get(), mode), "cuStreamBeginCapture");

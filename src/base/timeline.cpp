@@ -41,17 +41,13 @@ pooled_event* create_event(CUcontext context) {
   return event.release();
 }
 
-// Recording and querying must not disturb a capture that another thread has begun in global mode.
-class relaxed_capture {
-public:
-  relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
-  ~relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
-  relaxed_capture(relaxed_capture const&) = delete;
-  relaxed_capture& operator=(relaxed_capture const&) = delete;
-
-private:
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
+int count_spare_events(CUcontext context, int enough) noexcept {
+  auto& store = events();
+  sync::lock const held{store.guard};
+  int found = 0;
+  for (auto const* event = store.spare; event && found < enough; event = event->next) found += event->context == context;
+  return found;
+}
 
 } // namespace
 
@@ -100,11 +96,14 @@ void give_event(pooled_event* event) noexcept {
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
                    CUstream handle)
-    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle} {}
+    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle},
+      completed_{kind == stream_kind::host ? ~epoch{0} : 0} {}
 
-void timeline::adopt(bool promised) noexcept {
-  if (kind() == stream_kind::own) return;
-  kind_.store(promised ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
+bool timeline::adopt(bool promised) noexcept {
+  if (kind() == stream_kind::own) return true;
+  adoptions_ += promised ? 1 : -1;
+  kind_.store(adoptions_ > 0 ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
+  return adoptions_ > 0;
 }
 
 bool timeline::ordered_after(timeline const& other, epoch e) const {
@@ -113,11 +112,15 @@ bool timeline::ordered_after(timeline const& other, epoch e) const {
   return clock_.at(other.index_) >= e;
 }
 
+// A few spare events: evidence is recorded inside frees, which allocate nothing. Streams come and go while events stay,
+// so no more are made than are missing.
 void timeline::prepare() {
-  if (kind() == stream_kind::host || prepared_.exchange(true, std::memory_order_relaxed)) return;
-  // A few spare events a stream: evidence is recorded inside frees, which allocate nothing.
   constexpr int spares = 4;
-  for (int i = 0; i < spares; ++i) give_event(create_event(context_));
+  if (kind() == stream_kind::host || prepared_.load(std::memory_order_relaxed)) return;
+  prepared_.store(true, std::memory_order_relaxed);
+  for (int missing = spares - count_spare_events(context_, spares); missing > 0; --missing) {
+    give_event(create_event(context_));
+  }
 }
 
 // The epoch is closed before the event is recorded: what is freed in it was enqueued before the record.
@@ -131,24 +134,23 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   relaxed_capture const relaxed;
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   sync::lock const held{evidence_guard_};
-  bool const room = size_ < most_evidence;
-  if (!room || driver().stream_is_capturing(given, &capturing) != CUDA_SUCCESS ||
+  if (size_ == most_evidence) drop_completed();
+  if (size_ == most_evidence || driver().stream_is_capturing(given, &capturing) != CUDA_SUCCESS ||
       capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
     give_event(event);
     return 0;
   }
-  if (precise) close_epoch(); // what others freed meanwhile stays out of the block's own epoch
-  auto const covers = close_epoch();
+  asked_.store(false, std::memory_order_relaxed); // who asks from here on means a later epoch
+  // A precise epoch is one that nobody else can have read: what others free on the stream meanwhile may come before
+  // work that this event covers.
+  auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : close_epoch();
   if (auto const result = driver().event_record(event->handle, given); result != CUDA_SUCCESS) {
     if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
     give_event(event);
     return 0;
   }
-  // Legacy events cover other streams' work too: never to be waited for.
-  bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
-  at(size_++) = {covers, event, waitable};
+  at(size_++) = {covers, event};
   recorded_.store(covers, std::memory_order_release);
-  asked_.store(false, std::memory_order_relaxed);
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
   return covers;
@@ -165,17 +167,15 @@ bool timeline::has_evidence() const noexcept {
   return size_ > 0;
 }
 
-void timeline::drop_completed(std::size_t count) noexcept {
-  for (std::size_t i = 0; i < count; ++i) give_event(at(i).event);
-  first_ = (first_ + count) % most_evidence;
-  size_ -= count;
-}
-
 void timeline::poll() noexcept {
   if (!driver_alive()) return;
-  sync::lock held{evidence_guard_, std::try_to_lock};
+  sync::lock const held{evidence_guard_, std::try_to_lock};
   if (!held || size_ == 0) return;
   relaxed_capture const relaxed;
+  drop_completed();
+}
+
+void timeline::drop_completed() noexcept {
   std::size_t done = 0;
   for (; done < size_; ++done) {
     auto const result = driver().event_query(at(done).event->handle);
@@ -186,7 +186,9 @@ void timeline::poll() noexcept {
   }
   if (done == 0) return;
   publish_completed(at(done - 1).covers);
-  drop_completed(done);
+  for (std::size_t i = 0; i < done; ++i) give_event(at(i).event);
+  first_ = (first_ + done) % most_evidence;
+  size_ -= done;
 }
 
 void timeline::publish_completed(epoch e) noexcept {
@@ -200,7 +202,7 @@ bool timeline::order_before(timeline& waiting, CUstream given, epoch e) noexcept
     sync::lock const held{evidence_guard_};
     evidence const* found = nullptr;
     for (std::size_t i = 0; i < size_ && !found; ++i) {
-      if (at(i).covers == e && at(i).precise) found = &at(i);
+      if (at(i).covers == e) found = &at(i);
     }
     if (!found) return false;
     relaxed_capture const relaxed;

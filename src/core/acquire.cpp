@@ -2,10 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
-#include <array>
-#include <coroutine>
 #include <cstddef>
-#include <cstdint>
 #include <mutex>
 #include <utility>
 module gpumem:acquire.impl;
@@ -14,23 +11,13 @@ import :allocation;
 import :cuda;
 import :device;
 import :error;
-import :executor;
+import :fork;
 import :services;
 import :stream;
 import :sync;
 import :waiter;
 
 namespace gpumem::detail {
-namespace {
-
-// A deciding thread may not touch an operation once it is posted, and whoever destroys one must know that the post is
-// over. Both pass through a lock that outlives all operations.
-sync::mutex& post_guard(void const* operation) noexcept {
-  static auto* const guards = new std::array<sync::mutex, 64>;
-  return (*guards)[reinterpret_cast<std::uintptr_t>(operation) / 64 % guards->size()];
-}
-
-} // namespace
 
 request_operation::request_operation(request const& what, expected<stream_key, failure> const& key) noexcept
     : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment}, from_{what.from} {
@@ -46,7 +33,9 @@ bool request_operation::try_now() noexcept {
   expected<void*, failure> result = nullptr;
   try {
     result = checked_request(stream(), device_of(from_), bytes(), alignment());
-  } catch (...) { result = unexpected<failure>{current_failure(bytes())}; }
+  } catch (...) {
+    result = unexpected<failure>{current_failure(bytes())};
+  }
   if (result) result = from_.table->try_allocate_keyed(from_.state, &stream(), bytes(), alignment());
   bool const can_wait = from_.table->admit != nullptr;
   if (!result && result.error().what == outcome::exhausted && can_wait) return false;
@@ -88,12 +77,6 @@ allocation request_operation::take_or_throw() {
   throw_failure_of(from_, stream().handle(), result.error());
 }
 
-void request_operation::discard() noexcept {
-  if (parked_ && !settled() && !withdraw()) {
-    sync::lock const posted{post_guard(this)}; // the decision is under way: let it end
-  }
-}
-
 allocation blocking_operation::wait() {
   if (!try_now() && park()) {
     sync::lock held{guard_};
@@ -122,26 +105,11 @@ void blocking_operation::decided() noexcept {
   wake_.notify_one();
 }
 
-bool suspended_operation::suspend(std::coroutine_handle<> continuation) noexcept {
-  continuation_ = continuation;
-  if (!executor_) executor_ = &library_executor();
-  return park();
-}
-
-void suspended_operation::decided() noexcept {
-  auto* const where = executor_;
-  {
-    sync::lock const posting{post_guard(this)};
-    where->post(*this);
-  }
-  where->flush();
-}
-
+// What was granted goes back; only after the decision is over may its result be read.
 suspended_operation::~suspended_operation() {
-  discard();
-  if (executor_) executor_->retract(*this);
-  if (settled()) [[maybe_unused]]
-    auto const back = take();
+  if (forked()) return;
+  if (parked() && !withdraw()) take_back();
+  if (settled()) [[maybe_unused]] auto const back = take();
 }
 
 expected<allocation, failure> blocking_operation::only_now() noexcept {

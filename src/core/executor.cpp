@@ -2,10 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
+#include <chrono>
 #include <mutex>
+#include <utility>
 module gpumem:executor.impl;
 import :executor;
 import :driver;
+import :fork;
 import :sync;
 
 namespace gpumem {
@@ -42,34 +45,47 @@ bool inline_executor::retract(resumption& item) noexcept {
   return queue_.remove(item);
 }
 
+namespace {
+// The executor that this thread flushes now: a flush inside a flush leaves the work to the outer one.
+thread_local inline_executor const* flushing = nullptr;
+// The executor whose thread this is.
+thread_local thread_executor const* running_on = nullptr;
+} // namespace
+
 void inline_executor::flush() noexcept {
+  if (flushing == this) return;
+  auto* const outer = std::exchange(flushing, this);
   for (;;) {
     resumption* item = nullptr;
     {
       sync::lock const held{guard_};
       item = queue_.pop();
     }
-    if (!item) return;
+    if (!item) break;
     item->resume();
   }
+  flushing = outer;
 }
 
 thread_executor::thread_executor() : thread_{[this] { run(); }} {}
 
 thread_executor::~thread_executor() {
+  if (detail::forked()) { // its thread is not here: neither to be joined nor to be destroyed
+    [[maybe_unused]] auto* const left = new sync::thread{std::move(thread_)};
+    return;
+  }
   {
     sync::lock const held{guard_};
     stopping_ = true;
+    wake_.notify_one();
   }
-  wake_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
+// Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
 void thread_executor::post(resumption& item) noexcept {
-  {
-    sync::lock const held{guard_};
-    queue_.push(item);
-  }
+  sync::lock const held{guard_};
+  queue_.push(item);
   wake_.notify_one();
 }
 
@@ -78,19 +94,37 @@ bool thread_executor::retract(resumption& item) noexcept {
   return queue_.remove(item);
 }
 
+bool thread_executor::abandon(sync::duration bound) noexcept {
+  sync::lock held{guard_};
+  abandoned_ = true;
+  wake_.notify_one();
+  if (running_on == this) return false;
+  auto const deadline = sync::now() + bound;
+  while (!ended_ && sync::now() < deadline) ended_wake_.wait_until(held, deadline);
+  if (!ended_) return false;
+  held.unlock();
+  thread_.join();
+  return true;
+}
+
 void thread_executor::run() {
+  running_on = this;
   sync::lock held{guard_};
   for (;;) {
-    while (queue_.empty() && !stopping_) wake_.wait(held);
-    auto* const item = queue_.pop();
-    if (!item) return; // stopping, and nothing left
+    while (queue_.empty() && !stopping_ && !abandoned_) wake_.wait(held);
+    auto* const item = abandoned_ ? nullptr : queue_.pop();
+    if (!item) break; // stopping, and nothing left
     held.unlock();
     item->resume();
     held.lock();
   }
+  ended_ = true;
+  ended_wake_.notify_all();
 }
 
 namespace {
+inline constexpr auto exit_bound = std::chrono::seconds{1};
+
 // Never freed: operations may post during static destruction; its thread ends before the driver goes.
 struct library_thread {
   sync::mutex guard;
@@ -102,7 +136,7 @@ library_thread& the_library_thread() {
   return *instance;
 }
 
-void stop_library_thread() noexcept { delete the_library_thread().running.exchange(nullptr); }
+void stop_library_thread() noexcept { the_library_thread().running.load()->abandon(exit_bound); }
 } // namespace
 
 executor& library_executor() {

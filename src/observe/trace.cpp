@@ -196,7 +196,7 @@ std::string_view trace_reader::next_line() {
 }
 
 void trace_reader::read_header() {
-  if (text_.empty()) throw trace_error(name_, 0, "is empty");
+  if (text_.empty()) throw trace_error(name_, 1, "is empty");
   const std::string_view first = next_line();
   if (first != trace_header) {
     fail("not a trace: the first line must be '" + std::string(trace_header) + "', not " +

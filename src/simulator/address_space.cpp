@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 namespace simulated {
@@ -79,11 +80,15 @@ void address_space::clear() {
   free_ = {{base_, bytes_}};
 }
 
+/// Whole pages go back to the system; the parts of pages at the ends may hold others' bytes beside them.
 void address_space::drop_pages(std::uint64_t address, std::size_t bytes) const noexcept {
-  const std::uint64_t first = (address + page - 1) & ~(page - 1);
-  const std::uint64_t last = (address + bytes) & ~(page - 1);
+  const std::uint64_t end = address + bytes;
+  const std::uint64_t first = std::min(end, (address + page - 1) & ~(page - 1));
+  const std::uint64_t last = std::max(first, end & ~(page - 1));
+  std::memset(as_pointer(address), 0, first - address);
   if (first < last)
     ::madvise(as_pointer(first), last - first, MADV_DONTNEED);
+  std::memset(as_pointer(last), 0, end - last);
 }
 
 } // namespace simulated

@@ -7,6 +7,9 @@
 #include "client_library.hpp"
 #include "gpumem/simulator.hpp"
 
+// Weak: the module library, without which this one links, defines it too.
+extern "C" [[gnu::weak]] const char GPUMEM_CCCL_LINK_GUARD = 0;
+
 namespace gpumem::simulator {
 
 using detail::require_control;
@@ -63,12 +66,26 @@ void load(const options& how) {
 
 bool loaded() noexcept { return detail::loaded_control() != nullptr; }
 
+namespace {
+
+/// Whether the folder has nvidia0, nvidia1, …
+bool has_numbered_device(const std::filesystem::path& files) {
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(files, failed)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("nvidia") && name.size() > 6 && name[6] >= '0' && name[6] <= '9')
+      return true;
+  }
+  return false;
+}
+
+} // namespace
+
 bool available_real_device() {
   const char* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
   const std::filesystem::path files = folder != nullptr ? folder : "/dev";
   std::error_code failed;
-  return std::filesystem::exists(files / "nvidiactl", failed) &&
-         std::filesystem::exists(files / "nvidia-uvm", failed);
+  return std::filesystem::exists(files / "nvidiactl", failed) && has_numbered_device(files);
 }
 
 bool auto_load(const options& how) {

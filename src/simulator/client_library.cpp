@@ -13,6 +13,9 @@
 
 #include "gpumem/simulator.hpp"
 
+// Defined in programs that link the installed package: only they know where it lies (cmake/simulator_path.cpp).
+extern "C" [[gnu::weak]] const char* const gpumem_simulator_installed_path;
+
 namespace gpumem::simulator::detail {
 
 namespace {
@@ -68,10 +71,8 @@ std::vector<fs::path> candidates() {
     all.push_back(program.parent_path() / file_name);
     all.push_back(program.parent_path().parent_path() / "lib" / file_name);
   }
+  if (&gpumem_simulator_installed_path != nullptr) all.emplace_back(gpumem_simulator_installed_path);
   all.emplace_back(GPUMEM_SIMULATOR_BUILD_PATH);
-#ifdef GPUMEM_SIMULATOR_INSTALL_PATH
-  all.emplace_back(GPUMEM_SIMULATOR_INSTALL_PATH);
-#endif
   return all;
 }
 

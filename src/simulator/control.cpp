@@ -3,6 +3,7 @@
 #include "control.h"
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "engine.hpp"
@@ -206,7 +207,7 @@ void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_
   engine& device = the_engine();
   const locked lock(device.mutex);
   for (const auto& [name, count] : device.calls)
-    visit(context, name.data(), count);
+    visit(context, std::string(name).c_str(), count);
 }
 
 void gpumem_simulator_clear_calls(void) {

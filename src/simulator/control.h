@@ -14,39 +14,39 @@ extern "C" {
 /* Raised with each change of this interface; the client refuses another number. */
 #define GPUMEM_SIMULATOR_INTERFACE 1
 
-typedef struct gpumem_simulator_options {
+struct gpumem_simulator_options {
   int devices;
   size_t capacity; /* bytes a device */
   uint64_t seed;
   int manual;           /* 1: the device moves only by step and by blocked host calls */
   uint64_t patience_ms; /* how long a stuck host call waits for other host threads */
-} gpumem_simulator_options;
+};
 
-typedef struct gpumem_simulator_touch {
+struct gpumem_simulator_touch {
   const void* pointer;
   size_t bytes;
   int write;
-} gpumem_simulator_touch;
+};
 
 /* stream 0 is the host. */
-typedef struct gpumem_simulator_party {
+struct gpumem_simulator_party {
   uint64_t stream;
   uint64_t operation;
   const char* action;
-} gpumem_simulator_party;
+};
 
-typedef struct gpumem_simulator_finding {
+struct gpumem_simulator_finding {
   int kind;
-  gpumem_simulator_party earlier;
-  gpumem_simulator_party later;
+  struct gpumem_simulator_party earlier;
+  struct gpumem_simulator_party later;
   uint64_t block_address;
   uint64_t block_bytes;
   uint64_t block_number;
   const char* missing;
   const char* text;
-} gpumem_simulator_finding;
+};
 
-typedef struct gpumem_simulator_figures {
+struct gpumem_simulator_figures {
   uint64_t operations_run;
   uint64_t operations_pending;
   uint64_t streams_created;
@@ -54,10 +54,10 @@ typedef struct gpumem_simulator_figures {
   uint64_t event_handles_recycled;
   uint64_t implicit_synchronizations;
   uint64_t bytes_allocated; /* on all devices, now */
-} gpumem_simulator_figures;
+};
 
 int gpumem_simulator_interface(void);
-int gpumem_simulator_reset(const gpumem_simulator_options* options);
+int gpumem_simulator_reset(const struct gpumem_simulator_options* options);
 void gpumem_simulator_seed(uint64_t seed);
 uint64_t gpumem_simulator_step(uint64_t steps);
 uint64_t gpumem_simulator_run_until_idle(void);
@@ -67,7 +67,7 @@ void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result);
 void gpumem_simulator_sticky_error(int result);
 int gpumem_simulator_never_complete(void* event);
 
-int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count,
+int gpumem_simulator_work(void* stream, const struct gpumem_simulator_touch* touches, size_t count,
                           uint64_t nanoseconds, void (*run)(void*), void (*drop)(void*), void* context);
 
 uint64_t gpumem_simulator_new_owner(void);
@@ -78,10 +78,10 @@ void gpumem_simulator_use_recorded(void* stream, void* pointer);
 void gpumem_simulator_on_call(void (*hook)(void*), void* context);
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context);
 
-void gpumem_simulator_read_figures(gpumem_simulator_figures* figures);
+void gpumem_simulator_read_figures(struct gpumem_simulator_figures* figures);
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context);
 void gpumem_simulator_clear_calls(void);
-void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context,
+void gpumem_simulator_visit_findings(void (*visit)(void*, const struct gpumem_simulator_finding*), void* context,
                                      int take);
 
 #ifdef __cplusplus

@@ -80,6 +80,13 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/// The tables by which the runtime library reaches into a driver are not public: there are none.
+CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  if (table != nullptr)
+    *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
+
 CUresult cuDeviceGetCount(int* count) {
   return enter<"cuDeviceGetCount", quiet>([&](engine& device, locked&) {
     if (count == nullptr)

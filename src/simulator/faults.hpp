@@ -34,7 +34,11 @@ public:
   }
 
   /// Counts an allocation; whether it is to fail.
-  bool at_allocation() noexcept { return allocations_left_ != 0 && --allocations_left_ == 0; }
+  bool at_allocation() noexcept {
+    if (allocations_left_ == 0) return false;
+    --allocations_left_;
+    return allocations_left_ == 0;
+  }
 
 private:
   struct call_fault {

@@ -19,6 +19,10 @@ struct host {
   static constexpr char const* name = "host";
   static auto make() { return gpumem::host_resource{}; }
 };
+template <class Upstream> struct pool {
+  static constexpr char const* name = "pool";
+  static auto make() { return gpumem::pool_resource{Upstream::make()}; }
+};
 template <class Upstream> struct statistics {
   static constexpr char const* name = "statistics";
   static auto make() { return gpumem::statistics_adaptor{Upstream::make()}; }

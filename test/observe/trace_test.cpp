@@ -119,7 +119,7 @@ const std::string not_a_trace =
 INSTANTIATE_TEST_SUITE_P(
     all, malformed_trace,
     testing::Values(
-        malformed{"empty_file", "", "t.csv: is empty"},
+        malformed{"empty_file", "", "t.csv:1: is empty"},
         malformed{"missing_header", good_row, not_a_trace + "'1,00:00:00.000486,allocate,0x7f852b58580…'"},
         malformed{"other_header", "Thread,Time,Action,Pointer,Size\n",
                   not_a_trace + "'Thread,Time,Action,Pointer,Size'"},

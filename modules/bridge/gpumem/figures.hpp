@@ -23,6 +23,7 @@ struct figures {
   std::uint64_t growths = 0;     ///< chunks drawn from upstream
   std::uint64_t releases = 0;    ///< chunks given back to upstream
   std::uint64_t joins = 0;       ///< free neighbours joined
+  std::uint64_t joins_refused = 0; ///< not joined, because more than four streams would have used the range
 
   std::uint64_t reuse_own = 0;       ///< the range was freed on the same stream
   std::uint64_t reuse_ordered = 0;   ///< the stream was already ordered after its frees

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda/memory_resource>
-#include <cuda/stream>
+#include <gpumem/cccl.hpp>
 
 #include <chrono>
 #include <cstddef>

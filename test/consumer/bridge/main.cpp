@@ -1,7 +1,14 @@
-// A user's program whose device part is in a .cu file.
+// A user's program whose device part is in a .cu file; a gpumem resource crosses to it by value.
 // SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+
 import gpumem;
 
-int sort_on_host();
+int use_in_device_code(gpumem::any_pool pool, cuda::stream_ref stream);
 
-int main() { return sort_on_host(); }
+int main() {
+  gpumem::simulator::load();
+  gpumem::stream stream{gpumem::device{0}};
+  return use_in_device_code(gpumem::any_pool{gpumem::cuda_resource{}}, stream);
+}

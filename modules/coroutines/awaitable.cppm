@@ -1,0 +1,50 @@
+// What can be awaited in any coroutine.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <concepts>
+#include <coroutine>
+#include <utility>
+export module gpumem:awaitable;
+import :coroutine;
+
+namespace gpumem {
+
+/// An operation of one coroutine: what `co_await` suspends on.
+export template <class T>
+concept awaiter = requires(T& operation, std::coroutine_handle<> continuation) {
+  { operation.await_ready() } -> std::convertible_to<bool>;
+  operation.await_suspend(continuation);
+  operation.await_resume();
+};
+
+namespace detail {
+
+template <class A>
+concept has_member_co_await = requires(A&& a) { static_cast<A&&>(a).operator co_await(); };
+template <class A>
+concept has_free_co_await = requires(A&& a) { operator co_await(static_cast<A&&>(a)); };
+
+// The operation that `co_await` makes of it, as the language does where a promise transforms nothing.
+template <class A> decltype(auto) awaiter_of(A&& a) {
+  if constexpr (has_member_co_await<A>) {
+    return static_cast<A&&>(a).operator co_await();
+  } else if constexpr (has_free_co_await<A>) {
+    return operator co_await(static_cast<A&&>(a));
+  } else {
+    return static_cast<A&&>(a);
+  }
+}
+
+} // namespace detail
+
+/// What any coroutine can await, by `operator co_await` as a member or a free function, or by being an operation itself.
+export template <class T>
+concept awaitable = requires(T&& t) {
+  { detail::awaiter_of(static_cast<T&&>(t)) } -> awaiter;
+};
+
+/// What `co_await` gives for it.
+export template <awaitable T>
+using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
+
+} // namespace gpumem

@@ -1,0 +1,144 @@
+// `co_await completion(stream)`: the one wait for the GPU.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <coroutine>
+#include <optional>
+#include <utility>
+export module gpumem:completion;
+import :coroutine;
+import :cuda;
+import :event;
+import :executor;
+import :poller;
+import :stop_token;
+import :stream;
+import :suspension;
+import :timeline;
+
+namespace gpumem {
+
+/// Options of a wait for the GPU. `resume_on` is where it resumes; null: the library thread.
+export struct completion_options {
+  executor* resume_on = nullptr;
+};
+
+namespace detail {
+
+// What is waited for: all that a stream has been given, or what an event of the user captured. Small and movable.
+class completion_target {
+public:
+  explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
+  explicit completion_target(event const& event) noexcept : stream_{CUstream{}}, event_{&event} {}
+
+  // Whether the host may take it for complete; asks the driver, and publishes what it learns. Throws.
+  bool poll() const;
+  // Blocks the calling thread in the driver. Throws.
+  void wait() const;
+  // Records where the stream is now on a pooled event, which is given to the caller. Throws.
+  stream_point mark(pooled_event*& recorded) const;
+
+private:
+  stream_ref stream_;
+  event const* event_ = nullptr;
+};
+
+class completion_wait : public suspension, private armed_point {
+public:
+  completion_wait(completion_target const& target, executor* where) noexcept : suspension{where}, target_{target} {}
+
+protected:
+  ~completion_wait();
+  bool poll() const { return target_.poll(); }
+  void refuse_stopped() noexcept { outcome_ = ending::stopped; }
+  // Arms; false if it is over already. Throws, with nothing armed. It may be gone when this returns true.
+  bool arm();
+  void stop() noexcept;
+  // Throws what ended it, unless it was completion.
+  void finish();
+
+private:
+  enum class ending { complete, stopped, refused };
+
+  void reached(CUresult result) noexcept override;
+  void end(ending how, CUresult result) noexcept;
+
+  completion_target target_;
+  pooled_event* recorded_ = nullptr;
+  bool handed_over_ = false; // the poller has it, or has told it
+  ending outcome_ = ending::complete;
+  CUresult result_ = CUDA_SUCCESS;
+};
+
+} // namespace detail
+
+/// The operation of a completion_awaitable in one coroutine: address-stable. Destroying it while it waits forgets the
+/// wait; destroy it where nothing resumes it meanwhile: on its executor's thread, or while the executor does not run.
+export template <stoppable_token Token> class completion_operation final : public detail::completion_wait {
+public:
+  completion_operation(detail::completion_target const& target, executor* where, Token token) noexcept
+      : detail::completion_wait{target, where}, token_{std::move(token)} {}
+
+  bool await_ready() {
+    if (!token_.stop_requested()) return this->poll();
+    this->refuse_stopped();
+    return true;
+  }
+
+  /// The callback is registered before the wait is armed: afterwards the frame may be resumed and gone.
+  bool await_suspend(std::coroutine_handle<> continuation) {
+    this->prepare(continuation);
+    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
+    return this->arm();
+  }
+
+  void await_resume() {
+    callback_.reset();
+    this->finish();
+  }
+
+private:
+  struct on_stop {
+    completion_operation* operation;
+    void operator()() const noexcept { operation->stop(); }
+  };
+  Token token_;
+  std::optional<stop_callback_t<Token, on_stop>> callback_;
+};
+
+/// A wait for the GPU, not yet begun; a small movable description. `co_await` it, or wait() without a coroutine.
+/// Completes when the host has seen the work complete: memory that it wrote may be read by the host, and pools know of
+/// it. Does not suspend, and allocates nothing on the host, if that is so already. Else one library thread asks the
+/// driver, and the coroutine resumes through its executor, never on that thread.
+/// Throws cuda_error for an error of the driver (of a lost device too: an error is not completion), acquire_error if it
+/// was stopped or the stream captures a graph, std::bad_alloc, std::system_error.
+export template <stoppable_token Token = never_stop_token> class [[nodiscard]] completion_awaitable {
+public:
+  completion_awaitable(detail::completion_target const& target, executor* where, Token token) noexcept
+      : target_{target}, where_{where}, token_{std::move(token)} {}
+
+  completion_operation<Token> operator co_await() const noexcept { return {target_, where_, token_}; }
+
+  /// Waits on the calling thread, in the driver; throws like co_await. A stop is not looked at.
+  void wait() const { target_.wait(); }
+
+private:
+  detail::completion_target target_;
+  executor* where_;
+  Token token_;
+};
+
+/// A wait for all work that the stream has been given when it is awaited. The stream must live until then. Any thread.
+export template <stoppable_token Token = never_stop_token>
+completion_awaitable<Token> completion(stream_ref stream, completion_options options = {}, Token token = {}) noexcept {
+  return {detail::completion_target{stream}, options.resume_on, std::move(token)};
+}
+
+/// A wait for what the event captured before it is awaited; nothing if it was never recorded. The event must neither die
+/// nor be recorded again before the wait is over. Any thread.
+export template <stoppable_token Token = never_stop_token>
+completion_awaitable<Token> completion(event const& happened, completion_options options = {},
+                                       Token token = {}) noexcept {
+  return {detail::completion_target{happened}, options.resume_on, std::move(token)};
+}
+
+} // namespace gpumem

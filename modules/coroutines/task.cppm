@@ -1,0 +1,106 @@
+// A lazy coroutine that is awaited by one other.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <coroutine>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+export module gpumem:task;
+import :coroutine;
+import :coroutine_result;
+
+namespace gpumem {
+
+export template <class T> class task;
+
+namespace detail {
+
+template <class T> class task_promise final : public coroutine_result<T> {
+  // The awaiting coroutine goes on by symmetric transfer: the stack does not grow, however many tasks follow each other.
+  struct final_awaiter {
+    bool await_ready() const noexcept { return false; }
+    std::coroutine_handle<> await_suspend(std::coroutine_handle<task_promise> self) const noexcept {
+      return self.promise().continuation_;
+    }
+    void await_resume() const noexcept {}
+  };
+
+public:
+  task<T> get_return_object() noexcept;
+  std::suspend_always initial_suspend() const noexcept { return {}; }
+  final_awaiter final_suspend() const noexcept { return {}; }
+  void unhandled_exception() noexcept { error_ = std::current_exception(); }
+
+  void continue_with(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+private:
+  std::coroutine_handle<> continuation_ = std::noop_coroutine();
+  std::exception_ptr error_;
+};
+
+} // namespace detail
+
+/// A coroutine that starts when it is awaited, once, by one other coroutine, and resumes that one where it ends: on the
+/// thread of its own last resumption. Gives T, T& or nothing, or throws what its body threw. Destroying one that is
+/// suspended anywhere, or not begun, destroys its frame and what is in it. Move-only; one thread at a time.
+export template <class T = void> class [[nodiscard]] task {
+public:
+  using promise_type = detail::task_promise<T>;
+
+  task(task&& other) noexcept : frame_{std::exchange(other.frame_, nullptr)} {}
+  task& operator=(task&& other) noexcept {
+    task{std::move(other)}.swap(*this);
+    return *this;
+  }
+  ~task() {
+    if (frame_) frame_.destroy();
+  }
+
+  /// False when moved from; awaiting such a task throws std::logic_error.
+  bool valid() const noexcept { return frame_ != nullptr; }
+  /// Whether the body has ended.
+  bool done() const noexcept { return frame_ && frame_.done(); }
+
+  /// Gives the result as a value (a reference for T&).
+  auto operator co_await() && noexcept { return rvalue_awaiter{{frame_}}; }
+  /// Gives a reference to the result, which stays in the task.
+  auto operator co_await() & noexcept { return lvalue_awaiter{{frame_}}; }
+
+private:
+  friend promise_type;
+  using handle = std::coroutine_handle<promise_type>;
+
+  struct base_awaiter {
+    handle frame;
+    bool await_ready() const noexcept { return !frame || frame.done(); }
+    std::coroutine_handle<> await_suspend(std::coroutine_handle<> continuation) const noexcept {
+      frame.promise().continue_with(continuation);
+      return frame;
+    }
+    promise_type& finished() const {
+      if (!frame) throw std::logic_error{"gpumem: a moved-from task was awaited"};
+      frame.promise().rethrow();
+      return frame.promise();
+    }
+  };
+  struct rvalue_awaiter : base_awaiter {
+    T await_resume() const { return this->finished().take(); }
+  };
+  struct lvalue_awaiter : base_awaiter {
+    decltype(auto) await_resume() const { return this->finished().get(); }
+  };
+
+  explicit task(handle frame) noexcept : frame_{frame} {}
+  void swap(task& other) noexcept { std::swap(frame_, other.frame_); }
+
+  handle frame_;
+};
+
+template <class T> task<T> detail::task_promise<T>::get_return_object() noexcept {
+  return task<T>{std::coroutine_handle<task_promise>::from_promise(*this)};
+}
+
+} // namespace gpumem

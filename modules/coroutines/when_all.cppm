@@ -1,0 +1,145 @@
+// Awaiting several things at once.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <atomic>
+#include <coroutine>
+#include <cstddef>
+#include <exception>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+export module gpumem:when_all;
+import :awaitable;
+import :coroutine;
+import :coroutine_result;
+import :joined;
+
+// So that `auto [a, b] = co_await when_all(…)` needs no header.
+export namespace std {
+using std::get;
+using std::tuple_element;
+using std::tuple_size;
+} // namespace std
+
+namespace gpumem {
+
+namespace detail {
+
+// Counts the arrivals of all, and of the one who starts them. The last of them resumes the awaiting coroutine.
+class all_of final : public meeting_point {
+public:
+  explicit all_of(std::size_t count) noexcept : missing_{count + 1} {}
+  void failed(std::exception_ptr error) noexcept override;
+  std::coroutine_handle<> arrived() noexcept override;
+
+  void begin(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
+  // By the one who started them: false if all have arrived. After true nothing of this may be touched.
+  bool must_wait() noexcept { return missing_.fetch_sub(1, std::memory_order_acq_rel) != 1; }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+private:
+  std::atomic<std::size_t> missing_;
+  std::atomic<bool> has_failed_{false};
+  std::exception_ptr error_;
+  std::coroutine_handle<> continuation_;
+};
+
+template <class R> element_t<R> take_element(joined<R>& one) {
+  if constexpr (std::is_void_v<R>) {
+    return {};
+  } else {
+    return one.take();
+  }
+}
+
+template <class... R> class all_of_tuple {
+public:
+  explicit all_of_tuple(joined<R>... all) noexcept : all_{std::move(all)...} {}
+  static constexpr std::size_t size() noexcept { return sizeof...(R); }
+  void start(meeting_point& meets) {
+    std::apply([&](auto&... one) { (one.start(meets), ...); }, all_);
+  }
+  std::tuple<element_t<R>...> take() {
+    return std::apply([](auto&... one) { return std::tuple<element_t<R>...>{take_element(one)...}; }, all_);
+  }
+
+private:
+  std::tuple<joined<R>...> all_;
+};
+
+template <class R> class all_of_vector {
+public:
+  explicit all_of_vector(std::vector<joined<R>> all) noexcept : all_{std::move(all)} {}
+  std::size_t size() const noexcept { return all_.size(); }
+  void start(meeting_point& meets) {
+    for (auto& one : all_) one.start(meets);
+  }
+  auto take() {
+    if constexpr (!std::is_void_v<R>) {
+      std::vector<element_t<R>> results;
+      results.reserve(all_.size());
+      for (auto& one : all_) results.push_back(take_element(one));
+      return results;
+    }
+  }
+
+private:
+  std::vector<joined<R>> all_;
+};
+
+} // namespace detail
+
+/// What when_all gives: awaited once; movable until then.
+export template <class All> class [[nodiscard]] when_all_awaitable {
+public:
+  explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
+
+  class operation {
+  public:
+    explicit operation(All& all) noexcept : all_{all}, point_{all.size()} {}
+    bool await_ready() const noexcept { return all_.size() == 0; }
+    bool await_suspend(std::coroutine_handle<> continuation) {
+      point_.begin(continuation);
+      all_.start(point_);
+      return point_.must_wait();
+    }
+    auto await_resume() {
+      point_.rethrow();
+      return all_.take();
+    }
+
+  private:
+    All& all_;
+    detail::all_of point_;
+  };
+
+  operation operator co_await() noexcept { return operation{all_}; }
+
+private:
+  All all_;
+};
+
+/// Awaits all of them: starts each in order on the calling thread, and resumes where the last of them ends. Gives a
+/// tuple: std::monostate for nothing, std::reference_wrapper for a reference. If some throw, the exception that came
+/// first is thrown, after all have finished. Keeps its arguments; throws std::bad_alloc.
+export template <awaitable... A>
+auto when_all(A... all) {
+  using tuple = detail::all_of_tuple<detail::kept_t<await_result_t<A>>...>;
+  return when_all_awaitable<tuple>{tuple{detail::join<A>(std::move(all))...}};
+}
+
+/// The same for any number of one type; gives a vector in the order of the arguments, or nothing for nothing.
+export template <awaitable A>
+auto when_all(std::vector<A> all) {
+  using result = detail::kept_t<await_result_t<A>>;
+  std::vector<detail::joined<result>> joined;
+  joined.reserve(all.size());
+  for (auto& one : all) joined.push_back(detail::join<A>(std::move(one)));
+  using vector = detail::all_of_vector<result>;
+  return when_all_awaitable<vector>{vector{std::move(joined)}};
+}
+
+} // namespace gpumem

@@ -1,0 +1,87 @@
+// What a pool draws from its upstream: chunks, how large, how many.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+export module gpumem:chunks;
+import :cuda;
+import :error;
+import :ranges;
+import :services;
+import :stream;
+
+namespace gpumem::detail {
+
+/// What all of a pool's blocks are multiples of, and aligned to.
+export inline constexpr std::size_t granule = 256;
+
+/// A held copy of a pool's upstream, its type erased.
+export class pool_upstream {
+public:
+  virtual ~pool_upstream() = default;
+
+  bool stream_ordered() const noexcept { return stream_ordered_; }
+  /// The host may touch its memory at once, whatever stream it is given to.
+  bool host_accessible() const noexcept { return host_accessible_; }
+  int device() const noexcept { return services_.table->device(services_.state); }
+
+  /// Memory aligned to the granule, valid in the order of the stream. Upstream may take its time: hold no lock.
+  expected<void*, failure> draw(stream_key const& stream, std::size_t bytes) noexcept;
+  /// Gives memory back of which the host has seen every use complete.
+  void give_back(chunk const& done) noexcept;
+
+protected:
+  pool_upstream(bool stream_ordered, bool host_accessible) noexcept
+      : stream_ordered_{stream_ordered}, host_accessible_{host_accessible} {}
+  void serve(services_handle services) noexcept { services_ = services; }
+
+private:
+  services_handle services_;
+  bool stream_ordered_;
+  bool host_accessible_;
+};
+
+/// A pool's chunks. Guarded by the lock of the pool that keeps it.
+export class chunk_list {
+public:
+  /// `limit`: most bytes that may be reserved, 0 for none.
+  explicit chunk_list(std::size_t limit) noexcept : limit_{limit} {}
+
+  /// How much to draw for a request of `need` bytes: more, so that growth is rare, but never beyond the limit; 0 where
+  /// even the request is beyond it.
+  std::size_t growth(std::size_t need) const noexcept;
+
+  /// Throws std::bad_alloc.
+  chunk& add(void* base, std::size_t bytes);
+  /// Takes it out; what is leaving still counts against the limit until it has left.
+  chunk begin_leave(chunk const& which) noexcept;
+  void end_leave(std::size_t bytes) noexcept { leaving_ -= bytes; }
+
+  inline std::size_t reserved() const noexcept { return reserved_; }
+  inline std::size_t leaving() const noexcept { return leaving_; }
+  std::size_t peak() const noexcept { return peak_; }
+  std::size_t limit() const noexcept { return limit_; }
+  bool empty() const noexcept { return chunks_.empty(); }
+
+  /// The largest chunk without live blocks for which `may(chunk)` holds and without which at least `keep` bytes remain
+  /// reserved, or null.
+  template <class May> chunk* largest_idle(std::size_t keep, May may) {
+    chunk* best = nullptr;
+    for (auto& [base, each] : chunks_) {
+      if (each.live_blocks > 0 || reserved_ - each.bytes < keep || (best && each.bytes <= best->bytes)) continue;
+      if (may(each)) best = &each;
+    }
+    return best;
+  }
+
+private:
+  std::map<std::uintptr_t, chunk> chunks_;
+  std::size_t limit_;
+  std::size_t reserved_ = 0;
+  std::size_t leaving_ = 0;
+  std::size_t peak_ = 0;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,136 @@
+// The pool: sub-allocates what it draws from an upstream, in stream order.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+export module gpumem:pool_resource;
+import :chunks;
+import :cuda;
+import :device;
+import :error;
+import :lifetime;
+import :pool_engine;
+import :resource;
+import :services;
+import :stream;
+
+namespace gpumem {
+
+namespace detail {
+
+/// The counted state behind the handles of one pool.
+export class pool_state final : public lifetime {
+public:
+  pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
+      : engine_{new pool_engine{std::move(upstream), std::move(options)}} {}
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer) noexcept;
+  class device where() noexcept { return engine_->where(); }
+  std::size_t trim(std::size_t keep);
+  figures read_figures() { return engine_->read_figures(); }
+  pool_engine& engine() noexcept { return *engine_; }
+
+private:
+  ~pool_state() override { engine_->close(); }
+  pool_engine* engine_;
+};
+
+template <class Upstream> consteval bool orders_by_stream() {
+  if constexpr (requires {
+                  { Upstream::stream_ordered } -> std::convertible_to<bool>;
+                }) {
+    return Upstream::stream_ordered;
+  } else {
+    return true;
+  }
+}
+
+template <class Upstream> class held_upstream final : public pool_upstream {
+public:
+  explicit held_upstream(Upstream upstream)
+      : pool_upstream{orders_by_stream<Upstream>(), mr::has_property<Upstream, mr::host_accessible>},
+        value{std::move(upstream)} {
+    serve(services_of(value));
+  }
+  Upstream value;
+};
+
+template <class Self, class Upstream, bool = mr::has_property<Upstream, mr::device_accessible>,
+          bool = mr::has_property<Upstream, mr::host_accessible>>
+struct pool_base {
+  using type = resource_base<Self, pool_state>;
+};
+template <class Self, class Upstream> struct pool_base<Self, Upstream, true, false> {
+  using type = resource_base<Self, pool_state, mr::device_accessible>;
+};
+template <class Self, class Upstream> struct pool_base<Self, Upstream, false, true> {
+  using type = resource_base<Self, pool_state, mr::host_accessible>;
+};
+template <class Self, class Upstream> struct pool_base<Self, Upstream, true, true> {
+  using type = resource_base<Self, pool_state, mr::device_accessible, mr::host_accessible>;
+};
+
+// The parts of a pool's calls that do not depend on its upstream.
+void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept;
+void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
+
+} // namespace detail
+
+/// A pool over any resource: best fit, coalescing, blocks in multiples of 256 bytes, any alignment. It draws chunks of
+/// 2 to 32 MiB, or larger for a larger request, and keeps what is freed.
+///
+/// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
+/// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
+/// granted counts as a use: free a block on a stream that is ordered after the one it was granted to.
+///
+/// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
+/// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free makes
+/// no driver call, but where another stream wants the memory, and allocates no host memory. Any thread.
+export template <mr::resource Upstream>
+class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream>::type {
+  using base = detail::pool_base<pool_resource, Upstream>::type;
+
+public:
+  /// The memory is valid in the order of the stream it was given to.
+  static constexpr bool stream_ordered = true;
+
+  /// Draws `options.initial_size` at once. Throws std::invalid_argument for options that contradict each other, and as
+  /// `throw_failure`.
+  explicit pool_resource(Upstream upstream, pool_options options = {})
+      : state_{new detail::pool_state{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
+                                      std::move(options)}} {}
+
+  using base::deallocate;
+  /// The same without the size.
+  void deallocate(stream_ref stream, void* pointer) noexcept { detail::pool_deallocate(*state_, stream, pointer); }
+
+  /// Declares that all use of the block on this stream is enqueued: its free need not be ordered after it, reuse will
+  /// be. At most three streams' uses are kept apart; a further stream first waits for one of them. Throws cuda_error,
+  /// std::bad_alloc, std::invalid_argument.
+  void record_use(void* pointer, stream_ref stream) { detail::pool_record_use(*state_, pointer, stream); }
+
+  /// The block, live or free, in which the pointer lies; nothing if it is not the pool's.
+  std::optional<block_info> find(void const* pointer) const { return state_->engine().find(pointer); }
+
+  Upstream const& upstream() const noexcept {
+    return static_cast<detail::held_upstream<Upstream>&>(state_->engine().upstream()).value;
+  }
+  pool_options const& options() const noexcept { return state_->engine().options(); }
+
+  friend bool operator==(pool_resource const& a, pool_resource const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  friend base;
+  detail::pool_state& state() const noexcept { return *state_; }
+  state_handle<detail::pool_state> state_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,68 @@
+// Posting and taking back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <atomic>
+#include <coroutine>
+#include <mutex>
+module gpumem:suspension.impl;
+import :suspension;
+import :executor;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+struct gate {
+  sync::mutex guard;
+  sync::condition posted;
+};
+
+// Never destroyed. Which gate an operation uses depends on the order of suspensions alone, so that a schedule replays.
+class gate_row {
+public:
+  unsigned next() noexcept { return next_.fetch_add(1, std::memory_order_relaxed) % size; }
+  gate& at(unsigned index) noexcept { return gates_[index]; }
+
+private:
+  static constexpr unsigned size = 64;
+  std::array<gate, size> gates_;
+  std::atomic<unsigned> next_{0};
+};
+
+gate_row& gates() noexcept {
+  static auto* const row = new gate_row;
+  return *row;
+}
+
+} // namespace
+
+void suspension::prepare(std::coroutine_handle<> continuation) {
+  if (!executor_) executor_ = &library_executor();
+  continuation_ = continuation;
+  gate_ = gates().next();
+}
+
+void suspension::post() noexcept {
+  auto* const where = executor_;
+  bool const flushes = where->flushes(); // once it is posted the executor, too, may be gone
+  {
+    auto& mine = gates().at(gate_);
+    sync::lock const held{mine.guard};
+    posted_ = true;
+    where->post(*this);
+    mine.posted.notify_all();
+  }
+  if (flushes) where->flush();
+}
+
+void suspension::take_back() noexcept {
+  {
+    auto& mine = gates().at(gate_);
+    sync::lock held{mine.guard};
+    while (!posted_) mine.posted.wait(held);
+  }
+  executor_->retract(*this);
+}
+
+} // namespace gpumem::detail

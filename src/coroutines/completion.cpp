@@ -1,0 +1,127 @@
+// Asking the driver, arming, and the end of a wait.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <atomic>
+#include <utility>
+module gpumem:completion.impl;
+import :completion;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :event;
+import :fork;
+import :poller;
+import :stream;
+import :suspension;
+import :timeline;
+
+namespace gpumem::detail {
+namespace {
+
+// The stream's identity, unless it captures: asking a capturing stream anything would spoil the capture.
+stream_key identify_idle(stream_ref stream) {
+  auto const key = identify(stream);
+  if (key.capturing() || is_capturing(key.handle())) throw acquire_error{failure{outcome::capture_unsupported}};
+  return key;
+}
+
+// Throws the driver's error, having noted the loss of the device if it is one.
+void check_device(CUresult result, int ordinal, char const* what) {
+  if (sticky(result) && ordinal >= 0) device{ordinal}.lose(result);
+  check(result, what);
+}
+
+void require_driver() {
+  if (!driver_alive()) check(CUDA_ERROR_DEINITIALIZED, "gpumem: the process is exiting or was forked");
+}
+
+} // namespace
+
+bool completion_target::poll() const {
+  require_driver();
+  relaxed_capture const relaxed;
+  if (event_) return event_->is_done();
+  auto const key = identify_idle(stream_);
+  auto& order = key.order();
+  auto const covers = order.close_epoch(); // before the question: what it answers for was enqueued by then
+  auto const result = driver().stream_query(key.handle());
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  check_device(result, order.device(), "cuStreamQuery");
+  order.publish_completed(covers);
+  return true;
+}
+
+void completion_target::wait() const {
+  require_driver();
+  relaxed_capture const relaxed;
+  if (event_) return event_->synchronize();
+  auto const key = identify_idle(stream_);
+  auto& order = key.order();
+  auto const covers = order.close_epoch();
+  check_device(driver().stream_synchronize(key.handle()), order.device(), "cuStreamSynchronize");
+  order.publish_completed(covers);
+}
+
+stream_point completion_target::mark(pooled_event*& recorded) const {
+  if (event_) return point_of(*event_);
+  relaxed_capture const relaxed;
+  auto const key = identify_idle(stream_);
+  auto& order = key.order();
+  auto* const event = take_event(order.context());
+  auto const covers = order.close_epoch();
+  auto const result = driver().event_record(event->handle, key.handle());
+  if (result != CUDA_SUCCESS) give_event(event);
+  check_device(result, order.device(), "cuEventRecord");
+  recorded = event;
+  return {event->handle, &order, covers, order.device()};
+}
+
+bool completion_wait::arm() {
+  auto& poller = poller::instance();
+  poller.start();
+  where_ = target_.mark(recorded_);
+  handed_over_ = true;
+  auto const answer = poller.arm(*this);
+  if (answer == poller::answer::armed) return true;
+  handed_over_ = false;
+  if (answer == poller::answer::stopped) {
+    end(ending::stopped, CUDA_SUCCESS);
+  } else {
+    end(ending::refused, CUDA_ERROR_DEINITIALIZED);
+  }
+  return false;
+}
+
+void completion_wait::stop() noexcept {
+  stop_requested_.store(true, std::memory_order_release);
+  if (!poller::instance().disarm(*this)) return; // over, or not armed yet: arm() looks
+  end(ending::stopped, CUDA_SUCCESS);
+  post();
+}
+
+void completion_wait::reached(CUresult result) noexcept {
+  end(result == CUDA_SUCCESS ? ending::complete : ending::refused, result);
+  post();
+}
+
+void completion_wait::end(ending how, CUresult result) noexcept {
+  outcome_ = how;
+  result_ = result;
+  if (auto* const event = std::exchange(recorded_, nullptr)) give_event(event);
+}
+
+void completion_wait::finish() {
+  handed_over_ = false;
+  if (outcome_ == ending::stopped) throw acquire_error{failure{outcome::stopped}};
+  if (outcome_ == ending::refused) check(result_, "gpumem: waiting for the device");
+}
+
+completion_wait::~completion_wait() {
+  if (forked()) return;
+  if (handed_over_ && !poller::instance().disarm(*this)) take_back();
+  if (recorded_) give_event(recorded_);
+}
+
+} // namespace gpumem::detail

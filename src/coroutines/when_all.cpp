@@ -1,0 +1,24 @@
+// Arrivals.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <atomic>
+#include <coroutine>
+#include <exception>
+#include <utility>
+module gpumem:when_all.impl;
+import :when_all;
+
+namespace gpumem::detail {
+
+// Written by the first to fail alone, and read after all arrivals.
+void all_of::failed(std::exception_ptr error) noexcept {
+  if (!has_failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
+}
+
+std::coroutine_handle<> all_of::arrived() noexcept {
+  auto const continuation = continuation_; // read before: the last arrival may end this object
+  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) return continuation;
+  return std::noop_coroutine();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,57 @@
+// Drawing from upstream and giving back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+module gpumem:chunks.impl;
+import :chunks;
+import :cuda;
+import :error;
+import :ranges;
+import :stream;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t chunk_step = std::size_t{2} << 20;
+inline constexpr std::size_t largest_step = std::size_t{32} << 20;
+
+} // namespace
+
+expected<void*, failure> pool_upstream::draw(stream_key const& stream, std::size_t bytes) noexcept {
+  return services_.table->try_allocate_keyed(services_.state, &stream, bytes, granule);
+}
+
+void pool_upstream::give_back(chunk const& done) noexcept {
+  auto const host = stream_key::host();
+  services_.table->deallocate_keyed(services_.state, &host, reinterpret_cast<void*>(done.base), done.bytes, granule);
+}
+
+std::size_t chunk_list::growth(std::size_t need) const noexcept {
+  auto const taken = reserved_ + leaving_;
+  auto const room = (limit_ ? limit_ - std::min(limit_, taken) : SIZE_MAX) / granule * granule;
+  if (need > room) return 0;
+  auto const wanted = std::max(need, std::clamp(reserved_ / 8, chunk_step, largest_step));
+  auto const whole = wanted > SIZE_MAX - chunk_step ? wanted : (wanted + chunk_step - 1) / chunk_step * chunk_step;
+  return std::min(whole, room);
+}
+
+chunk& chunk_list::add(void* base, std::size_t bytes) {
+  auto const address = reinterpret_cast<std::uintptr_t>(base);
+  auto& made = chunks_.try_emplace(address, chunk{address, bytes, 0}).first->second;
+  reserved_ += bytes;
+  peak_ = std::max(peak_, reserved_ + leaving_);
+  return made;
+}
+
+chunk chunk_list::begin_leave(chunk const& which) noexcept {
+  auto const gone = which;
+  chunks_.erase(gone.base);
+  reserved_ -= gone.bytes;
+  leaving_ += gone.bytes;
+  return gone;
+}
+
+} // namespace gpumem::detail

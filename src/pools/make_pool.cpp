@@ -1,0 +1,18 @@
+// The maker of pools for code that cannot import the module.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <utility>
+module gpumem:make_pool.impl;
+import :cuda_resource;
+import :device;
+import :pool_resource;
+
+namespace gpumem {
+
+// Declared in a header, which no module owns.
+extern "C++" any_pool make_pool(int ordinal, pool_options options) {
+  return any_pool{pool_resource<cuda_resource>{cuda_resource{device{ordinal}}, std::move(options)}};
+}
+
+} // namespace gpumem

@@ -1,0 +1,144 @@
+// Out of memory: what is free but still in use on some stream is waited for on the host, for a bounded time.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+#include <vector>
+module gpumem:pool_drain.impl;
+import :pool_engine;
+import :chunks;
+import :cuda;
+import :device;
+import :driver;
+import :executor;
+import :ranges;
+import :stream;
+import :sync;
+import :tags;
+import :timeline;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+inline constexpr sync::duration longest_drain = 1s;
+inline constexpr sync::duration longest_nap = 5ms;
+
+// One host wait for all work of a context, made on a thread of its own: a kernel may run until the very thread that
+// wants memory goes on. Epochs are closed before the wait begins, so what is freed meanwhile belongs to later ones.
+class context_wait final : private resumption {
+public:
+  // False when not done by then; the wait goes on without the caller.
+  static bool run(std::vector<timeline*> const& orders, device where, sync::time_point deadline) {
+    auto* const thread = waiting_thread();
+    if (!thread) return false;
+    auto* const wait = new context_wait{orders, where};
+    sync::lock held{wait->guard_};
+    thread->post(*wait);
+    while (!wait->done_ && sync::now() < deadline) wait->ended_.wait_until(held, deadline);
+    wait->abandoned_ = !wait->done_;
+    bool const done = wait->done_;
+    held.unlock();
+    if (done) delete wait;
+    return done;
+  }
+
+private:
+  context_wait(std::vector<timeline*> const& orders, device where) : where_{where} {
+    for (auto* const order : orders) seen_.emplace_back(order, order->close_epoch());
+  }
+
+  // Kept for the process, and stopped before the driver goes: null from then on.
+  static thread_executor* waiting_thread() {
+    static std::atomic<thread_executor*> running{new thread_executor};
+    static bool const registered = [] {
+      at_driver_exit([]() noexcept { delete running.exchange(nullptr); });
+      return true;
+    }();
+    static_cast<void>(registered);
+    return running.load();
+  }
+
+  void resume() noexcept override {
+    synchronise();
+    sync::lock held{guard_};
+    done_ = true;
+    ended_.notify_one();
+    bool const abandoned = abandoned_;
+    held.unlock();
+    if (abandoned) delete this;
+  }
+
+  void synchronise() noexcept {
+    try {
+      current_device const scope{where_};
+      relaxed_capture const relaxed; // other threads' captures are not to be disturbed
+      auto const result = driver().ctx_synchronize();
+      if (result == CUDA_SUCCESS) {
+        for (auto const& [order, newest] : seen_) order->publish_completed(newest);
+      } else if (sticky(result)) {
+        where_.lose(result); // an error is not "complete"
+      }
+    } catch (...) {
+      // Without a context nothing was learnt.
+    }
+  }
+
+  std::vector<std::pair<timeline*, epoch>> seen_;
+  device where_;
+  sync::mutex guard_;
+  sync::condition ended_;
+  bool done_ = false;
+  bool abandoned_ = false;
+};
+
+} // namespace
+
+bool synchronise_with(std::vector<timeline*> const& orders, device where, sync::duration longest) noexcept {
+  try {
+    return context_wait::run(orders, where, sync::now() + longest);
+  } catch (...) { // the host has no memory, or no thread, to wait with
+    return false;
+  }
+}
+
+// Whether completion of what is open could bring this request about, by itself or by making room for growth.
+bool pool_engine::draining_may_help(pool_request const& what) {
+  if (open_timelines(false).empty()) return false;
+  if (ranges_.largest_run() >= what.bytes && (options_.cross_stream != reuse::own || what.key.is_host())) return true;
+  return chunks_.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
+}
+
+// Polls for up to a second, then synchronises once with streams that left no evidence. Whatever completes is looked at
+// at once; chunks that become idle are the caller's to give back.
+void* pool_engine::drain(pool_request const& what, sync::lock& held) {
+  auto const deadline = sync::now() + longest_drain;
+  auto const again = [&] {
+    auto* const p = reuse_now(what);
+    if (p) ++counts_.reuse_drained;
+    return p;
+  };
+  learn_completion(nullptr);
+  for (sync::duration nap = 20us; draining_may_help(what); nap = std::min(2 * nap, longest_nap)) {
+    auto const open = open_timelines(false);
+    auto const tails = open_timelines(true);
+    bool const only_tails = open.size() == tails.size();
+    if (device_.lost() || (!only_tails && sync::now() >= deadline)) return nullptr;
+    held.unlock();
+    if (only_tails) {
+      synchronise_with(tails, device_, deadline - sync::now());
+    } else {
+      sync::sleep_for(nap);
+      for (auto* const order : open) order->poll();
+    }
+    held.lock();
+    if (auto* const p = again()) return p;
+    if (only_tails) return nullptr;
+  }
+  return again();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,212 @@
+// A pool and its upstream: growth, giving back, and the end of the pool.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+module gpumem:pool_grow.impl;
+import :pool_engine;
+import :chunks;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :executor;
+import :ranges;
+import :stream;
+import :sync;
+import :tags;
+import :timeline;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+inline constexpr unsigned most_passes = 1000; // about a second
+inline constexpr auto shortest_pause = 20us;
+inline constexpr auto longest_pause = 1ms;
+
+// The process is exiting: the library thread must come to an end.
+std::atomic<bool> leaving_driver{false};
+void note_leaving() noexcept { leaving_driver.store(true, std::memory_order_relaxed); }
+
+void watch_exit() {
+  static bool const once = [] {
+    at_driver_exit(note_leaving); // after the library thread's own registration, so it runs before that is joined
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+} // namespace
+
+// Draws a chunk and grants from it. `changed`: another thread's growth or return has ended, look again.
+pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::lock& held, bool exact,
+                                             expected<void*, failure>& result) {
+  result = unexpected<failure>{failure{outcome::exhausted, 0, what.requested}};
+  if (growing_) {
+    while (growing_) changed_.wait(held);
+    return growth_result::changed;
+  }
+  auto const need = what.bytes + (what.alignment - granule);
+  auto bytes = chunks_.growth(need);
+  if (bytes == 0 && chunks_.leaving() > 0) {
+    auto const before = chunks_.leaving();
+    while (chunks_.leaving() == before) changed_.wait(held);
+    return growth_result::changed;
+  }
+  if (bytes == 0) return growth_result::failed;
+  if (exact) bytes = need;
+  growing_ = true;
+  held.unlock();
+  auto drawn = upstream_->draw(what.key, bytes);
+  if (!drawn && bytes > need) drawn = upstream_->draw(what.key, bytes = need);
+  held.lock();
+  growing_ = false;
+  changed_.notify_all();
+  if (!drawn) {
+    auto const why = drawn.error();
+    if (why.what == outcome::device_lost) device_.lose(static_cast<CUresult>(why.code));
+    result = unexpected<failure>{
+        failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
+    return growth_result::failed;
+  }
+  chunk* added = nullptr;
+  try {
+    added = &chunks_.add(*drawn, bytes);
+    // Upstream's memory is valid in the order in which it was given.
+    bool const ordered = upstream_->stream_ordered() && !what.key.is_host();
+    auto& fresh =
+        ranges_.add(*added, ordered ? tag_set{{&what.key.order(), what.key.order().now(), false}} : tag_set{});
+    ++counts_.growths;
+    std::size_t offset = 0;
+    fits(fresh, what.bytes, what.alignment, offset);
+    result = grant(what, {&fresh, offset, rung::own});
+    return growth_result::granted;
+  } catch (std::bad_alloc const&) {
+    if (added && !ranges_.covering(*drawn)) {
+      auto const lost = chunks_.begin_leave(*added);
+      chunks_.end_leave(lost.bytes);
+      added = nullptr;
+    }
+    if (!added) {
+      held.unlock();
+      upstream_->give_back({reinterpret_cast<std::uintptr_t>(*drawn), bytes, 0});
+      held.lock();
+    }
+    throw;
+  }
+}
+
+bool pool_engine::idle_and_complete(chunk const& home) noexcept {
+  // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
+  bool complete = true;
+  bool const over = closed_ && device_.lost();
+  ranges_.visit(home, [&](block const& each) { complete = complete && !each.live && (over || each.tags.completed()); });
+  return complete;
+}
+
+// Chunks without live blocks whose every use the host has seen complete go back; how many bytes did.
+std::size_t pool_engine::give_back(std::size_t keep, sync::lock& held) noexcept {
+  std::size_t given = 0;
+  for (;;) {
+    auto* const idle = chunks_.largest_idle(keep, [this](chunk const& home) { return idle_and_complete(home); });
+    if (!idle) return given;
+    ranges_.remove(*idle);
+    auto const gone = chunks_.begin_leave(*idle);
+    ++counts_.releases;
+    held.unlock();
+    upstream_->give_back(gone);
+    held.lock();
+    chunks_.end_leave(gone.bytes);
+    changed_.notify_all();
+    given += gone.bytes;
+  }
+}
+
+std::size_t pool_engine::trim(std::size_t keep) {
+  sync::lock held{guard_};
+  serve_deferred();
+  learn_completion(nullptr);
+  return give_back(keep, held);
+}
+
+void pool_engine::post_pass() noexcept {
+  if (posted_) return;
+  posted_ = true;
+  watch_exit();
+  library_executor().post(*this);
+}
+
+// A pass of the library thread: gives back what is beyond the threshold, or all of a closed pool, as it completes.
+void pool_engine::resume() noexcept {
+  bool done = false;
+  {
+    sync::lock held{guard_};
+    posted_ = false;
+    passing_ = true;
+    pass(held);
+    passing_ = false;
+    done = closed_ && chunks_.empty();
+    bool const more = closed_ ? !done : chunks_.reserved() > options_.release_threshold && idle_passes_ < most_passes;
+    bool const leaving = leaving_driver.load(std::memory_order_relaxed);
+    if (more && !leaving) post_pass();
+    if (more && leaving && closed_) leave_behind();
+  }
+  if (done) delete this;
+}
+
+void pool_engine::pass(sync::lock& held) noexcept {
+  try {
+    learn_completion(nullptr);
+    give_back(closed_ ? 0 : options_.release_threshold, held);
+    auto const open = open_timelines(false);
+    auto const tails = open_timelines(true);
+    // Tails of streams that never came back; waited for by another thread, now and then.
+    bool const only_tails = closed_ && !tails.empty() && open.size() == tails.size() && idle_passes_ >= next_wait_;
+    if (only_tails) next_wait_ = idle_passes_ + most_passes;
+    ++idle_passes_;
+    if (open.empty()) idle_passes_ = most_passes; // what is left is in use, or needed
+    held.unlock();
+    if (only_tails) synchronise_with(tails, device_, 0ns);
+    if (!open.empty()) sync::sleep_for(std::min<sync::duration>(shortest_pause * idle_passes_, longest_pause));
+    held.lock();
+  } catch (std::bad_alloc const&) {
+    if (!held) held.lock(); // the next pass looks again
+  }
+}
+
+// A pool that outlives the driver is leaked on purpose, and stays reachable.
+void pool_engine::leave_behind() noexcept {
+  static std::atomic<pool_engine*> left{nullptr};
+  next_left_ = left.exchange(this);
+}
+
+void pool_engine::close() noexcept {
+  bool done = false;
+  {
+    sync::lock held{guard_};
+    closed_ = true;
+    if (!driver_alive()) return leave_behind(); // no call may be made any more
+    serve_deferred();
+    if (posted_ && library_executor().retract(*this)) posted_ = false;
+    if (posted_ || passing_) return; // the pass takes over
+    try {
+      learn_completion(nullptr);
+    } catch (std::bad_alloc const&) {
+      // The library thread looks again.
+    }
+    give_back(0, held);
+    done = chunks_.empty();
+    idle_passes_ = 0;
+    if (!done) post_pass();
+  }
+  if (done) delete this;
+}
+
+} // namespace gpumem::detail

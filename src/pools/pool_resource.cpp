@@ -1,0 +1,55 @@
+// The counted state of a pool, and its calls that do not depend on the upstream.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <optional>
+module gpumem:pool_resource.impl;
+import :pool_resource;
+import :cuda;
+import :driver;
+import :error;
+import :misuse;
+import :pool_engine;
+import :resource;
+import :services;
+import :stream;
+
+namespace gpumem::detail {
+
+expected<void*, failure> pool_state::try_allocate(stream_key const& key, std::size_t bytes,
+                                                  std::size_t alignment) noexcept {
+  if (closed()) {
+    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
+    return unexpected<failure>{failure{outcome::closed, 0, bytes}};
+  }
+  auto result = engine_->try_allocate(key, bytes, alignment);
+  if (result) add_live();
+  return result;
+}
+
+void pool_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+  if (engine_->deallocate(key, pointer, bytes)) drop_live();
+}
+
+void pool_state::deallocate(stream_key const& key, void* pointer) noexcept {
+  if (engine_->deallocate(key, pointer, std::nullopt)) drop_live();
+}
+
+std::size_t pool_state::trim(std::size_t keep) { return driver_alive() ? engine_->trim(keep) : 0; }
+
+void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
+  if (!pointer || !may_free()) return;
+  if (auto const key = try_identify(stream, state.where(), 0)) {
+    state.deallocate(*key, pointer);
+  } else if (state.where().lost()) {
+    state.deallocate(stream_key::host(), pointer);
+  } else {
+    report_bad_stream(pointer, 0);
+  }
+}
+
+void pool_record_use(pool_state& state, void* pointer, stream_ref stream) {
+  if (pointer && may_free()) state.engine().record_use(identify(stream, state.where()), pointer);
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,180 @@
+// Events: what they capture, what they tell, and when.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::device;
+using gpumem::event;
+using gpumem::stream;
+namespace simulator = gpumem::simulator;
+
+class stepped_device final : public testing::Environment {
+public:
+  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
+};
+[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
+
+class event_test : public testing::Test {
+protected:
+  void TearDown() override {
+    simulator::run_until_idle();
+    EXPECT_NO_THROW(simulator::expect_silent());
+  }
+  device first{0};
+  stream a{first}, b{first};
+  event happened{first};
+};
+
+TEST_F(event_test, never_recorded_is_done_and_is_no_order) {
+  auto const freed = a.key().order().now();
+  EXPECT_TRUE(happened.is_done());
+  happened.synchronize();
+  happened.make_wait(b);
+  EXPECT_FALSE(b.key().order().ordered_after(a.key().order(), freed));
+  EXPECT_FALSE(a.key().order().completed(freed));
+}
+
+TEST_F(event_test, is_done_when_what_it_captured_is) {
+  auto const freed = a.key().order().now();
+  simulator::work(a, {}, 1us);
+  happened.record(a);
+  simulator::work(a, {}, 1us);
+  EXPECT_FALSE(happened.is_done());
+  EXPECT_FALSE(a.key().order().completed(freed));
+  while (simulator::report().operations_pending > 1) simulator::step();
+  EXPECT_TRUE(happened.is_done());
+  EXPECT_TRUE(a.key().order().completed(freed));
+  EXPECT_FALSE(a.key().order().completed(a.key().order().now()));
+}
+
+TEST_F(event_test, tells_an_order_after_the_wait_and_not_before) {
+  auto& from = a.key().order();
+  auto& to = b.key().order();
+  auto const before = from.now();
+  happened.record(a);
+  auto const after = from.now();
+  EXPECT_NE(before, after); // what is freed after the record is another epoch
+  EXPECT_FALSE(to.ordered_after(from, before));
+  b.wait(happened);
+  EXPECT_TRUE(to.ordered_after(from, before));
+  EXPECT_FALSE(to.ordered_after(from, after));
+  EXPECT_FALSE(from.ordered_after(to, 1));
+}
+
+TEST_F(event_test, recorded_again_tells_the_later_order) {
+  auto& from = a.key().order();
+  auto& to = b.key().order();
+  happened.record(a);
+  auto const middle = from.now();
+  happened.record(a);
+  b.wait(happened);
+  EXPECT_TRUE(to.ordered_after(from, middle));
+
+  stream c{first};
+  auto const of_b = to.now();
+  happened.record(b); // another stream now
+  c.wait(happened);
+  EXPECT_TRUE(c.key().order().ordered_after(to, of_b));
+}
+
+TEST_F(event_test, carries_what_its_stream_was_ordered_after) {
+  stream c{first};
+  auto& from = a.key().order();
+  auto const freed = from.now();
+  happened.record(a);
+  b.wait(happened);
+  event second{first};
+  second.record(b);
+  c.wait(second);
+  EXPECT_TRUE(c.key().order().ordered_after(from, freed));
+  auto const later = from.now();
+  event third{first};
+  third.record(a);
+  b.wait(third); // b learns more, after `second` was recorded
+  stream d{first};
+  d.wait(second);
+  EXPECT_FALSE(d.key().order().ordered_after(from, later));
+}
+
+TEST_F(event_test, tells_nothing_when_the_wait_failed) {
+  auto& from = a.key().order();
+  auto const freed = from.now();
+  happened.record(a);
+  simulator::fail_call("cuStreamWaitEvent", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(b.wait(happened), gpumem::cuda_error);
+  EXPECT_FALSE(b.key().order().ordered_after(from, freed));
+  simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(happened.is_done(), gpumem::cuda_error);
+  EXPECT_FALSE(from.completed(freed)); // an error is not completion
+}
+
+TEST_F(event_test, on_a_default_stream_tells_pools_nothing) {
+  gpumem::current_device const scope{first};
+  for (auto const handle : {CUstream{}, CU_STREAM_LEGACY}) {
+    gpumem::stream_ref const ref{handle};
+    auto& order = gpumem::identify(ref, first).order();
+    auto const freed = order.now();
+    happened.record(ref);
+    b.wait(happened);
+    EXPECT_FALSE(b.key().order().ordered_after(order, freed));
+    simulator::run_until_idle();
+    EXPECT_TRUE(happened.is_done());
+  }
+}
+
+TEST_F(event_test, of_a_capture_is_no_order_outside_it) {
+  auto& from = a.key().order();
+  for (bool const known : {true, false}) {
+    auto const freed = from.now();
+    if (known) {
+      a.begin_capture();
+    } else { // behind gpumem's back
+      gpumem::check(gpumem::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+    }
+    happened.record(a);
+    b.wait(happened); // b joins the capture
+    EXPECT_FALSE(b.key().order().ordered_after(from, freed));
+    EXPECT_THROW(happened.is_done(), gpumem::acquire_error);
+    happened.record(b);
+    a.wait(happened);
+    gpumem::driver().graph_destroy(a.end_capture()); // whole
+    EXPECT_FALSE(from.completed(freed));
+  }
+}
+
+TEST_F(event_test, waits_across_devices) {
+  stream far{device{1}};
+  auto const freed = a.key().order().now();
+  happened.record(a);
+  far.wait(happened);
+  EXPECT_TRUE(far.key().order().ordered_after(a.key().order(), freed));
+}
+
+TEST_F(event_test, moves_with_what_it_knows) {
+  auto const freed = a.key().order().now();
+  happened.record(a);
+  event other{std::move(happened)};
+  EXPECT_FALSE(happened.valid()); // NOLINT(bugprone-use-after-move): what is tested
+  b.wait(other);
+  EXPECT_TRUE(b.key().order().ordered_after(a.key().order(), freed));
+  happened = std::move(other);
+  EXPECT_TRUE(happened.valid());
+}
+
+TEST_F(event_test, is_pooled) {
+  { event const one{first}; }
+  auto const made = gpumem::driver_calls("cuEventCreate");
+  for (int i = 0; i < 10; ++i) event const one{first};
+  EXPECT_EQ(gpumem::driver_calls("cuEventCreate"), made);
+}
+
+} // namespace

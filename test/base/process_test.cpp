@@ -1,0 +1,173 @@
+// The ends of processes: exit with everything running, and fork.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::task;
+
+class process : public testing::Test {
+protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  std::chrono::steady_clock::time_point const began = std::chrono::steady_clock::now();
+  // Far above what an exit takes, far below a hang.
+  bool in_time() const { return std::chrono::steady_clock::now() - began < 20s; }
+};
+
+task<> wait_for(gpumem::stream_ref stream) { co_await gpumem::completion(stream); }
+task<> wait_for_memory(test::parking_resource resource, gpumem::stream_ref stream) {
+  auto const block = co_await resource.acquire(stream, 100);
+}
+
+// Work that never ends, somebody who waits for it, and somebody who waits for memory.
+struct everything_running {
+  gpumem::stream stream{gpumem::device{0}};
+  gpumem::event never{gpumem::device{0}};
+  test::parking_resource resource{100};
+  gpumem::allocation block = resource.acquire(stream, 100).wait();
+  std::optional<test::started> gpu, memory;
+  everything_running() {
+    gpumem::simulator::never_complete(never.get());
+    never.record(stream);
+    gpu.emplace(test::start(wait_for(stream)));
+    memory.emplace(test::start(wait_for_memory(resource, stream)));
+  }
+};
+
+TEST_F(process, exits_with_static_objects_that_die_before_the_driver) {
+  EXPECT_EXIT(
+      {
+        gpumem::driver();
+        static everything_running const all;
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, exits_with_static_objects_that_die_after_the_driver) {
+  EXPECT_EXIT(
+      {
+        static std::optional<everything_running> all; // constructed before the driver's exit is registered
+        all.emplace();
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, exits_with_parked_coroutines_that_nobody_destroys) {
+  EXPECT_EXIT(
+      {
+        new everything_running;
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, exits_from_the_library_thread) {
+  EXPECT_EXIT(
+      {
+        auto body = []() -> task<> {
+          co_await test::hop{gpumem::library_executor()};
+          std::exit(0);
+        };
+        gpumem::sync_wait(body());
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, exits_while_the_library_thread_is_busy_for_ever) {
+  EXPECT_EXIT(
+      {
+        std::atomic<bool> busy{false};
+        auto body = [&]() -> task<> {
+          co_await test::hop{gpumem::library_executor()};
+          busy = true;
+          for (;;) std::this_thread::yield();
+        };
+        auto const running = new test::started{test::start(body())};
+        while (!busy) std::this_thread::yield();
+        std::exit(running->done() ? 1 : 0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, makes_no_driver_call_after_the_driver_has_gone) {
+  EXPECT_EXIT(
+      {
+        struct last_word {
+          std::optional<everything_running> all;
+          ~last_word() {
+            auto const calls = gpumem::driver_calls();
+            bool const refused =
+                all->resource.acquire(all->stream, 1).try_now().error().what == gpumem::outcome::device_lost;
+            all.reset();
+            std::_Exit(!gpumem::driver_alive() && refused && gpumem::driver_calls() == calls ? 0 : 1);
+          }
+        };
+        static last_word word;
+        word.all.emplace();
+        std::exit(2);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+// What a forked child may do: nothing that asks the driver, and everything without a hang.
+int child(everything_running& all) {
+  if (gpumem::driver_alive()) return 1;
+  auto const calls = gpumem::driver_calls();
+  try {
+    [[maybe_unused]] auto* const p = all.resource.allocate(all.stream, 1);
+    return 2;
+  } catch (gpumem::cuda_error const&) {
+  }
+  if (all.resource.acquire(all.stream, 1).try_now()) return 3;
+  try {
+    gpumem::sync_wait(gpumem::completion(all.stream));
+    return 4;
+  } catch (gpumem::cuda_error const&) {
+  }
+  all.block.reset(); // does nothing
+  all.resource.deallocate(all.stream, &all, 1);
+  return gpumem::driver_calls() == calls ? 0 : 5;
+}
+
+TEST_F(process, forked_refuses_to_allocate_and_ends_in_time) {
+  EXPECT_EXIT(
+      {
+        static everything_running all;
+        auto const pid = fork();
+        if (pid == 0) std::exit(child(all)); // with all destructors
+        int status = 0;
+        waitpid(pid, &status, 0);
+        bool const alive = gpumem::driver_alive() && all.resource.state().used() == 100;
+        std::_Exit(!alive ? 6 : WIFEXITED(status) ? WEXITSTATUS(status) : 7);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+} // namespace

@@ -1,0 +1,233 @@
+// Real threads under one baton: what a seed decides, and that it decides it again.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+namespace sync = gpumem::sync;
+namespace schedule = gpumem::schedule;
+
+// In which order three threads come by: one letter a step.
+std::string order_of(std::uint64_t seed) {
+  std::string order;
+  std::vector<std::function<void()>> bodies;
+  for (char name : {'a', 'b', 'c'}) {
+    bodies.emplace_back([&order, name] {
+      for (int i = 0; i < 8; ++i) {
+        sync::mark();
+        order += name;
+      }
+    });
+  }
+  schedule::run(seed, std::move(bodies));
+  return order;
+}
+
+TEST(schedule, of_one_seed_is_one_sequence) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) ASSERT_EQ(order_of(seed), order_of(seed)) << seed;
+}
+
+TEST(schedule, of_many_seeds_is_many_sequences) {
+  std::set<std::string> seen;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) seen.insert(order_of(seed));
+  EXPECT_GT(seen.size(), 190u);
+}
+
+TEST(schedule, lets_one_thread_run_at_a_time) {
+  // Unguarded, but for the marks: a second thread between them would be seen.
+  int inside = 0, most = 0;
+  auto body = [&] {
+    for (int i = 0; i < 100; ++i) {
+      ++inside;
+      most = std::max(most, inside);
+      --inside;
+      sync::mark();
+    }
+  };
+  auto const result = schedule::run(1, {body, body, body});
+  EXPECT_EQ(most, 1);
+  EXPECT_GE(result.marks, 300u);
+  EXPECT_GT(result.switches, 100u);
+}
+
+TEST(schedule, finds_the_race_of_a_read_and_a_write_apart) {
+  // What it is for: some seeds lose an update, some do not.
+  int lost = 0;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    int count = 0;
+    auto body = [&] {
+      for (int i = 0; i < 3; ++i) {
+        auto const read = count;
+        sync::mark();
+        count = read + 1;
+      }
+    };
+    schedule::run(seed, {body, body});
+    lost += count < 6;
+  }
+  EXPECT_GT(lost, 10);
+  EXPECT_LT(lost, 100);
+}
+
+TEST(schedule, excludes_by_its_mutex) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    sync::mutex guard;
+    int count = 0;
+    auto body = [&] {
+      for (int i = 0; i < 5; ++i) {
+        sync::lock const held{guard};
+        auto const read = count;
+        sync::mark();
+        count = read + 1;
+      }
+    };
+    schedule::run(seed, {body, body, body});
+    ASSERT_EQ(count, 15) << seed;
+  }
+}
+
+TEST(schedule, wakes_by_its_condition) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    sync::mutex guard;
+    sync::condition wake;
+    std::vector<int> queue;
+    int taken = 0;
+    auto producer = [&] {
+      for (int i = 0; i < 4; ++i) {
+        sync::lock const held{guard};
+        queue.push_back(i);
+        wake.notify_one();
+      }
+    };
+    auto consumer = [&] {
+      for (int i = 0; i < 4; ++i) {
+        sync::lock held{guard};
+        while (queue.empty()) wake.wait(held);
+        queue.pop_back();
+        ++taken;
+      }
+    };
+    schedule::run(seed, {producer, consumer, producer, consumer});
+    ASSERT_EQ(taken, 8) << seed;
+  }
+}
+
+TEST(schedule, has_a_time_of_its_own) {
+  auto const really = std::chrono::steady_clock::now();
+  sync::time_point before, after;
+  schedule::run(1, {[&] {
+    before = sync::now();
+    sync::sleep_for(1h);
+    after = sync::now();
+  }});
+  EXPECT_GE(after - before, 1h);
+  EXPECT_LT(after - before, 1h + 1s);
+  EXPECT_LT(std::chrono::steady_clock::now() - really, 10s);
+}
+
+TEST(schedule, wakes_sleepers_in_the_order_of_their_deadlines) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    std::string order;
+    auto sleeper = [&order](char name, sync::duration span) {
+      return [&order, name, span] {
+        sync::sleep_for(span);
+        order += name;
+      };
+    };
+    schedule::run(seed, {sleeper('c', 3s), sleeper('a', 1s), sleeper('b', 2s)});
+    ASSERT_EQ(order, "abc") << seed;
+  }
+}
+
+TEST(schedule, times_a_wait_out_when_nobody_notifies) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    sync::mutex guard;
+    sync::condition never;
+    sync::time_point deadline, ended;
+    schedule::run(seed, {[&] {
+      sync::lock held{guard};
+      deadline = sync::now() + 5s;
+      while (sync::now() < deadline) never.wait_until(held, deadline);
+      ended = sync::now();
+    }});
+    ASSERT_GE(ended, deadline);
+    // A ticket that timed out takes no notification from the next who waits.
+    int woken = 0;
+    bool go = false;
+    schedule::run(seed, {[&] {
+                           sync::lock held{guard};
+                           while (!go) never.wait(held);
+                           ++woken;
+                         },
+                         [&] {
+                           sync::sleep_for(1s);
+                           sync::lock const held{guard};
+                           go = true;
+                           never.notify_one();
+                         }});
+    ASSERT_EQ(woken, 1);
+  }
+}
+
+TEST(schedule, numbers_its_threads_the_same_each_time) {
+  auto numbers = [](std::uint64_t seed) {
+    std::vector<unsigned> seen(3);
+    std::vector<std::function<void()>> bodies;
+    for (auto& one : seen) bodies.emplace_back([&one] { one = sync::thread_number(); });
+    schedule::run(seed, std::move(bodies));
+    return seen;
+  };
+  auto const first = numbers(1);
+  EXPECT_EQ(std::set<unsigned>(first.begin(), first.end()).size(), 3u);
+  EXPECT_EQ(numbers(2), first);
+}
+
+TEST(schedule, lets_gpumems_own_threads_take_part) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    bool ran = false;
+    schedule::run(seed, {[&] {
+      sync::thread inner{[&] {
+        sync::mark();
+        ran = true;
+      }};
+      inner.join();
+      ASSERT_TRUE(ran);
+    }});
+  }
+}
+
+TEST(schedule_death, tells_a_deadlock_with_its_seed_and_aborts) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  auto deadlock = [] {
+    sync::mutex a, b;
+    auto take = [](sync::mutex& first, sync::mutex& second) {
+      return [&first, &second] {
+        sync::lock const one{first};
+        sync::mark();
+        sync::lock const two{second};
+      };
+    };
+    for (std::uint64_t seed = 1;; ++seed) schedule::run(seed, {take(a, b), take(b, a)});
+  };
+  EXPECT_DEATH(deadlock(), "all threads wait, seed [0-9]+(.|\n)*waits for a mutex");
+  EXPECT_DEATH(schedule::run(77,
+                             {[] {
+                               sync::mutex guard;
+                               sync::condition never;
+                               sync::lock held{guard};
+                               never.wait(held);
+                             }}),
+               "all threads wait, seed 77(.|\n)*waits for a condition");
+}
+
+} // namespace

@@ -1,0 +1,263 @@
+// Which stream is which.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::device;
+using gpumem::identify;
+using gpumem::stream;
+using gpumem::stream_key;
+using gpumem::stream_ref;
+using stream_kind = decltype(std::declval<stream_key const&>().order().kind());
+
+class stream_test : public testing::Test {
+protected:
+  // A stream of somebody else.
+  CUstream make_foreign(device where = device{0}) {
+    gpumem::current_device const scope{where};
+    CUstream handle = nullptr;
+    gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    return handle;
+  }
+  void destroy(CUstream handle) { gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy"); }
+
+  device first{0}, second{1};
+  gpumem::current_device current{first};
+};
+
+TEST_F(stream_test, own_is_known_by_its_handle_without_a_driver_call) {
+  stream const s{first};
+  stream_ref const bare{s.get()};
+  auto const before = gpumem::driver_calls();
+  auto const key = identify(bare, first);
+  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(key, s.key());
+  EXPECT_EQ(identify(bare), key);
+  EXPECT_TRUE(key.has_handle());
+  EXPECT_FALSE(key.is_host());
+  EXPECT_EQ(key.handle(), s.get());
+  EXPECT_EQ(s.device(), first);
+  EXPECT_TRUE(key.by_identity().has_handle()); // it lives for ever
+}
+
+TEST_F(stream_test, own_is_pooled_and_keeps_its_identity) {
+  CUstream handle = nullptr;
+  std::optional<stream_key> key;
+  {
+    stream s{first};
+    handle = s.get();
+    key = s.key();
+  }
+  auto const made = gpumem::driver_calls("cuStreamCreateWithPriority");
+  stream const again{first};
+  EXPECT_EQ(again.get(), handle);
+  EXPECT_EQ(again.key(), *key);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamCreateWithPriority"), made);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamDestroy"), 0u);
+  stream const other{first}, elsewhere{second}, urgent{first, -1};
+  EXPECT_NE(other.key(), again.key());
+  EXPECT_EQ(elsewhere.device(), second);
+  EXPECT_NE(urgent.key(), other.key());
+}
+
+TEST_F(stream_test, is_moved_without_being_given_back_twice) {
+  stream a{first};
+  auto const key = a.key();
+  stream b{std::move(a)};
+  EXPECT_EQ(b.key(), key);
+  stream c{first};
+  c = std::move(b); // c's own goes back
+  EXPECT_EQ(c.key(), key);
+  stream const d{first}, e{first};
+  EXPECT_NE(d.key(), c.key());
+  EXPECT_NE(e.key(), c.key());
+  EXPECT_NE(d.key(), e.key());
+}
+
+TEST_F(stream_test, foreign_is_known_by_its_id_in_two_calls) {
+  auto const handle = make_foreign();
+  auto const key = identify(stream_ref{handle}, first);
+  auto const before = gpumem::driver_calls();
+  EXPECT_EQ(identify(stream_ref{handle}, first), key);
+  EXPECT_EQ(gpumem::driver_calls(), before + 2);
+  EXPECT_EQ(key.by_identity().has_handle(), false); // it may die
+  EXPECT_EQ(key.order().device(), 0);
+  destroy(handle);
+}
+
+TEST_F(stream_test, foreign_with_a_recycled_handle_is_another_stream) {
+  auto const handle = make_foreign();
+  auto const key = identify(stream_ref{handle}, first);
+  destroy(handle);
+  auto const recycled = make_foreign();
+  ASSERT_EQ(recycled, handle);
+  EXPECT_NE(identify(stream_ref{recycled}, first), key);
+  destroy(recycled);
+}
+
+TEST_F(stream_test, adopted_has_the_fast_path_until_the_promise_ends) {
+  auto const handle = make_foreign();
+  auto const key = identify(stream_ref{handle}, first);
+  {
+    auto const promised = stream::adopt(handle);
+    EXPECT_EQ(promised.key(), key);
+    auto const before = gpumem::driver_calls();
+    EXPECT_EQ(identify(stream_ref{handle}, first), key);
+    EXPECT_EQ(gpumem::driver_calls(), before);
+    EXPECT_TRUE(key.by_identity().has_handle());
+  }
+  EXPECT_FALSE(key.by_identity().has_handle());
+  destroy(handle);
+  auto const recycled = make_foreign();
+  ASSERT_EQ(recycled, handle);
+  EXPECT_NE(identify(stream_ref{recycled}, first), key); // the table does not say that it is the old one
+  destroy(recycled);
+}
+
+TEST_F(stream_test, adopted_twice_is_promised_until_both_end) {
+  auto const handle = make_foreign();
+  std::optional<stream> a{stream::adopt(handle)}, b{stream::adopt(handle)};
+  auto const key = a->key();
+  a.reset();
+  auto const before = gpumem::driver_calls();
+  EXPECT_EQ(identify(stream_ref{handle}, first), key);
+  EXPECT_EQ(gpumem::driver_calls(), before);
+  b.reset();
+  EXPECT_FALSE(key.by_identity().has_handle());
+  destroy(handle);
+}
+
+TEST_F(stream_test, own_adopted_stays_own) {
+  stream const s{first};
+  { auto const promised = stream::adopt(s.get()); }
+  auto const before = gpumem::driver_calls();
+  EXPECT_EQ(identify(stream_ref{s.get()}, first), s.key());
+  EXPECT_EQ(gpumem::driver_calls(), before);
+}
+
+TEST_F(stream_test, default_cannot_be_adopted) {
+  for (auto const handle : {CUstream{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
+    EXPECT_THROW(stream::adopt(handle), std::invalid_argument);
+  }
+}
+
+TEST_F(stream_test, null_is_another_on_each_thread_and_device) {
+  stream_ref const null{CUstream{}};
+  auto const mine = identify(null, first);
+  EXPECT_EQ(identify(null, first), mine);
+  EXPECT_EQ(identify(null), mine);
+  EXPECT_EQ(mine.order().kind(), stream_kind::null);
+  std::optional<stream_key> theirs, elsewhere;
+  std::thread{[&] { theirs = identify(null, first); }}.join();
+  {
+    gpumem::current_device const scope{second};
+    elsewhere = identify(null, second);
+  }
+  EXPECT_NE(*theirs, mine);
+  EXPECT_NE(*elsewhere, mine);
+  EXPECT_NE(*elsewhere, *theirs);
+  std::optional<stream_key> later; // a thread that takes over the number of one that ended is another
+  std::thread{[&] { later = identify(null, first); }}.join();
+  EXPECT_NE(*later, *theirs);
+}
+
+TEST_F(stream_test, legacy_is_one_for_a_device) {
+  stream_ref const legacy{CU_STREAM_LEGACY};
+  auto const mine = identify(legacy, first);
+  std::optional<stream_key> theirs, elsewhere;
+  std::thread{[&] { theirs = identify(legacy, first); }}.join();
+  {
+    gpumem::current_device const scope{second};
+    elsewhere = identify(legacy, second);
+  }
+  EXPECT_EQ(*theirs, mine);
+  EXPECT_NE(*elsewhere, mine);
+  EXPECT_NE(identify(stream_ref{CUstream{}}, first), mine);
+}
+
+TEST_F(stream_test, per_thread_is_one_for_each_thread) {
+  stream_ref const own{CU_STREAM_PER_THREAD};
+  auto const mine = identify(own, first);
+  EXPECT_EQ(identify(own, first), mine);
+  EXPECT_EQ(mine.order().kind(), stream_kind::per_thread);
+  std::optional<stream_key> theirs;
+  std::thread{[&] {
+    gpumem::current_device const scope{first};
+    theirs = identify(own, first);
+  }}.join();
+  EXPECT_NE(*theirs, mine);
+}
+
+TEST_F(stream_test, default_while_another_device_is_current_is_an_invalid_argument) {
+  for (auto const handle : {CUstream{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
+    EXPECT_THROW(identify(stream_ref{handle}, second), std::invalid_argument);
+    EXPECT_NO_THROW(identify(stream_ref{handle}, first));
+  }
+}
+
+TEST_F(stream_test, dead_cannot_be_identified) {
+  auto const handle = make_foreign();
+  destroy(handle);
+  EXPECT_THROW(identify(stream_ref{handle}, first), gpumem::cuda_error);
+  EXPECT_EQ(gpumem::simulator::take_findings().size(), 1u); // the device saw it, too
+}
+
+TEST_F(stream_test, that_captures_says_so) {
+  stream own{first};
+  EXPECT_FALSE(own.key().capturing());
+  own.begin_capture();
+  EXPECT_TRUE(identify(own, first).capturing());
+  gpumem::driver().graph_destroy(own.end_capture());
+  EXPECT_FALSE(own.key().capturing());
+
+  auto const handle = make_foreign();
+  gpumem::check(gpumem::driver().stream_begin_capture(handle, CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+  EXPECT_TRUE(identify(stream_ref{handle}, first).capturing());
+  CUgraph graph = nullptr;
+  gpumem::check(gpumem::driver().stream_end_capture(handle, &graph), "end"); // asking did not spoil it
+  gpumem::driver().graph_destroy(graph);
+  EXPECT_FALSE(identify(stream_ref{handle}, first).capturing());
+  destroy(handle);
+}
+
+TEST_F(stream_test, synchronized_is_complete_to_the_host) {
+  stream s{first};
+  gpumem::simulator::work(s, {}, 1us);
+  auto& order = s.key().order();
+  auto const freed = order.now();
+  EXPECT_FALSE(order.completed(freed));
+  s.synchronize();
+  EXPECT_TRUE(order.completed(freed));
+  EXPECT_FALSE(order.completed(order.now()));
+}
+
+TEST_F(stream_test, host_is_a_stream_whose_past_is_always_complete) {
+  auto const host = stream_key::host();
+  EXPECT_TRUE(host.is_host());
+  EXPECT_FALSE(host.has_handle());
+  EXPECT_TRUE(host.order().completed(host.order().now()));
+  EXPECT_EQ(host, stream_key::host());
+}
+
+TEST_F(stream_test, creation_that_fails_leaves_nothing) {
+  gpumem::simulator::fail_call("cuStreamCreateWithPriority", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_THROW((stream{second, -2}), gpumem::cuda_error);
+  gpumem::simulator::fail_call("cuStreamGetId", 1, CUDA_ERROR_INVALID_VALUE);
+  auto const destroyed = gpumem::driver_calls("cuStreamDestroy");
+  EXPECT_THROW((stream{second, -2}), gpumem::cuda_error);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamDestroy"), destroyed + 1);
+  EXPECT_NO_THROW((stream{second, -2}));
+}
+
+} // namespace

@@ -1,0 +1,99 @@
+// Locks, threads and numbers of the shipped form.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+namespace sync = gpumem::sync;
+
+TEST(sync, excludes_one_thread_by_the_other) {
+  sync::mutex guard;
+  int count = 0;
+  auto body = [&] {
+    for (int i = 0; i < 20'000; ++i) {
+      sync::lock const held{guard};
+      ++count;
+    }
+  };
+  sync::thread a{body}, b{body};
+  a.join();
+  b.join();
+  EXPECT_EQ(count, 40'000);
+}
+
+TEST(sync, tries_a_lock_without_waiting) {
+  sync::mutex guard;
+  sync::lock const held{guard};
+  sync::thread other{[&] { EXPECT_FALSE(guard.try_lock()); }};
+  other.join();
+}
+
+TEST(sync, wakes_who_waits_under_a_condition) {
+  sync::mutex guard;
+  sync::condition wake;
+  int turn = 0;
+  sync::thread other{[&] {
+    sync::lock held{guard};
+    for (int i = 0; i < 1000; ++i) {
+      while (turn != 1) wake.wait(held);
+      turn = 0;
+      wake.notify_all();
+    }
+  }};
+  {
+    sync::lock held{guard};
+    for (int i = 0; i < 1000; ++i) {
+      turn = 1;
+      wake.notify_one();
+      while (turn != 0) wake.wait(held);
+    }
+  }
+  other.join();
+}
+
+TEST(sync, waits_no_longer_than_told) {
+  sync::mutex guard;
+  sync::condition never;
+  sync::lock held{guard};
+  auto const deadline = sync::now() + 2ms;
+  while (sync::now() < deadline) never.wait_until(held, deadline);
+  EXPECT_GE(sync::now(), deadline);
+  EXPECT_TRUE(held.owns_lock());
+}
+
+TEST(sync, numbers_live_threads_densely_and_takes_numbers_over) {
+  auto const mine = sync::thread_number();
+  EXPECT_EQ(sync::thread_number(), mine);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<unsigned> numbers(8);
+    std::vector<std::thread> threads;
+    sync::mutex guard;
+    sync::condition all_there;
+    std::size_t there = 0;
+    for (auto& number : numbers) {
+      threads.emplace_back([&] {
+        number = sync::thread_number();
+        sync::lock held{guard};
+        ++there;
+        all_there.notify_all();
+        while (there < numbers.size()) all_there.wait(held); // all live at once
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    std::set<unsigned> const different(numbers.begin(), numbers.end());
+    EXPECT_EQ(different.size(), numbers.size());
+    EXPECT_FALSE(different.contains(mine));
+    EXPECT_LT(*different.rbegin(), 9u); // no higher than so many threads need
+  }
+}
+
+} // namespace

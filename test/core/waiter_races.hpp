@@ -1,0 +1,131 @@
+// A crowd that acquires, parks, stops, gives up and frees at random; run by free threads and under schedules. Include it
+// after the support headers: it includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace test {
+
+/// What a crowd has met with; all counts are of requests.
+struct crowd_counts {
+  std::size_t granted = 0, stopped = 0, expired = 0, destroyed = 0, parked = 0;
+  void operator+=(crowd_counts const& other) noexcept {
+    granted += other.granted;
+    stopped += other.stopped;
+    expired += other.expired;
+    destroyed += other.destroyed;
+    parked += other.parked;
+  }
+};
+
+/// One member's requests; every choice is made by its own numbers.
+class crowd_member {
+public:
+  /// `pause` lets other threads run.
+  crowd_member(parking_resource resource, gpumem::stream_ref stream, std::uint64_t seed, void (*pause)())
+      : resource_{std::move(resource)}, stream_{stream}, random_{static_cast<std::uint32_t>(seed * 2 + 1)},
+        pause_{pause} {}
+
+  void run(int requests) {
+    for (int i = 0; i < requests; ++i) one_request();
+    for (auto& slot : held_) slot.reset();
+  }
+  crowd_counts const& counts() const noexcept { return counts_; }
+
+private:
+  std::uint32_t pick(std::uint32_t below) { return static_cast<std::uint32_t>(random_() >> 4) % below; }
+  std::size_t size() { return std::size_t{16} << pick(6); }
+
+  void one_request() {
+    // What is held may not keep everybody waiting: a request that can park is made with empty hands.
+    switch (pick(5)) {
+    case 0: return keep(resource_.acquire(stream_, size()).try_now());
+    case 1: return with_empty_hands([&] { keep(until_soon()); });
+    case 2: return with_empty_hands([&] { keep(resource_.acquire(stream_, size()).wait()); });
+    case 3: return with_empty_hands([&] { stopped_request(); });
+    default: return with_empty_hands([&] { destroyed_request(); });
+    }
+  }
+  template <class F> void with_empty_hands(F f) {
+    for (auto& slot : held_) slot.reset();
+    pause();
+    f();
+  }
+  gpumem::expected<gpumem::allocation, gpumem::failure> until_soon() {
+    return resource_.acquire(stream_, size()).wait_until(gpumem::sync::now() + std::chrono::microseconds{pick(30)});
+  }
+  void pause() {
+    for (auto times = pick(6); times > 0; --times) pause_();
+  }
+  void keep(gpumem::expected<gpumem::allocation, gpumem::failure> got) {
+    if (got) {
+      ++counts_.granted;
+      pause();
+      held_[pick(2)] = std::move(*got);
+    } else if (got.error().what == gpumem::outcome::deadline) {
+      ++counts_.expired;
+    }
+  }
+
+  // A coroutine on the member's own executor, stopped at some moment by the member.
+  gpumem::task<bool> awaited(gpumem::executor& where, std::stop_token token) {
+    try {
+      auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &where}, token);
+      pause_();
+      co_return true;
+    } catch (gpumem::acquire_error const&) {
+      co_return false;
+    }
+  }
+  void stopped_request() {
+    std::stop_source source;
+    gpumem::thread_executor elsewhere;
+    auto stopping = [&]() -> gpumem::task<> {
+      co_await hop{elsewhere};
+      pause_();
+      source.request_stop();
+    };
+    auto [granted, nothing] =
+        gpumem::sync_wait(gpumem::when_all(awaited(elsewhere_, source.get_token()), stopping()));
+    ++(granted ? counts_.granted : counts_.stopped);
+  }
+  // A parked coroutine destroyed by its owner: before, while or after somebody grants it.
+  void destroyed_request() {
+    no_runner never;
+    bool resumed = false;
+    auto body = [&]() -> gpumem::task<> {
+      auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &never});
+      resumed = true;
+    };
+    auto const running = start(body());
+    if (!resumed) ++counts_.parked;
+    pause();
+    ++counts_.destroyed;
+  }
+
+  // An executor that nobody runs: what is posted to it stays until it is taken back.
+  class no_runner final : public gpumem::executor {
+  public:
+    void post(gpumem::resumption& item) noexcept override {
+      gpumem::sync::lock const held{guard_};
+      queue_.push(item);
+    }
+    bool retract(gpumem::resumption& item) noexcept override {
+      gpumem::sync::lock const held{guard_};
+      return queue_.remove(item);
+    }
+
+  private:
+    gpumem::sync::mutex guard_;
+    gpumem::resumption_queue queue_;
+  };
+
+  parking_resource resource_;
+  gpumem::stream_ref stream_;
+  std::minstd_rand random_;
+  void (*pause_)();
+  gpumem::thread_executor elsewhere_;
+  gpumem::allocation held_[2];
+  crowd_counts counts_;
+};
+
+} // namespace test

@@ -1,0 +1,103 @@
+// The crowd under schedules: tens of thousands of interleavings, each replayable by its seed.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/parking_resource.hpp"
+#include "waiter_races.hpp"
+
+namespace {
+
+constexpr std::size_t members = 3;
+
+struct outcome_of_seed {
+  test::crowd_counts counts;
+  gpumem::schedule::result schedule;
+  std::size_t used = 0;
+  bool idle = false;
+};
+
+outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
+  outcome_of_seed result;
+  test::parking_resource resource{256};
+  std::array<test::crowd_counts, members> counts;
+  std::vector<std::function<void()>> bodies;
+  for (std::size_t i = 0; i < members; ++i) {
+    bodies.emplace_back([&, i] {
+      test::crowd_member member{resource, streams[i], seed * members + i, gpumem::sync::mark};
+      member.run(3);
+      counts[i] = member.counts();
+    });
+  }
+  result.schedule = gpumem::schedule::run(seed, std::move(bodies));
+  for (auto const& one : counts) result.counts += one;
+  result.used = resource.state().used();
+  result.idle = resource.state().idle();
+  return result;
+}
+
+std::uint64_t number_from(char const* name, std::uint64_t otherwise) {
+  auto const* const text = std::getenv(name);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+class waiter_schedule : public testing::Test {
+protected:
+  void SetUp() override {
+    for (std::size_t i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
+  }
+  std::vector<gpumem::stream> streams;
+};
+
+// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many.
+TEST_F(waiter_schedule, of_a_crowd_ends_with_nothing_lost) {
+  auto const only = number_from("GPUMEM_SEED", 0);
+  auto const first = only ? only : 1, count = only ? 1 : number_from("GPUMEM_SEEDS", 20'000);
+  test::crowd_counts sum;
+  std::uint64_t switches = 0;
+  for (auto seed = first; seed < first + count; ++seed) {
+    auto const result = run_crowd(seed, streams);
+    sum += result.counts;
+    switches += result.schedule.switches;
+    ASSERT_EQ(result.used, 0u) << "GPUMEM_SEED=" << seed;
+    ASSERT_TRUE(result.idle) << "GPUMEM_SEED=" << seed;
+  }
+  std::printf("%llu seeds, %llu switches: granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n",
+              static_cast<unsigned long long>(count), static_cast<unsigned long long>(switches), sum.granted,
+              sum.stopped, sum.expired, sum.destroyed, sum.parked);
+  if (only) return;
+  EXPECT_GT(sum.granted, count);
+  EXPECT_GT(sum.stopped, count / 100);
+  EXPECT_GT(sum.expired, count / 100);
+  EXPECT_GT(sum.parked, count / 100);
+}
+
+TEST_F(waiter_schedule, replays_a_seed_exactly) {
+  run_crowd(1, streams); // what is made at first use
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    auto const once = run_crowd(seed, streams), again = run_crowd(seed, streams);
+    ASSERT_EQ(once.schedule.marks, again.schedule.marks) << seed;
+    ASSERT_EQ(once.schedule.switches, again.schedule.switches) << seed;
+    ASSERT_EQ(once.counts.granted, again.counts.granted) << seed;
+    ASSERT_EQ(once.counts.parked, again.counts.parked) << seed;
+  }
+}
+
+} // namespace

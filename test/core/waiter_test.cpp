@@ -1,0 +1,412 @@
+// Waiting for memory, step by step: a resource that parks, and every way in which a wait can end.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/allocation_count.hpp"
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using gpumem::allocation;
+using gpumem::outcome;
+using gpumem::sync_wait;
+using gpumem::task;
+using test::manual_executor;
+using test::parking_resource;
+
+class waiter_test : public testing::Test {
+protected:
+  // One request that tells how it ended.
+  task<> request(std::size_t bytes, std::optional<outcome>* ended, allocation* keep = nullptr,
+                 std::stop_token token = {}) {
+    try {
+      auto block = co_await resource.acquire(stream, bytes, {.resume_on = &executor}, token);
+      *ended = outcome::granted;
+      if (keep) *keep = std::move(block);
+    } catch (gpumem::acquire_error const& e) {
+      *ended = e.reason();
+    } catch (gpumem::out_of_memory const& e) {
+      *ended = e.reason();
+    }
+  }
+  void TearDown() override { EXPECT_EQ(resource.state().used(), 0u); }
+
+  gpumem::stream stream{gpumem::device{0}};
+  parking_resource resource{1024};
+  manual_executor executor;
+};
+
+TEST_F(waiter_test, with_memory_at_hand_does_not_suspend_and_allocates_nothing) {
+  auto body = [&]() -> task<std::size_t> {
+    auto const before = test::host_allocations();
+    for (int i = 0; i < 100; ++i) auto const block = co_await resource.acquire(stream, 64);
+    co_return test::host_allocations() - before;
+  };
+  EXPECT_EQ(sync_wait(body()), 0u);
+  EXPECT_EQ(resource.state().parked(), 0u);
+  EXPECT_EQ(resource.state().tries(), 100u);
+}
+
+TEST_F(waiter_test, makes_no_driver_call_on_an_own_stream) {
+  sync_wait(resource.acquire(stream, 64)).reset();
+  auto const before = gpumem::driver_calls();
+  for (int i = 0; i < 100; ++i) sync_wait(resource.acquire(stream, 64)).reset();
+  EXPECT_EQ(gpumem::driver_calls(), before);
+}
+
+TEST_F(waiter_test, is_granted_when_memory_is_freed_and_resumes_through_its_executor) {
+  auto block = resource.acquire(stream, 1000).wait();
+  std::optional<outcome> ended;
+  allocation mine;
+  auto const running = test::start(request(100, &ended, &mine));
+  EXPECT_EQ(resource.state().parked(), 1u);
+  EXPECT_FALSE(executor.posted());
+  block.reset();
+  EXPECT_TRUE(executor.posted());
+  EXPECT_FALSE(ended); // not inside the free
+  EXPECT_EQ(resource.state().used(), 100u);
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(ended, outcome::granted);
+  EXPECT_EQ(mine.bytes(), 100u);
+  EXPECT_EQ(mine.stream().get(), stream.get());
+  mine.reset();
+}
+
+TEST_F(waiter_test, is_refused_when_the_resource_closes) {
+  auto block = resource.acquire(stream, 1000).wait();
+  std::optional<outcome> first, second, later;
+  auto const a = test::start(request(100, &first));
+  auto const b = test::start(request(100, &second));
+  resource.state().close();
+  while (executor.run_one()) {
+  }
+  EXPECT_EQ(first, outcome::closed);
+  EXPECT_EQ(second, outcome::closed);
+  auto const c = test::start(request(1, &later));
+  EXPECT_EQ(later, outcome::closed);
+  block.reset();
+}
+
+TEST_F(waiter_test, larger_than_the_limit_fails_at_once) {
+  std::optional<outcome> ended;
+  auto const running = test::start(request(2000, &ended));
+  EXPECT_EQ(ended, outcome::too_large);
+  EXPECT_EQ(resource.state().parked(), 0u);
+}
+
+TEST_F(waiter_test, stopped_before_it_begins_never_reaches_the_resource) {
+  std::stop_source source;
+  source.request_stop();
+  std::optional<outcome> ended;
+  auto const running = test::start(request(10, &ended, nullptr, source.get_token()));
+  EXPECT_EQ(ended, outcome::stopped);
+  EXPECT_EQ(resource.state().tries(), 0u);
+}
+
+TEST_F(waiter_test, stopped_while_parked_ends_through_the_executor) {
+  auto block = resource.acquire(stream, 1024).wait();
+  std::stop_source source;
+  std::optional<outcome> ended;
+  auto const running = test::start(request(10, &ended, nullptr, source.get_token()));
+  source.request_stop();
+  EXPECT_TRUE(resource.state().idle());
+  EXPECT_FALSE(ended);
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(ended, outcome::stopped);
+  block.reset();
+}
+
+TEST_F(waiter_test, stopped_after_the_grant_succeeds) {
+  auto block = resource.acquire(stream, 1024).wait();
+  std::stop_source source;
+  std::optional<outcome> ended;
+  auto const running = test::start(request(10, &ended, nullptr, source.get_token()));
+  block.reset();
+  source.request_stop();
+  executor.run_one();
+  EXPECT_EQ(ended, outcome::granted);
+}
+
+TEST_F(waiter_test, stopped_inside_the_constructor_of_the_callback_is_not_parked) {
+  auto block = resource.acquire(stream, 1024).wait();
+  try {
+    sync_wait(resource.acquire(stream, 10, {}, test::late_token{}));
+    ADD_FAILURE() << "it was not stopped";
+  } catch (gpumem::acquire_error const& e) {
+    EXPECT_EQ(e.reason(), outcome::stopped);
+  }
+  EXPECT_EQ(resource.state().parked(), 0u);
+  block.reset();
+}
+
+TEST_F(waiter_test, stopped_from_the_coroutine_that_the_stop_resumes) {
+  // Inline: the stop callback resumes the coroutine, which destroys the callback that runs.
+  auto block = resource.acquire(stream, 1024).wait();
+  gpumem::inline_executor here;
+  std::stop_source source;
+  bool ended = false;
+  auto body = [&]() -> task<> {
+    try {
+      co_await resource.acquire(stream, 10, {.resume_on = &here}, source.get_token());
+    } catch (gpumem::acquire_error const&) {
+      ended = true;
+      source.request_stop();
+    }
+  };
+  auto const running = test::start(body());
+  source.request_stop();
+  EXPECT_TRUE(ended);
+  block.reset();
+}
+
+TEST_F(waiter_test, destroyed_while_parked_is_withdrawn) {
+  auto block = resource.acquire(stream, 1024).wait();
+  std::optional<outcome> ended;
+  {
+    auto const running = test::start(request(10, &ended));
+    EXPECT_FALSE(resource.state().idle());
+  }
+  EXPECT_TRUE(resource.state().idle());
+  block.reset();
+  EXPECT_FALSE(executor.posted());
+}
+
+TEST_F(waiter_test, destroyed_after_the_grant_gives_the_memory_back) {
+  auto block = resource.acquire(stream, 1024).wait();
+  std::optional<outcome> ended;
+  {
+    auto const running = test::start(request(10, &ended));
+    block.reset();
+    EXPECT_TRUE(executor.posted());
+    EXPECT_EQ(resource.state().used(), 10u);
+  }
+  EXPECT_EQ(resource.state().used(), 0u);
+  EXPECT_FALSE(executor.run_one());
+}
+
+TEST_F(waiter_test, that_waited_first_is_served_first_and_is_not_overtaken) {
+  auto block = resource.acquire(stream, 1000).wait();
+  std::optional<outcome> big, small;
+  auto const a = test::start(request(600, &big));
+  auto const b = test::start(request(10, &small)); // would fit, but came later
+  EXPECT_EQ(resource.state().parked(), 2u);
+  EXPECT_EQ(resource.acquire(stream, 10).try_now().error().what, outcome::exhausted);
+  block.reset();
+  executor.run_one();
+  EXPECT_EQ(big, outcome::granted);
+  EXPECT_FALSE(small);
+  executor.run_one();
+  EXPECT_EQ(small, outcome::granted);
+}
+
+TEST_F(waiter_test, removed_from_the_head_lets_the_next_go_on) {
+  auto block = resource.acquire(stream, 500).wait();
+  std::optional<outcome> big, small, last;
+  std::stop_source source;
+  auto const a = test::start(request(1000, &big, nullptr, source.get_token()));
+  auto b = test::start(request(900, &small));
+  auto const c = test::start(request(10, &last));
+  source.request_stop();
+  EXPECT_FALSE(last);
+  b.destroy(); // now the head is one that fits
+  while (executor.run_one()) {
+  }
+  EXPECT_EQ(big, outcome::stopped);
+  EXPECT_FALSE(small);
+  EXPECT_EQ(last, outcome::granted);
+  block.reset();
+}
+
+TEST_F(waiter_test, resumes_a_long_row_inline_on_the_same_stack) {
+  // Each resumption frees, and thereby grants the next: the flushes may not nest.
+  gpumem::inline_executor here;
+  auto block = resource.acquire(stream, 1024).wait();
+  int granted = 0;
+  auto body = [&]() -> task<> {
+    auto const mine = co_await resource.acquire(stream, 1024, {.resume_on = &here});
+    ++granted;
+  };
+  std::vector<test::started> all;
+  for (int i = 0; i < 100'000; ++i) all.push_back(test::start(body()));
+  block.reset();
+  EXPECT_EQ(granted, 100'000);
+}
+
+TEST_F(waiter_test, waits_without_a_coroutine) {
+  EXPECT_EQ(resource.acquire(stream, 10).try_now()->bytes(), 10u);
+  auto block = resource.acquire(stream, 1024).wait();
+  EXPECT_EQ(resource.acquire(stream, 10).try_now().error(), (gpumem::failure{outcome::exhausted, 0, 10}));
+  EXPECT_THROW(resource.acquire(stream, 2000).wait(), gpumem::out_of_memory);
+  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  EXPECT_EQ(resource.acquire(stream, 10).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_GE(gpumem::sync::now(), soon);
+  EXPECT_TRUE(resource.state().idle());
+  std::thread frees{[&] {
+    while (resource.state().idle()) std::this_thread::yield();
+    block.reset();
+  }};
+  auto const mine = resource.acquire(stream, 10).wait();
+  EXPECT_EQ(mine.bytes(), 10u);
+  frees.join();
+  auto const later = gpumem::sync::now() + std::chrono::hours{1};
+  EXPECT_EQ(resource.acquire(stream, 10).wait_until(later)->bytes(), 10u);
+}
+
+TEST_F(waiter_test, asks_for_nothing_and_gets_it) {
+  auto const nothing = sync_wait(resource.acquire(stream, 0));
+  EXPECT_FALSE(nothing);
+  EXPECT_EQ(nothing.bytes(), 0u);
+  EXPECT_EQ(resource.state().tries(), 0u);
+}
+
+TEST_F(waiter_test, refuses_what_cannot_be_asked_for) {
+  EXPECT_THROW(sync_wait(resource.acquire(stream, 10, {.alignment = 48})), std::invalid_argument);
+  EXPECT_THROW(sync_wait(resource.acquire(stream, 10, {.alignment = 0})), std::invalid_argument);
+  EXPECT_THROW(sync_wait(resource.acquire(stream, SIZE_MAX)), gpumem::out_of_memory);
+  EXPECT_THROW(sync_wait(resource.acquire(stream, SIZE_MAX - 100, {.alignment = 4096})), gpumem::out_of_memory);
+  stream.begin_capture();
+  try {
+    sync_wait(resource.acquire(stream, 10));
+    ADD_FAILURE() << "a capturing stream was served";
+  } catch (gpumem::acquire_error const& e) {
+    EXPECT_EQ(e.reason(), outcome::capture_unsupported);
+  }
+  gpumem::driver().graph_destroy(stream.end_capture());
+}
+
+TEST_F(waiter_test, keeps_the_state_alive_with_its_memory) {
+  auto other = std::make_unique<parking_resource>(100);
+  auto& state = other->state();
+  auto block = other->acquire(stream, 100).wait();
+  other.reset();
+  EXPECT_EQ(state.used(), 100u); // under ASan a use after free, were it gone
+  block.reset();
+}
+
+// Through adaptors and erasure.
+
+using counting = test::counting_adaptor<parking_resource>;
+
+TEST_F(waiter_test, is_counted_by_adaptors_at_the_grant) {
+  counting inner{resource};
+  test::counting_adaptor<counting> outer{inner};
+  auto block = outer.acquire(stream, 1024).wait();
+  EXPECT_EQ(inner.state().live(), 1);
+  EXPECT_EQ(outer.state().live(), 1);
+  allocation mine;
+  auto body = [&]() -> task<> { mine = co_await outer.acquire(stream, 10, {.resume_on = &executor}); };
+  {
+    auto const abandoned = test::start(body());
+    EXPECT_EQ(resource.state().parked(), 1u);
+    EXPECT_EQ(inner.state().live(), 1);
+    EXPECT_EQ(outer.state().live(), 1); // it waits, and nothing is granted
+  }
+  auto const running = test::start(body());
+  block.reset();
+  EXPECT_EQ(inner.state().live(), 1); // one gone, one granted
+  EXPECT_EQ(outer.state().live(), 1);
+  executor.run_one();
+  mine.reset();
+  EXPECT_EQ(inner.state().live(), 0);
+  EXPECT_EQ(outer.state().live(), 0);
+}
+
+// Parks through any form of the resource, and is granted.
+template <class Form> void park_and_grant(Form& form, parking_resource& resource, gpumem::stream& stream) {
+  auto block = resource.acquire(stream, 1024).wait();
+  manual_executor executor;
+  bool granted = false;
+  auto body = [&]() -> task<> {
+    auto const mine = co_await gpumem::acquire(form, stream, 10, {.resume_on = &executor});
+    granted = mine.bytes() == 10;
+  };
+  auto const parked_before = resource.state().parked();
+  auto const running = test::start(body());
+  ASSERT_EQ(resource.state().parked(), parked_before + 1);
+  block.reset();
+  executor.run_one();
+  EXPECT_TRUE(granted);
+}
+
+TEST_F(waiter_test, parks_through_every_form_that_carries_the_services) {
+  gpumem::any_pool any{resource};
+  gpumem::pool_ref ref{resource};
+  gpumem::mr::any_resource<gpumem::mr::device_accessible> narrowed{any};
+  gpumem::mr::resource_ref<gpumem::mr::device_accessible> narrowed_ref{ref};
+  counting counted{resource};
+  gpumem::any_pool any_counted{counted};
+  park_and_grant(resource, resource, stream);
+  park_and_grant(any, resource, stream);
+  park_and_grant(ref, resource, stream);
+  park_and_grant(narrowed, resource, stream);
+  park_and_grant(narrowed_ref, resource, stream);
+  park_and_grant(counted, resource, stream);
+  park_and_grant(any_counted, resource, stream);
+  EXPECT_EQ(counted.state().live(), 0);
+  EXPECT_EQ(gpumem::figures_of(narrowed).limit, 1024u);
+}
+
+TEST_F(waiter_test, erased_straight_is_ready_or_throws) {
+  gpumem::mr::any_resource<gpumem::mr::device_accessible> erased{resource};
+  EXPECT_EQ(sync_wait(gpumem::acquire(erased, stream, 10)).bytes(), 10u);
+  auto block = resource.acquire(stream, 1024).wait();
+  EXPECT_THROW(sync_wait(gpumem::acquire(erased, stream, 10)), gpumem::out_of_memory);
+  EXPECT_EQ(resource.state().parked(), 0u);
+  EXPECT_EQ(gpumem::figures_of(erased).limit, 0u);
+  block.reset();
+}
+
+// A limiter as a user writes it: it forwards every property of what it wraps.
+class users_limiter : public cuda::forward_property<users_limiter, parking_resource> {
+public:
+  explicit users_limiter(parking_resource upstream) : upstream_{std::move(upstream)} {}
+  void* allocate(gpumem::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    ++*calls_;
+    return upstream_.allocate(stream, bytes, alignment);
+  }
+  void deallocate(gpumem::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    ++*calls_;
+    upstream_.deallocate(stream, p, bytes, alignment);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) { return upstream_.allocate_sync(bytes, alignment); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+  parking_resource const& upstream_resource() const noexcept { return upstream_; }
+  bool operator==(users_limiter const& other) const noexcept { return upstream_ == other.upstream_; }
+  int calls() const noexcept { return *calls_; }
+
+private:
+  parking_resource upstream_;
+  std::shared_ptr<int> calls_ = std::make_shared<int>(0);
+};
+
+TEST_F(waiter_test, does_not_bypass_a_users_adaptor_that_forwards_properties) {
+  users_limiter limiter{resource};
+  gpumem::any_pool any{limiter};
+  gpumem::mr::resource_ref<gpumem::mr::device_accessible> ref{limiter};
+  ASSERT_NE(try_get_property(any, gpumem::services{}), cuda::std::nullopt); // it is passed through …
+  EXPECT_EQ(gpumem::find_services(any).table, nullptr);                     // … and not taken
+  sync_wait(gpumem::acquire(limiter, stream, 10)).reset();
+  EXPECT_EQ(limiter.calls(), 2);
+  sync_wait(gpumem::acquire(any, stream, 10)).reset();
+  EXPECT_EQ(limiter.calls(), 4);
+  sync_wait(gpumem::acquire(ref, stream, 10)).reset();
+  EXPECT_EQ(limiter.calls(), 6);
+}
+
+} // namespace

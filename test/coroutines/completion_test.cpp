@@ -1,0 +1,384 @@
+// Waiting for the device, on the simulated one.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/allocation_count.hpp"
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::completion;
+using gpumem::outcome;
+using gpumem::sync_wait;
+using gpumem::task;
+using test::manual_executor;
+namespace simulator = gpumem::simulator;
+
+// The device is stepped by hand, so that work ends when the test says so.
+class stepped_device final : public testing::Environment {
+public:
+  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
+};
+[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
+
+class completion_test : public testing::Test {
+protected:
+  void SetUp() override { stream.emplace(gpumem::device{0}); }
+  void TearDown() override {
+    simulator::run_until_idle();
+    EXPECT_NO_THROW(simulator::expect_silent());
+  }
+  gpumem::stream& s() { return *stream; }
+  std::optional<gpumem::stream> stream;
+};
+
+// Waits, without sleeping in the test, until the poller has asked about events this often from now.
+void let_poll(std::uint64_t queries) {
+  auto const from = gpumem::driver_calls("cuEventQuery");
+  while (gpumem::driver_calls("cuEventQuery") < from + queries) std::this_thread::yield();
+}
+
+TEST_F(completion_test, of_an_idle_stream_is_ready_and_allocates_nothing) {
+  auto const records = gpumem::driver_calls("cuEventRecord");
+  auto body = [&]() -> task<std::size_t> {
+    co_await completion(s()); // what the first use makes
+    auto const before = test::host_allocations();
+    for (int i = 0; i < 100; ++i) co_await completion(s());
+    co_return test::host_allocations() - before;
+  };
+  EXPECT_EQ(sync_wait(body()), 0u);
+  EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records); // it asked first, and there was nothing to wait for
+}
+
+TEST_F(completion_test, resumes_when_the_work_is_done_and_not_before) {
+  bool worked = false;
+  simulator::work(s(), {}, 1us, [&] { worked = true; });
+  manual_executor executor;
+  bool resumed = false;
+  auto body = [&]() -> task<> {
+    co_await completion(s(), {.resume_on = &executor});
+    EXPECT_TRUE(worked);
+    resumed = true;
+  };
+  auto const running = test::start(body());
+  let_poll(10);
+  EXPECT_FALSE(executor.posted());
+  simulator::run_until_idle();
+  executor.wait_for_post();
+  EXPECT_FALSE(resumed); // only the executor resumes it
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_TRUE(resumed);
+}
+
+TEST_F(completion_test, resumes_on_the_library_thread_by_default) {
+  simulator::work(s(), {}, 1us);
+  std::atomic<bool> armed{false};
+  auto where = [&]() -> task<std::thread::id> {
+    armed = true;
+    co_await completion(s());
+    co_return std::this_thread::get_id();
+  };
+  std::thread device{[&] {
+    while (!armed) std::this_thread::yield();
+    let_poll(3);
+    simulator::run_until_idle();
+  }};
+  auto const resumed_on = sync_wait(where());
+  device.join();
+  auto body = [&]() -> task<std::thread::id> {
+    co_await test::hop{gpumem::library_executor()};
+    co_return std::this_thread::get_id();
+  };
+  EXPECT_EQ(resumed_on, sync_wait(body()));
+  EXPECT_NE(resumed_on, std::this_thread::get_id());
+}
+
+TEST_F(completion_test, waits_for_what_was_given_before_the_await_only) {
+  simulator::work(s(), {}, 1us);
+  manual_executor executor;
+  auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
+  auto const running = test::start(body());
+  simulator::work(s(), {}, 1us);
+  while (simulator::report().operations_pending > 1) simulator::step();
+  executor.wait_for_post();
+  EXPECT_EQ(simulator::report().operations_pending, 1u);
+  executor.run_one();
+  EXPECT_TRUE(running.done());
+}
+
+TEST_F(completion_test, publishes_what_the_host_has_seen) {
+  auto& order = s().key().order();
+  simulator::work(s(), {}, 1us);
+  auto const freed_now = order.now();
+  manual_executor executor;
+  auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
+  auto const running = test::start(body());
+  EXPECT_FALSE(order.completed(freed_now));
+  EXPECT_GT(order.now(), freed_now); // what is freed from here on is not covered
+  simulator::run_until_idle();
+  executor.wait_for_post();
+  EXPECT_TRUE(order.completed(freed_now));
+  EXPECT_FALSE(order.completed(order.now()));
+  executor.run_one();
+
+  auto const freed_later = order.now();
+  sync_wait(completion(s())); // ready, and tells as well
+  EXPECT_TRUE(order.completed(freed_later));
+  auto const freed_last = order.now();
+  completion(s()).wait();
+  EXPECT_TRUE(order.completed(freed_last));
+}
+
+TEST_F(completion_test, of_an_event_waits_for_what_it_captured) {
+  gpumem::event event{gpumem::device{0}};
+  EXPECT_NO_THROW(sync_wait(completion(event))); // never recorded: nothing to wait for
+  simulator::work(s(), {}, 1us);
+  auto const freed = s().key().order().now();
+  event.record(s());
+  manual_executor executor;
+  auto body = [&]() -> task<> { co_await completion(event, {.resume_on = &executor}); };
+  auto const running = test::start(body());
+  let_poll(5);
+  EXPECT_FALSE(executor.posted());
+  simulator::run_until_idle();
+  executor.wait_for_post();
+  EXPECT_TRUE(s().key().order().completed(freed));
+  executor.run_one();
+  EXPECT_TRUE(running.done());
+  EXPECT_NO_THROW(completion(event).wait());
+}
+
+TEST_F(completion_test, blocks_a_plain_thread) {
+  bool worked = false;
+  simulator::work(s(), {}, 1us, [&] { worked = true; });
+  completion(s()).wait();
+  EXPECT_TRUE(worked);
+}
+
+TEST_F(completion_test, takes_streams_of_every_kind) {
+  gpumem::current_device const scope{gpumem::device{0}};
+  CUstream raw = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  for (auto const stream : {gpumem::stream_ref{raw}, gpumem::stream_ref{CUstream{}}, gpumem::stream_ref{CU_STREAM_LEGACY},
+                            gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
+    bool worked = false;
+    simulator::work(stream, {}, 1us, [&] { worked = true; });
+    manual_executor executor;
+    auto body = [&]() -> task<> { co_await completion(stream, {.resume_on = &executor}); };
+    auto const running = test::start(body());
+    EXPECT_FALSE(running.done());
+    simulator::run_until_idle();
+    executor.wait_for_post();
+    executor.run_one();
+    EXPECT_TRUE(running.done());
+    EXPECT_TRUE(worked);
+  }
+}
+
+TEST_F(completion_test, refuses_a_capturing_stream_and_leaves_the_capture_whole) {
+  for (bool const known : {true, false}) {
+    if (known) {
+      s().begin_capture();
+    } else {
+      gpumem::check(gpumem::driver().stream_begin_capture(s().get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+    }
+    for (bool const blocking : {true, false}) {
+      try {
+        if (blocking) {
+          completion(s()).wait();
+        } else {
+          sync_wait(completion(s()));
+        }
+        ADD_FAILURE() << "a capturing stream was waited for";
+      } catch (gpumem::acquire_error const& e) {
+        EXPECT_EQ(e.reason(), outcome::capture_unsupported);
+      }
+    }
+    gpumem::check(gpumem::driver().graph_destroy(s().end_capture()), "cuGraphDestroy"); // it was not spoiled
+  }
+}
+
+TEST_F(completion_test, of_an_event_in_a_capture_is_refused) {
+  gpumem::event event{gpumem::device{0}};
+  s().begin_capture();
+  event.record(s());
+  EXPECT_THROW(sync_wait(completion(event)), gpumem::acquire_error);
+  EXPECT_THROW(event.synchronize(), gpumem::acquire_error);
+  gpumem::check(gpumem::driver().graph_destroy(s().end_capture()), "cuGraphDestroy");
+}
+
+TEST_F(completion_test, waits_beside_a_capture_of_another_thread_in_global_mode) {
+  gpumem::stream captured{gpumem::device{0}};
+  captured.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
+  simulator::work(s(), {}, 1us);
+  manual_executor executor;
+  auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
+  auto const running = test::start(body());
+  let_poll(5);
+  simulator::run_until_idle();
+  executor.wait_for_post();
+  executor.run_one();
+  gpumem::check(gpumem::driver().graph_destroy(captured.end_capture()), "cuGraphDestroy");
+}
+
+TEST_F(completion_test, stops_before_during_and_after) {
+  std::stop_source before, during, after;
+  before.request_stop();
+  auto reason = [&](gpumem::executor* where, std::stop_token token) -> task<outcome> {
+    try {
+      co_await completion(s(), {.resume_on = where}, token);
+    } catch (gpumem::acquire_error const& e) {
+      co_return e.reason();
+    }
+    co_return outcome::granted;
+  };
+  EXPECT_EQ(sync_wait(reason(nullptr, before.get_token())), outcome::stopped);
+
+  simulator::work(s(), {}, 1us);
+  manual_executor executor;
+  auto told = outcome::closed;
+  auto body = [&](std::stop_token token) -> task<> { told = co_await reason(&executor, token); };
+  {
+    auto const running = test::start(body(during.get_token()));
+    let_poll(3);
+    during.request_stop();
+    EXPECT_TRUE(executor.posted());
+    EXPECT_EQ(told, outcome::closed);
+    EXPECT_TRUE(executor.run_one());
+    EXPECT_EQ(told, outcome::stopped);
+  }
+  manual_executor second;
+  auto other = [&](std::stop_token token) -> task<> { told = co_await reason(&second, token); };
+  auto const running = test::start(other(after.get_token()));
+  simulator::run_until_idle();
+  second.wait_for_post();
+  after.request_stop(); // it is decided: the wait succeeds
+  second.run_one();
+  EXPECT_EQ(told, outcome::granted);
+}
+
+TEST_F(completion_test, stops_inside_the_constructor_of_the_callback) {
+  simulator::work(s(), {}, 1us);
+  try {
+    sync_wait(completion(s(), {}, test::late_token{}));
+    ADD_FAILURE() << "it was not stopped";
+  } catch (gpumem::acquire_error const& e) {
+    EXPECT_EQ(e.reason(), outcome::stopped);
+  }
+}
+
+TEST_F(completion_test, destroyed_while_armed_or_posted_is_forgotten) {
+  manual_executor executor;
+  auto body = [&]() -> task<> {
+    co_await completion(s(), {.resume_on = &executor});
+    ADD_FAILURE() << "it was resumed";
+  };
+  simulator::work(s(), {}, 1us);
+  {
+    auto const armed = test::start(body());
+    let_poll(3);
+  }
+  {
+    auto const posted = test::start(body());
+    simulator::run_until_idle();
+    executor.wait_for_post();
+  }
+  EXPECT_FALSE(executor.run_one());
+}
+
+TEST_F(completion_test, gives_events_back_to_be_used_again) {
+  manual_executor executor;
+  auto round = [&] {
+    simulator::work(s(), {}, 1us);
+    auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
+    auto const running = test::start(body());
+    simulator::run_until_idle();
+    while (!executor.run_one()) std::this_thread::yield();
+  };
+  round();
+  auto const made = gpumem::driver_calls("cuEventCreate");
+  for (int i = 0; i < 100; ++i) round();
+  EXPECT_EQ(gpumem::driver_calls("cuEventCreate"), made);
+}
+
+TEST_F(completion_test, hands_an_error_of_one_query_to_its_waiter) {
+  simulator::work(s(), {}, 1us);
+  manual_executor executor;
+  CUresult told = CUDA_SUCCESS;
+  auto body = [&]() -> task<> {
+    try {
+      co_await completion(s(), {.resume_on = &executor});
+    } catch (gpumem::cuda_error const& e) {
+      told = static_cast<CUresult>(e.status());
+    }
+  };
+  auto const running = test::start(body());
+  simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_HANDLE);
+  executor.wait_for_post();
+  executor.run_one();
+  EXPECT_EQ(told, CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_FALSE(gpumem::device{0}.lost());
+  EXPECT_FALSE(s().key().order().completed(s().key().order().now())); // an error is not completion
+}
+
+TEST_F(completion_test, throws_at_the_await_where_nothing_can_be_recorded) {
+  simulator::work(s(), {}, 1us);
+  for (auto const* call : {"cuStreamIsCapturing", "cuStreamQuery", "cuEventRecord"}) {
+    simulator::fail_call(call, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_THROW(sync_wait(completion(s())), gpumem::cuda_error) << call;
+  }
+  EXPECT_FALSE(gpumem::device{0}.lost());
+}
+
+TEST_F(completion_test, asks_nothing_while_nothing_is_armed) {
+  manual_executor executor;
+  simulator::work(s(), {}, 1us);
+  auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
+  auto const running = test::start(body());
+  simulator::run_until_idle();
+  executor.wait_for_post();
+  auto const asked = gpumem::driver_calls();
+  for (int i = 0; i < 10'000; ++i) std::this_thread::yield();
+  EXPECT_EQ(gpumem::driver_calls(), asked);
+  executor.run_one();
+}
+
+// The last: the device stays lost.
+TEST_F(completion_test, tells_all_waiters_that_the_device_is_lost) {
+  simulator::work(s(), {}, 1us);
+  gpumem::stream other{gpumem::device{0}};
+  simulator::work(other, {}, 1us);
+  std::atomic<int> told{0};
+  gpumem::inline_executor executor;
+  auto body = [&](gpumem::stream_ref stream) -> task<> {
+    try {
+      co_await completion(stream, {.resume_on = &executor});
+    } catch (gpumem::cuda_error const& e) {
+      if (static_cast<CUresult>(e.status()) == CUDA_ERROR_ILLEGAL_ADDRESS) ++told;
+    }
+  };
+  std::vector<test::started> running;
+  for (int i = 0; i < 50; ++i) running.push_back(test::start(body(i % 2 ? s() : other)));
+  let_poll(3);
+  simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
+  while (told < 50) std::this_thread::yield();
+  EXPECT_TRUE(gpumem::device{0}.lost());
+  EXPECT_EQ(gpumem::device{0}.loss(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_THROW(sync_wait(completion(s())), gpumem::cuda_error);
+  EXPECT_THROW(completion(s()).wait(), gpumem::cuda_error);
+}
+
+} // namespace

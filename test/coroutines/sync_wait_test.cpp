@@ -1,0 +1,109 @@
+// sync_wait, and the awaitables that it and tasks take.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+
+namespace {
+
+// An operation itself.
+struct operation {
+  int value;
+  bool await_ready() const noexcept { return true; }
+  void await_suspend(std::coroutine_handle<>) const noexcept {}
+  int await_resume() const noexcept { return value; }
+};
+// By a member, for const too.
+struct by_member {
+  operation operator co_await() const noexcept { return {2}; }
+};
+// By a free function.
+struct by_function {};
+operation operator co_await(by_function) noexcept { return {3}; }
+// Only when about to expire, and gives what expires.
+struct expiring {
+  struct moved {
+    std::unique_ptr<int> value;
+    bool await_ready() const noexcept { return true; }
+    void await_suspend(std::coroutine_handle<>) const noexcept {}
+    std::unique_ptr<int>&& await_resume() noexcept { return std::move(value); }
+  };
+  moved operator co_await() && { return {std::make_unique<int>(4)}; }
+};
+// await_suspend may return a bool or a handle as well.
+struct not_after_all {
+  bool await_ready() const noexcept { return false; }
+  bool await_suspend(std::coroutine_handle<>) const noexcept { return false; }
+  int await_resume() const noexcept { return 5; }
+};
+struct back_at_once {
+  bool await_ready() const noexcept { return false; }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> h) const noexcept { return h; }
+  int await_resume() const noexcept { return 6; }
+};
+
+using gpumem::sync_wait;
+using gpumem::task;
+
+TEST(sync_wait, takes_awaitables_of_any_shape) {
+  EXPECT_EQ(sync_wait(operation{1}), 1);
+  EXPECT_EQ(sync_wait(by_member{}), 2);
+  by_member const by_name;
+  EXPECT_EQ(sync_wait(by_name), 2);
+  EXPECT_EQ(sync_wait(by_function{}), 3);
+  EXPECT_EQ(*sync_wait(expiring{}), 4);
+  EXPECT_EQ(sync_wait(not_after_all{}), 5);
+  EXPECT_EQ(sync_wait(back_at_once{}), 6);
+}
+
+TEST(sync_wait, lets_tasks_and_when_all_take_them_too) {
+  auto body = []() -> task<int> {
+    co_return co_await operation{1} + co_await by_member{} + co_await by_function{} + *co_await expiring{} +
+        co_await not_after_all{} + co_await back_at_once{};
+  };
+  EXPECT_EQ(sync_wait(body()), 21);
+  auto [a, b, c, d] = sync_wait(gpumem::when_all(by_member{}, by_function{}, expiring{}, back_at_once{}));
+  EXPECT_EQ(a + b + *c + d, 15);
+}
+
+TEST(sync_wait, blocks_until_another_thread_ends_it) {
+  gpumem::thread_executor elsewhere;
+  auto body = [&]() -> task<std::thread::id> {
+    co_await test::hop{elsewhere};
+    co_return std::this_thread::get_id();
+  };
+  for (int round = 0; round < 2000; ++round) ASSERT_NE(sync_wait(body()), std::this_thread::get_id());
+}
+
+TEST(sync_wait, throws_what_was_thrown_on_another_thread) {
+  gpumem::thread_executor elsewhere;
+  auto body = [&]() -> task<int> {
+    co_await test::hop{elsewhere};
+    throw std::runtime_error{"there"};
+  };
+  for (int round = 0; round < 200; ++round) ASSERT_THROW(sync_wait(body()), std::runtime_error);
+}
+
+TEST(sync_wait, returns_from_a_million_hops_on_the_same_stack) {
+  gpumem::thread_executor elsewhere;
+  auto body = [&]() -> task<int> {
+    int hops = 0;
+    for (; hops < 1'000'000; ++hops) co_await test::hop{elsewhere};
+    co_return hops;
+  };
+  EXPECT_EQ(sync_wait(body()), 1'000'000);
+}
+
+TEST(sync_wait, nests_in_what_it_waits_for) {
+  auto inner = []() -> task<int> { co_return 1; };
+  auto body = [&]() -> task<int> { co_return sync_wait(inner()) + co_await inner(); };
+  EXPECT_EQ(sync_wait(body()), 2);
+}
+
+} // namespace

@@ -1,0 +1,26 @@
+// What every test on a real device shares: it is skipped, by name, where there is none.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "stamp.hpp"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+class device_test : public ::testing::Test {
+protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+    ASSERT_EQ(cudaMallocManaged(&wrong_, sizeof *wrong_), cudaSuccess);
+    *wrong_ = 0;
+  }
+  void TearDown() override {
+    if (!wrong_) return;
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(*wrong_, 0u) << "words that somebody else had overwritten";
+    EXPECT_EQ(cudaFree(wrong_), cudaSuccess);
+  }
+  /// Counts wrong words of all check kernels; 0 is expected at the end of each test.
+  unsigned long long* wrong_ = nullptr;
+};

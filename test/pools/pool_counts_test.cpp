@@ -1,0 +1,90 @@
+// What calls cost, counted: allocations on the host, driver calls, records.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+import gpumem;
+
+namespace {
+thread_local std::uint64_t host_allocations = 0;
+}
+
+void* operator new(std::size_t bytes) {
+  ++host_allocations;
+  if (void* const p = std::malloc(bytes ? bytes : 1)) return p;
+  throw std::bad_alloc{};
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem::pool_resource;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class pool_counts : public gpumem_test::simulated_test {
+protected:
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  gpumem_test::told_upstream upstream;
+};
+
+// Frees of every kind, in an order that joins, leaves gaps, spans streams, is under pressure and past the threshold.
+TEST_F(pool_counts, a_free_allocates_nothing_on_the_host) {
+  pool_resource r{upstream, {.limit = 8 * MiB, .release_threshold = 4 * MiB}};
+  std::vector<void*> blocks;
+  while (auto const p = r.try_allocate(a, 64 * 1024)) blocks.push_back(*p);
+  ASSERT_EQ(blocks.size(), 128u);
+  auto const before = host_allocations;
+  for (std::size_t start : {0, 1}) {
+    for (auto i = start; i < blocks.size(); i += 2) {
+      if (i % 3 == 0) r.deallocate(b, blocks[i], 64 * 1024);
+      if (i % 3 == 1) r.deallocate(a, blocks[i]);
+      if (i % 3 == 2) r.deallocate_sync(blocks[i], 64 * 1024);
+    }
+  }
+  EXPECT_EQ(host_allocations, before);
+  EXPECT_EQ(r.figures().live, 0u);
+}
+
+TEST_F(pool_counts, a_hit_of_the_own_stream_makes_no_driver_call) {
+  pool_resource r{upstream};
+  r.deallocate(a, r.allocate(a, 1000), 1000);
+  r.deallocate(b, r.allocate(b, 1000), 1000);
+  auto const before = gpumem::driver_calls();
+  for (int i = 0; i < 1000; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
+  EXPECT_EQ(gpumem::driver_calls(), before);
+}
+
+TEST_F(pool_counts, few_frees_leave_a_record) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  r.deallocate(b, r.allocate(b, 1000), 1000);
+  auto const before = gpumem::driver_calls("cuEventRecord");
+  for (int i = 0; i < 64'000; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
+  EXPECT_LE(gpumem::driver_calls("cuEventRecord") - before, 1000u);
+  EXPECT_GT(gpumem::driver_calls("cuEventRecord") - before, 0u);
+}
+
+TEST_F(pool_counts, streams_that_come_and_go_leave_no_events_behind) {
+  pool_resource r{upstream};
+  auto const create = gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
+  auto const destroy = gpumem_test::driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
+  auto const before = gpumem::driver_calls("cuEventCreate");
+  for (int i = 0; i < 100; ++i) {
+    CUstream made = nullptr;
+    create(&made, CU_STREAM_NON_BLOCKING);
+    cuda::stream_ref const s{made};
+    r.deallocate(s, r.allocate(s, 1000), 1000);
+    destroy(made);
+  }
+  EXPECT_LE(gpumem::driver_calls("cuEventCreate") - before, 8u);
+}
+
+} // namespace

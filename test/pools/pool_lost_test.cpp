@@ -1,0 +1,47 @@
+// A lost device: nothing is granted, nothing counts as complete, frees are bookkeeping.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+import gpumem;
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+namespace simulator = gpumem::simulator;
+
+using pool_lost = gpumem_test::simulated_test;
+
+// One test: a device stays lost for the rest of the process.
+TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
+  auto const device = gpumem::device::current();
+  gpumem::stream const a{device}, b{device};
+  auto const create = gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
+  CUstream made = nullptr;
+  create(&made, CU_STREAM_NON_BLOCKING);
+  cuda::stream_ref const foreign{made};
+  gpumem_test::told_upstream const upstream;
+  {
+    pool_resource r{upstream, {.limit = 4096}};
+    auto* const p = r.allocate(a, 1024);
+    auto* const q = r.allocate(foreign, 1024);
+    auto* const live = r.allocate(a, 2048);
+    r.deallocate(a, p, 1024);
+    simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
+    auto const refused = r.try_allocate(b, 1024); // looks at what a has left, and learns of the loss
+    ASSERT_FALSE(refused);
+    EXPECT_TRUE(device.lost());
+    EXPECT_EQ(r.try_allocate(a, 1024).error().what, outcome::device_lost) << "its own memory, even";
+    EXPECT_EQ(r.try_allocate(foreign, 1024).error().what, outcome::device_lost);
+    EXPECT_THROW(r.allocate(a, 1024), gpumem::cuda_error);
+    r.deallocate(foreign, q, 1024);
+    r.deallocate(a, live);
+    EXPECT_EQ(r.figures().live, 0u);
+    EXPECT_EQ(r.trim(), 0u) << "an error is not completion";
+  }
+  EXPECT_TRUE(upstream.state().wait_for_returns(1)) << "a closed pool returns what it owes";
+}
+
+} // namespace

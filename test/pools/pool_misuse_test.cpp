@@ -1,0 +1,106 @@
+// What callers do wrong is told with the block's facts, and changes nothing.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::misuse;
+using gpumem::pool_resource;
+
+std::vector<misuse> told;
+
+class pool_misuse : public gpumem_test::simulated_test {
+protected:
+  pool_misuse() {
+    told.clear();
+    before_ = gpumem::set_misuse_handler([](misuse const& m) noexcept { told.push_back(m); });
+  }
+  ~pool_misuse() override { gpumem::set_misuse_handler(before_); }
+
+  void expect(misuse::kind what, void const* pointer, std::size_t given, std::size_t expected) {
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(told[0].what, what);
+    EXPECT_EQ(told[0].pointer, pointer);
+    EXPECT_EQ(told[0].given, given);
+    EXPECT_EQ(told[0].expected, expected);
+    EXPECT_EQ(told[0].stream, s.key().id());
+    EXPECT_STREQ(told[0].resource, "tested");
+    EXPECT_EQ(r.figures().live, 1000u);
+    told.clear();
+  }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream s{device};
+  gpumem_test::told_upstream upstream;
+  pool_resource<gpumem_test::told_upstream> r{upstream, {.name = "tested"}};
+  char* p = static_cast<char*>(r.allocate(s, 1000));
+
+private:
+  gpumem::misuse_handler before_;
+};
+
+TEST_F(pool_misuse, a_foreign_pointer) {
+  int elsewhere = 0;
+  r.deallocate(s, &elsewhere, 4);
+  expect(misuse::kind::foreign_pointer, &elsewhere, 4, 0);
+  told.clear();
+  r.deallocate(s, p, 1000);
+}
+
+TEST_F(pool_misuse, a_pointer_into_a_block) {
+  r.deallocate(s, p + 256, 744);
+  expect(misuse::kind::foreign_pointer, p + 256, 744, 1000);
+  r.deallocate(s, p, 1000);
+}
+
+TEST_F(pool_misuse, a_double_free_also_of_joined_memory) {
+  auto* const q = r.allocate(s, 500);
+  r.deallocate(s, q, 500);
+  r.deallocate(s, q, 500);
+  expect(misuse::kind::double_free, q, 500, 0);
+  r.deallocate(s, q);
+  expect(misuse::kind::double_free, q, 0, 0);
+  r.deallocate(s, p, 1000);
+  EXPECT_EQ(r.figures().frees, 2u);
+}
+
+TEST_F(pool_misuse, a_wrong_size) {
+  r.deallocate(s, p, 999);
+  expect(misuse::kind::wrong_size, p, 999, 1000);
+  r.deallocate(s, p, 1000);
+}
+
+TEST_F(pool_misuse, an_allocation_after_close) {
+  std::optional<pool_resource<gpumem_test::told_upstream>> closing{std::in_place, upstream};
+  auto const services = closing->services();
+  auto block = closing->acquire(s, 100).wait();
+  closing.reset();
+  EXPECT_EQ(services.table->try_allocate(services.state, s, 100, 256).error().what, gpumem::outcome::closed);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].what, misuse::kind::use_after_close);
+  block.reset();
+  r.deallocate(s, p, 1000);
+}
+
+TEST_F(pool_misuse, a_default_stream_while_another_device_is_current) {
+  {
+    gpumem::current_device const other{gpumem::device{1}};
+    EXPECT_EQ(r.try_allocate(cuda::stream_ref{CU_STREAM_LEGACY}, 100).error().what, gpumem::outcome::invalid_argument);
+    r.deallocate(cuda::stream_ref{CU_STREAM_LEGACY}, p, 1000);
+  }
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].what, misuse::kind::bad_stream);
+  EXPECT_TRUE(r.find(p)->live);
+  r.deallocate(s, p, 1000);
+}
+
+} // namespace

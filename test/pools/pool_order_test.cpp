@@ -1,0 +1,331 @@
+// Reuse is proven ordered: each rung of the ladder, and each schedule that breaks a naive pool.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::told_upstream;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+template <class Function> Function* function(char const* name) { return gpumem_test::driver_function<Function>(name); }
+
+class pool_order : public gpumem_test::simulated_test {
+protected:
+  static cuda::stream_ref make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
+    CUstream made = nullptr;
+    function<decltype(cuStreamCreate)>("cuStreamCreate")(&made, flags);
+    return cuda::stream_ref{made};
+  }
+  static void destroy(cuda::stream_ref foreign) {
+    function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(foreign.get());
+  }
+  // Device work that ends once the flag is written.
+  void wait_for_flag(cuda::stream_ref on) {
+    function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(on.get(), flag, 1, CU_STREAM_WAIT_VALUE_GEQ);
+  }
+  void write_flag(cuda::stream_ref on, unsigned value = 1) {
+    function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32_v2")(on.get(), flag, value, 0);
+  }
+  void SetUp() override {
+    gpumem::check(gpumem::driver().mem_alloc(&flag, 256), "cuMemAlloc");
+    write_flag(a, 0);
+    simulator::run_until_idle();
+  }
+  // A block granted to a stream, used there and freed there, the use still to run.
+  template <class Checked> void* freed_in_use(Checked& checked, cuda::stream_ref on, std::size_t bytes) {
+    auto* const p = checked.allocate(on, bytes);
+    simulator::work(on, {simulator::write(p, bytes)});
+    checked.deallocate(on, p, bytes);
+    return p;
+  }
+
+  // Whether the stream would get so many bytes now.
+  template <class Pool> static bool can_have(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
+    auto const got = pool.try_allocate(on, bytes);
+    if (got) pool.deallocate(on, *got, bytes);
+    return got.has_value();
+  }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  told_upstream upstream;
+  CUdeviceptr flag = 0;
+};
+
+TEST_F(pool_order, the_own_stream_reuses_at_once) {
+  pool_resource r{upstream};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(a, p, 1 * MiB);
+  auto const calls = gpumem::driver_calls();
+  EXPECT_EQ(r.allocate(a, 1 * MiB), p);
+  r.deallocate(a, p, 1 * MiB);
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(r.figures().reuse_own, 1u);
+}
+
+TEST_F(pool_order, an_event_orders_streams) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(a, p, 1 * MiB);
+  gpumem::event freed{device};
+  freed.record(a);
+  b.wait(freed);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.figures().reuse_ordered, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(pool_order, an_event_recorded_before_the_free_orders_nothing) {
+  pool_resource r{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  auto* const p = r.allocate(a, 1 * MiB);
+  gpumem::event early{device};
+  early.record(a);
+  r.deallocate(a, p, 1 * MiB);
+  b.wait(early);
+  EXPECT_FALSE(can_have(r, b, 1 * MiB));
+}
+
+TEST_F(pool_order, what_the_host_has_seen_complete_goes_to_any_stream) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(a, p, 1 * MiB);
+  a.synchronize();
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.figures().reuse_completed, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(pool_order, a_wait_is_inserted_when_nothing_else_helps) {
+  pool_resource r{upstream, {.limit = 2 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  auto* const q = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under pressure: frees leave evidence
+  checked.deallocate(a, p, 1 * MiB);
+  auto const records = gpumem::driver_calls("cuEventRecord");
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.figures().reuse_waited, 1u);
+  EXPECT_LE(gpumem::driver_calls("cuEventRecord") - records, 1u);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent") - waits, 1u);
+  simulator::work(b, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(b, p, 1 * MiB);
+  checked.deallocate(a, q, 1 * MiB);
+}
+
+TEST_F(pool_order, only_what_is_allowed_is_done) {
+  pool_resource own{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  simulator::checked checked_own{own};
+  freed_in_use(checked_own, a, 1 * MiB);
+  a.synchronize();
+  EXPECT_TRUE(can_have(own, a, 1 * MiB)) << "its own";
+  pool_resource completed{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::completed}};
+  simulator::checked checked_completed{completed};
+  auto* const p = freed_in_use(checked_completed, a, 1 * MiB);
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_FALSE(can_have(completed, b, 1 * MiB));
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  simulator::run_until_idle();
+  EXPECT_EQ(checked_completed.allocate(b, 1 * MiB), p);
+  checked_completed.deallocate(b, p, 1 * MiB);
+}
+
+// A persistent kernel follows the free, and only the other stream's work, which comes later, ends it.
+TEST_F(pool_order, late_evidence_is_never_waited_for) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  freed_in_use(checked, a, 1 * MiB);
+  wait_for_flag(a);
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_EQ(r.try_allocate(b, 1 * MiB).error().what, outcome::exhausted);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  write_flag(b);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_TRUE(can_have(r, b, 1 * MiB));
+}
+
+// The same when the stream is foreign and left no evidence at all: the host's wait for it is bounded.
+TEST_F(pool_order, a_host_wait_for_a_tail_is_bounded) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto const foreign = make_foreign();
+  freed_in_use(checked, foreign, 1 * MiB);
+  wait_for_flag(foreign);
+  EXPECT_EQ(r.try_allocate(b, 1 * MiB).error().what, outcome::exhausted);
+  write_flag(b);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_TRUE(can_have(r, b, 1 * MiB));
+  destroy(foreign);
+}
+
+TEST_F(pool_order, evidence_on_the_legacy_stream_is_never_waited_for) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  cuda::stream_ref const legacy{CU_STREAM_LEGACY};
+  auto* const p = checked.allocate(legacy, 1 * MiB);
+  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free records
+  auto const blocking = make_foreign(CU_STREAM_DEFAULT);
+  wait_for_flag(blocking);
+  checked.deallocate(legacy, p, 1 * MiB);
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_FALSE(can_have(r, b, 1 * MiB));
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  write_flag(b);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  checked.deallocate(b, p, 1 * MiB);
+  destroy(blocking);
+}
+
+TEST_F(pool_order, the_tail_of_a_destroyed_stream_is_recovered) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto const foreign = make_foreign();
+  auto* const p = freed_in_use(checked, foreign, 1 * MiB);
+  destroy(foreign);
+  simulator::run_until_idle();
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.figures().reuse_drained, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(pool_order, a_recycled_handle_is_another_stream) {
+  pool_resource r{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  auto const first = make_foreign();
+  r.deallocate(first, r.allocate(first, 1 * MiB), 1 * MiB);
+  destroy(first);
+  auto const second = make_foreign();
+  ASSERT_EQ(first.get(), second.get()) << "the simulated device recycles eagerly";
+  EXPECT_FALSE(can_have(r, second, 1 * MiB));
+  destroy(second);
+}
+
+TEST_F(pool_order, the_null_stream_is_another_for_each_thread) {
+  pool_resource r{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  cuda::stream_ref const null{static_cast<CUstream>(nullptr)};
+  r.deallocate(null, r.allocate(null, 1 * MiB), 1 * MiB);
+  bool granted = true;
+  std::thread{[&] { granted = can_have(r, null, 1 * MiB); }}.join();
+  EXPECT_FALSE(granted);
+  EXPECT_TRUE(can_have(r, null, 1 * MiB));
+}
+
+TEST_F(pool_order, fresh_memory_is_ordered_as_upstream_gave_it) {
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse::own}};
+  auto* const p = r.allocate(a, 1 * MiB);
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)) << "it was given in a's order";
+  gpumem::event given{device};
+  given.record(a);
+  b.wait(given);
+  EXPECT_TRUE(can_have(r, b, 1 * MiB));
+  r.deallocate(a, p, 1 * MiB);
+  pool_resource plain{gpumem::cuda_resource{device}, {.limit = 2 * MiB, .cross_stream = gpumem::reuse::own}};
+  auto* const q = plain.allocate(a, 1 * MiB);
+  auto* const other = plain.allocate(b, 1 * MiB);
+  plain.deallocate(a, q, 1 * MiB);
+  plain.deallocate(b, other, 1 * MiB);
+}
+
+TEST_F(pool_order, the_host_gets_only_what_it_has_seen_complete) {
+  pool_resource r{upstream, {.initial_size = 1 * MiB, .limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = freed_in_use(checked, a, 1 * MiB);
+  EXPECT_THROW(checked.allocate_sync(1 * MiB), gpumem::out_of_memory);
+  simulator::run_until_idle();
+  EXPECT_EQ(checked.allocate_sync(1 * MiB), p);
+  checked.deallocate_sync(p, 1 * MiB);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p) << "a free by the host leaves nothing to be ordered after";
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(pool_order, a_recorded_use_is_waited_for) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  gpumem::event ready{device};
+  ready.record(a);
+  b.wait(ready);
+  simulator::work(b, {simulator::write(p, 1 * MiB)});
+  checked.record_use(p, b);
+  checked.deallocate(a, p, 1 * MiB);
+  EXPECT_EQ(checked.allocate(a, 1 * MiB), p);
+  EXPECT_EQ(r.figures().reuse_own, 0u);
+  EXPECT_EQ(r.figures().reuse_waited, 1u);
+  checked.deallocate(a, p, 1 * MiB);
+}
+
+TEST_F(pool_order, more_streams_than_tags_wait_for_each_other) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  gpumem::event ready{device};
+  ready.record(a);
+  std::vector<gpumem::stream> users;
+  for (int i = 0; i < 6; ++i) {
+    auto& user = users.emplace_back(device);
+    user.wait(ready);
+    simulator::work(user, {simulator::read(p, 1 * MiB)});
+    checked.record_use(p, user);
+  }
+  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free leaves precise evidence
+  checked.deallocate(a, p, 1 * MiB);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.figures().reuse_waited, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(pool_order, a_capturing_stream_is_refused_and_its_frees_are_served_later) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  auto* const p = r.allocate(a, 1 * MiB);
+  a.begin_capture();
+  EXPECT_EQ(r.try_allocate(a, 1).error().what, outcome::capture_unsupported);
+  r.deallocate(a, p, 1 * MiB);
+  EXPECT_FALSE(r.find(p)->live);
+  EXPECT_EQ(r.figures().live, 0u);
+  EXPECT_EQ(r.figures().granted, 1 * MiB) << "not free yet";
+  gpumem::driver().graph_destroy(a.end_capture());
+  EXPECT_TRUE(can_have(r, a, 1 * MiB));
+}
+
+TEST_F(pool_order, joined_memory_carries_the_order_of_all_its_parts) {
+  gpumem::stream c{device};
+  pool_resource r{upstream, {.limit = 3 * MiB}};
+  simulator::checked checked{r};
+  void* parts[3];
+  for (auto*& part : parts) part = checked.allocate(a, 1 * MiB);
+  gpumem::event ready{device};
+  ready.record(a);
+  EXPECT_FALSE(can_have(r, c, 1 * MiB)); // under pressure
+  cuda::stream_ref const users[] = {a, b, c};
+  b.wait(ready);
+  c.wait(ready);
+  for (int i = 0; i < 3; ++i) {
+    simulator::work(users[i], {simulator::write(parts[i], 1 * MiB)});
+    checked.deallocate(users[i], parts[i], 1 * MiB);
+  }
+  gpumem::stream d{device};
+  auto* const whole = checked.allocate(d, 3 * MiB);
+  EXPECT_EQ(whole, parts[0]);
+  EXPECT_EQ(r.figures().joins, 2u);
+  checked.deallocate(d, whole, 3 * MiB);
+}
+
+} // namespace

@@ -1,0 +1,200 @@
+// The pool's interface: handles, sizes, options, errors, figures.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdint>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+import gpumem;
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::told_upstream;
+using pool = pool_resource<told_upstream>;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+static_assert(sizeof(pool) == 8 && std::is_nothrow_move_constructible_v<pool> && std::is_copy_constructible_v<pool>);
+static_assert(gpumem::mr::resource_with<pool, gpumem::mr::device_accessible>);
+static_assert(gpumem::mr::resource_with<pool_resource<gpumem::cuda_resource>, gpumem::mr::device_accessible>);
+static_assert(!gpumem::mr::has_property<pool, gpumem::mr::host_accessible>);
+
+class pool_interface : public gpumem_test::simulated_test {
+protected:
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream s{device};
+  told_upstream upstream;
+};
+
+TEST_F(pool_interface, deduces_its_upstream_and_copies_are_the_same_pool) {
+  pool_resource first{upstream};
+  static_assert(std::is_same_v<decltype(first), pool>);
+  auto second = first;
+  EXPECT_EQ(first, second);
+  EXPECT_NE(first, pool{upstream});
+  EXPECT_EQ(first.upstream(), upstream);
+  auto* const p = first.allocate(s, 1000);
+  second.deallocate(s, p, 1000);
+  auto const moved = std::move(first);
+  EXPECT_EQ(moved, second);
+}
+
+TEST_F(pool_interface, sub_allocates_one_chunk_in_granules) {
+  pool_resource r{upstream};
+  auto* const p = r.allocate(s, 1);
+  auto* const q = r.allocate(s, 300);
+  EXPECT_EQ(upstream.state().draws().size(), 1u);
+  EXPECT_EQ(upstream.state().draws()[0].bytes, 2 * MiB);
+  EXPECT_EQ(static_cast<char*>(q) - static_cast<char*>(p), 256);
+  auto const f = r.figures();
+  EXPECT_EQ(f.live, 301u);
+  EXPECT_EQ(f.granted, 256u + 512u);
+  EXPECT_EQ(f.reserved, 2 * MiB);
+  EXPECT_EQ(f.largest_free, 2 * MiB - 768);
+  EXPECT_EQ(f.allocations, 2u);
+  EXPECT_EQ(f.growths, 1u);
+  r.deallocate(s, p, 1);
+  r.deallocate(s, q);
+  EXPECT_EQ(r.figures().live, 0u);
+  EXPECT_EQ(r.figures().largest_free, 2 * MiB);
+  EXPECT_EQ(r.figures().peak_live, 301u);
+  EXPECT_EQ(r.figures().frees, 2u);
+}
+
+TEST_F(pool_interface, no_bytes_are_no_memory) {
+  pool_resource r{upstream};
+  EXPECT_EQ(r.allocate(s, 0), nullptr);
+  r.deallocate(s, nullptr, 0);
+  r.deallocate(s, nullptr);
+  EXPECT_TRUE(upstream.state().draws().empty());
+}
+
+TEST_F(pool_interface, honours_any_power_of_two) {
+  pool_resource r{upstream};
+  for (std::size_t alignment = 1; alignment <= 4 * MiB; alignment *= 2) {
+    auto* const p = r.allocate(s, 1000, alignment);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % alignment, 0u) << alignment;
+    auto* const pad = r.allocate(s, 300);
+    r.deallocate(s, p, 1000, 16);
+    r.deallocate(s, pad, 300);
+  }
+  EXPECT_THROW(r.allocate(s, 1000, 48), std::invalid_argument);
+  EXPECT_EQ(r.figures().granted, 0u);
+}
+
+TEST_F(pool_interface, what_can_never_be_is_refused_at_once) {
+  pool_resource r{upstream, {.limit = 4 * MiB}};
+  EXPECT_EQ(r.try_allocate(s, 4 * MiB + 1).error().what, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, SIZE_MAX).error().what, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, SIZE_MAX - 300, 512).error().what, outcome::too_large);
+  EXPECT_TRUE(upstream.state().draws().empty());
+  EXPECT_EQ(pool_resource{upstream}.try_allocate(s, PTRDIFF_MAX - 1024).error().what, outcome::exhausted);
+}
+
+TEST_F(pool_interface, options_that_contradict_each_other_are_refused) {
+  EXPECT_THROW((pool{upstream, {.initial_size = 3 * MiB, .limit = 2 * MiB}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, {.limit = 100}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, {.initial_size = SIZE_MAX}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, {.cross_stream = static_cast<gpumem::reuse>(9)}}), std::invalid_argument);
+  upstream.state().capacity = 1 * MiB;
+  EXPECT_THROW((pool{upstream, {.initial_size = 2 * MiB}}), gpumem::out_of_memory);
+  EXPECT_TRUE(upstream.state().draws().empty());
+}
+
+TEST_F(pool_interface, the_initial_size_serves_every_stream_and_the_host) {
+  pool_resource r{upstream, {.initial_size = 1 * MiB, .name = "first"}};
+  EXPECT_EQ(r.figures().reserved, 1 * MiB);
+  EXPECT_TRUE(upstream.state().draws().at(0).by_host);
+  gpumem::stream t{device};
+  auto* const p = r.allocate(s, 1000);
+  auto* const q = r.allocate(t, 1000);
+  auto* const h = r.allocate_sync(1000);
+  EXPECT_EQ(upstream.state().draws().size(), 1u);
+  EXPECT_EQ(r.options().name, "first");
+  r.deallocate(s, p, 1000);
+  r.deallocate(t, q, 1000);
+  r.deallocate_sync(h, 1000);
+}
+
+TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
+  pool_resource r{upstream, {.limit = 3 * MiB}};
+  auto* const p = r.allocate(s, 2 * MiB);
+  auto* const q = r.allocate(s, 1 * MiB);
+  EXPECT_EQ(r.figures().reserved, 3 * MiB);
+  auto const refused = r.try_allocate(s, 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().what, outcome::exhausted);
+  EXPECT_EQ(r.figures().failures, 1u);
+  try {
+    r.allocate(s, 4096);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.figures().requested, 4096u);
+    EXPECT_EQ(e.figures().live, 3 * MiB);
+    EXPECT_EQ(e.figures().reserved, 3 * MiB);
+    EXPECT_EQ(e.figures().limit, 3 * MiB);
+    EXPECT_EQ(e.figures().stream, s.key().id());
+  }
+  r.deallocate(s, p, 2 * MiB);
+  auto* const again = r.allocate(s, 2 * MiB);
+  EXPECT_EQ(again, p);
+  r.deallocate(s, again, 2 * MiB);
+  r.deallocate(s, q, 1 * MiB);
+}
+
+TEST_F(pool_interface, growth_falls_back_to_the_exact_size) {
+  upstream.state().capacity = 1 * MiB;
+  pool_resource r{upstream};
+  auto* const p = r.allocate(s, 1 * MiB);
+  EXPECT_EQ(r.figures().reserved, 1 * MiB);
+  r.deallocate(s, p, 1 * MiB);
+}
+
+TEST_F(pool_interface, find_tells_of_live_and_free_memory) {
+  pool_resource r{upstream};
+  auto* const p = static_cast<char*>(r.allocate(s, 1000));
+  auto const inside = r.find(p + 1023);
+  ASSERT_TRUE(inside);
+  EXPECT_EQ(inside->base, p);
+  EXPECT_EQ(inside->bytes, 1000u);
+  EXPECT_EQ(inside->granted, 1024u);
+  EXPECT_EQ(inside->stream, s.key().id());
+  EXPECT_TRUE(inside->live);
+  EXPECT_FALSE(r.find(p + 1024)->live);
+  EXPECT_EQ(r.find(p + 1024)->granted, 2 * MiB - 1024);
+  EXPECT_FALSE(r.find(&r));
+  r.deallocate(s, p, 1000);
+  EXPECT_FALSE(r.find(p)->live);
+}
+
+TEST_F(pool_interface, trim_gives_idle_and_complete_chunks_back) {
+  pool_resource r{upstream};
+  auto* const p = r.allocate(s, 4 * MiB);
+  auto* const q = r.allocate(s, 8 * MiB);
+  r.deallocate(s, p, 4 * MiB);
+  r.deallocate(s, q, 8 * MiB);
+  gpumem::simulator::work(s, {});
+  EXPECT_EQ(r.trim(), 0u) << "the host has not seen the stream complete";
+  gpumem::simulator::run_until_idle();
+  EXPECT_EQ(r.trim(5 * MiB), 4 * MiB);
+  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(gpumem::trim(r), 8 * MiB);
+  EXPECT_EQ(r.figures().releases, 2u);
+  EXPECT_EQ(r.figures().peak_reserved, 12 * MiB);
+  EXPECT_TRUE(upstream.state().returns().at(0).by_host && upstream.state().returns().at(1).by_host);
+}
+
+TEST_F(pool_interface, serves_code_that_cannot_import_the_module) {
+  auto any = gpumem::make_pool(0, {.initial_size = 1 * MiB, .limit = 2 * MiB});
+  EXPECT_EQ(gpumem::figures_of(any).reserved, 1 * MiB);
+  auto block = gpumem::acquire(any, s, 1000).wait();
+  EXPECT_EQ(gpumem::figures_of(any).live, 1000u);
+  EXPECT_THROW(gpumem::make_pool(7), std::invalid_argument);
+}
+
+} // namespace

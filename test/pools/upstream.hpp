@@ -1,0 +1,114 @@
+// An upstream for tests of pools: device memory whose calls are told, counted, and made to fail; and the fixture.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <cuda/memory_resource>
+#include <cuda/stream>
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include <cuda.h>
+
+namespace gpumem_test {
+
+// A function of the driver that is loaded.
+template <class Function> Function* driver_function(char const* name) {
+  return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
+}
+
+// One call upstream: of a block drawn or given back, by the host's forms or in stream order.
+struct upstream_call {
+  void* pointer;
+  std::size_t bytes;
+  bool by_host;
+};
+
+// What the handles of one upstream share. Pools may give back from the library's thread.
+class upstream_state {
+public:
+  std::size_t capacity = SIZE_MAX;
+  std::function<void()> on_draw; // runs before each draw
+
+  std::vector<upstream_call> draws() const {
+    std::scoped_lock const held{guard_};
+    return draws_;
+  }
+  std::vector<upstream_call> returns() const {
+    std::scoped_lock const held{guard_};
+    return returns_;
+  }
+  // Whether so many have come back within ten seconds.
+  bool wait_for_returns(std::size_t count) {
+    std::unique_lock held{guard_};
+    return returned_.wait_for(held, std::chrono::seconds{10}, [&] { return returns_.size() >= count; });
+  }
+
+private:
+  friend class told_upstream;
+  mutable std::mutex guard_;
+  std::condition_variable returned_;
+  std::vector<upstream_call> draws_;
+  std::vector<upstream_call> returns_;
+  std::size_t drawn_ = 0;
+};
+
+// A resource of CCCL's shape, not gpumem's, over the driver's memory; stream-ordered as far as a pool knows.
+class told_upstream {
+public:
+  told_upstream() : state_{std::make_shared<upstream_state>()} {}
+  upstream_state& state() const { return *state_; }
+
+  void* allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) { return draw(bytes, false); }
+  void deallocate(cuda::stream_ref, void* p, std::size_t bytes, std::size_t = 256) noexcept { give(p, bytes, false); }
+  void* allocate_sync(std::size_t bytes, std::size_t = 256) { return draw(bytes, true); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t = 256) noexcept { give(p, bytes, true); }
+
+  friend bool operator==(told_upstream const& a, told_upstream const& b) { return a.state_ == b.state_; }
+  friend constexpr void get_property(told_upstream const&, cuda::mr::device_accessible) noexcept {}
+
+private:
+  void* draw(std::size_t bytes, bool by_host) {
+    if (auto const hook = state_->on_draw) hook();
+    static auto* const allocate = driver_function<decltype(cuMemAlloc)>("cuMemAlloc_v2");
+    std::scoped_lock const held{state_->guard_};
+    CUdeviceptr p{};
+    if (bytes > state_->capacity - state_->drawn_ || allocate(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
+    state_->drawn_ += bytes;
+    auto* const pointer = reinterpret_cast<void*>(p);
+    state_->draws_.push_back({pointer, bytes, by_host});
+    return pointer;
+  }
+  void give(void* p, std::size_t bytes, bool by_host) noexcept {
+    static auto* const free = driver_function<decltype(cuMemFree)>("cuMemFree_v2");
+    free(reinterpret_cast<CUdeviceptr>(p));
+    std::scoped_lock const held{state_->guard_};
+    state_->drawn_ -= bytes;
+    state_->returns_.push_back({p, bytes, by_host});
+    state_->returned_.notify_all();
+  }
+  std::shared_ptr<upstream_state> state_;
+};
+
+// Device work runs only when a test says so; nothing may be found that a test does not expect.
+class simulated_test : public testing::Test {
+protected:
+  static void SetUpTestSuite() { gpumem::simulator::load({.devices = 2, .mode = gpumem::simulator::stepping::manual}); }
+  void TearDown() override {
+    gpumem::simulator::run_until_idle();
+    for (auto const& found : gpumem::simulator::take_findings()) ADD_FAILURE() << found.text;
+  }
+};
+
+} // namespace gpumem_test

@@ -1,0 +1,10 @@
+# Fails unless each example stands in the README to the letter.
+# SPDX-License-Identifier: Apache-2.0
+file(READ "${README}" readme)
+foreach(example IN LISTS EXAMPLES)
+  file(READ "${example}" text)
+  string(FIND "${readme}" "${text}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "${README} does not quote ${example} to the letter")
+  endif()
+endforeach()

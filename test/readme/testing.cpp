@@ -1,0 +1,12 @@
+#include <gpumem/simulator.hpp>
+import gpumem;
+
+int main() {
+  gpumem::simulator::load({.seed = 7}); // before the first CUDA call; no GPU, no driver
+  gpumem::simulator::checked pool{gpumem::pool_resource{gpumem::cuda_resource{}}};
+  gpumem::stream a{gpumem::device{0}}, b{gpumem::device{0}};
+  void* block = pool.allocate(a, 1 << 20);
+  gpumem::simulator::work(b, {gpumem::simulator::write(block, 1 << 20)}); // b was never ordered after a
+  pool.deallocate(a, block, 1 << 20);
+  return gpumem::simulator::take_findings().empty(); // says which streams, which block, which order is missing
+}

@@ -1,0 +1,234 @@
+// The program as people run it, on the simulated device.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+std::string const header = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+std::string row(std::string const& action, std::string const& pointer, std::string const& bytes,
+                std::string const& stream = "0") {
+  return "1,00:00:00.000000," + action + "," + pointer + "," + bytes + "," + stream + "\n";
+}
+
+// Two streams, one free on the other, one block left; at most 3 MiB live.
+std::string const small_trace = header + row("allocate", "0xa00", "1048576", "0x1") +
+                                row("allocate", "0xb00", "2097152", "0x2") + row("free", "0xa00", "1048576", "0x2") +
+                                row("allocate", "0xa00", "512", "0x1") + row("free", "0xb00", "2097152", "0x2");
+
+struct outcome {
+  int code = 0;
+  std::string output;
+  std::string errors;
+};
+
+class program : public testing::Test {
+protected:
+  program() {
+    folder_ = std::filesystem::temp_directory_path() / ("gpumem_replay_" + std::to_string(getpid()) + "_" +
+                                                        testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  ~program() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(std::string const& name) const { return (folder_ / name).string(); }
+
+  std::string file(std::string const& name, std::string const& bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+    return path(name);
+  }
+
+  static std::string read(std::string const& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  std::string gzip_file(std::string const& name, std::string const& text) const {
+    gzFile const out = gzopen(path(name).c_str(), "wb");
+    gzwrite(out, text.data(), static_cast<unsigned>(text.size()));
+    gzclose(out);
+    return path(name);
+  }
+
+  outcome run(std::vector<std::string> const& arguments) const {
+    std::string command = GPUMEM_REPLAY_PROGRAM;
+    for (std::string const& argument : arguments) command += " '" + argument + "'";
+    int const status = std::system((command + " >" + path("out") + " 2>" + path("err") + " </dev/null").c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("out")), read(path("err"))};
+  }
+
+  // The JSON objects of a run that has to succeed.
+  nlohmann::json figures(std::vector<std::string> arguments) const {
+    std::string const json = path("figures.json");
+    arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
+    outcome const done = run(arguments);
+    if (done.code != 0) throw std::runtime_error(done.errors);
+    return nlohmann::json::parse(read(json));
+  }
+
+  // A run that has to fail with this message, and with nothing that looks like a result.
+  void expect_refusal(std::vector<std::string> arguments, std::string const& message) const {
+    std::string const json = path("refused.json");
+    arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
+    outcome const done = run(arguments);
+    EXPECT_NE(done.code, 0);
+    EXPECT_EQ(done.output, "");
+    EXPECT_NE(done.errors.find(message), std::string::npos) << done.errors;
+    EXPECT_FALSE(std::filesystem::exists(json));
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(program, prints_a_table_for_each_resource_without_times_and_without_progress) {
+  outcome const done = run({file("small.csv", small_trace), "--device", "simulated"});
+  ASSERT_EQ(done.code, 0) << done.errors;
+  for (char const* part : {"cuda on the simulated device", "pool on the simulated device", "operations",
+                           "driver calls/1000", "peak live", "peak reserved", "utilization", "failures", "3.00 MiB"}) {
+    EXPECT_NE(done.output.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(done.output.find(" ns"), std::string::npos);
+  EXPECT_EQ(done.output.find("timeline"), std::string::npos);
+  EXPECT_EQ(done.errors.find('\r'), std::string::npos);
+}
+
+TEST_F(program, writes_an_object_for_each_trace_and_resource) {
+  std::string const plain = file("plain.csv", small_trace);
+  std::string const packed = gzip_file("packed.csv.gz", small_trace);
+  auto const all = figures({plain, packed});
+  ASSERT_EQ(all.size(), 4U);
+  for (auto const& object : all) {
+    EXPECT_EQ(object["failures"], 0) << object;
+    EXPECT_EQ(object["peak_live_bytes"], 3 << 20) << object;
+    EXPECT_GT(object["utilization"], 0.0) << object;
+    EXPECT_LE(object["utilization"], 1.0) << object;
+    EXPECT_EQ(object["operations_per_pass_and_thread"], 5) << object;
+    EXPECT_EQ(object["streams_per_thread"], 2) << object;
+    EXPECT_EQ(object["blocks_left_live_by_trace"], 1) << object;
+    EXPECT_FALSE(object.contains("warm_ns_per_operation")) << object;
+  }
+  EXPECT_EQ(all[0]["trace"], "plain");
+  EXPECT_EQ(all[1]["trace"], "packed");
+  EXPECT_EQ(all[0]["resource"], "cuda");
+  EXPECT_EQ(all[3]["resource"], "pool");
+  EXPECT_EQ(all[0]["peak_reserved_bytes"], 3 << 20);
+}
+
+TEST_F(program, counts_driver_calls) {
+  std::string const trace =
+      file("one.csv", header + row("allocate", "0xa00", "1048576") + row("free", "0xa00", "1048576"));
+  auto const cuda = figures({trace, "--resource", "cuda"});
+  EXPECT_GE(cuda[0]["driver_calls_per_1000_operations"], 1000.0); // a call upstream for each
+  auto const pool = figures({trace, "--resource", "pool", "--repeat", "20"});
+  EXPECT_LT(pool[0]["driver_calls_per_1000_operations"], cuda[0]["driver_calls_per_1000_operations"]);
+}
+
+TEST_F(program, a_limit_makes_failures_and_is_kept) {
+  std::string const trace = file("small.csv", small_trace);
+  auto const tight = figures({trace, "--resource", "pool", "--limit", "2MiB", "--repeat", "1"});
+  EXPECT_GT(tight[0]["failures"], 0);
+  EXPECT_LE(tight[0]["peak_reserved_bytes"], 2 << 20);
+  EXPECT_EQ(tight[0]["limit_bytes"], 2 << 20);
+  auto const factor = figures({trace, "--resource", "pool", "--limit", "2"});
+  EXPECT_EQ(factor[0]["limit_bytes"], 6 << 20);
+}
+
+TEST_F(program, threads_replay_the_whole_trace_each) {
+  auto const all = figures({file("small.csv", small_trace), "--threads", "3", "--repeat", "2"});
+  for (auto const& object : all) {
+    EXPECT_EQ(object["threads"], 3);
+    EXPECT_EQ(object["failures"], 0);
+    EXPECT_GE(object["peak_live_bytes"], 3 << 20);
+    EXPECT_LE(object["peak_live_bytes"], 9 << 20);
+  }
+}
+
+TEST_F(program, foreign_streams_cost_calls_of_the_driver) {
+  std::string const trace = file("small.csv", small_trace);
+  auto const own = figures({trace, "--resource", "cuda"});
+  auto const foreign = figures({trace, "--resource", "cuda", "--foreign"});
+  EXPECT_EQ(foreign[0]["foreign_streams"], true);
+  EXPECT_EQ(foreign[0]["failures"], 0);
+  EXPECT_GT(foreign[0]["driver_calls_per_1000_operations"], own[0]["driver_calls_per_1000_operations"]);
+}
+
+TEST_F(program, work_runs_between_the_operations_and_is_not_counted_as_calls) {
+  std::string const trace = file("small.csv", small_trace);
+  auto const without = figures({trace, "--resource", "cuda"});
+  auto const with = figures({trace, "--resource", "cuda", "--work", "20", "--every", "2"});
+  EXPECT_EQ(with[0]["work_microseconds"], 20.0);
+  EXPECT_EQ(with[0]["work_every_allocations"], 2);
+  EXPECT_EQ(with[0]["failures"], 0);
+  EXPECT_EQ(with[0]["driver_calls_per_1000_operations"], without[0]["driver_calls_per_1000_operations"]);
+  EXPECT_FALSE(with[0].contains("timeline_ratio_warm"));
+}
+
+TEST_F(program, help_is_no_error) {
+  outcome const done = run({"--help"});
+  EXPECT_EQ(done.code, 0);
+  EXPECT_NE(done.output.find("--limit BYTES|FACTOR"), std::string::npos);
+}
+
+TEST_F(program, refuses_what_is_malformed_with_file_and_line) {
+  std::string const bad = path("bad.csv");
+  std::vector<std::pair<std::string, std::string>> const cases{
+      {"", ":1: is empty"},
+      {"a,b\n", ":1: not a trace"},
+      {header, ":1: there is nothing to replay"},
+      {header + row("allocate", "0x1", "1") + "1,2,3\n", ":3: a row has 6 fields, this one has 3"},
+      {header + row("allocate", "0x1", "1x"), ":2: bad size '1x'"},
+      {header + row("free", "0x1", "1"), ":2: free of pointer 0x1, which was never allocated"},
+      {header + row("allocate", "0x1", "1") + row("free", "0x1", "1") + row("free", "0x1", "1"),
+       ":4: double free of pointer 0x1, freed in line 3"},
+      {small_trace.substr(0, small_trace.size() - 4), ":6: cut short"}};
+  for (auto const& [text, message] : cases) {
+    file("bad.csv", text);
+    expect_refusal({bad}, bad + message);
+  }
+}
+
+TEST_F(program, refuses_cut_gzip_with_the_line_where_it_ends) {
+  std::string const packed = gzip_file("cut.csv.gz", small_trace);
+  std::filesystem::resize_file(packed, std::filesystem::file_size(packed) - 9);
+  expect_refusal({packed}, packed + ":");
+  expect_refusal({packed}, ": cut short: the gzip data ends here");
+}
+
+TEST_F(program, refuses_a_missing_file) {
+  expect_refusal({path("none.csv")}, path("none.csv") + ": cannot be opened: No such file or directory");
+}
+
+TEST_F(program, one_bad_trace_spoils_the_run_before_anything_is_printed) {
+  std::string const good = file("good.csv", small_trace);
+  std::string const bad = file("bad.csv", header + "x\n");
+  expect_refusal({good, bad}, bad + ":2: ");
+}
+
+TEST_F(program, refuses_unknown_options_and_resources) {
+  std::string const trace = file("small.csv", small_trace);
+  expect_refusal({trace, "--bogus"}, "unknown option '--bogus'");
+  expect_refusal({trace, "--resource", "slab"}, "unknown resource 'slab'");
+  expect_refusal({trace, "--limit", "many"}, "--limit: 'many' is neither");
+}
+
+TEST_F(program, tells_when_the_json_cannot_be_written) {
+  outcome const done =
+      run({file("small.csv", small_trace), "--device", "simulated", "--json", path("none") + "/figures.json"});
+  EXPECT_EQ(done.code, 1);
+  EXPECT_NE(done.errors.find("cannot be written"), std::string::npos) << done.errors;
+}
+
+} // namespace

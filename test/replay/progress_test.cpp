@@ -1,0 +1,48 @@
+// Progress: on a terminal, and nowhere else.
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+import replay;
+
+namespace {
+
+void show_two_steps(std::FILE* where) {
+  replay::progress shown{2, where};
+  shown.step("first");
+  shown.step("second");
+}
+
+TEST(progress, is_a_line_that_is_written_over_and_cleared) {
+  int program = -1;
+  int terminal = -1;
+  ASSERT_EQ(openpty(&program, &terminal, nullptr, nullptr, nullptr), 0);
+  std::FILE* const file = fdopen(terminal, "w");
+  show_two_steps(file);
+  std::array<char, 512> text{};
+  fcntl(program, F_SETFL, O_NONBLOCK);
+  auto const got = read(program, text.data(), text.size());
+  ASSERT_GT(got, 0);
+  EXPECT_EQ((std::string{text.data(), static_cast<std::size_t>(got)}), "\r0% first\r0% first"
+                                                                       "\r50% second\r50% second"
+                                                                       "\r          \r");
+  std::fclose(file);
+  close(program);
+}
+
+TEST(progress, of_a_file_is_silent) {
+  std::FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  show_two_steps(file);
+  EXPECT_EQ(std::ftell(file), 0);
+  std::fclose(file);
+  show_two_steps(nullptr);
+}
+
+} // namespace

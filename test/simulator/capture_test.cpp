@@ -1,0 +1,172 @@
+// Stream capture on the simulated device: what it records, what spoils it.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/driver.hpp"
+
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace std::chrono_literals;
+
+class capture : public simulated_device {
+protected:
+  CUstream begin(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL,
+                 unsigned flags = CU_STREAM_NON_BLOCKING) {
+    const CUstream s = new_stream(flags);
+    EXPECT_EQ(cu().begin_capture(s, mode), CUDA_SUCCESS);
+    return s;
+  }
+  CUresult end(CUstream s) {
+    graph_ = nullptr;
+    return cu().end_capture(s, &graph_);
+  }
+  CUstreamCaptureStatus status(CUstream s) {
+    CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
+    EXPECT_EQ(cu().is_capturing(s, &told), CUDA_SUCCESS);
+    return told;
+  }
+  CUgraph graph_ = nullptr;
+};
+
+TEST_F(capture, records_work_and_replays_it) {
+  int ran = 0;
+  const CUstream s = begin();
+  simulator::work(s, {}, 1us, [&] { ++ran; });
+  simulator::work(s, {}, 1us, [&] { ran *= 10; });
+  EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_EQ(ran, 0);
+  ASSERT_EQ(end(s), CUDA_SUCCESS);
+  std::size_t nodes = 0;
+  EXPECT_EQ(cu().graph_nodes(graph_, nullptr, &nodes), CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 2u);
+  CUgraphExec executable = nullptr;
+  ASSERT_EQ(cu().instantiate(&executable, graph_, 0), CUDA_SUCCESS);
+  cu().launch_graph(executable, s);
+  cu().launch_graph(executable, s);
+  cu().stream_synchronize(s);
+  EXPECT_EQ(ran, 110);
+}
+
+TEST_F(capture, asks_and_waits_spoil_it) {
+  char* memory = new_memory(8);
+  const CUstream s = begin();
+  EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+  EXPECT_EQ(cu().fill_async(address(memory), 0, 8, s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EXPECT_EQ(graph_, nullptr);
+  EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+TEST_F(capture, its_event_may_not_be_queried) {
+  const CUevent e = new_event();
+  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  EXPECT_EQ(cu().event_record(e, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().event_query(e), CUDA_ERROR_CAPTURED_EVENT);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_F(capture, spreads_over_events_and_must_be_joined) {
+  const CUevent fork = new_event();
+  const CUevent join = new_event();
+  const CUstream other = new_stream();
+  CUstream s = begin();
+  cu().event_record(fork, s);
+  EXPECT_EQ(cu().stream_wait(other, fork, 0), CUDA_SUCCESS);
+  EXPECT_EQ(status(other), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  simulator::work(other, {}, 1us);
+  EXPECT_EQ(end(other), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
+  s = begin();
+  cu().event_record(fork, s);
+  cu().stream_wait(other, fork, 0);
+  simulator::work(other, {}, 1us);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+  EXPECT_EQ(status(other), CU_STREAM_CAPTURE_STATUS_NONE);
+
+  s = begin();
+  cu().event_record(fork, s);
+  cu().stream_wait(other, fork, 0);
+  simulator::work(other, {}, 1us);
+  cu().event_record(join, other);
+  EXPECT_EQ(cu().stream_wait(s, join, 0), CUDA_SUCCESS);
+  EXPECT_EQ(end(s), CUDA_SUCCESS);
+}
+
+TEST_F(capture, may_not_wait_for_what_is_outside) {
+  const CUevent outside = new_event();
+  cu().event_record(outside, new_stream());
+  const CUstream s = begin();
+  EXPECT_EQ(cu().stream_wait(s, outside, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_F(capture, of_a_blocking_stream_is_spoilt_by_the_legacy_stream) {
+  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
+  char* memory = new_memory(8);
+  EXPECT_EQ(cu().fill_async(address(memory), 0, 8, nullptr), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  const CUstream free = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  EXPECT_EQ(cu().fill_async(address(memory), 0, 8, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(end(free), CUDA_SUCCESS);
+}
+
+TEST_F(capture, global_mode_forbids_unsafe_calls_to_every_thread) {
+  const CUstream s = begin();
+  CUdeviceptr memory = 0;
+  std::thread([&] {
+    cu().set_current(context_);
+    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cu().exchange_mode(&relaxed);
+    EXPECT_EQ(relaxed, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS);
+    cu().exchange_mode(&relaxed);
+    EXPECT_EQ(cu().allocate(&memory, 64), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  }).join();
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_F(capture, thread_local_mode_forbids_them_to_its_thread_only) {
+  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  CUdeviceptr memory = 0;
+  std::thread([&] {
+    cu().set_current(context_);
+    EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS);
+    EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+  }).join();
+  EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  EXPECT_EQ(cu().allocate(&memory, 64), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_F(capture, an_event_of_the_whole_context_spoils_it) {
+  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  EXPECT_EQ(cu().context_record(context_, new_event()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_F(capture, of_the_legacy_stream_is_refused) {
+  EXPECT_EQ(cu().begin_capture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL),
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  const CUstream s = new_stream();
+  EXPECT_EQ(end(s), CUDA_ERROR_ILLEGAL_STATE);
+}
+
+TEST_F(capture, tells_its_number) {
+  const CUstream first = begin();
+  CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t one = 0;
+  cuuint64_t two = 0;
+  EXPECT_EQ(cu().capture_info(first, &told, &one, nullptr, nullptr, nullptr, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(told, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  end(first);
+  const CUstream second = begin();
+  cu().capture_info(second, &told, &two, nullptr, nullptr, nullptr, nullptr);
+  EXPECT_NE(one, two);
+  end(second);
+}
+
+} // namespace

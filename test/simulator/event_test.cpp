@@ -1,0 +1,147 @@
+// Events of the simulated device: records, waits, what a query tells.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/driver.hpp"
+
+#include <vector>
+
+namespace {
+
+using namespace std::chrono_literals;
+
+class event : public simulated_device {
+protected:
+  void note(CUstream on, int mark) {
+    simulator::work(on, {}, 1us, [this, mark] { ran_.push_back(mark); });
+  }
+  std::vector<int> ran_;
+};
+
+TEST_F(event, never_recorded_is_complete) {
+  const CUevent e = new_event();
+  EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
+  EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
+  const CUstream s = new_stream();
+  EXPECT_EQ(cu().stream_wait(s, e, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
+}
+
+TEST_F(event, completes_with_the_work_before_it) {
+  const CUstream s = new_stream();
+  const CUevent e = new_event();
+  note(s, 1);
+  EXPECT_EQ(cu().event_record(e, s), CUDA_SUCCESS);
+  note(s, 2);
+  EXPECT_EQ(cu().event_query(e), CUDA_ERROR_NOT_READY);
+  simulator::step(2);
+  EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
+  EXPECT_EQ(ran_, std::vector{1});
+}
+
+TEST_F(event, orders_another_stream_behind_it) {
+  for (std::uint64_t seed = 0; seed < 32; ++seed) {
+    simulator::seed(seed);
+    ran_.clear();
+    const CUstream a = new_stream();
+    const CUstream b = new_stream();
+    const CUevent e = new_event();
+    note(a, 1);
+    cu().event_record(e, a);
+    cu().stream_wait(b, e, 0);
+    note(b, 2);
+    simulator::run_until_idle();
+    EXPECT_EQ(ran_, (std::vector{1, 2}));
+  }
+}
+
+TEST_F(event, wait_keeps_the_record_it_met_when_the_event_is_recorded_again) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  const CUstream stuck = new_stream();
+  const CUevent e = new_event();
+  char* flag = new_memory(4);
+  cu().event_record(e, a);
+  cu().stream_wait(b, e, 0);
+  cu().wait_value(stuck, address(flag), 1, CU_STREAM_WAIT_VALUE_EQ);
+  cu().event_record(e, stuck);
+  EXPECT_EQ(cu().stream_synchronize(b), CUDA_SUCCESS);
+  EXPECT_EQ(cu().event_query(e), CUDA_ERROR_NOT_READY);
+  *reinterpret_cast<std::uint32_t*>(flag) = 1;
+  EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
+}
+
+TEST_F(event, of_the_whole_context_covers_every_stream) {
+  const CUevent e = new_event();
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  note(a, 1);
+  note(b, 2);
+  ASSERT_EQ(cu().context_record(context_, e), CUDA_SUCCESS);
+  simulator::step();
+  EXPECT_EQ(cu().event_query(e), CUDA_ERROR_NOT_READY);
+  simulator::step();
+  EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
+}
+
+TEST_F(event, handle_is_recycled_and_its_dead_use_is_found) {
+  const CUevent first = new_event();
+  cu().event_destroy(first);
+  EXPECT_EQ(cu().event_query(first), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(only_finding().kind, simulator::finding_kind::dead_event);
+  EXPECT_EQ(new_event(), first);
+}
+
+TEST_F(event, destroyed_while_pending_still_holds_back_the_waiter) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  const CUevent e = new_event();
+  note(a, 1);
+  cu().event_record(e, a);
+  cu().stream_wait(b, e, 0);
+  cu().event_destroy(e);
+  note(b, 2);
+  cu().stream_synchronize(b);
+  EXPECT_EQ(ran_, (std::vector{1, 2}));
+}
+
+TEST_F(event, tells_simulated_time) {
+  const CUstream s = new_stream();
+  const CUevent begin = new_event(CU_EVENT_DEFAULT);
+  const CUevent end = new_event(CU_EVENT_DEFAULT);
+  cu().event_record(begin, s);
+  simulator::work(s, {}, 3ms);
+  cu().event_record(end, s);
+  float milliseconds = 0;
+  EXPECT_EQ(cu().elapsed_time(&milliseconds, begin, end), CUDA_ERROR_NOT_READY);
+  cu().event_synchronize(end);
+  EXPECT_EQ(cu().elapsed_time(&milliseconds, begin, end), CUDA_SUCCESS);
+  EXPECT_NEAR(milliseconds, 3.0, 0.1);
+  EXPECT_EQ(cu().elapsed_time(&milliseconds, new_event(), end), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(event, of_another_context_is_refused) {
+  simulator::options two = stepped_by_hand();
+  two.devices = 2;
+  simulator::reset(two);
+  CUcontext other = nullptr;
+  ASSERT_EQ(cu().retain(&other, 1), CUDA_SUCCESS);
+  const CUevent here = new_event();
+  cu().set_current(other);
+  const CUstream there = new_stream();
+  EXPECT_EQ(cu().event_record(here, there), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cu().stream_wait(there, here, 0), CUDA_SUCCESS);
+  cu().release(1);
+}
+
+TEST_F(event, flag_wait_holds_a_stream_until_another_writes) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  char* flag = new_memory(8);
+  cu().wait_value_64(a, address(flag), std::uint64_t{1} << 40, CU_STREAM_WAIT_VALUE_GEQ);
+  note(a, 1);
+  EXPECT_EQ(simulator::run_until_idle(), 2u);
+  cu().write_value_64(b, address(flag), std::uint64_t{1} << 40, 0);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_EQ(ran_, std::vector{1});
+}
+
+} // namespace

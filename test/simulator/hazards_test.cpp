@@ -1,0 +1,227 @@
+// Bugs that stream-ordered pools have had, planted one at a time: each is found and told; the right twin
+// stays silent. SPDX-License-Identifier: Apache-2.0
+#include "support/driver.hpp"
+#include "support/ordered_pool.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using simulator::finding;
+using simulator::finding_kind;
+using simulator::read;
+using simulator::write;
+
+class hazard : public simulated_device {
+protected:
+  void SetUp() override {
+    simulated_device::SetUp();
+    a_ = new_stream();
+    b_ = new_stream();
+    c_ = new_stream();
+  }
+
+  ordered_pool pool(bug planted) { return {cu(), new_memory(4096), 4096, planted}; }
+
+  /// Exactly one finding: reuse by `later` of this block, freed on `earlier`, and the order that is missing.
+  void expect_reuse(std::uint64_t earlier, std::uint64_t later, const void* block) {
+    const auto all = simulator::take_findings();
+    ASSERT_EQ(all.size(), 1u);
+    const finding& found = all.front();
+    EXPECT_EQ(found.kind, finding_kind::unordered_reuse) << found.text;
+    EXPECT_EQ(found.earlier.stream, earlier) << found.text;
+    EXPECT_EQ(found.later.stream, later) << found.text;
+    EXPECT_EQ(found.block_address, address(block)) << found.text;
+    EXPECT_NE(found.block_number, 0u) << found.text;
+    EXPECT_EQ(found.missing, "stream " + std::to_string(later) + " is not ordered after free " +
+                                 std::to_string(found.earlier.operation) + " of stream " +
+                                 std::to_string(earlier));
+  }
+
+  /// p is used and freed on A, then B asks.
+  void* reuse_on_another_stream(bug planted) {
+    ordered_pool inner = pool(planted);
+    simulator::checked checked(inner);
+    void* p = checked.allocate(a_, 256);
+    simulator::work(a_, {write(p, 256)}, 1us);
+    checked.deallocate(a_, p, 256);
+    inner.record(a_);
+    EXPECT_EQ(checked.allocate(b_, 256), p);
+    simulator::work(b_, {write(p, 256)}, 1us);
+    return p;
+  }
+
+  /// Two neighbours freed on A and B become one range, which C asks for.
+  void* merge_of_two_streams(bug planted) {
+    ordered_pool inner = pool(planted);
+    simulator::checked checked(inner);
+    char* p = static_cast<char*>(checked.allocate(a_, 256));
+    void* q = checked.allocate(b_, 256);
+    simulator::work(a_, {write(p, 256)}, 1us);
+    simulator::work(b_, {write(q, 256)}, 1us);
+    checked.deallocate(a_, p, 256);
+    checked.deallocate(b_, q, 256);
+    inner.record(a_);
+    inner.record(b_);
+    EXPECT_EQ(checked.allocate(c_, 512), p);
+    return p;
+  }
+
+  /// Another thread uses and frees p on A between the record of an event there and the end of that call.
+  std::pair<void*, void*> free_during_record(bug planted) {
+    ordered_pool inner = pool(planted);
+    simulator::checked checked(inner);
+    void* p = checked.allocate(a_, 256);
+    inner.meanwhile([&] {
+      simulator::work(a_, {write(p, 256)}, 1us);
+      checked.deallocate(a_, p, 256);
+    });
+    inner.record(a_);
+    return {p, checked.allocate(b_, 256)};
+  }
+
+  /// Another thread allocates on B while a first allocation there makes B wait for A.
+  std::pair<void*, void*> allocate_during_wait(bug planted) {
+    ordered_pool inner = pool(planted);
+    simulator::checked checked(inner);
+    void* p = checked.allocate(a_, 512);
+    simulator::work(a_, {write(p, 512)}, 1us);
+    checked.deallocate(a_, p, 512);
+    inner.record(a_);
+    void* during = nullptr;
+    inner.meanwhile([&] {
+      during = checked.allocate(b_, 256);
+      simulator::work(b_, {write(during, 256)}, 1us);
+    });
+    checked.allocate(b_, 256);
+    return {p, during};
+  }
+
+  /// A stream is destroyed, its handle's value comes back as another stream.
+  std::pair<std::uint64_t, void*> recycled_handle(bug planted) {
+    simulator::checked checked(pool(planted));
+    const CUstream old = new_stream();
+    const std::uint64_t old_id = id_of(old);
+    void* p = checked.allocate(old, 256);
+    simulator::work(old, {write(p, 256)}, 1us);
+    checked.deallocate(old, p, 256);
+    cu().stream_destroy(old);
+    recycled_ = new_stream();
+    EXPECT_EQ(recycled_, old);
+    reused_ = checked.allocate(recycled_, 256);
+    return {old_id, p};
+  }
+
+  /// Pinned memory is read by a copy on A, freed and granted again there, and filled by the host.
+  void* host_write_on_reuse(bug planted) {
+    void* memory = nullptr;
+    EXPECT_EQ(cu().allocate_host(&memory, 4096), CUDA_SUCCESS);
+    simulator::checked checked(ordered_pinned_pool(cu(), static_cast<char*>(memory), 4096, planted));
+    char* target = new_memory(256);
+    void* p = checked.allocate(a_, 256);
+    cu().copy_async(address(target), address(p), 256, a_);
+    checked.deallocate(a_, p, 256);
+    EXPECT_EQ(checked.allocate(a_, 256), p);
+    return p;
+  }
+
+  /// After the free, A spins on a flag that B sets once it has its memory.
+  CUresult wait_for_a_spinning_stream(bug planted) {
+    ordered_pool inner = pool(planted);
+    simulator::checked checked(inner);
+    flag_ = new_memory(4);
+    void* p = checked.allocate(a_, 256);
+    simulator::work(a_, {write(p, 256)}, 1us);
+    checked.deallocate(a_, p, 256);
+    if (planted == bug::none)
+      inner.record(a_);
+    cu().wait_value(a_, address(flag_), 1, CU_STREAM_WAIT_VALUE_GEQ);
+    void* q = checked.allocate(b_, 256);
+    EXPECT_EQ(q, p);
+    simulator::work(b_, {write(q, 256)}, 1us);
+    cu().write_value(b_, address(flag_), 1, 0);
+    return cu().stream_synchronize(b_);
+  }
+
+  CUstream a_ = nullptr;
+  CUstream b_ = nullptr;
+  CUstream c_ = nullptr;
+  CUstream recycled_ = nullptr;
+  void* reused_ = nullptr;
+  char* flag_ = nullptr;
+};
+
+TEST_F(hazard, unordered_reuse_is_found) {
+  const void* p = reuse_on_another_stream(bug::ignores_order);
+  expect_reuse(id_of(a_), id_of(b_), p);
+}
+TEST_F(hazard, ordered_reuse_is_silent) { reuse_on_another_stream(bug::none); }
+
+TEST_F(hazard, merge_that_drops_a_tag_is_found) {
+  const void* p = merge_of_two_streams(bug::drops_tag_in_merge);
+  expect_reuse(id_of(a_), id_of(c_), p);
+}
+TEST_F(hazard, merge_that_keeps_both_tags_is_silent) { merge_of_two_streams(bug::none); }
+
+TEST_F(hazard, counter_read_after_the_record_is_found) {
+  const auto [freed, granted] = free_during_record(bug::reads_after_record);
+  EXPECT_EQ(freed, granted);
+  expect_reuse(id_of(a_), id_of(b_), freed);
+}
+TEST_F(hazard, counter_read_before_the_record_is_silent) {
+  const auto [freed, granted] = free_during_record(bug::none);
+  EXPECT_NE(freed, granted);
+}
+
+TEST_F(hazard, clock_published_early_is_found) {
+  const auto [freed, during] = allocate_during_wait(bug::publishes_early);
+  EXPECT_EQ(freed, during);
+  expect_reuse(id_of(a_), id_of(b_), freed);
+}
+TEST_F(hazard, clock_published_after_the_wait_is_silent) {
+  const auto [freed, during] = allocate_during_wait(bug::none);
+  EXPECT_EQ(freed, during);
+}
+
+TEST_F(hazard, recycled_handle_is_found) {
+  const auto [old_id, p] = recycled_handle(bug::keys_by_handle);
+  EXPECT_EQ(reused_, p);
+  expect_reuse(old_id, id_of(recycled_), p);
+}
+TEST_F(hazard, stream_known_by_its_id_is_silent) {
+  const auto [old_id, p] = recycled_handle(bug::none);
+  EXPECT_NE(reused_, p);
+}
+
+TEST_F(hazard, host_write_on_reuse_is_found) {
+  const void* p = host_write_on_reuse(bug::forgets_the_host);
+  const auto all = simulator::take_findings();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all.front().kind, finding_kind::unordered_reuse);
+  EXPECT_EQ(all.front().earlier.stream, id_of(a_));
+  EXPECT_EQ(all.front().later.stream, 0u);
+  EXPECT_EQ(all.front().block_address, address(p));
+  EXPECT_EQ(all.front().missing, "the host has not seen free " +
+                                     std::to_string(all.front().earlier.operation) + " of stream " +
+                                     std::to_string(id_of(a_)) + " complete");
+}
+TEST_F(hazard, host_memory_granted_after_completion_is_silent) { host_write_on_reuse(bug::none); }
+
+TEST_F(hazard, wait_that_closes_a_cycle_is_found) {
+  EXPECT_EQ(wait_for_a_spinning_stream(bug::waits_on_late_evidence), CUDA_ERROR_TIMEOUT);
+  const auto all = simulator::take_findings();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all.front().kind, finding_kind::deadlock);
+  const std::string a = "stream " + std::to_string(id_of(a_));
+  const std::string b = "stream " + std::to_string(id_of(b_));
+  EXPECT_NE(all.front().text.find("cuStreamSynchronize for " + b), std::string::npos) << all.front().text;
+  EXPECT_NE(all.front().text.find(a + " is at wait for a value"), std::string::npos) << all.front().text;
+  EXPECT_NE(all.front().text.find(b + " is at wait for an event"), std::string::npos) << all.front().text;
+  *reinterpret_cast<std::uint32_t*>(flag_) = 1;
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+}
+TEST_F(hazard, wait_on_precise_evidence_is_silent) {
+  EXPECT_EQ(wait_for_a_spinning_stream(bug::none), CUDA_SUCCESS);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+}
+
+} // namespace

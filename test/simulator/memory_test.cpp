@@ -1,0 +1,158 @@
+// Memory of the simulated device: capacity, copies, fills, what a pointer is.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/driver.hpp"
+
+#include <array>
+#include <cstring>
+#include <numeric>
+
+namespace {
+
+using namespace std::chrono_literals;
+
+class device_memory : public simulated_device {};
+
+constexpr std::size_t gib = std::size_t{1} << 30;
+
+TEST_F(device_memory, holds_80_gib_by_address_only) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  ASSERT_EQ(cu().memory_info(&free, &total), CUDA_SUCCESS);
+  EXPECT_EQ(total, 80 * gib);
+  char* big = new_memory(79 * gib);
+  ASSERT_EQ(cu().memory_info(&free, &total), CUDA_SUCCESS);
+  EXPECT_EQ(free, gib);
+  CUdeviceptr more = 0;
+  EXPECT_EQ(cu().allocate(&more, 2 * gib), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(cu().allocate(&more, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().allocate(&more, ~std::size_t{0}), CUDA_ERROR_OUT_OF_MEMORY);
+  big[78 * gib] = 7;
+  EXPECT_EQ(cu().free(address(big)), CUDA_SUCCESS);
+  EXPECT_EQ(new_memory(79 * gib)[78 * gib], 0);
+}
+
+TEST_F(device_memory, same_calls_give_the_same_offsets) {
+  char* first = new_memory(1 << 20);
+  char* second = new_memory(4 << 20);
+  const auto distance = second - first;
+  simulator::reset(stepped_by_hand());
+  EXPECT_EQ(new_memory(1 << 20), first);
+  EXPECT_EQ(new_memory(4 << 20) - first, distance);
+}
+
+TEST_F(device_memory, free_waits_for_the_device) {
+  const CUstream s = new_stream();
+  bool ran = false;
+  char* memory = new_memory(64);
+  simulator::work(s, {simulator::write(memory, 64)}, 1us, [&] { ran = true; });
+  EXPECT_EQ(cu().free(address(memory)), CUDA_SUCCESS);
+  EXPECT_TRUE(ran);
+  EXPECT_EQ(simulator::report().implicit_synchronizations, 1u);
+  EXPECT_EQ(cu().free(address(memory)), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(device_memory, copies_in_stream_order) {
+  const CUstream s = new_stream();
+  std::array<int, 256> in;
+  std::array<int, 256> out{};
+  std::iota(in.begin(), in.end(), 1);
+  char* a = new_memory(sizeof in);
+  char* b = new_memory(sizeof in);
+  cu().to_device_async(address(a), in.data(), sizeof in, s);
+  in.fill(0); // pageable memory was read at the call
+  cu().copy_async(address(b), address(a), sizeof in, s);
+  cu().fill_async(address(b), 0xff, 4, s);
+  EXPECT_EQ(cu().to_host_async(out.data(), address(b), sizeof out, s), CUDA_SUCCESS);
+  EXPECT_EQ(out[0], -1);
+  EXPECT_EQ(out[255], 256);
+}
+
+TEST_F(device_memory, copies_to_pinned_memory_later) {
+  const CUstream s = new_stream();
+  void* pinned = nullptr;
+  ASSERT_EQ(cu().allocate_host(&pinned, 64), CUDA_SUCCESS);
+  char* memory = new_memory(64);
+  cu().fill32_async(address(memory), 42, 16, s);
+  cu().to_host_async(pinned, address(memory), 64, s);
+  EXPECT_EQ(static_cast<int*>(pinned)[3], 0);
+  cu().stream_synchronize(s);
+  EXPECT_EQ(static_cast<int*>(pinned)[3], 42);
+  EXPECT_EQ(cu().free_host(pinned), CUDA_SUCCESS);
+}
+
+TEST_F(device_memory, synchronous_copies_wait_unless_both_sides_are_on_the_device) {
+  char* a = new_memory(64);
+  char* b = new_memory(64);
+  int value = 9;
+  EXPECT_EQ(cu().to_device(address(a), &value, sizeof value), CUDA_SUCCESS);
+  EXPECT_EQ(simulator::report().operations_pending, 0u);
+  EXPECT_EQ(cu().copy(address(b), address(a), sizeof value), CUDA_SUCCESS);
+  EXPECT_EQ(simulator::report().operations_pending, 1u);
+  int back = 0;
+  EXPECT_EQ(cu().to_host(&back, address(b), sizeof back), CUDA_SUCCESS);
+  EXPECT_EQ(back, 9);
+}
+
+TEST_F(device_memory, is_told_by_its_pointer) {
+  char* memory = new_memory(1000);
+  void* pinned = nullptr;
+  ASSERT_EQ(cu().allocate_host(&pinned, 64), CUDA_SUCCESS);
+  unsigned type = 0;
+  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(memory + 5)),
+            CUDA_SUCCESS);
+  EXPECT_EQ(type, unsigned{CU_MEMORYTYPE_DEVICE});
+  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(pinned)), CUDA_SUCCESS);
+  EXPECT_EQ(type, unsigned{CU_MEMORYTYPE_HOST});
+  int local = 0;
+  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(&local)),
+            CUDA_ERROR_INVALID_VALUE);
+  int ordinal = 7;
+  CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* places[] = {&type, &ordinal};
+  EXPECT_EQ(cu().pointer_attributes(2, which, places, address(&local)), CUDA_SUCCESS);
+  EXPECT_EQ(type, 0u);
+  EXPECT_EQ(ordinal, -2);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  EXPECT_EQ(cu().address_range(&base, &bytes, address(memory + 999)), CUDA_SUCCESS);
+  EXPECT_EQ(base, address(memory));
+  EXPECT_EQ(bytes, 1000u);
+  EXPECT_EQ(cu().address_range(&base, &bytes, address(memory + 1000)), CUDA_ERROR_NOT_FOUND);
+}
+
+TEST_F(device_memory, registers_host_memory_once) {
+  std::array<char, 4096> own{};
+  EXPECT_EQ(cu().register_host(own.data(), own.size(), 0), CUDA_SUCCESS);
+  EXPECT_EQ(cu().register_host(own.data(), own.size(), 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  EXPECT_EQ(cu().unregister_host(own.data()), CUDA_SUCCESS);
+  EXPECT_EQ(cu().unregister_host(own.data()), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+TEST_F(device_memory, managed_memory_serves_host_and_device) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cu().allocate_managed(&memory, 64, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+  bool managed = false;
+  EXPECT_EQ(cu().pointer_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, memory), CUDA_SUCCESS);
+  EXPECT_TRUE(managed);
+  EXPECT_EQ(cu().free(memory), CUDA_SUCCESS);
+}
+
+TEST_F(device_memory, of_two_devices_is_counted_apart) {
+  simulator::options two = stepped_by_hand();
+  two.devices = 2;
+  two.capacity = gib;
+  simulator::reset(two);
+  CUcontext other = nullptr;
+  ASSERT_EQ(cu().retain(&other, 1), CUDA_SUCCESS);
+  new_memory(gib);
+  CUdeviceptr more = 0;
+  EXPECT_EQ(cu().allocate(&more, gib), CUDA_ERROR_OUT_OF_MEMORY);
+  cu().set_current(other);
+  EXPECT_EQ(cu().allocate(&more, gib), CUDA_SUCCESS);
+  int ordinal = 0;
+  EXPECT_EQ(cu().pointer_attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, more), CUDA_SUCCESS);
+  EXPECT_EQ(ordinal, 1);
+  cu().release(1);
+}
+
+} // namespace

@@ -1,0 +1,102 @@
+// When the simulated device is not loaded: beside another driver, or where its library is not.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/simulator.hpp>
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace simulator = gpumem::simulator;
+
+/// Each test runs in a process of its own, since a driver stays loaded.
+class refusal : public testing::Test {
+protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("gpumem_refusal_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+    ::setenv("GPUMEM_SIMULATOR_DEVICE_FILES", folder_.c_str(), 1);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  void make_device_files() {
+    for (const char* name : {"nvidiactl", "nvidia0"})
+      std::ofstream(folder_ / name) << "";
+  }
+  static std::string message_of_load() {
+    try {
+      simulator::load();
+    } catch (const simulator::error& refused) {
+      return refused.what();
+    }
+    return {};
+  }
+  fs::path folder_;
+};
+
+TEST_F(refusal, another_driver_is_loaded) {
+  ASSERT_NE(::dlopen(GPUMEM_TEST_OTHER_DRIVER, RTLD_NOW | RTLD_GLOBAL), nullptr) << ::dlerror();
+  EXPECT_NE(message_of_load().find("already loaded"), std::string::npos) << message_of_load();
+  EXPECT_FALSE(simulator::loaded());
+}
+
+TEST_F(refusal, driver_does_not_start_beside_another_that_has_devices) {
+  simulator::load();
+  make_device_files();
+  ASSERT_NE(::dlopen(GPUMEM_TEST_OTHER_DRIVER_UNDER_OTHER_NAME, RTLD_NOW | RTLD_LOCAL), nullptr)
+      << ::dlerror();
+  void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  const auto init = reinterpret_cast<CUresult (*)(unsigned)>(::dlsym(driver, "cuInit"));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(init(0), CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("beside a real driver"), std::string::npos);
+  fs::remove(folder_ / "nvidiactl");
+  EXPECT_EQ(init(0), CUDA_SUCCESS);
+}
+
+TEST_F(refusal, library_is_not_where_it_was_said_to_be) {
+  ::setenv("GPUMEM_SIMULATOR_LIBRARY", "/nowhere/libsimulator.so", 1);
+  EXPECT_NE(message_of_load().find("/nowhere/libsimulator.so"), std::string::npos);
+}
+
+TEST_F(refusal, control_before_load_says_so) {
+  EXPECT_THROW(simulator::step(), simulator::error);
+  EXPECT_FALSE(simulator::loaded());
+}
+
+TEST_F(refusal, auto_load_leaves_a_machine_with_a_device_alone) {
+  make_device_files();
+  EXPECT_TRUE(simulator::available_real_device());
+  EXPECT_FALSE(simulator::auto_load());
+  fs::remove(folder_ / "nvidia0");
+  EXPECT_FALSE(simulator::available_real_device());
+  EXPECT_TRUE(simulator::auto_load());
+}
+
+TEST_F(refusal, loads_once_and_serves_whoever_opens_the_driver) {
+  simulator::load();
+  simulator::load();
+  void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
+  ASSERT_NE(driver, nullptr);
+  EXPECT_NE(::dlsym(driver, "gpumem_simulator_interface"), nullptr);
+  EXPECT_NE(::dlsym(driver, "cuGetProcAddress_v2"), nullptr);
+  EXPECT_NE(::dlsym(driver, "cuMemPoolCreate"), nullptr);
+}
+
+TEST_F(refusal, bad_options_are_told) {
+  simulator::options none;
+  none.devices = 0;
+  EXPECT_THROW(simulator::load(none), simulator::error);
+  none = {};
+  none.capacity = 0;
+  EXPECT_THROW(simulator::load(none), simulator::error);
+}
+
+} // namespace

@@ -1,0 +1,78 @@
+// Tiny pools for tests: first fit by exact bookkeeping, with no idea of order at all.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/simulator.hpp>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+
+// Stands in for the property of gpumem's own resources.
+struct gpumem::services {};
+
+/// A stateful property, to see it forwarded.
+struct pool_name {
+  using value_type = int;
+};
+
+/// Gives out the lowest bytes that fit, whoever freed them and whenever.
+class naive_pool {
+public:
+  naive_pool(char* base, std::size_t bytes) : state_(std::make_shared<state>(base)) {
+    state_->free[base] = bytes;
+  }
+
+  void* take(std::size_t bytes) {
+    for (auto range = state_->free.begin(); range != state_->free.end(); ++range) {
+      if (range->second < bytes)
+        continue;
+      const auto [start, length] = *range;
+      state_->free.erase(range);
+      if (length > bytes)
+        state_->free.emplace(start + bytes, length - bytes);
+      return start;
+    }
+    throw std::bad_alloc();
+  }
+  void put(void* pointer, std::size_t bytes) noexcept {
+    state_->free.emplace(static_cast<char*>(pointer), bytes);
+  }
+
+  void* allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) { return take(bytes); }
+  void deallocate(cuda::stream_ref, void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
+    put(pointer, bytes);
+  }
+  void deallocate(cuda::stream_ref, void* pointer) noexcept { put(pointer, 256); }
+  void* allocate_sync(std::size_t bytes, std::size_t = 256) { return take(bytes); }
+  void deallocate_sync(void* pointer, std::size_t bytes, std::size_t = 256) noexcept { put(pointer, bytes); }
+  std::optional<void*> try_allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) {
+    return take(bytes);
+  }
+  void record_use(void*, cuda::stream_ref) {}
+
+  char* base() const { return state_->base; }
+
+  friend bool operator==(const naive_pool& a, const naive_pool& b) { return a.state_ == b.state_; }
+  friend void get_property(const naive_pool&, cuda::mr::device_accessible) noexcept {}
+  friend void get_property(const naive_pool&, gpumem::services) noexcept {}
+  friend int get_property(const naive_pool&, pool_name) noexcept { return 77; }
+
+private:
+  struct state {
+    explicit state(char* at) : base(at) {}
+    char* base;
+    std::map<char*, std::size_t> free;
+  };
+  std::shared_ptr<state> state_;
+};
+
+/// The same over memory that the host can touch.
+class naive_pinned_pool : public naive_pool {
+public:
+  using naive_pool::naive_pool;
+  friend void get_property(const naive_pinned_pool&, cuda::mr::host_accessible) noexcept {}
+};

@@ -1,0 +1,169 @@
+// Concepts, positive and negative; sizes; what moves without throwing.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+
+#include <concepts>
+#include <coroutine>
+#include <cstddef>
+#include <stop_token>
+#include <type_traits>
+
+import gpumem;
+
+namespace {
+
+using gpumem::device;
+using gpumem::expected;
+using gpumem::failure;
+using gpumem::stream_key;
+
+// The least that an author writes.
+struct least_state {
+  expected<void*, failure> try_allocate(stream_key const&, std::size_t, std::size_t) noexcept;
+  void deallocate(stream_key const&, void*, std::size_t, std::size_t) noexcept;
+  device where() noexcept;
+};
+static_assert(gpumem::resource_state<least_state>);
+static_assert(!gpumem::waiting_state<least_state>);
+static_assert(!gpumem::trimmable_state<least_state>);
+static_assert(!gpumem::measured_state<least_state>);
+
+struct throwing_free : least_state {
+  void deallocate(stream_key const&, void*, std::size_t, std::size_t);
+};
+struct throwing_allocation : least_state {
+  expected<void*, failure> try_allocate(stream_key const&, std::size_t, std::size_t);
+};
+struct plain_pointer : least_state {
+  void* try_allocate(stream_key const&, std::size_t, std::size_t) noexcept;
+};
+struct takes_a_stream : least_state {
+  expected<void*, failure> try_allocate(gpumem::stream_ref, std::size_t, std::size_t) noexcept;
+};
+struct nowhere {
+  expected<void*, failure> try_allocate(stream_key const&, std::size_t, std::size_t) noexcept;
+  void deallocate(stream_key const&, void*, std::size_t, std::size_t) noexcept;
+};
+static_assert(!gpumem::resource_state<throwing_free>);
+static_assert(!gpumem::resource_state<throwing_allocation>);
+static_assert(!gpumem::resource_state<plain_pointer>);
+static_assert(!gpumem::resource_state<takes_a_stream>);
+static_assert(!gpumem::resource_state<nowhere>);
+static_assert(!gpumem::resource_state<int>);
+
+struct full_state : least_state {
+  bool admit(gpumem::waiter&) noexcept;
+  bool withdraw(gpumem::waiter&) noexcept;
+  std::size_t trim(std::size_t);
+  gpumem::figures read_figures();
+};
+static_assert(gpumem::waiting_state<full_state>);
+static_assert(gpumem::trimmable_state<full_state>);
+static_assert(gpumem::measured_state<full_state>);
+
+struct admits_only : least_state {
+  bool admit(gpumem::waiter&) noexcept;
+};
+struct throwing_withdraw : full_state {
+  bool withdraw(gpumem::waiter&);
+};
+static_assert(!gpumem::waiting_state<admits_only>);
+static_assert(!gpumem::waiting_state<throwing_withdraw>);
+
+// Tokens.
+struct foreign_token {
+  template <class Function> struct callback_type {
+    callback_type(foreign_token, Function);
+  };
+  bool stop_requested() const noexcept;
+  bool stop_possible() const noexcept;
+};
+struct throwing_token {
+  bool stop_requested() const;
+  bool stop_possible() const noexcept;
+};
+struct move_only_token : foreign_token {
+  move_only_token(move_only_token&&) = default;
+};
+static_assert(gpumem::stoppable_token<std::stop_token>);
+static_assert(gpumem::stoppable_token<gpumem::never_stop_token>);
+static_assert(gpumem::stoppable_token<foreign_token>);
+static_assert(!gpumem::stoppable_token<throwing_token>);
+static_assert(!gpumem::stoppable_token<move_only_token>);
+static_assert(!gpumem::stoppable_token<std::stop_source>);
+static_assert(!gpumem::stoppable_token<int>);
+struct nothing {
+  void operator()() const noexcept {}
+};
+static_assert(std::same_as<gpumem::stop_callback_t<std::stop_token, nothing>, std::stop_callback<nothing>>);
+static_assert(std::same_as<gpumem::stop_callback_t<foreign_token, nothing>, foreign_token::callback_type<nothing>>);
+
+// Awaitables.
+struct operation {
+  bool await_ready() const noexcept;
+  void await_suspend(std::coroutine_handle<>) const noexcept;
+  int& await_resume() const noexcept;
+};
+struct by_member {
+  operation operator co_await() const noexcept;
+};
+struct by_function {};
+operation operator co_await(by_function const&) noexcept;
+struct for_expiring_only {
+  operation operator co_await() && noexcept;
+};
+struct without_resume {
+  bool await_ready() const noexcept;
+  void await_suspend(std::coroutine_handle<>) const noexcept;
+};
+struct leads_nowhere {
+  int operator co_await() const noexcept;
+};
+static_assert(gpumem::awaiter<operation> && gpumem::awaitable<operation>);
+static_assert(gpumem::awaitable<by_member> && !gpumem::awaiter<by_member>);
+static_assert(gpumem::awaitable<by_function> && gpumem::awaitable<by_function const&>);
+static_assert(gpumem::awaitable<for_expiring_only> && !gpumem::awaitable<for_expiring_only&>);
+static_assert(!gpumem::awaitable<without_resume> && !gpumem::awaitable<leads_nowhere> && !gpumem::awaitable<int>);
+static_assert(std::same_as<gpumem::await_result_t<by_member>, int&>);
+static_assert(std::same_as<gpumem::await_result_t<gpumem::task<int>>, int>);
+static_assert(std::same_as<gpumem::await_result_t<gpumem::task<int>&>, int&>);
+static_assert(std::same_as<gpumem::await_result_t<gpumem::task<int&>>, int&>);
+static_assert(std::is_void_v<gpumem::await_result_t<gpumem::task<>>>);
+
+// gpumem's own awaitables: movable descriptions, awaited by name or not, of operations that do not move.
+using request = gpumem::acquire_awaitable<>;
+using wait = gpumem::completion_awaitable<>;
+static_assert(gpumem::awaitable<request> && gpumem::awaitable<request const&>);
+static_assert(gpumem::awaitable<wait> && gpumem::awaitable<wait const&>);
+static_assert(std::copyable<wait> && std::is_nothrow_move_constructible_v<request>);
+static_assert(std::same_as<gpumem::await_result_t<request>, gpumem::allocation>);
+static_assert(std::is_void_v<gpumem::await_result_t<wait>>);
+static_assert(!std::movable<gpumem::acquire_operation<gpumem::never_stop_token>>);
+static_assert(!std::movable<gpumem::completion_operation<gpumem::never_stop_token>>);
+
+// Executors.
+static_assert(std::derived_from<gpumem::inline_executor, gpumem::executor>);
+static_assert(std::derived_from<gpumem::thread_executor, gpumem::executor>);
+static_assert(!std::copyable<gpumem::thread_executor> && !std::movable<gpumem::thread_executor>);
+static_assert(!std::copyable<gpumem::resumption>);
+
+// Sizes, and moves.
+static_assert(sizeof(gpumem::allocation) == 48);
+static_assert(sizeof(gpumem::pool_ref) == 16);
+static_assert(sizeof(gpumem::stream_ref) == 8);
+static_assert(sizeof(device) == sizeof(void*));
+template <class T>
+constexpr bool moves_only = std::is_nothrow_move_constructible_v<T> && std::is_nothrow_move_assignable_v<T> &&
+                            !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T>;
+static_assert(moves_only<gpumem::allocation>);
+static_assert(moves_only<gpumem::stream>);
+static_assert(moves_only<gpumem::event>);
+static_assert(moves_only<gpumem::task<int>>);
+static_assert(std::is_nothrow_move_constructible_v<gpumem::stream_use>);
+static_assert(std::is_nothrow_copy_constructible_v<stream_key>);
+static_assert(std::is_nothrow_copy_constructible_v<device>);
+static_assert(std::derived_from<gpumem::out_of_memory, std::bad_alloc>);
+static_assert(std::is_nothrow_copy_constructible_v<gpumem::out_of_memory>);
+static_assert(std::is_nothrow_copy_constructible_v<gpumem::acquire_error>);
+
+} // namespace

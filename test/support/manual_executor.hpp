@@ -1,0 +1,40 @@
+// An executor that runs when the test says so. Include it after `import gpumem;` and after <atomic> and <thread>: it
+// includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace test {
+
+/// Takes what is posted, and runs it when told to.
+class manual_executor final : public gpumem::executor {
+public:
+  void post(gpumem::resumption& item) noexcept override {
+    gpumem::sync::lock const held{guard_};
+    queue_.push(item);
+    posted_ = true;
+  }
+  bool retract(gpumem::resumption& item) noexcept override {
+    gpumem::sync::lock const held{guard_};
+    return queue_.remove(item);
+  }
+  bool posted() const { return posted_; }
+  void wait_for_post() const {
+    while (!posted_) std::this_thread::yield();
+  }
+  bool run_one() {
+    gpumem::resumption* item = nullptr;
+    {
+      gpumem::sync::lock const held{guard_};
+      item = queue_.pop();
+    }
+    if (item) item->resume();
+    return item != nullptr;
+  }
+
+private:
+  gpumem::sync::mutex guard_;
+  gpumem::resumption_queue queue_;
+  std::atomic<bool> posted_{false};
+};
+
+} // namespace test

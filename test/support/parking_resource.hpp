@@ -1,0 +1,189 @@
+// A resource that lets requests wait: host memory up to a capacity, first come first served. Include it after
+// `import gpumem;` and after <cstdlib>, <mutex>, <utility>: it includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace test {
+
+class parking_state final : public gpumem::lifetime {
+public:
+  parking_state(gpumem::device where, std::size_t capacity) noexcept : device_{where}, capacity_{capacity} {}
+
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const&, std::size_t bytes,
+                                                        std::size_t alignment) noexcept {
+    gpumem::sync::lock const held{guard_};
+    ++tries_;
+    if (bytes > capacity_) return fail(gpumem::outcome::too_large, bytes);
+    if (closed_) return fail(gpumem::outcome::closed, bytes);
+    if (!queue_.empty() || !fits(bytes)) return fail(gpumem::outcome::exhausted, bytes);
+    return take(bytes, alignment);
+  }
+
+  void deallocate(gpumem::stream_key const&, void* pointer, std::size_t bytes, std::size_t) noexcept {
+    std::free(pointer);
+    {
+      gpumem::sync::lock held{guard_};
+      used_ -= bytes;
+      serve(held);
+    }
+    drop_live();
+  }
+
+  bool admit(gpumem::waiter& request) noexcept {
+    gpumem::sync::lock const held{guard_};
+    if (closed_) return request.settle(fail(gpumem::outcome::closed, request.bytes())), false;
+    if (queue_.empty() && fits(request.bytes())) {
+      request.settle(take(request.bytes(), request.alignment()));
+      return false;
+    }
+    if (!queue_.park(request)) return false;
+    ++parked_;
+    return true;
+  }
+
+  bool withdraw(gpumem::waiter& request) noexcept {
+    gpumem::sync::lock held{guard_};
+    if (!queue_.remove(request)) return false;
+    serve(held); // it may have been what the others waited behind
+    return true;
+  }
+
+  gpumem::device where() noexcept { return device_; }
+
+  gpumem::figures read_figures() noexcept {
+    gpumem::sync::lock const held{guard_};
+    gpumem::figures figures;
+    figures.live = used_;
+    figures.limit = capacity_;
+    return figures;
+  }
+
+  std::size_t used() {
+    gpumem::sync::lock const held{guard_};
+    return used_;
+  }
+  std::size_t parked() {
+    gpumem::sync::lock const held{guard_};
+    return parked_;
+  }
+  std::size_t tries() {
+    gpumem::sync::lock const held{guard_};
+    return tries_;
+  }
+  bool idle() {
+    gpumem::sync::lock const held{guard_};
+    return queue_.empty();
+  }
+
+  /// Refuses everybody who waits, and all who come.
+  void close() noexcept {
+    gpumem::sync::lock held{guard_};
+    closed_ = true;
+    while (auto* const first = queue_.first()) {
+      queue_.remove(*first);
+      held.unlock();
+      first->refuse({gpumem::outcome::closed, 0, first->bytes()});
+      held.lock();
+    }
+  }
+
+private:
+  static gpumem::expected<void*, gpumem::failure> fail(gpumem::outcome what, std::size_t bytes) noexcept {
+    return gpumem::unexpected<gpumem::failure>{gpumem::failure{what, 0, bytes}};
+  }
+  bool fits(std::size_t bytes) const noexcept { return bytes <= capacity_ - used_; }
+  void* take(std::size_t bytes, std::size_t alignment) noexcept {
+    used_ += bytes;
+    add_live();
+    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  }
+  void serve(gpumem::sync::lock& held) noexcept {
+    while (queue_.first() && fits(queue_.first()->bytes())) {
+      auto* const first = queue_.first();
+      queue_.remove(*first);
+      auto* const pointer = take(first->bytes(), first->alignment());
+      held.unlock();
+      first->grant(pointer);
+      held.lock();
+    }
+  }
+
+  gpumem::device device_;
+  gpumem::sync::mutex guard_;
+  gpumem::waiter_list queue_;
+  std::size_t capacity_;
+  std::size_t used_ = 0;
+  std::size_t parked_ = 0;
+  std::size_t tries_ = 0;
+  bool closed_ = false;
+};
+
+class parking_resource
+    : public gpumem::resource_base<parking_resource, parking_state, gpumem::mr::device_accessible> {
+public:
+  explicit parking_resource(std::size_t capacity, gpumem::device where = gpumem::device{0})
+      : state_{new parking_state{where, capacity}} {}
+
+  parking_state& state() const noexcept { return *state_; }
+  friend bool operator==(parking_resource const& a, parking_resource const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  gpumem::state_handle<parking_state> state_;
+};
+
+/// An adaptor that counts what is granted, wherever it waited.
+template <class Upstream> class counting_state final : public gpumem::lifetime, public gpumem::grant_hook {
+public:
+  explicit counting_state(Upstream upstream) noexcept : upstream_{std::move(upstream)} {}
+
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const& key, std::size_t bytes,
+                                                        std::size_t alignment) noexcept {
+    auto const result = upstream_.state().try_allocate(key, bytes, alignment);
+    if (result) on_grant(key, *result, bytes, alignment);
+    return result;
+  }
+  void deallocate(gpumem::stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    count(-1);
+    upstream_.state().deallocate(key, pointer, bytes, alignment);
+    drop_live();
+  }
+  bool admit(gpumem::waiter& request) noexcept { return request.add_hook(*this) && upstream_.state().admit(request); }
+  bool withdraw(gpumem::waiter& request) noexcept { return upstream_.state().withdraw(request); }
+  gpumem::device where() noexcept { return upstream_.state().where(); }
+
+  void on_grant(gpumem::stream_key const&, void*, std::size_t, std::size_t) noexcept override {
+    add_live();
+    count(1);
+  }
+  long live() {
+    gpumem::sync::lock const held{guard_};
+    return live_;
+  }
+
+private:
+  void count(long change) noexcept {
+    gpumem::sync::lock const held{guard_};
+    live_ += change;
+  }
+  Upstream upstream_;
+  gpumem::sync::mutex guard_;
+  long live_ = 0;
+};
+
+template <class Upstream>
+class counting_adaptor : public gpumem::resource_base<counting_adaptor<Upstream>, counting_state<Upstream>,
+                                                      gpumem::mr::device_accessible> {
+public:
+  explicit counting_adaptor(Upstream upstream) : state_{new counting_state<Upstream>{std::move(upstream)}} {}
+  counting_state<Upstream>& state() const noexcept { return *state_; }
+  friend bool operator==(counting_adaptor const& a, counting_adaptor const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  gpumem::state_handle<counting_state<Upstream>> state_;
+};
+
+} // namespace test
