@@ -77,15 +77,16 @@ struct found_maybe {
   explicit operator bool() const { return block.base != nullptr; }
 };
 
-class narrow_resource
-    : public gpumem::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible> {
+class narrow_resource : public gpumem::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible> {
   using base = gpumem::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible>;
 
 public:
   narrow_resource() : state_{new narrow_state} {}
   using base::deallocate;
   void deallocate(gpumem::stream_ref stream, void* p) noexcept { base::deallocate(stream, p, state_->taken()); }
-  found_maybe find(void const* p) const { return {{p == state_->room() ? state_->room() : nullptr, state_->taken(), true}}; }
+  found_maybe find(void const* p) const {
+    return {{p == state_->room() ? state_->room() : nullptr, state_->taken(), true}};
+  }
   void record_use(void* p, gpumem::stream_ref) { used = p; }
   narrow_state& inner() const { return *state_; }
   void* used = nullptr;

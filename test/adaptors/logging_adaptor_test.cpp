@@ -114,9 +114,7 @@ TEST_F(logging_adaptor, says_what_is_missing) {
   try {
     gpumem::logging_adaptor subject{gpumem::host_resource{}, gpumem::log_sink{nowhere}};
     FAIL() << "made without a folder";
-  } catch (std::runtime_error const& e) {
-    EXPECT_NE(std::string{e.what()}.find(nowhere), std::string::npos);
-  }
+  } catch (std::runtime_error const& e) { EXPECT_NE(std::string{e.what()}.find(nowhere), std::string::npos); }
   EXPECT_THROW((gpumem::logging_adaptor{gpumem::host_resource{}, std::vector<gpumem::log_sink>{}}),
                std::invalid_argument);
 }

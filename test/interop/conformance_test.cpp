@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -31,6 +32,7 @@ template <class Resource> struct way {
   std::string name;
   std::function<void*(Resource&, std::size_t, std::size_t)> allocate;
   std::function<void(Resource&, void*, std::size_t, std::size_t)> deallocate;
+  std::optional<gpumem::stream_ref> stream = std::nullopt;
 };
 
 struct block {
@@ -70,11 +72,12 @@ protected:
     auto const in_order = [](std::string name, gpumem::stream_ref stream) {
       return way<resource>{
           std::move(name), [stream](resource& r, std::size_t n, std::size_t a) { return r.allocate(stream, n, a); },
-          [stream](resource& r, void* p, std::size_t n, std::size_t a) { r.deallocate(stream, p, n, a); }};
+          [stream](resource& r, void* p, std::size_t n, std::size_t a) { r.deallocate(stream, p, n, a); }, stream};
     };
     return {way<resource>{"sync", [](resource& r, std::size_t n, std::size_t a) { return r.allocate_sync(n, a); },
                           [](resource& r, void* p, std::size_t n, std::size_t a) { r.deallocate_sync(p, n, a); }},
-            in_order("own stream", *own_), in_order("foreign stream", gpumem::stream_ref{foreign_}),
+            in_order("own stream", *own_),
+            in_order("foreign stream", gpumem::stream_ref{foreign_}),
             in_order("default stream", gpumem::stream_ref{cudaStream_t{}}),
             in_order("legacy stream", gpumem::stream_ref{CU_STREAM_LEGACY}),
             in_order("thread's stream", gpumem::stream_ref{CU_STREAM_PER_THREAD})};
@@ -228,29 +231,37 @@ TYPED_TEST(conformance, several_threads_at_once) {
   }
 }
 
+// A default stream is another one to each thread: the event orders the free after the allocation.
 TYPED_TEST(conformance, what_one_thread_allocates_another_frees) {
+  struct handed_over {
+    block given;
+    gpumem::event allocated;
+  };
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     std::mutex guard;
     std::condition_variable arrived;
-    std::deque<block> given;
+    std::deque<handed_over> given;
     std::thread consumer{[&] {
       gpumem::current_device const scope{gpumem::device{this->home()}};
       for (int i = 0; i < 100; ++i) {
         std::unique_lock held{guard};
         arrived.wait(held, [&] { return !given.empty(); });
-        auto const next = given.front();
+        auto const next = std::move(given.front());
         given.pop_front();
         held.unlock();
-        how.deallocate(this->subject(), next.pointer, next.bytes, 256);
+        if (how.stream) next.allocated.make_wait(*how.stream);
+        how.deallocate(this->subject(), next.given.pointer, next.given.bytes, 256);
       }
     }};
     std::mt19937 random{3};
     for (int i = 0; i < 100; ++i) {
       std::size_t const bytes = 1 + random() % mib;
       void* const p = how.allocate(this->subject(), bytes, 256);
+      gpumem::event allocated{gpumem::device{this->home()}};
+      if (how.stream) allocated.record(*how.stream);
       std::scoped_lock const held{guard};
-      given.push_back({p, bytes});
+      given.push_back({{p, bytes}, std::move(allocated)});
       arrived.notify_one();
     }
     consumer.join();

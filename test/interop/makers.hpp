@@ -19,6 +19,10 @@ struct host {
   static constexpr char const* name = "host";
   static auto make() { return gpumem::host_resource{}; }
 };
+template <class Upstream> struct pool {
+  static constexpr char const* name = "pool";
+  static auto make() { return gpumem::pool_resource{Upstream::make()}; }
+};
 template <class Upstream> struct statistics {
   static constexpr char const* name = "statistics";
   static auto make() { return gpumem::statistics_adaptor{Upstream::make()}; }
@@ -68,10 +72,10 @@ using resources =
     testing::Types<cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
                    statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<checked<cuda>>,
                    checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>,
-                   any_pool<statistics<cuda>>, pool_ref<cuda>, pool_ref<logging<cuda>>,
-                   any<cuda, device_accessible>, any<statistics<host>, host_accessible>,
-                   reference<statistics<cuda>, device_accessible>, reference<host, host_accessible>, shared<cuda>,
-                   shared<statistics<cuda>>, narrowed<statistics<cuda>>>;
+                   any_pool<statistics<cuda>>, pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>,
+                   any<statistics<host>, host_accessible>, reference<statistics<cuda>, device_accessible>,
+                   reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>,
+                   narrowed<statistics<cuda>>>;
 
 struct names {
   template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }

@@ -2,10 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/thrust.hpp>
 
-#include <thrust/device_vector.h>
-#include <thrust/reduce.h>
-#include <thrust/sort.h>
-
 #include "thrust_cu.hpp"
 
 template class gpumem::thrust_allocator<int>;
@@ -27,13 +23,4 @@ gpumem::outcome try_in_cu(cuda::stream_ref stream, gpumem::any_pool resource, st
   if (!got) return got.error().what;
   resource.deallocate(stream, *got, bytes, 256);
   return gpumem::outcome::granted;
-}
-
-void sort_on_device(cuda::stream_ref stream, gpumem::any_pool resource, int* values, std::size_t count) {
-  thrust::sort(gpumem::exec_policy(stream, resource), values, values + count);
-}
-
-long sum_on_device(cuda::stream_ref stream, gpumem::any_pool resource, std::size_t count) {
-  thrust::device_vector<long, gpumem::thrust_allocator<long>> values(count, 2L, {stream, resource});
-  return thrust::reduce(gpumem::exec_policy_nosync(stream, resource), values.begin(), values.end(), 0L);
 }

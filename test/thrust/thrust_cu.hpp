@@ -8,5 +8,3 @@
 
 bool allocate_through_thrust_allocator(cuda::stream_ref stream, gpumem::any_pool resource);
 gpumem::outcome try_in_cu(cuda::stream_ref stream, gpumem::any_pool resource, std::size_t bytes);
-void sort_on_device(cuda::stream_ref stream, gpumem::any_pool resource, int* values, std::size_t count);
-long sum_on_device(cuda::stream_ref stream, gpumem::any_pool resource, std::size_t count);
