@@ -3,6 +3,7 @@
 export module gpumem;
 
 export import :cuda;
+export import :fork;
 export import :driver;
 export import :sync;
 export import :coroutine;

@@ -3,7 +3,6 @@
 module;
 #include <gpumem/services.hpp>
 #include <cstddef>
-#include <optional>
 #include <type_traits>
 #include <utility>
 export module gpumem:resource;
@@ -22,7 +21,6 @@ namespace detail {
 
 // False in a process that is exiting or was forked: frees then do nothing.
 bool may_free() noexcept;
-bool is_lost(std::optional<class device> where) noexcept;
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
 
 // One property of a resource, found by argument-dependent lookup.
@@ -68,8 +66,8 @@ public:
     if (!pointer || !detail::may_free()) return;
     if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
-    } else if (detail::is_lost(state().where())) {
-      state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs any more: bookkeeping
+    } else if (key.error().what == outcome::device_lost) {
+      state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping
     } else {
       detail::report_bad_stream(pointer, bytes);
     }
@@ -95,6 +93,13 @@ public:
   acquire_awaitable<Token> acquire(stream_ref stream, std::size_t bytes, acquire_options options = {},
                                    Token token = {}) noexcept {
     return gpumem::acquire(self(), stream, bytes, options, std::move(token));
+  }
+
+  /// This resource erased, without ownership, its services with it: it must outlive what is returned.
+  pool_ref ref() noexcept
+    requires mr::has_property<Self, mr::device_accessible>
+  {
+    return pool_ref{self()};
   }
 
   /// Gives unused memory beyond `keep` reserved bytes back; returns the bytes given back.

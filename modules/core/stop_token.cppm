@@ -14,6 +14,9 @@ template <class Token, class Function> struct stop_callback_of {
 template <class Function> struct stop_callback_of<std::stop_token, Function> {
   using type = std::stop_callback<Function>;
 };
+struct stop_probe {
+  void operator()() const noexcept {}
+};
 } // namespace detail
 
 /// The callback type of a token: constructed with (token, function), calls the function at a stop request, from the
@@ -26,7 +29,8 @@ export template <class T>
 concept stoppable_token = std::copyable<T> && requires(T const& token) {
   { token.stop_requested() } noexcept -> std::convertible_to<bool>;
   { token.stop_possible() } noexcept -> std::convertible_to<bool>;
-};
+  typename stop_callback_t<T, detail::stop_probe>;
+} && std::constructible_from<stop_callback_t<T, detail::stop_probe>, T, detail::stop_probe>;
 
 /// The token of a wait that nobody stops.
 export struct never_stop_token {

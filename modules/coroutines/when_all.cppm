@@ -15,6 +15,13 @@ import :coroutine;
 import :coroutine_result;
 import :joined;
 
+// So that `auto [a, b] = co_await when_all(…)` needs no header.
+export namespace std {
+using std::get;
+using std::tuple_element;
+using std::tuple_size;
+} // namespace std
+
 namespace gpumem {
 
 namespace detail {

@@ -9,6 +9,7 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
+import :fork;
 import :stream;
 import :timeline;
 
@@ -31,7 +32,7 @@ event& event::operator=(event&& other) noexcept {
 }
 
 event::~event() {
-  if (event_) detail::give_event(event_);
+  if (event_ && !detail::forked()) detail::give_event(event_);
 }
 
 void event::record(stream_ref stream) {

@@ -19,6 +19,7 @@ import :stream;
 import :cuda;
 import :device;
 import :driver;
+import :fork;
 import :sync;
 import :timeline;
 
@@ -264,7 +265,7 @@ stream& stream::operator=(stream&& other) noexcept {
 stream::~stream() { retire(); }
 
 void stream::retire() noexcept {
-  if (!timeline_) return;
+  if (!timeline_ || detail::forked()) return;
   auto& all = streams();
   // The tail of a stream that nobody will use again is completed by an event recorded while it lives.
   timeline_->record_late(timeline_->handle());

@@ -11,6 +11,7 @@ import :allocation;
 import :cuda;
 import :device;
 import :error;
+import :fork;
 import :services;
 import :stream;
 import :sync;
@@ -106,6 +107,7 @@ void blocking_operation::decided() noexcept {
 
 // What was granted goes back; only after the decision is over may its result be read.
 suspended_operation::~suspended_operation() {
+  if (forked()) return;
   if (parked() && !withdraw()) take_back();
   if (settled()) [[maybe_unused]] auto const back = take();
 }

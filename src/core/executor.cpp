@@ -8,6 +8,7 @@ module;
 module gpumem:executor.impl;
 import :executor;
 import :driver;
+import :fork;
 import :sync;
 
 namespace gpumem {
@@ -69,6 +70,10 @@ void inline_executor::flush() noexcept {
 thread_executor::thread_executor() : thread_{[this] { run(); }} {}
 
 thread_executor::~thread_executor() {
+  if (detail::forked()) { // its thread is not here: neither to be joined nor to be destroyed
+    [[maybe_unused]] auto* const left = new sync::thread{std::move(thread_)};
+    return;
+  }
   {
     sync::lock const held{guard_};
     stopping_ = true;

@@ -6,6 +6,7 @@ module;
 #include <thread>
 module gpumem:lifetime.impl;
 import :lifetime;
+import :fork;
 import :sync;
 
 namespace gpumem {
@@ -37,6 +38,7 @@ void lifetime::add_live() noexcept {
 }
 
 void lifetime::drop_live() noexcept {
+  if (detail::forked()) return;
   {
     auto& mine = own_slot();
     slot_lock const held{mine.busy};
@@ -48,7 +50,9 @@ void lifetime::drop_live() noexcept {
   if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
 }
 
+// In a forked child a slot may be locked for ever, and what the state would give back is the parent's.
 void lifetime::drop_handle() noexcept {
+  if (detail::forked()) return;
   if (handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   for (auto& slot : slots_) {
     slot_lock const held{slot.busy};

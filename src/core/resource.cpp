@@ -2,18 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
-#include <optional>
 module gpumem:resource.impl;
 import :resource;
-import :device;
 import :driver;
 import :misuse;
 
 namespace gpumem::detail {
 
 bool may_free() noexcept { return driver_alive(); }
-
-bool is_lost(std::optional<class device> where) noexcept { return where && where->lost(); }
 
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept {
   report_misuse({misuse::kind::bad_stream, pointer, bytes, 0, 0, "gpumem resource"});

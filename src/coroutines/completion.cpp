@@ -11,6 +11,7 @@ import :device;
 import :driver;
 import :error;
 import :event;
+import :fork;
 import :poller;
 import :stream;
 import :suspension;
@@ -118,6 +119,7 @@ void completion_wait::finish() {
 }
 
 completion_wait::~completion_wait() {
+  if (forked()) return;
   if (handed_over_ && !poller::instance().disarm(*this)) take_back();
   if (recorded_) give_event(recorded_);
 }

@@ -41,7 +41,7 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
   if (!pointer || !may_free()) return;
   if (auto const key = try_identify(stream, state.where(), 0)) {
     state.deallocate(*key, pointer);
-  } else if (is_lost(state.where())) {
+  } else if (key.error().what == outcome::device_lost) {
     state.deallocate(stream_key::host(), pointer);
   } else {
     report_bad_stream(pointer, 0);

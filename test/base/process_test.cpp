@@ -142,14 +142,12 @@ int child(everything_running& all) {
   try {
     [[maybe_unused]] auto* const p = all.resource.allocate(all.stream, 1);
     return 2;
-  } catch (gpumem::cuda_error const&) {
-  }
+  } catch (gpumem::cuda_error const&) {}
   if (all.resource.acquire(all.stream, 1).try_now()) return 3;
   try {
     gpumem::sync_wait(gpumem::completion(all.stream));
     return 4;
-  } catch (gpumem::cuda_error const&) {
-  }
+  } catch (gpumem::cuda_error const&) {}
   all.block.reset(); // does nothing
   all.resource.deallocate(all.stream, &all, 1);
   return gpumem::driver_calls() == calls ? 0 : 5;

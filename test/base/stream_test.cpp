@@ -19,6 +19,7 @@ using gpumem::identify;
 using gpumem::stream;
 using gpumem::stream_key;
 using gpumem::stream_ref;
+using stream_kind = decltype(std::declval<stream_key const&>().order().kind());
 
 class stream_test : public testing::Test {
 protected:
@@ -156,7 +157,7 @@ TEST_F(stream_test, null_is_another_on_each_thread_and_device) {
   auto const mine = identify(null, first);
   EXPECT_EQ(identify(null, first), mine);
   EXPECT_EQ(identify(null), mine);
-  EXPECT_EQ(mine.order().kind(), gpumem::detail::stream_kind::null);
+  EXPECT_EQ(mine.order().kind(), stream_kind::null);
   std::optional<stream_key> theirs, elsewhere;
   std::thread{[&] { theirs = identify(null, first); }}.join();
   {
@@ -189,7 +190,7 @@ TEST_F(stream_test, per_thread_is_one_for_each_thread) {
   stream_ref const own{CU_STREAM_PER_THREAD};
   auto const mine = identify(own, first);
   EXPECT_EQ(identify(own, first), mine);
-  EXPECT_EQ(mine.order().kind(), gpumem::detail::stream_kind::per_thread);
+  EXPECT_EQ(mine.order().kind(), stream_kind::per_thread);
   std::optional<stream_key> theirs;
   std::thread{[&] {
     gpumem::current_device const scope{first};

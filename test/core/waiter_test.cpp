@@ -37,9 +37,7 @@ protected:
       auto block = co_await resource.acquire(stream, bytes, {.resume_on = &executor}, token);
       *ended = outcome::granted;
       if (keep) *keep = std::move(block);
-    } catch (gpumem::acquire_error const& e) {
-      *ended = e.reason();
-    } catch (gpumem::out_of_memory const& e) {
+    } catch (gpumem::acquire_error const& e) { *ended = e.reason(); } catch (gpumem::out_of_memory const& e) {
       *ended = e.reason();
     }
   }
@@ -92,8 +90,7 @@ TEST_F(waiter_test, is_refused_when_the_resource_closes) {
   auto const a = test::start(request(100, &first));
   auto const b = test::start(request(100, &second));
   resource.state().close();
-  while (executor.run_one()) {
-  }
+  while (executor.run_one()) {}
   EXPECT_EQ(first, outcome::closed);
   EXPECT_EQ(second, outcome::closed);
   auto const c = test::start(request(1, &later));
@@ -146,9 +143,7 @@ TEST_F(waiter_test, stopped_inside_the_constructor_of_the_callback_is_not_parked
   try {
     sync_wait(resource.acquire(stream, 10, {}, test::late_token{}));
     ADD_FAILURE() << "it was not stopped";
-  } catch (gpumem::acquire_error const& e) {
-    EXPECT_EQ(e.reason(), outcome::stopped);
-  }
+  } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::stopped); }
   EXPECT_EQ(resource.state().parked(), 0u);
   block.reset();
 }
@@ -223,8 +218,7 @@ TEST_F(waiter_test, removed_from_the_head_lets_the_next_go_on) {
   source.request_stop();
   EXPECT_FALSE(last);
   b.destroy(); // now the head is one that fits
-  while (executor.run_one()) {
-  }
+  while (executor.run_one()) {}
   EXPECT_EQ(big, outcome::stopped);
   EXPECT_FALSE(small);
   EXPECT_EQ(last, outcome::granted);
@@ -282,9 +276,7 @@ TEST_F(waiter_test, refuses_what_cannot_be_asked_for) {
   try {
     sync_wait(resource.acquire(stream, 10));
     ADD_FAILURE() << "a capturing stream was served";
-  } catch (gpumem::acquire_error const& e) {
-    EXPECT_EQ(e.reason(), outcome::capture_unsupported);
-  }
+  } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::capture_unsupported); }
   gpumem::driver().graph_destroy(stream.end_capture());
 }
 

@@ -172,8 +172,8 @@ TEST_F(completion_test, takes_streams_of_every_kind) {
   gpumem::current_device const scope{gpumem::device{0}};
   CUstream raw = nullptr;
   gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-  for (auto const stream : {gpumem::stream_ref{raw}, gpumem::stream_ref{CUstream{}}, gpumem::stream_ref{CU_STREAM_LEGACY},
-                            gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
+  for (auto const stream : {gpumem::stream_ref{raw}, gpumem::stream_ref{CUstream{}},
+                            gpumem::stream_ref{CU_STREAM_LEGACY}, gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
     bool worked = false;
     simulator::work(stream, {}, 1us, [&] { worked = true; });
     manual_executor executor;
@@ -203,9 +203,7 @@ TEST_F(completion_test, refuses_a_capturing_stream_and_leaves_the_capture_whole)
           sync_wait(completion(s()));
         }
         ADD_FAILURE() << "a capturing stream was waited for";
-      } catch (gpumem::acquire_error const& e) {
-        EXPECT_EQ(e.reason(), outcome::capture_unsupported);
-      }
+      } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::capture_unsupported); }
     }
     gpumem::check(gpumem::driver().graph_destroy(s().end_capture()), "cuGraphDestroy"); // it was not spoiled
   }
@@ -240,9 +238,7 @@ TEST_F(completion_test, stops_before_during_and_after) {
   auto reason = [&](gpumem::executor* where, std::stop_token token) -> task<outcome> {
     try {
       co_await completion(s(), {.resume_on = where}, token);
-    } catch (gpumem::acquire_error const& e) {
-      co_return e.reason();
-    }
+    } catch (gpumem::acquire_error const& e) { co_return e.reason(); }
     co_return outcome::granted;
   };
   EXPECT_EQ(sync_wait(reason(nullptr, before.get_token())), outcome::stopped);
@@ -275,9 +271,7 @@ TEST_F(completion_test, stops_inside_the_constructor_of_the_callback) {
   try {
     sync_wait(completion(s(), {}, test::late_token{}));
     ADD_FAILURE() << "it was not stopped";
-  } catch (gpumem::acquire_error const& e) {
-    EXPECT_EQ(e.reason(), outcome::stopped);
-  }
+  } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::stopped); }
 }
 
 TEST_F(completion_test, destroyed_while_armed_or_posted_is_forgotten) {
@@ -321,9 +315,7 @@ TEST_F(completion_test, hands_an_error_of_one_query_to_its_waiter) {
   auto body = [&]() -> task<> {
     try {
       co_await completion(s(), {.resume_on = &executor});
-    } catch (gpumem::cuda_error const& e) {
-      told = static_cast<CUresult>(e.status());
-    }
+    } catch (gpumem::cuda_error const& e) { told = static_cast<CUresult>(e.status()); }
   };
   auto const running = test::start(body());
   simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_HANDLE);

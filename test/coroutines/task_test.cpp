@@ -65,9 +65,7 @@ TEST(task, throws_what_its_body_threw) {
   auto caught = [&]() -> task<std::string> {
     try {
       co_await nested();
-    } catch (std::runtime_error const& e) {
-      co_return e.what();
-    }
+    } catch (std::runtime_error const& e) { co_return e.what(); }
     co_return "nothing";
   };
   EXPECT_EQ(sync_wait(caught()), "at once");

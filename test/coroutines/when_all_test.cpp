@@ -80,9 +80,7 @@ TEST(when_all, throws_the_first_exception_after_all_have_finished) {
   auto body = [&]() -> task<std::string> {
     try {
       co_await when_all(late(&first, "first argument"), late(&second, "first in time"), good());
-    } catch (std::runtime_error const& e) {
-      co_return e.what();
-    }
+    } catch (std::runtime_error const& e) { co_return e.what(); }
     co_return "nothing was thrown";
   };
   std::string caught;

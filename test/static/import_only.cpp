@@ -22,9 +22,7 @@ struct fire {
   };
 };
 
-fire store(int* place) {
-  *place = co_await sum(40, 44);
-}
+fire store(int* place) { *place = co_await sum(40, 44); }
 
 } // namespace
 

@@ -56,10 +56,10 @@ private:
 
 class thread {
 public:
-  thread() = default;
+  thread() noexcept;
   explicit thread(std::function<void()> body);
-  thread(thread&&) noexcept = default;
-  thread& operator=(thread&&) noexcept = default;
+  thread(thread&&) noexcept;
+  thread& operator=(thread&&) noexcept;
   ~thread();
   bool joinable() const noexcept { return running_ != nullptr; }
   void join();

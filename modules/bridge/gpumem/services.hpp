@@ -50,13 +50,16 @@ using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, services>;
 
 /// The services of an erased resource, or an empty handle if they belong to another type than the one erased.
 template <class Erased> services_handle find_services(Erased const& resource) noexcept {
-#if defined(__CUDA_ARCH__)  // nvcc's device pass reads host functions too, and has another type_info there
-  return {};
-#else
-  auto const found = try_get_property(resource, services{});
-  if (!found || !(*found).table || *(*found).table->serves != resource.type()) return {};
-  return *found;
+  services_handle found;
+  if constexpr (cuda::has_property<Erased, services>) {
+    found = get_property(resource, services{});
+  } else if (auto const maybe = try_get_property(resource, services{})) {
+    found = *maybe;
+  }
+#ifndef __CUDA_ARCH__ // nvcc's pass for the device, which only parses this, has no type_info
+  if (!found.table || *found.table->serves != resource.type()) return {};
 #endif
+  return found;
 }
 
 /// Allocates in stream order from an erased resource without throwing: bytes, alignment a power of two. For code that

@@ -212,6 +212,15 @@ thread::thread(std::function<void()> body) : running_{std::make_unique<running>(
   }};
 }
 
+thread::thread() noexcept = default;
+thread::thread(thread&& other) noexcept = default;
+
+thread& thread::operator=(thread&& other) noexcept {
+  if (running_) std::abort(); // join before assigning
+  running_ = std::move(other.running_);
+  return *this;
+}
+
 thread::~thread() {
   if (running_) std::abort(); // join before destroying
 }

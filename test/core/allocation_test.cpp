@@ -1,0 +1,181 @@
+// A block that frees itself, and the forms of a resource's calls.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::allocation;
+using gpumem::outcome;
+using gpumem::stream;
+using gpumem::stream_key;
+
+class allocation_test : public testing::Test {
+protected:
+  void TearDown() override { EXPECT_EQ(resource.state().used(), 0u); }
+  allocation take(std::size_t bytes) { return resource.acquire(a, bytes).wait(); }
+  gpumem::device first{0};
+  stream a{first}, b{first};
+  test::parking_resource resource{1 << 20};
+};
+
+TEST_F(allocation_test, tells_what_it_is) {
+  auto const block = resource.acquire(a, 100, {.alignment = 512}).wait();
+  EXPECT_TRUE(block);
+  EXPECT_EQ(block.bytes(), 100u);
+  EXPECT_EQ(block.alignment(), 512u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 512, 0u);
+  EXPECT_EQ(block.stream().get(), a.get());
+  EXPECT_EQ(block.as<int>().size(), 25u);
+  EXPECT_EQ(static_cast<void*>(block.as<double>().data()), block.data());
+  EXPECT_EQ(block.as<double>().size(), 12u); // whole elements
+}
+
+TEST_F(allocation_test, moves_and_frees_once) {
+  auto one = take(10);
+  auto* const p = one.data();
+  allocation two{std::move(one)};
+  EXPECT_FALSE(one); // NOLINT(bugprone-use-after-move): what is tested
+  EXPECT_EQ(two.data(), p);
+  auto three = take(20);
+  three = std::move(two); // frees the 20
+  EXPECT_EQ(resource.state().used(), 10u);
+  auto& self = three;
+  three = std::move(self);
+  EXPECT_EQ(three.data(), p);
+  three.reset();
+  three.reset();
+  EXPECT_EQ(three.bytes(), 0u);
+}
+
+TEST_F(allocation_test, released_is_the_callers_to_free) {
+  auto block = take(10);
+  auto* const p = block.release();
+  EXPECT_FALSE(block);
+  EXPECT_EQ(block.bytes(), 0u);
+  EXPECT_EQ(resource.state().used(), 10u);
+  resource.deallocate(a, p, 10);
+}
+
+TEST_F(allocation_test, freed_on_another_stream_makes_no_free_on_its_own) {
+  auto block = take(10);
+  block.reset(b);
+  EXPECT_FALSE(block);
+  EXPECT_THROW(take(10).reset(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
+}
+
+TEST_F(allocation_test, used_on_another_stream_orders_both_ways) {
+  auto& of_a = a.key().order();
+  auto& of_b = b.key().order();
+  auto const block = take(10);
+  auto const before = of_a.now();
+  {
+    auto const use = block.use_on(b);
+    EXPECT_TRUE(of_b.ordered_after(of_a, before));
+    auto const used = of_b.now();
+    EXPECT_FALSE(of_a.ordered_after(of_b, used));
+  }
+  EXPECT_TRUE(of_a.ordered_after(of_b, of_b.now() - 1));
+}
+
+TEST_F(allocation_test, use_that_was_moved_ends_once) {
+  auto const block = take(10);
+  auto use = block.use_on(b);
+  auto const records = gpumem::driver_calls("cuEventRecord");
+  { auto const moved = std::move(use); }
+  EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records + 1);
+}
+
+TEST_F(allocation_test, rehomed_belongs_to_the_other_stream) {
+  auto block = take(10);
+  auto const before = a.key().order().now();
+  block.rehome(b);
+  EXPECT_EQ(block.stream().get(), b.get());
+  EXPECT_TRUE(b.key().order().ordered_after(a.key().order(), before));
+  EXPECT_THROW(block.rehome(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
+  EXPECT_EQ(block.stream().get(), b.get()); // as before
+}
+
+TEST_F(allocation_test, freed_by_identity_touches_no_foreign_handle) {
+  gpumem::current_device const scope{first};
+  CUstream handle = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
+  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  auto const calls = gpumem::driver_calls();
+  block.reset();
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_NO_THROW(gpumem::simulator::expect_silent());
+}
+
+TEST_F(allocation_test, may_die_on_another_thread) {
+  auto block = take(10);
+  std::thread{[&] { auto const here = std::move(block); }}.join();
+}
+
+TEST_F(allocation_test, forms_of_a_resource_agree) {
+  auto* const p = resource.allocate(a, 10);
+  resource.deallocate(a, p, 10, 16); // another alignment is no misuse
+  auto const q = resource.try_allocate(a, 10, 1024);
+  ASSERT_TRUE(q);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*q) % 1024, 0u);
+  resource.deallocate(a, *q, 10, 1024);
+  auto* const r = resource.allocate_sync(10);
+  resource.deallocate_sync(r, 10);
+  auto const s = resource.ref();
+  static_assert(sizeof(s) == 16);
+  EXPECT_TRUE(s == gpumem::pool_ref{resource});
+}
+
+TEST_F(allocation_test, nothing_is_null_and_freeing_it_is_nothing) {
+  EXPECT_EQ(resource.allocate(a, 0), nullptr);
+  EXPECT_EQ(resource.allocate_sync(0), nullptr);
+  EXPECT_EQ(*resource.try_allocate(a, 0), nullptr);
+  resource.deallocate(a, nullptr, 0);
+  resource.deallocate(a, nullptr, 10);
+  resource.deallocate_sync(nullptr, 0);
+  EXPECT_EQ(resource.state().tries(), 0u);
+}
+
+TEST_F(allocation_test, refused_requests_leave_the_resource_as_it_was) {
+  for (std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{48}}) {
+    EXPECT_EQ(resource.try_allocate(a, 10, alignment).error().what, outcome::invalid_argument);
+    EXPECT_THROW(resource.allocate(a, 10, alignment), std::invalid_argument);
+    EXPECT_THROW(resource.allocate_sync(10, alignment), std::invalid_argument);
+  }
+  for (std::size_t bytes : {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX / 2 + 1}) {
+    EXPECT_EQ(resource.try_allocate(a, bytes).error(), (gpumem::failure{outcome::too_large, 0, bytes}));
+    EXPECT_THROW(resource.allocate(a, bytes), gpumem::out_of_memory);
+  }
+  EXPECT_EQ(resource.state().tries(), 0u);
+}
+
+TEST_F(allocation_test, failure_gathers_the_figures) {
+  auto const block = take(1000);
+  try {
+    resource.allocate(a, 1 << 20);
+    ADD_FAILURE() << "it was granted";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.figures().requested, std::size_t{1} << 20);
+    EXPECT_EQ(e.figures().live, 1000u);
+    EXPECT_EQ(e.figures().limit, std::size_t{1} << 20);
+    EXPECT_EQ(e.figures().device, 0);
+    EXPECT_GT(e.figures().device_total, 0u);
+    EXPECT_EQ(e.figures().stream, a.key().id());
+  }
+}
+
+} // namespace

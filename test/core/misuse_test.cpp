@@ -1,0 +1,135 @@
+// What happens on misuse, and the words for it and for failures.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <utility>
+
+import gpumem;
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using gpumem::failure;
+using gpumem::misuse;
+using gpumem::outcome;
+
+misuse told{};
+int times = 0;
+void remember(misuse const& what) noexcept {
+  told = what;
+  ++times;
+}
+
+TEST(misuse_death, aborts_by_default_and_says_what_was_done) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  misuse const what{misuse::kind::wrong_size, reinterpret_cast<void*>(0x1234), 10, 20, 7, "my pool"};
+  EXPECT_EXIT(gpumem::report_misuse(what), testing::KilledBySignal(SIGABRT),
+              "my pool.*another size.*0x1234.*10 bytes given.*20 bytes expected.*stream 7");
+}
+
+TEST(misuse, goes_to_the_handler_that_is_set) {
+  auto* const before = gpumem::set_misuse_handler(remember);
+  gpumem::report_misuse({misuse::kind::double_free, nullptr, 1, 2, 3, "x"});
+  EXPECT_EQ(told.what, misuse::kind::double_free);
+  EXPECT_EQ(gpumem::set_misuse_handler(nullptr), remember);
+  EXPECT_EQ(gpumem::set_misuse_handler(before), before); // null had brought the default back
+}
+
+TEST(misuse, has_a_word_for_each_kind) {
+  for (auto kind : {misuse::kind::foreign_pointer, misuse::kind::double_free, misuse::kind::wrong_size,
+                    misuse::kind::use_after_close, misuse::kind::bad_stream}) {
+    EXPECT_EQ(std::string{gpumem::to_string(kind)}.find("unknown"), std::string::npos);
+  }
+}
+
+TEST(misuse, is_a_free_on_a_stream_that_cannot_be_identified_and_does_nothing) {
+  gpumem::device const first{0};
+  gpumem::current_device const scope{first};
+  test::parking_resource resource{100};
+  CUstream handle = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  auto* const p = resource.allocate(gpumem::stream_ref{handle}, 10);
+  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  gpumem::set_misuse_handler(remember);
+  times = 0;
+  resource.deallocate(gpumem::stream_ref{handle}, p, 10);
+  EXPECT_EQ(times, 1);
+  EXPECT_EQ(told.what, misuse::kind::bad_stream);
+  EXPECT_EQ(told.pointer, p);
+  EXPECT_EQ(resource.state().used(), 10u);
+  gpumem::set_misuse_handler(nullptr);
+  resource.deallocate_sync(p, 10);
+  EXPECT_EQ(resource.state().used(), 0u);
+  gpumem::simulator::take_findings(); // the device saw the dead stream, too
+}
+
+TEST(failure, is_thrown_as_what_it_is) {
+  auto reason_of = [](outcome what) -> std::string {
+    try {
+      gpumem::throw_failure({what, CUDA_ERROR_ILLEGAL_ADDRESS, 5}, {.live = 3});
+    } catch (gpumem::out_of_memory const& e) {
+      EXPECT_EQ(e.figures().requested, 5u);
+      EXPECT_EQ(e.figures().live, 3u);
+      EXPECT_EQ(e.reason(), what);
+      return "memory";
+    } catch (gpumem::cuda_error const& e) {
+      EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_ILLEGAL_ADDRESS);
+      return "cuda";
+    } catch (std::invalid_argument const&) { return "argument"; } catch (gpumem::acquire_error const& e) {
+      EXPECT_EQ(e.reason(), what);
+      EXPECT_NE(std::string{e.what()}.find(gpumem::to_string(what)), std::string::npos);
+      return "acquire";
+    }
+  };
+  for (auto what : {outcome::exhausted, outcome::too_large}) EXPECT_EQ(reason_of(what), "memory");
+  for (auto what : {outcome::device_lost, outcome::driver_error}) EXPECT_EQ(reason_of(what), "cuda");
+  EXPECT_EQ(reason_of(outcome::invalid_argument), "argument");
+  for (auto what : {outcome::stopped, outcome::deadline, outcome::closed, outcome::preempted, outcome::stalled,
+                    outcome::capture_unsupported}) {
+    EXPECT_EQ(reason_of(what), "acquire");
+  }
+}
+
+TEST(out_of_memory, tells_all_figures) {
+  gpumem::out_of_memory const e{outcome::exhausted,
+                                {.requested = 11,
+                                 .live = 22,
+                                 .reserved = 33,
+                                 .largest_free = 44,
+                                 .limit = 55,
+                                 .device_free = 66,
+                                 .device_total = 77,
+                                 .stream = 88,
+                                 .device = 1}};
+  std::string const text = e.what();
+  for (auto const* figure : {"11", "22", "33", "44", "55", "66", "77", "88", "device 1", "exhausted"}) {
+    EXPECT_NE(text.find(figure), std::string::npos) << figure << " in " << text;
+  }
+  EXPECT_THROW(throw gpumem::out_of_memory{e}, std::bad_alloc);
+}
+
+// The last: the device stays lost.
+TEST(resource, frees_by_bookkeeping_on_a_lost_device) {
+  gpumem::current_device const scope{gpumem::device{0}};
+  test::parking_resource resource{100};
+  CUstream handle = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  auto* const p = resource.allocate(gpumem::stream_ref{handle}, 10);
+  gpumem::simulator::sticky_error(CUDA_ERROR_LAUNCH_FAILED);
+  gpumem::set_misuse_handler(remember);
+  times = 0;
+  resource.deallocate(gpumem::stream_ref{handle}, p, 10);
+  EXPECT_EQ(times, 0); // no misuse
+  EXPECT_EQ(resource.state().used(), 0u);
+  EXPECT_TRUE(gpumem::device{0}.lost());
+  EXPECT_EQ(resource.try_allocate(gpumem::stream_ref{handle}, 10).error().what, outcome::device_lost);
+  EXPECT_THROW(resource.allocate_sync(10), gpumem::cuda_error);
+  gpumem::set_misuse_handler(nullptr);
+}
+
+} // namespace

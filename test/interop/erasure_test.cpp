@@ -1,0 +1,140 @@
+// Erased forms: what they are made of, what they keep, and what they refuse.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <cuda/buffer>
+
+#include <cstddef>
+#include <utility>
+
+import gpumem;
+
+namespace {
+
+using gpumem::any_pool;
+using gpumem::cuda_resource;
+using gpumem::host_resource;
+using gpumem::pool_ref;
+using gpumem::statistics_adaptor;
+namespace mr = gpumem::mr;
+
+using counted = statistics_adaptor<cuda_resource>;
+using host_log = gpumem::logging_adaptor<host_resource>;
+
+static_assert(sizeof(any_pool) == 48 && sizeof(pool_ref) == 16);
+static_assert(mr::resource_with<any_pool, mr::device_accessible, gpumem::services>);
+static_assert(mr::resource_with<counted, mr::device_accessible, gpumem::services>);
+static_assert(mr::synchronous_resource_with<host_log, mr::host_accessible, gpumem::services>);
+static_assert(!mr::has_property<host_log, mr::device_accessible>);
+
+template <class Resource>
+concept refers = requires(Resource& r) { r.ref(); };
+static_assert(refers<cuda_resource> && refers<counted> && !refers<host_resource> && !refers<host_log>);
+
+/// A user's adaptor that forwards whatever property its upstream has, the services too.
+class users_adaptor : public mr::forward_property<users_adaptor, counted> {
+public:
+  explicit users_adaptor(counted upstream) : upstream_{std::move(upstream)} {}
+  void* allocate(gpumem::stream_ref s, std::size_t n, std::size_t a = 256) {
+    ++calls;
+    return upstream_.allocate(s, n, a);
+  }
+  void deallocate(gpumem::stream_ref s, void* p, std::size_t n, std::size_t a = 256) noexcept {
+    ++calls;
+    upstream_.deallocate(s, p, n, a);
+  }
+  void* allocate_sync(std::size_t n, std::size_t a = 256) { return upstream_.allocate_sync(n, a); }
+  void deallocate_sync(void* p, std::size_t n, std::size_t a = 256) noexcept { upstream_.deallocate_sync(p, n, a); }
+  counted const& upstream_resource() const noexcept { return upstream_; }
+  friend bool operator==(users_adaptor const& a, users_adaptor const& b) { return a.upstream_ == b.upstream_; }
+  static inline int calls = 0;
+
+private:
+  counted upstream_;
+};
+
+class erasure : public simulated {
+protected:
+  counted subject_{cuda_resource{}};
+  gpumem::stream stream_{gpumem::device{0}};
+};
+
+TEST_F(erasure, the_services_stay_with_what_is_narrowed) {
+  any_pool pool{subject_};
+  mr::any_resource<mr::device_accessible> narrowed{pool};
+  mr::resource_ref<mr::device_accessible> seen{narrowed};
+  auto const expected = subject_.services();
+  EXPECT_EQ(gpumem::services_of(pool).state, expected.state);
+  EXPECT_EQ(gpumem::services_of(narrowed).state, expected.state);
+  EXPECT_EQ(gpumem::services_of(seen).state, expected.state);
+  pool_ref ref = subject_.ref();
+  EXPECT_EQ(gpumem::services_of(ref).state, expected.state);
+  EXPECT_EQ(gpumem::services_of(ref).table, expected.table);
+}
+
+TEST_F(erasure, erased_resources_compare_by_what_they_hold) {
+  any_pool const a{subject_}, b{counted{cuda_resource{}}};
+  auto const copy = a;
+  EXPECT_TRUE(a == copy);
+  EXPECT_FALSE(a == b);
+  EXPECT_TRUE(any_pool{cuda_resource{}} == any_pool{cuda_resource{}});
+  auto moved = std::move(b);
+  void* const p = moved.allocate(stream_, 8, 256);
+  moved.deallocate(stream_, p, 8, 256);
+}
+
+TEST_F(erasure, the_type_can_be_asked_for_again) {
+  any_pool pool{subject_};
+  auto* const back = mr::resource_cast<counted>(&pool);
+  ASSERT_NE(back, nullptr);
+  EXPECT_TRUE(*back == subject_);
+  EXPECT_EQ(mr::resource_cast<cuda_resource>(&pool), nullptr);
+}
+
+TEST_F(erasure, services_that_an_adaptor_forwards_do_not_bypass_it) {
+  users_adaptor outer{subject_};
+  mr::any_resource<mr::device_accessible, gpumem::services> pool{outer};
+  users_adaptor::calls = 0;
+  { auto const block = gpumem::acquire(pool, stream_, 100).wait(); }
+  EXPECT_EQ(users_adaptor::calls, 2);
+  EXPECT_EQ(subject_.counters().allocations.total, 1);
+}
+
+TEST_F(erasure, a_synchronous_form_serves_the_host) {
+  mr::any_synchronous_resource<mr::device_accessible> sync{subject_};
+  void* const p = sync.allocate_sync(100, 256);
+  mr::synchronous_resource_ref<mr::device_accessible> ref{sync};
+  ref.deallocate_sync(p, 100, 256);
+  EXPECT_EQ(subject_.counters().bytes, (gpumem::counter{0, 100, 100}));
+}
+
+TEST_F(erasure, an_allocation_keeps_an_adaptor_behind_an_erased_handle_alive) {
+  gpumem::allocation kept;
+  {
+    any_pool pool{counted{cuda_resource{}}};
+    kept = gpumem::acquire(pool, stream_, 4096).wait();
+  }
+  EXPECT_GT(device_bytes(), 0u);
+  kept.reset();
+}
+
+TEST_F(erasure, a_buffer_of_cccl_lives_in_device_memory) {
+  {
+    cuda::buffer<int, mr::device_accessible> const values{stream_, subject_, 1000, cuda::no_init};
+    EXPECT_EQ(values.size(), 1000u);
+    EXPECT_EQ(subject_.counters().bytes.value, 4000);
+  }
+  EXPECT_EQ(subject_.counters().bytes.value, 0);
+}
+
+TEST_F(erasure, a_buffer_of_cccl_lives_in_host_memory) {
+  statistics_adaptor counted_host{host_resource{}};
+  {
+    cuda::buffer<int, mr::host_accessible> values{stream_, counted_host, 1000, cuda::no_init};
+    values.data()[999] = 5;
+    EXPECT_EQ(counted_host.counters().bytes.value, 4000);
+  }
+  EXPECT_EQ(counted_host.counters().bytes.value, 0);
+}
+
+} // namespace

@@ -1,0 +1,84 @@
+// Every resource that has to keep the contract, by name; for files that have imported gpumem.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace makers {
+
+using gpumem::mr::device_accessible;
+using gpumem::mr::host_accessible;
+
+struct cuda {
+  static constexpr char const* name = "cuda";
+  static auto make() { return gpumem::cuda_resource{}; }
+};
+struct second_device {
+  static constexpr char const* name = "second_device";
+  static auto make() { return gpumem::cuda_resource{gpumem::device{1}}; }
+};
+struct host {
+  static constexpr char const* name = "host";
+  static auto make() { return gpumem::host_resource{}; }
+};
+template <class Upstream> struct pool {
+  static constexpr char const* name = "pool";
+  static auto make() { return gpumem::pool_resource{Upstream::make()}; }
+};
+template <class Upstream> struct statistics {
+  static constexpr char const* name = "statistics";
+  static auto make() { return gpumem::statistics_adaptor{Upstream::make()}; }
+};
+template <class Upstream> struct logging {
+  static constexpr char const* name = "logging";
+  static auto make() { return gpumem::logging_adaptor{Upstream::make(), gpumem::log_sink{"/dev/null"}}; }
+};
+/// A resource that is not gpumem's.
+template <class Upstream> struct checked {
+  static constexpr char const* name = "checked";
+  static auto make() { return gpumem::simulator::checked{Upstream::make()}; }
+};
+template <class Upstream> struct any_pool {
+  static constexpr char const* name = "any_pool";
+  static auto make() { return gpumem::any_pool{Upstream::make()}; }
+};
+template <class Upstream> struct pool_ref {
+  static constexpr char const* name = "pool_ref";
+  static auto make() {
+    static auto target = Upstream::make();
+    return target.ref();
+  }
+};
+template <class Upstream, class Property> struct any {
+  static constexpr char const* name = "any_resource";
+  static auto make() { return gpumem::mr::any_resource<Property>{Upstream::make()}; }
+};
+template <class Upstream, class Property> struct reference {
+  static constexpr char const* name = "resource_ref";
+  static auto make() {
+    static auto target = Upstream::make();
+    return gpumem::mr::resource_ref<Property>{target};
+  }
+};
+template <class Upstream> struct shared {
+  static constexpr char const* name = "shared_resource";
+  static auto make() { return gpumem::mr::make_shared_resource<decltype(Upstream::make())>(Upstream::make()); }
+};
+/// Erased with its services, then narrowed.
+template <class Upstream> struct narrowed {
+  static constexpr char const* name = "narrowed";
+  static auto make() { return gpumem::mr::any_resource<device_accessible>{any_pool<Upstream>::make()}; }
+};
+
+using resources =
+    testing::Types<cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
+                   statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<checked<cuda>>,
+                   checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>,
+                   any_pool<statistics<cuda>>, pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>,
+                   any<statistics<host>, host_accessible>, reference<statistics<cuda>, device_accessible>,
+                   reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>,
+                   narrowed<statistics<cuda>>>;
+
+struct names {
+  template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }
+};
+
+} // namespace makers

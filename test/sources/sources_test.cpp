@@ -1,0 +1,216 @@
+// What is particular to the sources: waiting before a free, captures, loss of the device, misuse, figures.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using namespace std::chrono_literals;
+
+constexpr std::size_t mib = 1024 * 1024;
+
+std::vector<gpumem::misuse> seen;
+void note(gpumem::misuse const& what) noexcept { seen.push_back(what); }
+
+/// Takes misuse instead of aborting, for a scope.
+struct noted_misuse {
+  noted_misuse() { seen.clear(); }
+  ~noted_misuse() { gpumem::set_misuse_handler(before); }
+  gpumem::misuse_handler before = gpumem::set_misuse_handler(note);
+};
+
+template <class Source> class source : public simulated {
+protected:
+  /// Enqueues work that uses the block; it has not run when this returns.
+  void use(CUstream on, void* p) {
+    ran_ = false;
+    simulator::work(gpumem::stream_ref{on}, {simulator::write(p, mib)}, 50us, [this] { ran_ = true; });
+  }
+  Source subject_;
+  bool ran_ = false;
+};
+
+using sources = testing::Types<gpumem::cuda_resource, gpumem::host_resource>;
+TYPED_TEST_SUITE(source, sources);
+
+TYPED_TEST(source, a_free_waits_for_an_own_stream) {
+  gpumem::stream stream{gpumem::device{0}};
+  void* const p = this->subject_.allocate(stream, mib);
+  this->use(stream.get(), p);
+  auto const waits = gpumem::driver_calls("cuCtxSynchronize");
+  this->subject_.deallocate(stream, p, mib);
+  EXPECT_TRUE(this->ran_);
+  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits) << "an own stream is waited for alone";
+}
+
+TYPED_TEST(source, a_free_by_identity_waits_for_the_context_of_a_foreign_stream) {
+  CUstream foreign = nullptr;
+  gpumem::current_device const scope{gpumem::device{0}};
+  ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  auto const waits = gpumem::driver_calls("cuCtxSynchronize");
+  {
+    auto block = this->subject_.acquire(gpumem::stream_ref{foreign}, mib).wait();
+    this->use(foreign, block.data());
+  }
+  EXPECT_TRUE(this->ran_);
+  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits + 1);
+  EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
+}
+
+TYPED_TEST(source, a_block_outlives_its_foreign_stream) {
+  CUstream foreign = nullptr;
+  gpumem::current_device const scope{gpumem::device{0}};
+  ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  auto block = this->subject_.acquire(gpumem::stream_ref{foreign}, mib).wait();
+  ASSERT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
+  block.reset(); // no dead handle is touched: the judge of the fixture would tell
+}
+
+TYPED_TEST(source, a_free_by_the_host_waits_for_no_stream) {
+  void* const p = this->subject_.allocate_sync(mib);
+  auto const calls = gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize");
+  this->subject_.deallocate_sync(p, mib);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize"), calls);
+}
+
+TYPED_TEST(source, a_capturing_stream_is_refused_and_its_frees_are_kept) {
+  gpumem::stream captured{gpumem::device{0}}, other{gpumem::device{0}};
+  void* const p = this->subject_.allocate(captured, mib);
+  auto const before = this->subject_.figures();
+  captured.begin_capture();
+  EXPECT_EQ(this->subject_.try_allocate(captured, mib).error().what, gpumem::outcome::capture_unsupported);
+  this->subject_.deallocate(captured, p, mib);
+  EXPECT_EQ(this->subject_.figures().live, before.live - mib);
+  EXPECT_EQ(this->subject_.figures().reserved, before.reserved) << "freed inside the capture";
+  {
+    noted_misuse const scope;
+    this->subject_.deallocate(captured, p, mib);
+    ASSERT_EQ(seen.size(), 1u);
+    EXPECT_EQ(seen[0].what, gpumem::misuse::kind::double_free);
+  }
+  auto* const graph = captured.end_capture();
+  EXPECT_NE(graph, nullptr) << "the capture was broken";
+  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  void* const q = this->subject_.allocate(other, mib);
+  EXPECT_EQ(this->subject_.figures().reserved, before.reserved) << "not served by the next call";
+  this->subject_.deallocate(other, q, mib);
+}
+
+TYPED_TEST(source, misuse_is_told_and_does_nothing) {
+  noted_misuse const scope;
+  gpumem::stream stream{gpumem::device{0}};
+  void* const p = this->subject_.allocate(stream, mib);
+  auto const before = this->subject_.figures();
+  int elsewhere = 0;
+  this->subject_.deallocate(stream, &elsewhere, sizeof elsewhere);
+  this->subject_.deallocate(stream, p, mib + 1);
+  EXPECT_EQ(this->subject_.figures().live, before.live);
+  this->subject_.deallocate(stream, p, mib, 16); // another alignment than at the allocation is no misuse
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
+  EXPECT_EQ(seen[0].pointer, &elsewhere);
+  EXPECT_EQ(seen[0].stream, stream.key().id());
+  EXPECT_EQ(seen[1].what, gpumem::misuse::kind::wrong_size);
+  EXPECT_EQ(seen[1].given, mib + 1);
+  EXPECT_EQ(seen[1].expected, mib);
+}
+
+TYPED_TEST(source, figures_add_up) {
+  auto const before = this->subject_.figures();
+  void* const p = this->subject_.allocate_sync(3 * mib, 1024);
+  EXPECT_THROW(this->subject_.allocate_sync(std::size_t{1} << 50), gpumem::out_of_memory);
+  auto const with = this->subject_.figures();
+  EXPECT_EQ(with.live, before.live + 3 * mib);
+  EXPECT_GE(with.reserved, before.reserved + 3 * mib);
+  EXPECT_GE(with.peak_live, with.live);
+  EXPECT_GE(with.peak_reserved, with.reserved);
+  this->subject_.deallocate_sync(p, 3 * mib, 1024);
+  auto const after = this->subject_.figures();
+  EXPECT_EQ(after.live, before.live);
+  EXPECT_EQ(after.reserved, before.reserved);
+  EXPECT_EQ(after.allocations, before.allocations + 1);
+  EXPECT_EQ(after.frees, before.frees + 1);
+  EXPECT_EQ(after.failures, before.failures + 1);
+}
+
+class cuda_resource : public simulated {};
+
+TEST_F(cuda_resource, the_drivers_refusal_is_told_with_its_code) {
+  gpumem::cuda_resource subject;
+  gpumem::stream stream{gpumem::device{0}};
+  simulator::fail_allocation(1);
+  auto const got = subject.try_allocate(stream, mib);
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::exhausted, CUDA_ERROR_OUT_OF_MEMORY, mib}));
+  simulator::fail_call("cuMemAlloc", 1, CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(subject.try_allocate(stream, mib).error().what, gpumem::outcome::driver_error);
+  simulator::fail_allocation(1);
+  try {
+    subject.allocate(stream, mib);
+    FAIL() << "memory was given";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.figures().requested, mib);
+    EXPECT_EQ(e.figures().device, 0);
+    EXPECT_GT(e.figures().device_total, 0u);
+    EXPECT_EQ(e.figures().stream, stream.key().id());
+  }
+}
+
+TEST_F(cuda_resource, memory_is_of_its_device_whichever_is_current) {
+  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::cuda_resource second{gpumem::device{1}};
+  EXPECT_FALSE(second == gpumem::cuda_resource{});
+  EXPECT_EQ(second.device().ordinal(), 1);
+  gpumem::stream stream{gpumem::device{1}};
+  auto const free = gpumem::device{1}.memory().free;
+  void* const p = second.allocate(stream, mib);
+  EXPECT_LE(gpumem::device{1}.memory().free, free - mib);
+  second.deallocate(stream, p, mib);
+  EXPECT_EQ(gpumem::device{1}.memory().free, free);
+  EXPECT_EQ(gpumem::device::current().ordinal(), 0);
+  EXPECT_THROW(second.allocate(gpumem::stream_ref{cudaStream_t{}}, mib), std::invalid_argument);
+  EXPECT_THROW(gpumem::cuda_resource{gpumem::device{2}}, std::invalid_argument);
+}
+
+TEST_F(cuda_resource, a_large_alignment_gives_back_the_true_base) {
+  gpumem::cuda_resource subject;
+  auto const held = device_bytes();
+  std::vector<void*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(subject.allocate_sync(mib, 4 * mib));
+  for (auto* const p : blocks) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % (4 * mib), 0u);
+    subject.deallocate_sync(p, mib, 4 * mib);
+  }
+  EXPECT_EQ(device_bytes(), held);
+}
+
+class host_resource : public simulated {};
+
+TEST_F(host_resource, is_the_hosts_alone) {
+  static_assert(gpumem::mr::has_property<gpumem::host_resource, gpumem::mr::host_accessible>);
+  static_assert(!gpumem::mr::has_property<gpumem::host_resource, gpumem::mr::device_accessible>);
+  gpumem::host_resource subject;
+  EXPECT_FALSE(subject.device().has_value());
+  auto* const p = static_cast<int*>(subject.allocate_sync(sizeof(int)));
+  *p = 7;
+  EXPECT_EQ(*p, 7);
+  subject.deallocate_sync(p, sizeof(int));
+}
+
+TEST_F(host_resource, a_default_stream_is_that_of_the_current_device) {
+  gpumem::current_device const scope{gpumem::device{1}};
+  gpumem::host_resource subject;
+  void* const p = subject.allocate(gpumem::stream_ref{cudaStream_t{}}, mib);
+  subject.deallocate(gpumem::stream_ref{cudaStream_t{}}, p, mib);
+}
+
+} // namespace

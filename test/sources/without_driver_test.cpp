@@ -1,0 +1,32 @@
+// Host memory on a machine without a driver. The program loads none: not the simulated one, and no real one is there
+// for it to find.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+
+import gpumem;
+
+namespace {
+
+TEST(without_driver, host_memory_is_given_and_freed) {
+  if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
+  gpumem::statistics_adaptor counted{gpumem::host_resource{}};
+  void* const p = counted.allocate_sync(4096, 4096);
+  std::memset(p, 1, 4096);
+  EXPECT_EQ(counted.counters().bytes.value, 4096);
+  counted.deallocate_sync(p, 4096, 4096);
+  EXPECT_EQ(counted.counters().bytes, (gpumem::counter{0, 4096, 4096}));
+  EXPECT_THROW(counted.allocate_sync(4096, 3), std::invalid_argument);
+  EXPECT_THROW(counted.allocate_sync(std::size_t{1} << 55), gpumem::out_of_memory);
+}
+
+TEST(without_driver, a_stream_cannot_be_identified) {
+  if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
+  gpumem::host_resource subject;
+  EXPECT_THROW(subject.allocate(gpumem::stream_ref{cudaStream_t{}}, 8), gpumem::cuda_error);
+  EXPECT_THROW(gpumem::cuda_resource{}, gpumem::cuda_error);
+}
+
+} // namespace

@@ -1,0 +1,28 @@
+// A test on the simulated device: two devices, and silence of its judge at the end.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/simulator.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+/// Loads the simulated device, once a program: gpumem's own streams live as long as the process.
+class simulated : public testing::Test {
+protected:
+  static void SetUpTestSuite() {
+    gpumem::simulator::options how;
+    how.devices = 2;
+    gpumem::simulator::load(how);
+  }
+  void SetUp() override { gpumem::simulator::take_findings(); }
+  void TearDown() override {
+    EXPECT_EQ(gpumem::simulator::run_until_idle(), 0u) << "device work was left waiting";
+    for (auto const& finding : gpumem::simulator::take_findings()) ADD_FAILURE() << finding.text;
+  }
+
+  /// Bytes of device memory held of the driver, on all devices.
+  static std::size_t device_bytes() { return gpumem::simulator::report().bytes_allocated; }
+};

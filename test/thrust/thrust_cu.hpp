@@ -1,0 +1,10 @@
+// What the .cu file of these tests offers to C++ units: CCCL's types alone cross.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/services.hpp>
+
+#include <cstddef>
+
+bool allocate_through_thrust_allocator(cuda::stream_ref stream, gpumem::any_pool resource);
+gpumem::outcome try_in_cu(cuda::stream_ref stream, gpumem::any_pool resource, std::size_t bytes);
