@@ -3,14 +3,16 @@
 if(GPUMEM_BUILD_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)
-  # What the sanitizer presets build: only the tests labelled `sanitize`.
+  # What the sanitizer presets build: the tests labelled `property`; all that suit a sanitizer are the second target.
+  add_custom_target(gpumem_property_tests)
   add_custom_target(gpumem_sanitize_tests)
 endif()
 
 # gpumem_add_test(<name> SOURCES <file>... [LIBRARY gpumem|gpumem_scheduled] [LIBRARIES <library>...]
 #                 [LABELS <label>...] [TIMEOUT <seconds>] [ENVIRONMENT <name=value>...])
 # The program test_<name> from sources under test/, with GoogleMock's main unless one source has its own; each test
-# in it is a test of ctest. The label `sanitize` also builds and runs it under the sanitizers.
+# in it is a test of ctest. The label `property` also builds and runs it under the sanitizers; `sanitize` only says that
+# it suits them.
 function(gpumem_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;TIMEOUT" "SOURCES;LIBRARIES;LABELS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
@@ -34,7 +36,9 @@ if(test_@name@_names)
 endif()
 ]])
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${properties}")
-  if(sanitize IN_LIST arg_LABELS)
-    add_dependencies(gpumem_sanitize_tests test_${name})
-  endif()
+  foreach(label IN ITEMS property sanitize)
+    if(label IN_LIST arg_LABELS)
+      add_dependencies(gpumem_${label}_tests test_${name})
+    endif()
+  endforeach()
 endfunction()

@@ -118,13 +118,6 @@ public:
   /// The device; a std::optional of one where the memory need not be of any.
   auto device() const noexcept { return state().where(); }
 
-  /// This resource without its type and without ownership: it must outlive what it refers to.
-  pool_ref ref() noexcept
-    requires(std::is_same_v<Properties, mr::device_accessible> || ...)
-  {
-    return pool_ref{self()};
-  }
-
   /// The table and state by which allocations and erased types reach this resource; keeps nothing alive.
   services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }
 

@@ -464,6 +464,7 @@ void program::step(actor& who) {
 
 void program::body(int thread) {
   try {
+    gpumem::current_device const here{fixed().device}; // the work of default streams is the current device's
     actor who{thread, chance{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
     for (int i = 0; i < how_.operations; ++i) step(who);
     // What only this thread can free.
