@@ -16,7 +16,7 @@ using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 gpumem::task<bool> sort_some(pool memory, std::size_t count, bool simulated) {
   std::vector<unsigned> keys(count);
   std::generate(keys.begin(), keys.end(), std::mt19937{7});
-  gpumem::stream stream{memory.device()};
+  gpumem::stream stream{*memory.device()};
   gpumem::allocation block = co_await memory.acquire(stream, count * sizeof(unsigned)); // does not wait for the GPU
   auto const& driver = gpumem::driver();
   auto const address = reinterpret_cast<CUdeviceptr>(block.data());

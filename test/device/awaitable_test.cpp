@@ -50,7 +50,7 @@ TEST_F(awaitables_on_device, memory_is_used_on_a_second_stream_and_completion_is
 TEST_F(awaitables_on_device, completion_means_that_the_kernel_has_run) {
   stream on{device{0}};
   unsigned* flag = nullptr;
-  ASSERT_EQ(cudaMallocManaged(&flag, sizeof *flag), cudaSuccess);
+  ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag), sizeof *flag, cudaMemAttachGlobal), cudaSuccess);
   *flag = 0;
   stamp::write(on.get(), wrong_, sizeof *wrong_, 0, 3000);
   stamp::raise(on.get(), flag);

@@ -12,7 +12,7 @@ protected:
   void SetUp() override {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
-    ASSERT_EQ(cudaMallocManaged(&wrong_, sizeof *wrong_), cudaSuccess);
+    ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&wrong_), sizeof *wrong_, cudaMemAttachGlobal), cudaSuccess);
     *wrong_ = 0;
   }
   void TearDown() override {

@@ -155,7 +155,7 @@ TEST_F(pool_on_device, a_persistent_kernel_on_the_donor_hangs_nobody) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{8} << 20}};
   stream a{device{0}}, b{device{0}};
   unsigned* flag = nullptr;
-  ASSERT_EQ(cudaMallocManaged(&flag, sizeof *flag), cudaSuccess);
+  ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag), sizeof *flag, cudaMemAttachGlobal), cudaSuccess);
   *flag = 0;
   auto* const first = pool.allocate(a, std::size_t{8} << 20);
   stamp::write(a.get(), first, 8 << 20, 1);
