@@ -25,6 +25,11 @@ namespace {
 
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
+// Newer drivers give these names to forms with one more argument, for which the headers have names of their own.
+bool newer_form(std::string_view name) noexcept {
+  return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
+}
+
 std::atomic<bool> driver_gone{false};
 std::atomic<bool> driver_loaded{false};
 
@@ -132,8 +137,7 @@ private:
   bool load(lookup_function lookup, Entry& entry, char const* name) {
     void* found = nullptr;
     auto const flags = CU_GET_PROC_ADDRESS_LEGACY_STREAM;
-    // From 12.5 on this name means a form with one more argument, for which the headers have another name.
-    auto const version = std::string_view{name} == "cuStreamGetCtx" ? 12040 : CUDA_VERSION;
+    auto const version = newer_form(name) ? 12040 : CUDA_VERSION;
     auto const result = lookup(name, &found, version, flags, nullptr);
     if (result != CUDA_SUCCESS || !found) {
       return fail(CUDA_ERROR_NOT_FOUND, std::string{"the CUDA driver lacks "} + name);

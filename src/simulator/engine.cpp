@@ -21,6 +21,7 @@ void forget_streams(context& home) {
   home.per_thread.clear();
   home.legacy.reset();
   home.gone = {};
+  home.ended = {};
 }
 
 /// Prints, at the end of the process, the findings that nobody took.
@@ -189,6 +190,7 @@ stream_ptr engine::make_stream(context& home, stream_kind kind, unsigned flags, 
 
 void engine::retire(const stream_ptr& on) {
   std::erase(on->home->streams, on);
+  on->home->ended.join(on->order);
   if (on->blocking())
     on->home->gone.join(on->order);
   retired_.push_back(on);

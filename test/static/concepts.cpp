@@ -90,7 +90,6 @@ static_assert(gpumem::stoppable_token<gpumem::never_stop_token>);
 static_assert(gpumem::stoppable_token<foreign_token>);
 static_assert(!gpumem::stoppable_token<throwing_token>);
 static_assert(!gpumem::stoppable_token<move_only_token>);
-static_assert(!gpumem::stoppable_token<std::stop_source>);
 static_assert(!gpumem::stoppable_token<int>);
 struct nothing {
   void operator()() const noexcept {}
@@ -105,19 +104,19 @@ struct operation {
   int& await_resume() const noexcept;
 };
 struct by_member {
-  operation operator co_await() const noexcept;
+  operation operator co_await() const noexcept { return {}; }
 };
 struct by_function {};
-operation operator co_await(by_function const&) noexcept;
+[[maybe_unused]] operation operator co_await(by_function const&) noexcept { return {}; }
 struct for_expiring_only {
-  operation operator co_await() && noexcept;
+  operation operator co_await() && noexcept { return {}; }
 };
 struct without_resume {
   bool await_ready() const noexcept;
   void await_suspend(std::coroutine_handle<>) const noexcept;
 };
 struct leads_nowhere {
-  int operator co_await() const noexcept;
+  int operator co_await() const noexcept { return 0; }
 };
 static_assert(gpumem::awaiter<operation> && gpumem::awaitable<operation>);
 static_assert(gpumem::awaitable<by_member> && !gpumem::awaiter<by_member>);
