@@ -25,6 +25,7 @@ struct context {
   std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
   std::vector<stream_ptr> streams;                // all with work, or alive
   vector_clock gone;                              // order of the blocking streams that are no more
+  vector_clock ended;                             // order of all streams that are no more
 
   [[nodiscard]] CUcontext handle() const noexcept {
     return reinterpret_cast<CUcontext>(const_cast<context*>(this));

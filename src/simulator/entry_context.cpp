@@ -186,7 +186,7 @@ CUresult cuCtxSynchronize() {
   return enter < "cuCtxSynchronize",
          needs_context | unsafe_in_capture > ([](engine& device, locked& lock) {
                            context& home = *device.current();
-                           vector_clock seen = home.gone;
+                           vector_clock seen = home.ended;
                            for (const stream_ptr& on : home.streams)
                              seen.join(on->order);
                            const CUresult result = device.wait_for_all(lock, home, "cuCtxSynchronize");
