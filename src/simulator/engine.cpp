@@ -97,6 +97,8 @@ void engine::reseed(locked& lock, std::uint64_t seed) {
     for (const stream_ptr& on : home->streams)
       if (on->queue.empty())
         host.join(on->order);
+  for (const auto& home : primaries)
+    host.join(home->ended);
   chance_ = random_source(seed);
   eagerness_ = calls_at_this_pace_ = 0;
 }
@@ -193,6 +195,7 @@ void engine::retire(const stream_ptr& on) {
   on->home->ended.join(on->order);
   if (on->blocking())
     on->home->gone.join(on->order);
+  on->home->ended.join(on->order);
   retired_.push_back(on);
 }
 

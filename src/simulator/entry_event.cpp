@@ -159,7 +159,7 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
       if (!on->queue.empty())
         marked.last->covers.push_back({on, on->number});
     }
-    marked.last->order.join(home->gone);
+    marked.last->order.join(home->ended);
     marked.last->time = device.host_time;
     return CUDA_SUCCESS;
   });

@@ -52,8 +52,7 @@ TEST_F(pool_lifetime, a_live_block_keeps_the_pool) {
   simulator::work(s, {simulator::write(block.data(), 1000)});
   block.reset();
   EXPECT_TRUE(upstream.state().returns().empty()) << "the host has not seen the work complete";
-  simulator::run_until_idle();
-  EXPECT_TRUE(upstream.state().wait_for_returns(1));
+  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
 }
 
 TEST_F(pool_lifetime, blocks_freed_by_other_threads_count) {
@@ -62,8 +61,7 @@ TEST_F(pool_lifetime, blocks_freed_by_other_threads_count) {
   for (int i = 0; i < 8; ++i) blocks.push_back(r->acquire(s, 1000).wait());
   r.reset();
   std::thread{[mine = std::move(blocks)]() mutable { mine.clear(); }}.join();
-  simulator::run_until_idle();
-  EXPECT_TRUE(upstream.state().wait_for_returns(1));
+  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
 }
 
 TEST_F(pool_lifetime, what_a_dead_foreign_stream_freed_comes_back_too) {
@@ -78,8 +76,7 @@ TEST_F(pool_lifetime, what_a_dead_foreign_stream_freed_comes_back_too) {
     r.deallocate(cuda::stream_ref{foreign}, p, 1000);
     destroy(foreign);
   }
-  simulator::run_until_idle();
-  EXPECT_TRUE(upstream.state().wait_for_returns(1));
+  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
 }
 
 TEST_F(pool_lifetime, upstream_may_throw_and_nothing_is_lost) {
@@ -123,8 +120,7 @@ TEST_F(pool_lifetime, beyond_the_threshold_chunks_go_back_in_the_background) {
   r.deallocate(s, q, 4 * MiB);
   r.deallocate(s, p, 2 * MiB);
   EXPECT_TRUE(upstream.state().returns().empty());
-  simulator::run_until_idle();
-  ASSERT_TRUE(upstream.state().wait_for_returns(1));
+  ASSERT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
   EXPECT_EQ(upstream.state().returns()[0].bytes, 4 * MiB);
 }
 

@@ -24,7 +24,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
   cuda::stream_ref const foreign{made};
   gpumem_test::told_upstream const upstream;
   {
-    pool_resource r{upstream, {.limit = 4096}};
+    pool_resource r{upstream, {.initial_size = 4096, .limit = 4096}};
     auto* const p = r.allocate(a, 1024);
     auto* const q = r.allocate(foreign, 1024);
     auto* const live = r.allocate(a, 2048);
@@ -41,7 +41,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
     EXPECT_EQ(r.figures().live, 0u);
     EXPECT_EQ(r.trim(), 0u) << "an error is not completion";
   }
-  EXPECT_TRUE(upstream.state().wait_for_returns(1)) << "a closed pool returns what it owes";
+  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1)) << "a closed pool returns what it owes";
 }
 
 } // namespace

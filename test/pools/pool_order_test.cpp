@@ -37,6 +37,11 @@ protected:
   void write_flag(cuda::stream_ref on, unsigned value = 1) {
     function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32_v2")(on.get(), flag, value, 0);
   }
+  // Closed pools are done with the device before the next test steps it.
+  void TearDown() override {
+    EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), upstream.state().draws().size()));
+    simulated_test::TearDown();
+  }
   void SetUp() override {
     gpumem::check(gpumem::driver().mem_alloc(&flag, 256), "cuMemAlloc");
     write_flag(a, 0);
@@ -91,13 +96,15 @@ TEST_F(pool_order, an_event_orders_streams) {
 }
 
 TEST_F(pool_order, an_event_recorded_before_the_free_orders_nothing) {
-  pool_resource r{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse::own}};
   auto* const p = r.allocate(a, 1 * MiB);
+  auto* const keep = r.allocate(a, 1 * MiB); // so that the chunk cannot go back upstream and come as another's
   gpumem::event early{device};
   early.record(a);
   r.deallocate(a, p, 1 * MiB);
   b.wait(early);
   EXPECT_FALSE(can_have(r, b, 1 * MiB));
+  r.deallocate(a, keep, 1 * MiB);
 }
 
 TEST_F(pool_order, what_the_host_has_seen_complete_goes_to_any_stream) {
@@ -208,24 +215,28 @@ TEST_F(pool_order, the_tail_of_a_destroyed_stream_is_recovered) {
 }
 
 TEST_F(pool_order, a_recycled_handle_is_another_stream) {
-  pool_resource r{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse::own}};
   auto const first = make_foreign();
+  auto* const keep = r.allocate(first, 1 * MiB);
   r.deallocate(first, r.allocate(first, 1 * MiB), 1 * MiB);
   destroy(first);
   auto const second = make_foreign();
   ASSERT_EQ(first.get(), second.get()) << "the simulated device recycles eagerly";
   EXPECT_FALSE(can_have(r, second, 1 * MiB));
+  r.deallocate_sync(keep, 1 * MiB);
   destroy(second);
 }
 
 TEST_F(pool_order, the_null_stream_is_another_for_each_thread) {
-  pool_resource r{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse::own}};
   cuda::stream_ref const null{static_cast<CUstream>(nullptr)};
+  auto* const keep = r.allocate(null, 1 * MiB);
   r.deallocate(null, r.allocate(null, 1 * MiB), 1 * MiB);
   bool granted = true;
   std::thread{[&] { granted = can_have(r, null, 1 * MiB); }}.join();
   EXPECT_FALSE(granted);
   EXPECT_TRUE(can_have(r, null, 1 * MiB));
+  r.deallocate(null, keep, 1 * MiB);
 }
 
 TEST_F(pool_order, fresh_memory_is_ordered_as_upstream_gave_it) {
@@ -307,8 +318,9 @@ TEST_F(pool_order, a_capturing_stream_is_refused_and_its_frees_are_served_later)
 
 TEST_F(pool_order, joined_memory_carries_the_order_of_all_its_parts) {
   gpumem::stream c{device};
-  pool_resource r{upstream, {.limit = 3 * MiB}};
+  pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = 64 * MiB}};
   simulator::checked checked{r};
+  auto* const rest = checked.allocate(a, 61 * MiB); // most of it: the pool stays under pressure
   void* parts[3];
   for (auto*& part : parts) part = checked.allocate(a, 1 * MiB);
   gpumem::event ready{device};
@@ -325,7 +337,9 @@ TEST_F(pool_order, joined_memory_carries_the_order_of_all_its_parts) {
   auto* const whole = checked.allocate(d, 3 * MiB);
   EXPECT_EQ(whole, parts[0]);
   EXPECT_EQ(r.figures().joins, 2u);
+  EXPECT_EQ(r.figures().reuse_waited, 1u);
   checked.deallocate(d, whole, 3 * MiB);
+  checked.deallocate(a, rest, 61 * MiB);
 }
 
 } // namespace

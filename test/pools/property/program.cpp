@@ -517,6 +517,8 @@ program_result program::finish() {
   pool_.reset();
   if (auto const stuck = simulator::run_until_idle()) fail(std::to_string(stuck) + " operations never ran");
   for (int i = 0; i < 5000 && region_.drawn() > 0; ++i) gpumem::sync::sleep_for(std::chrono::milliseconds{1});
+  // The library's threads come to rest, so that what they still do is not the next program's.
+  gpumem::sync::sleep_for(std::chrono::milliseconds{20});
   if (region_.drawn() > 0) fail("chunks never went back: " + std::to_string(region_.drawn()) + " bytes");
   for (auto const which : {foreign_c, foreign_d}) {
     gpumem::identify(stream_of(which), f.device).order().poll();
