@@ -192,7 +192,6 @@ stream_ptr engine::make_stream(context& home, stream_kind kind, unsigned flags, 
 
 void engine::retire(const stream_ptr& on) {
   std::erase(on->home->streams, on);
-  on->home->ended.join(on->order);
   if (on->blocking())
     on->home->gone.join(on->order);
   on->home->ended.join(on->order);

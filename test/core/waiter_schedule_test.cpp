@@ -36,7 +36,7 @@ struct outcome_of_seed {
 
 outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
   outcome_of_seed result;
-  test::parking_resource resource{256};
+  test::parking_resource resource{512};
   std::array<test::crowd_counts, members> counts;
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
