@@ -1,7 +1,6 @@
 // What adaptors share: the upstream they hold, the forwarding to it, and the moments at which they act.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <concepts>
 #include <cstddef>
 #include <optional>

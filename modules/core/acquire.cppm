@@ -1,7 +1,6 @@
 // `co_await acquire(resource, stream, bytes)`: a request for memory as an awaitable.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <atomic>
 #include <concepts>
 #include <coroutine>

@@ -1,7 +1,6 @@
 // A block of memory that frees itself, in stream order.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <bit>
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // Erased resources that keep gpumem's services, and the makers of them.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <gpumem/services.hpp>
 export module gpumem:any_pool;
 import :cuda;
 import :services;

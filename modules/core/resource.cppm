@@ -1,7 +1,6 @@
 // What a resource is made of: two functions over a state, and everything else from here.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <cstddef>
 #include <type_traits>
 #include <utility>

@@ -23,6 +23,9 @@ export {
   using gpumem::services_handle;
   using gpumem::services_table;
 }
+using gpumem::any_pool; // exported by its own partition
+using gpumem::find_services;
+using gpumem::pool_ref;
 
 /// What an author of a resource writes: two functions and a device, over whatever state. `where` gives a device, or an
 /// empty std::optional of one where the memory is of no device: streams are then identified by the current one.

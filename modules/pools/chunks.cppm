@@ -1,7 +1,6 @@
 // What a pool draws from its upstream: chunks, how large, how many.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <map>

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
-#include <gpumem/services.hpp>
 #include <concepts>
 #include <cstddef>
 #include <memory>

@@ -1,7 +1,6 @@
 // Device memory straight from the driver, each block by a call of its own.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <cstddef>
 export module gpumem:cuda_resource;
 import :cuda;

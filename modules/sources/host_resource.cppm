@@ -1,7 +1,6 @@
 // Pageable host memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <cstddef>
 #include <optional>
 export module gpumem:host_resource;

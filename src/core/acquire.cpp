@@ -1,7 +1,6 @@
 // Requests in progress.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <cstddef>
 #include <mutex>
 #include <utility>

@@ -1,7 +1,6 @@
 // Freeing and handing over a block.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <cstddef>
 #include <optional>
 #include <utility>

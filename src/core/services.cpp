@@ -1,7 +1,6 @@
 // The checks and translations around every request.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <bit>
 #include <cstddef>
 #include <cstdint>

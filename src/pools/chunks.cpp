@@ -1,7 +1,6 @@
 // Drawing from upstream and giving back.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/services.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The maker of pools for code that cannot import the module.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/pool_options.hpp>
+#include <gpumem/make_pool.hpp>
 #include <utility>
 module gpumem:make_pool.impl;
 import :cuda_resource;

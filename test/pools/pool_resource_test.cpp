@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
+#include <gpumem/make_pool.hpp>
 #include <gpumem/pool_options.hpp>
 
 #include <cstdint>

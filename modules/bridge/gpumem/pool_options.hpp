@@ -1,8 +1,6 @@
-// The options of a pool and a maker for code that cannot import the module.
+// The options of a pool.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-
-#include <gpumem/services.hpp>
 
 #include <cstddef>
 #include <limits>
@@ -26,8 +24,5 @@ struct pool_options {
   reuse cross_stream = reuse::wait;
   std::string name = "pool"; ///< in reports
 };
-
-/// A pool over a device's memory. Throws std::invalid_argument, cuda_error, out_of_memory.
-any_pool make_pool(int device, pool_options options = {});
 
 } // namespace gpumem

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <gpumem/cccl.hpp>
-#include <gpumem/pool_options.hpp>
+#include <gpumem/make_pool.hpp>
 #include <gpumem/services.hpp>
 
 #include <thrust/detail/execute_with_allocator.h>

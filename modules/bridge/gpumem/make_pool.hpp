@@ -1,0 +1,13 @@
+// A pool for code that cannot import the module.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+
+namespace gpumem {
+
+/// A pool over a device's memory. Throws std::invalid_argument, cuda_error, out_of_memory.
+any_pool make_pool(int device, pool_options options = {});
+
+} // namespace gpumem
