@@ -8,7 +8,10 @@ export module gpumem:stop_token;
 namespace gpumem {
 
 namespace detail {
-template <class Token, class Function> struct stop_callback_of {
+template <class Token, class Function> struct stop_callback_of {};
+template <class Token, class Function>
+  requires requires { typename Token::template callback_type<Function>; }
+struct stop_callback_of<Token, Function> {
   using type = typename Token::template callback_type<Function>;
 };
 template <class Function> struct stop_callback_of<std::stop_token, Function> {

@@ -91,6 +91,7 @@ static_assert(gpumem::stoppable_token<foreign_token>);
 static_assert(!gpumem::stoppable_token<throwing_token>);
 static_assert(!gpumem::stoppable_token<move_only_token>);
 static_assert(!gpumem::stoppable_token<int>);
+static_assert(!gpumem::stoppable_token<std::stop_source>);
 struct nothing {
   void operator()() const noexcept {}
 };
