@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 
 import gpumem;
 #include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
 #include "../support/parking_resource.hpp"
 #include "waiter_races.hpp"
 
@@ -34,7 +36,7 @@ TEST(waiter_race, of_a_crowd_on_free_threads_ends_with_nothing_lost) {
   for (int i = 0; i < members; ++i) {
     threads.emplace_back([&, i] {
       auto const at = static_cast<std::size_t>(i);
-      test::crowd_member member{resource, streams[at], at + 1, [] { std::this_thread::yield(); }};
+      test::crowd_member<std::stop_source> member{resource, streams[at], at + 1, [] { std::this_thread::yield(); }};
       member.run(requests);
       counts[at] = member.counts();
     });

@@ -18,7 +18,7 @@ struct crowd_counts {
 };
 
 /// One member's requests; every choice is made by its own numbers.
-class crowd_member {
+template <class StopSource> class crowd_member {
 public:
   /// `pause` lets other threads run.
   crowd_member(parking_resource resource, gpumem::stream_ref stream, std::uint64_t seed, void (*pause)())
@@ -51,7 +51,7 @@ private:
     f();
   }
   gpumem::expected<gpumem::allocation, gpumem::failure> until_soon() {
-    return resource_.acquire(stream_, size()).wait_until(gpumem::sync::now() + std::chrono::microseconds{pick(30)});
+    return resource_.acquire(stream_, size()).wait_until(gpumem::sync::now() + std::chrono::microseconds{pick(12)});
   }
   void pause() {
     for (auto times = pick(6); times > 0; --times) pause_();
@@ -67,7 +67,7 @@ private:
   }
 
   // A coroutine on the member's own executor, stopped at some moment by the member.
-  gpumem::task<bool> awaited(gpumem::executor& where, std::stop_token token) {
+  gpumem::task<bool> awaited(gpumem::executor& where, gpumem::stoppable_token auto token) {
     try {
       auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &where}, token);
       pause_();
@@ -77,7 +77,7 @@ private:
     }
   }
   void stopped_request() {
-    std::stop_source source;
+    StopSource source;
     gpumem::thread_executor elsewhere;
     auto stopping = [&]() -> gpumem::task<> {
       co_await hop{elsewhere};
@@ -90,7 +90,7 @@ private:
   }
   // A parked coroutine destroyed by its owner: before, while or after somebody grants it.
   void destroyed_request() {
-    no_runner never;
+    manual_executor never;
     bool resumed = false;
     auto body = [&]() -> gpumem::task<> {
       auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &never});
@@ -101,23 +101,6 @@ private:
     pause();
     ++counts_.destroyed;
   }
-
-  // An executor that nobody runs: what is posted to it stays until it is taken back.
-  class no_runner final : public gpumem::executor {
-  public:
-    void post(gpumem::resumption& item) noexcept override {
-      gpumem::sync::lock const held{guard_};
-      queue_.push(item);
-    }
-    bool retract(gpumem::resumption& item) noexcept override {
-      gpumem::sync::lock const held{guard_};
-      return queue_.remove(item);
-    }
-
-  private:
-    gpumem::sync::mutex guard_;
-    gpumem::resumption_queue queue_;
-  };
 
   parking_resource resource_;
   gpumem::stream_ref stream_;

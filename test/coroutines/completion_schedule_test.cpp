@@ -3,20 +3,26 @@
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
-#include <stop_token>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 import gpumem;
 #include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../support/scheduled_stop_source.hpp"
 
 namespace {
 
@@ -55,7 +61,7 @@ public:
 
 private:
   task<> stopped_or_not() {
-    std::stop_source source;
+    test::scheduled_stop_source source;
     auto waits = [&]() -> task<bool> {
       try {
         co_await completion(stream_, {}, source.get_token());
@@ -80,27 +86,10 @@ private:
     told_complete_ = running.done();
   }
 
-  // Keeps what is posted until it is taken back.
-  class kept final : public gpumem::executor {
-  public:
-    void post(gpumem::resumption& item) noexcept override {
-      gpumem::sync::lock const held{guard_};
-      queue_.push(item);
-    }
-    bool retract(gpumem::resumption& item) noexcept override {
-      gpumem::sync::lock const held{guard_};
-      return queue_.remove(item);
-    }
-
-  private:
-    gpumem::sync::mutex guard_;
-    gpumem::resumption_queue queue_;
-  };
-
   gpumem::stream& stream_;
   std::minstd_rand random_;
   counts& seen_;
-  kept executor_;
+  test::manual_executor executor_;
   bool told_complete_ = true;
 };
 
