@@ -55,6 +55,7 @@ struct baton {
   std::vector<participant*> candidates;
   std::minstd_rand random;
   std::uint64_t seed = 0;
+  unsigned switch_one_in = 1;
   time_point now{};
   std::uint64_t marks = 0;
   std::uint64_t switches = 0;
@@ -157,7 +158,7 @@ void mark() noexcept {
   ++b.marks;
   ++b.progress;
   b.now += mark_cost;
-  if (b.participants.size() > 1) pass(me);
+  if (b.participants.size() > 1 && (b.switch_one_in == 1 || b.random() % b.switch_one_in == 0)) pass(me);
 }
 
 void mutex::lock() {
@@ -243,7 +244,7 @@ void sleep_for(duration span) {
 
 namespace gpumem::schedule {
 
-result run(std::uint64_t seed, std::vector<std::function<void()>> bodies) {
+result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in) {
   auto& b = sync::the_baton();
   sync::own();
   cpu_set_t before, one;
@@ -252,12 +253,14 @@ result run(std::uint64_t seed, std::vector<std::function<void()>> bodies) {
   CPU_SET(sched_getcpu(), &one);
   if (pinned) sched_setaffinity(0, sizeof one, &one);
   b.seed = seed;
+  b.switch_one_in = switch_one_in;
   b.random.seed(static_cast<std::uint32_t>(seed * 0x9e3779b97f4a7c15u >> 32));
   auto const marks = b.marks, switches = b.switches;
   std::vector<sync::thread> threads;
   threads.reserve(bodies.size());
   for (auto& body : bodies) threads.emplace_back(std::move(body));
   for (auto& thread : threads) thread.join();
+  b.switch_one_in = 1;
   if (pinned) sched_setaffinity(0, sizeof before, &before);
   return {b.marks - marks, b.switches - switches};
 }

@@ -30,7 +30,7 @@ struct program_options {
 // Runs the threads of a program to their end.
 using program_runner = std::function<void(std::uint64_t seed, std::vector<std::function<void()>>)>;
 
-// Makes the streams and warms everything up that lives as long as the process.
+// Makes what lives as long as the process: the simulated device, the streams. Starts no thread.
 void prepare_programs();
 
 program_result run_program(std::uint64_t seed, program_options const& how, program_runner const& run);

@@ -1,0 +1,44 @@
+// Programs in forked children: each starts from the same state, so that a seed replays alone, and a crash names its seed.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "program.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+
+namespace gpumem_test {
+
+// Runs work for seeds in children of this process, one a processor, and hands their results on in the order of the
+// seeds. This process may have one thread only.
+class children {
+public:
+  using work = std::function<program_result(std::uint64_t seed)>;
+
+  explicit children(work what);
+  ~children();
+  children(children const&) = delete;
+  children& operator=(children const&) = delete;
+
+  std::size_t at_once() const noexcept { return processors_; }
+  std::size_t running() const noexcept { return running_.size(); }
+  void start(std::uint64_t seed);
+  // The result of the one that was started first; a child that crashed, or hung for two minutes, has failed.
+  program_result finish_first();
+
+private:
+  struct child {
+    std::uint64_t seed;
+    pid_t process;
+    int output;
+  };
+  work const what_;
+  std::size_t const processors_;
+  std::uint64_t started_ = 0;
+  std::deque<child> running_;
+};
+
+} // namespace gpumem_test

@@ -1,0 +1,230 @@
+// What the threads of a random program do: uses, orders, frees elsewhere, trims, streams that come and go.
+// SPDX-License-Identifier: Apache-2.0
+#include "chance.hpp"
+#include "program.hpp"
+#include "region_upstream.hpp"
+
+#include <gpumem/simulator.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+import gpumem;
+#include "lanes.hpp"
+#include "random_program.hpp"
+
+namespace gpumem_test {
+
+void random_program::allocate(actor& who) {
+  constexpr std::size_t largest[] = {4096, 64 * 1024, 512 * 1024, 1 * MiB};
+  auto const which = enter(who);
+  auto const bytes = 1 + who.random.below(who.random.of(largest));
+  auto const alignment = who.random.one_in(8) ? std::size_t{4096} : std::size_t{256};
+  auto const got = checked_->try_allocate(stream_of(which), bytes, alignment);
+  note(got ? offset(*got) : 1 + static_cast<unsigned>(got.error().what));
+  if (!got) {
+    leave(which);
+    return;
+  }
+  if (reinterpret_cast<std::uintptr_t>(*got) % alignment != 0) fail("a block is not aligned");
+  bool const bound = which == null || which == per_thread || which == spin;
+  live_block const block{*got, bytes, which, bound ? who.thread : -1};
+  work(which, block);
+  put(block);
+}
+
+void random_program::allocate_by_host(actor& who) {
+  auto const bytes = 1 + who.random.below(64 * 1024);
+  void* p = nullptr;
+  try {
+    p = checked_->allocate_sync(bytes);
+  } catch (gpumem::out_of_memory const&) {}
+  note(offset(p));
+  if (p) put({p, bytes, -1, -1});
+}
+
+void random_program::use(actor& who) {
+  auto const block = pick(who);
+  if (!block) return;
+  if (block->home >= 0 && !block->read) work(block->home, *block);
+  put(*block);
+}
+
+void random_program::free_at_home(actor& who) {
+  auto const block = pick(who);
+  if (!block) return;
+  if (block->home < 0) {
+    checked_->deallocate_sync(block->pointer, block->bytes);
+  } else if (who.random.one_in(8)) {
+    checked_->deallocate(stream_of(block->home), block->pointer);
+  } else {
+    checked_->deallocate(stream_of(block->home), block->pointer, block->bytes);
+  }
+  told_free(false);
+  leave(block->home);
+}
+
+void random_program::free_elsewhere(actor& who) {
+  auto const block = pick(who);
+  if (!block) return;
+  auto const to = enter(who);
+  if (block->home >= 0) order(who.event, block->home, to);
+  if (who.random.one_in(2) && !block->read) work(to, *block);
+  checked_->deallocate(stream_of(to), block->pointer, block->bytes);
+  told_free(to != block->home);
+  leave(to);
+  leave(block->home);
+}
+
+// As an allocation's destructor does: the pool may not touch a foreign handle.
+void random_program::free_by_identity(actor& who) {
+  auto const block = pick(who);
+  if (!block) return;
+  if (block->home < 0) return put(*block);
+  auto const key = gpumem::identify(stream_of(block->home), fixed().device).by_identity();
+  simulator::detail::freed(0, stream_of(block->home).get(), false, block->pointer, block->bytes);
+  auto const services = pool_->services();
+  services.table->deallocate_keyed(services.state, &key, block->pointer, block->bytes, 256);
+  told_free(false);
+  leave(block->home);
+}
+
+void random_program::free_by_host(actor& who) {
+  auto const block = pick(who);
+  if (!block) return;
+  if (block->home >= 0) {
+    who.event.record(stream_of(block->home));
+    who.event.synchronize();
+  }
+  checked_->deallocate_sync(block->pointer, block->bytes);
+  told_free(block->home >= 0);
+  leave(block->home);
+}
+
+// A use elsewhere that the free need not be ordered after.
+void random_program::record_use(actor& who) {
+  auto block = pick(who);
+  if (!block) return;
+  auto const to = enter(who);
+  if (block->home >= 0) order(who.event, block->home, to);
+  simulator::work(stream_of(to), {simulator::read(block->pointer, block->bytes)}, std::chrono::microseconds{5});
+  try {
+    checked_->record_use(block->pointer, stream_of(to));
+  } catch (gpumem::cuda_error const& e) { fail(std::string{"record_use: "} + e.what()); }
+  leave(to);
+  block->read = true;
+  if (block->home < 0 || who.random.one_in(2)) return put(*block);
+  checked_->deallocate(stream_of(block->home), block->pointer, block->bytes);
+  told_free(to != block->home);
+  leave(block->home);
+}
+
+void random_program::order_lanes(actor& who) {
+  auto const from = enter(who), to = enter(who);
+  order(who.event, from, to);
+  leave(from);
+  leave(to);
+}
+
+void random_program::look_for_completion(actor& who) {
+  auto const which = enter(who);
+  who.event.record(stream_of(which));
+  if (who.random.one_in(4)) {
+    who.event.synchronize();
+  } else {
+    note(who.event.is_done());
+  }
+  leave(which);
+}
+
+void random_program::trim(actor& who) {
+  auto const given = pool_->trim(who.random.below(3) * MiB);
+  note(given);
+  if (given) count("trims that gave memory back");
+}
+
+// A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
+// later. No wait and no call of the pool's may keep the thread from giving it.
+void random_program::spin_and_allocate(actor& who) {
+  auto& f = fixed();
+  auto const bytes = 1 + who.random.below(256 * 1024);
+  auto const to = enter(who);
+  auto const freed = checked_->try_allocate(f.spin, bytes);
+  if (freed) {
+    live_block const block{*freed, bytes, spin, -1};
+    work(spin, block);
+    checked_->deallocate(f.spin, block.pointer, bytes);
+    told_free(false);
+  }
+  auto const value = ++f.raised;
+  f.wait_for_flag(f.spin.get(), value);
+  auto const got = to == spin ? decltype(freed){nullptr} : checked_->try_allocate(stream_of(to), bytes);
+  auto const writer = to == spin ? static_cast<int>(own_a) : to;
+  if (got && *got) work(to, {*got, bytes, to, -1});
+  f.write_flag(stream_of(writer).get(), value);
+  note(got ? offset(*got) : 1);
+  if (got && *got) {
+    checked_->deallocate(stream_of(to), *got, bytes);
+    told_free(false);
+  }
+  leave(to);
+}
+
+// Its handle's value comes back at once as another stream.
+void random_program::recycle_stream(actor& who) {
+  auto const which = who.random.one_in(2) ? foreign_c : foreign_d;
+  {
+    std::scoped_lock const held{guard_};
+    if (users_[which] > 0 || recycling_[which]) return;
+    recycling_[which] = true;
+  }
+  lane_fixtures::destroy_stream(foreign_[which]);
+  foreign_[which] = lane_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  count("streams recycled");
+  std::scoped_lock const held{guard_};
+  recycling_[which] = false;
+}
+
+void random_program::check_conservation(actor&) {
+  auto& state = *static_cast<gpumem::detail::pool_state*>(pool_->services().state);
+  if (!state.engine().consistent()) fail("granted and free memory are not what is reserved");
+}
+
+void random_program::step(actor& who) {
+  struct operation {
+    unsigned weight;
+    void (random_program::*run)(actor&);
+  };
+  constexpr operation operations[] = {{30, &random_program::allocate},
+                                      {2, &random_program::allocate_by_host},
+                                      {8, &random_program::use},
+                                      {8, &random_program::free_at_home},
+                                      {14, &random_program::free_elsewhere},
+                                      {2, &random_program::free_by_identity},
+                                      {2, &random_program::free_by_host},
+                                      {5, &random_program::record_use},
+                                      {3, &random_program::order_lanes},
+                                      {4, &random_program::look_for_completion},
+                                      {2, &random_program::trim},
+                                      {1, &random_program::recycle_stream},
+                                      {1, &random_program::check_conservation}};
+  if (who.thread == 0 && who.random.one_in(24)) return spin_and_allocate(who);
+  auto at = who.random.below(82);
+  for (auto const& each : operations) {
+    if (at < each.weight) return (this->*each.run)(who);
+    at -= each.weight;
+  }
+}
+
+} // namespace gpumem_test

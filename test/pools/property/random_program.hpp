@@ -1,0 +1,135 @@
+// One random program over a pool: what is live in it, who uses which stream, what it saw. Include it after
+// `import gpumem;`, the headers beside it and the standard's: it includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace gpumem_test {
+
+namespace simulator = gpumem::simulator;
+using pool = gpumem::pool_resource<simulator::checked<region_upstream>>;
+inline constexpr std::size_t MiB = std::size_t{1} << 20;
+
+struct live_block {
+  void* pointer = nullptr;
+  std::size_t bytes = 0;
+  int home = 0;      // its lane; -1: the host
+  int thread = -1;   // the only one that may use it: its lane means another stream to others
+  bool read = false; // by recorded uses, so that nothing else may write it before its free
+};
+
+// One program: a pool, what is live in it, and the streams that come and go.
+class random_program {
+public:
+  random_program(std::uint64_t seed, program_options const& how) : seed_{seed}, how_{how} {
+    chance c{seed};
+    auto& f = fixed();
+    region_.base = f.region;
+    gpumem::pool_options options;
+    if (!c.one_in(4)) options.limit = c.of({std::size_t{3}, std::size_t{5}, std::size_t{9}}) * MiB;
+    region_.capacity = c.of({std::size_t{4}, std::size_t{6}, std::size_t{12}}) * MiB;
+    region_.fail_every = c.one_in(3) ? 2 + static_cast<unsigned>(c.below(4)) : 0;
+    if (c.one_in(4)) options.initial_size = 1 * MiB;
+    if (c.one_in(4)) options.release_threshold = c.below(3) * 2 * MiB;
+    options.cross_stream = c.one_in(7)   ? gpumem::reuse::own
+                           : c.one_in(6) ? gpumem::reuse::completed
+                                         : gpumem::reuse::wait;
+    for (auto which : {foreign_c, foreign_d}) {
+      foreign_[which] = lane_fixtures::make_stream(c.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+    }
+    pool_.emplace(simulator::checked{region_upstream{region_}}, options);
+    checked_.emplace(*pool_);
+  }
+
+  void body(int thread);
+  program_result finish();
+
+private:
+  struct actor;
+  using event_type = gpumem::event;
+
+  void fail(std::string text) {
+    std::scoped_lock const held{guard_};
+    if (result_.failure.empty()) result_.failure = std::move(text);
+  }
+  void note(std::uint64_t what) {
+    std::scoped_lock const held{guard_};
+    trace_ = (trace_ ^ what) * 0x100000001b3u;
+  }
+  void count(char const* what) {
+    std::scoped_lock const held{guard_};
+    ++result_.counts[what];
+  }
+  std::uint64_t offset(void const* p) const {
+    return p ? reinterpret_cast<std::uintptr_t>(p) - region_.base : ~std::uint64_t{0};
+  }
+  cuda::stream_ref stream_of(int which) {
+    auto& f = fixed();
+    switch (which) {
+    case own_a: return f.a;
+    case own_b: return f.b;
+    case spin: return f.spin;
+    case adopted: return f.adopted;
+    case legacy: return cuda::stream_ref{CU_STREAM_LEGACY};
+    case null: return cuda::stream_ref{static_cast<CUstream>(nullptr)};
+    case per_thread: return cuda::stream_ref{CU_STREAM_PER_THREAD};
+    default: return cuda::stream_ref{foreign_[which]};
+    }
+  }
+
+  // A lane that is in use is not recycled.
+  int enter(actor& who);
+  void enter(int which);
+  void leave(int which);
+  std::optional<live_block> pick(actor& who);
+  void put(live_block const& block);
+
+  void step(actor& who);
+  void allocate(actor& who);
+  void allocate_by_host(actor& who);
+  void use(actor& who);
+  void free_at_home(actor& who);
+  void free_elsewhere(actor& who);
+  void free_by_identity(actor& who);
+  void free_by_host(actor& who);
+  void record_use(actor& who);
+  void order_lanes(actor& who);
+  void look_for_completion(actor& who);
+  void trim(actor& who);
+  void spin_and_allocate(actor& who);
+  void recycle_stream(actor& who);
+  void check_conservation(actor& who);
+
+  void work(int which, live_block const& block) {
+    simulator::work(stream_of(which), {simulator::write(block.pointer, block.bytes)}, std::chrono::microseconds{5});
+  }
+  void order(event_type& by, int from, int to) {
+    by.record(stream_of(from));
+    by.make_wait(stream_of(to));
+  }
+  void told_free(bool elsewhere) {
+    std::scoped_lock const held{guard_};
+    ++result_.frees;
+    result_.frees_elsewhere += elsewhere;
+  }
+
+  std::uint64_t const seed_;
+  program_options const how_;
+  region region_;
+  std::array<CUstream, lanes> foreign_{};
+  std::array<int, lanes> users_{};
+  std::array<bool, lanes> recycling_{};
+  std::optional<pool> pool_;
+  std::optional<simulator::checked<pool>> checked_;
+  std::mutex guard_; // never held at a mark
+  std::vector<live_block> blocks_;
+  std::uint64_t trace_ = 0xcbf29ce484222325u;
+  program_result result_;
+};
+
+struct random_program::actor {
+  int thread;
+  chance random;
+  event_type event{fixed().device};
+};
+
+} // namespace gpumem_test
