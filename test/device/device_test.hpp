@@ -12,6 +12,7 @@ protected:
   void SetUp() override {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+    stamp::load();
     ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&wrong_), sizeof *wrong_, cudaMemAttachGlobal), cudaSuccess);
     *wrong_ = 0;
   }

@@ -49,7 +49,18 @@ void launched() {
   if (auto const error = cudaGetLastError(); error != cudaSuccess) throw std::runtime_error{cudaGetErrorString(error)};
 }
 
+template <class... Kernel> void load_each(Kernel*... kernels) {
+  for (auto const error : {[](auto* kernel) {
+         cudaFuncAttributes attributes;
+         return cudaFuncGetAttributes(&attributes, kernel);
+       }(kernels)...}) {
+    if (error != cudaSuccess) throw std::runtime_error{cudaGetErrorString(error)};
+  }
+}
+
 } // namespace
+
+void load() { load_each(write_kernel, check_kernel, wait_kernel, raise_kernel); }
 
 void write(CUstream stream, void* block, std::size_t bytes, std::uint64_t value, unsigned spin_microseconds) {
   auto const words = bytes / 8;

@@ -10,6 +10,9 @@
 
 namespace stamp {
 
+/// Loads the kernels: the first launch of one that is not loaded waits for what the device runs.
+void load();
+
 /// Writes the stamp to every 8-byte word of the block, after spinning for some microseconds.
 void write(CUstream stream, void* block, std::size_t bytes, std::uint64_t value, unsigned spin_microseconds = 0);
 
