@@ -7,7 +7,7 @@
 # place that says which CCCL a build uses.
 #
 # Looked at, in this order: GPUMEM_CCCL_INCLUDE_DIR and GPUMEM_CUDA_INCLUDE_DIR (CMake or environment), the wheels
-# in GPUMEM_WHEELS, CUDACXX, CUDA_HOME, CUDA_PATH, nvcc on PATH, the system's folders, /usr/local/cuda.
+# in GPUMEM_WHEELS, CUDACXX, nvcc on PATH, CUDA_HOME, CUDA_PATH, the system's folders, /usr/local/cuda.
 
 function(gpumem_read_number file macro result)
   set(number 0)
@@ -49,38 +49,34 @@ function(gpumem_accept_cuda result directory)
   endif()
 endfunction()
 
-# The include folders of the toolkits that the environment names.
+# The roots of the toolkits that the environment names.
 set(gpumem_toolkits)
 foreach(gpumem_wheels IN ITEMS "${GPUMEM_WHEELS}" "$ENV{GPUMEM_WHEELS}")
   if(gpumem_wheels)
-    list(APPEND gpumem_toolkits "${gpumem_wheels}/nvidia/cu13/include")
+    list(APPEND gpumem_toolkits "${gpumem_wheels}/nvidia/cu13")
   endif()
 endforeach()
-foreach(gpumem_nvcc IN ITEMS "${CMAKE_CUDA_COMPILER}" "$ENV{CUDACXX}")
+find_program(gpumem_nvcc_on_path nvcc NO_CACHE)
+foreach(gpumem_nvcc IN ITEMS "${CMAKE_CUDA_COMPILER}" "$ENV{CUDACXX}" "${gpumem_nvcc_on_path}")
   if(IS_ABSOLUTE "${gpumem_nvcc}")
     cmake_path(GET gpumem_nvcc PARENT_PATH gpumem_bin)
-    list(APPEND gpumem_toolkits "${gpumem_bin}/../include")
+    list(APPEND gpumem_toolkits "${gpumem_bin}/..")
   endif()
 endforeach()
 foreach(gpumem_root IN ITEMS "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
   if(gpumem_root)
-    list(APPEND gpumem_toolkits "${gpumem_root}/include")
+    list(APPEND gpumem_toolkits "${gpumem_root}")
   endif()
 endforeach()
-find_program(gpumem_nvcc_on_path nvcc NO_CACHE)
-if(gpumem_nvcc_on_path)
-  cmake_path(GET gpumem_nvcc_on_path PARENT_PATH gpumem_bin)
-  list(APPEND gpumem_toolkits "${gpumem_bin}/../include")
-endif()
 
 find_path(GPUMEM_CUDA_INCLUDE_DIR cuda.h
   HINTS "$ENV{GPUMEM_CUDA_INCLUDE_DIR}" ${gpumem_toolkits}
-  PATHS /usr/local/cuda/include VALIDATOR gpumem_accept_cuda
+  PATHS /usr/local/cuda PATH_SUFFIXES include VALIDATOR gpumem_accept_cuda
   DOC "Folder of cuda.h, 13.0 or newer")
 find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
   HINTS "$ENV{GPUMEM_CCCL_INCLUDE_DIR}" ${gpumem_toolkits}
-  PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda/include
-  PATH_SUFFIXES cccl VALIDATOR gpumem_accept_cccl
+  PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda
+  PATH_SUFFIXES cccl include/cccl include VALIDATOR gpumem_accept_cccl
   DOC "Folder of CCCL's headers, 3.5.0 or newer (it holds cuda/, thrust/ and cub/)")
 # CCCL's cuda_error asks the runtime for its text. In a program that links the shared runtime the archive adds nothing.
 find_library(GPUMEM_CUDART NAMES cudart_static

@@ -12,22 +12,8 @@ function(gpumem_accept_nvcc result file)
   endif()
 endfunction()
 
-set(gpumem_nvcc_hints)
-foreach(gpumem_nvcc IN ITEMS "${CMAKE_CUDA_COMPILER}" "$ENV{CUDACXX}")
-  if(IS_ABSOLUTE "${gpumem_nvcc}")
-    cmake_path(GET gpumem_nvcc PARENT_PATH gpumem_bin)
-    list(APPEND gpumem_nvcc_hints "${gpumem_bin}")
-  endif()
-endforeach()
-foreach(gpumem_root IN ITEMS "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
-  if(gpumem_root)
-    list(APPEND gpumem_nvcc_hints "${gpumem_root}/bin")
-  endif()
-endforeach()
-if(GPUMEM_WHEELS)
-  list(APPEND gpumem_nvcc_hints "${GPUMEM_WHEELS}/nvidia/cu13/bin")
-endif()
-find_program(GPUMEM_NVCC nvcc HINTS ${gpumem_nvcc_hints} PATHS /usr/local/cuda/bin
+# Beside the headers: the finder of those has collected the toolkits that the environment names.
+find_program(GPUMEM_NVCC nvcc HINTS ${gpumem_toolkits} PATHS /usr/local/cuda PATH_SUFFIXES bin
   VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
 
 if(GPUMEM_NVCC)

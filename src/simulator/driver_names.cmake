@@ -1,6 +1,6 @@
 # gpumem_simulator_driver_names(CUDA_H FOLDER): what the driver's header names, as includes: every function (a stub for
-# SPDX-License-Identifier: Apache-2.0
 # each that is not simulated) and every error.
+# SPDX-License-Identifier: Apache-2.0
 function(gpumem_simulator_driver_names header folder)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
 
