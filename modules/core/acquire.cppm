@@ -91,7 +91,11 @@ public:
       : request_operation{what}, suspension{what.options.resume_on} {}
 
 protected:
-  ~suspended_operation();
+  ~suspended_operation() = default;
+
+  // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
+  // object changes, and somebody may be about to call decided().
+  void abandon() noexcept;
 
 private:
   void decided() noexcept override { this->post(); }
@@ -106,6 +110,10 @@ export template <stoppable_token Token> class acquire_operation final : public d
 public:
   acquire_operation(detail::request const& what, Token token) noexcept
       : detail::suspended_operation{what}, token_{std::move(token)} {}
+  ~acquire_operation() {
+    callback_.reset();
+    this->abandon();
+  }
 
   bool await_ready() noexcept { return token_.stop_requested() ? refuse_stopped() : this->try_now(); }
 
@@ -144,9 +152,7 @@ export template <stoppable_token Token = never_stop_token> class [[nodiscard]] a
 public:
   acquire_awaitable(detail::request what, Token token) noexcept : what_{what}, token_{std::move(token)} {}
 
-  acquire_operation<Token> operator co_await() const noexcept {
-    return {what_, token_};
-  }
+  acquire_operation<Token> operator co_await() const noexcept { return {what_, token_}; }
 
   /// Memory at hand or the reason why not; does not wait, does not throw.
   expected<allocation, failure> try_now() const noexcept { return detail::blocking_operation{what_}.only_now(); }

@@ -47,7 +47,10 @@ public:
   completion_wait(completion_target const& target, executor* where) noexcept : suspension{where}, target_{target} {}
 
 protected:
-  ~completion_wait();
+  ~completion_wait() = default;
+  // Disarms, and gives the event back. By the destructor of the final class: in that of a base the class of the object
+  // changes, and the poller may be about to call reached().
+  void abandon() noexcept;
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }
   // Arms; false if it is over already. Throws, with nothing armed. It may be gone when this returns true.
@@ -77,6 +80,10 @@ export template <stoppable_token Token> class completion_operation final : publi
 public:
   completion_operation(detail::completion_target const& target, executor* where, Token token) noexcept
       : detail::completion_wait{target, where}, token_{std::move(token)} {}
+  ~completion_operation() {
+    callback_.reset();
+    this->abandon();
+  }
 
   bool await_ready() {
     if (!token_.stop_requested()) return this->poll();
@@ -133,8 +140,8 @@ completion_awaitable<Token> completion(stream_ref stream, completion_options opt
   return {detail::completion_target{stream}, options.resume_on, std::move(token)};
 }
 
-/// A wait for what the event captured before it is awaited; nothing if it was never recorded. The event must neither die
-/// nor be recorded again before the wait is over. Any thread.
+/// A wait for what the event captured before it is awaited; nothing if it was never recorded. The event must neither
+/// die nor be recorded again before the wait is over. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(event const& happened, completion_options options = {},
                                        Token token = {}) noexcept {

@@ -32,9 +32,7 @@ bool request_operation::try_now() noexcept {
   expected<void*, failure> result = nullptr;
   try {
     result = checked_request(stream(), device_of(from_), bytes(), alignment());
-  } catch (...) {
-    result = unexpected<failure>{current_failure(bytes())};
-  }
+  } catch (...) { result = unexpected<failure>{current_failure(bytes())}; }
   if (result) result = from_.table->try_allocate_keyed(from_.state, &stream(), bytes(), alignment());
   bool const can_wait = from_.table->admit != nullptr;
   if (!result && result.error().what == outcome::exhausted && can_wait) return false;
@@ -105,10 +103,11 @@ void blocking_operation::decided() noexcept {
 }
 
 // What was granted goes back; only after the decision is over may its result be read.
-suspended_operation::~suspended_operation() {
+void suspended_operation::abandon() noexcept {
   if (forked()) return;
   if (parked() && !withdraw()) take_back();
-  if (settled()) [[maybe_unused]] auto const back = take();
+  if (settled()) [[maybe_unused]]
+    auto const back = take();
 }
 
 expected<allocation, failure> blocking_operation::only_now() noexcept {

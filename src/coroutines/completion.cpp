@@ -118,7 +118,7 @@ void completion_wait::finish() {
   if (outcome_ == ending::refused) check(result_, "gpumem: waiting for the device");
 }
 
-completion_wait::~completion_wait() {
+void completion_wait::abandon() noexcept {
   if (forked()) return;
   if (handed_over_ && !poller::instance().disarm(*this)) take_back();
   if (recorded_) give_event(recorded_);

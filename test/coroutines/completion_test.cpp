@@ -353,8 +353,8 @@ TEST_F(completion_test, tells_all_waiters_that_the_device_is_lost) {
   simulator::work(s(), {}, 1us);
   gpumem::stream other{gpumem::device{0}};
   simulator::work(other, {}, 1us);
-  std::atomic<int> told{0};
-  gpumem::inline_executor executor;
+  int told = 0;
+  test::manual_executor executor;
   auto body = [&](gpumem::stream_ref stream) -> task<> {
     try {
       co_await completion(stream, {.resume_on = &executor});
@@ -366,7 +366,7 @@ TEST_F(completion_test, tells_all_waiters_that_the_device_is_lost) {
   for (int i = 0; i < 50; ++i) running.push_back(test::start(body(i % 2 ? s() : other)));
   let_poll(3);
   simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
-  while (told < 50) std::this_thread::yield();
+  while (told < 50) executor.run_one();
   EXPECT_TRUE(gpumem::device{0}.lost());
   EXPECT_EQ(gpumem::device{0}.loss(), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_THROW(sync_wait(completion(s())), gpumem::cuda_error);
