@@ -171,9 +171,10 @@ void pool_engine::pass(sync::lock& held) noexcept {
     if (only_tails) next_wait_ = idle_passes_ + most_passes;
     ++idle_passes_;
     if (open.empty()) idle_passes_ = most_passes; // what is left is in use, or needed
+    auto const pause = std::min<sync::duration>(shortest_pause * idle_passes_, longest_pause);
     held.unlock();
     if (only_tails) synchronise_with(tails, 0ns);
-    if (!open.empty()) sync::sleep_for(std::min<sync::duration>(shortest_pause * idle_passes_, longest_pause));
+    if (!open.empty()) sync::sleep_for(pause);
     held.lock();
   } catch (std::bad_alloc const&) {
     if (!held) held.lock(); // the next pass looks again
