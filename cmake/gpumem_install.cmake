@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 set(gpumem_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem")
 set(gpumem_simulator_folder "${CMAKE_INSTALL_LIBDIR}/gpumem")
 
-install(TARGETS gpumem gpumem_simulator EXPORT gpumem
+install(TARGETS gpumem gpumem_thrust gpumem_simulator EXPORT gpumem
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILE_SET CXX_MODULES DESTINATION "${CMAKE_INSTALL_DATADIR}/gpumem/modules")
