@@ -10,7 +10,7 @@ usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh COMMAND [ARGUMENT...]
   demo [ARGUMENT...]  build, run the demo, replay the traces of bench/traces (arguments go to the replay)
-  test [ARGUMENT...]  build, run the tests (arguments go to ctest)
+  test [ARGUMENT...]  build, run the tests, then the property tests under the sanitizers (arguments go to ctest)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
   gpu  [ARGUMENT...]  the tests and the replay on this machine's GPU
   setup               only install what is missing
@@ -41,8 +41,11 @@ run_demo() {
 }
 
 run_test() {
-  build release
-  ctest --preset release --parallel "$(nproc)" "$@"
+  local preset
+  for preset in release asan tsan; do
+    build "$preset"
+    ctest --preset "$preset" --parallel "$(nproc)" "$@"
+  done
 }
 
 command=${1:-help}
