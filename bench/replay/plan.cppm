@@ -1,5 +1,6 @@
 // A trace made ready to replay: dense numbers for blocks and streams, all checks done, so that a pass only
-// runs. SPDX-License-Identifier: Apache-2.0
+// runs.
+// SPDX-License-Identifier: Apache-2.0
 module;
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // All that surrounds the passes over one resource: its threads, their streams, and what they keep between
-// operations. SPDX-License-Identifier: Apache-2.0
+// operations.
+// SPDX-License-Identifier: Apache-2.0
 module;
 
 #include <cstddef>

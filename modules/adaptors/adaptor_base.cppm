@@ -184,7 +184,9 @@ using forwarding_base = accessible_base<Self, State, mr::has_property<Upstream, 
 
 // Memory of resources that do not say is taken to come in stream order.
 template <class Upstream> consteval bool comes_in_stream_order() {
-  if constexpr (requires { { Upstream::stream_ordered } -> std::convertible_to<bool>; }) {
+  if constexpr (requires {
+                  { Upstream::stream_ordered } -> std::convertible_to<bool>;
+                }) {
     return Upstream::stream_ordered;
   } else {
     return true;

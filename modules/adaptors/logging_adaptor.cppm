@@ -86,13 +86,13 @@ private:
 
 } // namespace detail
 
-/// Logs in RMM's format, which trace_reader and gpumem-replay read: a row for each allocation (after the upstream gave),
-/// each free (before the upstream has it) and each failure, in an order in which no address is given twice. A request
-/// that has to wait leaves a failure, and a row of its own once it is granted. The column Thread is the system's thread
-/// number; Time goes on counting hours after midnight; Stream is the handle, 0 for the `_sync` forms.
+/// Logs in RMM's format, which trace_reader and gpumem-replay read: a row for each allocation (after the upstream
+/// gave), each free (before the upstream has it) and each failure, in an order in which no address is given twice. A
+/// request that has to wait leaves a failure, and a row of its own once it is granted. The column Thread is the
+/// system's thread number; Time goes on counting hours after midnight; Stream is the handle, 0 for the `_sync` forms.
 ///
-/// Rows reach the sinks when 64 KiB have gathered, at flush(), when the last handle and block are gone, and at once with
-/// auto_flush. Rows that a sink cannot take are lost; flush() tells. A handle; see adaptor_base.
+/// Rows reach the sinks when 64 KiB have gathered, at flush(), when the last handle and block are gone, and at once
+/// with auto_flush. Rows that a sink cannot take are lost; flush() tells. A handle; see adaptor_base.
 export template <mr::resource Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;

@@ -102,8 +102,8 @@ export struct driver_table {
 #undef GPUMEM_DRIVER_MEMBER
 };
 
-/// The table, loaded and initialised (cuInit) at the first call. Throws cuda_error where there is no driver or it is too
-/// old. Any thread.
+/// The table, loaded and initialised (cuInit) at the first call. Throws cuda_error where there is no driver or it is
+/// too old. Any thread.
 export driver_table const& driver();
 
 /// Whether driver() would succeed; loads the driver as driver() does. Never throws.

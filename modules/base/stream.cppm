@@ -62,8 +62,8 @@ namespace detail {
 bool is_capturing(CUstream handle);
 } // namespace detail
 
-/// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process exit,
-/// so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.
+/// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process
+/// exit, so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.
 export class stream : public stream_ref {
 public:
   /// Throws cuda_error, std::bad_alloc. Priority as the driver's: lower is more urgent.

@@ -41,7 +41,9 @@ using lock = std::unique_lock<mutex>;
 /// A condition that threads wait for under a mutex; a wait may end early, so callers check what they wait for.
 class condition {
 public:
-  inline void wait(lock& held) { wait_native(held, [this](auto& native) { native_.wait(native); }); }
+  inline void wait(lock& held) {
+    wait_native(held, [this](auto& native) { native_.wait(native); });
+  }
   inline void wait_until(lock& held, time_point deadline) {
     wait_native(held, [this, deadline](auto& native) { native_.wait_until(native, deadline); });
   }

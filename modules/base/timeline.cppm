@@ -62,8 +62,8 @@ enum class stream_kind : std::uint8_t {
 //
 // Evidence of an epoch is an event that carries it. It is *precise* for a block if it was recorded inside the block's
 // freeing call, and may then be waited for; else *late*: it covers work enqueued after the free, which may depend on
-// the very stream that would wait, so it may only be queried. Nobody else's block has a precise epoch. Events of the null
-// and legacy streams cover other streams' work too and are late for every block.
+// the very stream that would wait, so it may only be queried. Nobody else's block has a precise epoch. Events of the
+// null and legacy streams cover other streams' work too and are late for every block.
 class timeline {
 public:
   timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context, CUstream handle);

@@ -33,8 +33,8 @@ private:
 
 /// Owns a block: move-only, 48 bytes. Its resource's state stays alive with it, whatever handles die. The destructor
 /// frees in the order of the block's stream, by the stream's identity: a foreign handle is not touched, so such memory
-/// is reused on other streams only once the host has seen it complete; own and adopted streams, or `reset(stream)`, have
-/// no such limit. One thread at a time.
+/// is reused on other streams only once the host has seen it complete; own and adopted streams, or `reset(stream)`,
+/// have no such limit. One thread at a time.
 export class allocation {
 public:
   allocation() noexcept = default;
@@ -61,7 +61,8 @@ public:
   /// False for 0 bytes and when moved from.
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
-  /// Gives up ownership: the caller frees, with the resource's `deallocate`. The resource's state then lives until that.
+  /// Gives up ownership: the caller frees, with the resource's `deallocate`. The resource's state then lives until
+  /// that.
   [[nodiscard]] void* release() noexcept;
   /// Frees now.
   void reset() noexcept;

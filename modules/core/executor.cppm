@@ -81,8 +81,8 @@ public:
   void post(resumption& item) noexcept override;
   bool retract(resumption& item) noexcept override;
 
-  /// Ends the thread after the resumption that runs now; what is queued then, or posted later, never runs. False if that
-  /// took longer than the bound, or if it is called on that thread: the executor must then never be destroyed.
+  /// Ends the thread after the resumption that runs now; what is queued then, or posted later, never runs. False if
+  /// that took longer than the bound, or if it is called on that thread: the executor must then never be destroyed.
   bool abandon(sync::duration bound) noexcept;
 
 private:

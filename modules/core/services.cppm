@@ -81,9 +81,7 @@ inline int ordinal_of(std::optional<device> where) noexcept { return where ? whe
 template <class Allocate> expected<void*, failure> allocate_external(Allocate allocate, std::size_t bytes) noexcept {
   try {
     return allocate();
-  } catch (...) {
-    return unexpected<failure>{current_failure(bytes)};
-  }
+  } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
 template <resource_state State>
@@ -164,7 +162,10 @@ template <class R> inline services_table const external_table_of = make_external
 export template <class R> services_handle services_of(R& resource) noexcept {
   if constexpr (requires { resource.services(); }) {
     return resource.services();
-  } else if constexpr (requires { try_get_property(resource, services{}); resource.type(); }) {
+  } else if constexpr (requires {
+                         try_get_property(resource, services{});
+                         resource.type();
+                       }) {
     if (auto const found = find_services(resource); found.table) return found;
   }
   return {&detail::external_table_of<R>, std::addressof(resource)};

@@ -37,14 +37,14 @@ template <class A> decltype(auto) awaiter_of(A&& a) {
 
 } // namespace detail
 
-/// What any coroutine can await, by `operator co_await` as a member or a free function, or by being an operation itself.
+/// What any coroutine can await, by `operator co_await` as a member or a free function, or by being an operation
+/// itself.
 export template <class T>
 concept awaitable = requires(T&& t) {
   { detail::awaiter_of(static_cast<T&&>(t)) } -> awaiter;
 };
 
 /// What `co_await` gives for it.
-export template <awaitable T>
-using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
+export template <awaitable T> using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
 
 } // namespace gpumem

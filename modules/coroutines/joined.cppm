@@ -63,8 +63,6 @@ private:
 };
 
 // Awaits what it is given: a reference, or a value that it keeps in its frame.
-template <class A> joined<kept_t<await_result_t<A>>> join(A what) {
-  co_return co_await static_cast<A&&>(what);
-}
+template <class A> joined<kept_t<await_result_t<A>>> join(A what) { co_return co_await static_cast<A&&>(what); }
 
 } // namespace gpumem::detail

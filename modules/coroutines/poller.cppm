@@ -42,8 +42,8 @@ private:
   armed_point* previous_ = nullptr;
 };
 
-// Queries every armed event in turn, and publishes what it sees to the streams' timelines. Sleeps while nothing is armed.
-// Never destroyed; its thread starts at first use and ends before the driver goes. Any thread.
+// Queries every armed event in turn, and publishes what it sees to the streams' timelines. Sleeps while nothing is
+// armed. Never destroyed; its thread starts at first use and ends before the driver goes. Any thread.
 class poller {
 public:
   enum class answer {

@@ -16,7 +16,8 @@ export template <class T> class task;
 namespace detail {
 
 template <class T> class task_promise final : public coroutine_result<T> {
-  // The awaiting coroutine goes on by symmetric transfer: the stack does not grow, however many tasks follow each other.
+  // The awaiting coroutine goes on by symmetric transfer: the stack does not grow, however many tasks follow each
+  // other.
   struct final_awaiter {
     bool await_ready() const noexcept { return false; }
     std::coroutine_handle<> await_suspend(std::coroutine_handle<task_promise> self) const noexcept {

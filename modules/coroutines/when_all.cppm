@@ -125,15 +125,13 @@ private:
 /// Awaits all of them: starts each in order on the calling thread, and resumes where the last of them ends. Gives a
 /// tuple: std::monostate for nothing, std::reference_wrapper for a reference. If some throw, the exception that came
 /// first is thrown, after all have finished. Keeps its arguments; throws std::bad_alloc.
-export template <awaitable... A>
-auto when_all(A... all) {
+export template <awaitable... A> auto when_all(A... all) {
   using tuple = detail::all_of_tuple<detail::kept_t<await_result_t<A>>...>;
   return when_all_awaitable<tuple>{tuple{detail::join<A>(std::move(all))...}};
 }
 
 /// The same for any number of one type; gives a vector in the order of the arguments, or nothing for nothing.
-export template <awaitable A>
-auto when_all(std::vector<A> all) {
+export template <awaitable A> auto when_all(std::vector<A> all) {
   using result = detail::kept_t<await_result_t<A>>;
   std::vector<detail::joined<result>> joined;
   joined.reserve(all.size());

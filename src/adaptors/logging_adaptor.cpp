@@ -64,8 +64,7 @@ std::uint64_t system_thread() noexcept {
 } // namespace
 
 allocation_log::allocation_log(std::vector<log_sink> sinks, bool auto_flush)
-    : sinks_{std::move(sinks)}, auto_flush_{auto_flush}, began_{microseconds_since_midnight()},
-      began_at_{sync::now()} {
+    : sinks_{std::move(sinks)}, auto_flush_{auto_flush}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
   if (sinks_.empty()) throw std::invalid_argument{"gpumem: a log needs a sink"};
   gathered_.reserve(log_buffer + longest_row);
   gathered_.append(trace_header).append("\n");
@@ -113,9 +112,7 @@ bool allocation_log::flush_sinks() noexcept {
   for (auto const& sink : sinks_) {
     try {
       failed_ = failed_ || !sink.output().flush();
-    } catch (...) {
-      failed_ = true;
-    }
+    } catch (...) { failed_ = true; }
   }
   return !failed_;
 }

@@ -87,7 +87,8 @@ allocation_counters::level_base allocation_counters::sum(share slot::* quantity,
   for (auto const& slot : slots_) {
     if (slot.level.load(std::memory_order_relaxed) != level) continue;
     auto const& share = slot.*quantity;
-    auto const fallen = share.pending_peak.load(std::memory_order_relaxed) - share.pending.load(std::memory_order_relaxed);
+    auto const fallen =
+        share.pending_peak.load(std::memory_order_relaxed) - share.pending.load(std::memory_order_relaxed);
     highest = std::max(highest, now.current + fallen);
   }
   now.peak = std::max(now.peak, highest);

@@ -50,8 +50,7 @@ call_counters& own_counters() {
   auto* const block = new call_counters;
   block->thread_number = number;
   block->next = all_counters.load(std::memory_order_relaxed);
-  while (!all_counters.compare_exchange_weak(block->next, block, std::memory_order_acq_rel)) {
-  }
+  while (!all_counters.compare_exchange_weak(block->next, block, std::memory_order_acq_rel)) {}
   return *block;
 }
 
@@ -133,8 +132,7 @@ private:
     return complete;
   }
 
-  template <class Entry>
-  bool load(lookup_function lookup, Entry& entry, char const* name) {
+  template <class Entry> bool load(lookup_function lookup, Entry& entry, char const* name) {
     void* found = nullptr;
     auto const flags = CU_GET_PROC_ADDRESS_LEGACY_STREAM;
     auto const version = newer_form(name) ? 12040 : CUDA_VERSION;

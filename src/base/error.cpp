@@ -62,10 +62,10 @@ void throw_failure(failure const& why, exhaustion const& figures) {
     throw out_of_memory{why.what, filled};
   }
   case outcome::device_lost:
-  case outcome::driver_error:
-    throw cuda_error{static_cast<cudaError_t>(why.code), "gpumem: the device refused memory"};
+  case outcome::driver_error: throw cuda_error{static_cast<cudaError_t>(why.code), "gpumem: the device refused memory"};
   case outcome::invalid_argument:
-    throw std::invalid_argument{"gpumem: an alignment must be a power of two, and a default stream of the current device"};
+    throw std::invalid_argument{
+        "gpumem: an alignment must be a power of two, and a default stream of the current device"};
   default: throw acquire_error{why};
   }
 }

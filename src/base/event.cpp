@@ -38,7 +38,8 @@ event::~event() {
 void event::record(stream_ref stream) {
   auto const key = identify(stream, device_);
   auto& order = key.order();
-  // What a legacy event covers is not one stream's order, and what is captured does not happen: both tell pools nothing.
+  // What a legacy event covers is not one stream's order, and what is captured does not happen: both tell pools
+  // nothing.
   bool const captured = detail::is_capturing(key.handle());
   bool const tells =
       !captured && order.kind() != detail::stream_kind::null && order.kind() != detail::stream_kind::legacy;

@@ -11,7 +11,8 @@ namespace gpumem {
 namespace {
 
 void print_and_abort(misuse const& m) noexcept {
-  std::fprintf(stderr, "gpumem: %s: %s: pointer %p, %zu bytes given", m.resource, to_string(m.what), m.pointer, m.given);
+  std::fprintf(stderr, "gpumem: %s: %s: pointer %p, %zu bytes given", m.resource, to_string(m.what), m.pointer,
+               m.given);
   if (m.expected) std::fprintf(stderr, ", %zu bytes expected", m.expected);
   std::fprintf(stderr, ", stream %llu\n", static_cast<unsigned long long>(m.stream));
   std::abort();

@@ -44,9 +44,7 @@ expected<stream_key, failure> try_identify(stream_ref stream, std::optional<devi
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept {
   try {
     return try_identify(stream, device_of(from), bytes);
-  } catch (...) {
-    return unexpected<failure>{current_failure(bytes)};
-  }
+  } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
 void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {
@@ -74,27 +72,19 @@ std::optional<device> device_of(services_handle const& from) {
 int current_ordinal() noexcept {
   try {
     return device::current().ordinal();
-  } catch (...) {
-    return -1;
-  }
+  } catch (...) { return -1; }
 }
 
 failure current_failure(std::size_t bytes) noexcept {
   try {
     throw;
-  } catch (out_of_memory const& e) {
-    return {e.reason(), 0, bytes};
-  } catch (std::bad_alloc const&) {
+  } catch (out_of_memory const& e) { return {e.reason(), 0, bytes}; } catch (std::bad_alloc const&) {
     return {outcome::exhausted, 0, bytes};
-  } catch (acquire_error const& e) {
-    return e.why();
-  } catch (cuda_error const& e) {
+  } catch (acquire_error const& e) { return e.why(); } catch (cuda_error const& e) {
     auto const code = static_cast<CUresult>(e.status());
     if (code == CUDA_ERROR_OUT_OF_MEMORY) return {outcome::exhausted, code, bytes};
     return {sticky(code) ? outcome::device_lost : outcome::driver_error, code, bytes};
-  } catch (std::invalid_argument const&) {
-    return {outcome::invalid_argument, 0, bytes};
-  } catch (...) {
+  } catch (std::invalid_argument const&) { return {outcome::invalid_argument, 0, bytes}; } catch (...) {
     return {outcome::driver_error, 0, bytes};
   }
 }

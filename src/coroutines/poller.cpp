@@ -144,7 +144,8 @@ void poller::answer_batch(sync::lock& held) {
   held.lock();
 }
 
-// After a round in vain: at first only lets others have the lock, then sleeps, longer each time, or until more is armed.
+// After a round in vain: at first only lets others have the lock, then sleeps, longer each time, or until more is
+// armed.
 void poller::rest(sync::lock& held) {
   unready_ = 0;
   if (rests_ < eager_rests) {

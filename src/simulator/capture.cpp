@@ -9,8 +9,7 @@ namespace simulated {
 
 capture::member& capture::enter(const stream_ptr& on) {
   for (member& present : members)
-    if (present.on == on)
-      return present;
+    if (present.on == on) return present;
   return members.emplace_back(member{on, 0, {}});
 }
 
@@ -24,8 +23,7 @@ void capture::add(const stream_ptr& on, operation&& node) {
 bool capture::joined() const {
   const vector_clock& origin = members.front().order;
   for (std::size_t i = 0; i < members.size(); ++i)
-    if (!origin.covers(static_cast<std::uint32_t>(i), members[i].nodes))
-      return false;
+    if (!origin.covers(static_cast<std::uint32_t>(i), members[i].nodes)) return false;
   return true;
 }
 

@@ -13,19 +13,15 @@ namespace simulated {
 namespace {
 
 std::string missing_order(const party& earlier, const party& later) {
-  if (later.stream == 0)
-    return "the host has not seen " + describe(earlier) + " complete";
+  if (later.stream == 0) return "the host has not seen " + describe(earlier) + " complete";
   return "stream " + std::to_string(later.stream) + " is not ordered after " + describe(earlier);
 }
 
 const char* phrase(finding_kind kind) {
   switch (kind) {
-  case finding_kind::unordered_reuse:
-    return "unordered reuse of ";
-  case finding_kind::unordered_free:
-    return "unordered free of ";
-  default:
-    return "unordered access to ";
+  case finding_kind::unordered_reuse: return "unordered reuse of ";
+  case finding_kind::unordered_free: return "unordered free of ";
+  default: return "unordered access to ";
   }
 }
 
@@ -41,21 +37,17 @@ void checker::clear() {
 /// The segment that begins at `address`, split off if one spans it; end() or the next one above if none does.
 checker::segment_map::iterator checker::cut(std::uint64_t address) {
   auto above = segments_.lower_bound(address);
-  if (above != segments_.end() && above->first == address)
-    return above;
-  if (above == segments_.begin())
-    return above;
+  if (above != segments_.end() && above->first == address) return above;
+  if (above == segments_.begin()) return above;
   auto below = std::prev(above);
-  if (below->second.end <= address)
-    return above;
+  if (below->second.end <= address) return above;
   segment upper = below->second;
   below->second.end = address;
   return segments_.emplace_hint(above, address, std::move(upper));
 }
 
 /// Visits the range segment by segment; parts never seen before get a fresh one.
-template <class Visit>
-void checker::over(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
+template <class Visit> void checker::over(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
   const std::uint64_t end = address + bytes;
   cut(end);
   auto part = cut(address);
@@ -84,35 +76,28 @@ void checker::judge(segment& part, const actor& who, bool write, finding_kind ki
                     const std::vector<declared_use>* declared) {
   prune(part);
   std::erase_if(part.accesses, [&](const access& old) {
-    if (who.order->covers(old.component, old.number))
-      return write || !old.write;
-    if (!write && !old.write)
-      return false;
+    if (who.order->covers(old.component, old.number)) return write || !old.write;
+    if (!write && !old.write) return false;
     const auto covers = [&](const declared_use& use) {
       return use.component == old.component && old.number <= use.number;
     };
-    if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers))
-      return false;
+    if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers)) return false;
     tell(kind, old.name, who.name, block,
-         phrase(kind) + describe(block) + ": " + describe(who.name) + " is not ordered after " +
-             describe(old.name));
+         phrase(kind) + describe(block) + ": " + describe(who.name) + " is not ordered after " + describe(old.name));
     return true;
   });
 }
 
 bool checker::tracked(std::uint64_t address) const {
-  if (allocations_.owns(address) || allocations_.find(address) != nullptr)
-    return true;
+  if (allocations_.owns(address) || allocations_.find(address) != nullptr) return true;
   auto above = segments_.upper_bound(address);
   return above != segments_.begin() && std::prev(above)->second.end > address;
 }
 
 void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes) {
-  if (!allocations_.owns(address))
-    return;
+  if (!allocations_.owns(address)) return;
   const allocation* held = allocations_.find(address);
-  if (held != nullptr && address + bytes <= held->address + held->bytes)
-    return;
+  if (held != nullptr && address + bytes <= held->address + held->bytes) return;
   const block_name block =
       held != nullptr ? block_name{held->number, held->address, held->bytes} : block_name{0, address, bytes};
   const std::string where = held != nullptr ? "past the end of " + describe(block)
@@ -121,22 +106,19 @@ void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_
 }
 
 void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
-  if (bytes == 0 || !tracked(address))
-    return;
+  if (bytes == 0 || !tracked(address)) return;
   check_bounds(who, address, bytes);
   const allocation* held = allocations_.find(address);
   const bool told = held != nullptr && told_.contains(held->buffer_id);
   const bool owned = allocations_.owns(address);
   bool spoken = false;
   over(address, bytes, [&](segment& part) {
-    const block_name block = part.block.number != 0 || held == nullptr
-                                 ? part.block
-                                 : block_name{held->number, held->address, held->bytes};
+    const block_name block =
+        part.block.number != 0 || held == nullptr ? part.block : block_name{held->number, held->address, held->bytes};
     if (owned && !spoken && part.state == segment_state::freed) {
       spoken = true;
       tell(finding_kind::use_after_free, part.ended, who.name, block,
-           "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " +
-               describe(part.ended));
+           "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " + describe(part.ended));
     } else if (told && !spoken && part.state == segment_state::untold) {
       spoken = true;
       tell(finding_kind::unallocated_access, {}, who.name, block,
@@ -151,12 +133,10 @@ void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes
 
 void checker::check_overlap(const actor& who, const block_map& blocks, const block_name& made) {
   auto at = blocks.upper_bound(made.address);
-  if (at != blocks.begin())
-    --at;
+  if (at != blocks.begin()) --at;
   for (; at != blocks.end() && at->first < made.address + made.bytes; ++at) {
     const block_name& old = at->second.name;
-    if (old.address + old.bytes <= made.address)
-      continue;
+    if (old.address + old.bytes <= made.address) continue;
     tell(finding_kind::overlapping_grant, {}, who.name, old,
          describe(made) + ", granted to stream " + std::to_string(who.name.stream) + ", overlaps the live " +
              describe(old));
@@ -167,12 +147,10 @@ void checker::granted(const actor& who, std::uint64_t owner, std::uint64_t addre
   const block_name made{next_block_number(), address, bytes};
   block_map& blocks = blocks_[owner];
   check_overlap(who, blocks, made);
-  if (const allocation* held = allocations_.find(address))
-    told_.insert(held->buffer_id);
+  if (const allocation* held = allocations_.find(address)) told_.insert(held->buffer_id);
   check_bounds(who, address, bytes);
   over(address, bytes, [&](segment& part) {
-    judge(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made,
-          nullptr);
+    judge(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made, nullptr);
   });
   auto first = segments_.find(address);
   auto last = segments_.lower_bound(address + bytes);
@@ -186,15 +164,12 @@ void checker::granted(const actor& who, std::uint64_t owner, std::uint64_t addre
 /// resource.
 checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) {
   auto own = blocks_.find(owner);
-  if (own != blocks_.end() && own->second.contains(address))
-    return &own->second;
+  if (own != blocks_.end() && own->second.contains(address)) return &own->second;
   block_map* newest = nullptr;
   for (auto& [other, blocks] : blocks_) {
     auto found = blocks.find(address);
-    if (found == blocks.end())
-      continue;
-    if (newest == nullptr || newest->at(address).name.number < found->second.name.number)
-      newest = &blocks;
+    if (found == blocks.end()) continue;
+    if (newest == nullptr || newest->at(address).name.number < found->second.name.number) newest = &blocks;
   }
   return newest;
 }
@@ -215,8 +190,7 @@ void checker::reject_free(const actor& who, std::uint64_t address, std::uint64_t
 
 void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
   block_map* blocks = map_of(owner, address);
-  if (blocks == nullptr)
-    return reject_free(who, address, bytes);
+  if (blocks == nullptr) return reject_free(who, address, bytes);
   const block old = std::move(blocks->at(address));
   blocks->erase(address);
   if (bytes != 0 && bytes != old.name.bytes)
@@ -234,11 +208,9 @@ void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t addr
 void checker::use_declared(const actor& who, std::uint64_t address) {
   for (auto& [owner, blocks] : blocks_) {
     auto above = blocks.upper_bound(address);
-    if (above == blocks.begin())
-      continue;
+    if (above == blocks.begin()) continue;
     block& held = std::prev(above)->second;
-    if (address - held.name.address >= held.name.bytes)
-      continue;
+    if (address - held.name.address >= held.name.bytes) continue;
     auto& uses = held.declared;
     std::erase_if(uses, [&](const declared_use& use) { return use.component == who.component; });
     uses.push_back({who.component, who.number});
@@ -261,8 +233,7 @@ void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes,
       at = blocks.erase(at);
     }
   }
-  if (const allocation* held = allocations_.find(address))
-    told_.erase(held->buffer_id);
+  if (const allocation* held = allocations_.find(address)) told_.erase(held->buffer_id);
   fresh(address, bytes);
 }
 

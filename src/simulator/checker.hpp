@@ -77,8 +77,7 @@ private:
   using block_map = std::map<std::uint64_t, block>;
 
   segment_map::iterator cut(std::uint64_t address);
-  template <class Visit>
-  void over(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
+  template <class Visit> void over(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
   bool in_told_allocation(std::uint64_t address) const;
   void prune(segment& part) const;
   void judge(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
@@ -96,8 +95,7 @@ private:
   const vector_clock& host_;
   segment_map segments_;
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
-  std::unordered_set<std::uint64_t>
-      told_; // driver allocations (by buffer id) out of which blocks were granted
+  std::unordered_set<std::uint64_t> told_; // driver allocations (by buffer id) out of which blocks were granted
   std::uint64_t blocks_made_ = 0;
 };
 

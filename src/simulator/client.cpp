@@ -17,10 +17,8 @@ using detail::require_control;
 namespace {
 
 gpumem_simulator_options outside(const options& how) {
-  if (how.devices < 1 || how.devices > 64)
-    throw error("the number of simulated devices must be between 1 and 64");
-  if (how.capacity == 0)
-    throw error("a simulated device needs a capacity");
+  if (how.devices < 1 || how.devices > 64) throw error("the number of simulated devices must be between 1 and 64");
+  if (how.capacity == 0) throw error("a simulated device needs a capacity");
   return {how.devices, how.capacity, how.seed, how.mode == stepping::manual ? 1 : 0,
           static_cast<std::uint64_t>(how.patience.count())};
 }
@@ -32,8 +30,8 @@ std::vector<finding> findings(bool take) {
   require_control().visit_findings(
       [](void* context, const gpumem_simulator_finding* told) {
         static_cast<std::vector<finding>*>(context)->push_back(
-            {static_cast<finding_kind>(told->kind), inside(told->earlier), inside(told->later),
-             told->block_address, told->block_bytes, told->block_number, told->missing, told->text});
+            {static_cast<finding_kind>(told->kind), inside(told->earlier), inside(told->later), told->block_address,
+             told->block_bytes, told->block_number, told->missing, told->text});
       },
       &all, take ? 1 : 0);
   return all;
@@ -50,18 +48,15 @@ void enqueue(CUstream stream, const touch* first, std::size_t count, std::chrono
   const int result = require_control().work(
       stream, touches.data(), count, nanoseconds,
       runs ? +[](void* context) { (*static_cast<std::function<void()>*>(context))(); } : nullptr,
-      runs ? +[](void* context) { delete static_cast<std::function<void()>*>(context); } : nullptr,
-      held.release());
-  if (result != 0)
-    throw error("the simulated device refused work: driver error " + std::to_string(result));
+      runs ? +[](void* context) { delete static_cast<std::function<void()>*>(context); } : nullptr, held.release());
+  if (result != 0) throw error("the simulated device refused work: driver error " + std::to_string(result));
 }
 
 } // namespace
 
 void load(const options& how) {
   const gpumem_simulator_options settings = outside(how);
-  if (detail::open_library())
-    require_control().reset(&settings);
+  if (detail::open_library()) require_control().reset(&settings);
 }
 
 bool loaded() noexcept { return detail::loaded_control() != nullptr; }
@@ -73,8 +68,7 @@ bool has_numbered_device(const std::filesystem::path& files) {
   std::error_code failed;
   for (const auto& entry : std::filesystem::directory_iterator(files, failed)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("nvidia") && name.size() > 6 && name[6] >= '0' && name[6] <= '9')
-      return true;
+    if (name.starts_with("nvidia") && name.size() > 6 && name[6] >= '0' && name[6] <= '9') return true;
   }
   return false;
 }
@@ -89,8 +83,7 @@ bool available_real_device() {
 }
 
 bool auto_load(const options& how) {
-  if (!available_real_device())
-    load(how);
+  if (!available_real_device()) load(how);
   return loaded();
 }
 
@@ -110,8 +103,7 @@ void fail_call(const std::string& name, std::uint64_t nth, CUresult result) {
 void sticky_error(CUresult result) { require_control().sticky_error(result); }
 
 void never_complete(CUevent event) {
-  if (require_control().never_complete(event) != 0)
-    throw error("never_complete: no such event");
+  if (require_control().never_complete(event) != 0) throw error("never_complete: no such event");
 }
 
 void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration,
@@ -161,11 +153,9 @@ std::vector<finding> take_findings() { return findings(true); }
 
 void expect_silent() {
   const std::vector<finding> found = take_findings();
-  if (found.empty())
-    return;
+  if (found.empty()) return;
   std::string text = "the simulated device found " + std::to_string(found.size()) + ":";
-  for (const finding& one : found)
-    text += "\n  " + one.text;
+  for (const finding& one : found) text += "\n  " + one.text;
   throw error(text);
 }
 
@@ -181,20 +171,16 @@ std::uint64_t new_owner() noexcept {
   return device == nullptr ? 0 : device->new_owner();
 }
 
-void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer,
-               std::size_t bytes) noexcept {
-  if (const control* device = loaded_control())
-    device->allocated(owner, stream, by_host ? 1 : 0, pointer, bytes);
+void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept {
+  if (const control* device = loaded_control()) device->allocated(owner, stream, by_host ? 1 : 0, pointer, bytes);
 }
 
 void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept {
-  if (const control* device = loaded_control())
-    device->freed(owner, stream, by_host ? 1 : 0, pointer, bytes);
+  if (const control* device = loaded_control()) device->freed(owner, stream, by_host ? 1 : 0, pointer, bytes);
 }
 
 void use_recorded(CUstream stream, void* pointer) noexcept {
-  if (const control* device = loaded_control())
-    device->use_recorded(stream, pointer);
+  if (const control* device = loaded_control()) device->use_recorded(stream, pointer);
 }
 
 } // namespace detail

@@ -26,18 +26,15 @@ constexpr const char* file_name = "libgpumem_simulator_driver.so";
 
 std::atomic<const control*> opened{nullptr};
 
-template <class Function>
-void take(void* library, Function& place, const char* name) {
+template <class Function> void take(void* library, Function& place, const char* name) {
   place = reinterpret_cast<Function>(::dlsym(library, name));
-  if (place == nullptr)
-    throw error(std::string("the simulated device's library lacks ") + name);
+  if (place == nullptr) throw error(std::string("the simulated device's library lacks ") + name);
 }
 
 control* functions_of(void* library) {
   int (*version)() = nullptr;
   take(library, version, "gpumem_simulator_interface");
-  if (version() != GPUMEM_SIMULATOR_INTERFACE)
-    throw error("the simulated device's library is of another version");
+  if (version() != GPUMEM_SIMULATOR_INTERFACE) throw error("the simulated device's library is of another version");
   auto* all = new control;
   take(library, all->reset, "gpumem_simulator_reset");
   take(library, all->seed, "gpumem_simulator_seed");
@@ -62,8 +59,7 @@ control* functions_of(void* library) {
 }
 
 std::vector<fs::path> candidates() {
-  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY"))
-    return {named};
+  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) return {named};
   std::vector<fs::path> all;
   std::error_code failed;
   const fs::path program = fs::read_symlink("/proc/self/exe", failed);
@@ -78,8 +74,7 @@ std::vector<fs::path> candidates() {
 
 void refuse_real_driver() {
   void* present = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (present == nullptr)
-    return;
+  if (present == nullptr) return;
   const bool ours = ::dlsym(present, "gpumem_simulator_interface") != nullptr;
   ::dlclose(present);
   if (!ours)
@@ -96,8 +91,7 @@ void* open_first(const std::vector<fs::path>& paths) {
       tried += "\n  " + path.string() + ": no such file";
       continue;
     }
-    if (void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL))
-      return library;
+    if (void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;
     tried += "\n  " + std::string(::dlerror());
   }
   throw error("the simulated device's library was not found; tried:" + tried);
@@ -109,16 +103,14 @@ const control* loaded_control() noexcept { return opened.load(std::memory_order_
 
 const control& require_control() {
   const control* all = loaded_control();
-  if (all == nullptr)
-    throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
+  if (all == nullptr) throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
   return *all;
 }
 
 bool open_library() {
   static std::mutex once;
   const std::lock_guard lock(once);
-  if (loaded_control() != nullptr)
-    return false;
+  if (loaded_control() != nullptr) return false;
   refuse_real_driver();
   opened.store(functions_of(open_first(candidates())), std::memory_order_release);
   return true;

@@ -14,10 +14,8 @@ namespace {
 
 /// Calls of a resource that runs inside device work are as wrong as calls of the driver there.
 bool refused_in_function(engine& device, const char* what) {
-  if (!this_host_thread().in_function)
-    return false;
-  device.find(finding_kind::call_in_host_function,
-              std::string(what) + " by a function that runs as device work");
+  if (!this_host_thread().in_function) return false;
+  device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
   return true;
 }
 
@@ -29,8 +27,7 @@ bool actor_of(engine& device, void* stream, int by_host, const char* action, act
   }
   CUresult why;
   const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
-  if (on)
-    who = device.point(on, action);
+  if (on) who = device.point(on, action);
   return on != nullptr;
 }
 
@@ -45,8 +42,7 @@ struct held_context {
   held_context(const held_context&) = delete;
   held_context& operator=(const held_context&) = delete;
   ~held_context() {
-    if (drop != nullptr)
-      drop(context);
+    if (drop != nullptr) drop(context);
   }
 };
 
@@ -70,16 +66,14 @@ uint64_t gpumem_simulator_step(uint64_t steps) {
   engine& device = the_engine();
   locked lock(device.mutex);
   uint64_t run = 0;
-  while (run < steps && device.step(lock))
-    ++run;
+  while (run < steps && device.step(lock)) ++run;
   return run;
 }
 
 uint64_t gpumem_simulator_run_until_idle(void) {
   engine& device = the_engine();
   locked lock(device.mutex);
-  while (device.step(lock)) {
-  }
+  while (device.step(lock)) {}
   return device.pending();
 }
 
@@ -106,8 +100,7 @@ int gpumem_simulator_never_complete(void* handle) {
   const locked lock(device.mutex);
   CUresult why;
   const auto found = device.resolve(static_cast<CUevent>(handle), why);
-  if (!found)
-    return why;
+  if (!found) return why;
   if (found->last && !found->last->done())
     found->last->never = true;
   else
@@ -115,28 +108,24 @@ int gpumem_simulator_never_complete(void* handle) {
   return CUDA_SUCCESS;
 }
 
-int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count,
-                          uint64_t nanoseconds, void (*run)(void*), void (*drop)(void*), void* context) {
+int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
+                          void (*run)(void*), void (*drop)(void*), void* context) {
   auto held = std::make_shared<held_context>(run, drop, context);
   engine& device = the_engine();
   device.mark_call();
   locked lock(device.mutex);
-  if (refused_in_function(device, "work was enqueued"))
-    return CUDA_ERROR_NOT_PERMITTED;
-  if (device.faults.sticky() != CUDA_SUCCESS)
-    return device.faults.sticky();
+  if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
+  if (device.faults.sticky() != CUDA_SUCCESS) return device.faults.sticky();
   device.advance(lock);
   CUresult why;
   const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
-  if (!on)
-    return why;
+  if (!on) return why;
   operation work;
   work.duration = nanoseconds;
   for (size_t i = 0; i < count; ++i)
     work.touches.push_back(
         {reinterpret_cast<std::uint64_t>(touches[i].pointer), touches[i].bytes, touches[i].write != 0});
-  if (run != nullptr)
-    work.run = [held = std::move(held)] { held->run(held->context); };
+  if (run != nullptr) work.run = [held = std::move(held)] { held->run(held->context); };
   return device.enqueue(on, std::move(work));
 }
 
@@ -148,22 +137,18 @@ uint64_t gpumem_simulator_new_owner(void) {
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
   engine& device = the_engine();
   const locked lock(device.mutex);
-  if (refused_in_function(device, "allocation"))
-    return;
+  if (refused_in_function(device, "allocation")) return;
   actor who;
-  if (!actor_of(device, stream, by_host, "allocation", who))
-    return;
+  if (!actor_of(device, stream, by_host, "allocation", who)) return;
   device.order.granted(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
 }
 
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
   engine& device = the_engine();
   const locked lock(device.mutex);
-  if (refused_in_function(device, "free"))
-    return;
+  if (refused_in_function(device, "free")) return;
   actor who;
-  if (!actor_of(device, stream, by_host, "free", who))
-    return;
+  if (!actor_of(device, stream, by_host, "free", who)) return;
   device.order.returned(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
 }
 
@@ -171,8 +156,7 @@ void gpumem_simulator_use_recorded(void* stream, void* pointer) {
   engine& device = the_engine();
   const locked lock(device.mutex);
   actor who;
-  if (!actor_of(device, stream, 0, "declared use", who))
-    return;
+  if (!actor_of(device, stream, 0, "declared use", who)) return;
   device.order.use_declared(who, reinterpret_cast<std::uint64_t>(pointer));
 }
 
@@ -199,15 +183,13 @@ void gpumem_simulator_read_figures(gpumem_simulator_figures* figures) {
   figures->stream_handles_recycled = device.streams.recycled();
   figures->event_handles_recycled = device.events.recycled();
   figures->implicit_synchronizations = device.implicit_waits;
-  for (int i = 0; i < device.options().devices; ++i)
-    figures->bytes_allocated += device.allocations.used(i);
+  for (int i = 0; i < device.options().devices; ++i) figures->bytes_allocated += device.allocations.used(i);
 }
 
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context) {
   engine& device = the_engine();
   const locked lock(device.mutex);
-  for (const auto& [name, count] : device.calls)
-    visit(context, std::string(name).c_str(), count);
+  for (const auto& [name, count] : device.calls) visit(context, std::string(name).c_str(), count);
 }
 
 void gpumem_simulator_clear_calls(void) {
@@ -216,17 +198,14 @@ void gpumem_simulator_clear_calls(void) {
   device.calls.clear();
 }
 
-void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context,
-                                     int take) {
+void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take) {
   engine& device = the_engine();
   const locked lock(device.mutex);
   for (const finding& found : device.findings.findings()) {
-    const gpumem_simulator_finding told{
-        static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
-        found.block.address,          found.block.bytes,      found.block.number,
-        found.missing.c_str(),        found.text.c_str()};
+    const gpumem_simulator_finding told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
+                                        found.block.address,          found.block.bytes,      found.block.number,
+                                        found.missing.c_str(),        found.text.c_str()};
     visit(context, &told);
   }
-  if (take != 0)
-    device.findings.clear();
+  if (take != 0) device.findings.clear();
 }

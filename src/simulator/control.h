@@ -1,5 +1,6 @@
 // The C control interface of the simulated device: what a program may ask of it besides the driver's own
-// functions. SPDX-License-Identifier: Apache-2.0
+// functions.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <stdbool.h>

@@ -27,9 +27,7 @@ struct context {
   vector_clock gone;                              // order of the blocking streams that are no more
   vector_clock ended;                             // order of all streams that are no more
 
-  [[nodiscard]] CUcontext handle() const noexcept {
-    return reinterpret_cast<CUcontext>(const_cast<context*>(this));
-  }
+  [[nodiscard]] CUcontext handle() const noexcept { return reinterpret_cast<CUcontext>(const_cast<context*>(this)); }
 };
 
 /// What the simulated device says of one attribute; 0 for what it does not have.

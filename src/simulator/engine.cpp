@@ -28,8 +28,7 @@ void forget_streams(context& home) {
 struct farewell {
   engine* said_by = nullptr;
   ~farewell() {
-    if (said_by != nullptr)
-      said_by->findings.last_word();
+    if (said_by != nullptr) said_by->findings.last_word();
   }
 };
 farewell at_exit;
@@ -54,11 +53,9 @@ host_thread& this_host_thread() {
 engine::engine() { reset(default_options); }
 
 bool engine::reset(const gpumem_simulator_options& options) {
-  if (executing_ || !blocked_.empty())
-    return false;
+  if (executing_ || !blocked_.empty()) return false;
   options_ = options;
-  for (auto& home : primaries)
-    forget_streams(*home);
+  for (auto& home : primaries) forget_streams(*home);
   drop_work();
   streams.clear();
   events.clear();
@@ -82,37 +79,30 @@ bool engine::reset(const gpumem_simulator_options& options) {
     primaries.back()->device = static_cast<int>(primaries.size()) - 1;
   }
   for (auto& home : primaries) {
-    if (home->device >= options.devices)
-      home->active = false;
-    if (home->active)
-      activate(*home);
+    if (home->device >= options.devices) home->active = false;
+    if (home->active) activate(*home);
   }
   return true;
 }
 
 void engine::reseed(locked& lock, std::uint64_t seed) {
-  while (step(lock)) {
-  }
+  while (step(lock)) {}
   for (const auto& home : primaries)
     for (const stream_ptr& on : home->streams)
-      if (on->queue.empty())
-        host.join(on->order);
-  for (const auto& home : primaries)
-    host.join(home->ended);
+      if (on->queue.empty()) host.join(on->order);
+  for (const auto& home : primaries) host.join(home->ended);
   chance_ = random_source(seed);
   eagerness_ = calls_at_this_pace_ = 0;
 }
 
 void engine::drop_work() {
-  for (const stream_ptr& on : active_)
-    on->queue.clear();
+  for (const stream_ptr& on : active_) on->queue.clear();
   active_.clear();
   retired_.clear();
 }
 
 CUresult engine::initialise() {
-  if (initialised_)
-    return CUDA_SUCCESS;
+  if (initialised_) return CUDA_SUCCESS;
   if (const std::string real = real_driver_in_use(); !real.empty()) {
     std::fprintf(stderr, "gpumem simulator: refuses to start beside a real driver (%s)\n", real.c_str());
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
@@ -122,34 +112,25 @@ CUresult engine::initialise() {
 }
 
 void engine::mark_call() const {
-  if (auto* hook = on_call.load(std::memory_order_acquire))
-    hook(on_call_context.load(std::memory_order_relaxed));
+  if (auto* hook = on_call.load(std::memory_order_acquire)) hook(on_call_context.load(std::memory_order_relaxed));
 }
 
 CUresult engine::admit(const char* name, unsigned rules) {
   ++calls[name];
   if (this_host_thread().in_function) {
-    find(finding_kind::call_in_host_function,
-         std::string(name) + " was called by a function that runs as device work");
+    find(finding_kind::call_in_host_function, std::string(name) + " was called by a function that runs as device work");
     return CUDA_ERROR_NOT_PERMITTED;
   }
-  if (const CUresult fault = faults.at_call(name); fault != CUDA_SUCCESS)
-    return fault;
-  if ((rules & before_init) != 0)
-    return CUDA_SUCCESS;
-  if (!initialised_)
-    return CUDA_ERROR_NOT_INITIALIZED;
-  if (faults.sticky() != CUDA_SUCCESS)
-    return faults.sticky();
+  if (const CUresult fault = faults.at_call(name); fault != CUDA_SUCCESS) return fault;
+  if ((rules & before_init) != 0) return CUDA_SUCCESS;
+  if (!initialised_) return CUDA_ERROR_NOT_INITIALIZED;
+  if (faults.sticky() != CUDA_SUCCESS) return faults.sticky();
   if ((rules & needs_context) != 0) {
     const context* home = current();
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_CONTEXT;
-    if (!home->active)
-      return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
-  if ((rules & unsafe_in_capture) != 0 && forbidden_by_capture())
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if ((rules & unsafe_in_capture) != 0 && forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return CUDA_SUCCESS;
 }
 
@@ -160,8 +141,7 @@ void engine::find(finding_kind kind, const std::string& text, party later) {
 /// A clock component: one whose stream is gone and wholly seen by the host, else a new one.
 void engine::take_component(stream& made) {
   std::erase_if(retired_, [&](const stream_ptr& gone) {
-    if (!host.covers(gone->component, gone->number))
-      return false;
+    if (!host.covers(gone->component, gone->number)) return false;
     free_components_.push_back({gone->component, gone->number});
     return true;
   });
@@ -192,22 +172,19 @@ stream_ptr engine::make_stream(context& home, stream_kind kind, unsigned flags, 
 
 void engine::retire(const stream_ptr& on) {
   std::erase(on->home->streams, on);
-  if (on->blocking())
-    on->home->gone.join(on->order);
+  if (on->blocking()) on->home->gone.join(on->order);
   on->home->ended.join(on->order);
   retired_.push_back(on);
 }
 
 stream_ptr engine::legacy_of(context& home) {
-  if (!home.legacy)
-    home.legacy = make_stream(home, stream_kind::legacy, 0, 0);
+  if (!home.legacy) home.legacy = make_stream(home, stream_kind::legacy, 0, 0);
   return home.legacy;
 }
 
 stream_ptr engine::per_thread_of(context& home) {
   stream_ptr& own = home.per_thread[this_host_thread().number];
-  if (!own)
-    own = make_stream(home, stream_kind::per_thread, 0, 0);
+  if (!own) own = make_stream(home, stream_kind::per_thread, 0, 0);
   return own;
 }
 
@@ -220,8 +197,7 @@ stream_ptr engine::resolve(CUstream handle, CUresult& why) {
     why = home == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return nullptr;
   }
-  if (const stream_ptr* found = streams.find(handle))
-    return *found;
+  if (const stream_ptr* found = streams.find(handle)) return *found;
   if (streams.state(handle) == handle_state::destroyed)
     find(finding_kind::dead_stream, "use of a stream handle after its stream was destroyed");
   why = CUDA_ERROR_INVALID_HANDLE;
@@ -230,8 +206,7 @@ stream_ptr engine::resolve(CUstream handle, CUresult& why) {
 
 std::shared_ptr<event> engine::resolve(CUevent handle, CUresult& why) {
   why = CUDA_SUCCESS;
-  if (const auto* found = events.find(handle))
-    return *found;
+  if (const auto* found = events.find(handle)) return *found;
   if (events.state(handle) == handle_state::destroyed)
     find(finding_kind::dead_event, "use of an event handle after its event was destroyed");
   why = CUDA_ERROR_INVALID_HANDLE;
@@ -244,8 +219,7 @@ context* engine::current() const {
 }
 
 void engine::activate(context& home) {
-  if (!home.active)
-    home.id = ++context_ids_;
+  if (!home.active) home.id = ++context_ids_;
   home.active = true;
   legacy_of(home);
 }
@@ -254,15 +228,12 @@ void engine::activate(context& home) {
 void engine::destroy(context& home) {
   std::vector<const void*> dead;
   events.visit([&](const event& e) {
-    if (e.home == &home)
-      dead.push_back(e.handle);
+    if (e.home == &home) dead.push_back(e.handle);
   });
-  for (const void* handle : dead)
-    events.erase(handle);
+  for (const void* handle : dead) events.erase(handle);
   for (const stream_ptr& on : home.streams) {
     on->queue.clear();
-    if (on->handle != nullptr && on->alive)
-      streams.erase(on->handle);
+    if (on->handle != nullptr && on->alive) streams.erase(on->handle);
     on->alive = false;
     host.join(on->order);
     retired_.push_back(on);

@@ -8,15 +8,13 @@ namespace simulated {
 
 bool engine::forbidden_by_capture() {
   const host_thread& self = this_host_thread();
-  if (self.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
-    return false;
+  if (self.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   bool found = false;
   for (const auto& open : captures) {
     const bool own = open->begun_by == self.number && open->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
     const bool global =
         open->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && self.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-    if (!own && !global)
-      continue;
+    if (!own && !global) continue;
     invalidate(*open);
     found = true;
   }
@@ -24,13 +22,11 @@ bool engine::forbidden_by_capture() {
 }
 
 bool engine::legacy_breaks_capture(const stream& on) {
-  if (on.kind != stream_kind::legacy)
-    return false;
+  if (on.kind != stream_kind::legacy) return false;
   bool found = false;
   for (const auto& open : captures)
     for (const auto& member : open->members) {
-      if (member.on->home != on.home || !member.on->blocking())
-        continue;
+      if (member.on->home != on.home || !member.on->blocking()) continue;
       invalidate(*open);
       found = true;
     }

@@ -22,18 +22,15 @@ CUresult engine::block_until(locked& lock, const std::string& what, const std::f
   std::uint64_t seen = progress_;
   auto since = clock::now();
   while (!done()) {
-    if (step(lock))
-      continue;
+    if (step(lock)) continue;
     if (on_block != nullptr) {
       lock.unlock();
       const bool others_ran = on_block(on_block_context);
       lock.lock();
-      if (others_ran || done() || step(lock))
-        continue;
+      if (others_ran || done() || step(lock)) continue;
       return leave(deadlocked(what));
     }
-    if (!executing_ && alone())
-      return leave(deadlocked(what));
+    if (!executing_ && alone()) return leave(deadlocked(what));
     changed_.wait_for(lock, std::chrono::milliseconds(1));
     if (seen != progress_) {
       seen = progress_;
@@ -49,14 +46,12 @@ CUresult engine::block_until(locked& lock, const std::string& what, const std::f
 bool engine::alone() const {
   std::error_code failed;
   const std::filesystem::directory_iterator threads("/proc/self/task", failed);
-  if (failed)
-    return false;
+  if (failed) return false;
   return std::cmp_less_equal(std::distance(begin(threads), end(threads)), blocked_.size());
 }
 
 CUresult engine::deadlocked(const std::string& what) {
-  const std::string text =
-      "deadlock: " + what + " cannot be satisfied, nothing can run any more; " + who_waits();
+  const std::string text = "deadlock: " + what + " cannot be satisfied, nothing can run any more; " + who_waits();
   std::fprintf(stderr, "gpumem simulator: %s\n", text.c_str());
   find(finding_kind::deadlock, text);
   return CUDA_ERROR_TIMEOUT;
@@ -74,19 +69,14 @@ std::string engine::who_waits() const {
     text += "stream " + std::to_string(on->id) + " is at " + front.action + " " +
             std::to_string(front.number - on->base) + ", which waits for";
     const std::size_t before = text.size();
-    if (front.recorded && front.recorded->never)
-      text += " nothing: it was told never to complete";
-    if (front.flag)
-      text += " a value in memory";
+    if (front.recorded && front.recorded->never) text += " nothing: it was told never to complete";
+    if (front.flag) text += " a value in memory";
     if (front.awaited)
       for (const position& p : front.awaited->covers)
-        if (!p.done())
-          text += " " + point_of(p);
+        if (!p.done()) text += " " + point_of(p);
     for (const position& p : front.after)
-      if (!p.done())
-        text += " " + point_of(p) + " (legacy stream)";
-    if (text.size() == before)
-      text += " nothing";
+      if (!p.done()) text += " " + point_of(p) + " (legacy stream)";
+    if (text.size() == before) text += " nothing";
     text += "; ";
   }
   text.resize(text.size() - std::min<std::size_t>(text.size(), 2));

@@ -9,31 +9,23 @@ namespace simulated {
 
 bool flag_wait::satisfied() const noexcept {
   const std::uint64_t mask = wide ? ~std::uint64_t{0} : 0xffffffffu;
-  const std::uint64_t seen =
-      wide ? __atomic_load_n(static_cast<const std::uint64_t*>(address), __ATOMIC_ACQUIRE)
-           : __atomic_load_n(static_cast<const std::uint32_t*>(address), __ATOMIC_ACQUIRE);
+  const std::uint64_t seen = wide ? __atomic_load_n(static_cast<const std::uint64_t*>(address), __ATOMIC_ACQUIRE)
+                                  : __atomic_load_n(static_cast<const std::uint32_t*>(address), __ATOMIC_ACQUIRE);
   const std::uint64_t wanted = value & mask;
   switch (condition & 3u) {
-  case CU_STREAM_WAIT_VALUE_EQ:
-    return seen == wanted;
-  case CU_STREAM_WAIT_VALUE_AND:
-    return (seen & wanted) != 0;
-  case CU_STREAM_WAIT_VALUE_NOR:
-    return (~(seen | wanted) & mask) != 0;
+  case CU_STREAM_WAIT_VALUE_EQ: return seen == wanted;
+  case CU_STREAM_WAIT_VALUE_AND: return (seen & wanted) != 0;
+  case CU_STREAM_WAIT_VALUE_NOR: return (~(seen | wanted) & mask) != 0;
   default:
     return wide ? static_cast<std::int64_t>(seen - wanted) >= 0
-                : static_cast<std::int32_t>(static_cast<std::uint32_t>(seen) -
-                                            static_cast<std::uint32_t>(wanted)) >= 0;
+                : static_cast<std::int32_t>(static_cast<std::uint32_t>(seen) - static_cast<std::uint32_t>(wanted)) >= 0;
   }
 }
 
 bool operation::ready() const noexcept {
-  if (recorded && recorded->never)
-    return false;
-  if (awaited && !awaited->done())
-    return false;
-  if (flag && !flag->satisfied())
-    return false;
+  if (recorded && recorded->never) return false;
+  if (awaited && !awaited->done()) return false;
+  if (flag && !flag->satisfied()) return false;
   return std::all_of(after.begin(), after.end(), [](const position& p) { return p.done(); });
 }
 
@@ -42,28 +34,23 @@ void engine::order_behind(stream& on, operation* work) {
   on.order.join(host);
   const auto behind = [&](const stream_ptr& other) {
     on.order.join(other->order);
-    if (work != nullptr && !other->queue.empty())
-      work->after.push_back({other, other->number});
+    if (work != nullptr && !other->queue.empty()) work->after.push_back({other, other->number});
   };
   if (on.kind == stream_kind::legacy) {
     on.order.join(on.home->gone);
     for (const stream_ptr& other : on.home->streams)
-      if (other.get() != &on && other->blocking() && other->used())
-        behind(other);
+      if (other.get() != &on && other->blocking() && other->used()) behind(other);
   } else if (on.blocking() && on.home->legacy && on.home->legacy->used()) {
     behind(on.home->legacy);
   }
-  if (work != nullptr && work->awaited)
-    on.order.join(work->awaited->order);
+  if (work != nullptr && work->awaited) on.order.join(work->awaited->order);
   on.order.set(on.component, ++on.number);
 }
 
 CUresult engine::enqueue(const stream_ptr& on, operation&& work) {
-  if (legacy_breaks_capture(*on))
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (on->capturing) {
-    if (on->capturing->invalid)
-      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (on->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     on->capturing->add(on, std::move(work));
     return CUDA_SUCCESS;
   }
@@ -75,10 +62,8 @@ CUresult engine::enqueue(const stream_ptr& on, operation&& work) {
     work.recorded->order = on->order;
   }
   const actor who{on->component, on->number, {on->id, on->number - on->base, work.action}, &on->order};
-  for (const touched& range : work.touches)
-    order.touch(who, range.address, range.bytes, range.write);
-  if (on->queue.empty())
-    active_.push_back(on);
+  for (const touched& range : work.touches) order.touch(who, range.address, range.bytes, range.write);
+  if (on->queue.empty()) active_.push_back(on);
   on->queue.push_back(std::move(work));
   ++progress_;
   changed_.notify_all();
@@ -98,23 +83,19 @@ actor engine::host_point(const char* action) {
 
 stream* engine::choose() {
   const std::size_t count = active_.size();
-  if (count == 0)
-    return nullptr;
+  if (count == 0) return nullptr;
   const std::size_t first = chance_.below(count);
   for (std::size_t i = 0; i < count; ++i) {
     stream* candidate = active_[(first + i) % count].get();
-    if (candidate->queue.front().ready())
-      return candidate;
+    if (candidate->queue.front().ready()) return candidate;
   }
   return nullptr;
 }
 
 bool engine::step(locked& lock) {
-  if (executing_)
-    return false;
+  if (executing_) return false;
   stream* on = choose();
-  if (on == nullptr)
-    return false;
+  if (on == nullptr) return false;
   if (const auto& run = on->queue.front().run) {
     executing_ = on->running = true;
     lock.unlock();
@@ -133,49 +114,39 @@ bool engine::step(locked& lock) {
 void engine::finish(stream& on) {
   operation work = std::move(on.queue.front());
   std::uint64_t begin = std::max(on.end_time, work.enqueued_at);
-  for (const position& p : work.after)
-    begin = std::max(begin, p.on->end_time);
-  if (work.awaited)
-    begin = std::max(begin, work.awaited->time);
+  for (const position& p : work.after) begin = std::max(begin, p.on->end_time);
+  if (work.awaited) begin = std::max(begin, work.awaited->time);
   on.end_time = begin + work.duration;
-  if (work.recorded)
-    work.recorded->time = on.end_time;
+  if (work.recorded) work.recorded->time = on.end_time;
   on.queue.pop_front();
   ++operations_run;
   ++progress_;
   if (on.queue.empty()) {
-    const auto place =
-        std::find_if(active_.begin(), active_.end(), [&](const auto& s) { return s.get() == &on; });
+    const auto place = std::find_if(active_.begin(), active_.end(), [&](const auto& s) { return s.get() == &on; });
     const stream_ptr keep = std::move(*place);
     *place = std::move(active_.back());
     active_.pop_back();
-    if (!on.alive)
-      retire(keep);
+    if (!on.alive) retire(keep);
   }
   changed_.notify_all();
 }
 
 void engine::advance(locked& lock) {
   host_time += 1000;
-  if (options_.manual != 0 || active_.empty())
-    return;
+  if (options_.manual != 0 || active_.empty()) return;
   if (calls_at_this_pace_-- == 0) {
     eagerness_ = static_cast<unsigned>(chance_.below(4));
     calls_at_this_pace_ = 16 + static_cast<unsigned>(chance_.below(64));
   }
   constexpr std::uint64_t most[] = {2, 3, 6, 48};
   std::uint64_t steps = chance_.below(most[eagerness_]);
-  if (eagerness_ == 0 && chance_.below(4) != 0)
-    steps = 0;
-  while (steps-- > 0 && step(lock)) {
-  }
+  if (eagerness_ == 0 && chance_.below(4) != 0) steps = 0;
+  while (steps-- > 0 && step(lock)) {}
 }
 
 bool engine::idle(const stream& on) const {
-  if (!on.queue.empty())
-    return false;
-  if (on.kind != stream_kind::legacy)
-    return true;
+  if (!on.queue.empty()) return false;
+  if (on.kind != stream_kind::legacy) return true;
   return std::all_of(on.home->streams.begin(), on.home->streams.end(),
                      [](const stream_ptr& other) { return !other->blocking() || other->queue.empty(); });
 }
@@ -184,15 +155,13 @@ vector_clock engine::order_now(const stream& on) const {
   vector_clock all = on.order;
   if (on.kind == stream_kind::legacy)
     for (const stream_ptr& other : on.home->streams)
-      if (other->blocking())
-        all.join(other->order);
+      if (other->blocking()) all.join(other->order);
   return all;
 }
 
 std::uint64_t engine::pending() const {
   std::uint64_t count = 0;
-  for (const stream_ptr& on : active_)
-    count += on->queue.size();
+  for (const stream_ptr& on : active_) count += on->queue.size();
   return count;
 }
 
@@ -200,19 +169,14 @@ CUresult engine::wait_for(locked& lock, const stream_ptr& on, const char* call) 
   std::vector<position> until{{on, on->number}};
   if (on->kind == stream_kind::legacy)
     for (const stream_ptr& other : on->home->streams)
-      if (other->blocking())
-        until.push_back({other, other->number});
+      if (other->blocking()) until.push_back({other, other->number});
   const vector_clock seen = order_now(*on);
-  const auto done = [&] {
-    return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); });
-  };
+  const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
   if (!done()) {
     const std::string what = std::string(call) + " for stream " + std::to_string(on->id);
-    if (const CUresult result = block_until(lock, what, done); result != CUDA_SUCCESS)
-      return result;
+    if (const CUresult result = block_until(lock, what, done); result != CUDA_SUCCESS) return result;
   }
-  for (const position& p : until)
-    host_time = std::max(host_time, p.on->end_time);
+  for (const position& p : until) host_time = std::max(host_time, p.on->end_time);
   host.join(seen);
   return CUDA_SUCCESS;
 }
@@ -220,11 +184,8 @@ CUresult engine::wait_for(locked& lock, const stream_ptr& on, const char* call) 
 CUresult engine::wait_for_all(locked& lock, context& home, const char* call) {
   std::vector<position> until;
   for (const stream_ptr& on : home.streams)
-    if (!on->queue.empty())
-      until.push_back({on, on->number});
-  const auto done = [&] {
-    return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); });
-  };
+    if (!on->queue.empty()) until.push_back({on, on->number});
+  const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
   const std::string what = std::string(call) + " for all work of device " + std::to_string(home.device);
   return done() ? CUDA_SUCCESS : block_until(lock, what, done);
 }

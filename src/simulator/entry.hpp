@@ -11,26 +11,20 @@
 
 namespace simulated {
 
-template <std::size_t Size>
-struct entry_name {
+template <std::size_t Size> struct entry_name {
   char text[Size];
   constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
 };
 
 /// Runs `body(engine, lock)` as the entry point `Name`.
-template <entry_name Name, unsigned Rules = plain, class Body>
-CUresult enter(Body&& body) noexcept try {
+template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   engine& device = the_engine();
   device.mark_call();
   locked lock(device.mutex);
-  if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS)
-    return refused;
-  if constexpr ((Rules & (quiet | before_init)) == 0)
-    device.advance(lock);
+  if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
+  if constexpr ((Rules & (quiet | before_init)) == 0) device.advance(lock);
   return std::forward<Body>(body)(device, lock);
-} catch (const std::bad_alloc&) {
-  return CUDA_ERROR_OUT_OF_MEMORY;
-}
+} catch (const std::bad_alloc&) { return CUDA_ERROR_OUT_OF_MEMORY; }
 
 /// The same for an entry point that takes a stream: `body(engine, lock, stream)`.
 template <entry_name Name, unsigned Rules = plain, class Body>

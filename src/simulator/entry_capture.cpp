@@ -11,16 +11,13 @@ namespace {
 
 /// What cuStreamGetCaptureInfo and cuStreamIsCapturing say of a stream.
 CUstreamCaptureStatus status_of(const stream& on) {
-  if (!on.capturing)
-    return CU_STREAM_CAPTURE_STATUS_NONE;
+  if (!on.capturing) return CU_STREAM_CAPTURE_STATUS_NONE;
   return on.capturing->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
 CUresult begin(engine& device, const stream_ptr& on, CUstreamCaptureMode mode) {
-  if (on->kind == stream_kind::legacy)
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (on->capturing)
-    return CUDA_ERROR_ILLEGAL_STATE;
+  if (on->kind == stream_kind::legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (on->capturing) return CUDA_ERROR_ILLEGAL_STATE;
   auto open = std::make_shared<capture>();
   open->id = ++device.captures_made;
   open->mode = mode;
@@ -33,8 +30,7 @@ CUresult begin(engine& device, const stream_ptr& on, CUstreamCaptureMode mode) {
 
 CUresult end(engine& device, const stream_ptr& on, CUgraph* made) {
   const std::shared_ptr<capture> open = on->capturing;
-  if (!open)
-    return CUDA_ERROR_ILLEGAL_STATE;
+  if (!open) return CUDA_ERROR_ILLEGAL_STATE;
   if (open->mode != CU_STREAM_CAPTURE_MODE_RELAXED && open->begun_by != this_host_thread().number)
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   if (open->members.front().on != on) {
@@ -42,21 +38,16 @@ CUresult end(engine& device, const stream_ptr& on, CUgraph* made) {
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
   std::erase(device.captures, open);
-  for (const auto& member : open->members)
-    member.on->capturing.reset();
-  if (open->invalid)
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (!open->joined())
-    return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-  if (made != nullptr)
-    *made = static_cast<CUgraph>(device.graphs.insert(open->made));
+  for (const auto& member : open->members) member.on->capturing.reset();
+  if (open->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (!open->joined()) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+  if (made != nullptr) *made = static_cast<CUgraph>(device.graphs.insert(open->made));
   return CUDA_SUCCESS;
 }
 
 CUresult instantiate(engine& device, CUgraphExec* made, CUgraph handle) {
   const auto* source = device.graphs.find(handle);
-  if (source == nullptr || made == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (source == nullptr || made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *made = static_cast<CUgraphExec>(device.executables.insert(std::make_shared<graph>(**source)));
   return CUDA_SUCCESS;
 }
@@ -71,8 +62,7 @@ operation launch_of(std::shared_ptr<graph> run) {
   }
   work.run = [run = std::move(run)] {
     for (const operation& node : run->nodes)
-      if (node.run)
-        node.run();
+      if (node.run) node.run();
   };
   return work;
 }
@@ -87,50 +77,38 @@ CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
-  if (made != nullptr)
-    *made = nullptr;
+  if (made != nullptr) *made = nullptr;
   return enter_on<"cuStreamEndCapture">(
       handle, [&](engine& device, locked&, const stream_ptr& on) { return end(device, on, made); });
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  if (status == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuStreamIsCapturing">(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (device.legacy_breaks_capture(*on))
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*on);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* made,
-                                const CUgraphNode** dependencies, const CUgraphEdgeData** edges,
-                                size_t* count) {
-  if (status == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+                                const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
+  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuStreamGetCaptureInfo">(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (device.legacy_breaks_capture(*on))
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*on);
-    if (id != nullptr && on->capturing)
-      *id = on->capturing->id;
-    if (made != nullptr)
-      *made = nullptr;
-    if (dependencies != nullptr)
-      *dependencies = nullptr;
-    if (edges != nullptr)
-      *edges = nullptr;
-    if (count != nullptr)
-      *count = 0;
+    if (id != nullptr && on->capturing) *id = on->capturing->id;
+    if (made != nullptr) *made = nullptr;
+    if (dependencies != nullptr) *dependencies = nullptr;
+    if (edges != nullptr) *edges = nullptr;
+    if (count != nullptr) *count = 0;
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   return enter<"cuThreadExchangeStreamCaptureMode", quiet>([&](engine&, locked&) {
-    if (mode == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::swap(*mode, this_host_thread().capture_mode);
     return CUDA_SUCCESS;
   });
@@ -144,10 +122,8 @@ CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph handle, unsigned long lon
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   return enter<"cuGraphGetNodes">([&](engine& device, locked&) {
     const auto* source = device.graphs.find(handle);
-    if (source == nullptr || count == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
-    if (nodes != nullptr)
-      return CUDA_ERROR_NOT_SUPPORTED;
+    if (source == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (nodes != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
     *count = (*source)->nodes.size();
     return CUDA_SUCCESS;
   });
@@ -156,16 +132,14 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
 CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
   return enter_on<"cuGraphLaunch">(stream, [&](engine& device, locked&, const stream_ptr& on) {
     const auto* source = device.executables.find(handle);
-    if (source == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (source == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return device.enqueue(on, launch_of(*source));
   });
 }
 
 CUresult cuGraphDestroy(CUgraph handle) {
   return enter<"cuGraphDestroy">([&](engine& device, locked&) {
-    if (device.graphs.find(handle) == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (device.graphs.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.graphs.erase(handle);
     return CUDA_SUCCESS;
   });
@@ -173,8 +147,7 @@ CUresult cuGraphDestroy(CUgraph handle) {
 
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
   return enter<"cuGraphExecDestroy">([&](engine& device, locked&) {
-    if (device.executables.find(handle) == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (device.executables.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.executables.erase(handle);
     return CUDA_SUCCESS;
   });

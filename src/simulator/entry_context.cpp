@@ -7,16 +7,14 @@ using namespace simulated;
 namespace {
 
 context* primary_of(engine& device, CUdevice ordinal) {
-  if (ordinal < 0 || ordinal >= device.options().devices)
-    return nullptr;
+  if (ordinal < 0 || ordinal >= device.options().devices) return nullptr;
   return device.primaries[static_cast<std::size_t>(ordinal)].get();
 }
 
 /// The context behind a handle, or null.
 context* known(engine& device, CUcontext handle) {
   for (const auto& home : device.primaries)
-    if (home->handle() == handle)
-      return home.get();
+    if (home->handle() == handle) return home.get();
   return nullptr;
 }
 
@@ -32,10 +30,8 @@ extern "C" {
 CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxRetain">([&](engine& device, locked&) {
     context* home = primary_of(device, ordinal);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (handle == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     ++home->retained;
     device.activate(*home);
     *handle = home->handle();
@@ -46,12 +42,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
 CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxRelease">([&](engine& device, locked& lock) {
     context* home = primary_of(device, ordinal);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (home->retained == 0)
-      return CUDA_ERROR_INVALID_CONTEXT;
-    if (--home->retained != 0)
-      return CUDA_SUCCESS;
+    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--home->retained != 0) return CUDA_SUCCESS;
     const CUresult waited = device.wait_for_all(lock, *home, "cuDevicePrimaryCtxRelease");
     device.destroy(*home);
     return waited;
@@ -61,11 +54,9 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxReset", before_init>([&](engine& device, locked&) {
     context* home = primary_of(device, ordinal);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_DEVICE;
+    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     device.faults.stick(CUDA_SUCCESS);
-    if (home->active)
-      device.destroy(*home);
+    if (home->active) device.destroy(*home);
     return CUDA_SUCCESS;
   });
 }
@@ -73,12 +64,9 @@ CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
 CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* active) {
   return enter<"cuDevicePrimaryCtxGetState">([&](engine& device, locked&) {
     const context* home = primary_of(device, ordinal);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (flags != nullptr)
-      *flags = home->flags;
-    if (active != nullptr)
-      *active = home->active ? 1 : 0;
+    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (flags != nullptr) *flags = home->flags;
+    if (active != nullptr) *active = home->active ? 1 : 0;
     return CUDA_SUCCESS;
   });
 }
@@ -86,8 +74,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* acti
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
   return enter<"cuDevicePrimaryCtxSetFlags">([&](engine& device, locked&) {
     context* home = primary_of(device, ordinal);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_DEVICE;
+    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     home->flags = flags;
     return CUDA_SUCCESS;
   });
@@ -97,20 +84,16 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
   return enter<"cuCtxSetCurrent", quiet>([&](engine& device, locked&) {
     auto& stack = this_host_thread().contexts;
     context* home = known(device, handle);
-    if (handle != nullptr && home == nullptr)
-      return CUDA_ERROR_INVALID_CONTEXT;
-    if (!stack.empty())
-      stack.pop_back();
-    if (home != nullptr)
-      stack.push_back(home);
+    if (handle != nullptr && home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!stack.empty()) stack.pop_back();
+    if (home != nullptr) stack.push_back(home);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuCtxGetCurrent(CUcontext* handle) {
   return enter<"cuCtxGetCurrent", quiet>([&](engine& device, locked&) {
-    if (handle == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const context* home = device.current();
     *handle = home == nullptr ? nullptr : home->handle();
     return CUDA_SUCCESS;
@@ -120,8 +103,7 @@ CUresult cuCtxGetCurrent(CUcontext* handle) {
 CUresult cuCtxPushCurrent(CUcontext handle) {
   return enter<"cuCtxPushCurrent", quiet>([&](engine& device, locked&) {
     context* home = known(device, handle);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_CONTEXT;
+    if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     this_host_thread().contexts.push_back(home);
     return CUDA_SUCCESS;
   });
@@ -130,42 +112,35 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
 CUresult cuCtxPopCurrent(CUcontext* handle) {
   return enter<"cuCtxPopCurrent", quiet>([&](engine&, locked&) {
     auto& stack = this_host_thread().contexts;
-    if (stack.empty())
-      return CUDA_ERROR_INVALID_CONTEXT;
-    if (handle != nullptr)
-      *handle = stack.back()->handle();
+    if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (handle != nullptr) *handle = stack.back()->handle();
     stack.pop_back();
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuCtxGetDevice(CUdevice* ordinal) {
-  return enter < "cuCtxGetDevice", needs_context | quiet > ([&](engine& device, locked&) {
-                                                     if (ordinal == nullptr)
-                                                       return CUDA_ERROR_INVALID_VALUE;
-                                                     *ordinal = device.current()->device;
-                                                     return CUDA_SUCCESS;
-                                                   });
+  return enter<"cuCtxGetDevice", (needs_context | quiet)>([&](engine& device, locked&) {
+    if (ordinal == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *ordinal = device.current()->device;
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuCtxGetFlags(unsigned* flags) {
-  return enter < "cuCtxGetFlags", needs_context | quiet > ([&](engine& device, locked&) {
-                                                    if (flags == nullptr)
-                                                      return CUDA_ERROR_INVALID_VALUE;
-                                                    *flags = device.current()->flags;
-                                                    return CUDA_SUCCESS;
-                                                  });
+  return enter<"cuCtxGetFlags", (needs_context | quiet)>([&](engine& device, locked&) {
+    if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = device.current()->flags;
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
   return enter<"cuCtxGetId", quiet>([&](engine& device, locked&) {
     const context* home = given_or_current(device, handle);
-    if (home == nullptr)
-      return CUDA_ERROR_INVALID_CONTEXT;
-    if (!home->active)
-      return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (id == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *id = home->id;
     return CUDA_SUCCESS;
   });
@@ -173,37 +148,30 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
   return enter<"cuCtxGetApiVersion", quiet>([&](engine& device, locked&) {
-    if (given_or_current(device, handle) == nullptr)
-      return CUDA_ERROR_INVALID_CONTEXT;
-    if (version == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (given_or_current(device, handle) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuCtxSynchronize() {
-  return enter < "cuCtxSynchronize",
-         needs_context | unsafe_in_capture > ([](engine& device, locked& lock) {
-                           context& home = *device.current();
-                           vector_clock seen = home.ended;
-                           for (const stream_ptr& on : home.streams)
-                             seen.join(on->order);
-                           const CUresult result = device.wait_for_all(lock, home, "cuCtxSynchronize");
-                           if (result == CUDA_SUCCESS)
-                             device.host.join(seen);
-                           return result;
-                         });
+  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](engine& device, locked& lock) {
+    context& home = *device.current();
+    vector_clock seen = home.ended;
+    for (const stream_ptr& on : home.streams) seen.join(on->order);
+    const CUresult result = device.wait_for_all(lock, home, "cuCtxSynchronize");
+    if (result == CUDA_SUCCESS) device.host.join(seen);
+    return result;
+  });
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  return enter < "cuCtxGetStreamPriorityRange", needs_context | quiet > ([&](engine&, locked&) {
-                                                                  if (least != nullptr)
-                                                                    *least = 0;
-                                                                  if (greatest != nullptr)
-                                                                    *greatest = -5;
-                                                                  return CUDA_SUCCESS;
-                                                                });
+  return enter<"cuCtxGetStreamPriorityRange", (needs_context | quiet)>([&](engine&, locked&) {
+    if (least != nullptr) *least = 0;
+    if (greatest != nullptr) *greatest = -5;
+    return CUDA_SUCCESS;
+  });
 }
 
 } // extern "C"

@@ -9,13 +9,11 @@ namespace {
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-template <entry_name Name>
-CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
-  return enter_on < Name,
-         needs_context |
-             unsafe_in_capture > (CU_STREAM_LEGACY, [&](engine& device, locked& lock, const stream_ptr& on) {
-               return transfer(device, lock, on, to, from, bytes, true, Name.text);
-             });
+template <entry_name Name> CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
+  return enter_on<Name, (needs_context | unsafe_in_capture)>(
+      CU_STREAM_LEGACY, [&](engine& device, locked& lock, const stream_ptr& on) {
+        return transfer(device, lock, on, to, from, bytes, true, Name.text);
+      });
 }
 
 template <entry_name Name>
@@ -27,18 +25,15 @@ CUresult copy_later(CUstream handle, std::uint64_t to, std::uint64_t from, std::
 
 template <entry_name Name, unsigned Rules = plain>
 CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned width, std::size_t count) {
-  return enter_on<Name, Rules>(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    return fill(device, on, to, value, width, count);
-  });
+  return enter_on<Name, Rules>(
+      handle, [&](engine& device, locked&, const stream_ptr& on) { return fill(device, on, to, value, width, count); });
 }
 
 } // namespace
 
 extern "C" {
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-  return copy_now<"cuMemcpy">(to, from, bytes);
-}
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy_now<"cuMemcpy">(to, from, bytes); }
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
   return copy_now<"cuMemcpyHtoD">(to, address(from), bytes);
 }
@@ -64,8 +59,7 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return copy_later<"cuMemcpyDtoDAsync">(stream, to, from, bytes);
 }
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes,
-                           CUstream stream) {
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
   return copy_later<"cuMemcpyPeerAsync">(stream, to, from, bytes);
 }
 
@@ -91,8 +85,7 @@ CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation, unsigned, CUstream stream) {
   return enter_on<"cuMemPrefetchAsync">(stream, [&](engine& device, locked&, const stream_ptr& on) {
     const allocation* held = device.allocations.find(pointer);
-    if (held == nullptr || held->kind != memory_kind::managed || bytes == 0)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (held == nullptr || held->kind != memory_kind::managed || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "prefetch";
     return device.enqueue(on, std::move(work));

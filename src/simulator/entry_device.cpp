@@ -9,9 +9,7 @@ using namespace simulated;
 
 namespace {
 
-bool exists(const engine& device, CUdevice ordinal) {
-  return ordinal >= 0 && ordinal < device.options().devices;
-}
+bool exists(const engine& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
 
 struct error_name {
   CUresult code;
@@ -25,18 +23,15 @@ constexpr error_name error_names[] = {
 
 const error_name* look_up(CUresult code) {
   for (const error_name& known : error_names)
-    if (known.code == code)
-      return &known;
+    if (known.code == code) return &known;
   return nullptr;
 }
 
 /// "CUDA_ERROR_OUT_OF_MEMORY" in words: "out of memory".
 std::string in_words(const char* name) {
   std::string words = std::strcmp(name, "CUDA_SUCCESS") == 0 ? "NO_ERROR" : name;
-  if (words.starts_with("CUDA_ERROR_"))
-    words.erase(0, 11);
-  for (char& letter : words)
-    letter = letter == '_' ? ' ' : static_cast<char>(letter | 0x20);
+  if (words.starts_with("CUDA_ERROR_")) words.erase(0, 11);
+  for (char& letter : words) letter = letter == '_' ? ' ' : static_cast<char>(letter | 0x20);
   return words;
 }
 
@@ -51,8 +46,7 @@ CUresult cuInit(unsigned flags) {
 
 CUresult cuDriverGetVersion(int* version) {
   return enter<"cuDriverGetVersion", before_init>([&](engine&, locked&) {
-    if (version == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *version = CUDA_VERSION;
     return CUDA_SUCCESS;
   });
@@ -60,8 +54,7 @@ CUresult cuDriverGetVersion(int* version) {
 
 CUresult cuGetErrorName(CUresult code, const char** name) {
   const error_name* known = look_up(code);
-  if (name == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *name = known == nullptr ? nullptr : known->name;
   return known == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -69,12 +62,10 @@ CUresult cuGetErrorName(CUresult code, const char** name) {
 CUresult cuGetErrorString(CUresult code, const char** text) {
   static const auto* const texts = [] {
     auto* made = new std::unordered_map<int, std::string>;
-    for (const error_name& known : error_names)
-      made->emplace(known.code, in_words(known.name));
+    for (const error_name& known : error_names) made->emplace(known.code, in_words(known.name));
     return made;
   }();
-  if (text == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const auto found = texts->find(code);
   *text = found == texts->end() ? nullptr : found->second.c_str();
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -82,15 +73,13 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
 
 /// The tables by which the runtime library reaches into a driver are not public: there are none.
 CUresult cuGetExportTable(const void** table, const CUuuid*) {
-  if (table != nullptr)
-    *table = nullptr;
+  if (table != nullptr) *table = nullptr;
   return CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuDeviceGetCount(int* count) {
   return enter<"cuDeviceGetCount", quiet>([&](engine& device, locked&) {
-    if (count == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *count = device.options().devices;
     return CUDA_SUCCESS;
   });
@@ -98,10 +87,8 @@ CUresult cuDeviceGetCount(int* count) {
 
 CUresult cuDeviceGet(CUdevice* handle, int ordinal) {
   return enter<"cuDeviceGet", quiet>([&](engine& device, locked&) {
-    if (!exists(device, ordinal))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (handle == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *handle = ordinal;
     return CUDA_SUCCESS;
   });
@@ -109,10 +96,8 @@ CUresult cuDeviceGet(CUdevice* handle, int ordinal) {
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice ordinal) {
   return enter<"cuDeviceGetName", quiet>([&](engine& device, locked&) {
-    if (!exists(device, ordinal))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (name == nullptr || length <= 0)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    if (name == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     std::snprintf(name, static_cast<std::size_t>(length), "gpumem simulated device %d", ordinal);
     return CUDA_SUCCESS;
   });
@@ -120,10 +105,8 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice ordinal) {
 
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
   return enter<"cuDeviceGetUuid", quiet>([&](engine& device, locked&) {
-    if (!exists(device, ordinal))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (uuid == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    if (uuid == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::memcpy(uuid->bytes, "gpumem-simulate", 15);
     uuid->bytes[15] = static_cast<char>(ordinal);
     return CUDA_SUCCESS;
@@ -132,10 +115,8 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
 
 CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
   return enter<"cuDeviceTotalMem", quiet>([&](engine& device, locked&) {
-    if (!exists(device, ordinal))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (bytes == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *bytes = device.allocations.capacity();
     return CUDA_SUCCESS;
   });
@@ -143,10 +124,8 @@ CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice ordinal) {
   return enter<"cuDeviceGetAttribute", quiet>([&](engine& device, locked&) {
-    if (!exists(device, ordinal))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (value == nullptr || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    if (value == nullptr || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
     *value = device_attribute(attribute, ordinal);
     return CUDA_SUCCESS;
   });
@@ -154,10 +133,8 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 
 CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
   return enter<"cuDeviceGetPCIBusId", quiet>([&](engine& device, locked&) {
-    if (!exists(device, ordinal))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (text == nullptr || length < 13)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    if (text == nullptr || length < 13) return CUDA_ERROR_INVALID_VALUE;
     std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", ordinal + 1);
     return CUDA_SUCCESS;
   });
@@ -165,10 +142,8 @@ CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
 
 CUresult cuDeviceCanAccessPeer(int* can, CUdevice from, CUdevice to) {
   return enter<"cuDeviceCanAccessPeer", quiet>([&](engine& device, locked&) {
-    if (!exists(device, from) || !exists(device, to))
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (can == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!exists(device, from) || !exists(device, to)) return CUDA_ERROR_INVALID_DEVICE;
+    if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *can = 0;
     return CUDA_SUCCESS;
   });

@@ -10,8 +10,7 @@ namespace {
 
 constexpr unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 
-template <entry_name Name, unsigned Rules = plain, class Body>
-CUresult enter_for(CUevent handle, Body&& body) {
+template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_for(CUevent handle, Body&& body) {
   return enter<Name, Rules>([&](engine& device, locked& lock) {
     CUresult why;
     const std::shared_ptr<event> found = device.resolve(handle, why);
@@ -27,13 +26,10 @@ std::shared_ptr<record> new_record(event& of) {
 }
 
 CUresult record_on(engine& device, event& marked, const stream_ptr& on) {
-  if (marked.home != on->home)
-    return CUDA_ERROR_INVALID_HANDLE;
-  if (device.legacy_breaks_capture(*on))
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (marked.home != on->home) return CUDA_ERROR_INVALID_HANDLE;
+  if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (on->capturing) {
-    if (on->capturing->invalid)
-      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (on->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     marked.captured = on->capturing;
     marked.captured_order = on->capturing->enter(on).order;
     return CUDA_SUCCESS;
@@ -49,8 +45,7 @@ CUresult record_on(engine& device, event& marked, const stream_ptr& on) {
 /// A wait for an event of a capture: the stream joins the capture, unless that cannot be.
 CUresult join_capture(engine& device, const stream_ptr& on, const event& awaited) {
   capture& open = *awaited.captured;
-  if (open.invalid)
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (on->kind == stream_kind::legacy) {
     device.invalidate(open);
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -66,16 +61,13 @@ CUresult join_capture(engine& device, const stream_ptr& on, const event& awaited
 }
 
 CUresult wait_on(engine& device, const stream_ptr& on, const event& awaited) {
-  if (awaited.captured)
-    return join_capture(device, on, awaited);
+  if (awaited.captured) return join_capture(device, on, awaited);
   if (on->capturing) {
     device.invalidate(*on->capturing);
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
-  if (device.legacy_breaks_capture(*on))
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (!awaited.last)
-    return CUDA_SUCCESS;
+  if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (!awaited.last) return CUDA_SUCCESS;
   operation work;
   work.action = "wait for an event";
   work.awaited = awaited.last;
@@ -86,8 +78,7 @@ CUresult wait_on(engine& device, const stream_ptr& on, const event& awaited) {
 bool spoil_captures(engine& device, const context& home) {
   bool found = false;
   for (const auto& open : device.captures) {
-    if (open->members.front().on->home != &home)
-      continue;
+    if (open->members.front().on->home != &home) continue;
     device.invalidate(*open);
     found = true;
   }
@@ -95,8 +86,7 @@ bool spoil_captures(engine& device, const context& home) {
 }
 
 CUresult refuse_captured(engine& device, const event& asked) {
-  if (!asked.captured)
-    return device.forbidden_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  if (!asked.captured) return device.forbidden_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
   device.invalidate(*asked.captured);
   return CUDA_ERROR_CAPTURED_EVENT;
 }
@@ -107,8 +97,7 @@ extern "C" {
 
 CUresult cuEventCreate(CUevent* made, unsigned flags) {
   return enter<"cuEventCreate", needs_context>([&](engine& device, locked&) {
-    if (made == nullptr || (flags & ~known_flags) != 0)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (made == nullptr || (flags & ~known_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
     auto fresh = std::make_shared<event>();
     fresh->serial = ++device.events_made;
     fresh->home = device.current();
@@ -134,8 +123,7 @@ CUresult cuEventRecord(CUevent handle, CUstream stream) {
 }
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags) {
-  if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuEventRecordWithFlags">(stream, [&](engine& device, locked&, const stream_ptr& on) {
     CUresult why;
     const auto marked = device.resolve(handle, why);
@@ -146,18 +134,14 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags)
 CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
   return enter_for<"cuCtxRecordEvent">(handle, [&](engine& device, locked&, event& marked) {
     auto* home = reinterpret_cast<context*>(context_handle);
-    if (home == nullptr)
-      home = device.current();
-    if (home == nullptr || !home->active || marked.home != home)
-      return CUDA_ERROR_INVALID_HANDLE;
-    if (spoil_captures(device, *home))
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (home == nullptr) home = device.current();
+    if (home == nullptr || !home->active || marked.home != home) return CUDA_ERROR_INVALID_HANDLE;
+    if (spoil_captures(device, *home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     marked.captured.reset();
     marked.last = new_record(marked);
     for (const stream_ptr& on : home->streams) {
       marked.last->order.join(on->order);
-      if (!on->queue.empty())
-        marked.last->covers.push_back({on, on->number});
+      if (!on->queue.empty()) marked.last->covers.push_back({on, on->number});
     }
     marked.last->order.join(home->ended);
     marked.last->time = device.host_time;
@@ -175,12 +159,9 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
 
 CUresult cuEventQuery(CUevent handle) {
   return enter_for<"cuEventQuery">(handle, [](engine& device, locked&, event& asked) {
-    if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS)
-      return refused;
-    if (!asked.last)
-      return CUDA_SUCCESS;
-    if (!asked.last->done())
-      return CUDA_ERROR_NOT_READY;
+    if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
+    if (!asked.last) return CUDA_SUCCESS;
+    if (!asked.last->done()) return CUDA_ERROR_NOT_READY;
     device.host.join(asked.last->order);
     return CUDA_SUCCESS;
   });
@@ -188,15 +169,12 @@ CUresult cuEventQuery(CUevent handle) {
 
 CUresult cuEventSynchronize(CUevent handle) {
   return enter_for<"cuEventSynchronize">(handle, [](engine& device, locked& lock, event& asked) {
-    if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS)
-      return refused;
-    if (!asked.last)
-      return CUDA_SUCCESS;
+    if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
+    if (!asked.last) return CUDA_SUCCESS;
     const std::shared_ptr<record> awaited = asked.last;
     const std::string what = "cuEventSynchronize for event " + std::to_string(asked.serial);
     const auto done = [&] { return awaited->done(); };
-    if (const CUresult result = device.block_until(lock, what, done); result != CUDA_SUCCESS)
-      return result;
+    if (const CUresult result = device.block_until(lock, what, done); result != CUDA_SUCCESS) return result;
     device.host_time = std::max(device.host_time, awaited->time);
     device.host.join(awaited->order);
     return CUDA_SUCCESS;
@@ -208,17 +186,13 @@ CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
     CUresult why;
     const auto first = device.resolve(start, why);
     const auto last = first ? device.resolve(end, why) : nullptr;
-    if (!last)
-      return why;
-    if (milliseconds == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!last) return why;
+    if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!first->last || !last->last || ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING) != 0)
       return CUDA_ERROR_INVALID_HANDLE;
-    if (!first->last->done() || !last->last->done())
-      return CUDA_ERROR_NOT_READY;
+    if (!first->last->done() || !last->last->done()) return CUDA_ERROR_NOT_READY;
     const auto from = static_cast<std::int64_t>(first->last->time);
-    *milliseconds =
-        static_cast<float>(static_cast<double>(static_cast<std::int64_t>(last->last->time) - from) * 1e-6);
+    *milliseconds = static_cast<float>(static_cast<double>(static_cast<std::int64_t>(last->last->time) - from) * 1e-6);
     return CUDA_SUCCESS;
   });
 }

@@ -16,21 +16,17 @@ bool reachable(const engine& device, CUdeviceptr address, unsigned width) {
 template <entry_name Name>
 CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
   return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (!reachable(device, address, wide ? 8 : 4))
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "wait for a value";
-    work.flag =
-        std::make_shared<flag_wait>(flag_wait{reinterpret_cast<const void*>(address), value, flags, wide});
+    work.flag = std::make_shared<flag_wait>(flag_wait{reinterpret_cast<const void*>(address), value, flags, wide});
     return device.enqueue(on, std::move(work));
   });
 }
 
-template <entry_name Name>
-CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
+template <entry_name Name> CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
   return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (!reachable(device, address, wide ? 8 : 4))
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "write of a value";
     work.run = [=] {

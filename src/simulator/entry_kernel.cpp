@@ -1,5 +1,6 @@
 // Entry points of modules and kernels. Kernels do not run: a launch is work of a nominal duration that
-// touches nothing. SPDX-License-Identifier: Apache-2.0
+// touches nothing.
+// SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <utility>
 
@@ -11,34 +12,26 @@ namespace {
 
 constexpr std::uint64_t nominal_duration = 10'000;
 
-template <class Handle>
-CUresult make(engine& device, Handle* made) {
-  if (made == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+template <class Handle> CUresult make(engine& device, Handle* made) {
+  if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *made = reinterpret_cast<Handle>(device.modules.insert(std::make_shared<int>(0)));
   return CUDA_SUCCESS;
 }
 
-template <class Handle>
-bool alive(const engine& device, Handle handle) {
+template <class Handle> bool alive(const engine& device, Handle handle) {
   return device.modules.find(handle) != nullptr;
 }
 
-template <class Handle>
-CUresult unload(engine& device, Handle handle) {
-  if (!alive(device, handle))
-    return CUDA_ERROR_INVALID_HANDLE;
+template <class Handle> CUresult unload(engine& device, Handle handle) {
+  if (!alive(device, handle)) return CUDA_ERROR_INVALID_HANDLE;
   device.modules.erase(handle);
   return CUDA_SUCCESS;
 }
 
-template <entry_name Name>
-CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
+template <entry_name Name> CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
   return enter_on<Name>(stream, [&](engine& device, locked&, const stream_ptr& on) {
-    if (!sizes_are_good)
-      return CUDA_ERROR_INVALID_VALUE;
-    if (!alive(device, function))
-      return CUDA_ERROR_INVALID_HANDLE;
+    if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
+    if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
     operation work;
     work.action = "kernel";
     work.duration = nominal_duration;
@@ -46,13 +39,10 @@ CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
   });
 }
 
-template <entry_name Name, class Handle>
-CUresult make_of(Handle* made, const void* parent, bool arguments_are_good) {
+template <entry_name Name, class Handle> CUresult make_of(Handle* made, const void* parent, bool arguments_are_good) {
   return enter<Name, needs_context>([&](engine& device, locked&) {
-    if (!arguments_are_good)
-      return CUDA_ERROR_INVALID_VALUE;
-    if (!alive(device, parent))
-      return CUDA_ERROR_INVALID_HANDLE;
+    if (!arguments_are_good) return CUDA_ERROR_INVALID_VALUE;
+    if (!alive(device, parent)) return CUDA_ERROR_INVALID_HANDLE;
     return make(device, made);
   });
 }
@@ -62,47 +52,37 @@ CUresult make_of(Handle* made, const void* parent, bool arguments_are_good) {
 extern "C" {
 
 CUresult cuModuleLoad(CUmodule* made, const char* path) {
-  return enter < "cuModuleLoad",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made);
-                         });
+  return enter<"cuModuleLoad", (needs_context | unsafe_in_capture)>(
+      [&](engine& device, locked&) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadData(CUmodule* made, const void* image) {
-  return enter < "cuModuleLoadData",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made);
-                         });
+  return enter<"cuModuleLoadData", (needs_context | unsafe_in_capture)>(
+      [&](engine& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadDataEx(CUmodule* made, const void* image, unsigned, CUjit_option*, void**) {
-  return enter < "cuModuleLoadDataEx",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made);
-                         });
+  return enter<"cuModuleLoadDataEx", (needs_context | unsafe_in_capture)>(
+      [&](engine& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule* made, const void* image) {
-  return enter < "cuModuleLoadFatBinary",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made);
-                         });
+  return enter<"cuModuleLoadFatBinary", (needs_context | unsafe_in_capture)>(
+      [&](engine& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleUnload(CUmodule module) {
-  return enter<"cuModuleUnload", needs_context>(
-      [&](engine& device, locked&) { return unload(device, module); });
+  return enter<"cuModuleUnload", needs_context>([&](engine& device, locked&) { return unload(device, module); });
 }
 
 CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, const char* name) {
   return make_of<"cuModuleGetFunction">(made, module, name != nullptr);
 }
 
-CUresult cuLibraryLoadData(CUlibrary* made, const void* code, CUjit_option*, void**, unsigned,
-                           CUlibraryOption*, void**, unsigned) {
-  return enter<"cuLibraryLoadData">([&](engine& device, locked&) {
-    return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made);
-  });
+CUresult cuLibraryLoadData(CUlibrary* made, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
+                           unsigned) {
+  return enter<"cuLibraryLoadData">(
+      [&](engine& device, locked&) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuLibraryUnload(CUlibrary library) {
@@ -111,8 +91,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
 
 CUresult cuLibraryGetKernel(CUkernel* made, CUlibrary library, const char* name) {
   return enter<"cuLibraryGetKernel">([&](engine& device, locked&) {
-    if (name == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return alive(device, library) ? make(device, made) : CUDA_ERROR_INVALID_HANDLE;
   });
 }
@@ -126,22 +105,18 @@ CUresult cuKernelGetFunction(CUfunction* made, CUkernel kernel) {
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute, int) {
-  return enter<"cuFuncSetAttribute">([&](engine& device, locked&) {
-    return alive(device, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-  });
+  return enter<"cuFuncSetAttribute">(
+      [&](engine& device, locked&) { return alive(device, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CUstream stream,
-                        void**, void**) {
-  const bool sizes_are_good =
-      grid_x != 0 && grid_y != 0 && grid_z != 0 && block_x != 0 && block_y != 0 && block_z != 0;
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned, CUstream stream, void**, void**) {
+  const bool sizes_are_good = grid_x != 0 && grid_y != 0 && grid_z != 0 && block_x != 0 && block_y != 0 && block_z != 0;
   return launch<"cuLaunchKernel">(stream, function, sizes_are_good);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void**) {
-  if (config == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const bool sizes_are_good = config->gridDimX != 0 && config->gridDimY != 0 && config->gridDimZ != 0 &&
                               config->blockDimX != 0 && config->blockDimY != 0 && config->blockDimZ != 0;
   return launch<"cuLaunchKernelEx">(config->hStream, function, sizes_are_good);

@@ -10,8 +10,7 @@ namespace {
 const allocation* take(engine& device, memory_kind kind, std::size_t bytes, CUresult& why) {
   context& home = *device.current();
   why = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-  if (why != CUDA_SUCCESS)
-    return nullptr;
+  if (why != CUDA_SUCCESS) return nullptr;
   if (device.faults.at_allocation()) {
     why = CUDA_ERROR_OUT_OF_MEMORY;
     return nullptr;
@@ -33,11 +32,9 @@ CUresult give_back(engine& device, locked& lock, std::uint64_t address, bool hos
       held->kind == memory_kind::registered)
     return CUDA_ERROR_INVALID_VALUE;
   ++device.implicit_waits;
-  if (const CUresult result = device.wait_for_all(lock, *held->home, call); result != CUDA_SUCCESS)
-    return result;
+  if (const CUresult result = device.wait_for_all(lock, *held->home, call); result != CUDA_SUCCESS) return result;
   held = device.allocations.find(address);
-  if (held == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (held == nullptr) return CUDA_ERROR_INVALID_VALUE;
   device.order.gone(device.host_point(call), address, held->granted, true);
   device.allocations.release(address);
   return CUDA_SUCCESS;
@@ -46,8 +43,7 @@ CUresult give_back(engine& device, locked& lock, std::uint64_t address, bool hos
 CUresult allocate_host(engine& device, void** pointer, std::size_t bytes) {
   CUresult why;
   const allocation* made = take(device, memory_kind::pinned, bytes, why);
-  if (made == nullptr)
-    return why;
+  if (made == nullptr) return why;
   *pointer = reinterpret_cast<void*>(made->address);
   return CUDA_SUCCESS;
 }
@@ -57,140 +53,109 @@ CUresult allocate_host(engine& device, void** pointer, std::size_t bytes) {
 extern "C" {
 
 CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
-  if (pointer == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
-  return enter < "cuMemAlloc",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           CUresult why;
-                           const allocation* made = take(device, memory_kind::device, bytes, why);
-                           if (made != nullptr)
-                             *pointer = made->address;
-                           return why;
-                         });
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+    CUresult why;
+    const allocation* made = take(device, memory_kind::device, bytes, why);
+    if (made != nullptr) *pointer = made->address;
+    return why;
+  });
 }
 
 CUresult cuMemFree(CUdeviceptr pointer) {
-  return enter < "cuMemFree",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked& lock) {
-                           return pointer == 0 ? CUDA_SUCCESS
-                                               : give_back(device, lock, pointer, false, "cuMemFree");
-                         });
+  return enter<"cuMemFree", (needs_context | unsafe_in_capture)>([&](engine& device, locked& lock) {
+    return pointer == 0 ? CUDA_SUCCESS : give_back(device, lock, pointer, false, "cuMemFree");
+  });
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
-  if (pointer == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
-  return enter < "cuMemAllocManaged",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           CUresult why;
-                           const allocation* made = take(device, memory_kind::managed, bytes, why);
-                           if (made != nullptr)
-                             *pointer = made->address;
-                           return why;
-                         });
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+    CUresult why;
+    const allocation* made = take(device, memory_kind::managed, bytes, why);
+    if (made != nullptr) *pointer = made->address;
+    return why;
+  });
 }
 
 CUresult cuMemAllocHost(void** pointer, size_t bytes) {
-  if (pointer == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
-  return enter < "cuMemAllocHost", needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                                                     return allocate_host(device, pointer, bytes);
-                                                   });
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return enter<"cuMemAllocHost", (needs_context | unsafe_in_capture)>(
+      [&](engine& device, locked&) { return allocate_host(device, pointer, bytes); });
 }
 
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
-  if (pointer == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
-  return enter < "cuMemHostAlloc", needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                                                     return allocate_host(device, pointer, bytes);
-                                                   });
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return enter<"cuMemHostAlloc", (needs_context | unsafe_in_capture)>(
+      [&](engine& device, locked&) { return allocate_host(device, pointer, bytes); });
 }
 
 CUresult cuMemFreeHost(void* pointer) {
-  return enter < "cuMemFreeHost",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked& lock) {
-                           if (pointer == nullptr)
-                             return CUDA_SUCCESS;
-                           return give_back(device, lock, reinterpret_cast<std::uint64_t>(pointer), true,
-                                            "cuMemFreeHost");
-                         });
+  return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>([&](engine& device, locked& lock) {
+    if (pointer == nullptr) return CUDA_SUCCESS;
+    return give_back(device, lock, reinterpret_cast<std::uint64_t>(pointer), true, "cuMemFreeHost");
+  });
 }
 
 CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
-  return enter < "cuMemHostRegister",
-         needs_context | unsafe_in_capture > ([&](engine& device, locked&) {
-                           if (pointer == nullptr || bytes == 0)
-                             return CUDA_ERROR_INVALID_VALUE;
-                           if (device.allocations.find(reinterpret_cast<std::uint64_t>(pointer)) != nullptr)
-                             return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-                           context& home = *device.current();
-                           device.allocations.register_host(pointer, bytes, home.device, &home,
-                                                            device.order.next_block_number());
-                           return CUDA_SUCCESS;
-                         });
+  return enter<"cuMemHostRegister", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+    if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (device.allocations.find(reinterpret_cast<std::uint64_t>(pointer)) != nullptr)
+      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    context& home = *device.current();
+    device.allocations.register_host(pointer, bytes, home.device, &home, device.order.next_block_number());
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuMemHostUnregister(void* pointer) {
-  return enter < "cuMemHostUnregister",
-         needs_context |
-             unsafe_in_capture > ([&](engine& device, locked&) {
-               const auto address = reinterpret_cast<std::uint64_t>(pointer);
-               const allocation* held = device.allocations.find(address);
-               if (held == nullptr || held->address != address || held->kind != memory_kind::registered)
-                 return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-               device.order.fresh(address, held->bytes);
-               device.allocations.release(address);
-               return CUDA_SUCCESS;
-             });
+  return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+    const auto address = reinterpret_cast<std::uint64_t>(pointer);
+    const allocation* held = device.allocations.find(address);
+    if (held == nullptr || held->address != address || held->kind != memory_kind::registered)
+      return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    device.order.fresh(address, held->bytes);
+    device.allocations.release(address);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
-  return enter < "cuMemHostGetDevicePointer",
-         needs_context | quiet > ([&](engine& device, locked&) {
-                           const auto address = reinterpret_cast<std::uint64_t>(host);
-                           const allocation* held = device.allocations.find(address);
-                           if (pointer == nullptr || held == nullptr || held->kind == memory_kind::device)
-                             return CUDA_ERROR_INVALID_VALUE;
-                           *pointer = address;
-                           return CUDA_SUCCESS;
-                         });
+  return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](engine& device, locked&) {
+    const auto address = reinterpret_cast<std::uint64_t>(host);
+    const allocation* held = device.allocations.find(address);
+    if (pointer == nullptr || held == nullptr || held->kind == memory_kind::device) return CUDA_ERROR_INVALID_VALUE;
+    *pointer = address;
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
-  return enter < "cuMemHostGetFlags",
-         needs_context | quiet > ([&](engine& device, locked&) {
-                           const allocation* held =
-                               device.allocations.find(reinterpret_cast<std::uint64_t>(host));
-                           if (flags == nullptr || held == nullptr || held->kind != memory_kind::pinned)
-                             return CUDA_ERROR_INVALID_VALUE;
-                           *flags = CU_MEMHOSTALLOC_DEVICEMAP;
-                           return CUDA_SUCCESS;
-                         });
+  return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](engine& device, locked&) {
+    const allocation* held = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
+    if (flags == nullptr || held == nullptr || held->kind != memory_kind::pinned) return CUDA_ERROR_INVALID_VALUE;
+    *flags = CU_MEMHOSTALLOC_DEVICEMAP;
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
   return enter<"cuMemGetInfo", needs_context>([&](engine& device, locked&) {
     const memory& held = device.allocations;
-    if (free != nullptr)
-      *free = held.capacity() - held.used(device.current()->device);
-    if (total != nullptr)
-      *total = held.capacity();
+    if (free != nullptr) *free = held.capacity() - held.used(device.current()->device);
+    if (total != nullptr) *total = held.capacity();
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
-  return enter < "cuMemGetAddressRange",
-         needs_context | quiet > ([&](engine& device, locked&) {
-                           const allocation* held = device.allocations.find(pointer);
-                           if (held == nullptr)
-                             return CUDA_ERROR_NOT_FOUND;
-                           if (base != nullptr)
-                             *base = held->address;
-                           if (bytes != nullptr)
-                             *bytes = held->bytes;
-                           return CUDA_SUCCESS;
-                         });
+  return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](engine& device, locked&) {
+    const allocation* held = device.allocations.find(pointer);
+    if (held == nullptr) return CUDA_ERROR_NOT_FOUND;
+    if (base != nullptr) *base = held->address;
+    if (bytes != nullptr) *bytes = held->bytes;
+    return CUDA_SUCCESS;
+  });
 }
 
 } // extern "C"

@@ -8,54 +8,36 @@ using namespace simulated;
 
 namespace {
 
-template <class T>
-CUresult put(void* place, T value) {
+template <class T> CUresult put(void* place, T value) {
   std::memcpy(place, &value, sizeof value);
   return CUDA_SUCCESS;
 }
 
 /// One attribute of the memory at `pointer`; `held` is null for memory that the driver does not know.
-CUresult describe_pointer(const allocation* held, CUpointer_attribute attribute, CUdeviceptr pointer,
-                          void* place) {
+CUresult describe_pointer(const allocation* held, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   const bool known = held != nullptr;
   const bool on_host = known && held->kind != memory_kind::device;
   const bool managed = known && held->kind == memory_kind::managed;
   switch (attribute) {
-  case CU_POINTER_ATTRIBUTE_CONTEXT:
-    return put(place, known ? held->home->handle() : nullptr);
+  case CU_POINTER_ATTRIBUTE_CONTEXT: return put(place, known ? held->home->handle() : nullptr);
   case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-    return put(place,
-               !known ? 0u : unsigned(on_host && !managed ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
-  case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    return put(place, known ? pointer : CUdeviceptr{0});
-  case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-    return put(place, on_host ? reinterpret_cast<void*>(pointer) : nullptr);
-  case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-    return put(place, 0u);
-  case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-    return put(place, known ? held->buffer_id : std::uint64_t{0});
-  case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-    return put(place, managed);
-  case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-    return put(place, known ? held->device : -2);
-  case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-    return put(place, known ? held->address : std::uint64_t{0});
-  case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-    return put(place, known ? held->bytes : std::size_t{0});
-  case CU_POINTER_ATTRIBUTE_MAPPED:
-    return put(place, known);
-  case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-    return put(place, CUmemoryPool{nullptr});
+    return put(place, !known ? 0u : unsigned(on_host && !managed ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
+  case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return put(place, known ? pointer : CUdeviceptr{0});
+  case CU_POINTER_ATTRIBUTE_HOST_POINTER: return put(place, on_host ? reinterpret_cast<void*>(pointer) : nullptr);
+  case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return put(place, 0u);
+  case CU_POINTER_ATTRIBUTE_BUFFER_ID: return put(place, known ? held->buffer_id : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_IS_MANAGED: return put(place, managed);
+  case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return put(place, known ? held->device : -2);
+  case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put(place, known ? held->address : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put(place, known ? held->bytes : std::size_t{0});
+  case CU_POINTER_ATTRIBUTE_MAPPED: return put(place, known);
+  case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return put(place, CUmemoryPool{nullptr});
   case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-  case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-    return put(place, false);
-  case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-    return put(place, std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return put(place, false);
+  case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return put(place, std::uint64_t{0});
   case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-    return put(place,
-               known ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE);
-  default:
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return put(place, known ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE);
+  default: return CUDA_ERROR_NOT_SUPPORTED;
   }
 }
 
@@ -66,21 +48,17 @@ extern "C" {
 CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttribute", quiet>([&](engine& device, locked&) {
     const allocation* held = device.allocations.find(pointer);
-    if (place == nullptr || held == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (place == nullptr || held == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return describe_pointer(held, attribute, pointer, place);
   });
 }
 
-CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** places,
-                                CUdeviceptr pointer) {
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** places, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttributes", quiet>([&](engine& device, locked&) {
-    if (attributes == nullptr || places == nullptr)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (attributes == nullptr || places == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const allocation* held = device.allocations.find(pointer);
     for (unsigned i = 0; i < count; ++i)
-      if (const CUresult result = describe_pointer(held, attributes[i], pointer, places[i]);
-          result != CUDA_SUCCESS)
+      if (const CUresult result = describe_pointer(held, attributes[i], pointer, places[i]); result != CUDA_SUCCESS)
         return result;
     return CUDA_SUCCESS;
   });

@@ -10,25 +10,20 @@ namespace {
 
 /// A stream that captures may be neither asked nor waited for; the attempt spoils the capture.
 CUresult refuse_capturing(engine& device, const stream& on) {
-  if (device.legacy_breaks_capture(on))
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (!on.capturing)
-    return CUDA_SUCCESS;
+  if (device.legacy_breaks_capture(on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (!on.capturing) return CUDA_SUCCESS;
   device.invalidate(*on.capturing);
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult make_own_stream(engine& device, CUstream* made, unsigned flags, int priority) {
-  if (made == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (made == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
   *made = device.make_stream(*device.current(), stream_kind::own, flags, std::clamp(priority, -5, 0))->handle;
   return CUDA_SUCCESS;
 }
 
-template <class T, class Value>
-CUresult answer(T* place, Value value) {
-  if (place == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+template <class T, class Value> CUresult answer(T* place, Value value) {
+  if (place == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *place = value;
   return CUDA_SUCCESS;
 }
@@ -51,24 +46,19 @@ CUresult cuStreamDestroy(CUstream handle) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
     return CUDA_ERROR_INVALID_HANDLE;
   return enter_on<"cuStreamDestroy">(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (on->capturing)
-      device.invalidate(*on->capturing);
+    if (on->capturing) device.invalidate(*on->capturing);
     device.streams.erase(handle);
     on->alive = false;
-    if (on->queue.empty())
-      device.retire(on);
+    if (on->queue.empty()) device.retire(on);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuStreamQuery(CUstream handle) {
   return enter_on<"cuStreamQuery">(handle, [](engine& device, locked&, const stream_ptr& on) {
-    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS)
-      return refused;
-    if (device.forbidden_by_capture())
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (!device.idle(*on))
-      return CUDA_ERROR_NOT_READY;
+    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
+    if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!device.idle(*on)) return CUDA_ERROR_NOT_READY;
     device.host.join(device.order_now(*on));
     return CUDA_SUCCESS;
   });
@@ -76,17 +66,14 @@ CUresult cuStreamQuery(CUstream handle) {
 
 CUresult cuStreamSynchronize(CUstream handle) {
   return enter_on<"cuStreamSynchronize">(handle, [](engine& device, locked& lock, const stream_ptr& on) {
-    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS)
-      return refused;
-    if (device.forbidden_by_capture())
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
+    if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return device.wait_for(lock, on, "cuStreamSynchronize");
   });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  return enter_on<"cuStreamGetId">(
-      handle, [&](engine&, locked&, const stream_ptr& on) { return answer(id, on->id); });
+  return enter_on<"cuStreamGetId">(handle, [&](engine&, locked&, const stream_ptr& on) { return answer(id, on->id); });
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* home) {
@@ -96,8 +83,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* home) {
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* home, CUgreenCtx* green) {
   return enter_on<"cuStreamGetCtx">(handle, [&](engine&, locked&, const stream_ptr& on) {
-    if (green != nullptr)
-      *green = nullptr;
+    if (green != nullptr) *green = nullptr;
     return answer(home, on->home->handle());
   });
 }
@@ -113,13 +99,12 @@ CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return enter_on<"cuStreamGetFlags">(
-      handle, [&](engine&, locked&, const stream_ptr& on) { return answer(flags, on->flags); });
+  return enter_on<"cuStreamGetFlags">(handle,
+                                      [&](engine&, locked&, const stream_ptr& on) { return answer(flags, on->flags); });
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
-  if (function == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuLaunchHostFunc">(handle, [&](engine& device, locked&, const stream_ptr& on) {
     operation work;
     work.action = "host function";
@@ -130,8 +115,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
 }
 
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* data, unsigned flags) {
-  if (callback == nullptr || flags != 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuStreamAddCallback">(handle, [&](engine& device, locked&, const stream_ptr& on) {
     if (on->capturing) {
       device.invalidate(*on->capturing);

@@ -1,5 +1,6 @@
 // cuGetProcAddress: which function a name means at a version, and what is said of those that do not exist
-// here. SPDX-License-Identifier: Apache-2.0
+// here.
+// SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdio>
 #include <string_view>
@@ -20,28 +21,20 @@ struct table_row {
 };
 
 CUstream own_default(CUstream given) { return given == nullptr ? CU_STREAM_PER_THREAD : given; }
-template <class T>
-T own_default(T given) {
-  return given;
-}
+template <class T> T own_default(T given) { return given; }
 
 /// The variant of an entry point that takes stream 0 for the thread's own default stream.
-template <auto Function>
-struct per_thread_variant;
-template <class... Arguments, CUresult (*Function)(Arguments...)>
-struct per_thread_variant<Function> {
+template <auto Function> struct per_thread_variant;
+template <class... Arguments, CUresult (*Function)(Arguments...)> struct per_thread_variant<Function> {
   static CUresult call(Arguments... arguments) { return Function(own_default(arguments)...); }
 };
 
-template <auto Function>
-table_row row(std::string_view name, int since) {
+template <auto Function> table_row row(std::string_view name, int since) {
   return {name, since, reinterpret_cast<void*>(Function)};
 }
 
-template <auto Function>
-table_row stream_row(std::string_view name, int since) {
-  return {name, since, reinterpret_cast<void*>(Function),
-          reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
+template <auto Function> table_row stream_row(std::string_view name, int since) {
+  return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
 }
 
 CUresult prefetch_to_device(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream) {
@@ -52,8 +45,8 @@ CUresult advise_device(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, C
   return cuMemAdvise(pointer, bytes, advice, CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, device});
 }
 
-CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
-                                    CUgraph* graph, const CUgraphNode** dependencies, size_t* count) {
+CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                                    const CUgraphNode** dependencies, size_t* count) {
   return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
 }
 
@@ -68,19 +61,16 @@ const table_row* look_up(std::string_view name, int version, bool& exists) {
   const table_row* best = nullptr;
   exists = false;
   for (const table_row& candidate : rows()) {
-    if (candidate.name != name)
-      continue;
+    if (candidate.name != name) continue;
     exists = true;
-    if (candidate.since <= version && (best == nullptr || candidate.since > best->since))
-      best = &candidate;
+    if (candidate.since <= version && (best == nullptr || candidate.since > best->since)) best = &candidate;
   }
   return best;
 }
 
 void* stub_for(std::string_view name) {
   for (const auto& [known, function] : stubs)
-    if (name == known)
-      return reinterpret_cast<void*>(function);
+    if (name == known) return reinterpret_cast<void*>(function);
   return nullptr;
 }
 
@@ -93,8 +83,7 @@ int gpumem_simulator_missing(const char* name) {
 
 extern "C" CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                                      CUdriverProcAddressQueryResult* status) {
-  if (name == nullptr || function == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   bool exists;
   const table_row* found = look_up(name, version, exists);
   const bool own_streams = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;

@@ -24,8 +24,7 @@ public:
   /// Counts a call; what it is to fail with, or success.
   CUresult at_call(std::string_view name) {
     for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
-      if (fault->name != name || --fault->left != 0)
-        continue;
+      if (fault->name != name || --fault->left != 0) continue;
       const CUresult result = fault->result;
       calls_.erase(fault);
       return result;

@@ -13,8 +13,7 @@ namespace simulated {
 
 enum class handle_state { unknown, destroyed, live };
 
-template <class T>
-class handle_table {
+template <class T> class handle_table {
 public:
   /// The handle value for `object`; `recycled` counts values that were given out before.
   void* insert(std::shared_ptr<T> object) {
@@ -25,8 +24,7 @@ public:
     } else {
       place = free_.back();
       free_.pop_back();
-      if (place->used)
-        ++recycled_;
+      if (place->used) ++recycled_;
     }
     place->used = true;
     place->object = std::move(object);
@@ -40,8 +38,7 @@ public:
 
   [[nodiscard]] handle_state state(const void* handle) const {
     auto found = index_.find(handle);
-    if (found == index_.end())
-      return handle_state::unknown;
+    if (found == index_.end()) return handle_state::unknown;
     return found->second->object ? handle_state::live : handle_state::destroyed;
   }
 
@@ -58,16 +55,13 @@ public:
       place.object.reset();
       place.used = false;
     }
-    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place)
-      free_.push_back(&*place);
+    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place) free_.push_back(&*place);
     recycled_ = 0;
   }
 
-  template <class Visit>
-  void visit(Visit&& visit) const {
+  template <class Visit> void visit(Visit&& visit) const {
     for (const slot& place : slots_)
-      if (place.object)
-        visit(*place.object);
+      if (place.object) visit(*place.object);
   }
 
   [[nodiscard]] std::uint64_t recycled() const noexcept { return recycled_; }

@@ -1,5 +1,6 @@
 // Driver allocations: capacity is only counted, addresses are plentiful, so fragmentation is never the
-// device's fault. SPDX-License-Identifier: Apache-2.0
+// device's fault.
+// SPDX-License-Identifier: Apache-2.0
 #include "memory.hpp"
 
 #include <algorithm>
@@ -33,8 +34,7 @@ void memory::configure(int devices, std::size_t capacity) {
     }
     capacity_ = capacity;
   }
-  if (host_.size() == 0)
-    host_.reserve(host_space);
+  if (host_.size() == 0) host_.reserve(host_space);
   clear();
 }
 
@@ -52,20 +52,14 @@ const allocation* memory::allocate(memory_kind kind, int device, context* home, 
                                    std::uint64_t number) {
   const bool on_device = kind == memory_kind::device;
   device_space& own = *spaces_[device];
-  if (bytes > (on_device ? capacity_ : host_.size()))
-    return nullptr;
+  if (bytes > (on_device ? capacity_ : host_.size())) return nullptr;
   const std::size_t granted = granted_for(bytes);
-  if (on_device && own.used + granted > capacity_)
-    return nullptr;
+  if (on_device && own.used + granted > capacity_) return nullptr;
   const std::size_t alignment = granted >= large_granule ? large_granule : small_granule;
   const std::uint64_t address = (on_device ? own.space : host_).take(granted, alignment);
-  if (address == 0)
-    return nullptr;
-  if (on_device)
-    own.used += granted;
-  return &live_
-              .emplace(address,
-                       allocation{address, bytes, granted, kind, device, home, number, next_buffer_id_++})
+  if (address == 0) return nullptr;
+  if (on_device) own.used += granted;
+  return &live_.emplace(address, allocation{address, bytes, granted, kind, device, home, number, next_buffer_id_++})
               .first->second;
 }
 
@@ -73,8 +67,8 @@ const allocation* memory::register_host(void* pointer, std::size_t bytes, int de
                                         std::uint64_t number) {
   const auto address = reinterpret_cast<std::uint64_t>(pointer);
   return &live_
-              .emplace(address, allocation{address, bytes, bytes, memory_kind::registered, device, home,
-                                           number, next_buffer_id_++})
+              .emplace(address, allocation{address, bytes, bytes, memory_kind::registered, device, home, number,
+                                           next_buffer_id_++})
               .first->second;
 }
 
@@ -92,24 +86,20 @@ void memory::release(std::uint64_t address) {
 
 const allocation* memory::find(std::uint64_t address) const {
   auto above = live_.upper_bound(address);
-  if (above == live_.begin())
-    return nullptr;
+  if (above == live_.begin()) return nullptr;
   const allocation& candidate = std::prev(above)->second;
   return address - candidate.address < candidate.bytes ? &candidate : nullptr;
 }
 
 bool memory::owns(std::uint64_t address) const noexcept {
-  if (host_.contains(address))
-    return true;
-  return std::any_of(spaces_.begin(), spaces_.end(),
-                     [&](const auto& own) { return own->space.contains(address); });
+  if (host_.contains(address)) return true;
+  return std::any_of(spaces_.begin(), spaces_.end(), [&](const auto& own) { return own->space.contains(address); });
 }
 
 std::vector<std::uint64_t> memory::of(const context* home) const {
   std::vector<std::uint64_t> addresses;
   for (const auto& [address, held] : live_)
-    if (held.home == home)
-      addresses.push_back(address);
+    if (held.home == home) addresses.push_back(address);
   return addresses;
 }
 

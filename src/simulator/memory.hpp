@@ -36,10 +36,8 @@ public:
   void clear();
 
   /// Null when the device is full (or the host space, for host kinds).
-  const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes,
-                             std::uint64_t number);
-  const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home,
-                                  std::uint64_t number);
+  const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
+  const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);
 
   /// The allocation that holds `address`, or null.

@@ -14,8 +14,7 @@ namespace {
 
 std::string own_path() {
   Dl_info here{};
-  if (::dladdr(reinterpret_cast<const void*>(&real_driver_in_use), &here) == 0)
-    return {};
+  if (::dladdr(reinterpret_cast<const void*>(&real_driver_in_use), &here) == 0) return {};
   std::error_code failed;
   return std::filesystem::weakly_canonical(here.dli_fname, failed).string();
 }
@@ -24,20 +23,16 @@ std::string own_path() {
 
 std::string real_driver_in_use() {
   const char* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
-  const std::filesystem::path control =
-      std::filesystem::path(folder != nullptr ? folder : "/dev") / "nvidiactl";
+  const std::filesystem::path control = std::filesystem::path(folder != nullptr ? folder : "/dev") / "nvidiactl";
   std::error_code failed;
-  if (!std::filesystem::exists(control, failed))
-    return {};
+  if (!std::filesystem::exists(control, failed)) return {};
   const std::string own = own_path();
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     const auto slash = line.find('/');
-    if (slash == std::string::npos)
-      continue;
+    if (slash == std::string::npos) continue;
     const std::string path = line.substr(slash);
-    if (path != own && std::filesystem::path(path).filename().string().starts_with("libcuda.so"))
-      return path;
+    if (path != own && std::filesystem::path(path).filename().string().starts_with("libcuda.so")) return path;
   }
   return {};
 }

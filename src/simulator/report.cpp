@@ -21,8 +21,7 @@ std::string hexadecimal(std::uint64_t value) {
 
 std::string describe(const party& side) {
   const std::string step = " " + std::to_string(side.operation);
-  if (side.stream == 0)
-    return std::string(side.action) + " by the host";
+  if (side.stream == 0) return std::string(side.action) + " by the host";
   return side.action + step + " of stream " + std::to_string(side.stream);
 }
 
@@ -32,11 +31,9 @@ std::string describe(const block_name& block) {
 }
 
 void report::last_word() const {
-  if (findings_.empty())
-    return;
+  if (findings_.empty()) return;
   std::fprintf(stderr, "gpumem simulator: %zu findings that nobody took:\n", findings_.size() + dropped_);
-  for (const finding& found : findings_)
-    std::fprintf(stderr, "  %s\n", found.text.c_str());
+  for (const finding& found : findings_) std::fprintf(stderr, "  %s\n", found.text.c_str());
 }
 
 void report::add(finding found) {

@@ -37,8 +37,7 @@ struct record {
 
   [[nodiscard]] bool done() const noexcept {
     for (const position& p : covers)
-      if (!p.done())
-        return false;
+      if (!p.done()) return false;
     return !never;
   }
 };

@@ -15,8 +15,7 @@ enum class place { device, locked_host, pageable };
 
 place place_of(const engine& device, std::uint64_t address) {
   const allocation* held = device.allocations.find(address);
-  if (held == nullptr)
-    return device.allocations.owns(address) ? place::device : place::pageable;
+  if (held == nullptr) return device.allocations.owns(address) ? place::device : place::pageable;
   return held->kind == memory_kind::device ? place::device : place::locked_host;
 }
 
@@ -28,19 +27,15 @@ std::uint64_t transfer_time(std::size_t bytes) { return 2000 + bytes / 50; }
 
 CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
                   std::size_t bytes, bool wait, const char* call) {
-  if (bytes == 0)
-    return CUDA_SUCCESS;
-  if (to == 0 || from == 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) return CUDA_SUCCESS;
+  if (to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
   const place target = place_of(device, to);
   const place source = place_of(device, from);
   operation work;
   work.action = "copy";
   work.duration = transfer_time(bytes);
-  if (source != place::pageable)
-    work.touches.push_back({from, bytes, false});
-  if (target != place::pageable)
-    work.touches.push_back({to, bytes, true});
+  if (source != place::pageable) work.touches.push_back({from, bytes, false});
+  if (target != place::pageable) work.touches.push_back({to, bytes, true});
   if (source == place::pageable && target == place::device && !on->capturing) {
     auto staged = std::make_shared<std::vector<char>>(bytes_at(from), bytes_at(from) + bytes);
     work.run = [staged, to] { std::memcpy(bytes_at(to), staged->data(), staged->size()); };
@@ -52,8 +47,7 @@ CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint6
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   const bool captured = on->capturing != nullptr;
-  if (const CUresult result = device.enqueue(on, std::move(work)); result != CUDA_SUCCESS)
-    return result;
+  if (const CUresult result = device.enqueue(on, std::move(work)); result != CUDA_SUCCESS) return result;
   const bool to_pageable = target == place::pageable && !captured;
   const bool device_only = target == place::device && source == place::device;
   return to_pageable || (wait && !device_only) ? device.wait_for(lock, on, call) : CUDA_SUCCESS;
@@ -61,10 +55,8 @@ CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint6
 
 CUresult fill(engine& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
               std::size_t count) {
-  if (count == 0)
-    return CUDA_SUCCESS;
-  if (to == 0 || to % width != 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0) return CUDA_SUCCESS;
+  if (to == 0 || to % width != 0) return CUDA_ERROR_INVALID_VALUE;
   operation work;
   work.action = "fill";
   work.duration = transfer_time(count * width);
@@ -74,8 +66,7 @@ CUresult fill(engine& device, const stream_ptr& on, std::uint64_t to, std::uint3
       std::memset(bytes_at(to), static_cast<int>(value), count);
       return;
     }
-    for (std::size_t i = 0; i < count; ++i)
-      std::memcpy(bytes_at(to) + i * width, &value, width);
+    for (std::size_t i = 0; i < count; ++i) std::memcpy(bytes_at(to) + i * width, &value, width);
   };
   return device.enqueue(on, std::move(work));
 }

@@ -21,17 +21,14 @@ public:
   }
 
   void set(std::uint32_t component, std::uint64_t number) {
-    if (component >= counts_.size())
-      counts_.resize(component + 1, 0);
+    if (component >= counts_.size()) counts_.resize(component + 1, 0);
     counts_[component] = number;
   }
 
   void join(const vector_clock& other) {
-    if (counts_.size() < other.counts_.size())
-      counts_.resize(other.counts_.size(), 0);
+    if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size(), 0);
     for (std::size_t i = 0; i < other.counts_.size(); ++i)
-      if (counts_[i] < other.counts_[i])
-        counts_[i] = other.counts_[i];
+      if (counts_[i] < other.counts_[i]) counts_[i] = other.counts_[i];
   }
 
 private:

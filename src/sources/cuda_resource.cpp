@@ -39,9 +39,7 @@ template <class Call> CUresult call_on(device where, Call call) noexcept {
     current_device const scope{where};
     relaxed_capture const mode;
     return call();
-  } catch (cuda_error const& e) {
-    return static_cast<CUresult>(e.status());
-  }
+  } catch (cuda_error const& e) { return static_cast<CUresult>(e.status()); }
 }
 
 } // namespace

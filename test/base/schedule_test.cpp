@@ -126,10 +126,10 @@ TEST(schedule, has_a_time_of_its_own) {
   auto const really = std::chrono::steady_clock::now();
   sync::time_point before, after;
   schedule::run(1, {[&] {
-    before = sync::now();
-    sync::sleep_for(1h);
-    after = sync::now();
-  }});
+                  before = sync::now();
+                  sync::sleep_for(1h);
+                  after = sync::now();
+                }});
   EXPECT_GE(after - before, 1h);
   EXPECT_LT(after - before, 1h + 1s);
   EXPECT_LT(std::chrono::steady_clock::now() - really, 10s);
@@ -155,11 +155,11 @@ TEST(schedule, times_a_wait_out_when_nobody_notifies) {
     sync::condition never;
     sync::time_point deadline, ended;
     schedule::run(seed, {[&] {
-      sync::lock held{guard};
-      deadline = sync::now() + 5s;
-      while (sync::now() < deadline) never.wait_until(held, deadline);
-      ended = sync::now();
-    }});
+                    sync::lock held{guard};
+                    deadline = sync::now() + 5s;
+                    while (sync::now() < deadline) never.wait_until(held, deadline);
+                    ended = sync::now();
+                  }});
     ASSERT_GE(ended, deadline);
     // A ticket that timed out takes no notification from the next who waits.
     int woken = 0;
@@ -196,13 +196,13 @@ TEST(schedule, lets_gpumems_own_threads_take_part) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     bool ran = false;
     schedule::run(seed, {[&] {
-      sync::thread inner{[&] {
-        sync::mark();
-        ran = true;
-      }};
-      inner.join();
-      ASSERT_TRUE(ran);
-    }});
+                    sync::thread inner{[&] {
+                      sync::mark();
+                      ran = true;
+                    }};
+                    inner.join();
+                    ASSERT_TRUE(ran);
+                  }});
   }
 }
 
@@ -220,8 +220,7 @@ TEST(schedule_death, tells_a_deadlock_with_its_seed_and_aborts) {
     for (std::uint64_t seed = 1;; ++seed) schedule::run(seed, {take(a, b), take(b, a)});
   };
   EXPECT_DEATH(deadlock(), "all threads wait, seed [0-9]+(.|\n)*waits for a mutex");
-  EXPECT_DEATH(schedule::run(77,
-                             {[] {
+  EXPECT_DEATH(schedule::run(77, {[] {
                                sync::mutex guard;
                                sync::condition never;
                                sync::lock held{guard};

@@ -1,5 +1,5 @@
-// A crowd that acquires, parks, stops, gives up and frees at random; run by free threads and under schedules. Include it
-// after the support headers: it includes nothing itself.
+// A crowd that acquires, parks, stops, gives up and frees at random; run by free threads and under schedules. Include
+// it after the support headers: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -72,9 +72,7 @@ private:
       auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &where}, token);
       pause_();
       co_return true;
-    } catch (gpumem::acquire_error const&) {
-      co_return false;
-    }
+    } catch (gpumem::acquire_error const&) { co_return false; }
   }
   void stopped_request() {
     StopSource source;
@@ -84,8 +82,7 @@ private:
       pause_();
       source.request_stop();
     };
-    auto [granted, nothing] =
-        gpumem::sync_wait(gpumem::when_all(awaited(elsewhere_, source.get_token()), stopping()));
+    auto [granted, nothing] = gpumem::sync_wait(gpumem::when_all(awaited(elsewhere_, source.get_token()), stopping()));
     ++(granted ? counts_.granted : counts_.stopped);
   }
   // A parked coroutine destroyed by its owner: before, while or after somebody grants it.

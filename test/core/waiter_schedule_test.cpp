@@ -45,7 +45,8 @@ outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& strea
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] {
-      test::crowd_member<test::scheduled_stop_source> member{resource, streams[i], seed * members + i, gpumem::sync::mark};
+      test::crowd_member<test::scheduled_stop_source> member{resource, streams[i], seed * members + i,
+                                                             gpumem::sync::mark};
       member.run(3);
       counts[i] = member.counts();
     });

@@ -66,9 +66,7 @@ private:
       try {
         co_await completion(stream_, {}, source.get_token());
         co_return true;
-      } catch (gpumem::acquire_error const&) {
-        co_return false;
-      }
+      } catch (gpumem::acquire_error const&) { co_return false; }
     };
     auto stops = [&]() -> task<> {
       co_await test::hop{gpumem::library_executor()};

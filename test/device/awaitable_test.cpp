@@ -40,8 +40,7 @@ class awaitables_on_device : public device_test {};
 TEST_F(awaitables_on_device, memory_is_used_on_a_second_stream_and_completion_is_awaited) {
   pool_resource pool{cuda_resource{device{0}}};
   stream a{device{0}}, b{device{0}}, c{device{0}};
-  auto const [first, second] =
-      sync_wait(when_all(rounds(pool, a, b, wrong_, 1000), rounds(pool, b, c, wrong_, 2000)));
+  auto const [first, second] = sync_wait(when_all(rounds(pool, a, b, wrong_, 1000), rounds(pool, b, c, wrong_, 2000)));
   EXPECT_EQ(first, 50u * 1000 + 49 * 25);
   EXPECT_EQ(second, 50u * 2000 + 49 * 25);
   EXPECT_EQ(pool.figures().live, 0u);

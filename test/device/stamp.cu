@@ -11,14 +11,13 @@ __device__ void spin(unsigned microseconds) {
   if (microseconds == 0) return;
   unsigned long long begin, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < 1000ull * microseconds);
+  do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < 1000ull * microseconds);
 }
 
 __global__ void write_kernel(std::uint64_t* words, std::size_t count, std::uint64_t value, unsigned microseconds) {
   spin(microseconds);
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count; i += std::size_t{gridDim.x} * blockDim.x) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x) {
     words[i] = value;
   }
 }
@@ -27,15 +26,15 @@ __global__ void check_kernel(std::uint64_t const* words, std::size_t count, std:
                              unsigned long long* wrong, unsigned microseconds) {
   spin(microseconds);
   unsigned long long mine = 0;
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count; i += std::size_t{gridDim.x} * blockDim.x) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x) {
     mine += words[i] != value;
   }
   if (mine) atomicAdd(wrong, mine);
 }
 
 __global__ void wait_kernel(unsigned volatile* flag) {
-  while (*flag == 0) {
-  }
+  while (*flag == 0) {}
 }
 
 __global__ void raise_kernel(unsigned volatile* flag) {
@@ -43,7 +42,9 @@ __global__ void raise_kernel(unsigned volatile* flag) {
   __threadfence_system();
 }
 
-unsigned grid(std::size_t words) { return static_cast<unsigned>(words / 256 < 1 ? 1 : words / 256 > 64 ? 64 : words / 256); }
+unsigned grid(std::size_t words) {
+  return static_cast<unsigned>(words / 256 < 1 ? 1 : words / 256 > 64 ? 64 : words / 256);
+}
 
 void launched() {
   if (auto const error = cudaGetLastError(); error != cudaSuccess) throw std::runtime_error{cudaGetErrorString(error)};

@@ -74,9 +74,9 @@ using resources =
                    checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>,
                    any_pool<statistics<cuda>>, pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>,
                    any<statistics<host>, host_accessible>, reference<statistics<cuda>, device_accessible>,
-                   reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>,
-                   narrowed<statistics<cuda>>, pool<cuda>, pool<host>, pool<statistics<cuda>>, statistics<pool<cuda>>,
-                   any_pool<pool<cuda>>, checked<pool<cuda>>>;
+                   reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>, narrowed<statistics<cuda>>,
+                   pool<cuda>, pool<host>, pool<statistics<cuda>>, statistics<pool<cuda>>, any_pool<pool<cuda>>,
+                   checked<pool<cuda>>>;
 
 struct names {
   template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }

@@ -11,8 +11,7 @@ using namespace std::chrono_literals;
 
 class capture : public simulated_device {
 protected:
-  CUstream begin(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL,
-                 unsigned flags = CU_STREAM_NON_BLOCKING) {
+  CUstream begin(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL, unsigned flags = CU_STREAM_NON_BLOCKING) {
     const CUstream s = new_stream(flags);
     EXPECT_EQ(cu().begin_capture(s, mode), CUDA_SUCCESS);
     return s;
@@ -149,8 +148,7 @@ TEST_F(capture, an_event_of_the_whole_context_spoils_it) {
 }
 
 TEST_F(capture, of_the_legacy_stream_is_refused) {
-  EXPECT_EQ(cu().begin_capture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL),
-            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(cu().begin_capture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   const CUstream s = new_stream();
   EXPECT_EQ(end(s), CUDA_ERROR_ILLEGAL_STATE);
 }

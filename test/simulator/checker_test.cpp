@@ -37,8 +37,8 @@ TEST_F(checker, tells_unordered_work_of_two_streams_with_the_missing_order) {
   EXPECT_EQ(found.later.operation, 1u);
   EXPECT_EQ(found.block_address, address(memory));
   EXPECT_EQ(found.block_bytes, 1024u);
-  const std::string missing = "stream " + std::to_string(id_of(b)) +
-                              " is not ordered after work 2 of stream " + std::to_string(id_of(a));
+  const std::string missing =
+      "stream " + std::to_string(id_of(b)) + " is not ordered after work 2 of stream " + std::to_string(id_of(a));
   EXPECT_EQ(found.missing, missing);
   EXPECT_NE(found.text.find("block 1"), std::string::npos) << found.text;
 }
@@ -270,8 +270,7 @@ TEST_F(checked_resource, tells_a_free_by_the_host_before_the_host_has_seen_the_l
   const simulator::finding found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_free);
   EXPECT_EQ(found.later.stream, 0u);
-  EXPECT_EQ(found.missing,
-            "the host has not seen work 1 of stream " + std::to_string(id_of(a)) + " complete");
+  EXPECT_EQ(found.missing, "the host has not seen work 1 of stream " + std::to_string(id_of(a)) + " complete");
 }
 
 TEST_F(checked_resource, nests) {

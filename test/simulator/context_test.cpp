@@ -72,8 +72,7 @@ TEST_F(context, last_release_ends_it) {
 
 TEST_F(context, synchronize_waits_for_every_stream) {
   int ran = 0;
-  for (int i = 0; i < 3; ++i)
-    simulator::work(new_stream(), {}, 1us, [&] { ++ran; });
+  for (int i = 0; i < 3; ++i) simulator::work(new_stream(), {}, 1us, [&] { ++ran; });
   EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(ran, 3);
 }

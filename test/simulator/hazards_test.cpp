@@ -1,5 +1,6 @@
 // Bugs that stream-ordered pools have had, planted one at a time: each is found and told; the right twin
-// stays silent. SPDX-License-Identifier: Apache-2.0
+// stays silent.
+// SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 #include "support/ordered_pool.hpp"
 
@@ -33,8 +34,7 @@ protected:
     EXPECT_EQ(found.block_address, address(block)) << found.text;
     EXPECT_NE(found.block_number, 0u) << found.text;
     EXPECT_EQ(found.missing, "stream " + std::to_string(later) + " is not ordered after free " +
-                                 std::to_string(found.earlier.operation) + " of stream " +
-                                 std::to_string(earlier));
+                                 std::to_string(found.earlier.operation) + " of stream " + std::to_string(earlier));
   }
 
   /// p is used and freed on A, then B asks.
@@ -132,8 +132,7 @@ protected:
     void* p = checked.allocate(a_, 256);
     simulator::work(a_, {write(p, 256)}, 1us);
     checked.deallocate(a_, p, 256);
-    if (planted == bug::none)
-      inner.record(a_);
+    if (planted == bug::none) inner.record(a_);
     cu().wait_value(a_, address(flag_), 1, CU_STREAM_WAIT_VALUE_GEQ);
     void* q = checked.allocate(b_, 256);
     EXPECT_EQ(q, p);
@@ -200,9 +199,8 @@ TEST_F(hazard, host_write_on_reuse_is_found) {
   EXPECT_EQ(all.front().earlier.stream, id_of(a_));
   EXPECT_EQ(all.front().later.stream, 0u);
   EXPECT_EQ(all.front().block_address, address(p));
-  EXPECT_EQ(all.front().missing, "the host has not seen free " +
-                                     std::to_string(all.front().earlier.operation) + " of stream " +
-                                     std::to_string(id_of(a_)) + " complete");
+  EXPECT_EQ(all.front().missing, "the host has not seen free " + std::to_string(all.front().earlier.operation) +
+                                     " of stream " + std::to_string(id_of(a_)) + " complete");
 }
 TEST_F(hazard, host_memory_granted_after_completion_is_silent) { host_write_on_reuse(bug::none); }
 

@@ -98,14 +98,12 @@ TEST_F(device_memory, is_told_by_its_pointer) {
   void* pinned = nullptr;
   ASSERT_EQ(cu().allocate_host(&pinned, 64), CUDA_SUCCESS);
   unsigned type = 0;
-  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(memory + 5)),
-            CUDA_SUCCESS);
+  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(memory + 5)), CUDA_SUCCESS);
   EXPECT_EQ(type, unsigned{CU_MEMORYTYPE_DEVICE});
   EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(pinned)), CUDA_SUCCESS);
   EXPECT_EQ(type, unsigned{CU_MEMORYTYPE_HOST});
   int local = 0;
-  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(&local)),
-            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(&local)), CUDA_ERROR_INVALID_VALUE);
   int ordinal = 7;
   CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void* places[] = {&type, &ordinal};

@@ -1,5 +1,6 @@
 // Random programs over a small pool: a right pool stays silent for every seed and its bytes hold; a wrong one
-// is found. SPDX-License-Identifier: Apache-2.0
+// is found.
+// SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 #include "support/ordered_pool.hpp"
 
@@ -32,8 +33,7 @@ protected:
     simulator::reset(options_of(seed));
     std::mt19937_64 chance(seed);
     std::array<CUstream, streams> on{};
-    for (CUstream& s : on)
-      s = new_stream();
+    for (CUstream& s : on) s = new_stream();
     ordered_pool inner(cu(), new_memory(64 << 10), 64 << 10, planted);
     simulator::checked checked(inner);
     std::vector<block> live;
@@ -56,17 +56,14 @@ protected:
     const std::uint32_t stamp = ++stamps_;
     simulator::work(on[s], {write(p, bytes)}, 1us, [=] { *reinterpret_cast<std::uint32_t*>(p) = stamp; });
     live.push_back({p, bytes, s, stamp});
-  } catch (const std::bad_alloc&) {
-    ++refused_;
-  }
+  } catch (const std::bad_alloc&) { ++refused_; }
 
   void free(ordered_pool& inner, simulator::checked<ordered_pool>& pool, std::vector<block>& live,
             const std::array<CUstream, streams>& on, std::size_t which) {
     const block old = live[which];
     live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
-    simulator::work(on[old.stream], {read(old.pointer, old.bytes)}, 1us, [this, old] {
-      overwritten_ += *reinterpret_cast<std::uint32_t*>(old.pointer) != old.stamp;
-    });
+    simulator::work(on[old.stream], {read(old.pointer, old.bytes)}, 1us,
+                    [this, old] { overwritten_ += *reinterpret_cast<std::uint32_t*>(old.pointer) != old.stamp; });
     pool.deallocate(on[old.stream], old.pointer, old.bytes);
     inner.record(on[old.stream]);
   }

@@ -27,15 +27,12 @@ protected:
   void TearDown() override { fs::remove_all(folder_); }
 
   void make_device_files() {
-    for (const char* name : {"nvidiactl", "nvidia0"})
-      std::ofstream(folder_ / name) << "";
+    for (const char* name : {"nvidiactl", "nvidia0"}) std::ofstream(folder_ / name) << "";
   }
   static std::string message_of_load() {
     try {
       simulator::load();
-    } catch (const simulator::error& refused) {
-      return refused.what();
-    }
+    } catch (const simulator::error& refused) { return refused.what(); }
     return {};
   }
   fs::path folder_;
@@ -50,8 +47,7 @@ TEST_F(refusal, another_driver_is_loaded) {
 TEST_F(refusal, driver_does_not_start_beside_another_that_has_devices) {
   simulator::load();
   make_device_files();
-  ASSERT_NE(::dlopen(GPUMEM_TEST_OTHER_DRIVER_UNDER_OTHER_NAME, RTLD_NOW | RTLD_LOCAL), nullptr)
-      << ::dlerror();
+  ASSERT_NE(::dlopen(GPUMEM_TEST_OTHER_DRIVER_UNDER_OTHER_NAME, RTLD_NOW | RTLD_LOCAL), nullptr) << ::dlerror();
   void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   const auto init = reinterpret_cast<CUresult (*)(unsigned)>(::dlsym(driver, "cuInit"));
   testing::internal::CaptureStderr();

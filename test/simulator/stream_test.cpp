@@ -157,8 +157,7 @@ TEST_F(stream, same_seed_same_order_other_seed_another) {
     ran_.clear();
     for (int i = 0; i < 4; ++i) {
       const CUstream s = new_stream();
-      for (int j = 0; j < 4; ++j)
-        note(s, 10 * i + j);
+      for (int j = 0; j < 4; ++j) note(s, 10 * i + j);
     }
     simulator::run_until_idle();
     return ran_;
@@ -207,8 +206,7 @@ TEST_F(moving_device, gets_on_while_the_host_only_asks) {
   bool ran = false;
   simulator::work(s, {}, 1us, [&] { ran = true; });
   int asked = 0;
-  while (cu().stream_query(s) == CUDA_ERROR_NOT_READY)
-    ASSERT_LT(++asked, 10'000);
+  while (cu().stream_query(s) == CUDA_ERROR_NOT_READY) ASSERT_LT(++asked, 10'000);
   EXPECT_TRUE(ran);
 }
 

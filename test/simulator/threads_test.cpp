@@ -41,14 +41,12 @@ TEST_F(threads, use_the_device_at_once) {
         simulator::work(b, {simulator::write(memory, 4096)}, 1us, [&] { ran.fetch_add(1); });
         cu().event_record(e, b);
         cu().stream_wait(a, e, 0);
-        if (i % 16 == 0)
-          EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
+        if (i % 16 == 0) EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
       }
       EXPECT_EQ(cu().stream_synchronize(a), CUDA_SUCCESS);
       EXPECT_EQ(cu().free(address(memory)), CUDA_SUCCESS);
     });
-  for (auto& thread : all)
-    thread.join();
+  for (auto& thread : all) thread.join();
   EXPECT_EQ(ran.load(), 2 * count * rounds);
 }
 
@@ -62,8 +60,7 @@ TEST_F(threads, one_waits_for_what_another_enqueues_later) {
     waits = true;
     EXPECT_EQ(cu().stream_synchronize(a), CUDA_SUCCESS);
   });
-  while (!waits)
-    std::this_thread::yield();
+  while (!waits) std::this_thread::yield();
   cu().write_value(b, address(flag), 1, 0);
   cu().stream_synchronize(b);
   waiter.join();
@@ -88,8 +85,7 @@ public:
   /// For on_block: lets another thread run; false when each of them has ended.
   bool yield() {
     std::unique_lock lock(mutex_);
-    if (left_ == 1)
-      return false;
+    if (left_ == 1) return false;
     const int self = mine_;
     pass();
     changed_.wait(lock, [&] { return turn_ == self; });
@@ -99,12 +95,9 @@ public:
 
 private:
   void pass() {
-    if (left_ == 0)
-      return;
+    if (left_ == 0) return;
     const int count = static_cast<int>(waits_.size());
-    do {
-      turn_ = (turn_ + 1) % count;
-    } while (waits_[static_cast<std::size_t>(turn_)]);
+    do { turn_ = (turn_ + 1) % count; } while (waits_[static_cast<std::size_t>(turn_)]);
     changed_.notify_all();
   }
   std::mutex mutex_;
@@ -120,8 +113,7 @@ class scheduled : public simulated_device {
 protected:
   void install(baton& shared) {
     simulator::set_schedule_hooks([](void* context) { ++static_cast<baton*>(context)->marks; },
-                                  [](void* context) { return static_cast<baton*>(context)->yield(); },
-                                  &shared);
+                                  [](void* context) { return static_cast<baton*>(context)->yield(); }, &shared);
   }
   void TearDown() override {
     simulator::set_schedule_hooks(nullptr, nullptr, nullptr);

@@ -118,16 +118,13 @@ private:
   bool closed_ = false;
 };
 
-class parking_resource
-    : public gpumem::resource_base<parking_resource, parking_state, gpumem::mr::device_accessible> {
+class parking_resource : public gpumem::resource_base<parking_resource, parking_state, gpumem::mr::device_accessible> {
 public:
   explicit parking_resource(std::size_t capacity, gpumem::device where = gpumem::device{0})
       : state_{new parking_state{where, capacity}} {}
 
   parking_state& state() const noexcept { return *state_; }
-  friend bool operator==(parking_resource const& a, parking_resource const& b) noexcept {
-    return a.state_ == b.state_;
-  }
+  friend bool operator==(parking_resource const& a, parking_resource const& b) noexcept { return a.state_ == b.state_; }
 
 private:
   gpumem::state_handle<parking_state> state_;
@@ -178,9 +175,7 @@ class counting_adaptor : public gpumem::resource_base<counting_adaptor<Upstream>
 public:
   explicit counting_adaptor(Upstream upstream) : state_{new counting_state<Upstream>{std::move(upstream)}} {}
   counting_state<Upstream>& state() const noexcept { return *state_; }
-  friend bool operator==(counting_adaptor const& a, counting_adaptor const& b) noexcept {
-    return a.state_ == b.state_;
-  }
+  friend bool operator==(counting_adaptor const& a, counting_adaptor const& b) noexcept { return a.state_ == b.state_; }
 
 private:
   gpumem::state_handle<counting_state<Upstream>> state_;

@@ -1,5 +1,5 @@
-// A stop source for tests under a schedule: the standard's waits in its callback's destructor where no schedule sees it.
-// Include it after `import gpumem;` and after <algorithm>, <memory>, <mutex>, <utility> and <vector>: it includes
+// A stop source for tests under a schedule: the standard's waits in its callback's destructor where no schedule sees
+// it. Include it after `import gpumem;` and after <algorithm>, <memory>, <mutex>, <utility> and <vector>: it includes
 // nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

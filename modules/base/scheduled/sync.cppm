@@ -83,9 +83,9 @@ struct result {
   std::uint64_t switches = 0; ///< places at which it did
 };
 
-/// Runs the bodies as threads until all have returned, choosing by the seed: at one mark in `switch_one_in` who goes on,
-/// at each wait who is next. Rare switches find what takes long to go wrong, and cost less. A deadlock of all threads
-/// is printed with the seed and aborts. Not from within a run.
+/// Runs the bodies as threads until all have returned, choosing by the seed: at one mark in `switch_one_in` who goes
+/// on, at each wait who is next. Rare switches find what takes long to go wrong, and cost less. A deadlock of all
+/// threads is printed with the seed and aborts. Not from within a run.
 result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in = 1);
 
 /// For a driver that cannot proceed: lets other threads run and returns true once one of them has; false if none can.

@@ -9,20 +9,20 @@ namespace gpumem {
 
 /// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure.
 struct figures {
-  std::size_t live = 0;          ///< requested bytes not yet freed, in host order
-  std::size_t granted = 0;       ///< the same, rounded up
-  std::size_t reserved = 0;      ///< drawn from upstream
-  std::size_t largest_free = 0;  ///< largest free range, whatever its order
-  std::size_t limit = 0;         ///< most that may be reserved; 0: none
+  std::size_t live = 0;         ///< requested bytes not yet freed, in host order
+  std::size_t granted = 0;      ///< the same, rounded up
+  std::size_t reserved = 0;     ///< drawn from upstream
+  std::size_t largest_free = 0; ///< largest free range, whatever its order
+  std::size_t limit = 0;        ///< most that may be reserved; 0: none
   std::size_t peak_live = 0;
   std::size_t peak_reserved = 0; ///< at growth, before anything is given back
 
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
   std::uint64_t failures = 0;
-  std::uint64_t growths = 0;     ///< chunks drawn from upstream
-  std::uint64_t releases = 0;    ///< chunks given back to upstream
-  std::uint64_t joins = 0;       ///< free neighbours joined
+  std::uint64_t growths = 0;       ///< chunks drawn from upstream
+  std::uint64_t releases = 0;      ///< chunks given back to upstream
+  std::uint64_t joins = 0;         ///< free neighbours joined
   std::uint64_t joins_refused = 0; ///< not joined, because more than four streams would have used the range
 
   std::uint64_t reuse_own = 0;       ///< the range was freed on the same stream

@@ -72,9 +72,7 @@ cuda::std::expected<void*, failure> try_allocate_erased(Erased& resource, cuda::
   }
   try {
     return resource.allocate(stream, bytes, alignment);
-  } catch (...) {
-    return cuda::std::unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
-  }
+  } catch (...) { return cuda::std::unexpected<failure>{failure{outcome::exhausted, 0, bytes}}; }
 }
 
 } // namespace gpumem

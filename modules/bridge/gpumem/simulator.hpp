@@ -38,8 +38,7 @@ struct options {
   std::size_t capacity = std::size_t{80} << 30; // bytes a device; address space only
   std::uint64_t seed = 1;
   stepping mode = stepping::automatic;
-  std::chrono::milliseconds patience{
-      10'000}; // how long a stuck host call waits for other threads before it fails
+  std::chrono::milliseconds patience{10'000}; // how long a stuck host call waits for other threads before it fails
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
@@ -87,18 +86,14 @@ struct touch {
   std::size_t bytes;
   bool writes;
 };
-[[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept {
-  return {pointer, bytes, false};
-}
-[[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept {
-  return {pointer, bytes, true};
-}
+[[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
+[[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
 
 /// Device work on `stream`: touches what is declared, takes `duration` of simulated time, and runs `function`
 /// when the device gets to it, on whichever thread lets the device run; `function` must not throw and may
 /// call no driver.
-void work(cuda::stream_ref stream, std::initializer_list<touch> touches,
-          std::chrono::nanoseconds duration = {}, std::function<void()> function = {});
+void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration = {},
+          std::function<void()> function = {});
 void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 
@@ -178,8 +173,7 @@ void use_recorded(CUstream stream, void* pointer) noexcept;
 /// whole block at that point of the stream, or by the host for the `_sync` forms and for memory that the host
 /// can touch. Copies are interchangeable; two made apart are not. Without the simulated device it only
 /// forwards.
-template <class Resource>
-class checked {
+template <class Resource> class checked {
 public:
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
 
@@ -189,8 +183,7 @@ public:
     return pointer;
   }
 
-  void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes,
-                  std::size_t alignment = 256) noexcept {
+  void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
@@ -211,8 +204,7 @@ public:
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
   {
     auto result = resource_.try_allocate(stream, bytes, more...);
-    if (result)
-      tell_allocated(stream.get(), by_host, *result, bytes);
+    if (result) tell_allocated(stream.get(), by_host, *result, bytes);
     return result;
   }
 
@@ -251,12 +243,10 @@ private:
   static constexpr bool by_host = cuda::has_property<Resource, cuda::mr::host_accessible>;
 
   void tell_allocated(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr && bytes != 0)
-      detail::allocated(owner_, stream, host, pointer, bytes);
+    if (pointer != nullptr && bytes != 0) detail::allocated(owner_, stream, host, pointer, bytes);
   }
   void tell_freed(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr)
-      detail::freed(owner_, stream, host, pointer, bytes);
+    if (pointer != nullptr) detail::freed(owner_, stream, host, pointer, bytes);
   }
 
   Resource resource_;

@@ -1,5 +1,4 @@
-// Thrust over any resource: an allocator for containers and an execution policy. For .cu files, and for C++ units with a
-// host system of Thrust.
+// Thrust over any resource: an allocator and an execution policy, for .cu files and for host systems of Thrust.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -134,8 +133,8 @@ private:
 };
 
 #if defined(__CUDACC__) && THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
-/// A policy that runs Thrust's algorithms on the stream, with temporary memory from the resource. Each algorithm waits on
-/// the host for its end.
+/// A policy that runs Thrust's algorithms on the stream, with temporary memory from the resource. Each algorithm waits
+/// on the host for its end.
 inline auto exec_policy(cuda::stream_ref stream, thrust_resource resource) {
   return thrust::cuda::par(thrust_allocator<char>{stream, std::move(resource)}).on(stream.get());
 }

@@ -1,4 +1,5 @@
-// Programs in forked children: each starts from the same state, so that a seed replays alone, and a crash names its seed.
+// Programs in forked children: each starts from the same state, so that a seed replays alone, and a crash names its
+// seed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -18,12 +18,10 @@ struct entry {
   int version = CUDA_VERSION;
   cuuint64_t flags = 0;
 
-  template <class Function>
-  operator Function*() const {
+  template <class Function> operator Function*() const {
     void* found = nullptr;
     look_up()(name, &found, version, flags, nullptr);
-    if (found == nullptr)
-      throw std::runtime_error(std::string("no entry point ") + name);
+    if (found == nullptr) throw std::runtime_error(std::string("no entry point ") + name);
     return reinterpret_cast<Function*>(found);
   }
 

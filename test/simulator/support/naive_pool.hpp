@@ -22,25 +22,19 @@ struct pool_name {
 /// Gives out the lowest bytes that fit, whoever freed them and whenever.
 class naive_pool {
 public:
-  naive_pool(char* base, std::size_t bytes) : state_(std::make_shared<state>(base)) {
-    state_->free[base] = bytes;
-  }
+  naive_pool(char* base, std::size_t bytes) : state_(std::make_shared<state>(base)) { state_->free[base] = bytes; }
 
   void* take(std::size_t bytes) {
     for (auto range = state_->free.begin(); range != state_->free.end(); ++range) {
-      if (range->second < bytes)
-        continue;
+      if (range->second < bytes) continue;
       const auto [start, length] = *range;
       state_->free.erase(range);
-      if (length > bytes)
-        state_->free.emplace(start + bytes, length - bytes);
+      if (length > bytes) state_->free.emplace(start + bytes, length - bytes);
       return start;
     }
     throw std::bad_alloc();
   }
-  void put(void* pointer, std::size_t bytes) noexcept {
-    state_->free.emplace(static_cast<char*>(pointer), bytes);
-  }
+  void put(void* pointer, std::size_t bytes) noexcept { state_->free.emplace(static_cast<char*>(pointer), bytes); }
 
   void* allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) { return take(bytes); }
   void deallocate(cuda::stream_ref, void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
@@ -49,9 +43,7 @@ public:
   void deallocate(cuda::stream_ref, void* pointer) noexcept { put(pointer, 256); }
   void* allocate_sync(std::size_t bytes, std::size_t = 256) { return take(bytes); }
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t = 256) noexcept { put(pointer, bytes); }
-  std::optional<void*> try_allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) {
-    return take(bytes);
-  }
+  std::optional<void*> try_allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) { return take(bytes); }
   void record_use(void*, cuda::stream_ref) {}
 
   char* base() const { return state_->base; }

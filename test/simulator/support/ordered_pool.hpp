@@ -39,16 +39,14 @@ public:
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t = 256) {
     for (std::size_t i = 0; i < state_->free.size(); ++i)
-      if (state_->free[i].bytes >= bytes && order(stream.get(), state_->free[i].tags))
-        return cut(i, bytes);
+      if (state_->free[i].bytes >= bytes && order(stream.get(), state_->free[i].tags)) return cut(i, bytes);
     throw std::bad_alloc();
   }
 
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
     const stream_key key = key_of(stream.get());
     range given{static_cast<char*>(pointer), bytes, {{key, state_->epochs[key], stream.get()}}};
-    if (state_->planted == bug::ignores_order)
-      given.tags.clear();
+    if (state_->planted == bug::ignores_order) given.tags.clear();
     merge(std::move(given));
   }
 
@@ -64,12 +62,10 @@ public:
     state_->cu->event_create(&event, CU_EVENT_DISABLE_TIMING);
     const bool right = state_->planted != bug::reads_after_record;
     std::uint64_t covered = 0;
-    if (right)
-      covered = state_->epochs[key]++;
+    if (right) covered = state_->epochs[key]++;
     state_->cu->event_record(event, stream);
     let_other_run();
-    if (!right)
-      covered = state_->epochs[key]++;
+    if (!right) covered = state_->epochs[key]++;
     state_->evidence[key] = {event, covered};
   }
 
@@ -107,47 +103,37 @@ private:
   };
 
   stream_key key_of(CUstream stream) const {
-    if (state_->planted == bug::keys_by_handle)
-      return reinterpret_cast<std::uint64_t>(stream);
+    if (state_->planted == bug::keys_by_handle) return reinterpret_cast<std::uint64_t>(stream);
     unsigned long long id = 0;
     state_->cu->stream_id(stream, &id);
     return id;
   }
 
   void let_other_run() {
-    if (const auto other = std::exchange(state_->other, {}))
-      other();
+    if (const auto other = std::exchange(state_->other, {})) other();
   }
 
   /// Orders `stream` behind the tags; false where there is no evidence to wait for.
   bool order(CUstream stream, const std::vector<tag>& tags) {
     const stream_key self = key_of(stream);
     for (const tag& donor : tags)
-      if (donor.key != self && !order_behind(stream, {self, donor.key}, donor))
-        return false;
-    if (!state_->host_memory || state_->planted == bug::forgets_the_host)
-      return true;
+      if (donor.key != self && !order_behind(stream, {self, donor.key}, donor)) return false;
+    if (!state_->host_memory || state_->planted == bug::forgets_the_host) return true;
     return state_->cu->context_synchronize() == CUDA_SUCCESS;
   }
 
   bool order_behind(CUstream stream, std::pair<stream_key, stream_key> edge, const tag& donor) {
     const auto joined = state_->joined.find(edge);
-    if (joined != state_->joined.end() && joined->second >= donor.epoch)
-      return true;
-    if (state_->planted == bug::waits_on_late_evidence)
-      record(donor.stream);
+    if (joined != state_->joined.end() && joined->second >= donor.epoch) return true;
+    if (state_->planted == bug::waits_on_late_evidence) record(donor.stream);
     const auto known = state_->evidence.find(donor.key);
-    if (known == state_->evidence.end() || known->second.epoch < donor.epoch)
-      return false;
+    if (known == state_->evidence.end() || known->second.epoch < donor.epoch) return false;
     const proof shown = known->second;
     const bool early = state_->planted == bug::publishes_early;
-    if (early)
-      state_->joined[edge] = shown.epoch;
-    if (early)
-      let_other_run();
+    if (early) state_->joined[edge] = shown.epoch;
+    if (early) let_other_run();
     state_->cu->stream_wait(stream, shown.event, 0);
-    if (!early)
-      let_other_run();
+    if (!early) let_other_run();
     state_->joined[edge] = shown.epoch;
     return true;
   }
@@ -157,19 +143,16 @@ private:
     char* start = from.start;
     from.start += bytes;
     from.bytes -= bytes;
-    if (from.bytes == 0)
-      state_->free.erase(state_->free.begin() + static_cast<std::ptrdiff_t>(index));
+    if (from.bytes == 0) state_->free.erase(state_->free.begin() + static_cast<std::ptrdiff_t>(index));
     return start;
   }
 
   /// Joins with the freed neighbour in front, if there is one; the tags of both stay.
   void merge(range given) {
     for (range& front : state_->free) {
-      if (front.start + front.bytes != given.start)
-        continue;
+      if (front.start + front.bytes != given.start) continue;
       front.bytes += given.bytes;
-      if (state_->planted == bug::drops_tag_in_merge)
-        front.tags.clear();
+      if (state_->planted == bug::drops_tag_in_merge) front.tags.clear();
       front.tags.insert(front.tags.end(), given.tags.begin(), given.tags.end());
       return;
     }
