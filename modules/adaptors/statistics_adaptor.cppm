@@ -47,7 +47,7 @@ public:
   statistics pop();
 
 private:
-  static constexpr std::int64_t publish_bytes = 64 * 1024;
+  static constexpr std::int64_t publish_bytes = std::int64_t{64} << 10;
   static constexpr std::int64_t publish_count = 64;
   static constexpr unsigned slot_count = 64;
 

@@ -88,11 +88,9 @@ public:
   /// Joins free neighbours of which `may(block)` holds for both, everywhere; how many joins were made.
   template <class May> std::size_t join_all(May may) {
     std::size_t joins = 0;
-    for (auto at = blocks_.begin(); at != blocks_.end(); ++at) {
-      if (at->second.live || !may(at->second)) continue;
-      for (auto* next = above(at->second); next && may(*next) && join(at->second, *next); next = above(at->second)) {
-        ++joins;
-      }
+    for (auto& [base, each] : blocks_) { // a join takes away only what comes after
+      if (each.live || !may(each)) continue;
+      for (auto* next = above(each); next && may(*next) && join(each, *next); next = above(each)) ++joins;
     }
     return joins;
   }
