@@ -3,6 +3,7 @@
 #include "size.hpp"
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 
@@ -63,7 +64,7 @@ std::optional<std::size_t> parse_size(std::string_view text) noexcept {
   for (unit const& known : units) {
     if (text != known.name) continue;
     if (fraction != 0 && known.bytes == 1) return std::nullopt; // half a byte
-    auto const part = static_cast<std::uint64_t>(fraction * static_cast<long double>(known.bytes) + 0.5L);
+    auto const part = static_cast<std::uint64_t>(std::llround(fraction * static_cast<long double>(known.bytes)));
     std::uint64_t bytes = 0;
     if (__builtin_mul_overflow(whole, known.bytes, &bytes) || __builtin_add_overflow(bytes, part, &bytes)) {
       return std::nullopt;

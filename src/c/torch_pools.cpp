@@ -135,8 +135,7 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
     auto* const pool = made(device);
     if (!pool) throw std::invalid_argument{"gpumem: the device has no pool"};
     device_of_stream const scope{device, on};
-    auto const ordered = record_uses(pool, pointer, on);
-    if (ordered) outcome = gpumem_free_sized(pool, on, pointer, bytes);
+    if (record_uses(device, pointer, on)) outcome = gpumem_free_sized(pool, on, pointer, bytes);
     if (outcome != GPUMEM_GRANTED) outcome = free_when_idle(pool, pointer, bytes, device);
   });
   if (tried == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
@@ -145,10 +144,15 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
 }
 
 // The recorded streams' work so far is what reuse has to wait for. False: it is not known what to wait for.
-bool torch_pools::record_uses(gpumem_pool* pool, void* pointer, void* stream) noexcept {
+bool torch_pools::record_uses(int device, void* pointer, void* stream) noexcept {
   bool all = true;
   for (auto* const other : recorded_.take(pointer)) {
-    if (other != stream) all = gpumem_record_use(pool, pointer, other) == GPUMEM_GRANTED && all;
+    if (other == stream) continue;
+    auto const recorded = outcome_of([&] {
+      device_of_stream const scope{device, other};
+      require(gpumem_record_use(made(device), pointer, other));
+    });
+    all = all && recorded == GPUMEM_GRANTED;
   }
   return all;
 }

@@ -1,11 +1,14 @@
 // The C ABI as a C program uses it: compiled by a C compiler, linked with the shared library alone.
 // SPDX-License-Identifier: Apache-2.0
+#define _POSIX_C_SOURCE 200809L
 #include <gpumem/gpumem.h>
 
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "simulated.h"
 
@@ -339,6 +342,27 @@ static void several_threads(void) {
   EXPECT(gpumem_release(shared_pool) == GPUMEM_GRANTED);
 }
 
+// In a child the driver is gone: allocations say so, frees do nothing.
+static void a_forked_child(void) {
+  void* stream = simulated_stream(0);
+  gpumem_pool* pool = make(NULL);
+  void* block = allocate(pool, stream, 1000);
+  pid_t const child = fork();
+  if (child == 0) {
+    void* pointer = NULL;
+    int const refused = gpumem_allocate(pool, stream, 1, 1, &pointer) == GPUMEM_DEVICE_LOST && !pointer;
+    int const freed = gpumem_free(pool, stream, block) == GPUMEM_GRANTED;
+    size_t given_back = 1;
+    int const trimmed = gpumem_trim(pool, 0, &given_back) == GPUMEM_GRANTED && given_back == 0;
+    _exit(refused && freed && trimmed ? 0 : 1);
+  }
+  int status = 1;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  EXPECT(figures_of(pool).live == 1000);
+  release(pool, stream, block, 1000);
+  EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
+}
+
 static struct {
   char const* name;
   void (*run)(void);
@@ -354,6 +378,7 @@ static struct {
     {"what_a_pool_knows_of_a_pointer", what_a_pool_knows_of_a_pointer},
     {"reuse_is_ordered", reuse_is_ordered},
     {"several_threads", several_threads},
+    {"a_forked_child", a_forked_child},
 };
 
 int main(int count, char** arguments) {

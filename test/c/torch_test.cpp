@@ -200,6 +200,20 @@ TEST_F(torch, the_default_stream_is_one_for_all_threads) {
   EXPECT_EQ(figures(7).live, 0u);
 }
 
+TEST_F(torch, a_recorded_default_stream_while_another_device_is_current) {
+  auto* const side = make_stream(12);
+  auto* const block = gpumem_torch_allocate(mib, 12, side);
+  gpumem_torch_record_stream(block, nullptr);
+  bool done = false;
+  simulator::work(cuda::stream_ref{CU_STREAM_LEGACY}, {simulator::write(block, mib)}, milliseconds{1},
+                  [&] { done = true; });
+  make_current(0);
+  gpumem_torch_free(block, mib, 12, side);
+  EXPECT_FALSE(done) << "the free has waited for the device";
+  EXPECT_EQ(figures(12).live, 0u);
+  simulator::run_until_idle(); // while what it writes to is there
+}
+
 TEST_F(torch, nothing_is_given_back_while_a_graph_lives) {
   auto* const stream = make_stream(8);
   free(allocate(mib, 8, stream), mib, 8, stream);

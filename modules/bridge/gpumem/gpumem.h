@@ -29,6 +29,7 @@ extern "C" {
 /// major * 10000 + minor * 100 + patch, of this header.
 #define GPUMEM_VERSION 100
 
+// NOLINTBEGIN(modernize-use-using): C has no other way
 /// What became of a call. The values are those of gpumem::outcome and stay as they are.
 typedef enum gpumem_outcome {
   GPUMEM_GRANTED = 0,             ///< done
@@ -82,6 +83,7 @@ typedef struct gpumem_block {
   uint64_t stream;  ///< id of the stream that it was given to
   uint64_t live;    ///< 1, or 0 of free memory
 } gpumem_block;
+// NOLINTEND(modernize-use-using)
 
 /// The version of the library, as GPUMEM_VERSION is the header's.
 uint32_t gpumem_version(void) GPUMEM_NOEXCEPT;
@@ -120,8 +122,8 @@ gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, si
 
 /// Frees in the order of the stream: work enqueued on it before may still use the memory. The stream has to be ordered
 /// after the one that the memory was given to, and after all other use but that which was recorded. Freeing NULL does
-/// nothing. A pointer that is not live in the pool is GPUMEM_INVALID_ARGUMENT. After process exit began it does
-/// nothing.
+/// nothing. A pointer that is not live in the pool is GPUMEM_INVALID_ARGUMENT. A free on a capturing stream is done by
+/// the pool's next call outside the capture. Once the process is exiting, and in a forked child, frees do nothing.
 gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) GPUMEM_NOEXCEPT;
 
 /// The same, with the size that was requested; another one is GPUMEM_INVALID_ARGUMENT.
