@@ -12,6 +12,18 @@ install(TARGETS gpumem gpumem_thrust gpumem_simulator EXPORT gpumem
 install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "${gpumem_package}"
   CXX_MODULES_DIRECTORY modules)
 
+# The C ABI is a package of its own beside it: who uses it needs no CUDA headers, no modules and no C++ compiler.
+set(gpumem_c_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem_c")
+install(TARGETS gpumem_c EXPORT gpumem_c
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(EXPORT gpumem_c NAMESPACE gpumem:: FILE gpumem_cConfig.cmake DESTINATION "${gpumem_c_package}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" DESTINATION "${gpumem_c_package}")
+# It looks for the library two folders up.
+install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
+  DESTINATION "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
+
 # Loaded by name at run time, never linked; its path is compiled into the programs that use it.
 install(TARGETS gpumem_simulator_driver LIBRARY DESTINATION "${gpumem_simulator_folder}")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")

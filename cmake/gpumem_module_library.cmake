@@ -19,6 +19,8 @@ function(gpumem_add_module_library name)
     PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers}
     PRIVATE FILE_SET implementation TYPE CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/src" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
+  # For gpumem_c, and for shared libraries of others; a program's linker takes the indirections out again.
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   # Installed, the same target comes from the finder that the package ships.
   target_link_libraries(${name} PUBLIC
     "$<BUILD_INTERFACE:gpumem_cccl>" "$<INSTALL_INTERFACE:gpumem::cccl>" Threads::Threads ${CMAKE_DL_LIBS})

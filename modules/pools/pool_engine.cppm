@@ -69,6 +69,8 @@ public:
   bool record_use(stream_key const& key, void* pointer);
   std::optional<block_info> find(void const* pointer);
   std::size_t trim(std::size_t keep);
+  /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
+  bool settle(sync::duration longest);
   figures read_figures();
   /// Whether every byte is in exactly one place: granted + free = reserved, no overlap, index and map agree.
   bool consistent();

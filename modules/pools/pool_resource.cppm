@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <memory>
@@ -34,6 +35,7 @@ public:
   void deallocate(stream_key const& key, void* pointer) noexcept;
   std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
+  bool settle(std::chrono::nanoseconds longest);
   figures read_figures() { return engine_->read_figures(); }
   pool_engine& engine() noexcept { return *engine_; }
 
@@ -115,6 +117,10 @@ public:
   /// be. At most three streams' uses are kept apart; a further stream first waits for one of them. Throws cuda_error,
   /// std::bad_alloc, std::invalid_argument.
   void record_use(void* pointer, stream_ref stream) { detail::pool_record_use(*state_, pointer, stream); }
+
+  /// Waits on the host, at most so long, until all work has completed that keeps free memory from going upstream: of
+  /// streams that are not gpumem's own nothing else tells `trim` so. Whether that was seen. Throws std::bad_alloc.
+  bool settle(std::chrono::nanoseconds longest) { return state_->settle(longest); }
 
   /// The block, live or free, in which the pointer lies; nothing if it is not the pool's.
   std::optional<block_info> find(void const* pointer) const { return state_->engine().find(pointer); }

@@ -109,6 +109,16 @@ bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longe
   }
 }
 
+bool pool_engine::settle(sync::duration longest) {
+  std::vector<timeline*> open;
+  {
+    sync::lock const held{guard_};
+    serve_deferred();
+    open = open_timelines(false);
+  }
+  return (open.empty() || synchronise_with(open, longest)) && !lost();
+}
+
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
   if (open_timelines(false).empty()) return false;

@@ -1,6 +1,7 @@
 // The counted state of a pool, and its calls that do not depend on the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <chrono>
 #include <cstddef>
 #include <optional>
 module gpumem:pool_resource.impl;
@@ -34,6 +35,8 @@ void pool_state::deallocate(stream_key const& key, void* pointer, std::size_t by
 void pool_state::deallocate(stream_key const& key, void* pointer) noexcept {
   if (engine_->deallocate(key, pointer, std::nullopt)) drop_live();
 }
+
+bool pool_state::settle(std::chrono::nanoseconds longest) { return driver_alive() && engine_->settle(longest); }
 
 std::size_t pool_state::trim(std::size_t keep) { return driver_alive() ? engine_->trim(keep) : 0; }
 

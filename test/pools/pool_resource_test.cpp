@@ -5,6 +5,7 @@
 #include <gpumem/make_pool.hpp>
 #include <gpumem/pool_options.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <type_traits>
@@ -188,6 +189,22 @@ TEST_F(pool_interface, trim_gives_idle_and_complete_chunks_back) {
   EXPECT_EQ(r.figures().releases, 2u);
   EXPECT_EQ(r.figures().peak_reserved, 12 * MiB);
   EXPECT_TRUE(upstream.state().returns().at(0).by_host && upstream.state().returns().at(1).by_host);
+}
+
+// gpumem records no event on a stream of somebody else's outside a call that was given it.
+TEST_F(pool_interface, settle_lets_trim_know_of_foreign_streams) {
+  CUstream foreign = nullptr;
+  ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  gpumem::stream_ref const other{foreign};
+  pool_resource r{upstream};
+  EXPECT_TRUE(r.settle(std::chrono::seconds{1})) << "nothing to wait for";
+  auto* const p = r.allocate(other, 4 * MiB);
+  gpumem::simulator::work(other, {gpumem::simulator::write(p, 4 * MiB)});
+  r.deallocate(other, p, 4 * MiB);
+  EXPECT_FALSE(r.settle(std::chrono::nanoseconds{0}));
+  EXPECT_TRUE(r.settle(std::chrono::seconds{10}));
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 
 TEST_F(pool_interface, serves_code_that_cannot_import_the_module) {

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 ROOMS = ["bridge", "base", "core", "observe", "sources", "pools", "adaptors", "containers", "coroutines", "thrust"]
-# Beside the rooms: plain C++ that takes part in no module.
-OUTSIDE = {"simulator"}
+# Beside the rooms: plain C++ that takes part in no module; `c` imports the whole of it, as a user does.
+OUTSIDE = {"c", "simulator"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")
 IMPORT = re.compile(r"^\s*(?:export\s+)?import\s+(?:([\w.]+)|:([\w.]+))\s*;")
 

@@ -1,0 +1,256 @@
+"""gpumem as the memory of PyTorch.
+
+    import gpumem_torch
+    gpumem_torch.install("limit=60GiB")       # before PyTorch's first use of a GPU: all its memory from here on
+    ...
+    print(gpumem_torch.figures(0)["peak_reserved"])
+
+or beside PyTorch's own allocator:
+
+    pool = gpumem_torch.mem_pool()
+    with torch.cuda.use_mem_pool(pool):
+        block = torch.empty(1 << 20, device="cuda")
+
+Without PyTorch, `configure`, `figures`, `find`, `trim` and `library` work too: they need ctypes alone. The library is
+looked for at GPUMEM_LIBRARY, where the package installs it, and by its name.
+
+PyTorch's own statistics (torch.cuda.memory_allocated and the like), snapshots and CUDA graphs that allocate while they
+are captured are not served by allocators from outside. When memory runs out, `install` gives a RuntimeError that begins
+with "gpumem: out of memory", and `mem_pool` PyTorch's OutOfMemoryError.
+"""
+# SPDX-License-Identifier: Apache-2.0
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+__all__ = ["Failure", "configure", "figures", "find", "install", "installed", "library", "mem_pool", "trim", "version"]
+
+OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
+            "capture_unsupported", "device_lost", "invalid_argument", "driver_error")
+# What a C++ allocator of PyTorch takes, by what it takes it with.
+HOOKS = {
+    "set_record_stream_fn": "gpumem_torch_record_stream",
+    "set_reset_fn": "gpumem_torch_empty_cache",
+    "set_memory_fraction_fn": "gpumem_torch_memory_fraction",
+    "set_begin_allocate_to_pool": "gpumem_torch_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn": "gpumem_torch_end_allocate_to_pool",
+    "set_release_pool": "gpumem_torch_release_pool",
+}
+LIBRARY_NAME = "libgpumem_c.so.0"
+INTERFACE = 0, 1  # major and minor version that the structures below are of
+
+
+class Failure(RuntimeError):
+    """A call that gpumem refused: `outcome` is its name, one of OUTCOMES; the text says why."""
+
+    def __init__(self, outcome, text):
+        super().__init__(text)
+        self.outcome = outcome
+
+
+class _Figures(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
+        "live", "granted", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
+        "failures", "growths", "releases", "joins", "joins_refused", "reuse_own", "reuse_ordered", "reuse_completed",
+        "reuse_waited", "reuse_drained")]
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64),
+                ("granted", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("live", ctypes.c_uint64)]
+
+
+_lock = threading.RLock()
+_library = None
+_kept = {}  # PyTorch keeps no count of the allocators that its pools point to
+
+
+def _candidates():
+    named = os.environ.get("GPUMEM_LIBRARY")
+    if named:
+        return [named]
+    beside = Path(__file__).resolve().parents[2] / LIBRARY_NAME  # <libdir>/gpumem/python/gpumem_torch.py
+    return [str(beside)] * beside.exists() + [LIBRARY_NAME]
+
+
+def _open():
+    tried = []
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(str(error))
+    raise ImportError("gpumem's library was not found: " + "; ".join(tried))
+
+
+def _declare(lib):
+    pointer, size, code = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    signatures = {
+        "gpumem_version": (ctypes.c_uint32, []),
+        "gpumem_last_error": (ctypes.c_char_p, []),
+        "gpumem_make_pool": (code, [code, ctypes.c_char_p, ctypes.POINTER(pointer)]),
+        "gpumem_retain": (code, [pointer]),
+        "gpumem_release": (code, [pointer]),
+        "gpumem_allocate": (code, [pointer, pointer, size, size, ctypes.POINTER(pointer)]),
+        "gpumem_allocate_sync": (code, [pointer, size, size, ctypes.POINTER(pointer)]),
+        "gpumem_free": (code, [pointer, pointer, pointer]),
+        "gpumem_free_sized": (code, [pointer, pointer, pointer, size]),
+        "gpumem_free_sync": (code, [pointer, pointer, size]),
+        "gpumem_record_use": (code, [pointer, pointer, pointer]),
+        "gpumem_settle": (code, [pointer, ctypes.c_uint64]),
+        "gpumem_trim": (code, [pointer, size, ctypes.POINTER(size)]),
+        "gpumem_read_figures": (code, [pointer, ctypes.POINTER(_Figures)]),
+        "gpumem_find": (code, [pointer, pointer, ctypes.POINTER(_Block)]),
+        "gpumem_torch_configure": (code, [ctypes.c_char_p]),
+        "gpumem_torch_pool": (code, [code, ctypes.POINTER(pointer)]),
+        "gpumem_torch_try_allocate": (pointer, [size, code, pointer]),
+        "gpumem_torch_free": (None, [pointer, size, code, pointer]),
+        "gpumem_torch_empty_cache": (None, []),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+
+
+def library():
+    """gpumem's library with its C functions declared, opened at the first call; ImportError where there is none."""
+    global _library
+    with _lock:
+        if _library is None:
+            lib = _open()
+            _declare(lib)
+            number = lib.gpumem_version()
+            if (number // 10000, number // 100 % 100) != INTERFACE:
+                raise ImportError(f"{lib._name} is gpumem {number // 10000}.{number // 100 % 100}, "
+                                  f"this module is of {INTERFACE[0]}.{INTERFACE[1]}")
+            _library = lib
+        return _library
+
+
+def check(outcome):
+    """Raises Failure unless the outcome of one of the library's functions is 0, granted."""
+    if outcome != 0:
+        name = OUTCOMES[outcome] if 0 <= outcome < len(OUTCOMES) else str(outcome)
+        raise Failure(name, library().gpumem_last_error().decode(errors="replace"))
+
+
+def version():
+    """The library's version as (major, minor, patch)."""
+    number = library().gpumem_version()
+    return number // 10000, number // 100 % 100, number % 100
+
+
+def configure(options=None):
+    """The options of the pools, which are made one a device at its first allocation: text as gpumem_make_pool in gpumem.h
+    takes it ("limit=8GiB,initial_size=1GiB"), a dict of the same, or None for those of the environment variable
+    GPUMEM_TORCH_OPTIONS. Raises Failure for what it does not understand, and once a device has its pool."""
+    if isinstance(options, dict):
+        options = ",".join(f"{name}={value}" for name, value in options.items())
+    check(library().gpumem_torch_configure(None if options is None else options.encode()))
+
+
+def _pool(device):
+    pool = ctypes.c_void_p()
+    check(library().gpumem_torch_pool(device, ctypes.byref(pool)))
+    return pool
+
+
+def _ordinal(device):
+    """The ordinal of what PyTorch calls a device: 1, "cuda:1", torch.device("cuda", 1), or None for the current one."""
+    if isinstance(device, int):
+        return device
+    import torch
+    if device is None:
+        return torch.cuda.current_device()
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def figures(device=0):
+    """Bytes and counts of the device's pool, by their names in gpumem_figures; zeros before its first allocation."""
+    told = _Figures(size=ctypes.sizeof(_Figures))
+    pool = _pool(_ordinal(device))
+    if pool:
+        check(library().gpumem_read_figures(pool, ctypes.byref(told)))
+    return {name: getattr(told, name) for name, _ in _Figures._fields_ if name != "size"}
+
+
+def find(pointer, device=0):
+    """What the device's pool knows of the memory at this address: base, bytes, granted, stream, live; None if it is not
+    the pool's."""
+    block = _Block(size=ctypes.sizeof(_Block))
+    pool = _pool(_ordinal(device))
+    if pool:
+        check(library().gpumem_find(pool, pointer, ctypes.byref(block)))
+    if not block.base:
+        return None
+    return {"base": block.base, "bytes": block.bytes, "granted": block.granted, "stream": block.stream,
+            "live": bool(block.live)}
+
+
+def trim(keep=0, device=0, wait=1.0):
+    """Gives the device's unused memory beyond `keep` reserved bytes back; returns the bytes given back. Only what is
+    complete goes; `wait` is the seconds to wait for that. Unlike torch.cuda.empty_cache it does so also while a captured
+    graph lives: the graph's memory must not be among it."""
+    given_back = ctypes.c_size_t()
+    pool = _pool(_ordinal(device))
+    if pool:
+        settled = library().gpumem_settle(pool, int(wait * 1e9))
+        if settled != OUTCOMES.index("deadline"):
+            check(settled)
+        check(library().gpumem_trim(pool, keep, ctypes.byref(given_back)))
+    return given_back.value
+
+
+def _address(name):
+    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value
+
+
+def _wire(allocator):
+    """Gives PyTorch's C++ allocator the hooks. Without record_stream it would ignore Tensor.record_stream in silence."""
+    inner = allocator.allocator()
+    if not hasattr(inner, "set_record_stream_fn"):
+        raise RuntimeError("this PyTorch takes no record_stream of an allocator from outside: memory used on a second "
+                           "stream would be reused too early")
+    for setter, function in HOOKS.items():
+        if hasattr(inner, setter):
+            getattr(inner, setter)(_address(function))
+
+
+def _allocator(allocate):
+    with _lock:
+        if allocate not in _kept:
+            import torch
+            _kept[allocate] = torch.cuda.memory.CUDAPluggableAllocator(library()._name, allocate, "gpumem_torch_free")
+        return _kept[allocate]
+
+
+def install(options=None):
+    """Makes gpumem PyTorch's allocator for this process, with these options (as `configure`), and returns it. Raises
+    Failure for the options, and PyTorch's RuntimeError once it has allocated anything on a GPU."""
+    import torch
+    with _lock:
+        configure(options)
+        allocator = _allocator("gpumem_torch_allocate")
+        _wire(allocator)
+        torch.cuda.memory.change_current_allocator(allocator)
+        _kept["installed"] = allocator
+        return allocator
+
+
+def installed():
+    """Whether `install` has made gpumem PyTorch's allocator."""
+    return "installed" in _kept
+
+
+def mem_pool(options=None, device=None, **more):
+    """A torch.cuda.MemPool of the device (None: the current one) that draws from gpumem, for torch.cuda.use_mem_pool;
+    `more` goes to torch.cuda.MemPool. PyTorch caches in it as in its own memory and gives back when the pool dies or at
+    torch.cuda.empty_cache. Options as `configure`, before the first pool."""
+    import torch
+    if options is not None:
+        configure(options)
+    allocator = _allocator("gpumem_torch_try_allocate")
+    with torch.cuda.device(_ordinal(device)):
+        return torch.cuda.MemPool(allocator.allocator(), **more)

@@ -1,0 +1,85 @@
+// The calling thread's last failure.
+// SPDX-License-Identifier: Apache-2.0
+#include "failure.hpp"
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+import gpumem;
+
+namespace gpumem::c {
+namespace {
+
+// The enums are one list: C code compares what it gets with its own.
+static_assert(GPUMEM_GRANTED == static_cast<int>(outcome::granted));
+static_assert(GPUMEM_STOPPED == static_cast<int>(outcome::stopped));
+static_assert(GPUMEM_DEADLINE == static_cast<int>(outcome::deadline));
+static_assert(GPUMEM_CLOSED == static_cast<int>(outcome::closed));
+static_assert(GPUMEM_TOO_LARGE == static_cast<int>(outcome::too_large));
+static_assert(GPUMEM_EXHAUSTED == static_cast<int>(outcome::exhausted));
+static_assert(GPUMEM_PREEMPTED == static_cast<int>(outcome::preempted));
+static_assert(GPUMEM_STALLED == static_cast<int>(outcome::stalled));
+static_assert(GPUMEM_CAPTURE_UNSUPPORTED == static_cast<int>(outcome::capture_unsupported));
+static_assert(GPUMEM_DEVICE_LOST == static_cast<int>(outcome::device_lost));
+static_assert(GPUMEM_INVALID_ARGUMENT == static_cast<int>(outcome::invalid_argument));
+static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
+
+// An array, because a string could itself run out of memory, and would be destroyed before others are.
+thread_local std::array<char, 1024> sentence{};
+thread_local bool misused = false;
+
+gpumem_outcome keep(outcome what, char const* text) noexcept {
+  std::snprintf(sentence.data(), sentence.size(), "%s", text);
+  return static_cast<gpumem_outcome>(what);
+}
+
+outcome outcome_of_driver(int code) noexcept {
+  auto const result = static_cast<CUresult>(code);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) return outcome::exhausted;
+  return sticky(result) ? outcome::device_lost : outcome::driver_error;
+}
+
+void keep_misuse(misuse const& m) noexcept {
+  misused = true;
+  auto const length = std::snprintf(sentence.data(), sentence.size(), "gpumem: %s: %s: pointer %p", m.resource,
+                                    to_string(m.what), m.pointer);
+  if (length < 0 || std::cmp_greater_equal(length, sentence.size()) || m.expected == 0) return;
+  auto const used = static_cast<std::size_t>(length);
+  std::snprintf(sentence.data() + used, sentence.size() - used, ", %zu bytes given, %zu expected", m.given, m.expected);
+}
+
+} // namespace
+
+gpumem_outcome refuse(char const* function, char const* why) noexcept {
+  std::snprintf(sentence.data(), sentence.size(), "%s: %s", function, why);
+  return GPUMEM_INVALID_ARGUMENT;
+}
+
+gpumem_outcome refuse_exception() noexcept {
+  try {
+    throw;
+  } catch (told const& e) { return e.what; } catch (out_of_memory const& e) {
+    return keep(e.reason(), e.what());
+  } catch (std::bad_alloc const&) {
+    return keep(outcome::exhausted, "gpumem: out of host memory");
+  } catch (acquire_error const& e) { return keep(e.reason(), e.what()); } catch (cuda_error const& e) {
+    return keep(outcome_of_driver(e.status()), e.what());
+  } catch (std::invalid_argument const& e) {
+    return keep(outcome::invalid_argument, e.what());
+  } catch (std::exception const& e) { return keep(outcome::driver_error, e.what()); } catch (...) {
+    return keep(outcome::driver_error, "gpumem: an unknown failure");
+  }
+}
+
+char const* last_sentence() noexcept { return sentence.data(); }
+
+void catch_misuse() noexcept { set_misuse_handler(keep_misuse); }
+
+bool take_misuse() noexcept { return std::exchange(misused, false); }
+
+} // namespace gpumem::c

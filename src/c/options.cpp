@@ -1,0 +1,90 @@
+// Reading the options of a pool.
+// SPDX-License-Identifier: Apache-2.0
+#include "options.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "size.hpp"
+
+namespace gpumem::c {
+namespace {
+
+using namespace std::string_view_literals;
+
+[[noreturn]] void refuse(std::string_view option, std::string const& why) {
+  throw std::invalid_argument{"gpumem: the option '" + std::string{option} + "' " + why};
+}
+
+std::string_view trimmed(std::string_view text) noexcept {
+  constexpr auto blanks = " \t\r\n"sv;
+  auto const first = text.find_first_not_of(blanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(blanks) - first + 1);
+}
+
+std::size_t size_of(std::string_view option, std::string_view value) {
+  if (auto const bytes = parse_size(value)) return *bytes;
+  refuse(option, "is no size: '" + std::string{value} + "'; write 4096, 512MiB, 1.5GiB or 2GB");
+}
+
+reuse reuse_of(std::string_view option, std::string_view value) {
+  if (value == "own"sv) return reuse::own;
+  if (value == "completed"sv) return reuse::completed;
+  if (value == "wait"sv) return reuse::wait;
+  refuse(option, "is own, completed or wait, not '" + std::string{value} + "'");
+}
+
+struct known_option {
+  std::string_view name;
+  void (*set)(pool_options& options, std::string_view name, std::string_view value);
+};
+
+constexpr std::array known_options{
+    known_option{"cross_stream"sv, [](pool_options& o, auto name, auto v) { o.cross_stream = reuse_of(name, v); }},
+    known_option{"initial_size"sv, [](pool_options& o, auto name, auto v) { o.initial_size = size_of(name, v); }},
+    known_option{"limit"sv, [](pool_options& o, auto name, auto v) { o.limit = size_of(name, v); }},
+    known_option{"name"sv, [](pool_options& o, auto, auto v) { o.name = v; }},
+    known_option{"release_threshold"sv,
+                 [](pool_options& o, auto name, auto v) { o.release_threshold = size_of(name, v); }},
+};
+using seen_options = std::array<bool, known_options.size()>;
+
+void read_option(std::string_view text, pool_options& options, seen_options& seen) {
+  auto const equals = text.find('=');
+  auto const name = trimmed(text.substr(0, equals));
+  if (equals == std::string_view::npos) refuse(name, "has no value: write name=value");
+  auto const value = trimmed(text.substr(equals + 1));
+  auto const found = std::ranges::find(known_options, name, &known_option::name);
+  if (found == known_options.end()) {
+    std::string names;
+    for (auto const& known : known_options) names += (names.empty() ? "" : ", ") + std::string{known.name};
+    refuse(name, "is unknown; there are " + names);
+  }
+  auto& before = seen[static_cast<std::size_t>(found - known_options.begin())];
+  if (before) refuse(name, "is given twice");
+  if (value.empty()) refuse(name, "is empty");
+  before = true;
+  found->set(options, name, value);
+}
+
+} // namespace
+
+pool_options parse_options(std::string_view text, pool_options options) {
+  if (trimmed(text).empty()) return options;
+  seen_options seen{};
+  while (true) {
+    auto const comma = text.find(',');
+    auto const one = trimmed(text.substr(0, comma));
+    if (one.empty()) throw std::invalid_argument{"gpumem: an option is missing between commas"};
+    read_option(one, options, seen);
+    if (comma == std::string_view::npos) return options;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+} // namespace gpumem::c

@@ -1,0 +1,29 @@
+// Which streams use which blocks until their free.
+// SPDX-License-Identifier: Apache-2.0
+#include "recorded_streams.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpumem::c {
+
+void recorded_streams::add(void* block, void* stream) {
+  std::scoped_lock const held{guard_};
+  auto& streams = streams_[block];
+  blocks_.store(streams_.size(), std::memory_order_release);
+  if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
+}
+
+// Whoever frees a block is ordered after whoever recorded a use of it, so a zero is not seen too early.
+std::vector<void*> recorded_streams::take(void* block) noexcept {
+  if (blocks_.load(std::memory_order_acquire) == 0) return {};
+  std::scoped_lock const held{guard_};
+  auto const found = streams_.find(block);
+  if (found == streams_.end()) return {};
+  auto streams = std::move(found->second);
+  streams_.erase(found);
+  blocks_.store(streams_.size(), std::memory_order_release);
+  return streams;
+}
+
+} // namespace gpumem::c

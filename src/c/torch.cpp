@@ -1,0 +1,85 @@
+// The functions of gpumem_torch.h.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/gpumem_torch.h>
+
+#include <new>
+#include <stdexcept>
+
+#include "failure.hpp"
+#include "torch_pools.hpp"
+
+using gpumem::c::outcome_of;
+using gpumem::c::torch_pools;
+
+namespace {
+
+/// Want of memory, with the sentence that C callers are told.
+class torch_out_of_memory final : public std::bad_alloc {
+public:
+  torch_out_of_memory() : text_{gpumem_last_error()} {}
+  char const* what() const noexcept override { return text_.what(); }
+
+private:
+  std::runtime_error text_; // copies without throwing, as an exception must
+};
+
+/// The only types thrown are those of the standard library and what is made of them: others are this library's secret.
+void raise_unless_granted(gpumem_outcome outcome) {
+  if (outcome == GPUMEM_GRANTED) return;
+  if (outcome == GPUMEM_EXHAUSTED || outcome == GPUMEM_TOO_LARGE) throw torch_out_of_memory{};
+  if (outcome == GPUMEM_INVALID_ARGUMENT) throw std::invalid_argument{gpumem_last_error()};
+  throw std::runtime_error{gpumem_last_error()};
+}
+
+gpumem_outcome allocate(size_t bytes, int device, CUstream_st* stream, void*& pointer) noexcept {
+  return outcome_of([&] { pointer = torch_pools::instance().allocate(bytes, device, stream); });
+}
+
+} // namespace
+
+gpumem_outcome gpumem_torch_configure(char const* options) noexcept {
+  return outcome_of([&] { torch_pools::instance().configure(options); });
+}
+
+gpumem_outcome gpumem_torch_pool(int device, gpumem_pool** pool) noexcept {
+  if (!pool) return gpumem::c::refuse("gpumem_torch_pool", "the out-pointer is NULL");
+  return outcome_of([&] { *pool = torch_pools::instance().made(device); });
+}
+
+void* gpumem_torch_try_allocate(size_t bytes, int device, CUstream_st* stream) noexcept {
+  void* pointer = nullptr;
+  allocate(bytes, device, stream, pointer);
+  return pointer;
+}
+
+void gpumem_torch_free(void* pointer, size_t bytes, int device, CUstream_st* stream) noexcept {
+  torch_pools::instance().free(pointer, bytes, device, stream);
+}
+
+void gpumem_torch_empty_cache(void) noexcept { torch_pools::instance().trim(); }
+
+void* gpumem_torch_allocate(size_t bytes, int device, CUstream_st* stream) {
+  void* pointer = nullptr;
+  raise_unless_granted(allocate(bytes, device, stream, pointer));
+  return pointer;
+}
+
+void gpumem_torch_record_stream(void* pointer, CUstream_st* stream) {
+  raise_unless_granted(outcome_of([&] { torch_pools::instance().record_stream(pointer, stream); }));
+}
+
+void gpumem_torch_memory_fraction(double fraction, int device) {
+  raise_unless_granted(outcome_of([&] { torch_pools::instance().set_fraction(fraction, device); }));
+}
+
+void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool, std::function<bool(CUstream_st*)>) {
+  raise_unless_granted(outcome_of([&] { torch_pools::instance().begin_graph(device, pool); }));
+}
+
+void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool) {
+  raise_unless_granted(outcome_of([&] { torch_pools::instance().end_graph(device, pool); }));
+}
+
+void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) {
+  torch_pools::instance().release_graph(device, pool);
+}

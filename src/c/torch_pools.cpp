@@ -1,0 +1,209 @@
+// PyTorch's pools.
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_pools.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "failure.hpp"
+#include "options.hpp"
+#include "pool.hpp"
+
+import gpumem;
+
+namespace gpumem::c {
+namespace {
+
+constexpr std::uint64_t longest_settling = 1'000'000'000; // nanoseconds, as long as a pool waits at out-of-memory
+
+/// PyTorch's handle 0 is the legacy stream on every thread; gpumem's is another on each.
+void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
+bool is_default(void* stream) noexcept { return stream == GPUMEM_STREAM_LEGACY || stream == GPUMEM_STREAM_PER_THREAD; }
+
+/// Makes the device current where the stream is a default stream, whose device that says.
+class device_of_stream {
+public:
+  device_of_stream(int device, void* stream) {
+    if (is_default(stream)) current_.emplace(gpumem::device{device});
+  }
+
+private:
+  std::optional<current_device> current_;
+};
+
+std::string text_of_environment() {
+  auto const* const text = std::getenv("GPUMEM_TORCH_OPTIONS");
+  return text ? text : "";
+}
+
+std::size_t share(double fraction, std::size_t total) {
+  return static_cast<std::size_t>(fraction * static_cast<double>(total));
+}
+
+/// Frees once the device has done everything: the way out where its streams cannot be asked.
+gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes, int device) noexcept {
+  auto const waited = outcome_of([&] {
+    current_device const scope{gpumem::device{device}};
+    check(driver().ctx_synchronize(), "cuCtxSynchronize");
+  });
+  return waited == GPUMEM_GRANTED ? gpumem_free_sync(pool, pointer, bytes) : waited;
+}
+
+} // namespace
+
+torch_pools& torch_pools::instance() {
+  static auto* const all = new torch_pools;
+  return *all;
+}
+
+std::size_t torch_pools::slot_of(int device) {
+  if (device < 0 || device >= most_devices) {
+    throw std::invalid_argument{"gpumem: there is no device " + std::to_string(device)};
+  }
+  return static_cast<std::size_t>(device);
+}
+
+bool torch_pools::any_made() const noexcept {
+  return std::ranges::any_of(pools_, [](auto const& pool) { return pool.load(std::memory_order_acquire) != nullptr; });
+}
+
+void torch_pools::configure(char const* options) {
+  auto text = options ? std::string{options} : text_of_environment();
+  parse_options(text); // says now what is wrong with it
+  std::scoped_lock const held{guard_};
+  if (any_made()) throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
+  options_ = std::move(text);
+}
+
+void torch_pools::set_fraction(double fraction, int device) {
+  auto const slot = slot_of(device);
+  if (!(fraction > 0 && fraction <= 1)) {
+    throw std::invalid_argument{"gpumem: a fraction of a device's memory is more than 0 and at most 1"};
+  }
+  std::scoped_lock const held{guard_};
+  if (made(device)) {
+    throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
+                                " already has its pool: set its fraction before the first use"};
+  }
+  fractions_[slot] = fraction;
+}
+
+gpumem_pool* torch_pools::made(int device) { return pools_[slot_of(device)].load(std::memory_order_acquire); }
+
+gpumem_pool* torch_pools::of(int device) {
+  auto* const pool = made(device);
+  return pool ? pool : make(device);
+}
+
+gpumem_pool* torch_pools::make(int device) {
+  auto const slot = slot_of(device);
+  std::scoped_lock const held{guard_};
+  if (auto* const pool = made(device)) return pool;
+  pool_options options;
+  options.name = "torch cuda:" + std::to_string(device);
+  options = parse_options(options_ ? *options_ : text_of_environment(), options);
+  if (fractions_[slot] > 0) {
+    auto const most = share(fractions_[slot], gpumem::device{device}.memory().total);
+    options.limit = options.limit ? std::min(options.limit, most) : most;
+  }
+  auto* const pool = make_pool(device, std::move(options));
+  pools_[slot].store(pool, std::memory_order_release);
+  return pool;
+}
+
+void* torch_pools::allocate(std::size_t bytes, int device, void* stream) {
+  if (bytes == 0) return nullptr;
+  auto* const pool = of(device);
+  auto* const on = named(stream);
+  device_of_stream const scope{device, on};
+  void* pointer = nullptr;
+  require(gpumem_allocate(pool, on, bytes, GPUMEM_ALIGNMENT, &pointer));
+  return pointer;
+}
+
+// PyTorch frees in destructors: there is nobody to tell.
+void torch_pools::free(void* pointer, std::size_t bytes, int device, void* stream) noexcept {
+  if (!pointer || !driver_alive()) return;
+  auto* const on = named(stream);
+  auto outcome = GPUMEM_INVALID_ARGUMENT;
+  auto const tried = outcome_of([&] {
+    auto* const pool = made(device);
+    if (!pool) throw std::invalid_argument{"gpumem: the device has no pool"};
+    device_of_stream const scope{device, on};
+    if (record_uses(device, pointer, on)) outcome = gpumem_free_sized(pool, on, pointer, bytes);
+    if (outcome != GPUMEM_GRANTED) outcome = free_when_idle(pool, pointer, bytes, device);
+  });
+  if (tried == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
+  std::fprintf(stderr, "gpumem: PyTorch freed %p, %zu bytes, on device %d: %s\n", pointer, bytes, device,
+               gpumem_last_error());
+}
+
+// The recorded streams' work so far is what reuse has to wait for. False: it is not known what to wait for.
+bool torch_pools::record_uses(int device, void* pointer, void* stream) noexcept {
+  bool all = true;
+  for (auto* const other : recorded_.take(pointer)) {
+    if (other == stream) continue;
+    auto const recorded = outcome_of([&] {
+      device_of_stream const scope{device, other};
+      require(gpumem_record_use(made(device), pointer, other));
+    });
+    all = all && recorded == GPUMEM_GRANTED;
+  }
+  return all;
+}
+
+void torch_pools::record_stream(void* pointer, void* stream) {
+  if (!pointer) return;
+  for (int device = 0; device < most_devices; ++device) {
+    auto* const pool = made(device);
+    if (!pool) continue;
+    gpumem_block block{.size = sizeof block, .base = nullptr, .bytes = 0, .granted = 0, .stream = 0, .live = 0};
+    require(gpumem_find(pool, pointer, &block));
+    if (block.base && block.live) return recorded_.add(block.base, named(stream));
+  }
+}
+
+void torch_pools::begin_graph(int device, gpumem_torch_pool_id graph) {
+  slot_of(device);
+  std::scoped_lock const held{guard_};
+  auto& use = graphs_[{device, graph}];
+  ++use.captures;
+  ++use.holders;
+}
+
+void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
+  std::scoped_lock const held{guard_};
+  auto const found = graphs_.find({device, graph});
+  if (found == graphs_.end() || found->second.captures == 0) {
+    throw std::invalid_argument{"gpumem: the end of a capture that has not begun"};
+  }
+  --found->second.captures;
+}
+
+void torch_pools::release_graph(int device, gpumem_torch_pool_id graph) noexcept {
+  std::scoped_lock const held{guard_};
+  auto const found = graphs_.find({device, graph});
+  if (found != graphs_.end() && --found->second.holders == 0) graphs_.erase(found);
+}
+
+bool torch_pools::holds_graphs(int device) {
+  std::scoped_lock const held{guard_};
+  return std::ranges::any_of(graphs_, [&](auto const& each) { return each.first.first == device; });
+}
+
+void torch_pools::trim() noexcept {
+  for (int device = 0; device < most_devices; ++device) {
+    auto* const pool = pools_[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+    std::size_t given_back = 0;
+    if (!pool || holds_graphs(device)) continue;
+    gpumem_settle(pool, longest_settling); // what is not complete by then stays
+    gpumem_trim(pool, 0, &given_back);
+  }
+}
+
+} // namespace gpumem::c

@@ -1,0 +1,65 @@
+// PyTorch's pools: one a device, made at its first allocation and never given back.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/gpumem_torch.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "recorded_streams.hpp"
+
+namespace gpumem::c {
+
+/// Throws what outcome_of understands. Any thread.
+class torch_pools {
+public:
+  /// The process's; never destroyed, since PyTorch frees tensors until its very end.
+  static torch_pools& instance();
+
+  void configure(char const* options);
+  void set_fraction(double fraction, int device);
+
+  /// The device's pool, made now if need be.
+  gpumem_pool* of(int device);
+  /// The same, or null if it was not made yet.
+  gpumem_pool* made(int device);
+
+  void* allocate(std::size_t bytes, int device, void* stream);
+  void free(void* pointer, std::size_t bytes, int device, void* stream) noexcept;
+  void record_stream(void* pointer, void* stream);
+
+  void begin_graph(int device, gpumem_torch_pool_id graph);
+  void end_graph(int device, gpumem_torch_pool_id graph);
+  void release_graph(int device, gpumem_torch_pool_id graph) noexcept;
+  /// Gives back what is unused on devices without graphs.
+  void trim() noexcept;
+
+private:
+  static constexpr int most_devices = 64;
+  struct graph_use {
+    int captures = 0; // begun and not ended
+    int holders = 0;  // begun and not released
+  };
+
+  static std::size_t slot_of(int device);
+  gpumem_pool* make(int device);
+  bool any_made() const noexcept;
+  bool holds_graphs(int device);
+  bool record_uses(int device, void* pointer, void* stream) noexcept;
+
+  std::array<std::atomic<gpumem_pool*>, most_devices> pools_{};
+  std::mutex guard_; // of what follows; never held while a pool is called but for making one
+  std::array<double, most_devices> fractions_{};
+  std::optional<std::string> options_;
+  std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_;
+  recorded_streams recorded_;
+};
+
+} // namespace gpumem::c

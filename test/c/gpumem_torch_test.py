@@ -1,0 +1,386 @@
+# gpumem_torch without PyTorch: its C functions through ctypes on the simulated device, and the wiring against a stand-in.
+# SPDX-License-Identifier: Apache-2.0
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+import threading
+import traceback
+import types
+import unittest
+
+import gpumem_torch
+
+MIB = 1 << 20
+
+
+class Touch(ctypes.Structure):
+    _fields_ = [("pointer", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("write", ctypes.c_int)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("devices", ctypes.c_int), ("capacity", ctypes.c_size_t), ("seed", ctypes.c_uint64),
+                ("manual", ctypes.c_int), ("patience_ms", ctypes.c_uint64)]
+
+
+class Party(ctypes.Structure):
+    _fields_ = [("stream", ctypes.c_uint64), ("operation", ctypes.c_uint64), ("action", ctypes.c_char_p)]
+
+
+class Finding(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("earlier", Party), ("later", Party), ("block_address", ctypes.c_uint64),
+                ("block_bytes", ctypes.c_uint64), ("block_number", ctypes.c_uint64), ("missing", ctypes.c_char_p),
+                ("text", ctypes.c_char_p)]
+
+
+class Simulator:
+    """The simulated device in place of the driver, with two devices that run only in `finish` and in calls that wait."""
+
+    def __init__(self):
+        self.driver = ctypes.CDLL(os.environ["GPUMEM_SIMULATOR_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+        pointer, number = ctypes.c_void_p, ctypes.c_uint64
+        for name, result, arguments in (
+                ("gpumem_simulator_work", ctypes.c_int, [pointer, pointer, ctypes.c_size_t, number] + [pointer] * 3),
+                ("gpumem_simulator_new_owner", number, []),
+                ("gpumem_simulator_allocated", None, [number, pointer, ctypes.c_int, pointer, ctypes.c_size_t]),
+                ("gpumem_simulator_freed", None, [number, pointer, ctypes.c_int, pointer, ctypes.c_size_t]),
+                ("gpumem_simulator_use_recorded", None, [pointer, pointer]),
+                ("gpumem_simulator_run_until_idle", number, []),
+                ("cuCtxSetCurrent", ctypes.c_int, [pointer]),
+                ("cuStreamWaitEvent", ctypes.c_int, [pointer, pointer, ctypes.c_uint]),
+                ("cuEventRecord", ctypes.c_int, [pointer, pointer])):
+            getattr(self.driver, name).restype, getattr(self.driver, name).argtypes = result, arguments
+        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, patience_ms=10000)
+        self.require(self.driver.gpumem_simulator_reset(ctypes.byref(options)))
+        self.owner = self.driver.gpumem_simulator_new_owner()
+
+    @staticmethod
+    def require(result):
+        assert result == 0, result
+
+    def make_current(self, device):
+        context = ctypes.c_void_p()
+        self.require(self.driver.cuInit(0))
+        self.require(self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        self.require(self.driver.cuCtxSetCurrent(context))
+
+    def stream(self, device=0):
+        stream = ctypes.c_void_p()
+        self.make_current(device)
+        self.require(self.driver.cuStreamCreate(ctypes.byref(stream), 1))
+        return stream.value
+
+    def order(self, earlier, later):
+        event = ctypes.c_void_p()
+        self.require(self.driver.cuEventCreate(ctypes.byref(event), 2))
+        self.require(self.driver.cuEventRecord(event, earlier))
+        self.require(self.driver.cuStreamWaitEvent(later, event, 0))
+
+    def write(self, stream, block, size):
+        touch = Touch(block, size, 1)
+        self.require(self.driver.gpumem_simulator_work(stream, ctypes.byref(touch), 1, 1000, None, None, None))
+
+    def finish(self):
+        """Runs the device until nothing is left; what was found wrong, as text."""
+        found = []
+        visit = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Finding))
+        if self.driver.gpumem_simulator_run_until_idle() != 0:
+            found.append("device work was left waiting")
+        self.driver.gpumem_simulator_visit_findings(visit(lambda _, f: found.append(f.contents.text.decode())), None, 1)
+        return found
+
+
+def alone(test):
+    """The test in a process of its own, on the simulated device, which must find nothing wrong."""
+
+    @functools.wraps(test)
+    def run(self):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            text = ""
+            try:
+                self.simulator = Simulator()
+                self.library = gpumem_torch.library()
+                test(self)
+                self.assertEqual(self.simulator.finish(), [])
+            except BaseException:
+                text = traceback.format_exc()
+            os.write(writer, text.encode()[:60000])
+            os._exit(bool(text))
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            text = pipe.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != 0:
+            self.fail(text or f"the test's process ended with {status}")
+
+    return run
+
+
+class Plugged(unittest.TestCase):
+    def allocate(self, size, stream, device=0):
+        block = self.library.gpumem_torch_try_allocate(size, device, stream)
+        self.assertIsNotNone(block, self.library.gpumem_last_error())
+        self.simulator.driver.gpumem_simulator_allocated(self.simulator.owner, stream, 0, block, size)
+        return block
+
+    def free(self, block, size, stream, device=0):
+        self.simulator.driver.gpumem_simulator_freed(self.simulator.owner, stream, 0, block, size)
+        self.library.gpumem_torch_free(block, size, device, stream)
+
+    def record_stream(self, block, stream):
+        function = self.library.gpumem_torch_record_stream
+        function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+        function(block, stream)
+
+    def assert_refused(self, outcome, text, call, *arguments):
+        with self.assertRaises(gpumem_torch.Failure) as caught:
+            call(*arguments)
+        self.assertEqual(caught.exception.outcome, outcome)
+        self.assertIn(text, str(caught.exception))
+
+
+class Memory(Plugged):
+    @alone
+    def test_figures_follow_allocations_and_frees(self):
+        self.assertEqual(set(gpumem_torch.figures(0).values()), {0})
+        self.assertEqual(gpumem_torch.trim(), 0)
+        self.assertIsNone(gpumem_torch.find(4096))
+        stream = self.simulator.stream()
+        block = self.allocate(3 * MIB, stream)
+        told = gpumem_torch.figures(0)
+        self.assertEqual((told["live"], told["allocations"], told["frees"]), (3 * MIB, 1, 0))
+        self.assertGreaterEqual(told["reserved"], 3 * MIB)
+        self.assertEqual(set(gpumem_torch.figures(1).values()), {0})
+        found = gpumem_torch.find(block + 5)
+        self.assertEqual((found["base"], found["bytes"], found["live"]), (block, 3 * MIB, True))
+        self.free(block, 3 * MIB, stream)
+        self.assertFalse(gpumem_torch.find(block)["live"])
+        self.assertEqual(gpumem_torch.figures(0)["live"], 0)
+        self.assertEqual(gpumem_torch.figures(0)["peak_live"], 3 * MIB)
+        self.assertEqual(gpumem_torch.trim(keep=told["reserved"]), 0)
+        self.assertEqual(gpumem_torch.trim(), told["reserved"])
+        self.assertEqual(gpumem_torch.figures(0)["reserved"], 0)
+
+    @alone
+    def test_no_bytes(self):
+        self.assertIsNone(self.library.gpumem_torch_try_allocate(0, 0, None))
+        self.library.gpumem_torch_free(None, 0, 0, None)
+        self.assertEqual(gpumem_torch.figures(0)["allocations"], 0)
+
+    @alone
+    def test_want_of_memory_is_null_and_a_sentence(self):
+        gpumem_torch.configure({"limit": "4MiB", "name": "small"})
+        stream = self.simulator.stream()
+        self.assertIsNone(self.library.gpumem_torch_try_allocate(5 * MIB, 0, stream))
+        self.assertIn(b"gpumem: out of memory (too_large): requested 5242880", self.library.gpumem_last_error())
+        self.free(self.allocate(4 * MIB, stream), 4 * MIB, stream)
+
+    @alone
+    def test_the_default_stream_of_another_device(self):
+        self.simulator.make_current(0)
+        block = self.library.gpumem_torch_try_allocate(MIB, 1, None)
+        self.assertIsNotNone(block)
+        self.library.gpumem_torch_free(block, MIB, 1, None)
+        self.assertEqual((gpumem_torch.figures(1)["live"], gpumem_torch.figures(1)["frees"]), (0, 1))
+
+    @alone
+    def test_several_threads(self):
+        failed = []
+
+        def work(number):
+            stream = self.simulator.stream()
+            size = (number + 1) * 100_000
+            try:
+                for _ in range(50):
+                    block = self.allocate(size, stream)
+                    self.simulator.write(stream, block, size)
+                    self.free(block, size, stream)
+            except BaseException as error:
+                failed.append(error)
+
+        self.simulator.stream()
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        self.assertEqual((gpumem_torch.figures(0)["allocations"], gpumem_torch.figures(0)["live"]), (200, 0))
+
+
+class RecordStream(Plugged):
+    def use_on_side(self, recorded):
+        """Memory of one stream, used on a second one, freed while that use has not run, and asked for again."""
+        gpumem_torch.configure("limit=4MiB")
+        main, side = self.simulator.stream(), self.simulator.stream()
+        block = self.allocate(4 * MIB, main)
+        self.simulator.order(main, side)
+        if recorded:
+            self.record_stream(block, side)
+        self.simulator.write(side, block, 4 * MIB)  # after the recording, as PyTorch's programs may
+        if recorded:
+            self.simulator.driver.gpumem_simulator_use_recorded(side, block)
+        self.free(block, 4 * MIB, main)
+        again = self.allocate(4 * MIB, main)
+        self.assertEqual(again, block)
+        self.simulator.write(main, again, 4 * MIB)
+        self.free(again, 4 * MIB, main)
+
+    @alone
+    def test_memory_is_reused_behind_the_work_of_recorded_streams(self):
+        self.use_on_side(recorded=True)
+
+    @alone
+    def test_what_is_not_recorded_is_found(self):
+        self.use_on_side(recorded=False)
+        self.assertTrue(self.simulator.finish())
+
+
+class Configuration(Plugged):
+    @alone
+    def test_options_that_are_refused(self):
+        for options, text in (("limt=1GiB", "'limt' is unknown"), ("limit=much", "'limit' is no size: 'much'"),
+                              ("limit", "has no value"), ("limit=1,limit=2", "given twice"),
+                              ("cross_stream=yes", "own, completed or wait"), ({"limit": ""}, "is empty"),
+                              (",", "missing between commas")):
+            self.assert_refused("invalid_argument", text, gpumem_torch.configure, options)
+        self.assert_refused("invalid_argument", "no device -1", gpumem_torch.figures, -1)
+
+    @alone
+    def test_contradictions_are_found_at_the_first_allocation(self):
+        gpumem_torch.configure("limit=1MiB,initial_size=2MiB")
+        self.assertIsNone(self.library.gpumem_torch_try_allocate(1, 0, self.simulator.stream()))
+        self.assertIn(b"larger than its limit", self.library.gpumem_last_error())
+        gpumem_torch.configure("limit=2MiB,initial_size=2MiB")
+        stream = self.simulator.stream()
+        self.free(self.allocate(1, stream), 1, stream)
+
+    @alone
+    def test_the_environment_serves_where_nothing_is_said(self):
+        os.environ["GPUMEM_TORCH_OPTIONS"] = "limit=8MiB, release_threshold=0"
+        stream = self.simulator.stream()
+        self.free(self.allocate(1, stream), 1, stream)
+        self.assertEqual(gpumem_torch.figures(0)["limit"], 8 * MIB)
+
+    @alone
+    def test_a_faulty_environment_is_told(self):
+        os.environ["GPUMEM_TORCH_OPTIONS"] = "limit=8 Mebi"
+        self.assert_refused("invalid_argument", "'8 Mebi'", gpumem_torch.configure)
+        self.assertIsNone(self.library.gpumem_torch_try_allocate(1, 0, self.simulator.stream()))
+        self.assertIn(b"'8 Mebi'", self.library.gpumem_last_error())
+
+    @alone
+    def test_what_is_said_wins_until_the_first_use(self):
+        os.environ["GPUMEM_TORCH_OPTIONS"] = "limit=8MiB"
+        gpumem_torch.configure("limit=4MiB")
+        stream = self.simulator.stream()
+        self.free(self.allocate(1, stream), 1, stream)
+        self.assertEqual(gpumem_torch.figures(0)["limit"], 4 * MIB)
+        self.assert_refused("invalid_argument", "already has its pool", gpumem_torch.configure, "limit=5MiB")
+
+    @alone
+    def test_the_library_is_missing(self):
+        gpumem_torch._library = None
+        os.environ["GPUMEM_LIBRARY"] = "/nowhere/libgpumem_c.so"
+        with self.assertRaisesRegex(ImportError, "gpumem's library was not found: /nowhere"):
+            gpumem_torch.version()
+
+    @alone
+    def test_pools_of_ones_own(self):
+        stream, pool, block = self.simulator.stream(), ctypes.c_void_p(), ctypes.c_void_p()
+        gpumem_torch.check(self.library.gpumem_make_pool(0, b"limit=1GiB", ctypes.byref(pool)))
+        gpumem_torch.check(self.library.gpumem_allocate(pool, stream, 100, 256, ctypes.byref(block)))
+        gpumem_torch.check(self.library.gpumem_free_sized(pool, stream, block, 100))
+        self.assert_refused("invalid_argument", "double free",
+                            lambda: gpumem_torch.check(self.library.gpumem_free(pool, stream, block)))
+        gpumem_torch.check(self.library.gpumem_release(pool))
+
+
+class StandIn:
+    """What of PyTorch the module touches, and a record of what was asked of it."""
+
+    def __init__(self, hooks):
+        self.asked = []
+        asked = self.asked
+
+        class Inner:
+            pass
+
+        for hook in hooks:
+            setattr(Inner, hook, lambda self, address, hook=hook: asked.append((hook, address)))
+
+        class CUDAPluggableAllocator:
+            def __init__(self, path, allocate, free):
+                self.path, self.names, self.inner = path, (allocate, free), Inner()
+
+            def allocator(self):
+                return self.inner
+
+        self.module = types.ModuleType("torch")
+        self.module.cuda = types.SimpleNamespace(
+            memory=types.SimpleNamespace(CUDAPluggableAllocator=CUDAPluggableAllocator,
+                                         change_current_allocator=lambda a: asked.append(("change", a))),
+            MemPool=lambda inner, **more: ("pool", inner, more),
+            device=lambda ordinal: asked.append(("device", ordinal)) or contextlib.nullcontext(),
+            current_device=lambda: 1)
+        self.module.device = lambda text: types.SimpleNamespace(index=int(text[5:]) if ":" in text else None)
+        sys.modules["torch"] = self.module
+
+
+class Wiring(Plugged):
+    def address(self, name):
+        return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
+
+    @alone
+    def test_install_gives_all_hooks_and_then_changes_the_allocator(self):
+        torch = StandIn(gpumem_torch.HOOKS)
+        self.assertFalse(gpumem_torch.installed())
+        allocator = gpumem_torch.install("limit=1GiB")
+        self.assertTrue(gpumem_torch.installed())
+        self.assertEqual(allocator.names, ("gpumem_torch_allocate", "gpumem_torch_free"))
+        self.assertEqual(os.path.realpath(allocator.path), os.path.realpath(os.environ["GPUMEM_LIBRARY"]))
+        self.assertEqual(torch.asked[:-1], [(hook, self.address(name)) for hook, name in gpumem_torch.HOOKS.items()])
+        self.assertEqual(torch.asked[-1], ("change", allocator))
+
+    @alone
+    def test_install_refuses_a_torch_that_would_ignore_record_stream(self):
+        torch = StandIn([])
+        with self.assertRaisesRegex(RuntimeError, "record_stream"):
+            gpumem_torch.install()
+        self.assertEqual((torch.asked, gpumem_torch.installed()), ([], False))
+
+    @alone
+    def test_install_refuses_options_before_it_changes_anything(self):
+        torch = StandIn(gpumem_torch.HOOKS)
+        self.assert_refused("invalid_argument", "'limt'", gpumem_torch.install, "limt=1GiB")
+        self.assertEqual(torch.asked, [])
+
+    @alone
+    def test_mem_pool_gets_the_function_that_says_null(self):
+        torch = StandIn(gpumem_torch.HOOKS)
+        kind, inner, more = gpumem_torch.mem_pool("limit=1GiB", device="cuda:0", use_on_oom=True)
+        kept = gpumem_torch._kept["gpumem_torch_try_allocate"]
+        self.assertEqual((kind, inner, more), ("pool", kept.inner, {"use_on_oom": True}))
+        self.assertEqual(kept.names, ("gpumem_torch_try_allocate", "gpumem_torch_free"))
+        self.assertEqual(torch.asked, [("device", 0)])
+        self.assertIs(gpumem_torch.mem_pool()[1], inner)
+        self.assertEqual(torch.asked[-1], ("device", 1))
+
+    @alone
+    def test_devices_as_torch_names_them(self):
+        StandIn(gpumem_torch.HOOKS)
+        stream = self.simulator.stream(1)
+        self.free(self.allocate(MIB, stream, device=1), MIB, stream, device=1)
+        for name in (1, "cuda:1", "cuda", None):
+            self.assertEqual(gpumem_torch.figures(name)["allocations"], 1)
+        self.assertEqual(gpumem_torch.figures("cuda:0")["allocations"], 0)
+
+    def test_the_module_imports_without_torch(self):
+        self.assertNotIn("torch", sys.modules)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,144 @@
+// The simulated device as a C test reaches it.
+// SPDX-License-Identifier: Apache-2.0
+#include "simulated.h"
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+  __typeof__(&gpumem_simulator_reset) reset;
+  __typeof__(&gpumem_simulator_run_until_idle) run_until_idle;
+  __typeof__(&gpumem_simulator_fail_allocation) fail_allocation;
+  __typeof__(&gpumem_simulator_work) work;
+  __typeof__(&gpumem_simulator_new_owner) new_owner;
+  __typeof__(&gpumem_simulator_allocated) allocated;
+  __typeof__(&gpumem_simulator_freed) freed;
+  __typeof__(&gpumem_simulator_use_recorded) use_recorded;
+  __typeof__(&gpumem_simulator_read_figures) read_figures;
+  __typeof__(&gpumem_simulator_visit_findings) visit_findings;
+  int (*init)(unsigned);
+  int (*retain_context)(void**, int);
+  int (*set_context)(void*);
+  int (*create_stream)(void**, unsigned);
+  int (*create_event)(void**, unsigned);
+  int (*record_event)(void*, void*);
+  int (*wait_event)(void*, void*, unsigned);
+  int (*destroy_event)(void*);
+  int (*begin_capture)(void*, int);
+  int (*end_capture)(void*, void**);
+  int (*destroy_graph)(void*);
+} driver;
+
+static uint64_t owner;
+
+// Copied, because ISO C has no conversion of dlsym's result to a function.
+static void take(void* place, char const* name) {
+  void* const function = dlsym(dlopen(NULL, RTLD_NOW), name);
+  if (!function) {
+    fprintf(stderr, "%s is not there: preload libgpumem_simulator_driver.so\n", name);
+    exit(2);
+  }
+  memcpy(place, &function, sizeof function);
+}
+
+static void require(int result, char const* what) {
+  if (result == 0) return;
+  fprintf(stderr, "%s gave %d\n", what, result);
+  exit(2);
+}
+
+static void take_all(void) {
+  take(&driver.reset, "gpumem_simulator_reset");
+  take(&driver.run_until_idle, "gpumem_simulator_run_until_idle");
+  take(&driver.fail_allocation, "gpumem_simulator_fail_allocation");
+  take(&driver.work, "gpumem_simulator_work");
+  take(&driver.new_owner, "gpumem_simulator_new_owner");
+  take(&driver.allocated, "gpumem_simulator_allocated");
+  take(&driver.freed, "gpumem_simulator_freed");
+  take(&driver.use_recorded, "gpumem_simulator_use_recorded");
+  take(&driver.read_figures, "gpumem_simulator_read_figures");
+  take(&driver.visit_findings, "gpumem_simulator_visit_findings");
+  take(&driver.init, "cuInit");
+  take(&driver.retain_context, "cuDevicePrimaryCtxRetain");
+  take(&driver.set_context, "cuCtxSetCurrent");
+  take(&driver.create_stream, "cuStreamCreate");
+  take(&driver.create_event, "cuEventCreate");
+  take(&driver.record_event, "cuEventRecord");
+  take(&driver.wait_event, "cuStreamWaitEvent");
+  take(&driver.destroy_event, "cuEventDestroy_v2");
+  take(&driver.begin_capture, "cuStreamBeginCapture_v2");
+  take(&driver.end_capture, "cuStreamEndCapture");
+  take(&driver.destroy_graph, "cuGraphDestroy");
+}
+
+void simulated_reset(int devices) {
+  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, 1, 10000};
+  take_all();
+  require(driver.reset(&options), "the reset");
+  require(driver.init(0), "cuInit");
+  owner = driver.new_owner();
+}
+
+void simulated_write(void* stream, void* pointer, size_t bytes) {
+  struct gpumem_simulator_touch const touch = {pointer, bytes, 1};
+  require(driver.work(stream, &touch, 1, 1000, NULL, NULL, NULL), "work");
+}
+
+void simulated_allocated(void* stream, void* pointer, size_t bytes) {
+  driver.allocated(owner, stream, 0, pointer, bytes);
+}
+
+void simulated_freed(void* stream, void* pointer, size_t bytes) { driver.freed(owner, stream, 0, pointer, bytes); }
+
+void simulated_use_recorded(void* stream, void* pointer) { driver.use_recorded(stream, pointer); }
+
+static void count_finding(void* context, struct gpumem_simulator_finding const* found) {
+  ++*(int*)context;
+  fprintf(stderr, "found: %s\n", found->text);
+}
+
+int simulated_finish(void) {
+  int wrong = driver.run_until_idle() != 0;
+  driver.visit_findings(count_finding, &wrong, 1);
+  return wrong;
+}
+
+void simulated_fail_allocation(unsigned long long nth) { driver.fail_allocation(nth); }
+
+unsigned long long simulated_device_bytes(void) {
+  struct gpumem_simulator_figures figures;
+  driver.read_figures(&figures);
+  return figures.bytes_allocated;
+}
+
+void simulated_make_current(int device) {
+  void* context = NULL;
+  require(driver.retain_context(&context, device), "cuDevicePrimaryCtxRetain");
+  require(driver.set_context(context), "cuCtxSetCurrent");
+}
+
+void* simulated_stream(int device) {
+  void* stream = NULL;
+  simulated_make_current(device);
+  require(driver.create_stream(&stream, 1), "cuStreamCreate");
+  return stream;
+}
+
+void simulated_order(void* earlier, void* later) {
+  void* event = NULL;
+  require(driver.create_event(&event, 2), "cuEventCreate");
+  require(driver.record_event(event, earlier), "cuEventRecord");
+  require(driver.wait_event(later, event, 0), "cuStreamWaitEvent");
+  require(driver.destroy_event(event), "cuEventDestroy");
+}
+
+void simulated_begin_capture(void* stream) { require(driver.begin_capture(stream, 1), "cuStreamBeginCapture"); }
+
+void simulated_end_capture(void* stream) {
+  void* graph = NULL;
+  require(driver.end_capture(stream, &graph), "cuStreamEndCapture");
+  require(driver.destroy_graph(graph), "cuGraphDestroy");
+}

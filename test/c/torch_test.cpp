@@ -1,0 +1,253 @@
+// What PyTorch's C++ calls: failures as exceptions, recorded streams, fractions, graphs. Each test has a device of its
+// own, because a device has its pool for as long as the process lives.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/gpumem_torch.h>
+#include <gpumem/simulator.hpp>
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+/// Makes the device current to this thread and has streams on it.
+class torch : public testing::Test {
+protected:
+  static void SetUpTestSuite() { simulator::load({.devices = 16, .mode = simulator::stepping::manual}); }
+  void SetUp() override { simulator::take_findings(); }
+  void TearDown() override {
+    EXPECT_EQ(simulator::run_until_idle(), 0u);
+    for (auto const& finding : simulator::take_findings()) ADD_FAILURE() << finding.text;
+  }
+
+  static void make_current(int device) {
+    CUcontext context = nullptr;
+    ASSERT_EQ(cuInit_(0), CUDA_SUCCESS);
+    ASSERT_EQ(driver<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, device), CUDA_SUCCESS);
+    ASSERT_EQ(driver<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context), CUDA_SUCCESS);
+  }
+  static CUstream make_stream(int device) {
+    make_current(device);
+    CUstream stream = nullptr;
+    EXPECT_EQ(driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    return stream;
+  }
+  static CUresult driver_synchronize() { return driver<CUresult (*)()>("cuCtxSynchronize")(); }
+  static void destroy(CUstream stream) {
+    EXPECT_EQ(driver<decltype(&cuStreamDestroy)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
+  }
+
+  static gpumem_figures figures(int device) {
+    gpumem_figures told{};
+    told.size = sizeof told;
+    gpumem_pool* pool = nullptr;
+    EXPECT_EQ(gpumem_torch_pool(device, &pool), GPUMEM_GRANTED);
+    if (pool) EXPECT_EQ(gpumem_read_figures(pool, &told), GPUMEM_GRANTED);
+    return told;
+  }
+
+  /// A block as PyTorch and the judge see it: a write of all of it by its stream.
+  void* allocate(std::size_t bytes, int device, CUstream stream) {
+    auto* const pointer = gpumem_torch_allocate(bytes, device, stream);
+    simulator::detail::allocated(judge_, stream, false, pointer, bytes);
+    return pointer;
+  }
+  void free(void* pointer, std::size_t bytes, int device, CUstream stream) {
+    simulator::detail::freed(judge_, stream, false, pointer, bytes);
+    gpumem_torch_free(pointer, bytes, device, stream);
+  }
+
+private:
+  template <class Function> static Function driver(char const* name);
+  static CUresult cuInit_(unsigned flags) { return driver<decltype(&cuInit)>("cuInit")(flags); }
+  std::uint64_t judge_ = simulator::detail::new_owner();
+};
+
+template <class Function> Function torch::driver(char const* name) {
+  auto const lookup = reinterpret_cast<Function>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
+  if (!lookup) throw std::runtime_error{name};
+  return lookup;
+}
+
+TEST_F(torch, throws_what_cxx_understands_where_there_is_no_memory) {
+  gpumem_torch_memory_fraction(0.001, 0); // of 80 GiB
+  auto* const stream = make_stream(0);
+  auto* const block = allocate(64 * mib, 0, stream);
+  try {
+    allocate(64 * mib, 0, stream);
+    FAIL() << "there were 82 MiB";
+  } catch (std::bad_alloc const& e) { EXPECT_THAT(e.what(), HasSubstr("gpumem: out of memory (exhausted)")); }
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("requested 67108864 bytes, live 67108864"));
+  EXPECT_EQ(gpumem_torch_try_allocate(64 * mib, 0, stream), nullptr);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("exhausted"));
+  EXPECT_EQ(figures(0).live, 64 * mib);
+  EXPECT_EQ(figures(0).limit, static_cast<std::size_t>(0.001 * static_cast<double>(std::size_t{80} << 30)));
+  free(block, 64 * mib, 0, stream);
+  EXPECT_THROW(gpumem_torch_allocate(1, 16, nullptr), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_allocate(1, -1, nullptr), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_allocate(1, 1000, nullptr), std::invalid_argument);
+}
+
+TEST_F(torch, zero_bytes_are_no_memory_and_no_failure) {
+  EXPECT_EQ(gpumem_torch_allocate(0, 1, nullptr), nullptr);
+  gpumem_torch_free(nullptr, 0, 1, nullptr);
+  EXPECT_EQ(figures(1).allocations, 0u);
+}
+
+TEST_F(torch, a_fraction_comes_before_the_pool) {
+  EXPECT_THROW(gpumem_torch_memory_fraction(0, 2), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_memory_fraction(1.1, 2), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_memory_fraction(0.5, -1), std::invalid_argument);
+  auto* const stream = make_stream(2);
+  free(allocate(mib, 2, stream), mib, 2, stream);
+  EXPECT_EQ(figures(2).limit, 0u);
+  EXPECT_THROW(gpumem_torch_memory_fraction(0.5, 2), std::invalid_argument);
+  EXPECT_EQ(gpumem_torch_configure("limit=1GiB"), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("already has its pool"));
+}
+
+// PyTorch promises to wait for what the stream has been given by the time of the free, not of the recording.
+TEST_F(torch, work_after_the_recording_is_waited_for_too) {
+  auto* const main = make_stream(3);
+  auto* const side = make_stream(3);
+  auto* const block = gpumem_torch_allocate(mib, 3, main);
+  gpumem_torch_record_stream(block, side);
+  gpumem_torch_record_stream(block, side);
+  gpumem_torch_record_stream(block, main);
+  bool done = false;
+  simulator::work(side, {simulator::write(block, mib)}, milliseconds{1}, [&] { done = true; });
+  gpumem_torch_free(block, mib, 3, main);
+  EXPECT_FALSE(done);
+  auto* const next = gpumem_torch_allocate(mib, 3, main);
+  bool early = false;
+  simulator::work(main, {simulator::write(next, mib)}, milliseconds{1}, [&] { early = next == block && !done; });
+  simulator::run_until_idle();
+  EXPECT_TRUE(done);
+  EXPECT_FALSE(early);
+  gpumem_torch_free(next, mib, 3, main);
+}
+
+// The same under a limit that leaves no other memory, with the judge looking on.
+TEST_F(torch, recorded_memory_is_reused_behind_a_wait) {
+  gpumem_torch_memory_fraction(5.0 / (80 << 10), 4); // 5 MiB
+  auto* const main = make_stream(4);
+  auto* const side = make_stream(4);
+  auto* const block = allocate(4 * mib, 4, main);
+  simulator::run_until_idle();
+  ASSERT_EQ(driver_synchronize(), CUDA_SUCCESS); // so that `side` may use what `main` was granted
+  gpumem_torch_record_stream(block, side);
+  simulator::work(side, {simulator::write(block, 4 * mib)}, milliseconds{1});
+  simulator::detail::use_recorded(side, block);
+  free(block, 4 * mib, 4, main);
+  auto* const next = allocate(4 * mib, 4, main);
+  EXPECT_EQ(next, block);
+  EXPECT_EQ(figures(4).reuse_waited + figures(4).reuse_drained, 1u);
+  free(next, 4 * mib, 4, main);
+}
+
+TEST_F(torch, foreign_pointers_are_not_recorded) {
+  int foreign = 0;
+  auto* const stream = make_stream(5);
+  gpumem_torch_record_stream(&foreign, stream);
+  gpumem_torch_record_stream(nullptr, stream);
+  auto* const block = allocate(mib, 5, stream);
+  gpumem_torch_record_stream(static_cast<std::byte*>(block) + 4096, make_stream(5)); // a tensor's view
+  free(block, mib, 5, stream);
+  EXPECT_EQ(figures(5).live, 0u);
+}
+
+// A stream that is gone cannot be waited for: the device is, and the memory is not lost.
+TEST_F(torch, a_recorded_stream_that_is_gone) {
+  auto* const main = make_stream(6);
+  auto* const side = make_stream(6);
+  auto* const block = allocate(mib, 6, main);
+  gpumem_torch_record_stream(block, side);
+  simulator::run_until_idle();
+  destroy(side);
+  free(block, mib, 6, main);
+  EXPECT_EQ(figures(6).live, 0u);
+  auto const found = simulator::take_findings();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].kind, simulator::finding_kind::dead_stream);
+}
+
+// PyTorch's handle 0 is one stream, whichever thread calls and whichever device is current.
+TEST_F(torch, the_default_stream_is_one_for_all_threads) {
+  make_current(7);
+  auto* const block = gpumem_torch_allocate(mib, 7, nullptr);
+  make_current(0);
+  gpumem_torch_free(block, mib, 7, nullptr);
+  void* next = nullptr;
+  std::thread{[&] { next = gpumem_torch_allocate(mib, 7, nullptr); }}.join();
+  EXPECT_EQ(next, block);
+  EXPECT_EQ(figures(7).reuse_own, 1u);
+  gpumem_torch_free(next, mib, 7, nullptr);
+  EXPECT_EQ(figures(7).live, 0u);
+}
+
+TEST_F(torch, a_recorded_default_stream_while_another_device_is_current) {
+  auto* const side = make_stream(12);
+  auto* const block = gpumem_torch_allocate(mib, 12, side);
+  gpumem_torch_record_stream(block, nullptr);
+  bool done = false;
+  simulator::work(cuda::stream_ref{CU_STREAM_LEGACY}, {simulator::write(block, mib)}, milliseconds{1},
+                  [&] { done = true; });
+  make_current(0);
+  gpumem_torch_free(block, mib, 12, side);
+  EXPECT_FALSE(done) << "the free has waited for the device";
+  EXPECT_EQ(figures(12).live, 0u);
+  simulator::run_until_idle(); // while what it writes to is there
+}
+
+TEST_F(torch, nothing_is_given_back_while_a_graph_lives) {
+  auto* const stream = make_stream(8);
+  free(allocate(mib, 8, stream), mib, 8, stream);
+  gpumem_torch_pool_id const graph{1, 0}, other{2, 0};
+  gpumem_torch_begin_allocate_to_pool(8, graph, [](CUstream) { return true; });
+  gpumem_torch_begin_allocate_to_pool(9, other, [](CUstream) { return true; });
+  gpumem_torch_empty_cache();
+  EXPECT_GT(figures(8).reserved, 0u);
+  gpumem_torch_end_allocate_to_pool(8, graph);
+  gpumem_torch_empty_cache();
+  EXPECT_GT(figures(8).reserved, 0u) << "the graph may be launched";
+  EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, graph), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, other), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_begin_allocate_to_pool(-1, graph, {}), std::invalid_argument);
+  gpumem_torch_release_pool(8, graph);
+  gpumem_torch_release_pool(8, graph); // once too often
+  gpumem_torch_empty_cache();
+  EXPECT_EQ(figures(8).reserved, 0u);
+  gpumem_torch_release_pool(9, other);
+}
+
+TEST_F(torch, misuse_is_told_and_does_nothing) {
+  auto* const stream = make_stream(10);
+  auto* const block = allocate(mib, 10, stream);
+  testing::internal::CaptureStderr();
+  gpumem_torch_free(block, mib + 1, 10, stream);
+  gpumem_torch_free(block, mib, 11, stream);
+  gpumem_torch_free(block, mib, -1, stream);
+  auto const told = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("a free with another size than the allocation's"));
+  EXPECT_THAT(told, HasSubstr("the device has no pool"));
+  EXPECT_THAT(told, HasSubstr("there is no device -1"));
+  EXPECT_EQ(figures(10).live, mib);
+  free(block, mib, 10, stream);
+}
+
+} // namespace
