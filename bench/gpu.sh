@@ -10,7 +10,7 @@ usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh gpu [bundle|run|all] [REPLAY ARGUMENT...]
   bundle  build the programs, static but for the driver and libc, into build/gpu/bundle
-  run     run them: the tests labelled gpu, the demo, the replay of bench/traces; needs a GPU, no compiler
+  run     run them: the tests labelled gpu, the demo, the waits, the replay of bench/traces; needs a GPU, no compiler
   all     both (the default)
 TEXT
 }
@@ -19,7 +19,8 @@ make_bundle() {
   cmake --preset gpu
   cmake --build --preset gpu
   mkdir -p "$bundle"
-  cp "$root"/build/gpu/test/device/test_* "$root"/build/gpu/bench/gpumem_demo "$root"/build/gpu/bench/gpumem-replay "$bundle"
+  cp "$root"/build/gpu/test/device/test_* "$root"/build/gpu/bench/gpumem_demo "$root"/build/gpu/bench/gpumem-replay \
+    "$root"/build/gpu/bench/gpumem-completion-bench "$bundle"
   rm -f "$bundle"/*.cmake
 }
 
@@ -42,6 +43,8 @@ run_bundle() {
   run_tests || failed=1
   echo "-- demo"
   "$bundle/gpumem_demo" || failed=1
+  echo "-- completion"
+  "$bundle/gpumem-completion-bench" --device cuda || failed=1
   echo "-- replay"
   "$bundle/gpumem-replay" --device cuda "$@" "$root"/bench/traces/*.csv.gz || failed=1
   return "$failed"

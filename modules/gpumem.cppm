@@ -15,6 +15,8 @@ export import :event;
 
 export import :misuse;
 export import :executor;
+export import :thread_pool_executor;
+export import :executor_adaptor;
 export import :suspension;
 export import :waiter;
 export import :lifetime;
@@ -47,5 +49,6 @@ export import :task;
 export import :joined;
 export import :sync_wait;
 export import :when_all;
-export import :poller;
+export import :lane;
+export import :reactor;
 export import :completion;

@@ -153,7 +153,8 @@ probe_compilers() {
 probe_libraries() {
   local entry name package flags
   for entry in "googletest libgmock-dev -lgmock_main -lgmock -lgtest" "benchmark libbenchmark-dev -lbenchmark" \
-    "cli11 libcli11-dev" "json nlohmann-json3-dev" "zlib zlib1g-dev -lz"; do
+    "cli11 libcli11-dev" "json nlohmann-json3-dev" "zlib zlib1g-dev -lz" \
+    "asio libasio-dev"; do
     read -r name package flags <<<"$entry"
     # shellcheck disable=SC2086
     if [[ -z $found_cxx ]] || ! probe_library "$name" $flags; then

@@ -56,6 +56,8 @@ protected:
   bool withdraw() noexcept;
   // Stop was requested: answers with `stopped` if it was still parked.
   void stop() noexcept;
+  // Whether the answer is that it was stopped; that answer is then taken.
+  bool take_stopped() noexcept;
   // The answer; throws what belongs to a failure.
   expected<allocation, failure> take() noexcept;
   allocation take_or_throw();
@@ -115,14 +117,21 @@ public:
     this->abandon();
   }
 
-  bool await_ready() noexcept { return token_.stop_requested() ? refuse_stopped() : this->try_now(); }
+  bool await_ready() noexcept {
+    if (!token_.stop_requested()) return this->try_now();
+    this->settle(expected<void*, failure>{unexpect, failure{outcome::stopped, 0, this->bytes()}});
+    return false; // only await_suspend() knows whom to tell
+  }
 
-  /// The callback is registered before the request is published: afterwards the frame may be resumed and gone. Throws
-  /// std::system_error where the library thread cannot be started.
-  bool await_suspend(std::coroutine_handle<> continuation) {
-    this->prepare(continuation);
-    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
-    return this->park();
+  /// A promise with unhandled_stopped() is told of a stop by that. Throws std::system_error where the library thread
+  /// cannot be started.
+  template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
+    this->continue_with(continuation);
+    if constexpr (detail::stoppable_promise<Promise>) {
+      return begin() ? std::coroutine_handle<>{std::noop_coroutine()} : this->next();
+    } else {
+      return begin();
+    }
   }
 
   allocation await_resume() {
@@ -135,8 +144,19 @@ private:
     acquire_operation* operation;
     void operator()() const noexcept { operation->stop(); }
   };
-  bool refuse_stopped() noexcept {
-    this->settle(expected<void*, failure>{unexpect, failure{outcome::stopped, 0, this->bytes()}});
+
+  // False if it is answered. The callback is registered before the request is published: afterwards the frame may be
+  // resumed and gone.
+  bool begin() {
+    if (this->settled()) return false;
+    this->prepare();
+    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
+    return this->park();
+  }
+
+  bool end_stopped() noexcept override {
+    if (!this->take_stopped()) return false;
+    callback_.reset();
     return true;
   }
 

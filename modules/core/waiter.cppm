@@ -58,6 +58,7 @@ protected:
 
   void request_stop() noexcept { stop_requested_.store(true, std::memory_order_release); }
   bool settled() const noexcept { return settled_; }
+  bool settled_stopped() const noexcept { return settled_ && !result_ && result_.error().what == outcome::stopped; }
   expected<void*, failure> take_result() noexcept;
 
 private:

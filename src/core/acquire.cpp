@@ -68,6 +68,13 @@ expected<allocation, failure> request_operation::take() noexcept {
   return allocation{from_, stream(), *result, *result ? bytes() : 0, alignment()};
 }
 
+bool request_operation::take_stopped() noexcept {
+  if (!settled_stopped()) return false;
+  take_result();
+  parked_ = false;
+  return true;
+}
+
 allocation request_operation::take_or_throw() {
   auto result = take();
   if (result) return std::move(*result);

@@ -37,9 +37,8 @@ gate_row& gates() noexcept {
 
 } // namespace
 
-void suspension::prepare(std::coroutine_handle<> continuation) {
+void suspension::prepare() {
   if (!executor_) executor_ = &library_executor();
-  continuation_ = continuation;
   gate_ = gates().next();
 }
 

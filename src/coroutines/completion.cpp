@@ -3,6 +3,7 @@
 module;
 #include <cuda.h>
 #include <atomic>
+#include <mutex>
 #include <utility>
 module gpumem:completion.impl;
 import :completion;
@@ -12,9 +13,11 @@ import :driver;
 import :error;
 import :event;
 import :fork;
-import :poller;
+import :lane;
+import :reactor;
 import :stream;
 import :suspension;
+import :sync;
 import :timeline;
 
 namespace gpumem::detail {
@@ -64,6 +67,15 @@ void completion_target::wait() const {
   order.publish_completed(covers);
 }
 
+lane& completion_target::place() const {
+  if (event_) {
+    auto const where = point_of(*event_);
+    return reactor::of(device{where.device}).lane_of(where.event);
+  }
+  auto& order = identify(stream_).order();
+  return reactor::of(device{order.device()}).lane_of(order);
+}
+
 stream_point completion_target::mark(pooled_event*& recorded) const {
   if (event_) return point_of(*event_);
   relaxed_capture const relaxed;
@@ -78,15 +90,20 @@ stream_point completion_target::mark(pooled_event*& recorded) const {
   return {event->handle, &order, covers, order.device()};
 }
 
+void completion_wait::prepare() {
+  suspension::prepare();
+  lane_ = &target_.place();
+  lane_->home().start();
+}
+
 bool completion_wait::arm() {
-  auto& poller = poller::instance();
-  poller.start();
+  sync::lock const in_order{lane_->order()};
   where_ = target_.mark(recorded_);
   handed_over_ = true;
-  auto const answer = poller.arm(*this);
-  if (answer == poller::answer::armed) return true;
+  auto const answer = lane_->home().arm(*this);
+  if (answer == reactor::answer::armed) return true;
   handed_over_ = false;
-  if (answer == poller::answer::stopped) {
+  if (answer == reactor::answer::stopped) {
     end(ending::stopped, CUDA_SUCCESS);
   } else {
     end(ending::refused, CUDA_ERROR_DEINITIALIZED);
@@ -95,8 +112,9 @@ bool completion_wait::arm() {
 }
 
 void completion_wait::stop() noexcept {
+  if (forked()) return;
   stop_requested_.store(true, std::memory_order_release);
-  if (!poller::instance().disarm(*this)) return; // over, or not armed yet: arm() looks
+  if (!lane_->home().disarm(*this)) return; // over, or not armed yet: arm() looks
   end(ending::stopped, CUDA_SUCCESS);
   post();
 }
@@ -118,9 +136,15 @@ void completion_wait::finish() {
   if (outcome_ == ending::refused) check(result_, "gpumem: waiting for the device");
 }
 
+bool completion_wait::finish_stopped() noexcept {
+  if (!stopped()) return false;
+  handed_over_ = false;
+  return true;
+}
+
 void completion_wait::abandon() noexcept {
   if (forked()) return;
-  if (handed_over_ && !poller::instance().disarm(*this)) take_back();
+  if (handed_over_ && !lane_->home().disarm(*this)) take_back();
   if (recorded_) give_event(recorded_);
 }
 

@@ -144,6 +144,7 @@ static_assert(!std::movable<gpumem::completion_operation<gpumem::never_stop_toke
 // Executors.
 static_assert(std::derived_from<gpumem::inline_executor, gpumem::executor>);
 static_assert(std::derived_from<gpumem::thread_executor, gpumem::executor>);
+static_assert(std::derived_from<gpumem::thread_pool_executor, gpumem::executor>);
 static_assert(!std::copyable<gpumem::thread_executor> && !std::movable<gpumem::thread_executor>);
 static_assert(!std::copyable<gpumem::resumption>);
 

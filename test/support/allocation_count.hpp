@@ -6,7 +6,7 @@
 
 namespace test {
 
-/// Calls of operator new on this thread since it began.
+/// Calls of operator new from this program's own code on this thread since it began.
 std::size_t host_allocations() noexcept;
 
 } // namespace test

@@ -1,0 +1,169 @@
+// gpumem-completion-bench: from the end of a kernel to the coroutine that waited for it, and what the wait costs.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <ctime>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+import replay;
+
+namespace {
+
+using gpumem::latency;
+using gpumem::task;
+using clock_type = std::chrono::steady_clock;
+using microseconds = std::chrono::duration<double, std::micro>;
+
+constexpr std::size_t pool_threads = 4;
+
+// One row: how many wait at once, each on a stream of its own, and how; without a latency a thread blocks in the
+// driver.
+struct scenario {
+  char const* name;
+  std::size_t waiters;
+  std::optional<latency> urgency;
+  double kernel_microseconds;
+};
+
+constexpr scenario scenarios[] = {
+    {"blocked in the driver", 1, std::nullopt, 50},   {"1 waiter, low", 1, latency::low, 50},
+    {"1 waiter, balanced", 1, latency::balanced, 50}, {"1 waiter, balanced, 5 ms kernel", 1, latency::balanced, 5'000},
+    {"8 on 4 threads, low", 8, latency::low, 50},     {"8 on 4 threads, balanced", 8, latency::balanced, 50},
+    {"64 on 4 threads, low", 64, latency::low, 50},   {"64 on 4 threads, balanced", 64, latency::balanced, 50},
+};
+
+// Microseconds from the launch to the code behind the wait, less the kernel's own; and processor time over time.
+struct figures {
+  std::vector<double> latencies;
+  double cores = 0;
+};
+
+double processor_seconds() {
+  timespec spent{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
+  return static_cast<double>(spent.tv_sec) + static_cast<double>(spent.tv_nsec) * 1e-9;
+}
+
+class cores_used {
+public:
+  double so_far() const {
+    return (processor_seconds() - spent_) / std::chrono::duration<double>(clock_type::now() - begin_).count();
+  }
+
+private:
+  clock_type::time_point begin_ = clock_type::now();
+  double spent_ = processor_seconds();
+};
+
+class bench {
+public:
+  bench(gpumem::device device, std::size_t rounds) : device_{device}, rounds_{rounds}, threads_{pool_threads} {}
+
+  figures measure(scenario const& what) {
+    replay::work_kernel const kernel{device_, what.kernel_microseconds};
+    std::vector<gpumem::stream> streams;
+    std::vector<std::vector<double>> each(what.waiters);
+    for (std::size_t i = 0; i < what.waiters; ++i) streams.emplace_back(device_);
+    run(what, kernel, streams, each, rounds_ / 10 + 1); // what first uses make
+    for (auto& one : each) one.clear();
+    cores_used const cores;
+    run(what, kernel, streams, each, rounds_);
+    figures result{{}, cores.so_far()};
+    for (auto const& one : each) result.latencies.insert(result.latencies.end(), one.begin(), one.end());
+    std::ranges::sort(result.latencies);
+    return result;
+  }
+
+private:
+  void run(scenario const& what, replay::work_kernel const& kernel, std::vector<gpumem::stream>& streams,
+           std::vector<std::vector<double>>& each, std::size_t rounds) {
+    std::vector<task<>> waiting;
+    for (std::size_t i = 0; i < what.waiters; ++i) {
+      each[i].reserve(rounds);
+      waiting.push_back(wait(what, kernel, streams[i], each[i], rounds));
+    }
+    gpumem::sync_wait(gpumem::when_all(std::move(waiting)));
+  }
+
+  // One waiter resumes on the library thread, more of them on the pool.
+  task<> wait(scenario const& what, replay::work_kernel const& kernel, gpumem::stream& on, std::vector<double>& seen,
+              std::size_t rounds) {
+    for (std::size_t i = 0; i < rounds; ++i) {
+      auto const begin = clock_type::now();
+      kernel.launch(on, nullptr, 0);
+      if (what.urgency) {
+        co_await gpumem::completion(on, {*what.urgency, what.waiters > 1 ? &threads_ : nullptr});
+      } else {
+        gpumem::completion(on).wait();
+      }
+      seen.push_back(microseconds{clock_type::now() - begin}.count() - what.kernel_microseconds);
+    }
+  }
+
+  gpumem::device device_;
+  std::size_t rounds_;
+  gpumem::thread_pool_executor threads_;
+};
+
+double quantile(std::vector<double> const& sorted, double part) {
+  return sorted[std::min(sorted.size() - 1, static_cast<std::size_t>(part * static_cast<double>(sorted.size())))];
+}
+
+// What an armed reactor costs is in the rows; this is what it costs when nothing is.
+double idle_cores() {
+  cores_used const cores;
+  std::this_thread::sleep_for(std::chrono::milliseconds{200});
+  return cores.so_far();
+}
+
+void print_times(bench& all, std::string const& device) {
+  std::printf("%s\n%-34s %10s %10s %10s\n", device.c_str(), "kernel's end to coroutine", "p50 us", "p99 us", "cores");
+  for (auto const& each : scenarios) {
+    auto const seen = all.measure(each);
+    std::printf("%-34s %10.1f %10.1f %10.2f\n", each.name, quantile(seen.latencies, .5), quantile(seen.latencies, .99),
+                seen.cores);
+    std::fflush(stdout);
+  }
+  std::printf("%-34s %10s %10s %10.2f\n", "nothing armed", "", "", idle_cores());
+}
+
+// The simulated device has no speed: what ends is counted, and nothing else is said.
+void print_counts(bench& all) {
+  std::puts("the simulated device: waits are counted, no times are shown");
+  for (auto const& each : scenarios) std::printf("%-34s %zu waits\n", each.name, all.measure(each).latencies.size());
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  CLI::App app{"How long after the end of a kernel a coroutine goes on that waited for it, and what the wait costs."};
+  std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
+                                                             {"cuda", replay::device_choice::cuda},
+                                                             {"simulated", replay::device_choice::simulated}};
+  auto choice = replay::device_choice::automatic;
+  std::size_t rounds = 2'000;
+  app.add_option("--device", choice, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
+  app.add_option("--rounds", rounds, "waits of each waiter")->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, count, arguments);
+  try {
+    auto const where = replay::choose_device(choice);
+    bench all{where.device, rounds};
+    where.simulated ? print_counts(all) : print_times(all, where.name);
+    return 0;
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "gpumem-completion-bench: %s\n", error.what());
+    return 1;
+  }
+}

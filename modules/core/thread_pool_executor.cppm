@@ -1,0 +1,38 @@
+// An executor on several threads.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <vector>
+export module gpumem:thread_pool_executor;
+import :executor;
+import :sync;
+
+namespace gpumem {
+
+/// Runs on threads of its own, which take from one queue: begun in the order of posting, and several at a time. The
+/// destructor runs what is queued, then joins; it must not run on one of those threads.
+export class thread_pool_executor final : public executor {
+public:
+  /// Throws std::invalid_argument for no threads, std::system_error, std::bad_alloc.
+  explicit thread_pool_executor(std::size_t threads);
+  thread_pool_executor(thread_pool_executor const&) = delete;
+  thread_pool_executor& operator=(thread_pool_executor const&) = delete;
+  ~thread_pool_executor();
+
+  void post(resumption& item) noexcept override;
+  bool retract(resumption& item) noexcept override;
+
+  /// How many threads.
+  std::size_t size() const noexcept { return threads_.size(); }
+
+private:
+  void run();
+  void stop() noexcept;
+  sync::mutex guard_;
+  sync::condition wake_;
+  resumption_queue queue_;
+  bool stopping_ = false;
+  std::vector<sync::thread> threads_;
+};
+
+} // namespace gpumem

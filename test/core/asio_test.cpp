@@ -1,0 +1,88 @@
+// Asio's io_context as an executor: memory and completion are awaited, and the coroutine goes on where Asio runs.
+// SPDX-License-Identifier: Apache-2.0
+#include <asio/executor_work_guard.hpp>
+#include <asio/io_context.hpp>
+#include <asio/post.hpp>
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::task;
+namespace simulator = gpumem::simulator;
+
+class asio_test : public testing::Test {
+protected:
+  void TearDown() override {
+    simulator::run_until_idle();
+    EXPECT_NO_THROW(simulator::expect_silent());
+  }
+  // Runs jobs of Asio's on this thread until the coroutine is over.
+  void run_until_done(test::started const& running) {
+    auto const keep = asio::make_work_guard(context);
+    while (!running.done()) context.run_one();
+  }
+  asio::io_context context;
+  gpumem::stream stream{gpumem::device{0}};
+};
+
+TEST_F(asio_test, resumes_what_waited_for_the_device) {
+  gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
+  bool worked = false;
+  std::thread::id resumed_on;
+  auto body = [&]() -> task<> {
+    simulator::work(stream, {}, 1us, [&] { worked = true; });
+    co_await gpumem::completion(stream, {.resume_on = &on_asio});
+    EXPECT_TRUE(worked);
+    resumed_on = std::this_thread::get_id();
+  };
+  auto const running = test::start(body());
+  run_until_done(running);
+  EXPECT_EQ(resumed_on, std::this_thread::get_id());
+}
+
+TEST_F(asio_test, resumes_what_waited_for_memory) {
+  gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
+  test::parking_resource resource{512};
+  std::optional<gpumem::allocation> held{gpumem::acquire(resource, stream, 512).wait()};
+  auto body = [&]() -> task<> {
+    auto const block = co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio});
+    EXPECT_EQ(block.bytes(), 256u);
+  };
+  auto const running = test::start(body());
+  EXPECT_FALSE(running.done());
+  held.reset(); // posts, and runs nothing
+  EXPECT_FALSE(running.done());
+  run_until_done(running);
+}
+
+TEST_F(asio_test, forgets_what_was_destroyed_before_asio_ran_it) {
+  test::parking_resource resource{512};
+  {
+    gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
+    auto held = gpumem::acquire(resource, stream, 512).wait();
+    auto body = [&]() -> task<> {
+      co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio});
+      ADD_FAILURE() << "it was resumed";
+    };
+    auto const running = test::start(body());
+    held.reset();
+  }
+  EXPECT_EQ(context.run(), 1u); // the job is Asio's still
+  EXPECT_EQ(resource.state().used(), 0u);
+}
+
+} // namespace

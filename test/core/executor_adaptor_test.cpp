@@ -1,0 +1,175 @@
+// Somebody else's job system as an executor.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+struct item final : gpumem::resumption {
+  std::function<void()> body;
+  explicit item(std::function<void()> f) : body{std::move(f)} {}
+  void resume() noexcept override { body(); }
+};
+
+// Keeps jobs until the test runs them.
+class job_system {
+public:
+  void post(std::function<void()> job) {
+    std::scoped_lock const held{guard_};
+    jobs_.push_back(std::move(job));
+  }
+  bool run_one() {
+    std::function<void()> job;
+    {
+      std::scoped_lock const held{guard_};
+      if (jobs_.empty()) return false;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+    }
+    job();
+    return true;
+  }
+  std::size_t size() {
+    std::scoped_lock const held{guard_};
+    return jobs_.size();
+  }
+
+private:
+  std::mutex guard_;
+  std::deque<std::function<void()>> jobs_;
+};
+
+TEST(executor_adaptor, runs_one_a_job_in_the_order_of_posting) {
+  job_system jobs;
+  gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
+  EXPECT_FALSE(executor.flushes());
+  std::vector<int> order;
+  item one{[&] { order.push_back(1); }}, two{[&] { order.push_back(2); }};
+  executor.post(one);
+  executor.post(two);
+  EXPECT_TRUE(order.empty());
+  EXPECT_EQ(jobs.size(), 2u);
+  jobs.run_one();
+  EXPECT_EQ(order, std::vector{1});
+  jobs.run_one();
+  EXPECT_EQ(order, (std::vector{1, 2}));
+}
+
+TEST(executor_adaptor, takes_back_what_has_not_begun_and_its_job_runs_nothing) {
+  job_system jobs;
+  int ran = 0;
+  item one{[] { ADD_FAILURE() << "it was taken back"; }}, two{[&] { ++ran; }};
+  {
+    gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
+    executor.post(one);
+    executor.post(two);
+    EXPECT_TRUE(executor.retract(one));
+    EXPECT_FALSE(executor.retract(one));
+    jobs.run_one();
+    EXPECT_EQ(ran, 1);
+    EXPECT_FALSE(executor.retract(two));
+  }
+  EXPECT_TRUE(jobs.run_one()); // the job outlives the executor
+  EXPECT_EQ(ran, 1);
+}
+
+TEST(executor_adaptor, may_be_destroyed_by_what_it_runs) {
+  job_system jobs;
+  auto post = [&](gpumem::resumption_job job) noexcept { jobs.post(job); };
+  std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
+  item last{[&] { executor.reset(); }};
+  executor->post(last);
+  jobs.run_one();
+  EXPECT_FALSE(executor.has_value());
+}
+
+TEST(executor_adaptor, has_the_library_thread_run_what_the_job_system_refuses) {
+  std::atomic<int> ran{0};
+  std::atomic<bool> refuses{true};
+  job_system jobs;
+  gpumem::executor_adaptor executor{[&](auto job) {
+    if (refuses) throw std::bad_alloc{};
+    jobs.post(std::move(job));
+  }};
+  std::thread::id where;
+  item first{[&] {
+    where = std::this_thread::get_id();
+    ++ran;
+  }};
+  executor.post(first);
+  while (ran < 1) std::this_thread::yield();
+  EXPECT_NE(where, std::this_thread::get_id());
+
+  item again{[&] { ++ran; }};
+  executor.post(again);
+  while (ran < 2) std::this_thread::yield();
+
+  refuses = false;
+  item taken{[&] { ++ran; }};
+  executor.post(taken);
+  EXPECT_TRUE(jobs.run_one());
+  EXPECT_EQ(ran, 3);
+}
+
+TEST(executor_adaptor, gives_back_what_the_library_thread_has_not_begun) {
+  std::atomic<bool> begun{false}, go{false};
+  item busy{[&] {
+    begun = true;
+    while (!go) std::this_thread::yield();
+  }};
+  item refused{[] { ADD_FAILURE() << "it was taken back"; }};
+  gpumem::library_executor().post(busy);
+  while (!begun) std::this_thread::yield();
+  {
+    gpumem::executor_adaptor executor{[](gpumem::resumption_job const&) { throw std::bad_alloc{}; }};
+    executor.post(refused);
+    EXPECT_TRUE(executor.retract(refused));
+  } // the rescue outlives it
+  go = true;
+  std::atomic<bool> after{false};
+  item behind{[&] { after = true; }};
+  gpumem::library_executor().post(behind);
+  while (!after) std::this_thread::yield();
+}
+
+TEST(executor_adaptor, serves_many_threads) {
+  constexpr int threads = 3, each = 1'000;
+  job_system jobs;
+  std::atomic<int> ran{0}, taken_back{0};
+  std::vector<std::unique_ptr<item>> items;
+  for (int i = 0; i < threads * each; ++i) items.push_back(std::make_unique<item>([&] { ++ran; }));
+  gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
+  std::atomic<bool> over{false};
+  std::thread worker{[&] {
+    while (!over || jobs.size() > 0) jobs.run_one();
+  }};
+  std::vector<std::thread> posting;
+  for (int t = 0; t < threads; ++t) {
+    posting.emplace_back([&, t] {
+      for (int i = 0; i < each; ++i) {
+        auto& mine = *items[static_cast<std::size_t>(t * each + i)];
+        executor.post(mine);
+        if (i % 3 == 0 && executor.retract(mine)) ++taken_back;
+      }
+    });
+  }
+  for (auto& thread : posting) thread.join();
+  over = true;
+  worker.join();
+  EXPECT_EQ(ran + taken_back, threads * each);
+}
+
+} // namespace

@@ -1,0 +1,137 @@
+// An executor on several threads: all is run, at once where it can be, and what was not begun can be taken back.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+struct item final : gpumem::resumption {
+  std::function<void()> body;
+  explicit item(std::function<void()> f) : body{std::move(f)} {}
+  void resume() noexcept override { body(); }
+};
+
+TEST(thread_pool_executor, has_as_many_threads_as_it_was_given) {
+  gpumem::thread_pool_executor executor{3};
+  EXPECT_EQ(executor.size(), 3u);
+  EXPECT_FALSE(executor.flushes());
+  EXPECT_THROW(gpumem::thread_pool_executor{0}, std::invalid_argument);
+}
+
+TEST(thread_pool_executor, runs_all_before_it_ends) {
+  std::atomic<int> ran{0};
+  std::vector<std::unique_ptr<item>> items;
+  for (int i = 0; i < 500; ++i) items.push_back(std::make_unique<item>([&] { ++ran; }));
+  {
+    gpumem::thread_pool_executor executor{4};
+    for (auto& one : items) executor.post(*one);
+  }
+  EXPECT_EQ(ran, 500);
+}
+
+TEST(thread_pool_executor, runs_as_many_at_once_as_it_has_threads) {
+  constexpr int threads = 4;
+  gpumem::thread_pool_executor executor{threads};
+  std::atomic<int> inside{0};
+  std::mutex guard;
+  std::set<std::thread::id> seen;
+  auto meet = [&] {
+    ++inside;
+    while (inside < threads) std::this_thread::yield(); // only if all are inside does one leave
+    std::scoped_lock const held{guard};
+    seen.insert(std::this_thread::get_id());
+  };
+  std::vector<std::unique_ptr<item>> items;
+  for (int i = 0; i < threads; ++i) items.push_back(std::make_unique<item>(meet));
+  for (auto& one : items) executor.post(*one);
+  for (bool all = false; !all;) {
+    std::scoped_lock const held{guard};
+    all = seen.size() == threads;
+  }
+  EXPECT_FALSE(seen.contains(std::this_thread::get_id()));
+}
+
+TEST(thread_pool_executor, gives_back_what_has_not_begun_and_not_what_has) {
+  std::atomic<int> begun{0};
+  std::atomic<bool> go{false};
+  auto wait = [&] {
+    ++begun;
+    while (!go) std::this_thread::yield();
+  };
+  item first{wait}, second{wait};
+  item queued{[] { ADD_FAILURE() << "it was taken back"; }};
+  gpumem::thread_pool_executor executor{2};
+  executor.post(first);
+  executor.post(second);
+  while (begun < 2) std::this_thread::yield();
+  executor.post(queued);
+  EXPECT_TRUE(executor.retract(queued));
+  EXPECT_FALSE(executor.retract(queued));
+  EXPECT_FALSE(executor.retract(first));
+  go = true;
+}
+
+TEST(thread_pool_executor, runs_what_is_posted_from_within) {
+  std::atomic<int> ran{0};
+  {
+    gpumem::thread_pool_executor executor{2};
+    std::atomic<bool> posted{false};
+    item inner{[&] { ++ran; }};
+    item outer{[&] {
+      executor.post(inner);
+      posted = true;
+    }};
+    executor.post(outer);
+    while (!posted || ran < 1) std::this_thread::yield();
+  }
+  EXPECT_EQ(ran, 1);
+}
+
+TEST(thread_pool_executor, may_be_destroyed_by_whoever_it_resumed) {
+  // The posting thread is still inside post() when the resumption ends the executor's life.
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<bool> done{false};
+    item one{[&] { done = true; }};
+    auto executor = std::make_unique<gpumem::thread_pool_executor>(2);
+    std::thread poster{[&, where = executor.get()] { where->post(one); }};
+    while (!done) std::this_thread::yield();
+    executor.reset();
+    poster.join();
+  }
+}
+
+TEST(thread_pool_executor, takes_posts_and_retracts_of_many_threads) {
+  constexpr int threads = 4, each = 1'000;
+  std::atomic<int> ran{0};
+  std::atomic<int> taken_back{0};
+  std::vector<std::unique_ptr<item>> items;
+  for (int i = 0; i < threads * each; ++i) items.push_back(std::make_unique<item>([&] { ++ran; }));
+  {
+    gpumem::thread_pool_executor executor{2};
+    std::vector<std::thread> posting;
+    for (int t = 0; t < threads; ++t) {
+      posting.emplace_back([&, t] {
+        for (int i = 0; i < each; ++i) {
+          auto& mine = *items[static_cast<std::size_t>(t * each + i)];
+          executor.post(mine);
+          if (i % 3 == 0 && executor.retract(mine)) ++taken_back;
+        }
+      });
+    }
+    for (auto& thread : posting) thread.join();
+  }
+  EXPECT_EQ(ran + taken_back, threads * each);
+}
+
+} // namespace

@@ -1,0 +1,303 @@
+// The thread that asks about events: how often it asks, of whom, and that it rests.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::completion;
+using gpumem::latency;
+using gpumem::task;
+namespace simulator = gpumem::simulator;
+
+// The device is stepped by hand, so that work ends when the test says so.
+class stepped_device final : public testing::Environment {
+public:
+  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
+};
+[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
+
+// The thread that waits for a device, as far as it shows.
+struct reactor {
+  gpumem::device device;
+  std::uint64_t rounds() const { return gpumem::completion_rounds(device); }
+};
+
+std::uint64_t queries() { return gpumem::driver_calls("cuEventQuery"); }
+
+// Waits, without sleeping in the test, until the reactor has gone round this often from now.
+void let_go_round(reactor of, std::uint64_t rounds) {
+  auto const from = of.rounds();
+  while (of.rounds() < from + rounds) std::this_thread::yield();
+}
+
+class reactor_test : public testing::Test {
+protected:
+  void SetUp() override { stream.emplace(gpumem::device{0}); }
+  void TearDown() override {
+    simulator::run_until_idle();
+    EXPECT_NO_THROW(simulator::expect_silent());
+  }
+  gpumem::stream& s() { return *stream; }
+  reactor first() { return {gpumem::device{0}}; }
+
+  task<> wait_for(gpumem::stream_ref on, latency urgency, int number = 0) {
+    co_await completion(on, {.latency = urgency, .resume_on = &executor});
+    resumed.push_back(number);
+  }
+  // Runs what is posted until that many have resumed.
+  void run_until(std::size_t count) {
+    while (resumed.size() < count) {
+      if (!executor.run_one()) std::this_thread::yield();
+    }
+  }
+
+  std::optional<gpumem::stream> stream;
+  test::manual_executor executor;
+  std::vector<int> resumed;
+};
+
+TEST_F(reactor_test, tells_waiters_of_either_latency) {
+  for (auto const urgency : {latency::low, latency::balanced}) {
+    resumed.clear();
+    simulator::work(s(), {}, 1us);
+    auto const running = test::start(wait_for(s(), urgency));
+    let_go_round(first(), 3);
+    EXPECT_FALSE(executor.run_one());
+    simulator::run_until_idle();
+    run_until(1);
+    EXPECT_TRUE(running.done());
+  }
+}
+
+TEST_F(reactor_test, stands_still_while_nothing_is_armed) {
+  for (auto const urgency : {latency::low, latency::balanced}) {
+    resumed.clear();
+    simulator::work(s(), {}, 1us);
+    {
+      auto const running = test::start(wait_for(s(), urgency));
+      let_go_round(first(), 3);
+      simulator::run_until_idle();
+      run_until(1);
+    }
+    simulator::work(s(), {}, 1us);
+    { // destroyed while armed
+      auto const running = test::start(wait_for(s(), urgency));
+      let_go_round(first(), 3);
+    }
+    simulator::run_until_idle();
+    for (auto seen = first().rounds();; seen = first().rounds()) { // the round that it was in ends
+      for (int i = 0; i < 1'000; ++i) std::this_thread::yield();
+      if (first().rounds() == seen) break;
+    }
+    auto const rounds = first().rounds(), calls = gpumem::driver_calls();
+    for (int i = 0; i < 20'000; ++i) std::this_thread::yield();
+    EXPECT_EQ(first().rounds(), rounds);
+    EXPECT_EQ(gpumem::driver_calls(), calls);
+  }
+}
+
+TEST_F(reactor_test, asks_about_the_oldest_of_a_thousand_on_one_stream_alone) {
+  constexpr int count = 1'000;
+  std::vector<test::started> running;
+  simulator::work(s(), {}, 1us);
+  for (int i = 0; i < count; ++i) running.push_back(test::start(wait_for(s(), latency::balanced, i)));
+  let_go_round(first(), 2);
+  auto const before = queries(), rounds = first().rounds();
+  let_go_round(first(), 20);
+  EXPECT_LE(queries() - before, first().rounds() - rounds + 1);
+  auto const waiting = queries(), waiting_rounds = first().rounds();
+  simulator::run_until_idle();
+  run_until(count);
+  EXPECT_LE(queries() - waiting, first().rounds() - waiting_rounds + 3); // the oldest, then the newest: all are told
+  std::vector<int> in_order(count);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  EXPECT_EQ(resumed, in_order);
+}
+
+TEST_F(reactor_test, tells_those_who_wait_for_what_is_complete_and_no_more) {
+  std::vector<test::started> running;
+  for (int i = 0; i < 5; ++i) {
+    simulator::work(s(), {}, 1us);
+    running.push_back(test::start(wait_for(s(), latency::balanced, i)));
+  }
+  for (int done = 1; done <= 5; ++done) {
+    while (simulator::report().operations_pending > static_cast<std::uint64_t>(2 * (5 - done))) simulator::step();
+    run_until(static_cast<std::size_t>(done));
+    if (done < 5) let_go_round(first(), 2);
+    EXPECT_FALSE(executor.run_one());
+  }
+}
+
+TEST_F(reactor_test, goes_on_with_the_next_when_the_oldest_or_the_newest_is_taken_back) {
+  for (int const gone : {0, 2}) {
+    resumed.clear();
+    simulator::work(s(), {}, 1us);
+    std::vector<test::started> running;
+    for (int i = 0; i < 3; ++i) running.push_back(test::start(wait_for(s(), latency::balanced, i)));
+    let_go_round(first(), 2);
+    running[static_cast<std::size_t>(gone)].destroy();
+    let_go_round(first(), 2);
+    simulator::run_until_idle();
+    run_until(2);
+    EXPECT_EQ(std::ranges::count(resumed, gone), 0);
+  }
+}
+
+TEST_F(reactor_test, asks_once_for_all_who_wait_for_one_event) {
+  gpumem::event event{gpumem::device{0}};
+  simulator::work(s(), {}, 1us);
+  event.record(s());
+  auto body = [&](int number) -> task<> {
+    co_await completion(event, {.resume_on = &executor});
+    resumed.push_back(number);
+  };
+  std::vector<test::started> running;
+  for (int i = 0; i < 100; ++i) running.push_back(test::start(body(i)));
+  let_go_round(first(), 2);
+  auto const before = queries(), rounds = first().rounds();
+  let_go_round(first(), 10);
+  simulator::run_until_idle();
+  run_until(100);
+  EXPECT_LE(queries() - before, first().rounds() - rounds + 1);
+}
+
+TEST_F(reactor_test, asks_for_the_hurried_without_asking_for_the_patient_each_time) {
+  gpumem::stream other{gpumem::device{0}};
+  simulator::work(s(), {}, 1us);
+  simulator::work(other, {}, 1us);
+  auto const patient = test::start(wait_for(s(), latency::balanced, 1));
+  auto const hurried = test::start(wait_for(other, latency::low, 2));
+  auto const before = queries(), rounds = first().rounds();
+  let_go_round(first(), 2'000);
+  auto const gone_round = first().rounds() - rounds;
+  EXPECT_LT(queries() - before, 2 * gone_round); // not both each time
+  simulator::run_until_idle();
+  run_until(2);
+  EXPECT_TRUE(patient.done() && hurried.done());
+}
+
+TEST_F(reactor_test, hurries_for_a_stream_as_long_as_somebody_on_it_does) {
+  simulator::work(s(), {}, 1us);
+  auto const patient = test::start(wait_for(s(), latency::balanced, 1));
+  {
+    auto const hurried = test::start(wait_for(s(), latency::low, 2));
+    let_go_round(first(), 100);
+  }
+  let_go_round(first(), 3);
+  simulator::run_until_idle();
+  run_until(1);
+  EXPECT_EQ(resumed, std::vector{1});
+}
+
+TEST_F(reactor_test, is_one_a_device) {
+  gpumem::stream elsewhere{gpumem::device{1}};
+  reactor const second{gpumem::device{1}};
+  simulator::work(elsewhere, {}, 1us);
+  auto const running = test::start(wait_for(elsewhere, latency::balanced));
+  auto const rounds = first().rounds();
+  let_go_round(second, 5);
+  EXPECT_EQ(first().rounds(), rounds);
+  simulator::run_until_idle();
+  run_until(1);
+}
+
+TEST_F(reactor_test, is_not_armed_by_the_frees_of_a_pool) {
+  gpumem::stream other{gpumem::device{0}};
+  auto const rounds = first().rounds();
+  {
+    gpumem::pool_resource pool{gpumem::cuda_resource{gpumem::device{0}}};
+    for (int i = 0; i < 200; ++i) {
+      auto& on = i % 2 ? s() : other;
+      auto const block = pool.acquire(on, 1 << 16).wait();
+      simulator::work(on, {simulator::write(block.data(), block.bytes())}, 1us);
+      if (i % 8 == 0) simulator::run_until_idle();
+    }
+  }
+  // The library thread gives the memory back, and lets the device run meanwhile.
+  while (simulator::report().bytes_allocated > 0) simulator::run_until_idle();
+  EXPECT_EQ(first().rounds(), rounds);
+}
+
+TEST_F(reactor_test, tells_an_error_to_the_oldest_alone) {
+  simulator::work(s(), {}, 1us);
+  auto body = [&](int number) -> task<> {
+    try {
+      co_await completion(s(), {.resume_on = &executor});
+      resumed.push_back(number);
+    } catch (gpumem::cuda_error const&) { resumed.push_back(-number); }
+  };
+  auto const one = test::start(body(1)), two = test::start(body(2));
+  simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_HANDLE);
+  run_until(1);
+  simulator::run_until_idle();
+  run_until(2);
+  EXPECT_EQ(resumed, (std::vector{-1, 2}));
+}
+
+TEST_F(reactor_test, serves_many_threads_on_shared_streams) {
+  constexpr int threads = 4, each = 300;
+  gpumem::stream other{gpumem::device{0}};
+  gpumem::thread_pool_executor pool{2};
+  std::atomic<int> complete{0}, early{0};
+  std::atomic<bool> over{false};
+  std::thread device{[&] {
+    while (!over) simulator::step();
+  }};
+  auto body = [&](int seed) -> task<> {
+    for (int i = 0; i < each; ++i) {
+      auto worked = std::make_shared<std::atomic<bool>>(false);
+      auto& on = (seed + i) % 3 ? s() : other;
+      simulator::work(on, {}, 1us, [worked] { *worked = true; });
+      co_await completion(on, {.latency = i % 2 ? latency::low : latency::balanced, .resume_on = &pool});
+      if (!*worked) ++early;
+      ++complete;
+    }
+  };
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < threads; ++i) waiting.emplace_back([&, i] { gpumem::sync_wait(body(i)); });
+  for (auto& thread : waiting) thread.join();
+  over = true;
+  device.join();
+  EXPECT_EQ(complete, threads * each);
+  EXPECT_EQ(early, 0);
+}
+
+// The last: the device stays lost. No query says so, since what is waited for never ends.
+TEST_F(reactor_test, tells_everybody_that_somebody_else_has_seen_the_device_lost) {
+  gpumem::stream other{gpumem::device{0}};
+  simulator::work(s(), {}, 1us);
+  simulator::work(other, {}, 1us);
+  auto body = [&](gpumem::stream_ref on, latency urgency) -> task<> {
+    try {
+      co_await completion(on, {.latency = urgency, .resume_on = &executor});
+    } catch (gpumem::cuda_error const& e) { resumed.push_back(static_cast<int>(e.status())); }
+  };
+  std::vector<test::started> running;
+  for (int i = 0; i < 20; ++i) {
+    running.push_back(test::start(body(i % 2 ? s() : other, i % 4 < 3 ? latency::balanced : latency::low)));
+  }
+  gpumem::device{0}.lose(CUDA_ERROR_ILLEGAL_ADDRESS);
+  run_until(20);
+  EXPECT_EQ(std::ranges::count(resumed, static_cast<int>(CUDA_ERROR_ILLEGAL_ADDRESS)), 20);
+}
+
+} // namespace

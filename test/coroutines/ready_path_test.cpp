@@ -1,0 +1,115 @@
+// What an await costs that need not wait: no suspension, nothing allocated on the host.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <coroutine>
+#include <cstddef>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <stop_token>
+#include <utility>
+
+import gpumem;
+#include "../support/allocation_count.hpp"
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using gpumem::completion;
+using gpumem::sync_wait;
+using gpumem::task;
+
+// The device runs when the test says so: what it does on this thread would be counted too.
+class stepped_device final : public testing::Environment {
+public:
+  void SetUp() override { gpumem::simulator::load({.mode = gpumem::simulator::stepping::manual}); }
+};
+[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
+
+// Awaits a hundred times, after what the first uses make; what that allocated on the host.
+template <class Make> task<std::size_t> allocations_of(Make make) {
+  for (int i = 0; i < 3; ++i) co_await make();
+  auto const before = test::host_allocations();
+  for (int i = 0; i < 100; ++i) co_await make();
+  co_return test::host_allocations() - before;
+}
+
+class ready_path : public testing::Test {
+protected:
+  void SetUp() override { gpumem::simulator::run_until_idle(); } // what the last user of the stream left
+  gpumem::stream stream{gpumem::device{0}};
+  gpumem::pool_resource<gpumem::cuda_resource> pool{gpumem::cuda_resource{gpumem::device{0}}};
+};
+
+TEST_F(ready_path, allocations_are_counted) {
+  auto const before = test::host_allocations();
+  ::operator delete(::operator new(1));
+  EXPECT_EQ(test::host_allocations(), before + 1);
+}
+
+TEST_F(ready_path, of_acquire_allocates_nothing) {
+  test::parking_resource resource{1 << 20};
+  std::stop_source source;
+  EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(stream, 256); })), 0u);
+  EXPECT_EQ(sync_wait(allocations_of([&] { return gpumem::acquire(resource, stream, 256, {}, source.get_token()); })),
+            0u);
+}
+
+TEST_F(ready_path, of_acquire_on_a_foreign_stream_allocates_nothing) {
+  test::parking_resource resource{1 << 20};
+  gpumem::current_device const here{gpumem::device{0}};
+  CUstream raw = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(gpumem::stream_ref{raw}, 256); })), 0u);
+}
+
+TEST_F(ready_path, of_acquire_allocates_no_more_than_the_pool_does) {
+  for (std::size_t const bytes : {std::size_t{256}, std::size_t{1} << 20}) {
+    auto const make = [&] { return pool.acquire(stream, bytes); };
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(make().try_now());
+    auto const before = test::host_allocations();
+    for (int i = 0; i < 100; ++i) static_cast<void>(make().try_now());
+    auto const plain = test::host_allocations() - before;
+    EXPECT_EQ(sync_wait(allocations_of(make)), plain);
+  }
+}
+
+TEST_F(ready_path, of_completion_allocates_nothing) {
+  std::stop_source source;
+  gpumem::event event{gpumem::device{0}};
+  event.record(stream);
+  stream.synchronize();
+  auto const records = gpumem::driver_calls("cuEventRecord");
+  EXPECT_EQ(sync_wait(allocations_of([&] { return completion(stream); })), 0u);
+  EXPECT_EQ(sync_wait(allocations_of([&] { return completion(event); })), 0u);
+  EXPECT_EQ(sync_wait(allocations_of([&] { return completion(stream, {}, source.get_token()); })), 0u);
+  EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records);
+}
+
+TEST_F(ready_path, does_not_suspend) {
+  struct counting {
+    struct promise_type {
+      int suspensions = 0;
+      counting get_return_object() { return {std::coroutine_handle<promise_type>::from_promise(*this)}; }
+      std::suspend_never initial_suspend() noexcept { return {}; }
+      std::suspend_always final_suspend() noexcept { return {}; }
+      void return_void() noexcept {}
+      void unhandled_exception() { throw; }
+    };
+    std::coroutine_handle<promise_type> frame;
+  };
+  auto body = [&]() -> counting {
+    for (int i = 0; i < 10; ++i) {
+      auto const block = co_await pool.acquire(stream, 4096);
+      co_await completion(stream);
+    }
+  };
+  auto const running = body(); // it comes to its end in the call, or it was suspended
+  EXPECT_TRUE(running.frame.done());
+  running.frame.destroy();
+}
+
+} // namespace
