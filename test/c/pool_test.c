@@ -351,10 +351,13 @@ static void a_forked_child(void) {
   if (child == 0) {
     void* pointer = NULL;
     int const refused = gpumem_allocate(pool, stream, 1, 1, &pointer) == GPUMEM_DEVICE_LOST && !pointer;
+    int const told = strstr(gpumem_last_error(), "was forked") != NULL &&
+                     gpumem_allocate_sync(pool, 1, 1, &pointer) == GPUMEM_DEVICE_LOST &&
+                     gpumem_make_pool(0, NULL, &pool) == GPUMEM_DEVICE_LOST;
     int const freed = gpumem_free(pool, stream, block) == GPUMEM_GRANTED;
     size_t given_back = 1;
     int const trimmed = gpumem_trim(pool, 0, &given_back) == GPUMEM_GRANTED && given_back == 0;
-    _exit(refused && freed && trimmed ? 0 : 1);
+    _exit(refused && told && freed && trimmed ? 0 : 1);
   }
   int status = 1;
   EXPECT(waitpid(child, &status, 0) == child && status == 0);
