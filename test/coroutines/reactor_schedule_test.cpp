@@ -122,6 +122,8 @@ private:
 
 gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams, counts& seen) {
   simulator::seed(seed);
+  // On the schedule's clock: the reactor ends the pause that it may be in, so that each seed begins alike.
+  gpumem::schedule::run(seed, {[] { gpumem::sync::sleep_for(1ms); }});
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] { member{streams, seed * members + i, seen}.run(3); });
