@@ -137,16 +137,18 @@ bool driver_pool_state::may_serve(stream_key const& freed_on, stream_key const& 
 
 bool driver_pool_state::settle() noexcept {
   auto owed = take_deferred([](stream_key const& on) { return on.order().kind() == stream_kind::foreign; });
-  bool gone = false;
+  CUcontext waited = nullptr; // all was freed before the first wait: once a context is enough
   while (!owed.empty()) {
     relaxed_capture const mode;
     auto leaving = owed.extract(owed.begin());
     auto const key = leaving.mapped().freed_on.by_identity();
-    bool const went = give_after_wait(key, leaving.mapped());
-    gone = gone || went;
-    end_free(key, std::move(leaving), went);
+    auto const context = key.order().context();
+    auto const& block = leaving.mapped();
+    bool const gone = context == waited ? give(block.base, block.alignment) : give_after_wait(key, block);
+    if (gone) waited = context;
+    end_free(key, std::move(leaving), gone);
   }
-  return gone;
+  return waited != nullptr;
 }
 
 void driver_pool_state::lose(stream_key const&, CUresult error) noexcept { pool_.where.lose(error); }
