@@ -100,8 +100,8 @@ using resources =
                    any<statistics<host>, host_accessible>, reference<statistics<cuda>, device_accessible>,
                    reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>, narrowed<statistics<cuda>>,
                    pool<cuda>, pool<host>, pool<statistics<cuda>>, statistics<pool<cuda>>, any_pool<pool<cuda>>,
-                   checked<pool<cuda>>, managed, pinned, async, async_managed, async_pinned, default_pool,
-                   pool<async>, pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>, checked<async>,
+                   checked<pool<cuda>>, managed, pinned, async, async_managed, async_pinned, default_pool, pool<async>,
+                   pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>, checked<async>,
                    checked<pool<async>>, any_pool<async>>;
 
 struct names {
