@@ -30,8 +30,17 @@ export import :any_pool;
 export import :trace;
 
 export import :source_state;
+export import :device_source;
 export import :cuda_resource;
+export import :managed_resource;
+export import :pinned_resource;
 export import :host_resource;
+export import :async_options;
+export import :driver_pool;
+export import :async_resource;
+export import :async_resource_view;
+export import :async_managed_resource;
+export import :async_pinned_resource;
 
 export import :tags;
 export import :ranges;

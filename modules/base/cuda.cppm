@@ -56,6 +56,7 @@ export {
   using ::CUevent;
   using ::CUfunction;
   using ::CUgraph;
+  using ::CUmemoryPool;
   using ::CUmodule;
   using ::CUresult;
   using ::CUstream;

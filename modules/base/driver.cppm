@@ -50,6 +50,20 @@ namespace gpumem {
   X(event_elapsed_time, cuEventElapsedTime)                                                                            \
   X(mem_alloc, cuMemAlloc)                                                                                             \
   X(mem_free, cuMemFree)                                                                                               \
+  X(mem_alloc_managed, cuMemAllocManaged)                                                                              \
+  X(mem_host_alloc, cuMemHostAlloc)                                                                                    \
+  X(mem_free_host, cuMemFreeHost)                                                                                      \
+  X(mem_alloc_from_pool_async, cuMemAllocFromPoolAsync)                                                                \
+  X(mem_free_async, cuMemFreeAsync)                                                                                    \
+  X(mem_pool_create, cuMemPoolCreate)                                                                                  \
+  X(mem_pool_destroy, cuMemPoolDestroy)                                                                                \
+  X(mem_pool_trim_to, cuMemPoolTrimTo)                                                                                 \
+  X(mem_pool_set_attribute, cuMemPoolSetAttribute)                                                                     \
+  X(mem_pool_get_attribute, cuMemPoolGetAttribute)                                                                     \
+  X(mem_pool_set_access, cuMemPoolSetAccess)                                                                           \
+  X(mem_pool_get_access, cuMemPoolGetAccess)                                                                           \
+  X(device_get_default_mem_pool, cuDeviceGetDefaultMemPool)                                                            \
+  X(device_get_mem_pool, cuDeviceGetMemPool)                                                                           \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \

@@ -1,35 +1,15 @@
 // Device memory straight from the driver, each block by a call of its own.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
 export module gpumem:cuda_resource;
 import :cuda;
 import :device;
-import :error;
+import :device_source;
 import :resource;
-import :services;
-import :source_state;
-import :stream;
 
 namespace gpumem {
 
 namespace detail {
-
-// One a device, never destroyed: the resource is a value.
-class cuda_state final : public source_state {
-public:
-  explicit cuda_state(class device where) noexcept;
-  static cuda_state& of(class device where);
-  class device where() noexcept { return device_; }
-
-private:
-  expected<void*, failure> draw(std::size_t bytes, std::size_t alignment) noexcept override;
-  bool give(void* base, std::size_t alignment) noexcept override;
-  void lose(stream_key const& key, CUresult error) noexcept override;
-
-  class device device_;
-};
-
+device_source& cuda_source(device where);
 } // namespace detail
 
 /// cuMemAlloc and cuMemFree of one device: memory usable on every stream at once, tens of microseconds a call. The
@@ -43,20 +23,20 @@ private:
 ///
 /// Figures: live and reserved bytes with their peaks, allocations, frees, failures; shared by all values of a device. A
 /// value; copies are equal; any thread.
-export class cuda_resource : public resource_base<cuda_resource, detail::cuda_state, mr::device_accessible> {
+export class cuda_resource : public resource_base<cuda_resource, detail::device_source, mr::device_accessible> {
 public:
   /// Memory comes in stream order only in the sense that it is there for every stream.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument, cuda_error.
-  explicit cuda_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::cuda_state::of(where)} {}
+  explicit cuda_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::cuda_source(where)} {}
 
   friend bool operator==(cuda_resource const& a, cuda_resource const& b) noexcept { return a.state_ == b.state_; }
 
 private:
-  friend resource_base<cuda_resource, detail::cuda_state, mr::device_accessible>;
-  detail::cuda_state& state() const noexcept { return *state_; }
-  detail::cuda_state* state_;
+  friend resource_base<cuda_resource, detail::device_source, mr::device_accessible>;
+  detail::device_source& state() const noexcept { return *state_; }
+  detail::device_source* state_;
 };
 
 static_assert(mr::resource_with<cuda_resource, mr::device_accessible>);

@@ -24,7 +24,7 @@ public:
   std::optional<class device> where() noexcept { return std::nullopt; }
 
 private:
-  expected<void*, failure> draw(std::size_t bytes, std::size_t alignment) noexcept override;
+  expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
   bool give(void* base, std::size_t alignment) noexcept override;
   void lose(stream_key const& key, CUresult error) noexcept override;
 };

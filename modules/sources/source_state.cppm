@@ -4,8 +4,8 @@ module;
 #include <gpumem/figures.hpp>
 #include <atomic>
 #include <cstddef>
+#include <iterator>
 #include <map>
-#include <optional>
 export module gpumem:source_state;
 import :cuda;
 import :device;
@@ -15,9 +15,10 @@ import :sync;
 
 namespace gpumem::detail {
 
-// A state that draws each block by a call of its own and gives it back once the host has seen all work enqueued before
-// the free. Knows its live blocks, so that misuse is found, and keeps figures. A free on a capturing stream cannot wait
-// and cannot be given back: it is kept for the next call outside a capture. No free allocates host memory. Any thread.
+// A state that draws each block by a call of its own and gives it back behind all work enqueued before the free: once
+// the host has seen it, where a source does not say otherwise. Knows its live blocks, so that misuse is found, and
+// keeps figures. A free on a capturing stream cannot wait and cannot be given back: it is kept for the next call
+// outside a capture. No free allocates host memory. Any thread.
 class source_state {
 public:
   // `natural` is the alignment that draw() gives unasked; above it blocks are over-allocated.
@@ -26,13 +27,13 @@ public:
   source_state& operator=(source_state const&) = delete;
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  // False: a misuse was reported, and nothing happened.
+  bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   figures read_figures() noexcept;
 
 protected:
   ~source_state() = default;
 
-private:
   struct block {
     void* base;
     std::size_t drawn;
@@ -42,17 +43,43 @@ private:
   };
   using block_map = std::map<void*, block>; // its nodes move between maps without allocation
 
-  virtual expected<void*, failure> draw(std::size_t bytes, std::size_t alignment) noexcept = 0;
+  // Waits on the host for the stream, then gives the block back; false: not now.
+  bool give_after_wait(stream_key const& key, block const& leaving) noexcept;
+
+  // Takes out the kept frees of the streams for which `which(stream_key)` holds; each ends with end_free().
+  template <class Which> block_map take_deferred(Which which) noexcept {
+    sync::lock const held{guard_};
+    block_map taken;
+    for (auto at = deferred_.begin(); at != deferred_.end();) {
+      auto const next = std::next(at);
+      if (which(at->second.freed_on)) taken.insert(deferred_.extract(at));
+      at = next;
+    }
+    any_deferred_.store(!deferred_.empty(), std::memory_order_relaxed);
+    return taken;
+  }
+  // The block has gone back, or is kept for later.
+  void end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept;
+  std::size_t deferred() noexcept;
+
+private:
+  // Memory for the stream: usable by its work from now on; for the host key, by everybody.
+  virtual expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept = 0;
   // False: not now, because of a capture somewhere.
   virtual bool give(void* base, std::size_t alignment) noexcept = 0;
+  // Gives back a block behind the stream's work so far; false: not now.
+  virtual bool give_behind(stream_key const& key, block const& leaving) noexcept {
+    return give_after_wait(key, leaving);
+  }
+  // Whether a kept free of one stream may be tried inside a call on another.
+  virtual bool may_serve(stream_key const&, stream_key const&) const noexcept { return true; }
   // The device is gone for good.
   virtual void lose(stream_key const& key, CUresult error) noexcept = 0;
 
   bool note(void* pointer, block const& given) noexcept;
   block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept;
   void dispose(stream_key const& key, block_map::node_type leaving) noexcept;
-  bool give_behind(stream_key const& key, block const& leaving) noexcept;
-  void serve_deferred() noexcept;
+  void serve_deferred(stream_key const& now) noexcept;
 
   char const* const name_;
   std::size_t const natural_;

@@ -222,6 +222,19 @@ void checker::fresh(std::uint64_t address, std::uint64_t bytes) {
   segments_.erase(cut(address), last);
 }
 
+void checker::lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+  for (auto& [other, blocks] : blocks_) {
+    if (other == owner) continue;
+    auto at = blocks.lower_bound(address);
+    while (at != blocks.end() && at->first < address + bytes) {
+      const block_name live = at->second.name;
+      tell(finding_kind::live_block_in_freed_memory, {}, who.name, live,
+           describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
+      at = blocks.erase(at);
+    }
+  }
+}
+
 void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live) {
   for (auto& [owner, blocks] : blocks_) {
     auto at = blocks.lower_bound(address);

@@ -39,6 +39,12 @@ public:
   /// A checked resource is about to take a block back.
   void returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
+  /// A free of what nobody granted: of something that was freed before, or of nothing.
+  void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
+
+  /// A block of the driver's is about to go back: whoever granted out of it has to have taken all back.
+  void lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+
   /// All uses so far at `who` of the block at `address` are declared to the resource: its free need not be
   /// after them.
   void use_declared(const actor& who, std::uint64_t address);
@@ -87,7 +93,6 @@ private:
   void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes);
   void check_overlap(const actor& who, const block_map& blocks, const block_name& made);
   block_map* map_of(std::uint64_t owner, std::uint64_t address);
-  void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
   bool tracked(std::uint64_t address) const;
 
   report& findings_;

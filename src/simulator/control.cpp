@@ -176,6 +176,7 @@ void gpumem_simulator_on_block(bool (*hook)(void*), void* context) {
 void gpumem_simulator_read_figures(gpumem_simulator_figures* figures) {
   engine& device = the_engine();
   const locked lock(device.mutex);
+  device.pools.collect(device);
   *figures = {};
   figures->operations_run = device.operations_run;
   figures->operations_pending = device.pending();

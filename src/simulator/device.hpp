@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "driver_api.hpp"
@@ -24,6 +25,7 @@ struct context {
   std::shared_ptr<stream> legacy;
   std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
   std::vector<stream_ptr> streams;                // all with work, or alive
+  std::set<const context*> peers;                 // contexts whose memory it was given access to
   vector_clock gone;                              // order of the blocking streams that are no more
   vector_clock ended;                             // order of all streams that are no more
 

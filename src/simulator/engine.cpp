@@ -15,13 +15,14 @@ namespace {
 
 constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000};
 
-/// No stream of the context is left, nor the order of those that were.
+/// No stream of the context is left, nor the order of those that were, nor its peers.
 void forget_streams(context& home) {
   home.streams.clear();
   home.per_thread.clear();
   home.legacy.reset();
   home.gone = {};
   home.ended = {};
+  home.peers.clear();
 }
 
 /// Prints, at the end of the process, the findings that nobody took.
@@ -57,6 +58,7 @@ bool engine::reset(const gpumem_simulator_options& options) {
   options_ = options;
   for (auto& home : primaries) forget_streams(*home);
   drop_work();
+  pools.clear();
   streams.clear();
   events.clear();
   graphs.clear();
@@ -240,6 +242,7 @@ void engine::destroy(context& home) {
   }
   std::erase_if(active_, [&](const stream_ptr& on) { return on->home == &home; });
   forget_streams(home);
+  pools.drop(home);
   const actor who = host_point("destruction of the context");
   for (const std::uint64_t address : allocations.of(&home)) {
     order.gone(who, address, allocations.find(address)->granted, false);

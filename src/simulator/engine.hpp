@@ -23,6 +23,7 @@
 #include "handle_table.hpp"
 #include "host_thread.hpp"
 #include "memory.hpp"
+#include "pool_table.hpp"
 #include "random.hpp"
 #include "report.hpp"
 #include "stream.hpp"
@@ -85,6 +86,8 @@ public:
   // -------------------------------------------------------------------------------------------
   /// A new point of a stream that is no device work.
   actor point(const stream_ptr& on, const char* action);
+  /// The point of the stream's newest operation.
+  static actor newest_point(const stream_ptr& on, const char* action);
   /// A new point of the host.
   actor host_point(const char* action);
 
@@ -108,6 +111,8 @@ public:
   bool forbidden_by_capture();
   /// A use of the legacy stream while a blocking stream of its context captures.
   bool legacy_breaks_capture(const stream& on);
+  /// Whether it would be one.
+  [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
   std::vector<std::shared_ptr<capture>> captures; // not ended yet
   std::uint64_t captures_made = 0;
 
@@ -118,6 +123,7 @@ public:
   vector_clock host;
   checker order{findings, allocations, host};
   simulated::faults faults;
+  pool_table pools;
   handle_table<stream> streams;
   handle_table<event> events;
   handle_table<graph> graphs;

@@ -33,4 +33,12 @@ bool engine::legacy_breaks_capture(const stream& on) {
   return found;
 }
 
+bool engine::legacy_meets_capture(const stream& on) const {
+  if (on.kind != stream_kind::legacy) return false;
+  return std::any_of(captures.begin(), captures.end(), [&](const auto& open) {
+    return std::any_of(open->members.begin(), open->members.end(),
+                       [&](const auto& member) { return member.on->home == on.home && member.on->blocking(); });
+  });
+}
+
 } // namespace simulated

@@ -61,7 +61,7 @@ CUresult engine::enqueue(const stream_ptr& on, operation&& work) {
     work.recorded->covers.push_back({on, on->number});
     work.recorded->order = on->order;
   }
-  const actor who{on->component, on->number, {on->id, on->number - on->base, work.action}, &on->order};
+  const actor who = newest_point(on, work.action);
   for (const touched& range : work.touches) order.touch(who, range.address, range.bytes, range.write);
   if (on->queue.empty()) active_.push_back(on);
   on->queue.push_back(std::move(work));
@@ -72,6 +72,10 @@ CUresult engine::enqueue(const stream_ptr& on, operation&& work) {
 
 actor engine::point(const stream_ptr& on, const char* action) {
   order_behind(*on, nullptr);
+  return newest_point(on, action);
+}
+
+actor engine::newest_point(const stream_ptr& on, const char* action) {
   return {on->component, on->number, {on->id, on->number - on->base, action}, &on->order};
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "engine.hpp"
@@ -35,5 +36,11 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
     return on ? std::forward<Body>(body)(device, lock, on) : why;
   });
 }
+
+/// What the driver says of an address: an allocation, or a block of a pool.
+std::optional<allocation> known_at(const engine& device, std::uint64_t address);
+
+/// A free by the host of memory that a pool holds: no wait, the caller says that all use is over.
+CUresult free_pooled_by_host(engine& device, memory_pool& pool, std::uint64_t address, const char* call);
 
 } // namespace simulated

@@ -85,7 +85,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuStreamIsCapturing">(handle, [&](engine& device, locked&, const stream_ptr& on) {
-    if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (device.legacy_meets_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture goes on
     *status = status_of(*on);
     return CUDA_SUCCESS;
   });

@@ -161,8 +161,27 @@ CUresult cuCtxSynchronize() {
     vector_clock seen = home.ended;
     for (const stream_ptr& on : home.streams) seen.join(on->order);
     const CUresult result = device.wait_for_all(lock, home, "cuCtxSynchronize");
-    if (result == CUDA_SUCCESS) device.host.join(seen);
+    if (result != CUDA_SUCCESS) return result;
+    device.host.join(seen);
+    device.pools.after_wait(device);
     return result;
+  });
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
+  return enter<"cuCtxEnablePeerAccess", (needs_context | quiet)>([&](engine& device, locked&) {
+    const context* peer = known(device, handle);
+    if (peer == nullptr || peer == device.current()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    return device.current()->peers.insert(peer).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+  });
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext handle) {
+  return enter<"cuCtxDisablePeerAccess", (needs_context | quiet)>([&](engine& device, locked&) {
+    const context* peer = known(device, handle);
+    if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    return device.current()->peers.erase(peer) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   });
 }
 

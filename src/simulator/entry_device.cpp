@@ -144,7 +144,7 @@ CUresult cuDeviceCanAccessPeer(int* can, CUdevice from, CUdevice to) {
   return enter<"cuDeviceCanAccessPeer", quiet>([&](engine& device, locked&) {
     if (!exists(device, from) || !exists(device, to)) return CUDA_ERROR_INVALID_DEVICE;
     if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *can = 0;
+    *can = from != to;
     return CUDA_SUCCESS;
   });
 }

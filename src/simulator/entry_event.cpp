@@ -177,6 +177,7 @@ CUresult cuEventSynchronize(CUevent handle) {
     if (const CUresult result = device.block_until(lock, what, done); result != CUDA_SUCCESS) return result;
     device.host_time = std::max(device.host_time, awaited->time);
     device.host.join(awaited->order);
+    device.pools.after_wait(device);
     return CUDA_SUCCESS;
   });
 }

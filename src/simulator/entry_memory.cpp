@@ -64,7 +64,10 @@ CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
 
 CUresult cuMemFree(CUdeviceptr pointer) {
   return enter<"cuMemFree", (needs_context | unsafe_in_capture)>([&](engine& device, locked& lock) {
-    return pointer == 0 ? CUDA_SUCCESS : give_back(device, lock, pointer, false, "cuMemFree");
+    if (pointer == 0) return CUDA_SUCCESS;
+    if (memory_pool* const pool = device.pools.holding(pointer))
+      return free_pooled_by_host(device, *pool, pointer, "cuMemFree");
+    return give_back(device, lock, pointer, false, "cuMemFree");
   });
 }
 
@@ -93,6 +96,7 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
 CUresult cuMemFreeHost(void* pointer) {
   return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>([&](engine& device, locked& lock) {
     if (pointer == nullptr) return CUDA_SUCCESS;
+    if (device.pools.holding(reinterpret_cast<std::uint64_t>(pointer)) != nullptr) return CUDA_ERROR_INVALID_VALUE;
     return give_back(device, lock, reinterpret_cast<std::uint64_t>(pointer), true, "cuMemFreeHost");
   });
 }
@@ -141,6 +145,7 @@ CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
 
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
   return enter<"cuMemGetInfo", needs_context>([&](engine& device, locked&) {
+    device.pools.collect(device);
     const memory& held = device.allocations;
     if (free != nullptr) *free = held.capacity() - held.used(device.current()->device);
     if (total != nullptr) *total = held.capacity();
@@ -150,8 +155,8 @@ CUresult cuMemGetInfo(size_t* free, size_t* total) {
 
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
   return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](engine& device, locked&) {
-    const allocation* held = device.allocations.find(pointer);
-    if (held == nullptr) return CUDA_ERROR_NOT_FOUND;
+    const auto held = known_at(device, pointer);
+    if (!held) return CUDA_ERROR_NOT_FOUND;
     if (base != nullptr) *base = held->address;
     if (bytes != nullptr) *bytes = held->bytes;
     return CUDA_SUCCESS;

@@ -13,13 +13,15 @@ template <class T> CUresult put(void* place, T value) {
   return CUDA_SUCCESS;
 }
 
-/// One attribute of the memory at `pointer`; `held` is null for memory that the driver does not know.
-CUresult describe_pointer(const allocation* held, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
-  const bool known = held != nullptr;
+/// One attribute of the memory at `pointer`; `held` is empty for memory that the driver does not know.
+CUresult describe_pointer(const engine& device, const std::optional<allocation>& held, CUpointer_attribute attribute,
+                          CUdeviceptr pointer, void* place) {
+  const bool known = held.has_value();
+  const memory_pool* const pool = known ? device.pools.holding(pointer) : nullptr;
   const bool on_host = known && held->kind != memory_kind::device;
   const bool managed = known && held->kind == memory_kind::managed;
   switch (attribute) {
-  case CU_POINTER_ATTRIBUTE_CONTEXT: return put(place, known ? held->home->handle() : nullptr);
+  case CU_POINTER_ATTRIBUTE_CONTEXT: return put(place, known && pool == nullptr ? held->home->handle() : nullptr);
   case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     return put(place, !known ? 0u : unsigned(on_host && !managed ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
   case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return put(place, known ? pointer : CUdeviceptr{0});
@@ -31,7 +33,7 @@ CUresult describe_pointer(const allocation* held, CUpointer_attribute attribute,
   case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put(place, known ? held->address : std::uint64_t{0});
   case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put(place, known ? held->bytes : std::size_t{0});
   case CU_POINTER_ATTRIBUTE_MAPPED: return put(place, known);
-  case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return put(place, CUmemoryPool{nullptr});
+  case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return put(place, pool != nullptr ? pool->handle : CUmemoryPool{nullptr});
   case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
   case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return put(place, false);
   case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return put(place, std::uint64_t{0});
@@ -43,22 +45,40 @@ CUresult describe_pointer(const allocation* held, CUpointer_attribute attribute,
 
 } // namespace
 
+namespace simulated {
+
+std::optional<allocation> known_at(const engine& device, std::uint64_t address) {
+  const allocation* held = device.allocations.find(address);
+  if (held == nullptr) return std::nullopt;
+  allocation known = *held;
+  const memory_pool* const pool = device.pools.holding(address);
+  if (pool == nullptr) return known;
+  const pool_block* const block = pool->find(address);
+  if (block == nullptr) return std::nullopt;
+  known.address = block->address;
+  known.bytes = block->bytes;
+  return known;
+}
+
+} // namespace simulated
+
 extern "C" {
 
 CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttribute", quiet>([&](engine& device, locked&) {
-    const allocation* held = device.allocations.find(pointer);
-    if (place == nullptr || held == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return describe_pointer(held, attribute, pointer, place);
+    const auto held = known_at(device, pointer);
+    if (place == nullptr || !held) return CUDA_ERROR_INVALID_VALUE;
+    return describe_pointer(device, held, attribute, pointer, place);
   });
 }
 
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** places, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttributes", quiet>([&](engine& device, locked&) {
     if (attributes == nullptr || places == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const allocation* held = device.allocations.find(pointer);
+    const auto held = known_at(device, pointer);
     for (unsigned i = 0; i < count; ++i)
-      if (const CUresult result = describe_pointer(held, attributes[i], pointer, places[i]); result != CUDA_SUCCESS)
+      if (const CUresult result = describe_pointer(device, held, attributes[i], pointer, places[i]);
+          result != CUDA_SUCCESS)
         return result;
     return CUDA_SUCCESS;
   });

@@ -68,7 +68,9 @@ CUresult cuStreamSynchronize(CUstream handle) {
   return enter_on<"cuStreamSynchronize">(handle, [](engine& device, locked& lock, const stream_ptr& on) {
     if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
     if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return device.wait_for(lock, on, "cuStreamSynchronize");
+    const CUresult result = device.wait_for(lock, on, "cuStreamSynchronize");
+    if (result == CUDA_SUCCESS) device.pools.after_wait(device);
+    return result;
   });
 }
 

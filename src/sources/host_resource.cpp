@@ -31,7 +31,7 @@ host_state& host_state::instance() {
   return *state;
 }
 
-expected<void*, failure> host_state::draw(std::size_t bytes, std::size_t alignment) noexcept {
+expected<void*, failure> host_state::draw(stream_key const&, std::size_t bytes, std::size_t alignment) noexcept {
   if (auto* const base = ::operator new(bytes, host_alignment(alignment), std::nothrow)) return base;
   return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
 }

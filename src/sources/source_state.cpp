@@ -24,14 +24,15 @@ namespace gpumem::detail {
 
 expected<void*, failure> source_state::try_allocate(stream_key const& key, std::size_t bytes,
                                                     std::size_t alignment) noexcept {
-  if (!key.capturing()) serve_deferred();
+  if (!key.capturing()) serve_deferred(key);
   auto const padding = alignment > natural_ ? alignment - natural_ : 0;
-  auto base = draw(bytes + padding, alignment);
+  auto base = draw(key, bytes + padding, alignment);
   if (base) {
     auto const address = reinterpret_cast<std::uintptr_t>(*base);
     auto* const pointer = reinterpret_cast<void*>((address + alignment - 1) & ~(alignment - 1));
-    if (note(pointer, {*base, bytes + padding, bytes, alignment, key.by_identity()})) return pointer;
-    give(*base, alignment);
+    block const given{*base, bytes + padding, bytes, alignment, key.by_identity()};
+    if (note(pointer, given)) return pointer;
+    give_behind(key, given);
     base = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
   }
   sync::lock const held{guard_};
@@ -41,7 +42,11 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
 
 bool source_state::note(void* pointer, block const& given) noexcept try {
   sync::lock const held{guard_};
-  live_.emplace(pointer, given);
+  if (auto const [at, fresh] = live_.try_emplace(pointer, given); !fresh) {
+    counts_.live -= at->second.bytes; // what was here went when its device was reset
+    counts_.reserved -= at->second.drawn;
+    at->second = given;
+  }
   counts_.live += given.bytes;
   counts_.reserved += given.drawn;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
@@ -50,9 +55,12 @@ bool source_state::note(void* pointer, block const& given) noexcept try {
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
-void source_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
-  if (!key.capturing()) serve_deferred();
-  if (auto leaving = retire(key, pointer, bytes)) dispose(key, std::move(leaving));
+bool source_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+  if (!key.capturing()) serve_deferred(key);
+  auto leaving = retire(key, pointer, bytes);
+  if (!leaving) return false;
+  dispose(key, std::move(leaving));
+  return true;
 }
 
 source_state::block_map::node_type source_state::retire(stream_key const& key, void* pointer,
@@ -80,6 +88,10 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
 
 void source_state::dispose(stream_key const& key, block_map::node_type leaving) noexcept {
   bool const gone = !key.capturing() && give_behind(key, leaving.mapped());
+  end_free(key, std::move(leaving), gone);
+}
+
+void source_state::end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept {
   sync::lock const held{guard_};
   if (gone) {
     counts_.reserved -= leaving.mapped().drawn;
@@ -90,7 +102,7 @@ void source_state::dispose(stream_key const& key, block_map::node_type leaving) 
   }
 }
 
-bool source_state::give_behind(stream_key const& key, block const& leaving) noexcept {
+bool source_state::give_after_wait(stream_key const& key, block const& leaving) noexcept {
   auto waited = key.wait_on_host();
   if (waited == CUDA_ERROR_INVALID_HANDLE && key.has_handle()) waited = key.by_identity().wait_on_host();
   if (sticky(waited)) {
@@ -101,19 +113,21 @@ bool source_state::give_behind(stream_key const& key, block const& leaving) noex
   return give(leaving.base, leaving.alignment);
 }
 
-void source_state::serve_deferred() noexcept {
+// Inside a call on the same stream its handle may be touched.
+void source_state::serve_deferred(stream_key const& now) noexcept {
   if (!any_deferred_.load(std::memory_order_relaxed)) return;
-  block_map waiting;
-  {
-    sync::lock const held{guard_};
-    waiting.swap(deferred_);
-    any_deferred_.store(false, std::memory_order_relaxed);
-  }
+  auto waiting = take_deferred([&](stream_key const& freed_on) { return may_serve(freed_on, now); });
   while (!waiting.empty()) {
     auto leaving = waiting.extract(waiting.begin());
-    auto const key = leaving.mapped().freed_on.by_identity();
-    dispose(key, std::move(leaving));
+    auto const freed_on = leaving.mapped().freed_on;
+    dispose(freed_on == now ? now : freed_on.by_identity(), std::move(leaving));
   }
+}
+
+std::size_t source_state::deferred() noexcept {
+  if (!any_deferred_.load(std::memory_order_relaxed)) return 0;
+  sync::lock const held{guard_};
+  return deferred_.size();
 }
 
 figures source_state::read_figures() noexcept {

@@ -58,6 +58,7 @@ protected:
     resource_.reset();
     ASSERT_EQ(gpumem::driver().stream_destroy(foreign_), CUDA_SUCCESS);
     own_.reset();
+    EXPECT_EQ(gpumem::driver().ctx_synchronize(), CUDA_SUCCESS); // then the driver's default pool keeps nothing
     current_.reset();
     simulated::TearDown();
     // A pool gives back what the host has seen complete, and then what its library thread sees.

@@ -15,6 +15,30 @@ struct second_device {
   static constexpr char const* name = "second_device";
   static auto make() { return gpumem::cuda_resource{gpumem::device{1}}; }
 };
+struct managed {
+  static constexpr char const* name = "managed";
+  static auto make() { return gpumem::managed_resource{}; }
+};
+struct pinned {
+  static constexpr char const* name = "pinned";
+  static auto make() { return gpumem::pinned_resource{}; }
+};
+struct async {
+  static constexpr char const* name = "async";
+  static auto make() { return gpumem::async_resource{}; }
+};
+struct async_managed {
+  static constexpr char const* name = "async_managed";
+  static auto make() { return gpumem::async_managed_resource{gpumem::device{1}}; }
+};
+struct async_pinned {
+  static constexpr char const* name = "async_pinned";
+  static auto make() { return gpumem::async_pinned_resource{}; }
+};
+struct default_pool {
+  static constexpr char const* name = "async_view";
+  static auto make() { return gpumem::async_resource_view{}; }
+};
 struct host {
   static constexpr char const* name = "host";
   static auto make() { return gpumem::host_resource{}; }
@@ -76,7 +100,9 @@ using resources =
                    any<statistics<host>, host_accessible>, reference<statistics<cuda>, device_accessible>,
                    reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>, narrowed<statistics<cuda>>,
                    pool<cuda>, pool<host>, pool<statistics<cuda>>, statistics<pool<cuda>>, any_pool<pool<cuda>>,
-                   checked<pool<cuda>>>;
+                   checked<pool<cuda>>, managed, pinned, async, async_managed, async_pinned, default_pool, pool<async>,
+                   pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>, checked<async>,
+                   checked<pool<async>>, any_pool<async>>;
 
 struct names {
   template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }

@@ -167,4 +167,13 @@ TEST_F(capture, tells_its_number) {
   end(second);
 }
 
+TEST_F(capture, is_not_spoilt_by_a_question_about_the_legacy_stream) {
+  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
+  CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
+  EXPECT_EQ(cu().is_capturing(CU_STREAM_LEGACY, &told), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_EQ(end(s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().is_capturing(CU_STREAM_LEGACY, &told), CUDA_SUCCESS);
+  EXPECT_EQ(told, CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
 } // namespace

@@ -140,10 +140,10 @@ TEST_F(fault, calls_are_counted_by_name) {
 }
 
 TEST_F(fault, what_is_not_simulated_says_its_name) {
-  const decltype(&::cuMemPoolTrimTo) missing = entry{"cuMemPoolTrimTo"};
+  const decltype(&::cuMemPoolExportPointer) missing = entry{"cuMemPoolExportPointer"};
   testing::internal::CaptureStderr();
   EXPECT_EQ(missing(nullptr, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("cuMemPoolTrimTo"), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("cuMemPoolExportPointer"), std::string::npos);
   void* none = nullptr;
   EXPECT_EQ(entry::look_up()("cuNoSuchFunction", &none, CUDA_VERSION, 0, nullptr), CUDA_ERROR_NOT_FOUND);
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;

@@ -11,24 +11,47 @@ namespace {
 class lost_device : public simulated {
 protected:
   void TearDown() override {}
+
+  template <class Resource> struct held {
+    explicit held(gpumem::device where) : resource{where}, stream{where} {
+      ordered = resource.allocate(stream, 1024);
+      by_host = resource.allocate(stream, 1024);
+    }
+    void expect_bookkeeping() {
+      EXPECT_THROW(resource.allocate(stream, 1024), gpumem::cuda_error);
+      EXPECT_TRUE(resource.device().lost());
+      resource.deallocate(stream, ordered, 1024);
+      resource.deallocate_sync(by_host, 1024);
+      EXPECT_EQ(resource.figures().live, 0u);
+      EXPECT_EQ(resource.figures().reserved, 0u);
+      EXPECT_EQ(resource.figures().frees, 2u);
+    }
+    Resource resource;
+    gpumem::stream stream;
+    void* ordered;
+    void* by_host;
+  };
 };
 
 TEST_F(lost_device, is_told_and_frees_are_bookkeeping) {
-  gpumem::cuda_resource subject{gpumem::device{1}};
-  gpumem::stream stream{gpumem::device{1}};
-  void* const p = subject.allocate(stream, 1024);
-  void* const q = subject.allocate(stream, 1024);
+  gpumem::device const where{1};
+  held<gpumem::cuda_resource> plain{where};
+  held<gpumem::managed_resource> managed{where};
+  held<gpumem::pinned_resource> pinned{where};
+  held<gpumem::async_resource> async{where};
+  held<gpumem::async_pinned_resource> async_pinned{where};
+  held<gpumem::async_resource_view> view{where};
   gpumem::simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
-  auto const got = subject.try_allocate(stream, 1024);
+  auto const got = async.resource.try_allocate(async.stream, 1024);
   ASSERT_FALSE(got);
   EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::device_lost, CUDA_ERROR_ILLEGAL_ADDRESS, 1024}));
-  EXPECT_TRUE(subject.device().lost());
-  EXPECT_THROW(subject.allocate(stream, 1024), gpumem::cuda_error);
-  subject.deallocate(stream, p, 1024);
-  subject.deallocate_sync(q, 1024);
-  EXPECT_EQ(subject.figures().live, 0u);
-  EXPECT_EQ(subject.figures().reserved, 0u);
-  EXPECT_EQ(subject.figures().frees, 2u);
+  plain.expect_bookkeeping();
+  managed.expect_bookkeeping();
+  pinned.expect_bookkeeping();
+  async.expect_bookkeeping();
+  async_pinned.expect_bookkeeping();
+  view.expect_bookkeeping();
+  EXPECT_EQ(async.resource.trim(), 0u);
 }
 
 } // namespace

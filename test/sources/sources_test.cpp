@@ -39,7 +39,8 @@ protected:
   bool ran_ = false;
 };
 
-using sources = testing::Types<gpumem::cuda_resource, gpumem::host_resource>;
+using sources =
+    testing::Types<gpumem::cuda_resource, gpumem::host_resource, gpumem::managed_resource, gpumem::pinned_resource>;
 TYPED_TEST_SUITE(source, sources);
 
 TYPED_TEST(source, a_free_waits_for_an_own_stream) {
@@ -191,6 +192,50 @@ TEST_F(cuda_resource, a_large_alignment_gives_back_the_true_base) {
     subject.deallocate_sync(p, mib, 4 * mib);
   }
   EXPECT_EQ(device_bytes(), held);
+}
+
+template <class Source> class host_memory : public simulated {};
+
+using host_sources = testing::Types<gpumem::managed_resource, gpumem::pinned_resource>;
+TYPED_TEST_SUITE(host_memory, host_sources);
+
+TYPED_TEST(host_memory, is_the_hosts_and_the_devices) {
+  static_assert(gpumem::mr::has_property<TypeParam, gpumem::mr::host_accessible>);
+  static_assert(gpumem::mr::has_property<TypeParam, gpumem::mr::device_accessible>);
+  static_assert(!TypeParam::stream_ordered);
+  TypeParam subject{gpumem::device{1}};
+  EXPECT_EQ(subject.device().ordinal(), 1);
+  EXPECT_FALSE(subject == TypeParam{});
+  gpumem::stream stream{gpumem::device{1}};
+  auto* const p = static_cast<int*>(subject.allocate(stream, sizeof(int)));
+  auto const address = reinterpret_cast<CUdeviceptr>(p);
+  EXPECT_EQ(gpumem::driver().memset_d32_async(address, 7, 1, stream.get()), CUDA_SUCCESS);
+  stream.synchronize();
+  EXPECT_EQ(*p, 7);
+  subject.deallocate(stream, p, sizeof(int));
+  EXPECT_THROW(TypeParam{gpumem::device{2}}, std::invalid_argument);
+}
+
+TYPED_TEST(host_memory, a_refusal_is_told_with_its_code) {
+  TypeParam subject;
+  gpumem::stream stream{gpumem::device{0}};
+  simulator::fail_allocation(1);
+  auto const got = subject.try_allocate(stream, mib);
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::exhausted, CUDA_ERROR_OUT_OF_MEMORY, mib}));
+}
+
+class kinds_of_memory : public simulated {};
+
+TEST_F(kinds_of_memory, are_what_they_are_called) {
+  gpumem::managed_resource managed;
+  gpumem::pinned_resource pinned;
+  void* const p = managed.allocate_sync(mib);
+  void* const q = pinned.allocate_sync(mib);
+  EXPECT_EQ(gpumem::driver().mem_free_host(p), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(gpumem::driver().mem_free(reinterpret_cast<CUdeviceptr>(q)), CUDA_ERROR_INVALID_VALUE);
+  managed.deallocate_sync(p, mib);
+  pinned.deallocate_sync(q, mib);
 }
 
 class host_resource : public simulated {};

@@ -1,0 +1,42 @@
+// Device memory of an own pool of the driver, in stream order.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <utility>
+export module gpumem:async_resource;
+import :async_options;
+import :cuda;
+import :device;
+import :driver_pool;
+import :resource;
+
+namespace gpumem {
+
+/// cuMemAllocFromPoolAsync and cuMemFreeAsync over a pool of its own: stream-ordered, no call waits for the device, and
+/// each makes one to three calls of the driver. Alignments above 256 over-allocate. The driver decides which freed
+/// memory it reuses, within the policies of the options.
+///
+/// `allocate_sync` waits on the host until the memory is there; `deallocate_sync` waits for nothing. A capturing stream
+/// is refused, also where the capture was begun on the raw handle; a free on one is kept until the next call outside a
+/// capture. A block freed by identity (by an allocation's destructor) on a foreign stream stays the pool's until that
+/// stream is passed again, at most 64 of them; then, when memory runs out, and with the last handle, the host waits for
+/// that stream's context. Streams of other devices may be given where the pool allows their device.
+///
+/// `trim(keep)` gives back what is not in use and whose frees the host has seen complete. Figures: reserved and granted
+/// bytes with the peak of reserved from the driver, live bytes with their peak, allocations, frees, failures.
+///
+/// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
+/// and its last block is freed. Any thread.
+export class async_resource : public detail::own_driver_pool<async_resource, mr::device_accessible> {
+public:
+  /// The memory is valid in the order of the stream it was given to.
+  static constexpr bool stream_ordered = true;
+
+  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, cuda_error with
+  /// CUDA_ERROR_NOT_SUPPORTED where the device has no such pools.
+  explicit async_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
+      : own_driver_pool{new detail::async_state{detail::driver_pool_kind::device, where, std::move(options)}} {}
+};
+
+static_assert(mr::resource_with<async_resource, mr::device_accessible>);
+
+} // namespace gpumem

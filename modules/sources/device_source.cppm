@@ -1,0 +1,48 @@
+// What the sources of one device share whose memory comes by plain calls of the driver.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+export module gpumem:device_source;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :source_state;
+import :stream;
+
+namespace gpumem::detail {
+
+// A kind of memory: two calls of the driver, made with the device current. All of them align to 256 bytes.
+struct driver_memory {
+  char const* name;
+  CUresult (*allocate)(CUdeviceptr* address, std::size_t bytes);
+  CUresult (*free)(CUdeviceptr address);
+};
+
+// What the driver says of a call made with the device current. Such calls are no part of any graph: without leave they
+// would break a capture of another thread.
+template <class Call> CUresult call_on(class device where, Call call) noexcept {
+  try {
+    current_device const scope{where};
+    relaxed_capture const mode;
+    return call();
+  } catch (cuda_error const& e) { return static_cast<CUresult>(e.status()); }
+}
+
+// One a kind and device, never destroyed: the resources are values.
+class device_source final : public source_state {
+public:
+  device_source(driver_memory const& kind, class device where) noexcept;
+  static device_source& of(driver_memory const& kind, class device where);
+  class device where() noexcept { return device_; }
+
+private:
+  expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
+  bool give(void* base, std::size_t alignment) noexcept override;
+  void lose(stream_key const& key, CUresult error) noexcept override;
+
+  driver_memory const& kind_;
+  class device device_;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,157 @@
+// The driver's memory pools: what every resource over one does.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/figures.hpp>
+#include <cstddef>
+export module gpumem:driver_pool;
+import :async_options;
+import :cuda;
+import :device;
+import :error;
+import :lifetime;
+import :resource;
+import :source_state;
+import :stream;
+
+namespace gpumem {
+
+namespace detail {
+
+enum class driver_pool_kind : unsigned char { device, managed, pinned };
+// The resource that holds pools of this kind.
+char const* name_of(driver_pool_kind kind) noexcept;
+
+// A pool handle and where its memory is; owns nothing.
+struct driver_pool {
+  CUmemoryPool handle = nullptr;
+  class device where;
+  // Its memory may be touched by the host at once, and so is given only when the host has seen it ready.
+  bool host_ready = false;
+  std::size_t limit = 0;
+};
+
+// Makes a pool as the options say. Throws cuda_error, std::invalid_argument; then there is none.
+driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options);
+driver_pool default_driver_pool(class device where);
+driver_pool current_driver_pool(class device where);
+driver_pool foreign_driver_pool(CUmemoryPool handle, class device where);
+
+// Allocates and frees in stream order. A default stream stands for the legacy stream, which is ordered with whatever
+// the handle meant to the caller. A free by identity on a foreign stream touches no handle: it is kept for the next
+// call that is given the stream; too many of those, or memory that has run out, wait on the host for their contexts.
+class driver_pool_state : public source_state {
+public:
+  class device where() noexcept { return pool_.where; }
+  bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  std::size_t trim(std::size_t keep);
+  figures read_figures() noexcept;
+
+  CUmemoryPool handle() const noexcept { return pool_.handle; }
+  driver_pool_usage usage();
+  void reset_peaks();
+  void set_access(class device who, bool allowed);
+  bool access(class device who);
+  std::size_t release_threshold();
+
+protected:
+  // Throws cuda_error, std::bad_alloc.
+  driver_pool_state(char const* name, driver_pool const& pool);
+  ~driver_pool_state() = default;
+
+  // Draws so much, and gives it back at once. Throws as throw_failure.
+  void reserve(std::size_t bytes);
+  // Gives back what is kept of foreign streams, waiting on the host for their contexts; whether there was anything.
+  bool settle() noexcept;
+
+private:
+  expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
+  bool give(void* base, std::size_t alignment) noexcept override;
+  bool give_behind(stream_key const& key, block const& leaving) noexcept override;
+  bool may_serve(stream_key const& freed_on, stream_key const& now) const noexcept override;
+  void lose(stream_key const& key, CUresult error) noexcept override;
+
+  expected<void*, failure> draw_once(stream_key const& key, std::size_t bytes) noexcept;
+  expected<void*, failure> draw_ready(std::size_t bytes) noexcept;
+  failure refused(CUresult error, std::size_t bytes) noexcept;
+
+  driver_pool const pool_;
+  stream& ready_;
+};
+
+// An own pool: counted by its handles and blocks, and destroyed with the last.
+class async_state final : public driver_pool_state, public lifetime {
+public:
+  async_state(driver_pool_kind kind, class device where, async_options options);
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  async_options const& options() const noexcept { return options_; }
+
+private:
+  // Destroys the pool where the rest of the construction fails.
+  struct owned_pool {
+    driver_pool pool;
+    bool kept = false;
+    ~owned_pool();
+  };
+  async_state(driver_pool_kind kind, owned_pool made, async_options options);
+  ~async_state() override;
+
+  async_options const options_;
+};
+
+// A pool of somebody else. One a pool handle, never destroyed: views are values.
+class driver_pool_view_state final : public driver_pool_state {
+public:
+  explicit driver_pool_view_state(driver_pool const& pool) : driver_pool_state{"async_resource_view", pool} {}
+  static driver_pool_view_state& of(driver_pool const& pool);
+};
+
+/// What every resource over a driver pool has beyond the contract.
+export template <class Self, class State, class... Properties>
+class driver_pool_base : public resource_base<Self, State, Properties...> {
+public:
+  /// The driver's handle; it lives as long as the resource.
+  CUmemoryPool handle() const noexcept { return pool().handle(); }
+
+  /// Asks the driver; throws cuda_error.
+  driver_pool_usage usage() const { return pool().usage(); }
+  /// Peaks start again at what there is now. Throws cuda_error.
+  void reset_peaks() { pool().reset_peaks(); }
+
+  /// Lets another device read and write the pool's memory, or takes that back. Throws cuda_error.
+  void allow(gpumem::device peer) { pool().set_access(peer, true); }
+  void forbid(gpumem::device peer) { pool().set_access(peer, false); }
+  /// Whether a device may read and write the pool's memory. Throws cuda_error.
+  bool allows(gpumem::device who) const { return pool().access(who); }
+
+  /// The bytes beyond which the driver gives back what is not in use. Throws cuda_error.
+  std::size_t release_threshold() const { return pool().release_threshold(); }
+
+private:
+  State& pool() const noexcept { return static_cast<Self const&>(*this).state(); }
+};
+
+/// A shared handle of 8 bytes to an own pool.
+export template <class Self, class... Properties>
+class own_driver_pool : public driver_pool_base<Self, async_state, Properties...> {
+public:
+  async_options const& options() const noexcept { return state_->options(); }
+
+  friend bool operator==(Self const& a, Self const& b) noexcept {
+    own_driver_pool const &left = a, &right = b;
+    return left.state_ == right.state_;
+  }
+
+protected:
+  explicit own_driver_pool(async_state* state) noexcept : state_{state} {}
+
+private:
+  friend resource_base<Self, async_state, Properties...>;
+  friend driver_pool_base<Self, async_state, Properties...>;
+  async_state& state() const noexcept { return *state_; }
+  state_handle<async_state> state_;
+};
+
+} // namespace detail
+} // namespace gpumem

@@ -1,0 +1,194 @@
+// Entry points that make, steer and describe memory pools.
+// SPDX-License-Identifier: Apache-2.0
+#include "entry.hpp"
+
+using namespace simulated;
+
+namespace {
+
+/// Runs `body(engine, lock, pool)` for a live pool.
+template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, Body&& body) noexcept {
+  return enter<Name, quiet>([&](engine& device, locked& lock) {
+    memory_pool* const pool = device.pools.find(handle);
+    return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, lock, *pool);
+  });
+}
+
+CUresult set_policy(bool& policy, const void* value) {
+  policy = *static_cast<const int*>(value) != 0;
+  return CUDA_SUCCESS;
+}
+
+/// A high mark can only be set back.
+CUresult reset_mark(std::uint64_t& mark, std::uint64_t now, const void* value) {
+  if (*static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+  mark = now;
+  return CUDA_SUCCESS;
+}
+
+template <class T, class Value> CUresult answer(void* place, Value value) {
+  *static_cast<T*>(place) = static_cast<T>(value);
+  return CUDA_SUCCESS;
+}
+
+template <class Find> CUresult find_pool(CUmemoryPool* out, const CUmemLocation* location, Find find) {
+  if (out == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  memory_pool* const found = find(*location);
+  if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *out = found->handle;
+  return CUDA_SUCCESS;
+}
+
+CUmemLocation at_device(CUdevice ordinal) { return {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}; }
+
+bool knows(const engine& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
+
+/// A pool's own device always reaches its memory.
+CUresult give_access(const engine& device, memory_pool& pool, const CUmemAccessDesc& wish) {
+  if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (!knows(device, wish.location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  const bool resident = pool.kind() == memory_kind::device && pool.device() == wish.location.id;
+  if (wish.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    pool.peers.insert(wish.location.id);
+  else if (wish.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && !resident)
+    pool.peers.erase(wish.location.id);
+  else
+    return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+bool reaches(const memory_pool& pool, const CUmemLocation& location) {
+  if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) return pool.kind() != memory_kind::device;
+  if (pool.kind() == memory_kind::managed) return true;
+  const bool resident = pool.kind() == memory_kind::device && pool.device() == location.id;
+  return resident || pool.peers.contains(location.id);
+}
+
+} // namespace
+
+extern "C" {
+
+CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
+  return enter<"cuMemPoolCreate">([&](engine& device, locked&) {
+    if (made == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult judged = pool_table::judge(*properties, device.options().devices);
+    if (judged == CUDA_SUCCESS) *made = device.pools.create(device, *properties).handle;
+    return judged;
+  });
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+  return enter_pool<"cuMemPoolDestroy">(handle, [](engine& device, locked&, memory_pool& pool) {
+    if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
+    device.pools.destroy(device, pool);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
+  return enter_pool<"cuMemPoolTrimTo">(handle, [&](engine& device, locked&, memory_pool& pool) {
+    pool.release(device, keep, keep, true);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+  return enter_pool<"cuMemPoolSetAttribute">(handle, [&](engine&, locked&, memory_pool& pool) {
+    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return set_policy(pool.follow_events, value);
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return set_policy(pool.opportunistic, value);
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return set_policy(pool.internal, value);
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      pool.threshold = *static_cast<const cuuint64_t*>(value);
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return reset_mark(pool.reserved_high, pool.reserved, value);
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return reset_mark(pool.used_high, pool.used, value);
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+  });
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+  return enter_pool<"cuMemPoolGetAttribute">(handle, [&](engine&, locked&, const memory_pool& pool) {
+    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return answer<int>(value, pool.follow_events);
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return answer<int>(value, pool.opportunistic);
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return answer<int>(value, pool.internal);
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return answer<cuuint64_t>(value, pool.threshold);
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return answer<cuuint64_t>(value, pool.reserved);
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return answer<cuuint64_t>(value, pool.reserved_high);
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return answer<cuuint64_t>(value, pool.used);
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return answer<cuuint64_t>(value, pool.used_high);
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+  });
+}
+
+CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* wishes, size_t count) {
+  return enter_pool<"cuMemPoolSetAccess">(handle, [&](engine& device, locked&, memory_pool& pool) {
+    if (wishes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; ++i)
+      if (const CUresult result = give_access(device, pool, wishes[i]); result != CUDA_SUCCESS) return result;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+  return enter_pool<"cuMemPoolGetAccess">(handle, [&](engine&, locked&, const memory_pool& pool) {
+    if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = reaches(pool, *location) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  return enter<"cuMemGetDefaultMemPool", quiet>([&](engine& device, locked&) {
+    return find_pool(out, location, [&](const CUmemLocation& at) { return device.pools.default_of(device, at, type); });
+  });
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  return enter<"cuMemGetMemPool", quiet>([&](engine& device, locked&) {
+    return find_pool(out, location, [&](const CUmemLocation& at) { return device.pools.current_of(device, at, type); });
+  });
+}
+
+CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool handle) {
+  return enter_pool<"cuMemSetMemPool">(handle, [&](engine& device, locked&, memory_pool& pool) {
+    if (location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return device.pools.set_current(*location, type, &pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
+  return enter<"cuDeviceGetDefaultMemPool", quiet>([&](engine& device, locked&) {
+    if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    const CUmemLocation at = at_device(ordinal);
+    return find_pool(out, &at, [&](const CUmemLocation& location) {
+      return device.pools.default_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED);
+    });
+  });
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
+  return enter<"cuDeviceGetMemPool", quiet>([&](engine& device, locked&) {
+    if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    const CUmemLocation at = at_device(ordinal);
+    return find_pool(out, &at, [&](const CUmemLocation& location) {
+      return device.pools.current_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED);
+    });
+  });
+}
+
+CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool handle) {
+  return enter_pool<"cuDeviceSetMemPool">(handle, [&](engine& device, locked&, memory_pool& pool) {
+    if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    return device.pools.set_current(at_device(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, &pool)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+} // extern "C"

@@ -1,0 +1,203 @@
+// What a driver's pool may legally do with freed memory, in the order in which drivers say that they try it: own
+// stream, known order, completion, more memory, an order of its own making.
+// SPDX-License-Identifier: Apache-2.0
+#include "memory_pool.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "engine.hpp"
+
+namespace simulated {
+
+namespace {
+
+constexpr std::size_t block_granule = 512;
+constexpr std::size_t segment_granule = std::size_t{2} << 20;
+constexpr std::size_t least_segment = std::size_t{32} << 20;
+constexpr std::size_t most_bytes = std::size_t{1} << 48; // beyond any device; below it nothing overflows
+
+constexpr std::size_t up_to(std::size_t bytes, std::size_t granule) {
+  return (bytes + granule - 1) / granule * granule;
+}
+
+/// One entry a component: the newest free covers the older ones.
+void add_free(std::vector<pool_free>& frees, const pool_free& added) {
+  for (pool_free& known : frees) {
+    if (known.component != added.component) continue;
+    if (known.at.number < added.at.number) known = added;
+    return;
+  }
+  frees.push_back(added);
+}
+
+bool all_done(const std::vector<pool_free>& frees) {
+  return std::all_of(frees.begin(), frees.end(), [](const pool_free& ended) { return ended.at.done(); });
+}
+
+} // namespace
+
+memory_kind memory_pool::kind() const noexcept {
+  if (properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED) return memory_kind::managed;
+  return properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? memory_kind::device : memory_kind::pinned;
+}
+
+int memory_pool::device() const noexcept {
+  return properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : 0;
+}
+
+memory_pool::way memory_pool::way_to(const range& part, const stream& on) const {
+  way furthest = way::own;
+  for (const pool_free& ended : part.frees) {
+    if (ended.at.on.get() == &on) continue;
+    if (follow_events && on.order.covers(ended.component, ended.at.number))
+      furthest = std::max(furthest, way::ordered);
+    else if (opportunistic && ended.at.done())
+      furthest = std::max(furthest, way::completed);
+    else
+      furthest = std::max(furthest, internal ? way::wait : way::none);
+  }
+  return furthest;
+}
+
+/// The smallest range that fits, of those that are reached most cheaply.
+memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t need, way furthest) {
+  auto chosen = free_.end();
+  way cheapest = way::none;
+  for (auto at = free_.begin(); at != free_.end(); ++at) {
+    if (at->second.bytes < need) continue;
+    const way how = way_to(at->second, on);
+    if (how > furthest) continue;
+    if (chosen != free_.end() && std::pair(how, at->second.bytes) >= std::pair(cheapest, chosen->second.bytes))
+      continue;
+    chosen = at;
+    cheapest = how;
+  }
+  return chosen;
+}
+
+/// Joins the range with those above it in its segment, as far as `may` says.
+template <class May> void memory_pool::join(range_map::iterator lower, May may) {
+  for (auto upper = std::next(lower); upper != free_.end(); upper = free_.erase(upper)) {
+    const bool adjacent = lower->first + lower->second.bytes == upper->first && !segments_.contains(upper->first);
+    if (!adjacent || !may(lower->second, upper->second)) return;
+    lower->second.bytes += upper->second.bytes;
+    for (const pool_free& ended : upper->second.frees) add_free(lower->second.frees, ended);
+  }
+}
+
+/// The same after neighbours were joined that the stream can reach both.
+memory_pool::range_map::iterator memory_pool::best_joined(const stream& on, std::size_t need, way furthest) {
+  for (auto at = free_.begin(); at != free_.end(); ++at)
+    join(at, [&](const range& lower, const range& upper) {
+      return way_to(lower, on) <= furthest && way_to(upper, on) <= furthest;
+    });
+  return best(on, need, furthest);
+}
+
+const pool_block* memory_pool::take(engine& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind) {
+  if (bytes > most_bytes) return nullptr;
+  const std::size_t need = up_to(bytes, block_granule);
+  auto place = best(on, need, way::completed);
+  if (place == free_.end()) place = best_joined(on, need, way::completed);
+  if (place == free_.end() && grow(all, need)) place = best(on, need, way::completed);
+  if (place == free_.end()) place = best_joined(on, need, way::wait);
+  if (place == free_.end()) return nullptr;
+  for (const pool_free& ended : place->second.frees) {
+    if (ended.at.on.get() == &on) continue;
+    if (!behind) behind = std::make_shared<record>();
+    behind->covers.push_back(ended.at);
+    behind->order.join(ended.order);
+  }
+  return cut(place, bytes, need);
+}
+
+const pool_block* memory_pool::cut(range_map::iterator place, std::size_t bytes, std::size_t need) {
+  const std::uint64_t address = place->first;
+  range rest = std::move(place->second);
+  free_.erase(place);
+  if (rest.bytes > need) {
+    rest.bytes -= need;
+    free_.emplace(address + need, std::move(rest));
+  }
+  used += need;
+  used_high = std::max(used_high, used);
+  return &blocks_.emplace(address, pool_block{address, bytes, need}).first->second;
+}
+
+bool memory_pool::grow(engine& all, std::size_t need) {
+  const std::size_t exact = up_to(need, segment_granule);
+  if (properties.maxSize != 0 && reserved + exact > up_to(properties.maxSize, segment_granule)) return false;
+  std::size_t wanted = std::max(exact, least_segment);
+  if (properties.maxSize != 0)
+    wanted = std::min<std::size_t>(wanted, up_to(properties.maxSize, segment_granule) - reserved);
+  return draw(all, wanted) || (wanted > exact && draw(all, exact));
+}
+
+bool memory_pool::draw(engine& all, std::size_t bytes) {
+  const allocation* made = all.allocations.allocate(kind(), device(), &home, bytes, all.order.next_block_number());
+  if (made == nullptr) return false;
+  all.order.fresh(made->address, made->granted);
+  segments_.emplace(made->address, bytes);
+  free_.emplace(made->address, range{bytes, {}});
+  reserved += bytes;
+  reserved_high = std::max(reserved_high, reserved);
+  return true;
+}
+
+/// Joined without being asked for, memory must not become harder to reach: both complete, or both of one stream.
+bool memory_pool::alike(const range& lower, const range& upper) {
+  if (all_done(lower.frees) && all_done(upper.frees)) return true;
+  return lower.frees.size() == 1 && upper.frees.size() == 1 && lower.frees[0].at.on == upper.frees[0].at.on;
+}
+
+void memory_pool::put(std::uint64_t address, const pool_free* ended) {
+  const auto found = blocks_.find(address);
+  used -= found->second.granted;
+  range part{found->second.granted, {}};
+  if (ended != nullptr) part.frees.push_back(*ended);
+  blocks_.erase(found);
+  const auto at = free_.emplace(address, std::move(part)).first;
+  join(at, alike);
+  if (at != free_.begin()) join(std::prev(at), alike);
+}
+
+bool memory_pool::idle(const engine& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const {
+  std::size_t unused = 0;
+  for (auto at = free_.lower_bound(segment); at != free_.end() && at->first < segment + bytes; ++at) {
+    unused += at->second.bytes;
+    for (const pool_free& ended : at->second.frees)
+      if (seen_by_host ? !all.host.covers(ended.component, ended.at.number) : !ended.at.done()) return false;
+  }
+  return unused == bytes;
+}
+
+void memory_pool::release(engine& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
+  for (auto at = segments_.begin(); at != segments_.end() && reserved > most;) {
+    const auto [address, bytes] = *at;
+    if (reserved - bytes < least || !idle(all, address, bytes, seen_by_host)) {
+      ++at;
+      continue;
+    }
+    free_.erase(free_.lower_bound(address), free_.lower_bound(address + bytes));
+    at = segments_.erase(at);
+    reserved -= bytes;
+    all.order.gone(all.host_point("release by a pool"), address, bytes, true);
+    all.allocations.release(address);
+  }
+}
+
+const pool_block* memory_pool::find(std::uint64_t address) const {
+  auto above = blocks_.upper_bound(address);
+  if (above == blocks_.begin()) return nullptr;
+  const pool_block& candidate = std::prev(above)->second;
+  return address - candidate.address < candidate.bytes ? &candidate : nullptr;
+}
+
+bool memory_pool::holds(std::uint64_t address) const {
+  auto above = segments_.upper_bound(address);
+  return above != segments_.begin() && address - std::prev(above)->first < std::prev(above)->second;
+}
+
+} // namespace simulated

@@ -1,0 +1,54 @@
+// Blocks of one device, each by a call of the driver.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <utility>
+module gpumem:device_source.impl;
+import :device_source;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :source_state;
+import :stream;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t driver_alignment = 256;
+
+} // namespace
+
+device_source::device_source(driver_memory const& kind, class device where) noexcept
+    : source_state{kind.name, driver_alignment}, kind_{kind}, device_{where} {}
+
+device_source& device_source::of(driver_memory const& kind, class device where) {
+  using key = std::pair<driver_memory const*, int>;
+  static auto* const guard = new sync::mutex;
+  static auto* const states = new std::map<key, device_source>;
+  sync::lock const held{*guard};
+  return states->try_emplace(key{&kind, where.ordinal()}, kind, where).first->second;
+}
+
+expected<void*, failure> device_source::draw(stream_key const&, std::size_t bytes, std::size_t) noexcept {
+  CUdeviceptr address{};
+  auto const result = call_on(device_, [&] { return kind_.allocate(&address, bytes); });
+  if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
+  if (sticky(result)) device_.lose(result);
+  return unexpected<failure>{refusal_of(result, bytes)};
+}
+
+bool device_source::give(void* base, std::size_t) noexcept {
+  if (device_.lost()) return true;
+  auto const result = call_on(device_, [&] { return kind_.free(reinterpret_cast<CUdeviceptr>(base)); });
+  if (sticky(result)) device_.lose(result);
+  return !capture_forbids(result);
+}
+
+void device_source::lose(stream_key const&, CUresult error) noexcept { device_.lose(error); }
+
+} // namespace gpumem::detail

@@ -1,0 +1,204 @@
+// Blocks of a driver pool, from the stream that asks to the stream that frees.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <gpumem/figures.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <utility>
+module gpumem:driver_pool.impl;
+import :driver_pool;
+import :async_options;
+import :cuda;
+import :device;
+import :device_source;
+import :driver;
+import :error;
+import :lifetime;
+import :misuse;
+import :source_state;
+import :stream;
+import :sync;
+import :timeline;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t driver_alignment = 256;
+// Each of them costs a look at each call.
+inline constexpr std::size_t most_deferred = 64;
+
+// Memory that the host wants to see ready is drawn on a stream of its own. One a device, never destroyed.
+stream& ready_stream(device where) {
+  static auto* const guard = new sync::mutex;
+  static auto* const streams = new std::map<int, stream>;
+  sync::lock const held{*guard};
+  return streams->try_emplace(where.ordinal(), where).first->second;
+}
+
+// The handle that stands for the key's stream on any thread, or none: a foreign handle lives only inside the call that
+// was given it.
+std::optional<CUstream> stream_for(stream_key const& key) noexcept {
+  switch (key.order().kind()) {
+  case stream_kind::host: return std::nullopt;
+  case stream_kind::null:
+  case stream_kind::legacy: return CU_STREAM_LEGACY;
+  case stream_kind::per_thread: return key.has_handle() ? key.handle() : CU_STREAM_LEGACY;
+  default: return key.has_handle() ? std::optional{key.handle()} : std::nullopt;
+  }
+}
+
+// A capture of these was asked for when the stream was identified.
+bool capture_known(stream_key const& key) noexcept { return key.has_handle() && !key.order().owns_handle(); }
+
+// What the driver says of a call on the key's stream, in its context; of a stream that captures, that it may not be.
+template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
+  if (auto const result = driver().ctx_push_current(key.order().context()); result != CUDA_SUCCESS) return result;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  auto result = capture_known(key) ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (result == CUDA_SUCCESS) result = call();
+  CUcontext popped = nullptr;
+  driver().ctx_pop_current(&popped);
+  return result;
+}
+
+} // namespace
+
+driver_pool_state::driver_pool_state(char const* name, driver_pool const& pool)
+    : source_state{name, driver_alignment}, pool_{pool}, ready_{ready_stream(pool.where)} {}
+
+bool driver_pool_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes,
+                                   std::size_t alignment) noexcept {
+  bool const ours = source_state::deallocate(key, pointer, bytes, alignment);
+  if (deferred() > most_deferred) settle();
+  return ours;
+}
+
+expected<void*, failure> driver_pool_state::draw(stream_key const& key, std::size_t bytes, std::size_t) noexcept {
+  auto result = draw_once(key, bytes);
+  if (!result && result.error().what == outcome::exhausted && settle()) result = draw_once(key, bytes);
+  return result;
+}
+
+expected<void*, failure> driver_pool_state::draw_once(stream_key const& key, std::size_t bytes) noexcept {
+  if (pool_.limit != 0 && bytes > pool_.limit) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  auto const on = stream_for(key);
+  if (pool_.host_ready || !on) return draw_ready(bytes);
+  CUdeviceptr address{};
+  auto const result =
+      call_on_stream(key, *on, [&] { return driver().mem_alloc_from_pool_async(&address, bytes, pool_.handle, *on); });
+  if (result != CUDA_SUCCESS) return unexpected<failure>{refused(result, bytes)};
+  return reinterpret_cast<void*>(address);
+}
+
+expected<void*, failure> driver_pool_state::draw_ready(std::size_t bytes) noexcept {
+  CUdeviceptr address{};
+  auto result = call_on(
+      pool_.where, [&] { return driver().mem_alloc_from_pool_async(&address, bytes, pool_.handle, ready_.get()); });
+  if (result != CUDA_SUCCESS) return unexpected<failure>{refused(result, bytes)};
+  result = call_on(pool_.where, [&] { return driver().stream_synchronize(ready_.get()); });
+  if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
+  driver().mem_free_async(address, ready_.get());
+  return unexpected<failure>{refused(result, bytes)};
+}
+
+failure driver_pool_state::refused(CUresult error, std::size_t bytes) noexcept {
+  if (sticky(error)) pool_.where.lose(error);
+  return refusal_of(error, bytes);
+}
+
+bool driver_pool_state::give_behind(stream_key const& key, block const& leaving) noexcept {
+  if (pool_.where.lost()) return true;
+  if (key.is_host()) return give(leaving.base, leaving.alignment);
+  auto const on = stream_for(key);
+  if (!on) return false;
+  auto const result = call_on_stream(
+      key, *on, [&] { return driver().mem_free_async(reinterpret_cast<CUdeviceptr>(leaving.base), *on); });
+  if (sticky(result)) pool_.where.lose(result);
+  return !capture_forbids(result);
+}
+
+// Of memory of a pool the driver takes the caller's word that all use is over.
+bool driver_pool_state::give(void* base, std::size_t) noexcept {
+  if (pool_.where.lost()) return true;
+  auto const result = call_on(pool_.where, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(base)); });
+  if (sticky(result)) pool_.where.lose(result);
+  return !capture_forbids(result);
+}
+
+bool driver_pool_state::may_serve(stream_key const& freed_on, stream_key const& now) const noexcept {
+  return freed_on.order().kind() != stream_kind::foreign || freed_on == now;
+}
+
+bool driver_pool_state::settle() noexcept {
+  auto owed = take_deferred([](stream_key const& on) { return on.order().kind() == stream_kind::foreign; });
+  CUcontext waited = nullptr; // all was freed before the first wait: once a context is enough
+  while (!owed.empty()) {
+    relaxed_capture const mode;
+    auto leaving = owed.extract(owed.begin());
+    auto const key = leaving.mapped().freed_on.by_identity();
+    auto const context = key.order().context();
+    auto const& block = leaving.mapped();
+    bool const gone = context == waited ? give(block.base, block.alignment) : give_after_wait(key, block);
+    if (gone) waited = context;
+    end_free(key, std::move(leaving), gone);
+  }
+  return waited != nullptr;
+}
+
+void driver_pool_state::lose(stream_key const&, CUresult error) noexcept { pool_.where.lose(error); }
+
+void driver_pool_state::reserve(std::size_t bytes) {
+  auto const drawn = draw_ready(bytes);
+  if (!drawn) throw_failure(drawn.error());
+  give(*drawn, driver_alignment);
+}
+
+driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
+  static auto* const guard = new sync::mutex;
+  static auto* const states = new std::map<std::pair<CUmemoryPool, int>, driver_pool_view_state>;
+  sync::lock const held{*guard};
+  return states->try_emplace({pool.handle, pool.where.ordinal()}, pool).first->second;
+}
+
+async_state::owned_pool::~owned_pool() {
+  if (!kept) driver().mem_pool_destroy(pool.handle);
+}
+
+async_state::async_state(driver_pool_kind kind, class device where, async_options options)
+    : async_state{kind, owned_pool{make_driver_pool(kind, where, options)}, std::move(options)} {}
+
+async_state::async_state(driver_pool_kind kind, owned_pool made, async_options options)
+    : driver_pool_state{name_of(kind), made.pool}, options_{std::move(options)} {
+  if (options_.initial_size != 0) reserve(options_.initial_size);
+  made.kept = true;
+}
+
+// The driver keeps the pool until the frees that are under way are done.
+async_state::~async_state() {
+  if (!driver_alive() || where().lost()) return;
+  settle();
+  driver().mem_pool_destroy(handle());
+}
+
+expected<void*, failure> async_state::try_allocate(stream_key const& key, std::size_t bytes,
+                                                   std::size_t alignment) noexcept {
+  if (closed()) {
+    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), "async_resource"});
+    return unexpected<failure>{failure{outcome::closed, 0, bytes}};
+  }
+  auto result = driver_pool_state::try_allocate(key, bytes, alignment);
+  if (result) add_live();
+  return result;
+}
+
+void async_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+  if (driver_pool_state::deallocate(key, pointer, bytes, alignment)) drop_live();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,193 @@
+// Making a driver pool as the options say, and what it tells of itself.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <gpumem/figures.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+module gpumem:driver_pool_options.impl;
+import :driver_pool;
+import :async_options;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :source_state;
+import :stream;
+
+namespace gpumem::detail {
+namespace {
+
+CUmemAllocationHandleType handle_type(export_handle as) {
+  switch (as) {
+  case export_handle::none: return CU_MEM_HANDLE_TYPE_NONE;
+  case export_handle::file_descriptor: return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  case export_handle::fabric: return CU_MEM_HANDLE_TYPE_FABRIC;
+  }
+  throw std::invalid_argument{"gpumem: a driver pool is exported in no such way"};
+}
+
+void check_options(driver_pool_kind kind, async_options const& options) {
+  auto const refuse_if = [](bool contradiction, char const* why) {
+    if (contradiction) throw std::invalid_argument{std::string{"gpumem: async_options: "} + why};
+  };
+  refuse_if(options.limit != 0 && options.initial_size > options.limit, "the initial size is above the limit");
+  refuse_if(options.initial_size > options.release_threshold, "the initial size is above the release threshold");
+  refuse_if(options.numa_node < -1, "a host node is a number from 0");
+  refuse_if(options.numa_node != -1 && kind != driver_pool_kind::pinned, "only pinned memory is on a host node");
+  refuse_if(kind != driver_pool_kind::device && options.exported_as != export_handle::none,
+            "only device memory is exported");
+  refuse_if(kind != driver_pool_kind::device && options.hardware_decompression,
+            "only device memory serves decompression");
+}
+
+CUmemLocation location_of(driver_pool_kind kind, device where, async_options const& options) {
+  switch (kind) {
+  case driver_pool_kind::managed: return {CU_MEM_LOCATION_TYPE_NONE, 0};
+  case driver_pool_kind::pinned:
+    if (options.numa_node >= 0) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, options.numa_node};
+    return {CU_MEM_LOCATION_TYPE_HOST, 0};
+  default: return {CU_MEM_LOCATION_TYPE_DEVICE, where.ordinal()};
+  }
+}
+
+CUmemoryPool create(driver_pool_kind kind, device where, async_options const& options) {
+  CUmemPoolProps properties{};
+  bool const managed = kind == driver_pool_kind::managed;
+  properties.allocType = managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.handleTypes = handle_type(options.exported_as);
+  properties.location = location_of(kind, where, options);
+  properties.maxSize = options.limit;
+  if (options.hardware_decompression) properties.usage = CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS;
+  CUmemoryPool made = nullptr;
+  auto const result = driver().mem_pool_create(&made, &properties);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_failure(refusal_of(result, options.initial_size));
+  if (result != CUDA_SUCCESS) {
+    auto const text = std::string{"gpumem: device "} + std::to_string(where.ordinal()) + " makes no driver pool for " +
+                      name_of(kind) + " with these options";
+    throw cuda_error{static_cast<cudaError_t>(result), text.c_str()};
+  }
+  return made;
+}
+
+template <class Value> void set(CUmemoryPool pool, CUmemPool_attribute which, Value value) {
+  check(driver().mem_pool_set_attribute(pool, which, &value), "cuMemPoolSetAttribute");
+}
+
+std::size_t bytes_of(CUmemoryPool pool, CUmemPool_attribute which) {
+  cuuint64_t value = 0;
+  check(driver().mem_pool_get_attribute(pool, which, &value), "cuMemPoolGetAttribute");
+  return value;
+}
+
+void give_access(CUmemoryPool pool, device who, CUmemAccess_flags flags) {
+  CUmemAccessDesc const wish{{CU_MEM_LOCATION_TYPE_DEVICE, who.ordinal()}, flags};
+  check(driver().mem_pool_set_access(pool, &wish, 1), "cuMemPoolSetAccess");
+}
+
+void apply(driver_pool_kind kind, driver_pool const& made, async_options const& options) {
+  auto const pool = made.handle;
+  set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, options.release_threshold);
+  set<int>(pool, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, options.reuse_after_events);
+  set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, options.reuse_completed);
+  set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, options.reuse_by_inserted_waits);
+  // Memory of the host is at first the host's alone; managed memory is everybody's.
+  if (kind == driver_pool_kind::pinned) give_access(pool, made.where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  for (auto const peer : options.peers) {
+    if (kind != driver_pool_kind::managed && peer != made.where) {
+      give_access(pool, peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    }
+  }
+}
+
+} // namespace
+
+char const* name_of(driver_pool_kind kind) noexcept {
+  switch (kind) {
+  case driver_pool_kind::managed: return "async_managed_resource";
+  case driver_pool_kind::pinned: return "async_pinned_resource";
+  default: return "async_resource";
+  }
+}
+
+driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options) {
+  check_options(kind, options);
+  current_device const scope{where};
+  driver_pool const made{create(kind, where, options), where, kind != driver_pool_kind::device, options.limit};
+  try {
+    apply(kind, made, options);
+  } catch (...) {
+    driver().mem_pool_destroy(made.handle);
+    throw;
+  }
+  return made;
+}
+
+driver_pool default_driver_pool(class device where) {
+  CUmemoryPool handle = nullptr;
+  check(driver().device_get_default_mem_pool(&handle, where.ordinal()), "cuDeviceGetDefaultMemPool");
+  return {handle, where};
+}
+
+driver_pool current_driver_pool(class device where) {
+  CUmemoryPool handle = nullptr;
+  check(driver().device_get_mem_pool(&handle, where.ordinal()), "cuDeviceGetMemPool");
+  return {handle, where};
+}
+
+driver_pool foreign_driver_pool(CUmemoryPool handle, class device where) {
+  if (!handle) throw std::invalid_argument{"gpumem: a view needs the handle of a driver pool"};
+  return {handle, where};
+}
+
+std::size_t driver_pool_state::trim(std::size_t keep) {
+  if (!driver_alive() || where().lost()) return 0;
+  current_device const scope{where()};
+  auto const before = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  check(driver().mem_pool_trim_to(handle(), keep), "cuMemPoolTrimTo");
+  auto const after = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  return before - std::min(before, after); // others may have drawn meanwhile
+}
+
+driver_pool_usage driver_pool_state::usage() {
+  return {bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+          bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), bytes_of(handle(), CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+          bytes_of(handle(), CU_MEMPOOL_ATTR_USED_MEM_HIGH)};
+}
+
+void driver_pool_state::reset_peaks() {
+  set<cuuint64_t>(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0);
+  set<cuuint64_t>(handle(), CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0);
+}
+
+std::size_t driver_pool_state::release_threshold() { return bytes_of(handle(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD); }
+
+void driver_pool_state::set_access(class device who, bool allowed) {
+  current_device const scope{where()};
+  give_access(handle(), who, allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE);
+}
+
+bool driver_pool_state::access(class device who) {
+  CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, who.ordinal()};
+  CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  check(driver().mem_pool_get_access(&flags, handle(), &location), "cuMemPoolGetAccess");
+  return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
+figures driver_pool_state::read_figures() noexcept {
+  auto now = source_state::read_figures();
+  now.limit = pool_.limit;
+  if (!driver_alive() || where().lost()) return now;
+  try {
+    auto const told = usage();
+    now.granted = told.used;
+    now.reserved = told.reserved;
+    now.peak_reserved = told.peak_reserved;
+  } catch (cuda_error const&) { // the source's own counts stand in
+  }
+  return now;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,163 @@
+// Driver pools, managed and pinned memory on a real device: memory is there, ours alone, in order, and comes back.
+// SPDX-License-Identifier: Apache-2.0
+#include "device_test.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+using namespace gpumem;
+
+namespace {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+/// Null where the device or the driver has no such pools.
+template <class Pool, class... Arguments> std::unique_ptr<Pool> made(Arguments... arguments) try {
+  return std::make_unique<Pool>(arguments...);
+} catch (cuda_error const&) { return nullptr; }
+
+class driver_pools_on_device : public device_test {
+protected:
+  /// Writes a stamp, checks it, and frees behind both.
+  template <class Source> void use(Source& source, stream& on, std::size_t bytes, std::uint64_t value) {
+    auto* const block = source.allocate(on, bytes);
+    stamp::write(on.get(), block, bytes, value, 20);
+    stamp::check(on.get(), block, bytes, value, wrong_, 20);
+    source.deallocate(on, block, bytes);
+  }
+};
+
+} // namespace
+
+TEST_F(driver_pools_on_device, async_resource_reuses_across_streams_in_order) {
+  async_resource pool;
+  std::vector<stream> streams;
+  for (int i = 0; i < 4; ++i) streams.emplace_back(device{0});
+  for (std::uint64_t i = 0; i < 400; ++i) use(pool, streams[i % 4], std::size_t{1} << (10 + i % 14), i);
+  EXPECT_EQ(pool.figures().live, 0u);
+}
+
+TEST_F(driver_pools_on_device, threads_on_streams_of_their_own_never_share_a_block) {
+  async_resource pool;
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      stream on{device{0}};
+      for (std::uint64_t i = 0; i < 100; ++i) use(pool, on, 1 << 16, t << 32 | i);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST_F(driver_pools_on_device, options_are_the_drivers) {
+  async_resource pool{device{0}, {.initial_size = 64 * mib, .limit = 256 * mib, .reuse_completed = false}};
+  EXPECT_GE(pool.usage().reserved, 64 * mib);
+  EXPECT_EQ(pool.usage().used, 0u);
+  int completed = 1;
+  check(driver().mem_pool_get_attribute(pool.handle(), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &completed), "get");
+  EXPECT_EQ(completed, 0);
+  stream on{device{0}};
+  EXPECT_EQ(pool.try_allocate(on, 512 * mib).error().what, outcome::too_large);
+  auto* const most = pool.allocate(on, 192 * mib);
+  EXPECT_EQ(pool.try_allocate(on, 128 * mib).error().what, outcome::exhausted);
+  pool.deallocate(on, most, 192 * mib);
+  on.synchronize();
+  EXPECT_GT(pool.trim(), 0u);
+  EXPECT_EQ(pool.usage().reserved, 0u);
+}
+
+TEST_F(driver_pools_on_device, alignments_up_to_a_mebibyte_are_honoured) {
+  async_resource pool;
+  stream on{device{0}};
+  for (std::size_t alignment = 1; alignment <= mib; alignment *= 2) {
+    auto* const block = pool.allocate(on, 1000, alignment);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block) % alignment, 0u);
+    stamp::write(on.get(), block, 1000, alignment);
+    stamp::check(on.get(), block, 1000, alignment, wrong_);
+    pool.deallocate(on, block, 1000, alignment);
+  }
+}
+
+TEST_F(driver_pools_on_device, a_free_by_identity_is_behind_the_foreign_stream) {
+  async_resource pool;
+  cudaStream_t foreign = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), cudaSuccess);
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    auto block = pool.acquire(stream_ref{foreign}, mib).wait();
+    stamp::write(foreign, block.data(), mib, i, 50);
+    stamp::check(foreign, block.data(), mib, i, wrong_);
+  }
+  auto last = pool.acquire(stream_ref{foreign}, mib).wait();
+  stamp::write(foreign, last.data(), mib, 1, 200);
+  ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
+  last.reset();
+  stream on{device{0}};
+  use(pool, on, mib, 7);
+}
+
+TEST_F(driver_pools_on_device, default_streams_serve) {
+  async_resource pool;
+  for (auto const handle : {cudaStream_t{}, cudaStreamLegacy, cudaStreamPerThread}) {
+    auto block = pool.acquire(stream_ref{handle}, mib).wait();
+    stamp::write(handle, block.data(), mib, 3, 100);
+    stamp::check(handle, block.data(), mib, 3, wrong_);
+  }
+}
+
+TEST_F(driver_pools_on_device, a_view_leaves_the_default_pool_as_it_is) {
+  async_resource_view view;
+  auto const before = view.release_threshold();
+  stream on{device{0}};
+  use(view, on, mib, 5);
+  EXPECT_EQ(async_resource_view{}.release_threshold(), before);
+  EXPECT_TRUE(view == (async_resource_view{view.handle(), device{0}}));
+}
+
+TEST_F(driver_pools_on_device, a_pool_over_a_driver_pool_and_over_pinned_memory) {
+  pool_resource over_async{async_resource{}};
+  pool_resource over_pinned{pinned_resource{}};
+  std::vector<stream> streams;
+  for (int i = 0; i < 3; ++i) streams.emplace_back(device{0});
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    use(over_async, streams[i % 3], std::size_t{1} << (10 + i % 12), i);
+    use(over_pinned, streams[i % 3], std::size_t{1} << (10 + i % 8), i);
+  }
+}
+
+TEST_F(driver_pools_on_device, memory_of_the_host_is_ready_when_it_is_given) {
+  stream on{device{0}};
+  auto const touch = [&](auto& source) {
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      auto* const block = static_cast<std::uint64_t*>(source.allocate(on, mib));
+      block[0] = i; // by the host, at once
+      stamp::write(on.get(), block, mib, i, 100);
+      stamp::check(on.get(), block, mib, i, wrong_);
+      source.deallocate(on, block, mib);
+    }
+  };
+  managed_resource managed;
+  pinned_resource pinned;
+  touch(managed);
+  touch(pinned);
+  if (auto const pool = made<async_pinned_resource>()) touch(*pool);
+  if (auto const pool = made<async_managed_resource>()) touch(*pool);
+}
+
+TEST_F(driver_pools_on_device, memory_for_the_host_waits_for_the_work_that_had_it) {
+  async_resource pool{device{0}, {.limit = 64 * mib}};
+  stream on{device{0}}, other{device{0}};
+  auto* const block = pool.allocate(on, 48 * mib);
+  stamp::write(on.get(), block, 48 * mib, 1, 2000);
+  stamp::check(on.get(), block, 48 * mib, 1, wrong_, 2000);
+  pool.deallocate(on, block, 48 * mib);
+  auto* const next = pool.allocate_sync(48 * mib);
+  stamp::write(other.get(), next, 48 * mib, 2);
+  stamp::check(other.get(), next, 48 * mib, 2, wrong_);
+  other.synchronize();
+  pool.deallocate_sync(next, 48 * mib);
+}

@@ -1,0 +1,286 @@
+// Stream order of the driver's pools: every kind of stream, frees by identity, captures, memory that the host sees.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using namespace std::chrono_literals;
+
+constexpr std::size_t mib = 1024 * 1024;
+constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
+
+std::uint64_t host_waits() {
+  return gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize");
+}
+
+class streams_of_all_kinds : public simulated {
+protected:
+  void SetUp() override {
+    simulated::SetUp();
+    current_.emplace(gpumem::device{0});
+    ASSERT_EQ(gpumem::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  }
+  void TearDown() override {
+    destroy_foreign();
+    current_.reset();
+    simulated::TearDown();
+  }
+  void destroy_foreign() {
+    if (foreign_) EXPECT_EQ(gpumem::driver().stream_destroy(foreign_), CUDA_SUCCESS);
+    foreign_ = nullptr;
+  }
+  gpumem::stream_ref foreign() const { return gpumem::stream_ref{foreign_}; }
+  /// Enqueues work that uses the block; it has not run when this returns.
+  void use(gpumem::stream_ref on, void* p, std::size_t bytes = mib) {
+    ran_ = false;
+    simulator::work(on, {simulator::write(p, bytes)}, 50us, [this] { ran_ = true; });
+  }
+
+  std::optional<gpumem::current_device> current_;
+  gpumem::stream own_{gpumem::device{0}}, other_{gpumem::device{0}};
+  CUstream foreign_ = nullptr;
+  bool ran_ = false;
+};
+
+class async_order : public streams_of_all_kinds {};
+
+TEST_F(async_order, no_call_in_stream_order_waits_for_the_device) {
+  gpumem::async_resource pool;
+  auto const waits = host_waits();
+  for (auto const on : {gpumem::stream_ref{own_}, foreign(), gpumem::stream_ref{cudaStream_t{}},
+                        gpumem::stream_ref{CU_STREAM_LEGACY}, gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
+    void* const p = pool.allocate(on, mib);
+    use(on, p);
+    pool.deallocate(on, p, mib);
+    void* const q = pool.allocate(on, mib);
+    use(on, q);
+    pool.deallocate(on, q, mib);
+  }
+  EXPECT_EQ(host_waits(), waits);
+}
+
+TEST_F(async_order, another_stream_is_ordered_by_the_driver) {
+  gpumem::async_resource pool{gpumem::device{0}, {.limit = segment}};
+  void* const p = pool.allocate(own_, segment);
+  use(own_, p, segment);
+  pool.deallocate(own_, p, segment);
+  void* const q = pool.allocate(other_, segment);
+  EXPECT_EQ(q, p);
+  use(other_, q, segment);
+  pool.deallocate(other_, q, segment);
+}
+
+TEST_F(async_order, memory_for_the_host_is_there_at_once) {
+  gpumem::async_resource pool{gpumem::device{0}, {.limit = segment}};
+  void* const p = pool.allocate(own_, segment);
+  use(own_, p, segment);
+  pool.deallocate(own_, p, segment);
+  void* const q = pool.allocate_sync(segment);
+  EXPECT_EQ(q, p);
+  EXPECT_TRUE(ran_);
+  use(other_, q, segment); // no stream is named: it is there for each
+  other_.synchronize();
+  auto const waits = host_waits();
+  pool.deallocate_sync(q, segment);
+  EXPECT_EQ(host_waits(), waits);
+}
+
+TEST_F(async_order, memory_for_the_host_that_does_not_come_is_given_back) {
+  gpumem::async_resource pool;
+  simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_THROW((void)pool.allocate_sync(mib), gpumem::cuda_error);
+  EXPECT_EQ(pool.usage().used, 0u);
+  EXPECT_EQ(pool.figures().live, 0u);
+}
+
+TEST_F(async_order, a_free_by_identity_waits_for_its_foreign_stream_to_come_again) {
+  gpumem::async_resource pool;
+  auto const waits = host_waits();
+  auto block = pool.acquire(foreign(), mib).wait();
+  auto* const data = block.data();
+  use(foreign(), data);
+  block.reset();
+  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.usage().used, mib) << "freed where nobody gave the handle";
+  void* const elsewhere = pool.allocate(own_, mib);
+  EXPECT_EQ(pool.usage().used, 2 * mib) << "freed on another stream";
+  void* const again = pool.allocate(foreign(), mib);
+  EXPECT_EQ(again, data);
+  EXPECT_EQ(pool.usage().used, 2 * mib);
+  pool.deallocate(foreign(), again, mib);
+  pool.deallocate(own_, elsewhere, mib);
+  EXPECT_EQ(host_waits(), waits);
+}
+
+TEST_F(async_order, a_block_outlives_its_foreign_stream) {
+  simulator::run_until_idle();
+  auto const held = device_bytes();
+  {
+    gpumem::async_resource pool;
+    auto block = pool.acquire(foreign(), mib).wait();
+    use(foreign(), block.data());
+    destroy_foreign();
+    CUstream recycled = nullptr; // of the same value
+    ASSERT_EQ(gpumem::driver().stream_create(&recycled, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    block.reset();
+    void* const p = pool.allocate(gpumem::stream_ref{recycled}, mib);
+    EXPECT_EQ(pool.usage().used, 2 * mib) << "taken for the dead stream";
+    pool.deallocate(gpumem::stream_ref{recycled}, p, mib);
+    EXPECT_EQ(gpumem::driver().stream_destroy(recycled), CUDA_SUCCESS);
+  }
+  EXPECT_TRUE(ran_);
+  simulator::run_until_idle();
+  EXPECT_LE(device_bytes(), held) << "the last handle left memory behind";
+}
+
+TEST_F(async_order, memory_that_runs_out_is_looked_for_among_kept_frees) {
+  gpumem::async_resource pool{gpumem::device{0}, {.limit = segment}};
+  {
+    auto block = pool.acquire(foreign(), segment).wait();
+    use(foreign(), block.data(), segment);
+  }
+  void* const p = pool.allocate(own_, segment);
+  EXPECT_TRUE(ran_);
+  EXPECT_EQ(pool.figures().failures, 0u);
+  use(own_, p, segment);
+  pool.deallocate(own_, p, segment);
+}
+
+TEST_F(async_order, kept_frees_are_bounded) {
+  gpumem::async_resource pool;
+  std::vector<gpumem::allocation> blocks;
+  auto const draw = [&](int count) {
+    for (int i = 0; i < count; ++i) blocks.push_back(pool.acquire(foreign(), 512).wait());
+  };
+  auto const waits = host_waits();
+  draw(64);
+  blocks.clear();
+  EXPECT_EQ(pool.usage().used, 64u * 512);
+  draw(65); // the first of them serves what was kept
+  EXPECT_EQ(pool.usage().used, 65u * 512);
+  EXPECT_EQ(host_waits(), waits);
+  blocks.clear();
+  EXPECT_EQ(host_waits(), waits + 1) << "for the context, once";
+  EXPECT_EQ(pool.usage().used, 0u);
+}
+
+TEST_F(async_order, frees_by_identity_of_default_streams_go_to_the_legacy_stream) {
+  gpumem::async_resource pool;
+  auto const waits = host_waits();
+  for (auto const on : {cudaStream_t{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
+    auto block = pool.acquire(gpumem::stream_ref{on}, mib).wait();
+    use(gpumem::stream_ref{on}, block.data());
+    std::thread{[last = std::move(block)]() mutable { last.reset(); }}.join(); // whose default stream is another
+    EXPECT_EQ(pool.usage().used, 0u);
+  }
+  EXPECT_EQ(host_waits(), waits);
+}
+
+TEST_F(async_order, a_capturing_stream_is_refused_and_its_frees_are_kept) {
+  gpumem::async_resource pool;
+  void* const p = pool.allocate(own_, mib);
+  own_.begin_capture();
+  EXPECT_EQ(pool.try_allocate(own_, mib).error().what, gpumem::outcome::capture_unsupported);
+  pool.deallocate(own_, p, mib);
+  EXPECT_EQ(pool.figures().live, 0u);
+  void* const q = pool.allocate(other_, mib);
+  EXPECT_EQ(pool.usage().used, 2 * mib) << "freed inside the capture";
+  void* const r = pool.allocate_sync(mib);
+  auto* const graph = own_.end_capture();
+  EXPECT_NE(graph, nullptr) << "the capture was broken";
+  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  pool.deallocate(other_, q, mib);
+  EXPECT_EQ(pool.usage().used, mib) << "not served by the next call";
+  pool.deallocate_sync(r, mib);
+}
+
+TEST_F(async_order, a_capture_begun_on_the_raw_handle_is_seen_too) {
+  gpumem::async_resource pool;
+  void* const p = pool.allocate(own_, mib);
+  ASSERT_EQ(gpumem::driver().stream_begin_capture(own_.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(pool.try_allocate(own_, mib).error().what, gpumem::outcome::capture_unsupported);
+  pool.deallocate(own_, p, mib);
+  void* const q = pool.allocate_sync(mib);
+  pool.deallocate_sync(q, mib);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(gpumem::driver().stream_end_capture(own_.get(), &graph), CUDA_SUCCESS) << "the capture was broken";
+  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  pool.deallocate(other_, pool.allocate(other_, mib), mib);
+  EXPECT_EQ(pool.usage().used, 0u);
+}
+
+TEST_F(async_order, a_default_stream_is_left_alone_while_another_captures) {
+  gpumem::async_resource pool;
+  CUstream blocking = nullptr;
+  ASSERT_EQ(gpumem::driver().stream_create(&blocking, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+  auto block = pool.acquire(gpumem::stream_ref{CU_STREAM_LEGACY}, mib).wait();
+  ASSERT_EQ(gpumem::driver().stream_begin_capture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  EXPECT_FALSE(pool.try_allocate(gpumem::stream_ref{CU_STREAM_LEGACY}, mib));
+  block.reset();
+  CUgraph graph = nullptr;
+  EXPECT_EQ(gpumem::driver().stream_end_capture(blocking, &graph), CUDA_SUCCESS) << "the capture was broken";
+  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver().stream_destroy(blocking), CUDA_SUCCESS);
+  EXPECT_EQ(pool.usage().used, mib);
+  pool.deallocate(own_, pool.allocate(own_, mib), mib);
+  EXPECT_EQ(pool.usage().used, 0u);
+}
+
+/// Pools of memory that the host may touch.
+template <class Pool> class host_ready_pool : public streams_of_all_kinds {};
+using host_pools = testing::Types<gpumem::async_managed_resource, gpumem::async_pinned_resource>;
+TYPED_TEST_SUITE(host_ready_pool, host_pools);
+
+TYPED_TEST(host_ready_pool, memory_is_given_once_the_host_has_seen_it_free) {
+  static_assert(gpumem::mr::has_property<TypeParam, gpumem::mr::host_accessible>);
+  static_assert(!TypeParam::stream_ordered);
+  TypeParam pool{gpumem::device{0}, {.limit = segment}};
+  auto* const p = static_cast<int*>(pool.allocate(this->own_, segment));
+  this->use(this->own_, p, segment);
+  auto const waits = host_waits();
+  pool.deallocate(this->own_, p, segment);
+  EXPECT_EQ(host_waits(), waits) << "a free waits for nothing";
+  auto* const q = static_cast<int*>(pool.allocate(this->own_, segment));
+  EXPECT_EQ(q, p);
+  EXPECT_TRUE(this->ran_) << "the host was given memory that work still writes";
+  *q = 7;
+  this->use(this->other_, q, segment); // there for every stream
+  this->other_.synchronize();
+  pool.deallocate(this->own_, q, segment);
+}
+
+TYPED_TEST(host_ready_pool, a_free_by_identity_on_a_foreign_stream_is_kept) {
+  TypeParam pool;
+  {
+    auto block = pool.acquire(this->foreign(), mib).wait();
+    this->use(this->foreign(), block.data());
+  }
+  EXPECT_EQ(pool.usage().used, mib);
+  auto* const p = pool.allocate(this->foreign(), mib);
+  EXPECT_EQ(pool.usage().used, mib);
+  pool.deallocate(this->foreign(), p, mib);
+}
+
+class async_pinned_resource : public simulated {};
+
+TEST_F(async_pinned_resource, may_name_its_host_node) {
+  gpumem::async_pinned_resource pool{gpumem::device{0}, {.numa_node = 0}};
+  auto* const p = static_cast<int*>(pool.allocate_sync(sizeof(int)));
+  *p = 7;
+  EXPECT_EQ(*p, 7);
+  pool.deallocate_sync(p, sizeof(int));
+}
+
+} // namespace

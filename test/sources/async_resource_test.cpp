@@ -1,0 +1,328 @@
+// Own pools of the driver and views of others: options, figures, trim, places, what is refused.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+
+constexpr std::size_t mib = 1024 * 1024;
+constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
+
+std::vector<gpumem::misuse> seen;
+void note(gpumem::misuse const& what) noexcept { seen.push_back(what); }
+
+/// Takes misuse instead of aborting, for a scope.
+struct noted_misuse {
+  noted_misuse() { seen.clear(); }
+  ~noted_misuse() { gpumem::set_misuse_handler(before); }
+  gpumem::misuse_handler before = gpumem::set_misuse_handler(note);
+};
+
+class async_resource : public simulated {
+protected:
+  void SetUp() override {
+    simulated::SetUp();
+    simulator::run_until_idle(); // what the tests before have freed is back
+    held_ = device_bytes();
+  }
+  void TearDown() override {
+    simulated::TearDown();
+    EXPECT_LE(device_bytes(), held_) << "a pool is left";
+  }
+  static int policy_of(gpumem::async_resource const& pool, CUmemPool_attribute which) {
+    int on = -1;
+    EXPECT_EQ(gpumem::driver().mem_pool_get_attribute(pool.handle(), which, &on), CUDA_SUCCESS);
+    return on;
+  }
+  std::size_t held_ = 0;
+};
+
+TEST_F(async_resource, is_one_pool_to_all_its_copies) {
+  static_assert(sizeof(gpumem::async_resource) == 8);
+  gpumem::async_resource a, b;
+  auto copy = a;
+  EXPECT_TRUE(copy == a);
+  EXPECT_FALSE(a == b);
+  EXPECT_NE(a.handle(), nullptr);
+  EXPECT_NE(a.handle(), b.handle());
+  EXPECT_EQ(copy.handle(), a.handle());
+  gpumem::stream s{gpumem::device{0}};
+  void* const p = a.allocate(s, mib);
+  copy.deallocate(s, p, mib);
+}
+
+TEST_F(async_resource, a_block_keeps_the_pool) {
+  gpumem::stream s{gpumem::device{0}};
+  std::optional<gpumem::async_resource> pool{std::in_place};
+  auto const handle = pool->handle();
+  auto const lives = [&] {
+    cuuint64_t reserved = 0;
+    return gpumem::driver().mem_pool_get_attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) ==
+           CUDA_SUCCESS;
+  };
+  auto block = pool->acquire(s, mib).wait();
+  pool.reset();
+  simulator::work(s, {simulator::write(block.data(), mib)});
+  EXPECT_TRUE(lives());
+  block.reset();
+  EXPECT_FALSE(lives());
+}
+
+TEST_F(async_resource, is_closed_with_its_last_handle) {
+  noted_misuse const scope;
+  gpumem::stream s{gpumem::device{0}};
+  std::optional<gpumem::async_resource> pool{std::in_place};
+  auto const services = pool->services();
+  auto block = pool->acquire(s, mib).wait();
+  pool.reset();
+  auto const got = services.table->try_allocate(services.state, s, mib, 256);
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error().what, gpumem::outcome::closed);
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen[0].what, gpumem::misuse::kind::use_after_close);
+}
+
+TEST_F(async_resource, has_the_policies_it_was_given) {
+  gpumem::async_resource usual;
+  gpumem::async_resource strict{gpumem::device{0},
+                                {.release_threshold = 7,
+                                 .reuse_after_events = false,
+                                 .reuse_completed = false,
+                                 .reuse_by_inserted_waits = false,
+                                 .exported_as = gpumem::export_handle::file_descriptor,
+                                 .hardware_decompression = true}};
+  EXPECT_EQ(usual.release_threshold(), ~std::size_t{0});
+  EXPECT_EQ(strict.release_threshold(), 7u);
+  for (auto const which : {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+                           CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES}) {
+    EXPECT_EQ(policy_of(usual, which), 1);
+    EXPECT_EQ(policy_of(strict, which), 0);
+  }
+  EXPECT_EQ(strict.options().exported_as, gpumem::export_handle::file_descriptor);
+}
+
+TEST_F(async_resource, has_its_initial_size_at_once) {
+  gpumem::async_resource pool{gpumem::device{0}, {.initial_size = 3 * segment}};
+  EXPECT_EQ(pool.usage(), (gpumem::driver_pool_usage{3 * segment, 3 * segment, 0, 3 * segment}));
+  pool.reset_peaks();
+  EXPECT_EQ(pool.usage(), (gpumem::driver_pool_usage{3 * segment, 3 * segment, 0, 0}));
+  gpumem::stream s{gpumem::device{0}};
+  void* const p = pool.allocate(s, 2 * segment);
+  EXPECT_EQ(pool.usage().reserved, 3 * segment) << "what was reserved served it";
+  EXPECT_EQ(pool.figures().allocations, 1u);
+  pool.deallocate(s, p, 2 * segment);
+}
+
+TEST_F(async_resource, keeps_its_limit) {
+  gpumem::async_resource pool{gpumem::device{0}, {.limit = 4 * mib}};
+  gpumem::stream s{gpumem::device{0}};
+  EXPECT_EQ(pool.try_allocate(s, 5 * mib).error().what, gpumem::outcome::too_large);
+  EXPECT_EQ(pool.try_allocate(s, 4 * mib, 2 * mib).error().what, gpumem::outcome::too_large) << "with its alignment";
+  void* const p = pool.allocate(s, 3 * mib);
+  auto const got = pool.try_allocate(s, 2 * mib);
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::exhausted, CUDA_ERROR_OUT_OF_MEMORY, 2 * mib}));
+  try {
+    (void)pool.allocate(s, 2 * mib);
+    ADD_FAILURE() << "memory was given";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.figures().requested, 2 * mib);
+    EXPECT_EQ(e.figures().live, 3 * mib);
+    EXPECT_EQ(e.figures().reserved, 4 * mib);
+    EXPECT_EQ(e.figures().limit, 4 * mib);
+  }
+  pool.deallocate(s, p, 3 * mib);
+  void* const q = pool.allocate(s, 4 * mib);
+  pool.deallocate(s, q, 4 * mib);
+  EXPECT_EQ(pool.figures().failures, 4u);
+}
+
+TEST_F(async_resource, options_that_contradict_each_other_are_refused) {
+  gpumem::device const where{0};
+  using gpumem::async_pinned_resource, gpumem::async_managed_resource;
+  EXPECT_THROW((gpumem::async_resource{where, {.initial_size = 2, .limit = 1}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::async_resource{where, {.initial_size = 2, .release_threshold = 1}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::async_resource{where, {.numa_node = 0}}), std::invalid_argument);
+  EXPECT_THROW((async_pinned_resource{where, {.numa_node = -2}}), std::invalid_argument);
+  EXPECT_THROW((async_pinned_resource{where, {.exported_as = gpumem::export_handle::file_descriptor}}),
+               std::invalid_argument);
+  EXPECT_THROW((async_managed_resource{where, {.hardware_decompression = true}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::async_resource{where, {.exported_as = static_cast<gpumem::export_handle>(9)}}),
+               std::invalid_argument);
+  EXPECT_THROW(gpumem::async_resource{gpumem::device{2}}, std::invalid_argument);
+}
+
+TEST_F(async_resource, what_the_device_cannot_make_is_told) {
+  try {
+    gpumem::async_resource const pool{gpumem::device{1}, {.exported_as = gpumem::export_handle::fabric}};
+    ADD_FAILURE() << "a pool was made";
+  } catch (gpumem::cuda_error const& e) {
+    EXPECT_EQ(static_cast<CUresult>(e.status()), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_NE(std::string{e.what()}.find("device 1 makes no driver pool for async_resource"), std::string::npos)
+        << e.what();
+  }
+  simulator::fail_call("cuMemPoolCreate", 1, CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_THROW(gpumem::async_managed_resource{}, gpumem::cuda_error);
+  simulator::fail_call("cuMemPoolCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_THROW(gpumem::async_pinned_resource{}, gpumem::out_of_memory);
+  EXPECT_THROW((gpumem::async_pinned_resource{gpumem::device{0}, {.numa_node = 5}}), gpumem::cuda_error);
+}
+
+TEST_F(async_resource, a_pool_that_cannot_be_finished_is_destroyed) {
+  auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
+  simulator::fail_call("cuMemPoolSetAttribute", 3, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(gpumem::async_resource{}, gpumem::cuda_error);
+  simulator::fail_allocation(1);
+  EXPECT_THROW((gpumem::async_resource{gpumem::device{0}, {.initial_size = mib}}), gpumem::out_of_memory);
+  simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_THROW((gpumem::async_resource{gpumem::device{0}, {.initial_size = mib}}), gpumem::cuda_error);
+  EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed + 3);
+}
+
+TEST_F(async_resource, trims_to_what_it_is_told) {
+  gpumem::async_resource pool;
+  gpumem::stream s{gpumem::device{0}};
+  void* const p = pool.allocate(s, segment);
+  void* const q = pool.allocate(s, segment);
+  pool.deallocate(s, p, segment);
+  EXPECT_EQ(pool.trim(), 0u) << "the host has not seen the free";
+  s.synchronize();
+  EXPECT_EQ(pool.trim(2 * segment), 0u);
+  EXPECT_EQ(pool.trim(), segment);
+  EXPECT_EQ(pool.usage().reserved, segment);
+  EXPECT_EQ(gpumem::trim(pool), 0u);
+  pool.deallocate(s, q, segment);
+}
+
+TEST_F(async_resource, figures_are_its_own_and_the_drivers) {
+  gpumem::async_resource pool;
+  gpumem::stream s{gpumem::device{0}};
+  void* const p = pool.allocate(s, 1000);
+  void* const q = pool.allocate(s, 40 * mib);
+  auto const both = pool.figures();
+  EXPECT_EQ(both.live, 1000 + 40 * mib);
+  EXPECT_EQ(both.granted, 1024 + 40 * mib);
+  EXPECT_EQ(both.reserved, segment + 40 * mib);
+  pool.deallocate(s, q, 40 * mib);
+  s.synchronize();
+  pool.trim();
+  auto const one = pool.figures();
+  EXPECT_EQ(one.live, 1000u);
+  EXPECT_EQ(one.granted, 1024u);
+  EXPECT_EQ(one.reserved, segment);
+  EXPECT_EQ(one.peak_live, 1000 + 40 * mib);
+  EXPECT_EQ(one.peak_reserved, segment + 40 * mib);
+  EXPECT_EQ(one.frees, 1u);
+  EXPECT_EQ(pool.usage().peak_used, 1024 + 40 * mib);
+  simulator::fail_call("cuMemPoolGetAttribute", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(pool.figures().live, 1000u) << "its own counts stand in";
+  pool.deallocate(s, p, 1000);
+}
+
+TEST_F(async_resource, gives_memory_back_when_told_to_keep_none) {
+  gpumem::async_resource pool{gpumem::device{0}, {.release_threshold = 0}};
+  gpumem::stream s{gpumem::device{0}};
+  void* const p = pool.allocate(s, mib);
+  pool.deallocate(s, p, mib);
+  EXPECT_EQ(pool.usage().reserved, segment);
+  s.synchronize();
+  EXPECT_EQ(pool.usage().reserved, 0u);
+}
+
+TEST_F(async_resource, lets_peers_in_and_out) {
+  gpumem::device const home{0}, peer{1};
+  gpumem::async_resource pool, open{home, {.peers = {home, peer}}};
+  EXPECT_TRUE(pool.allows(home));
+  EXPECT_FALSE(pool.allows(peer));
+  EXPECT_TRUE(open.allows(peer));
+  pool.allow(peer);
+  EXPECT_TRUE(pool.allows(peer));
+  pool.forbid(peer);
+  EXPECT_FALSE(pool.allows(peer));
+  EXPECT_THROW(pool.forbid(home), gpumem::cuda_error);
+  gpumem::async_pinned_resource pinned{peer};
+  EXPECT_TRUE(pinned.allows(peer));
+  EXPECT_FALSE(pinned.allows(home));
+  EXPECT_TRUE(gpumem::async_managed_resource{peer}.allows(home));
+}
+
+TEST_F(async_resource, memory_is_of_its_device_whichever_is_current) {
+  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::async_resource pool{gpumem::device{1}};
+  gpumem::stream s{gpumem::device{1}}, other{gpumem::device{0}};
+  auto const free = gpumem::device{1}.memory().free;
+  void* const p = pool.allocate(s, mib);
+  void* const q = pool.allocate_sync(mib);
+  void* const r = pool.allocate(other, mib); // peers' streams may ask too
+  EXPECT_LE(gpumem::device{1}.memory().free, free - mib);
+  EXPECT_EQ(pool.device().ordinal(), 1);
+  EXPECT_THROW((void)pool.allocate(gpumem::stream_ref{cudaStream_t{}}, mib), std::invalid_argument);
+  pool.deallocate(s, p, mib);
+  pool.deallocate_sync(q, mib);
+  pool.deallocate(other, r, mib);
+  EXPECT_EQ(gpumem::device::current().ordinal(), 0);
+}
+
+TEST_F(async_resource, misuse_is_told_and_does_nothing) {
+  noted_misuse const scope;
+  gpumem::async_resource pool, other;
+  gpumem::stream s{gpumem::device{0}};
+  void* const p = pool.allocate(s, mib);
+  void* const q = pool.allocate(s, mib, 4096);
+  other.deallocate(s, p, mib);
+  pool.deallocate(s, p, mib + 1);
+  pool.deallocate(s, p, mib, 16); // another alignment than at the allocation is no misuse
+  pool.deallocate(s, p, mib);
+  ASSERT_EQ(seen.size(), 3u);
+  EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
+  EXPECT_EQ(seen[1].what, gpumem::misuse::kind::wrong_size);
+  EXPECT_EQ(seen[2].what, gpumem::misuse::kind::foreign_pointer) << "the driver may have given it to anybody since";
+  pool.deallocate(s, q, mib, 4096);
+}
+
+class async_resource_view : public async_resource {};
+
+TEST_F(async_resource_view, changes_nothing_of_the_default_pool) {
+  CUmemoryPool own = nullptr;
+  ASSERT_EQ(gpumem::driver().device_get_default_mem_pool(&own, 1), CUDA_SUCCESS);
+  gpumem::stream s{gpumem::device{1}};
+  void* p = nullptr;
+  {
+    gpumem::async_resource_view view{gpumem::device{1}};
+    EXPECT_EQ(view.handle(), own);
+    EXPECT_EQ(view.release_threshold(), 0u);
+    p = view.allocate(s, mib);
+  }
+  gpumem::async_resource_view again{own, gpumem::device{1}};
+  EXPECT_TRUE(again == gpumem::async_resource_view{gpumem::device{1}});
+  EXPECT_FALSE(again == gpumem::async_resource_view{});
+  EXPECT_EQ(again.figures().live, mib);
+  again.deallocate(s, p, mib);
+  s.synchronize();
+  EXPECT_EQ(again.usage().reserved, 0u) << "the default pool keeps nothing";
+  EXPECT_EQ(again.trim(), 0u);
+}
+
+TEST_F(async_resource_view, allocates_from_whatever_pool_it_names) {
+  gpumem::stream s{gpumem::device{0}};
+  gpumem::async_resource pool;
+  gpumem::async_resource_view view{pool.handle(), gpumem::device{0}};
+  void* const p = view.allocate(s, mib);
+  EXPECT_EQ(pool.usage().used, mib);
+  view.deallocate(s, p, mib);
+  EXPECT_THROW((gpumem::async_resource_view{nullptr, gpumem::device{0}}), std::invalid_argument);
+}
+
+TEST_F(async_resource_view, of_the_current_pool) {
+  EXPECT_TRUE(gpumem::async_resource_view::current(gpumem::device{0}) == gpumem::async_resource_view{});
+}
+
+} // namespace
