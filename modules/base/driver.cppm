@@ -51,6 +51,7 @@ namespace gpumem {
   X(mem_alloc, cuMemAlloc)                                                                                             \
   X(mem_free, cuMemFree)                                                                                               \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
+  X(memcpy_async, cuMemcpyAsync)                                                                                       \
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \
   X(memcpy_dtod_async, cuMemcpyDtoDAsync)                                                                              \
