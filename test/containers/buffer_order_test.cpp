@@ -60,6 +60,7 @@ TEST_F(buffer_order, used_elsewhere_behind_a_guard_is_ordered_before_and_after) 
 }
 
 TEST_F(buffer_order, used_on_another_device_is_ordered_before_and_after) {
+  auto const waits = gpumem::driver_calls("cuCtxSynchronize");
   for (int i = 0; i < 20; ++i) {
     buffer block{a, pool, size};
     writes(a, block);
@@ -69,6 +70,7 @@ TEST_F(buffer_order, used_on_another_device_is_ordered_before_and_after) {
     }
     writes(a, block);
   }
+  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
 }
 
 TEST_F(buffer_order, rehomed_goes_on_with_the_other_stream) {
