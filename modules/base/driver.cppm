@@ -65,6 +65,7 @@ namespace gpumem {
   X(device_get_default_mem_pool, cuDeviceGetDefaultMemPool)                                                            \
   X(device_get_mem_pool, cuDeviceGetMemPool)                                                                           \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
+  X(memcpy_async, cuMemcpyAsync)                                                                                       \
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \
   X(memcpy_dtod_async, cuMemcpyDtoDAsync)                                                                              \

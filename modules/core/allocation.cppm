@@ -7,6 +7,7 @@ module;
 #include <utility>
 export module gpumem:allocation;
 import :cuda;
+import :device;
 import :event;
 import :services;
 import :stream;
@@ -24,10 +25,14 @@ public:
 
 private:
   friend class allocation;
-  stream_use(stream_ref home, stream_ref used, event happened) noexcept
-      : home_{home}, used_{used}, happened_{std::move(happened)} {}
+  // The event is of the device of the stream that uses.
+  stream_use(stream_ref home, device home_device, stream_ref used, device used_device, event happened) noexcept
+      : home_{home}, used_{used}, home_device_{home_device}, used_device_{used_device}, happened_{std::move(happened)} {
+  }
   stream_ref home_;
   stream_ref used_;
+  device home_device_;
+  device used_device_;
   event happened_;
 };
 

@@ -16,15 +16,32 @@ import :timeline;
 
 namespace gpumem {
 
+namespace {
+
+// Noexcept: what cannot be waited for runs no more.
+void wait_for_device(device where) noexcept {
+  CUcontext popped = nullptr;
+  if (driver().ctx_push_current(where.context()) != CUDA_SUCCESS) return;
+  driver().ctx_synchronize();
+  driver().ctx_pop_current(&popped);
+}
+
+} // namespace
+
+// With each stream's device current, since the handle may be a default one.
 stream_use::~stream_use() {
   if (!happened_.valid() || !driver_alive()) return;
   try {
-    happened_.record(used_);
+    {
+      current_device const scope{used_device_};
+      happened_.record(used_);
+    }
+    current_device const scope{home_device_};
     happened_.make_wait(home_);
   } catch (...) {
-    // The order could not be made: only a lost device or a dead handle fails here. Waiting on the host is the order
-    // that is left; if that fails too, no work runs any more.
-    driver().ctx_synchronize();
+    // The order could not be made: only a lost device or a dead handle fails here, and default streams of two devices.
+    // Waiting on the host is the order that is left.
+    wait_for_device(used_device_);
   }
 }
 
@@ -66,16 +83,20 @@ device allocation::where() const {
   return home ? *home : device::current();
 }
 
+// An event is recorded only on streams of its own device: each of the two orders has one of the stream's that it
+// follows.
 stream_use allocation::use_on(stream_ref stream) const {
-  event happened{where()};
+  device const home{order_->device()}, used{identify(stream, where()).order().device()};
+  event happened{home};
   happened.record(this->stream());
   happened.make_wait(stream);
-  return {this->stream(), stream, std::move(happened)};
+  if (used != home) happened = event{used};
+  return {this->stream(), home, stream, used, std::move(happened)};
 }
 
 void allocation::rehome(stream_ref stream) {
   auto const key = identify(stream, where());
-  event happened{where()};
+  event happened{device{order_->device()}};
   happened.record(this->stream());
   happened.make_wait(stream);
   order_ = &key.order();

@@ -1,0 +1,46 @@
+// The standard's allocator: a polymorphic_allocator with its stream.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+export module gpumem:stream_allocator;
+import :any_memory;
+import :cuda;
+import :polymorphic_allocator;
+
+namespace gpumem {
+
+/// An allocator as the standard's containers want it, over any resource: memory comes and goes in the order of one
+/// stream. A container that touches its elements on the host needs memory that the host can touch. Equal where resource
+/// and stream are; goes along where a container is moved, swapped or assigned. Any thread.
+export template <class T> class stream_allocator {
+public:
+  using value_type = T;
+  using propagate_on_container_copy_assignment = std::true_type;
+  using propagate_on_container_move_assignment = std::true_type;
+  using propagate_on_container_swap = std::true_type;
+  using is_always_equal = std::false_type;
+
+  stream_allocator(stream_ref stream, polymorphic_allocator<T> allocator)
+      : allocator_{std::move(allocator)}, stream_{stream} {}
+  template <class U>
+  stream_allocator(stream_allocator<U> const& other) : allocator_{other.allocator()}, stream_{other.stream()} {}
+
+  /// See polymorphic_allocator.
+  [[nodiscard]] T* allocate(std::size_t count) { return allocator_.allocate(count, stream_); }
+  void deallocate(T* pointer, std::size_t count) noexcept { allocator_.deallocate(pointer, count, stream_); }
+
+  stream_ref stream() const noexcept { return stream_; }
+  polymorphic_allocator<T> const& allocator() const noexcept { return allocator_; }
+
+  template <class U> friend bool operator==(stream_allocator const& a, stream_allocator<U> const& b) {
+    return a.stream() == b.stream() && a.allocator() == b.allocator();
+  }
+
+private:
+  polymorphic_allocator<T> allocator_;
+  stream_ref stream_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,161 @@
+// Elements in stream order, over any resource.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+export module gpumem:uninitialized_vector;
+import :allocation;
+import :any_memory;
+import :buffer;
+import :cuda;
+import :stream;
+
+namespace gpumem {
+
+/// A buffer of elements, not initialised: sizes in elements, everything else as `buffer`. Pointers and iterators are
+/// those of its memory: only work of its stream, or the host where it can, may follow them. Move-only; one thread at a
+/// time. Indices beyond the size throw std::out_of_range, counts whose bytes do not fit std::bad_array_new_length.
+export template <class T>
+  requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
+class uninitialized_vector {
+public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using difference_type = std::ptrdiff_t;
+  using pointer = T*;
+  using const_pointer = T const*;
+  using iterator = T*;
+  using const_iterator = T const*;
+
+  /// 256 bytes, or what T needs if that is more.
+  static constexpr std::size_t alignment = std::max(buffer::default_alignment, alignof(T));
+
+  /// Empty, without resource and stream.
+  uninitialized_vector() noexcept = default;
+  /// Throws as buffer.
+  template <mr::resource R>
+  uninitialized_vector(stream_ref stream, R resource, size_type count)
+      : bytes_{stream, std::move(resource), bytes_of(count), alignment} {}
+  /// Over the current resource of the stream's device.
+  explicit uninitialized_vector(stream_ref stream, size_type count) : bytes_{stream, bytes_of(count), alignment} {}
+  /// Takes over whole elements. Throws std::invalid_argument if the bytes are not, or not aligned for T.
+  explicit uninitialized_vector(buffer bytes) : bytes_{std::move(bytes)} {
+    auto const address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    if (bytes_.size() % sizeof(T) || address % alignof(T) || bytes_.alignment() < alignof(T)) {
+      throw std::invalid_argument{"gpumem: a buffer that does not hold whole, aligned elements"};
+    }
+  }
+
+  /// The elements copied in, in the stream's order; see buffer::copy_from.
+  template <mr::resource R>
+  static uninitialized_vector copy_of(stream_ref stream, R resource, gpumem::span<T const> source) {
+    uninitialized_vector made{stream, std::move(resource), source.size()};
+    made.copy_from(source);
+    return made;
+  }
+  /// A copy on the stream, without spare capacity; out of the other's resource, or of one given.
+  static uninitialized_vector copy_of(stream_ref stream, uninitialized_vector const& source) {
+    return uninitialized_vector{buffer::copy_of(stream, source.bytes_)};
+  }
+  template <mr::resource R>
+  static uninitialized_vector copy_of(stream_ref stream, R resource, uninitialized_vector const& source) {
+    return uninitialized_vector{buffer::copy_of(stream, std::move(resource), source.bytes_)};
+  }
+
+  inline T* data() noexcept { return static_cast<T*>(bytes_.data()); }
+  inline T const* data() const noexcept { return static_cast<T const*>(bytes_.data()); }
+  inline size_type size() const noexcept { return bytes_.size() / sizeof(T); }
+  inline size_type capacity() const noexcept { return bytes_.capacity() / sizeof(T); }
+  inline bool is_empty() const noexcept { return size() == 0; }
+  iterator begin() noexcept { return data(); }
+  iterator end() noexcept { return data() + size(); }
+  const_iterator begin() const noexcept { return data(); }
+  const_iterator end() const noexcept { return data() + size(); }
+  gpumem::span<T> span() noexcept { return {data(), size()}; }
+  gpumem::span<T const> span() const noexcept { return {data(), size()}; }
+  stream_ref stream() const noexcept { return bytes_.stream(); }
+  any_memory const& resource() const noexcept { return bytes_.resource(); }
+
+  /// See buffer.
+  void resize(size_type count) { bytes_.resize(bytes_of(count)); }
+  void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
+  void shrink_to_fit() { bytes_.shrink_to_fit(); }
+  void clear() { bytes_.clear(); }
+  void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
+  void copy_from(gpumem::span<T const> source, size_type first = 0) {
+    require_range(source.size(), first);
+    bytes_.copy_from(source.data(), source.size_bytes(), first * sizeof(T));
+  }
+  void copy_to(gpumem::span<T> target, size_type first = 0) const {
+    require_range(target.size(), first);
+    bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
+  }
+  stream_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
+  void rehome(stream_ref stream) { bytes_.rehome(stream); }
+  void synchronize() const { bytes_.synchronize(); }
+
+  /// Sets an element in the stream's order; the value may be gone when this returns. Throws acquire_error on a stream
+  /// that captures a graph.
+  void set_element_async(size_type index, T const& value) {
+    require_range(1, index);
+    auto const local = std::bit_cast<raw>(value); // wherever the value is, pinned memory say, this is not
+    bytes_.write(local.data(), sizeof(T), index * sizeof(T));
+  }
+  /// The same, and waits on the host until it is done.
+  void set_element(size_type index, T const& value) {
+    set_element_async(index, value);
+    synchronize();
+  }
+  /// Sets all bytes of an element to zero, in the stream's order.
+  void set_element_to_zero_async(size_type index) {
+    require_range(1, index);
+    bytes_.fill(std::byte{0}, sizeof(T), index * sizeof(T));
+  }
+  /// The element's value, for which the host waits.
+  T element(size_type index) const {
+    require_range(1, index);
+    raw local;
+    bytes_.read(local.data(), sizeof(T), index * sizeof(T));
+    return std::bit_cast<T>(local);
+  }
+  /// The value in the order of another stream; see buffer::read_on.
+  T element_on(stream_ref stream, size_type index) const {
+    require_range(1, index);
+    raw local;
+    bytes_.read_on(stream, local.data(), sizeof(T), index * sizeof(T));
+    return std::bit_cast<T>(local);
+  }
+  T front() const { return element(0); }
+  T back() const { return element(size() - 1); } // of none: an index that is beyond any size
+
+  /// Gives up the bytes; the vector is then as moved from.
+  buffer release() noexcept { return std::move(bytes_); }
+
+private:
+  using raw = std::array<std::byte, sizeof(T)>;
+
+  static size_type bytes_of(size_type count) {
+    if (count > std::numeric_limits<size_type>::max() / sizeof(T)) throw std::bad_array_new_length{};
+    return count * sizeof(T);
+  }
+  void require_range(size_type count, size_type first) const {
+    if (first > size() || count > size() - first) {
+      throw std::out_of_range{"gpumem: element " + std::to_string(first) + " and " + std::to_string(count) +
+                              " on of a vector of " + std::to_string(size())};
+    }
+  }
+
+  buffer bytes_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,235 @@
+// Growing, copying and handing over bytes.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+module gpumem:buffer.impl;
+import :buffer;
+import :acquire;
+import :allocation;
+import :any_memory;
+import :cuda;
+import :current_resource;
+import :device;
+import :services;
+import :stream;
+import :stream_work;
+
+namespace gpumem {
+namespace {
+
+int home_of(any_memory& resource, stream_ref stream) {
+  auto const where = detail::device_of(services_of(resource));
+  return (where ? identify(stream, *where) : identify(stream)).order().device();
+}
+
+bool overlap(void const* a, void const* b, std::size_t bytes) {
+  auto const x = reinterpret_cast<std::uintptr_t>(a), y = reinterpret_cast<std::uintptr_t>(b);
+  return x < y ? y - x < bytes : x - y < bytes;
+}
+
+} // namespace
+
+buffer::buffer(stream_ref stream, any_memory resource, std::size_t bytes, std::size_t alignment)
+    : resource_{make_any_memory(std::move(resource))} {
+  if (!std::has_single_bit(alignment)) throw std::invalid_argument{"gpumem: an alignment must be a power of two"};
+  auto const home = home_of(resource_, stream);
+  block_ = obtain(stream, bytes, alignment);
+  size_ = bytes;
+  home_ = home;
+}
+
+buffer::buffer(stream_ref stream, std::size_t bytes, std::size_t alignment)
+    : buffer{stream, any_memory{current_resource(device{identify(stream).order().device()})}, bytes, alignment} {}
+
+buffer::buffer(allocation block, any_memory resource) : resource_{make_any_memory(std::move(resource))} {
+  auto const home = home_of(resource_, block.stream());
+  block_ = block ? std::move(block) : obtain(block.stream(), 0, default_alignment);
+  size_ = block_.bytes();
+  home_ = home;
+}
+
+buffer buffer::copy_of(stream_ref stream, buffer const& source) {
+  source.home(); // whether there is something to copy
+  return copy_of(stream, source.resource_, source);
+}
+
+buffer::buffer(buffer&& other) noexcept
+    : resource_{std::move(other.resource_)}, block_{std::move(other.block_)}, size_{std::exchange(other.size_, 0)},
+      home_{std::exchange(other.home_, -1)} {}
+
+buffer& buffer::operator=(buffer&& other) noexcept {
+  if (this == &other) return *this;
+  block_ = std::move(other.block_);
+  resource_ = std::move(other.resource_);
+  size_ = std::exchange(other.size_, 0);
+  home_ = std::exchange(other.home_, -1);
+  return *this;
+}
+
+device buffer::home() const {
+  if (home_ < 0) throw std::invalid_argument{"gpumem: a buffer that was moved from has no resource and no stream"};
+  return device{home_};
+}
+
+void buffer::require_range(std::size_t bytes, std::size_t offset) const {
+  if (offset > size_ || bytes > size_ - offset) {
+    throw std::out_of_range{"gpumem: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                            " of a buffer of " + std::to_string(size_)};
+  }
+}
+
+allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  auto result = acquire(resource_, stream, bytes, {.alignment = alignment}).try_now();
+  if (!result) detail::throw_failure_of(services_of(resource_), stream.get(), result.error());
+  return std::move(*result);
+}
+
+// The old block is freed inside a call that may touch the stream's handle, so other streams get it the sooner.
+void buffer::replace(allocation fresh) {
+  auto old = std::exchange(block_, std::move(fresh));
+  old.reset(block_.stream());
+}
+
+// The driver reads pageable memory when it is called, not when the stream is there.
+void buffer::copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes,
+                     bool target_reached) const {
+  if (bytes == 0) return;
+  bool const reached = detail::device_reaches(resource_);
+  if (!reached && !target_reached) return on.copy_by_host(to, from, bytes);
+  if (!reached) on.wait();
+  on.copy(to, from, bytes);
+}
+
+void buffer::move_to(std::size_t capacity) {
+  auto const on = work();
+  auto fresh = obtain(stream(), capacity, alignment());
+  copy_on(on, fresh.data(), block_.data(), std::min(size_, capacity), detail::device_reaches(resource_));
+  replace(std::move(fresh));
+}
+
+void buffer::resize(std::size_t bytes) {
+  reserve(bytes);
+  size_ = bytes;
+}
+
+void buffer::reserve(std::size_t bytes) {
+  home();
+  if (bytes > capacity()) move_to(bytes);
+}
+
+void buffer::shrink_to_fit() {
+  home();
+  if (size_ < capacity()) move_to(size_);
+}
+
+void buffer::clear() {
+  auto const on = work();
+  size_ = 0;
+  block_.reset(stream());
+}
+
+void buffer::copy_from(void const* source, std::size_t bytes, std::size_t offset) {
+  auto const on = work();
+  require_range(bytes, offset);
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may write to it before the stream is there
+  on.copy(static_cast<std::byte*>(block_.data()) + offset, source, bytes);
+}
+
+void buffer::copy_to(void* target, std::size_t bytes, std::size_t offset) const {
+  auto const on = work();
+  require_range(bytes, offset);
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver reads it when it is called
+  on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
+}
+
+void buffer::copy_from(buffer const& source, std::size_t bytes, std::size_t offset, std::size_t source_offset) {
+  auto const on = work();
+  auto const there = source.home();
+  require_range(bytes, offset);
+  source.require_range(bytes, source_offset);
+  if (bytes == 0) return;
+  auto* const to = static_cast<std::byte*>(block_.data()) + offset;
+  auto const* const from = static_cast<std::byte const*>(source.block_.data()) + source_offset;
+  if (overlap(to, from, bytes)) throw std::invalid_argument{"gpumem: a copy between bytes that overlap"};
+  bool const reached = detail::device_reaches(resource_);
+  if (there.ordinal() == home_ && source.stream() == stream()) {
+    source.copy_on(on, to, from, bytes, reached);
+  } else {
+    auto const use = source.use_on(stream());
+    source.copy_on(on, to, from, bytes, reached);
+  }
+}
+
+void buffer::assign(buffer const& source) {
+  auto const on = work();
+  source.home();
+  if (this == &source) return;
+  if (source.size_ > capacity()) replace(obtain(stream(), source.size_, alignment()));
+  size_ = source.size_;
+  copy_from(source, size_);
+}
+
+void buffer::read(void* target, std::size_t bytes, std::size_t offset) const {
+  auto const on = work();
+  on.refuse_capture();
+  copy_to(target, bytes, offset);
+  on.wait();
+}
+
+void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::size_t offset) const {
+  detail::stream_work const on{stream, device{identify(stream, home()).order().device()}};
+  on.refuse_capture();
+  require_range(bytes, offset);
+  auto const use = use_on(stream);
+  if (!detail::device_reaches(resource_)) on.wait();
+  on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
+  on.wait();
+}
+
+// The driver has copied pageable memory elsewhere when it returns.
+void buffer::write(void const* source, std::size_t bytes, std::size_t offset) {
+  auto const on = work();
+  on.refuse_capture();
+  copy_from(source, bytes, offset);
+}
+
+void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {
+  auto const on = work();
+  require_range(bytes, offset);
+  auto* const to = static_cast<std::byte*>(block_.data()) + offset;
+  if (detail::device_reaches(resource_)) {
+    on.fill(to, value, bytes);
+  } else {
+    on.fill_by_host(to, value, bytes);
+  }
+}
+
+// A default handle has to mean a stream of the device that is current; the buffer's own means what it meant.
+stream_use buffer::use_on(stream_ref stream) const {
+  identify(stream, home());
+  current_device const scope{home()};
+  return block_.use_on(stream);
+}
+
+void buffer::rehome(stream_ref stream) {
+  auto const key = identify(stream, home());
+  current_device const scope{home()};
+  block_.rehome(stream);
+  home_ = key.order().device();
+}
+
+void buffer::synchronize() const { work().wait(); }
+
+allocation buffer::release() noexcept {
+  size_ = 0;
+  home_ = -1;
+  return std::move(block_);
+}
+
+} // namespace gpumem

@@ -1,0 +1,102 @@
+// One resource a device, behind a lock each.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/services.hpp>
+#include <array>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+module gpumem:current_resource.impl;
+import :current_resource;
+import :any_pool;
+import :cuda;
+import :cuda_resource;
+import :device;
+import :pool_resource;
+import :services;
+import :sync;
+
+namespace gpumem {
+namespace {
+
+inline constexpr int most_devices = 64; // as many as `device` knows
+
+// Never destroyed: containers with static storage may free into it.
+struct device_slot {
+  sync::mutex guard;
+  std::optional<any_pool> current; // nothing: the first one
+  std::optional<any_pool> first;
+};
+
+device_slot& slot_of(device where) {
+  static auto* const slots = new std::array<device_slot, most_devices>;
+  return (*slots)[static_cast<std::size_t>(where.ordinal())];
+}
+
+// Made without the lock, since that may call the driver; of two threads that make one, one keeps it.
+any_pool first_resource(device where) {
+  auto& slot = slot_of(where);
+  {
+    sync::lock const held{slot.guard};
+    if (slot.first) return *slot.first;
+  }
+  any_pool made{pool_resource<cuda_resource>{cuda_resource{where}, {.name = "current"}}};
+  sync::lock const held{slot.guard};
+  if (!slot.first) slot.first.emplace(std::move(made));
+  return *slot.first;
+}
+
+void require_memory_of(device where, any_pool& resource) {
+  if (!resource.has_value()) throw std::invalid_argument{"gpumem: an empty resource, moved from, cannot be current"};
+  auto const found = detail::device_of(services_of(resource));
+  if (found && *found != where) {
+    throw std::invalid_argument{"gpumem: memory of device " + std::to_string(found->ordinal()) +
+                                " cannot be current on device " + std::to_string(where.ordinal())};
+  }
+}
+
+// What was there before is the caller's: nothing is destroyed under the lock.
+any_pool exchange_current(device where, std::optional<any_pool> next) {
+  auto first = first_resource(where);
+  auto& slot = slot_of(where);
+  sync::lock const held{slot.guard};
+  std::optional<any_pool> before;
+  if (slot.current) before.emplace(std::move(*slot.current));
+  slot.current.reset();
+  if (next) slot.current.emplace(std::move(*next));
+  return before ? std::move(*before) : std::move(first);
+}
+
+} // namespace
+
+any_pool current_resource(device where) {
+  auto& slot = slot_of(where);
+  {
+    sync::lock const held{slot.guard};
+    if (slot.current) return *slot.current;
+  }
+  return first_resource(where);
+}
+
+any_pool set_current_resource(device where, any_pool resource) {
+  require_memory_of(where, resource);
+  return exchange_current(where, std::move(resource));
+}
+
+any_pool set_current_resource(any_pool resource) {
+  return set_current_resource(device::current(), std::move(resource));
+}
+
+any_pool reset_current_resource(device where) { return exchange_current(where, std::nullopt); }
+
+scoped_current_resource::scoped_current_resource(device where, any_pool resource)
+    : where_{where}, previous_{set_current_resource(where, std::move(resource))} {}
+
+scoped_current_resource::scoped_current_resource(any_pool resource)
+    : scoped_current_resource{device::current(), std::move(resource)} {}
+
+scoped_current_resource::~scoped_current_resource() { set_current_resource(where_, std::move(previous_)); }
+
+} // namespace gpumem

@@ -1,0 +1,28 @@
+// Streams in turn.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <atomic>
+#include <cstddef>
+#include <stdexcept>
+#include <vector>
+module gpumem:stream_pool.impl;
+import :stream_pool;
+import :cuda;
+import :device;
+import :stream;
+
+namespace gpumem {
+
+stream_pool::stream_pool(gpumem::device where, std::size_t size, int priority) {
+  if (size == 0) throw std::invalid_argument{"gpumem: a pool of no streams"};
+  streams_.reserve(size);
+  while (streams_.size() < size) streams_.emplace_back(where, priority);
+}
+
+stream_ref stream_pool::next() noexcept { return (*this)[next_.fetch_add(1, std::memory_order_relaxed)]; }
+
+void stream_pool::synchronize() {
+  for (auto& each : streams_) each.synchronize();
+}
+
+} // namespace gpumem

@@ -1,0 +1,157 @@
+// Resources in the form that containers hold.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <gpumem/services.hpp>
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+import gpumem;
+#include "foreign_resource.hpp"
+
+namespace {
+
+using gpumem::any_memory;
+using gpumem::cuda_resource;
+using gpumem::make_any_memory;
+
+static_assert(sizeof(any_memory) == 48);
+static_assert(std::is_nothrow_move_constructible_v<any_memory>);
+static_assert(gpumem::mr::resource<any_memory>);
+static_assert(std::is_same_v<decltype(make_any_memory(cuda_resource{})), any_memory>);
+
+// Somebody's adaptor that lets the services of what it wraps through: they would bypass it.
+class leaky_adaptor : public gpumem::mr::forward_property<leaky_adaptor, cuda_resource> {
+public:
+  explicit leaky_adaptor(int* calls) : calls_{calls} {}
+  void* allocate(gpumem::stream_ref s, std::size_t n, std::size_t a) { return ++*calls_, below_.allocate(s, n, a); }
+  void deallocate(gpumem::stream_ref s, void* p, std::size_t n, std::size_t a) noexcept {
+    ++*calls_;
+    below_.deallocate(s, p, n, a);
+  }
+  void* allocate_sync(std::size_t n, std::size_t a) { return below_.allocate_sync(n, a); }
+  void deallocate_sync(void* p, std::size_t n, std::size_t a) noexcept { below_.deallocate_sync(p, n, a); }
+  cuda_resource const& upstream_resource() const noexcept { return below_; }
+  friend bool operator==(leaky_adaptor const& a, leaky_adaptor const& b) { return a.calls_ == b.calls_; }
+
+private:
+  cuda_resource below_;
+  int* calls_;
+};
+
+class any_memory_test : public simulated {
+protected:
+  gpumem::device first{0}, second{1};
+  gpumem::stream a{first};
+
+  // The table that containers will call.
+  static bool has_own_services(any_memory& memory, gpumem::services_handle of) {
+    auto const found = gpumem::services_of(memory);
+    return found.table == of.table && found.state == of.state;
+  }
+};
+
+TEST_F(any_memory_test, of_gpumem_is_another_handle) {
+  gpumem::pool_resource const pool{cuda_resource{first}};
+  auto memory = make_any_memory(pool);
+  EXPECT_TRUE(has_own_services(memory, pool.services()));
+  EXPECT_TRUE(memory == make_any_memory(pool));
+  EXPECT_FALSE(memory == make_any_memory(gpumem::pool_resource{cuda_resource{first}}));
+  EXPECT_FALSE(memory == make_any_memory(cuda_resource{first}));
+}
+
+TEST_F(any_memory_test, of_an_erased_resource_is_the_same_handle) {
+  gpumem::pool_resource pool{cuda_resource{first}};
+  gpumem::any_pool const erased{pool};
+  auto memory = make_any_memory(erased);
+  EXPECT_TRUE(has_own_services(memory, pool.services()));
+  EXPECT_TRUE(memory == make_any_memory(pool));
+  EXPECT_TRUE(make_any_memory(memory) == memory);
+}
+
+TEST_F(any_memory_test, of_a_reference_shares_what_it_refers_to) {
+  gpumem::pool_resource pool{cuda_resource{first}};
+  auto memory = make_any_memory(pool.ref());
+  auto* const p = memory.allocate(a, 100, 256);
+  EXPECT_EQ(pool.figures().live, 100u);
+  memory.deallocate(a, p, 100, 256);
+}
+
+TEST_F(any_memory_test, of_a_narrowed_resource_keeps_the_way_to_its_services) {
+  gpumem::pool_resource const pool{cuda_resource{second}};
+  gpumem::mr::any_resource<gpumem::mr::device_accessible> const narrowed{gpumem::any_pool{pool}};
+  auto memory = make_any_memory(narrowed);
+  auto const found = gpumem::services_of(memory);
+  EXPECT_EQ(found.table->device(found.state), 1);
+  EXPECT_TRUE(memory == make_any_memory(narrowed));
+  gpumem::stream const on_second{second};
+  auto* const p = memory.allocate(on_second, 100, 256);
+  EXPECT_EQ(gpumem::figures_of(memory).live, 100u);
+  memory.deallocate(on_second, p, 100, 256);
+}
+
+TEST_F(any_memory_test, of_somebody_elses_lives_until_its_last_block_is_freed) {
+  std::optional<gpumem::allocation> block;
+  auto const told = [&] {
+    foreign_resource resource;
+    auto told = resource.tells();
+    auto memory = make_any_memory(std::move(resource));
+    block = gpumem::acquire(memory, a, 100).wait();
+    return told;
+  }();
+  EXPECT_EQ(told->live, 1);
+  EXPECT_EQ(told.use_count(), 2); // ours, and the resource's behind the block
+  block.reset();
+  EXPECT_EQ(told->live, 0);
+  EXPECT_EQ(told.use_count(), 1);
+}
+
+TEST_F(any_memory_test, of_somebody_elses_is_called_with_its_device_current) {
+  foreign_resource const resource;
+  auto const told = resource.tells();
+  std::optional<any_memory> memory;
+  {
+    gpumem::current_device const scope{second};
+    memory = make_any_memory(resource);
+  }
+  gpumem::stream const on_second{second};
+  auto* const p = memory->allocate(on_second, 100, 256);
+  EXPECT_EQ(told->device_of_last_call, 1);
+  told->device_of_last_call = -1;
+  memory->deallocate(on_second, p, 100, 256);
+  EXPECT_EQ(told->device_of_last_call, 1);
+  EXPECT_EQ(gpumem::device::current(), first);
+}
+
+TEST_F(any_memory_test, of_somebody_elses_is_equal_where_the_resources_are) {
+  EXPECT_TRUE(make_any_memory(foreign_resource{1}) == make_any_memory(foreign_resource{1}));
+  EXPECT_FALSE(make_any_memory(foreign_resource{1}) == make_any_memory(foreign_resource{2}));
+}
+
+TEST_F(any_memory_test, does_not_bypass_an_adaptor_whose_services_are_anothers) {
+  int calls = 0;
+  leaky_adaptor const leaky{&calls};
+  static_assert(gpumem::mr::has_property<leaky_adaptor, gpumem::services>);
+  for (auto memory :
+       {make_any_memory(leaky), make_any_memory(any_memory{leaky}), make_any_memory(gpumem::any_pool{leaky})}) {
+    calls = 0;
+    { auto const block = gpumem::acquire(memory, a, 100).wait(); }
+    EXPECT_EQ(calls, 2);
+  }
+}
+
+TEST_F(any_memory_test, that_is_empty_is_refused) {
+  any_memory full{cuda_resource{first}};
+  auto const taken = std::move(full);
+  EXPECT_THROW(make_any_memory(std::move(full)), std::invalid_argument); // NOLINT(bugprone-use-after-move)
+  EXPECT_THROW((gpumem::buffer{a, std::move(full), 10}), std::invalid_argument);
+  gpumem::mr::any_resource<gpumem::mr::device_accessible> other{foreign_resource{}};
+  auto const also_taken = std::move(other);
+  EXPECT_THROW(make_any_memory(std::move(other)), std::invalid_argument);
+}
+
+} // namespace

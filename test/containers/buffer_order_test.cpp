@@ -1,0 +1,247 @@
+// Whose work comes before whose: buffers on several streams and devices, and where they may die.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::buffer;
+using gpumem::cuda_resource;
+using gpumem::stream;
+namespace simulator = gpumem::simulator;
+
+constexpr std::size_t size = 4096;
+
+// The device's judge sees each allocation and free of the pool below as a write of the whole block.
+class buffer_order : public simulated {
+protected:
+  using pool_type = simulator::checked<gpumem::pool_resource<cuda_resource>>;
+  gpumem::device first{0}, second{1};
+  stream a{first}, b{first}, far{second};
+  pool_type pool{gpumem::pool_resource{cuda_resource{first}}};
+  pool_type far_pool{gpumem::pool_resource{cuda_resource{second}}};
+
+  static void writes(gpumem::stream_ref on, buffer const& block) {
+    simulator::work(on, {simulator::write(block.data(), block.size())});
+  }
+  static void reads(gpumem::stream_ref on, buffer const& block) {
+    simulator::work(on, {simulator::read(block.data(), block.size())});
+  }
+};
+
+TEST_F(buffer_order, used_elsewhere_without_a_word_is_found) {
+  {
+    buffer block{a, pool, size};
+    writes(a, block);
+    reads(b, block);
+  }
+  simulator::run_until_idle();
+  EXPECT_FALSE(simulator::take_findings().empty()); // so the silence of the tests below means something
+}
+
+TEST_F(buffer_order, used_elsewhere_behind_a_guard_is_ordered_before_and_after) {
+  for (int i = 0; i < 20; ++i) {
+    buffer block{a, pool, size};
+    writes(a, block);
+    {
+      auto const use = block.use_on(b);
+      writes(b, block);
+    }
+    writes(a, block);
+  }
+}
+
+TEST_F(buffer_order, used_on_another_device_is_ordered_before_and_after) {
+  auto const waits = gpumem::driver_calls("cuCtxSynchronize");
+  for (int i = 0; i < 20; ++i) {
+    buffer block{a, pool, size};
+    writes(a, block);
+    {
+      auto const use = block.use_on(far);
+      writes(far, block);
+    }
+    writes(a, block);
+  }
+  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
+}
+
+TEST_F(buffer_order, rehomed_goes_on_with_the_other_stream) {
+  for (auto* const to : {&b, &far}) {
+    buffer block{a, pool, size};
+    writes(a, block);
+    block.rehome(*to);
+    EXPECT_EQ(block.stream().get(), to->get());
+    writes(*to, block);
+    block.resize(2 * size);
+    block.rehome(a);
+    writes(a, block);
+  }
+}
+
+TEST_F(buffer_order, not_rehomed_stays_as_it_was) {
+  buffer block{a, pool, size};
+  EXPECT_THROW(block.rehome(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
+  EXPECT_THROW((void)block.use_on(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
+  EXPECT_EQ(block.stream().get(), a.get());
+  gpumem::current_device const scope{second};
+  EXPECT_THROW(block.rehome(gpumem::stream_ref{CUstream{}}), std::invalid_argument);
+  EXPECT_THROW((void)block.use_on(gpumem::stream_ref{CUstream{}}), std::invalid_argument);
+  writes(a, block);
+}
+
+TEST_F(buffer_order, copied_to_another_stream_both_may_go_on) {
+  for (int i = 0; i < 20; ++i) {
+    buffer source{a, pool, size}, target{b, pool, size};
+    source.fill(std::byte{1});
+    writes(b, target);
+    target.copy_from(source, size);
+    writes(a, source); // after the copy has read it
+    auto const copy = buffer::copy_of(a, target);
+    target.clear();
+    unsigned char last = 0;
+    copy.read(&last, 1, size - 1);
+    EXPECT_EQ(last, 1);
+  }
+}
+
+TEST_F(buffer_order, copied_between_devices_both_may_go_on) {
+  for (int i = 0; i < 20; ++i) {
+    auto const near = buffer::copy_of(a, pool, std::vector<unsigned char>(size, 5).data(), size);
+    buffer there{far, far_pool, size};
+    writes(far, there);
+    there.copy_from(near, size);
+    writes(a, near);
+    buffer back{b, pool, 10};
+    back.assign(there);
+    there.clear();
+    unsigned char last = 0;
+    back.read(&last, 1, size - 1);
+    EXPECT_EQ(last, 5);
+  }
+}
+
+TEST_F(buffer_order, read_in_another_streams_order_sees_what_came_before_there_and_here) {
+  buffer block{a, pool, 2};
+  auto* const p = static_cast<unsigned char*>(block.data());
+  simulator::work(a, {simulator::write(p, 1)}, {}, [p] { p[0] = 3; });
+  {
+    auto const use = block.use_on(b);
+    simulator::work(b, {simulator::write(p + 1, 1)}, {}, [p] { p[1] = 4; });
+  }
+  unsigned char read[2]{};
+  block.read_on(b, read, 2);
+  EXPECT_EQ(read[0], 3);
+  EXPECT_EQ(read[1], 4);
+  block.read_on(far, read, 1, 1);
+  EXPECT_EQ(read[0], 4);
+  block.fill(std::byte{0});
+}
+
+TEST_F(buffer_order, growth_frees_the_old_block_behind_the_copy) {
+  buffer block{a, pool, size};
+  for (std::size_t i = 1; i <= 20; ++i) {
+    writes(a, block);
+    block.resize(i * 2 * size);
+    buffer const other{b, pool, size}; // may be given what was just freed
+    writes(b, other);
+  }
+}
+
+TEST_F(buffer_order, of_host_memory_is_copied_behind_the_host_functions_before) {
+  gpumem::host_resource const host;
+  buffer plain{a, host, size}, other{b, host, size}, reached{b, pool, size};
+  unsigned char last = 0;
+  for (unsigned i = 1; i <= 5; ++i) {
+    plain.fill(std::byte(i)); // by a host function, which runs later
+    reached.copy_from(plain, size);
+    reached.read(&last, 1, size - 1);
+    EXPECT_EQ(last, i);
+    plain.fill(std::byte(i + 10));
+    other.assign(plain);
+    plain.fill(std::byte(0));
+    plain.resize(2 * size * i);
+    other.copy_to(&last, 1, size - 1);
+    EXPECT_EQ(last, i + 10);
+    plain.write(&last, 1, 7); // not before the fill
+    plain.read_on(b, &last, 1, 7);
+    EXPECT_EQ(last, i + 10);
+  }
+}
+
+TEST_F(buffer_order, works_and_dies_with_another_device_current) {
+  std::optional<buffer> block{std::in_place, a, pool, size};
+  std::optional<buffer> on_default{std::in_place, gpumem::stream_ref{CUstream{}}, cuda_resource{first}, size};
+  std::optional<buffer> on_legacy{std::in_place, gpumem::stream_ref{reinterpret_cast<CUstream>(1)}, pool, size};
+  {
+    gpumem::current_device const scope{second};
+    for (auto* const each : {&block, &on_default, &on_legacy}) {
+      (*each)->fill(std::byte{6});
+      (*each)->resize(2 * size);
+      unsigned char last = 0;
+      (*each)->read(&last, 1, size - 1);
+      EXPECT_EQ(last, 6);
+      { auto const use = (*each)->use_on(b); }
+      (*each)->shrink_to_fit();
+      auto moved = std::move(**each);
+      each->reset();
+    }
+    EXPECT_EQ(gpumem::device::current(), second);
+  }
+}
+
+TEST_F(buffer_order, of_host_memory_on_a_stream_of_another_device_than_the_current) {
+  buffer block{far, gpumem::host_resource{}, size};
+  block.fill(std::byte{6});
+  { auto const use = block.use_on(a); }
+  block.resize(2 * size);
+  block.rehome(a);
+  block.rehome(far);
+  unsigned char last = 0;
+  block.read(&last, 1, size - 1);
+  EXPECT_EQ(last, 6);
+}
+
+TEST_F(buffer_order, dies_after_its_stream_was_retired) {
+  std::optional<buffer> block;
+  gpumem::pool_resource const plain{cuda_resource{first}};
+  {
+    stream mine{first};
+    block.emplace(mine, plain, size);
+    writes(mine, *block);
+  }
+  block.reset();
+  buffer const next{b, plain, size};
+  writes(b, next);
+}
+
+TEST_F(buffer_order, dies_after_a_foreign_stream_was_destroyed) {
+  gpumem::pool_resource const plain{cuda_resource{first}};
+  CUstream handle = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  std::optional<buffer> block{std::in_place, gpumem::stream_ref{handle}, plain, size};
+  writes(gpumem::stream_ref{handle}, *block);
+  block->resize(2 * size);
+  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  block.reset();
+  buffer const next{b, plain, size};
+  writes(b, next);
+}
+
+TEST_F(buffer_order, dies_on_another_thread) {
+  buffer block{a, pool, size};
+  writes(a, block);
+  std::thread{[&] {
+    auto mine = std::move(block);
+    mine.resize(2 * size);
+  }}.join();
+}
+
+} // namespace

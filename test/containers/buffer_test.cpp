@@ -1,0 +1,424 @@
+// Bytes that grow, shrink, move and are copied.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "foreign_resource.hpp"
+
+namespace {
+
+using gpumem::buffer;
+using gpumem::cuda_resource;
+using gpumem::host_resource;
+using gpumem::stream;
+
+using bytes = std::vector<unsigned char>;
+
+static_assert(sizeof(buffer) == 112);
+static_assert(std::is_nothrow_move_constructible_v<buffer> && std::is_nothrow_move_assignable_v<buffer>);
+static_assert(!std::is_copy_constructible_v<buffer> && !std::is_copy_assignable_v<buffer>);
+static_assert(std::is_nothrow_default_constructible_v<buffer>);
+static_assert(std::is_constructible_v<buffer, stream&, cuda_resource, int>);
+static_assert(std::is_constructible_v<buffer, stream&, host_resource, int, int>);
+static_assert(std::is_constructible_v<buffer, gpumem::stream_ref, gpumem::any_pool, std::size_t>);
+static_assert(!std::is_constructible_v<buffer, stream&, int*, int>);
+
+bytes counting(std::size_t count, unsigned first = 1) {
+  bytes made(count);
+  std::iota(made.begin(), made.end(), static_cast<unsigned char>(first));
+  return made;
+}
+
+bytes contents(buffer const& block) {
+  bytes made(block.size());
+  block.read(made.data(), made.size());
+  return made;
+}
+
+class buffer_test : public simulated {
+protected:
+  void TearDown() override {
+    EXPECT_EQ(resource.counters().bytes.value, 0);
+    simulated::TearDown();
+  }
+  buffer filled(std::size_t count) {
+    auto const source = counting(count);
+    return buffer::copy_of(a, resource, source.data(), count);
+  }
+  auto allocations() const { return resource.counters().allocations.total; }
+
+  gpumem::device first{0}, second{1};
+  stream a{first}, b{first};
+  gpumem::statistics_adaptor<gpumem::pool_resource<cuda_resource>> resource{
+      gpumem::pool_resource{cuda_resource{first}, {.limit = 64 << 20}}};
+};
+
+TEST_F(buffer_test, has_what_was_asked_for) {
+  buffer const block{a, resource, 1000};
+  EXPECT_EQ(block.size(), 1000u);
+  EXPECT_EQ(block.bytes(), 1000u);
+  EXPECT_EQ(block.capacity(), 1000u);
+  EXPECT_EQ(block.alignment(), 256u);
+  EXPECT_EQ(block.stream().get(), a.get());
+  EXPECT_FALSE(block.is_empty());
+  EXPECT_TRUE(block.resource() == gpumem::make_any_memory(resource));
+  EXPECT_EQ(block.as<double>().size(), 125u);
+  EXPECT_EQ(static_cast<void*>(block.as<int>().data()), block.data());
+}
+
+TEST_F(buffer_test, is_aligned_as_asked_wherever_it_goes) {
+  for (std::size_t alignment : {1, 64, 512, 4096, 1 << 20}) {
+    buffer block{a, resource, 100, alignment};
+    EXPECT_EQ(block.alignment(), alignment);
+    block.resize(70'000);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % alignment, 0u);
+    auto const copy = buffer::copy_of(b, block);
+    EXPECT_EQ(copy.alignment(), alignment);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(copy.data()) % alignment, 0u);
+    auto const moved = std::move(block);
+    EXPECT_EQ(moved.alignment(), alignment);
+  }
+}
+
+TEST_F(buffer_test, refuses_other_alignments_even_for_nothing) {
+  for (std::size_t alignment : {0, 3, 48, 257}) {
+    EXPECT_THROW((buffer{a, resource, 100, alignment}), std::invalid_argument);
+    EXPECT_THROW((buffer{a, resource, 0, alignment}), std::invalid_argument);
+  }
+  EXPECT_EQ(allocations(), 0);
+}
+
+TEST_F(buffer_test, of_nothing_allocates_nothing_and_grows) {
+  buffer block{a, resource, 0, 512};
+  EXPECT_TRUE(block.is_empty());
+  EXPECT_EQ(block.data(), nullptr);
+  EXPECT_EQ(block.stream().get(), a.get());
+  EXPECT_EQ(allocations(), 0);
+  block.fill(std::byte{1});
+  block.copy_from(nullptr, 0);
+  block.read(nullptr, 0);
+  auto const copy = buffer::copy_of(b, block);
+  EXPECT_TRUE(copy.is_empty());
+  block.resize(10);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 512, 0u);
+}
+
+TEST_F(buffer_test, that_cannot_be_made_leaves_nothing) {
+  EXPECT_THROW((buffer{a, resource, 65 << 20}), gpumem::out_of_memory);
+  EXPECT_THROW((buffer{a, resource, SIZE_MAX}), gpumem::out_of_memory);
+  EXPECT_THROW((buffer{gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}, resource, 10}), gpumem::cuda_error);
+  EXPECT_THROW((buffer{gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}, resource, 0}), gpumem::cuda_error);
+  auto const source = counting(10);
+  gpumem::simulator::fail_call("cuMemcpyAsync", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(buffer::copy_of(a, resource, source.data(), source.size()), gpumem::cuda_error);
+}
+
+TEST_F(buffer_test, on_a_default_stream_of_another_device_is_refused) {
+  gpumem::current_device const scope{second};
+  EXPECT_THROW((buffer{gpumem::stream_ref{CUstream{}}, resource, 10}), std::invalid_argument);
+}
+
+TEST_F(buffer_test, over_the_current_resource_needs_no_other) {
+  stream const on_second{second};
+  buffer const block{on_second, 100}, aligned{on_second, 100, 4096};
+  EXPECT_TRUE(block.resource() == gpumem::make_any_memory(gpumem::current_resource(second)));
+  EXPECT_EQ(aligned.alignment(), 4096u);
+}
+
+TEST_F(buffer_test, takes_over_what_was_acquired) {
+  buffer block{resource.acquire(a, 100, {.alignment = 1024}).wait(), resource};
+  EXPECT_EQ(block.size(), 100u);
+  EXPECT_EQ(block.alignment(), 1024u);
+  EXPECT_EQ(allocations(), 1);
+  block.resize(200);
+  EXPECT_EQ(allocations(), 2);
+  buffer nothing{resource.acquire(b, 0).wait(), resource};
+  EXPECT_EQ(nothing.stream().get(), b.get());
+  nothing.resize(10);
+  EXPECT_EQ(nothing.size(), 10u);
+}
+
+TEST_F(buffer_test, gives_its_block_up) {
+  auto block = filled(100);
+  block.reserve(1000);
+  auto* const p = block.data();
+  auto const given = block.release();
+  EXPECT_EQ(given.data(), p);
+  EXPECT_EQ(given.bytes(), 1000u);
+  EXPECT_TRUE(block.is_empty());
+  EXPECT_THROW(block.resize(1), std::invalid_argument);
+}
+
+TEST_F(buffer_test, moves_and_frees_once) {
+  auto one = filled(100);
+  auto* const p = one.data();
+  auto two = std::move(one);
+  EXPECT_EQ(two.data(), p);
+  EXPECT_EQ(contents(two), counting(100));
+  auto three = filled(50);
+  three = std::move(two); // frees the 50
+  EXPECT_EQ(resource.counters().bytes.value, 100);
+  auto& self = three;
+  three = std::move(self);
+  EXPECT_EQ(contents(three), counting(100));
+  one = filled(30);
+  EXPECT_EQ(contents(one), counting(30));
+}
+
+TEST_F(buffer_test, moved_from_is_empty_and_says_so) {
+  auto gone = filled(100);
+  auto const kept = std::move(gone);
+  buffer never;
+  for (auto* const block : {&gone, &never}) {
+    EXPECT_TRUE(block->is_empty());
+    EXPECT_EQ(block->size(), 0u);
+    EXPECT_EQ(block->capacity(), 0u);
+    EXPECT_EQ(block->data(), nullptr);
+    EXPECT_FALSE(block->resource().has_value());
+    unsigned char byte = 0;
+    EXPECT_THROW(block->resize(0), std::invalid_argument);
+    EXPECT_THROW(block->reserve(1), std::invalid_argument);
+    EXPECT_THROW(block->shrink_to_fit(), std::invalid_argument);
+    EXPECT_THROW(block->clear(), std::invalid_argument);
+    EXPECT_THROW(block->assign(kept), std::invalid_argument);
+    EXPECT_THROW(block->copy_from(&byte, 0), std::invalid_argument);
+    EXPECT_THROW(block->copy_to(&byte, 0), std::invalid_argument);
+    EXPECT_THROW(block->copy_from(kept, 0), std::invalid_argument);
+    EXPECT_THROW(block->read(&byte, 0), std::invalid_argument);
+    EXPECT_THROW(block->read_on(b, &byte, 0), std::invalid_argument);
+    EXPECT_THROW(block->write(&byte, 0), std::invalid_argument);
+    EXPECT_THROW(block->fill(std::byte{}), std::invalid_argument);
+    EXPECT_THROW((void)block->use_on(b), std::invalid_argument);
+    EXPECT_THROW(block->rehome(b), std::invalid_argument);
+    EXPECT_THROW(block->synchronize(), std::invalid_argument);
+    EXPECT_THROW(buffer::copy_of(a, *block), std::invalid_argument);
+    EXPECT_FALSE(block->release());
+  }
+}
+
+TEST_F(buffer_test, resized_within_its_capacity_stays_where_it_is) {
+  auto block = filled(100);
+  auto* const p = block.data();
+  block.resize(40);
+  EXPECT_EQ(block.size(), 40u);
+  EXPECT_EQ(block.capacity(), 100u);
+  EXPECT_EQ(block.data(), p);
+  EXPECT_EQ(contents(block), counting(40));
+  block.resize(100);
+  EXPECT_EQ(block.data(), p);
+  EXPECT_EQ(contents(block), counting(100));
+  EXPECT_EQ(allocations(), 1);
+}
+
+TEST_F(buffer_test, grows_to_exactly_the_request_and_keeps_its_contents) {
+  auto block = filled(100);
+  block.resize(300);
+  EXPECT_EQ(block.capacity(), 300u);
+  EXPECT_EQ(resource.counters().bytes.value, 300);
+  block.resize(100);
+  EXPECT_EQ(contents(block), counting(100));
+}
+
+TEST_F(buffer_test, reserved_grows_without_allocating) {
+  auto block = filled(100);
+  block.reserve(1000);
+  EXPECT_EQ(block.size(), 100u);
+  EXPECT_EQ(block.capacity(), 1000u);
+  EXPECT_EQ(contents(block), counting(100));
+  auto* const p = block.data();
+  block.reserve(10);
+  block.resize(1000);
+  EXPECT_EQ(block.data(), p);
+  EXPECT_EQ(allocations(), 2);
+}
+
+TEST_F(buffer_test, shrunk_has_no_spare_capacity) {
+  auto block = filled(100);
+  block.shrink_to_fit();
+  EXPECT_EQ(allocations(), 1);
+  block.resize(30);
+  block.shrink_to_fit();
+  EXPECT_EQ(block.capacity(), 30u);
+  EXPECT_EQ(contents(block), counting(30));
+  EXPECT_EQ(resource.counters().bytes.value, 30);
+  block.resize(0);
+  block.shrink_to_fit();
+  EXPECT_EQ(resource.counters().bytes.value, 0);
+  EXPECT_EQ(block.data(), nullptr);
+}
+
+TEST_F(buffer_test, cleared_keeps_resource_stream_and_alignment) {
+  buffer block{a, resource, 100, 1024};
+  block.clear();
+  EXPECT_TRUE(block.is_empty());
+  EXPECT_EQ(block.capacity(), 0u);
+  EXPECT_EQ(resource.counters().bytes.value, 0);
+  block.resize(10);
+  EXPECT_EQ(block.alignment(), 1024u);
+  EXPECT_EQ(block.stream().get(), a.get());
+}
+
+TEST_F(buffer_test, that_cannot_grow_is_as_before) {
+  auto block = filled(100);
+  auto* const p = block.data();
+  EXPECT_THROW(block.resize(65 << 20), gpumem::out_of_memory);
+  EXPECT_THROW(block.reserve(SIZE_MAX), gpumem::out_of_memory);
+  gpumem::simulator::fail_call("cuMemcpyAsync", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(block.resize(1000), gpumem::cuda_error);
+  EXPECT_EQ(block.size(), 100u);
+  EXPECT_EQ(block.capacity(), 100u);
+  EXPECT_EQ(block.data(), p);
+  EXPECT_EQ(contents(block), counting(100));
+  EXPECT_EQ(resource.counters().bytes.value, 100);
+}
+
+TEST_F(buffer_test, copies_parts_in_and_out) {
+  auto block = filled(100);
+  auto const source = counting(10, 201);
+  block.copy_from(source.data(), 10, 90);
+  block.write(source.data(), 5, 20);
+  auto expected = counting(100);
+  std::copy_n(source.begin(), 10, expected.begin() + 90);
+  std::copy_n(source.begin(), 5, expected.begin() + 20);
+  EXPECT_EQ(contents(block), expected);
+  bytes some(20);
+  block.copy_to(some.data(), 20, 80);
+  block.synchronize();
+  EXPECT_TRUE(std::equal(some.begin(), some.end(), expected.begin() + 80));
+  block.copy_from(block, 10, 0, 90);
+  std::copy_n(source.begin(), 10, expected.begin());
+  EXPECT_EQ(contents(block), expected);
+}
+
+TEST_F(buffer_test, refuses_ranges_beyond_its_size) {
+  auto block = filled(100);
+  auto other = filled(50);
+  block.reserve(1000); // the size counts, not the capacity
+  bytes place(200);
+  for (auto const& [count, offset] :
+       {std::pair{std::size_t{101}, std::size_t{0}}, {1, 100}, {50, 51}, {0, 101}, {SIZE_MAX, 1}, {1, SIZE_MAX}}) {
+    EXPECT_THROW(block.copy_from(place.data(), count, offset), std::out_of_range);
+    EXPECT_THROW(block.copy_to(place.data(), count, offset), std::out_of_range);
+    EXPECT_THROW(block.read(place.data(), count, offset), std::out_of_range);
+    EXPECT_THROW(block.read_on(b, place.data(), count, offset), std::out_of_range);
+    EXPECT_THROW(block.write(place.data(), count, offset), std::out_of_range);
+    EXPECT_THROW(block.fill(std::byte{}, count, offset), std::out_of_range);
+    EXPECT_THROW(block.copy_from(other, count, offset), std::out_of_range);
+    EXPECT_THROW(other.copy_from(block, count, 0, offset), std::out_of_range);
+  }
+  EXPECT_EQ(contents(block), counting(100));
+}
+
+TEST_F(buffer_test, refuses_to_copy_onto_itself) {
+  auto block = filled(100);
+  EXPECT_THROW(block.copy_from(block, 10, 5, 0), std::invalid_argument);
+  EXPECT_THROW(block.copy_from(block, 10, 0, 9), std::invalid_argument);
+  EXPECT_THROW(block.copy_from(block, 10, 7, 7), std::invalid_argument);
+  block.copy_from(block, 10, 10, 0);
+  block.assign(block);
+  EXPECT_EQ(block.size(), 100u);
+}
+
+TEST_F(buffer_test, fills_all_or_a_part) {
+  auto block = filled(100);
+  block.fill(std::byte{7});
+  block.fill(std::byte{9}, 10, 5);
+  bytes expected(100, 7);
+  std::fill_n(expected.begin() + 5, 10, 9);
+  EXPECT_EQ(contents(block), expected);
+}
+
+TEST_F(buffer_test, of_host_memory_is_filled_by_the_host_in_stream_order) {
+  buffer block{a, host_resource{}, 100};
+  auto* const host = static_cast<unsigned char*>(block.data());
+  std::fill_n(host, 100, static_cast<unsigned char>(1));
+  gpumem::simulator::work(a, {}, {}, [host] { host[99] += 1; });
+  auto const fills = gpumem::driver_calls("cuMemsetD8Async");
+  block.fill(std::byte{7}, 99);
+  block.fill(std::byte{9}, 1, 98);
+  EXPECT_EQ(gpumem::driver_calls("cuMemsetD8Async"), fills); // which takes no such memory
+  block.synchronize();
+  bytes expected(100, 7);
+  expected[98] = 9;
+  expected[99] = 2;
+  EXPECT_TRUE(std::equal(host, host + 100, expected.begin()));
+  gpumem::simulator::fail_call("cuLaunchHostFunc", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(block.fill(std::byte{1}), gpumem::cuda_error);
+}
+
+TEST_F(buffer_test, takes_on_the_size_and_contents_of_another) {
+  auto const large = filled(500), small = filled(10);
+  buffer block{b, host_resource{}, 100};
+  block.assign(large);
+  EXPECT_EQ(contents(block), counting(500));
+  block.assign(small);
+  EXPECT_EQ(block.capacity(), 500u);
+  EXPECT_EQ(contents(block), counting(10));
+  block.assign(buffer{a, resource, 0});
+  EXPECT_TRUE(block.is_empty());
+}
+
+TEST_F(buffer_test, copied_is_another_out_of_the_same_or_another_resource) {
+  auto block = filled(100);
+  block.reserve(1000);
+  auto const same = buffer::copy_of(b, block);
+  auto const other = buffer::copy_of(b, host_resource{}, block);
+  EXPECT_TRUE(same.resource() == block.resource());
+  EXPECT_FALSE(other.resource() == block.resource());
+  EXPECT_EQ(same.capacity(), 100u);
+  EXPECT_EQ(same.stream().get(), b.get());
+  block.fill(std::byte{0});
+  EXPECT_EQ(contents(same), counting(100));
+  EXPECT_EQ(contents(other), counting(100));
+}
+
+TEST_F(buffer_test, outlives_every_other_handle_of_its_resource) {
+  auto block = [&] {
+    gpumem::statistics_adaptor mine{gpumem::pool_resource{cuda_resource{first}}};
+    return buffer{a, mine, 100};
+  }();
+  block.resize(5000);
+  block.clear();
+  block.resize(10); // nothing but the buffer held it in between
+}
+
+TEST_F(buffer_test, over_somebody_elses_resource_keeps_it_alive) {
+  foreign_resource resource;
+  auto const told = resource.tells();
+  {
+    auto block = buffer{a, std::move(resource), 100};
+    block.resize(200);
+    EXPECT_EQ(told->live, 1);
+    block.clear();
+    EXPECT_GT(told.use_count(), 1);
+    block.resize(10);
+  }
+  EXPECT_EQ(told->live, 0);
+  EXPECT_EQ(told.use_count(), 1);
+}
+
+TEST_F(buffer_test, on_a_stream_that_captures_neither_grows_nor_is_read) {
+  auto block = filled(100);
+  a.begin_capture();
+  unsigned char byte = 0;
+  EXPECT_THROW(block.resize(200), gpumem::acquire_error);
+  EXPECT_THROW(block.read(&byte, 1), gpumem::acquire_error);
+  EXPECT_THROW(block.read_on(a, &byte, 1), gpumem::acquire_error);
+  EXPECT_THROW(block.write(&byte, 1), gpumem::acquire_error);
+  block.fill(std::byte{7}); // becomes a node of the graph
+  gpumem::driver().graph_destroy(a.end_capture());
+  EXPECT_EQ(contents(block), counting(100));
+}
+
+} // namespace

@@ -1,0 +1,133 @@
+// Sizes as people write them, and as a share of a device.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <cstddef>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+import gpumem;
+
+namespace {
+
+using namespace gpumem::literals;
+using gpumem::format_bytes;
+using gpumem::parse_bytes;
+
+static_assert(1_KiB == 1024 && 2_MiB == 2097152 && 3_GiB == 3221225472 && 4_TiB == 4398046511104);
+static_assert(0_GiB == 0 && 17179869183_GiB == 18446744072635809792u);
+static_assert(std::is_same_v<decltype(1_KiB), std::size_t>);
+
+// What does not fit is no constant.
+template <unsigned long long Count>
+concept fits_in_gib = requires { typename std::integral_constant<std::size_t, gpumem::operator""_GiB(Count)>; };
+static_assert(fits_in_gib<17179869183> && !fits_in_gib<17179869184>);
+template <unsigned long long Count>
+concept fits_in_kib = requires { typename std::integral_constant<std::size_t, gpumem::operator""_KiB(Count)>; };
+static_assert(fits_in_kib<18014398509481983> && !fits_in_kib<18014398509481984>);
+
+TEST(bytes, are_read_with_and_without_unit) {
+  EXPECT_EQ(parse_bytes("4096"), 4096u);
+  EXPECT_EQ(parse_bytes("4096B"), 4096u);
+  EXPECT_EQ(parse_bytes("1GiB"), 1_GiB);
+  EXPECT_EQ(parse_bytes("1.5MiB"), 3u << 19);
+  EXPECT_EQ(parse_bytes("2 KiB"), 2_KiB);
+  EXPECT_EQ(parse_bytes("3GB"), 3'000'000'000u);
+  EXPECT_EQ(parse_bytes("7 PB"), 7'000'000'000'000'000u);
+  EXPECT_EQ(parse_bytes("0.1KiB"), 102u); // the nearest whole number
+  EXPECT_EQ(parse_bytes("12.5EiB"), 14411518807585587200u);
+  EXPECT_EQ(parse_bytes("0"), 0u);
+  EXPECT_EQ(parse_bytes("18446744073709551615"), std::numeric_limits<std::size_t>::max());
+}
+
+TEST(bytes, are_read_in_capitals_or_not) {
+  for (char const* text : {"2MiB", "2mib", "2MIB", "2 Mib"}) EXPECT_EQ(parse_bytes(text), 2_MiB) << text;
+  for (char const* text : {"5kB", "5KB", "5kb"}) EXPECT_EQ(parse_bytes(text), 5000u) << text;
+}
+
+TEST(bytes, refuse_what_is_no_size_and_say_why) {
+  struct refused {
+    char const* text;
+    char const* why;
+  };
+  for (auto const& [text, why] : {
+           refused{"", "begin with a number"},
+           refused{"GiB", "begin with a number"},
+           refused{" 1", "begin with a number"},
+           refused{"nan", "begin with a number"},
+           refused{"inf", "begin with a number"},
+           refused{"-1", "negative"},
+           refused{"-1GiB", "negative"},
+           refused{"1.5", "whole number"},
+           refused{"1.5B", "whole number"},
+           refused{"1 2", "unit"},
+           refused{"1XiB", "unit"},
+           refused{"1GiBs", "unit"},
+           refused{"1G", "unit"},
+           refused{"0x10", "unit"},
+           refused{"1e3", "unit"},
+           refused{"1GiB ", "unit"},
+           refused{"18446744073709551616", "fit"},
+           refused{"16777216TiB", "fit"},
+           refused{"16EiB", "fit"},
+           refused{"99999999.5TiB", "fit"},
+       }) {
+    try {
+      parse_bytes(text);
+      ADD_FAILURE() << text;
+    } catch (std::invalid_argument const& e) {
+      EXPECT_NE(std::string{e.what()}.find("'" + std::string{text} + "'"), std::string::npos) << e.what();
+      EXPECT_NE(std::string{e.what()}.find(why), std::string::npos) << e.what();
+    }
+  }
+  EXPECT_THROW(parse_bytes(std::string(400, '9') + "GiB"), std::invalid_argument);
+}
+
+TEST(bytes, are_written_in_the_largest_unit_that_they_reach) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1024), "1.00 KiB");
+  EXPECT_EQ(format_bytes(1_MiB - 1), "1.00 MiB");
+  EXPECT_EQ(format_bytes(3u << 19), "1.50 MiB");
+  EXPECT_EQ(format_bytes(8'074'952'704), "7.52 GiB");
+  EXPECT_EQ(format_bytes(std::numeric_limits<std::size_t>::max()), "16.00 EiB");
+}
+
+TEST(bytes, that_were_written_can_be_read) {
+  for (std::size_t bytes = 1; bytes != 0; bytes <<= 1) EXPECT_EQ(parse_bytes(format_bytes(bytes)), bytes);
+}
+
+class device_share : public simulated {};
+
+TEST_F(device_share, is_a_part_of_what_is_free_in_multiples_of_256) {
+  gpumem::device const first{0};
+  auto const free = first.memory().free;
+  EXPECT_EQ(gpumem::percent_of_free_device_memory(0, first), 0u);
+  EXPECT_EQ(gpumem::percent_of_free_device_memory(100, first), free / 256 * 256);
+  for (int percent = 1; percent < 100; ++percent) {
+    auto const share = gpumem::percent_of_free_device_memory(percent, first);
+    EXPECT_EQ(share % 256, 0u);
+    EXPECT_LE(share, free / 100 * percent + percent);
+    EXPECT_GE(share + 256, free / 100 * percent);
+  }
+}
+
+TEST_F(device_share, follows_what_is_allocated_on_the_device_named) {
+  gpumem::device const second{1};
+  auto const before = gpumem::percent_of_free_device_memory(50, second);
+  gpumem::cuda_resource source{second};
+  auto* const block = source.allocate_sync(1_GiB);
+  EXPECT_EQ(gpumem::percent_of_free_device_memory(50, second), before - 512_MiB);
+  gpumem::current_device const scope{second};
+  EXPECT_EQ(gpumem::percent_of_free_device_memory(50), before - 512_MiB);
+  source.deallocate_sync(block, 1_GiB);
+}
+
+TEST_F(device_share, refuses_what_is_no_percentage) {
+  EXPECT_THROW(gpumem::percent_of_free_device_memory(-1), std::invalid_argument);
+  EXPECT_THROW(gpumem::percent_of_free_device_memory(101), std::invalid_argument);
+}
+
+} // namespace

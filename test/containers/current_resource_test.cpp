@@ -1,0 +1,150 @@
+// The resource of each device that is used where none is named.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <gpumem/services.hpp>
+
+#include <concepts>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::any_pool;
+using gpumem::cuda_resource;
+using gpumem::current_resource;
+using gpumem::reset_current_resource;
+using gpumem::set_current_resource;
+
+static_assert(!std::movable<gpumem::scoped_current_resource>);
+
+class current_resource_test : public simulated {
+protected:
+  void TearDown() override {
+    reset_current_resource(first);
+    reset_current_resource(second);
+    simulated::TearDown();
+  }
+  any_pool pool() { return any_pool{gpumem::pool_resource{cuda_resource{first}}}; }
+  gpumem::device first{0}, second{1};
+};
+
+TEST_F(current_resource_test, is_at_first_a_pool_over_the_device) {
+  auto at_first = current_resource(first);
+  EXPECT_TRUE(at_first == current_resource(first));
+  EXPECT_EQ(gpumem::services_of(at_first).table->device(gpumem::services_of(at_first).state), 0);
+  gpumem::stream const a{first};
+  auto const bytes = device_bytes();
+  auto* const p = at_first.allocate(a, 1000, 256);
+  EXPECT_GT(gpumem::figures_of(at_first).reserved, 1000u); // a pool draws more than is asked for
+  EXPECT_GT(device_bytes(), bytes);
+  at_first.deallocate(a, p, 1000, 256);
+}
+
+TEST_F(current_resource_test, is_each_devices_own) {
+  EXPECT_FALSE(current_resource(first) == current_resource(second));
+  auto const mine = pool();
+  set_current_resource(first, mine);
+  EXPECT_TRUE(current_resource(first) == mine);
+  EXPECT_FALSE(current_resource(second) == mine);
+}
+
+TEST_F(current_resource_test, of_no_device_named_is_the_current_devices) {
+  auto const of_second = current_resource(second);
+  EXPECT_TRUE(current_resource() == current_resource(first));
+  gpumem::current_device const scope{second};
+  EXPECT_TRUE(current_resource() == of_second);
+  any_pool const mine{gpumem::pool_resource{cuda_resource{second}}};
+  EXPECT_TRUE(set_current_resource(mine) == of_second);
+  EXPECT_TRUE(current_resource(second) == mine);
+  EXPECT_TRUE(reset_current_resource() == mine);
+  EXPECT_TRUE(current_resource(second) == of_second);
+}
+
+TEST_F(current_resource_test, set_returns_the_one_before_and_reset_brings_back_the_first) {
+  auto const at_first = current_resource(first);
+  auto const one = pool(), two = pool();
+  EXPECT_TRUE(set_current_resource(first, one) == at_first);
+  EXPECT_TRUE(set_current_resource(first, two) == one);
+  EXPECT_TRUE(reset_current_resource(first) == two);
+  EXPECT_TRUE(reset_current_resource(first) == at_first);
+}
+
+TEST_F(current_resource_test, holds_what_nobody_else_holds) {
+  set_current_resource(first, pool());
+  gpumem::stream const a{first};
+  auto mine = current_resource(first);
+  auto* const p = mine.allocate(a, 100, 256);
+  set_current_resource(first, pool()); // the one before lives by the copy
+  mine.deallocate(a, p, 100, 256);
+  EXPECT_EQ(gpumem::figures_of(mine).live, 0u);
+}
+
+TEST_F(current_resource_test, outlived_by_a_buffer_stays_with_it) {
+  set_current_resource(first, pool());
+  gpumem::stream const a{first};
+  gpumem::buffer block{a, 100};
+  EXPECT_TRUE(block.resource() == gpumem::make_any_memory(current_resource(first)));
+  reset_current_resource(first);
+  block.resize(10'000);
+  EXPECT_FALSE(block.resource() == gpumem::make_any_memory(current_resource(first)));
+}
+
+TEST_F(current_resource_test, refuses_what_gives_no_memory_of_the_device) {
+  auto const at_first = current_resource(first);
+  auto empty = pool();
+  auto const gone = std::move(empty);
+  EXPECT_THROW(set_current_resource(first, std::move(empty)), std::invalid_argument); // NOLINT(bugprone-use-after-move)
+  EXPECT_THROW(set_current_resource(second, pool()), std::invalid_argument);
+  EXPECT_TRUE(current_resource(first) == at_first);
+}
+
+TEST_F(current_resource_test, is_set_for_a_scope) {
+  auto const at_first = current_resource(first);
+  auto const one = pool(), two = pool();
+  {
+    gpumem::scoped_current_resource const outer{first, one};
+    EXPECT_TRUE(outer.previous() == at_first);
+    {
+      gpumem::scoped_current_resource const inner{two};
+      EXPECT_TRUE(inner.previous() == one);
+      EXPECT_TRUE(current_resource(first) == two);
+    }
+    EXPECT_TRUE(current_resource(first) == one);
+    set_current_resource(first, two);
+  }
+  EXPECT_TRUE(current_resource(first) == at_first);
+}
+
+TEST_F(current_resource_test, changes_under_threads_that_use_it) {
+  std::vector<any_pool> const pools{pool(), pool(), pool()};
+  std::vector<std::thread> running;
+  for (int i = 0; i < 4; ++i) {
+    running.emplace_back([&, i] {
+      gpumem::stream const mine{first};
+      for (int k = 0; k < 100; ++k) {
+        if (k % 7 == i) set_current_resource(first, pools[static_cast<std::size_t>(k) % pools.size()]);
+        if (k % 31 == i) reset_current_resource(first);
+        auto resource = current_resource(first);
+        auto* const p = resource.allocate(mine, 512, 256);
+        resource.deallocate(mine, p, 512, 256);
+      }
+    });
+  }
+  for (auto& thread : running) thread.join();
+  for (auto each : pools) EXPECT_EQ(gpumem::figures_of(each).live, 0u);
+}
+
+TEST_F(current_resource_test, is_made_once_for_threads_that_ask_at_once) {
+  std::vector<any_pool> seen(4, pool());
+  std::vector<std::thread> running;
+  for (auto& place : seen) running.emplace_back([&] { place = current_resource(second); });
+  for (auto& thread : running) thread.join();
+  for (auto const& each : seen) EXPECT_TRUE(each == seen.front());
+}
+
+} // namespace
