@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 import gpumem;
@@ -21,12 +23,45 @@ protected:
   }
 };
 
-TEST_F(thrust_device, sorts_with_memory_of_a_source) {
+// Every resource whose memory a device reaches, by name.
+std::vector<std::pair<std::string, gpumem::any_pool>> resources() {
+  gpumem::cuda_resource const cuda;
+  return {{"cuda", gpumem::any_pool{cuda}},
+          {"pool", gpumem::any_pool{gpumem::pool_resource{cuda}}},
+          {"statistics over a pool", gpumem::any_pool{gpumem::statistics_adaptor{gpumem::pool_resource{cuda}}}}};
+}
+
+TEST_F(thrust_device, algorithms_give_what_the_hosts_give) {
+  gpumem::stream own{gpumem::device{0}};
+  CUstream raw = nullptr;
+  ASSERT_EQ(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  for (auto const& [name, resource] : resources()) {
+    for (gpumem::stream_ref const stream : {gpumem::stream_ref{own}, gpumem::stream_ref{raw}}) {
+      for (bool const waits : {true, false}) {
+        EXPECT_STREQ(algorithm_that_differs(stream, resource, 1'000'000, waits), "")
+            << name << (waits ? "" : ", no-sync") << (stream.get() == raw ? ", raw handle" : "");
+      }
+    }
+  }
+  EXPECT_EQ(gpumem::driver().stream_destroy(raw), CUDA_SUCCESS);
+}
+
+TEST_F(thrust_device, temporary_memory_comes_from_the_resource_and_goes_back) {
   gpumem::statistics_adaptor counted{gpumem::cuda_resource{}};
   gpumem::stream stream{gpumem::device{0}};
-  EXPECT_TRUE(sorts_on_device(stream, gpumem::any_pool{counted}, 1'000'000));
+  EXPECT_STREQ(algorithm_that_differs(stream, gpumem::any_pool{counted}, 1'000'000, true), "");
   EXPECT_EQ(counted.counters().bytes.value, 0);
-  EXPECT_GT(counted.counters().allocations.total, 1) << "the sort took no temporary memory";
+  EXPECT_GT(counted.counters().allocations.total, 4) << "the algorithms took no temporary memory";
+}
+
+TEST_F(thrust_device, cub_takes_a_resource_in_its_environment) {
+  gpumem::stream stream{gpumem::device{0}};
+  for (auto const& [name, resource] : resources()) {
+    auto const sums = cub_on_device(stream, resource, 1'000'000);
+    EXPECT_EQ(sums.sum, 2'000'000) << name;
+    EXPECT_EQ(sums.last_running_sum, 2'000'000) << name;
+    EXPECT_EQ(buffer_on_device(stream, resource, 1'000'000), 2'000'000) << name;
+  }
 }
 
 TEST_F(thrust_device, reduces_without_waiting) {
@@ -35,15 +70,18 @@ TEST_F(thrust_device, reduces_without_waiting) {
 }
 
 TEST_F(thrust_device, several_threads_on_streams_of_their_own) {
-  gpumem::any_pool const pool{gpumem::cuda_resource{}};
-  std::vector<std::thread> threads;
-  for (std::size_t i = 1; i <= 4; ++i) {
-    threads.emplace_back([&pool, i] {
-      gpumem::stream stream{gpumem::device{0}};
-      for (int round = 0; round < 10; ++round) EXPECT_TRUE(sorts_on_device(stream, pool, i * 10'000));
-    });
+  for (auto const& [name, resource] : resources()) {
+    std::vector<std::thread> threads;
+    for (std::size_t i = 1; i <= 4; ++i) {
+      threads.emplace_back([&resource, &name, i] {
+        gpumem::stream stream{gpumem::device{0}};
+        for (int round = 0; round < 10; ++round) {
+          EXPECT_STREQ(algorithm_that_differs(stream, resource, i * 10'000, round % 2), "") << name;
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
   }
-  for (auto& thread : threads) thread.join();
 }
 
 TEST_F(thrust_device, more_than_the_card_has_is_out_of_memory_and_passes) {
