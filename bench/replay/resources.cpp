@@ -39,6 +39,15 @@ struct make_pool {
   }
 };
 
+struct make_async {
+  static constexpr resource_name name{"async", true};
+  auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
+    gpumem::async_options options;
+    options.limit = limit_bytes;
+    return gpumem::async_resource{device, options};
+  }
+};
+
 struct resource_entry {
   resource_name name;
   result (*measure)(assignment const&);
@@ -48,7 +57,7 @@ template <class Make>
 inline constexpr resource_entry entry_of{Make::name, [](assignment const& what) { return measure(what, Make{}); }};
 
 // All that can be replayed over: one line each.
-inline constexpr std::array resource_table{entry_of<make_cuda>, entry_of<make_pool>};
+inline constexpr std::array resource_table{entry_of<make_cuda>, entry_of<make_pool>, entry_of<make_async>};
 
 } // namespace detail
 

@@ -12,8 +12,8 @@ import :resource;
 namespace gpumem {
 
 /// cuMemAllocFromPoolAsync and cuMemFreeAsync over a pool of its own: stream-ordered, no call waits for the device, and
-/// each makes one to three calls of the driver. Alignments above 256 over-allocate. The driver decides which freed
-/// memory it reuses, within the policies of the options.
+/// each makes two or three calls of the driver, some more on a default stream. Alignments above 256 over-allocate. The
+/// driver decides which freed memory it reuses, within the policies of the options.
 ///
 /// `allocate_sync` waits on the host until the memory is there; `deallocate_sync` waits for nothing. A capturing stream
 /// is refused, also where the capture was begun on the raw handle; a free on one is kept until the next call outside a

@@ -55,15 +55,19 @@ std::optional<CUstream> stream_for(stream_key const& key) noexcept {
 // A capture of these was asked for when the stream was identified.
 bool capture_known(stream_key const& key) noexcept { return key.has_handle() && !key.order().owns_handle(); }
 
-// What the driver says of a call on the key's stream, in its context; of a stream that captures, that it may not be.
+// What the driver says of a call on the key's stream; of a stream that captures, that it may not be. Only a default
+// stream is of whatever context is current.
 template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
-  if (auto const result = driver().ctx_push_current(key.order().context()); result != CUDA_SUCCESS) return result;
+  bool const by_context = on == CU_STREAM_LEGACY || on == CU_STREAM_PER_THREAD;
+  if (by_context) {
+    if (auto const result = driver().ctx_push_current(key.order().context()); result != CUDA_SUCCESS) return result;
+  }
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto result = capture_known(key) ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (result == CUDA_SUCCESS) result = call();
   CUcontext popped = nullptr;
-  driver().ctx_pop_current(&popped);
+  if (by_context) driver().ctx_pop_current(&popped);
   return result;
 }
 
