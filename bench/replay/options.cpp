@@ -9,8 +9,8 @@ module;
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,7 +18,7 @@ module;
 
 module replay:options.impl;
 
-import :bytes;
+import gpumem;
 import :options;
 
 namespace replay {
@@ -123,11 +123,16 @@ limit_choice parse_limit(std::string const& text) {
       return {.factor = factor};
     }
   }
-  auto const bytes = parse_bytes(text);
-  if (!bytes || *bytes == 0) {
+  std::uint64_t bytes = 0;
+  try {
+    bytes = gpumem::parse_bytes(text);
+  } catch (std::invalid_argument const&) {
+    // told below, with what else it may be
+  }
+  if (bytes == 0) {
     throw usage_error("--limit: '" + text + "' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
   }
-  return {.bytes = *bytes};
+  return {.bytes = bytes};
 }
 
 parsed_options parse_options(std::vector<std::string> arguments, std::span<resource_name const> known) {

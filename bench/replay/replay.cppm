@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module replay;
 
-export import :bytes;
 export import :options;
 export import :progress;
 export import :trace_file;

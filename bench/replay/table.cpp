@@ -15,7 +15,7 @@ module;
 
 module replay:table.impl;
 
-import :bytes;
+import gpumem;
 import :result;
 import :table;
 
@@ -63,8 +63,8 @@ std::span<column const> columns() {
       {"max ns", timed, [](result const& row) { return nanoseconds(row.times->call.max); }},
       {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
       {"driver calls/1000", always, [](result const& row) { return decimals(row.driver_calls_warm, 1); }},
-      {"peak live", always, [](result const& row) { return format_bytes(row.peak_live_bytes); }},
-      {"peak reserved", always, [](result const& row) { return format_bytes(row.peak_reserved_bytes); }},
+      {"peak live", always, [](result const& row) { return gpumem::format_bytes(row.peak_live_bytes); }},
+      {"peak reserved", always, [](result const& row) { return gpumem::format_bytes(row.peak_reserved_bytes); }},
       {"utilization", always, [](result const& row) { return decimals(row.utilization(), 3); }},
       {"failures", always, [](result const& row) { return grouped(row.failures); }},
       {"left live", always, [](result const& row) { return grouped(row.leftover_blocks); }},
