@@ -160,7 +160,13 @@ void driver_pool_state::lose(stream_key const&, CUresult error) noexcept { pool_
 void driver_pool_state::reserve(std::size_t bytes) {
   auto const drawn = draw_ready(bytes);
   if (!drawn) throw_failure(drawn.error());
-  give(*drawn, driver_alignment);
+  // Waited for: until then the driver counts it as used.
+  check(call_on(pool_.where,
+                [&] {
+                  auto const freed = driver().mem_free_async(reinterpret_cast<CUdeviceptr>(*drawn), ready_.get());
+                  return freed == CUDA_SUCCESS ? driver().stream_synchronize(ready_.get()) : freed;
+                }),
+        "cuMemFreeAsync");
 }
 
 driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {

@@ -224,6 +224,7 @@ TEST_F(buffer_order, dies_after_its_stream_was_retired) {
 
 TEST_F(buffer_order, dies_after_a_foreign_stream_was_destroyed) {
   gpumem::pool_resource const plain{cuda_resource{first}};
+  gpumem::current_device const current{first};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   std::optional<buffer> block{std::in_place, gpumem::stream_ref{handle}, plain, size};

@@ -30,6 +30,17 @@ protected:
     stamp::check(on.get(), block, bytes, value, wrong_, 20);
     source.deallocate(on, block, bytes);
   }
+  /// The host writes to each block as it is given, then the device.
+  template <class Source> void touch_by_host(Source& source) {
+    stream on{device{0}};
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      auto* const block = static_cast<std::uint64_t*>(source.allocate(on, mib));
+      block[0] = i;
+      stamp::write(on.get(), block, mib, i, 100);
+      stamp::check(on.get(), block, mib, i, wrong_);
+      source.deallocate(on, block, mib);
+    }
+  }
 };
 
 } // namespace
@@ -129,23 +140,22 @@ TEST_F(driver_pools_on_device, a_pool_over_a_driver_pool_and_over_pinned_memory)
   }
 }
 
-TEST_F(driver_pools_on_device, memory_of_the_host_is_ready_when_it_is_given) {
-  stream on{device{0}};
-  auto const touch = [&](auto& source) {
-    for (std::uint64_t i = 0; i < 20; ++i) {
-      auto* const block = static_cast<std::uint64_t*>(source.allocate(on, mib));
-      block[0] = i; // by the host, at once
-      stamp::write(on.get(), block, mib, i, 100);
-      stamp::check(on.get(), block, mib, i, wrong_);
-      source.deallocate(on, block, mib);
-    }
-  };
-  managed_resource managed;
-  pinned_resource pinned;
-  touch(managed);
-  touch(pinned);
-  if (auto const pool = made<async_pinned_resource>()) touch(*pool);
-  if (auto const pool = made<async_managed_resource>()) touch(*pool);
+TEST_F(driver_pools_on_device, managed_memory_is_the_hosts_at_once) {
+  managed_resource source;
+  touch_by_host(source);
+}
+
+TEST_F(driver_pools_on_device, pinned_memory_is_the_hosts_at_once) {
+  pinned_resource source;
+  touch_by_host(source);
+}
+
+TEST_F(driver_pools_on_device, memory_of_a_pinned_pool_is_the_hosts_at_once) {
+  if (auto const pool = made<async_pinned_resource>()) touch_by_host(*pool);
+}
+
+TEST_F(driver_pools_on_device, memory_of_a_managed_pool_is_the_hosts_at_once) {
+  if (auto const pool = made<async_managed_resource>()) touch_by_host(*pool);
 }
 
 TEST_F(driver_pools_on_device, memory_for_the_host_waits_for_the_work_that_had_it) {

@@ -4,9 +4,9 @@
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 fault=$4 seeds=$5
-here=$build/test/mutants/$fault
-mkdir -p "$here"
+here=./test/mutants/$fault # relative, since what is evaluated below must hold no blank
 cd "$build"
+mkdir -p "$here"
 
 mapfile -t facts < <(awk -v name="$fault" '$0 == name { on = 1 } on && $0 == "" { exit } on' \
   "$source_folder/test/mutants/mutants.txt")
@@ -24,6 +24,7 @@ compile=${compile//@$object.modmap/@$here/modmap}
 compile=${compile//-o $object/-o $here/mutant.o}
 compile=${compile//-MF $object.d/-MF $here/mutant.d}
 compile=${compile//-c $original/-c $mutant}
+compile=${compile//-c \"$original\"/-c $mutant}
 compile=${compile// -Werror/} # what a fault leaves unused
 eval "$compile"
 

@@ -64,7 +64,7 @@ protected:
   }
 
   outcome run(std::vector<std::string> const& arguments) const {
-    std::string command = GPUMEM_REPLAY_PROGRAM;
+    std::string command = "'" GPUMEM_REPLAY_PROGRAM "'";
     for (std::string const& argument : arguments) command += " '" + argument + "'";
     int const status = std::system((command + " >" + path("out") + " 2>" + path("err") + " </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("out")), read(path("err"))};

@@ -22,7 +22,7 @@ void show_two_steps(std::FILE* where) {
 TEST(progress, is_a_line_that_is_written_over_and_cleared) {
   int program = -1;
   int terminal = -1;
-  ASSERT_EQ(openpty(&program, &terminal, nullptr, nullptr, nullptr), 0);
+  if (openpty(&program, &terminal, nullptr, nullptr, nullptr) != 0) GTEST_SKIP() << "this system has no terminals";
   std::FILE* const file = fdopen(terminal, "w");
   show_two_steps(file);
   std::array<char, 512> text{};
