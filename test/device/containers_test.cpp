@@ -26,7 +26,7 @@ protected:
     device_test::SetUp();
     if (IsSkipped()) return; // without a device there are no streams
     pool_.emplace(cuda_resource{device{0}});
-    streams_ = {stream{device{0}}, stream{device{0}}};
+    for (int i = 0; i < 2; ++i) streams_.emplace_back(device{0});
   }
   pool_resource<cuda_resource>& pool() { return *pool_; }
   stream& a() { return streams_[0]; }
