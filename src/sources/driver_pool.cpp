@@ -40,6 +40,11 @@ stream& ready_stream(device where) {
   return streams->try_emplace(where.ordinal(), where).first->second;
 }
 
+// On a thread without a current context the driver crashes.
+void destroy(CUmemoryPool pool, device where) noexcept {
+  call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
+}
+
 // The handle that stands for the key's stream on any thread, or none: a foreign handle lives only inside the call that
 // was given it.
 std::optional<CUstream> stream_for(stream_key const& key) noexcept {
@@ -177,7 +182,7 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
 }
 
 async_state::owned_pool::~owned_pool() {
-  if (!kept) driver().mem_pool_destroy(pool.handle);
+  if (!kept) destroy(pool.handle, pool.where);
 }
 
 async_state::async_state(driver_pool_kind kind, class device where, async_options options)
@@ -193,7 +198,7 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
 async_state::~async_state() {
   if (!driver_alive() || where().lost()) return;
   settle();
-  driver().mem_pool_destroy(handle());
+  destroy(handle(), where());
 }
 
 expected<void*, failure> async_state::try_allocate(stream_key const& key, std::size_t bytes,
