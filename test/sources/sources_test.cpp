@@ -228,6 +228,7 @@ TYPED_TEST(host_memory, a_refusal_is_told_with_its_code) {
 class kinds_of_memory : public simulated {};
 
 TEST_F(kinds_of_memory, are_what_they_are_called) {
+  gpumem::current_device const current{gpumem::device{0}};
   gpumem::managed_resource managed;
   gpumem::pinned_resource pinned;
   void* const p = managed.allocate_sync(mib);
