@@ -23,8 +23,10 @@ compile=$("$ninja" -t commands -s "$object" | tail -1)
 compile=${compile//@$object.modmap/@$here/modmap}
 compile=${compile//-o $object/-o $here/mutant.o}
 compile=${compile//-MF $object.d/-MF $here/mutant.d}
-compile=${compile//-c $original/-c $mutant}
-compile=${compile//-c \"$original\"/-c $mutant}
+for path in "$original" "'$original'" "\"$original\""; do # as the build quotes it
+  compile=${compile//-c "$path"/-c $mutant}
+done
+[[ $compile == *"-c $mutant"* ]] || { echo "the build does not compile $original"; exit 1; }
 compile=${compile// -Werror/} # what a fault leaves unused
 eval "$compile"
 
