@@ -123,8 +123,8 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   EXPECT_EQ(all[0]["trace"], "plain");
   EXPECT_EQ(all[1]["trace"], "packed");
   EXPECT_EQ(all[0]["resource"], "cuda");
-  EXPECT_EQ(all[2]["resource"], "async");
-  EXPECT_EQ(all[4]["resource"], "pool");
+  EXPECT_EQ(all[2]["resource"], "pool");
+  EXPECT_EQ(all[4]["resource"], "async");
   EXPECT_EQ(all[0]["peak_reserved_bytes"], 3 << 20);
 }
 
