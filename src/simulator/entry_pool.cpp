@@ -80,7 +80,7 @@ CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   return enter_pool<"cuMemPoolDestroy">(handle, [](engine& device, locked&, memory_pool& pool) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
-    if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // stricter than the driver is known to be
     device.pools.destroy(device, pool);
     return CUDA_SUCCESS;
   });

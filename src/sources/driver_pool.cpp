@@ -40,7 +40,7 @@ stream& ready_stream(device where) {
   return streams->try_emplace(where.ordinal(), where).first->second;
 }
 
-// On any thread: the driver wants a context.
+// With its device current, as at every other change of a pool.
 void destroy(CUmemoryPool pool, device where) noexcept {
   call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
 }

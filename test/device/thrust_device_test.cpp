@@ -23,7 +23,7 @@ protected:
   }
 };
 
-// Every resource whose memory a device reaches, by name.
+// A source, a pool over it, and an adaptor over that, by name.
 std::vector<std::pair<std::string, gpumem::any_pool>> resources() {
   gpumem::cuda_resource const cuda;
   return {{"cuda", gpumem::any_pool{cuda}},
