@@ -44,8 +44,10 @@ void run(replay::options const& chosen) {
 
 int main(int count, char** arguments) {
   try {
+    std::vector<std::string> const given{arguments + 1, arguments + count};
+    replay::add_peers(replay::parse_peers(given));
     std::vector<replay::resource_name> const known = replay::resource_names();
-    replay::parsed_options const parsed = replay::parse_options({arguments + 1, arguments + count}, known);
+    replay::parsed_options const parsed = replay::parse_options(given, known);
     if (parsed.help) {
       std::fputs(parsed.help->c_str(), stdout);
     } else {

@@ -45,6 +45,7 @@ result describe(assignment const& what) {
   row.work_every = chosen.work ? chosen.work->every : 0;
   row.limit_bytes = chosen.limit ? chosen.limit->of(operations.peak_live_bytes) : 0;
   row.operations = operations.operations.size();
+  row.peak_live_bytes = operations.peak_live_bytes * chosen.threads;
   row.streams = operations.streams;
   row.leftover_blocks = operations.leftovers.size();
   row.recorded_failures = operations.recorded_failures;

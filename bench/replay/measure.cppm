@@ -45,7 +45,7 @@ timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<d
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
 template <class Figures> void note_memory(result& row, Figures const& figures, std::uint64_t failures) {
-  row.peak_live_bytes = figures.peak_live;
+  if (figures.peak_live != 0) row.peak_live_bytes = figures.peak_live; // a peer does not count
   row.peak_reserved_bytes = figures.peak_reserved;
   row.failures = failures;
 }

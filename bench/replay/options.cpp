@@ -74,6 +74,14 @@ struct raw_options {
   unsigned every = 0;
 };
 
+CLI::Option* declare_peers(CLI::App& app, std::vector<std::string>& peers) {
+  return app.add_option("--peer", peers, "shared library with allocators of others to replay over, see bench/peers")
+      ->type_name("FILE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(CLI::ExistingFile.description(""));
+}
+
 void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resource_name const> known) {
   std::map<std::string, device_choice> const devices{
       {"cuda", device_choice::cuda}, {"simulated", device_choice::simulated}, {"auto", device_choice::automatic}};
@@ -81,6 +89,7 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
   app.add_option("--resource", chosen.resources, "resources to replay over: " + known_names(known))
       ->type_name("NAME")
       ->delimiter(',');
+  declare_peers(app, chosen.peers);
   app.add_option("--device", chosen.device, "device to run on; auto takes CUDA where there is one")
       ->type_name("cuda|simulated|auto")
       ->transform(CLI::CheckedTransformer(devices).description(""));
@@ -133,6 +142,19 @@ limit_choice parse_limit(std::string const& text) {
     throw usage_error("--limit: '" + text + "' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
   }
   return {.bytes = bytes};
+}
+
+std::vector<std::string> parse_peers(std::vector<std::string> arguments) {
+  std::vector<std::string> peers;
+  CLI::App app;
+  detail::declare_peers(app, peers);
+  app.set_help_flag();
+  app.allow_extras();
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    app.parse(std::move(arguments));
+  } catch (CLI::ParseError const& error) { throw usage_error(error.what()); }
+  return peers;
 }
 
 parsed_options parse_options(std::vector<std::string> arguments, std::span<resource_name const> known) {

@@ -42,6 +42,7 @@ export struct resource_name {
 export struct options {
   std::vector<std::string> traces;
   std::vector<std::string> resources; ///< names that exist, each once
+  std::vector<std::string> peers;     ///< libraries with allocators of others
   device_choice device = device_choice::automatic;
   unsigned threads = 1;
   unsigned repeat = 5;
@@ -59,6 +60,9 @@ public:
 
 /// "1.5GiB", a whole number of bytes from 1024 up, or below that a factor: "1.05". Throws usage_error.
 export limit_choice parse_limit(std::string const& text);
+
+/// The libraries that --peer names, ahead of the rest: what is in them are resources too. Throws usage_error.
+export std::vector<std::string> parse_peers(std::vector<std::string> arguments);
 
 /// The options, or, when help was asked for, its text. Throws usage_error.
 export struct parsed_options {

@@ -3,8 +3,8 @@
 module;
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +12,7 @@ module;
 module replay:resources.impl;
 
 import gpumem;
+import peers;
 import :accounted_resource;
 import :measure;
 import :options;
@@ -48,30 +49,48 @@ struct make_async {
   }
 };
 
-struct resource_entry {
-  resource_name name;
-  result (*measure)(assignment const&);
+struct make_peer {
+  peers::gpumem_peer const* table;
+  peers::peer_resource operator()(gpumem::device device, std::uint64_t /*no limit*/) const { return {*table, device}; }
 };
 
-template <class Make>
-inline constexpr resource_entry entry_of{Make::name, [](assignment const& what) { return measure(what, Make{}); }};
+struct resource_entry {
+  resource_name name;
+  std::function<result(assignment const&)> measure;
+};
 
-// All that can be replayed over: one line each.
-inline constexpr std::array resource_table{entry_of<make_cuda>, entry_of<make_pool>, entry_of<make_async>};
+template <class Make> resource_entry entry_of(resource_name name, Make make) {
+  return {name, [make](assignment const& what) { return measure(what, make); }};
+}
+
+// All that can be replayed over: one line each, and then the peers.
+std::vector<resource_entry>& resource_table() {
+  static std::vector<resource_entry> table{entry_of(make_cuda::name, make_cuda{}),
+                                           entry_of(make_pool::name, make_pool{}),
+                                           entry_of(make_async::name, make_async{})};
+  return table;
+}
 
 } // namespace detail
 
+void add_peers(std::vector<std::string> const& libraries) {
+  for (auto const& library : libraries) {
+    for (auto const* each : peers::load_peers(library)) {
+      detail::resource_table().push_back(detail::entry_of({each->name, false}, detail::make_peer{each}));
+    }
+  }
+}
+
 std::vector<resource_name> resource_names() {
   std::vector<resource_name> names;
-  for (detail::resource_entry const& entry : detail::resource_table) names.push_back(entry.name);
+  for (detail::resource_entry const& entry : detail::resource_table()) names.push_back(entry.name);
   return names;
 }
 
 result measure_by_name(assignment const& what) {
-  auto const found =
-      std::find_if(detail::resource_table.begin(), detail::resource_table.end(),
-                   [&](detail::resource_entry const& entry) { return entry.name.name == what.resource; });
-  if (found == detail::resource_table.end()) throw std::logic_error("no resource " + std::string(what.resource));
+  auto const& table = detail::resource_table();
+  auto const found = std::ranges::find(table, what.resource, [](auto const& entry) { return entry.name.name; });
+  if (found == table.end()) throw std::logic_error("no resource " + std::string(what.resource));
   return found->measure(what);
 }
 

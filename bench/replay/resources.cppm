@@ -3,6 +3,7 @@
 module;
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +14,9 @@ import :result;
 import :stage;
 
 namespace replay {
+
+/// Adds the allocators of these libraries to the table; before anything else here. Throws std::runtime_error.
+export void add_peers(std::vector<std::string> const& libraries);
 
 /// The names, in the order of the table, for the command line.
 export std::vector<resource_name> resource_names();

@@ -225,6 +225,23 @@ TEST_F(program, refuses_unknown_options_and_resources) {
   expect_refusal({trace, "--limit", "many"}, "--limit: 'many' is neither");
 }
 
+TEST_F(program, replays_over_the_allocators_of_a_peer_library) {
+  std::string const trace = file("small.csv", small_trace);
+  auto const all = figures({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "fake", "--resource", "pool"});
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0]["resource"], "fake");
+  EXPECT_EQ(all[0]["peak_live_bytes"], 3 << 20);
+  EXPECT_EQ(all[0]["peak_reserved_bytes"], 4 << 20);
+  EXPECT_EQ(all[0]["failures"], 0);
+}
+
+TEST_F(program, refuses_peers_that_are_none) {
+  std::string const trace = file("small.csv", small_trace);
+  expect_refusal({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "absent"}, "absent cannot be had");
+  expect_refusal({trace, "--peer", trace}, "no peers in " + trace);
+  expect_refusal({trace, "--peer", path("none.so")}, "none.so");
+}
+
 TEST_F(program, tells_when_the_json_cannot_be_written) {
   outcome const done =
       run({file("small.csv", small_trace), "--device", "simulated", "--json", path("none") + "/figures.json"});

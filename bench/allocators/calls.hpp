@@ -1,0 +1,118 @@
+// Rows of one thread: what a call costs on the average, and what the slowest cost.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "context.hpp"
+#include "team.hpp"
+#include "traffic.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+/// An allocation and its free, of one size, again and again.
+template <class Resource> void one_size(benchmark::State& state, context& with, Resource& resource, std::size_t bytes) {
+  auto const& stream = with.streams.front();
+  auto const once = [&] {
+    auto const got = resource.try_allocate(stream, bytes);
+    if (!got) [[unlikely]]
+      throw std::runtime_error("no memory");
+    resource.deallocate(stream, *got, bytes);
+  };
+  for (int i = 0; i < 100; ++i) once();
+  double seconds = 0;
+  for (auto _ : state) {
+    auto const begin = clock::now();
+    for (std::size_t i = 0; i < with.operations; i += 2) once();
+    auto const took = std::chrono::duration<double>(clock::now() - begin).count();
+    state.SetIterationTime(took);
+    seconds += took;
+  }
+  note_speed(state, static_cast<double>(with.operations) * static_cast<double>(state.iterations()), seconds);
+}
+
+/// Random replacement among `slots` blocks that live.
+template <class Resource>
+void live(benchmark::State& state, context& with, Resource& resource, std::size_t slots, mix sizes,
+          std::size_t streams) {
+  auto const traffic = draw_traffic(1, slots, streams, sizes);
+  live_set<Resource, gpumem::stream> blocks{resource, with.first(streams), slots};
+  blocks.fill(traffic);
+  auto const stretch = [&](std::size_t operations) {
+    for (std::size_t i = 0; i < operations / 2; ++i) blocks.replace(traffic[i % traffic.size()]);
+  };
+  stretch(with.operations);
+  double seconds = 0;
+  for (auto _ : state) {
+    auto const begin = clock::now();
+    stretch(with.operations);
+    auto const took = std::chrono::duration<double>(clock::now() - begin).count();
+    state.SetIterationTime(took);
+    seconds += took;
+  }
+  note_speed(state, static_cast<double>(with.operations) * static_cast<double>(state.iterations()), seconds);
+  auto const reserved = resource.figures().peak_reserved;
+  if (reserved)
+    state.counters["filled/reserved"] = static_cast<double>(blocks.filled_bytes()) / static_cast<double>(reserved);
+}
+
+/// Nanoseconds of single calls, less what reading the clock costs.
+class call_times {
+public:
+  explicit call_times(std::size_t calls) { taken_.reserve(calls); }
+
+  template <class Call> inline void time(Call const& call) {
+    auto const begin = clock::now();
+    call();
+    taken_.push_back(std::chrono::duration<double, std::nano>(clock::now() - begin).count());
+  }
+  double quantile(double part) {
+    std::ranges::sort(taken_);
+    auto const last = static_cast<double>(taken_.size() - 1);
+    return std::max(0.0, taken_[static_cast<std::size_t>(part * last)] - cost_of_clock());
+  }
+
+private:
+  static double cost_of_clock() {
+    call_times empty{10'001};
+    for (int i = 0; i < 10'001; ++i) empty.time([] {});
+    std::ranges::sort(empty.taken_);
+    return empty.taken_[empty.taken_.size() / 2];
+  }
+  std::vector<double> taken_;
+};
+
+/// The distribution of single calls, 1,000 blocks living.
+template <class Resource>
+void call_distribution(benchmark::State& state, context& with, Resource& resource, mix sizes, std::size_t streams) {
+  constexpr std::size_t slots = 1'000;
+  auto const traffic = draw_traffic(2, slots, streams, sizes);
+  live_set<Resource, gpumem::stream> blocks{resource, with.first(streams), slots};
+  blocks.fill(traffic);
+  for (std::size_t i = 0; i < with.operations / 2; ++i) blocks.replace(traffic[i % traffic.size()]);
+  call_times allocations{with.operations / 2}, frees{with.operations / 2};
+  for (auto _ : state) {
+    auto const begin = clock::now();
+    for (std::size_t i = 0; i < with.operations / 2; ++i) {
+      auto const& next = traffic[i % traffic.size()];
+      frees.time([&] { blocks.free_one(next.slot); });
+      allocations.time([&] { blocks.allocate_one(next); });
+    }
+    state.SetIterationTime(std::chrono::duration<double>(clock::now() - begin).count());
+  }
+  auto const note = [&](std::string const& what, call_times& times) {
+    state.counters[what + "_p50"] = times.quantile(.5);
+    state.counters[what + "_p99"] = times.quantile(.99);
+    state.counters[what + "_p99.9"] = times.quantile(.999);
+    state.counters[what + "_max"] = times.quantile(1);
+  };
+  note("alloc", allocations);
+  note("free", frees);
+}
+
+} // namespace bench

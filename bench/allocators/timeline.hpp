@@ -1,0 +1,57 @@
+// What an allocator does to the device: kernels that take, use and give back memory, against the same kernels on memory
+// allocated before.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "context.hpp"
+#include "team.hpp"
+#include "traffic.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <stdexcept>
+
+namespace bench {
+
+constexpr std::size_t timeline_steps = 2'000;
+constexpr mix timeline_sizes{std::size_t{256} << 10, std::size_t{64} << 20};
+
+/// Each step allocates on one of the streams, runs a kernel there and frees. `cold`: the first stretch of the resource.
+template <class Make>
+void timeline(benchmark::State& state, context& with, Make const& make, std::size_t streams, double microseconds) {
+  replay::work_kernel const kernel{with.device, microseconds};
+  auto const traffic = draw_traffic(4, 1, streams, timeline_sizes, timeline_steps);
+  auto const stretch = [&](auto const& step) {
+    auto const begin = clock::now();
+    for (auto const& each : traffic) step(each);
+    with.synchronize();
+    return std::chrono::duration<double>(clock::now() - begin).count();
+  };
+  for (auto _ : state) {
+    gpumem::cuda_resource const plain{with.device};
+    auto ahead = plain;
+    auto* const memory = ahead.allocate_sync(4096);
+    auto const bare = [&](replacement const& each) { kernel.launch(with.streams[each.stream], memory, 4); };
+    stretch(bare);
+    auto const reference = stretch(bare);
+    ahead.deallocate_sync(memory, 4096);
+
+    auto resource = make(with.device);
+    auto const full = [&](replacement const& each) {
+      auto const& stream = with.streams[each.stream];
+      auto const got = resource.try_allocate(stream, each.bytes);
+      if (!got) throw std::runtime_error("no memory");
+      kernel.launch(stream, *got, each.bytes);
+      resource.deallocate(stream, *got, each.bytes);
+    };
+    auto const cold = stretch(full);
+    stretch(full);
+    auto const warm = stretch(full);
+    state.SetIterationTime(warm);
+    state.counters["cold"] = cold / reference;
+    state.counters["warm"] = warm / reference;
+    state.counters["reserved_MiB"] = static_cast<double>(resource.figures().peak_reserved) / (1 << 20);
+  }
+}
+
+} // namespace bench
