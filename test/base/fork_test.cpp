@@ -50,8 +50,7 @@ template <class Function> int tells(Function call, CUresult status, std::initial
     call();
     return 1;
   } catch (gpumem::cuda_error const& e) {
-    auto const copy = e;
-    if (static_cast<CUresult>(copy.status()) != status) return 2;
+    if (static_cast<CUresult>(e.status()) != status) return 2;
     for (auto const* word : words) {
       if (!std::strstr(e.what(), word)) return 3;
     }

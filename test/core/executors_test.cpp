@@ -82,16 +82,18 @@ using kinds = testing::Types<one_thread, two_threads, other_jobs>;
 TYPED_TEST_SUITE(executors, kinds);
 
 TYPED_TEST(executors, take_posts_and_retracts_of_many_threads) {
-  constexpr int threads = 4, each = 1'000;
-  std::atomic<int> over{0};
+  constexpr std::size_t threads = 4, each = 1'000;
+  std::atomic<std::size_t> over{0};
   std::vector<std::unique_ptr<item>> items;
-  for (int i = 0; i < threads * each; ++i) items.push_back(std::make_unique<item>([&] { ++over; }));
+  items.reserve(threads * each);
+  for (std::size_t i = 0; i < threads * each; ++i) items.push_back(std::make_unique<item>([&] { ++over; }));
   TypeParam kind;
   std::vector<std::thread> posting;
-  for (int t = 0; t < threads; ++t) {
+  posting.reserve(threads);
+  for (std::size_t t = 0; t < threads; ++t) {
     posting.emplace_back([&, t] {
-      for (int i = 0; i < each; ++i) {
-        auto& mine = *items[static_cast<std::size_t>(t * each + i)];
+      for (std::size_t i = 0; i < each; ++i) {
+        auto& mine = *items[t * each + i];
         kind.executor.post(mine);
         if (i % 3 == 0 && kind.executor.retract(mine)) ++over;
       }
