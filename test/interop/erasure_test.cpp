@@ -95,6 +95,9 @@ TEST_F(erasure, properties_can_be_asked_for_outside_the_module) {
   asks(mr::resource_ref<mr::device_accessible>{subject_.ref()});
   asks(synchronous);
   asks(mr::synchronous_resource_ref<mr::device_accessible>{subject_.ref()});
+  auto const memory = gpumem::make_any_memory(subject_);
+  EXPECT_EQ(try_get_property(memory, gpumem::services{}).value().state, expected.state);
+  EXPECT_FALSE(try_get_property(memory, mr::host_accessible{}));
 }
 
 TEST_F(erasure, erased_resources_compare_by_what_they_hold) {
