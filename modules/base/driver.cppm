@@ -133,6 +133,11 @@ export std::uint64_t driver_calls(std::string_view name) noexcept;
 /// Throws cuda_error with `what` unless the result is success.
 export void check(CUresult result, char const* what);
 
+/// Throws cuda_error with `what`. In a child forked from a process that had loaded the driver its status is
+/// CUDA_ERROR_DEINITIALIZED, or why the driver could not be loaded, and its text gives the result as a number: asking
+/// the driver or the runtime there could wait for ever.
+export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
+
 /// False once the process is exiting or was forked from one that used the driver: no CUDA call may be made then.
 export bool driver_alive() noexcept;
 

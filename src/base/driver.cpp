@@ -11,12 +11,14 @@ module;
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 module gpumem:driver.impl;
 import :driver;
 import :cuda;
+import :fork;
 import :sync;
 
 namespace gpumem {
@@ -84,6 +86,27 @@ void leave_driver() {
 
 void note_fork() { driver_gone.store(true, std::memory_order_release); }
 
+// The constructors of CCCL's class ask the runtime for a text, whose locks may be held in a child by threads that are
+// not there: children throw copies of one that their parent made.
+std::atomic<cuda_error const*> made_for_children{nullptr};
+std::atomic<CUresult> status_of_children{CUDA_ERROR_DEINITIALIZED};
+
+void prepare_fork() {
+  static auto const* const made = new cuda_error{static_cast<cudaError_t>(status_of_children.load()), "gpumem"};
+  made_for_children.store(made, std::memory_order_release);
+}
+
+class error_of_child final : public cuda_error {
+public:
+  error_of_child(cuda_error const& made, CUresult result, char const* what)
+      : cuda_error{made}, text_{std::string{what} + ": CUDA error " + std::to_string(result) + " in a forked process"} {
+  }
+  char const* what() const noexcept override { return text_.what(); }
+
+private:
+  std::runtime_error text_; // copies without throwing, as an exception must
+};
+
 } // namespace
 
 void count_driver_call(driver_function which) noexcept {
@@ -112,6 +135,8 @@ public:
 
   driver_loader() {
     if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) error = "cuInit failed";
+    if (!error.empty()) status_of_children.store(code, std::memory_order_release);
+    pthread_atfork(prepare_fork, nullptr, nullptr);
     if (!error.empty()) return;
     exits().process = getpid();
     driver_loaded.store(true, std::memory_order_release);
@@ -161,7 +186,7 @@ driver_loader const& loaded_driver() {
 
 driver_table const& driver() {
   auto const& loader = detail::loaded_driver();
-  if (!loader.error.empty()) throw cuda_error{static_cast<cudaError_t>(loader.code), loader.error.c_str()};
+  if (!loader.error.empty()) throw_cuda_error(loader.code, loader.error.c_str());
   return loader.table;
 }
 
@@ -187,7 +212,13 @@ std::uint64_t driver_calls(std::string_view name) noexcept {
 }
 
 void check(CUresult result, char const* what) {
-  if (result != CUDA_SUCCESS) throw cuda_error{static_cast<cudaError_t>(result), what};
+  if (result != CUDA_SUCCESS) throw_cuda_error(result, what);
+}
+
+void throw_cuda_error(CUresult result, char const* what) {
+  auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
+  if (made && detail::forked()) throw detail::error_of_child{*made, result, what};
+  throw cuda_error{static_cast<cudaError_t>(result), what};
 }
 
 bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }

@@ -7,6 +7,7 @@ module;
 module gpumem:error.impl;
 import :error;
 import :cuda;
+import :driver;
 
 namespace gpumem {
 namespace {
@@ -62,7 +63,7 @@ void throw_failure(failure const& why, exhaustion const& figures) {
     throw out_of_memory{why.what, filled};
   }
   case outcome::device_lost:
-  case outcome::driver_error: throw cuda_error{static_cast<cudaError_t>(why.code), "gpumem: the device refused memory"};
+  case outcome::driver_error: throw_cuda_error(static_cast<CUresult>(why.code), "gpumem: the device refused memory");
   case outcome::invalid_argument:
     throw std::invalid_argument{
         "gpumem: an alignment must be a power of two, and a default stream of the current device"};

@@ -24,6 +24,7 @@ inline constexpr std::uint32_t most_unrecorded_frees = 1024;
 struct event_store {
   sync::mutex guard;
   pooled_event* spare = nullptr;
+  std::atomic<int> size{0}; // to look at without the lock
 };
 
 event_store& events() {
@@ -78,6 +79,7 @@ pooled_event* take_spare_event(CUcontext context) noexcept {
     auto* const event = *link;
     *link = event->next;
     event->next = nullptr;
+    store.size.fetch_sub(1, std::memory_order_relaxed);
     return event;
   }
   return nullptr;
@@ -93,6 +95,7 @@ void give_event(pooled_event* event) noexcept {
   sync::lock const held{store.guard};
   event->next = store.spare;
   store.spare = event;
+  store.size.fetch_add(1, std::memory_order_relaxed);
 }
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
@@ -114,10 +117,11 @@ bool timeline::ordered_after(timeline const& other, epoch e) const {
 }
 
 // A few spare events: evidence is recorded inside frees, which allocate nothing. Streams come and go while events stay,
-// so no more are made than are missing.
+// so no more are made than are missing. What one stream found there the evidence of others may have taken since.
 void timeline::prepare() {
   constexpr int spares = 4;
-  if (kind() == stream_kind::host || prepared_.load(std::memory_order_relaxed)) return;
+  if (kind() == stream_kind::host) return;
+  if (prepared_.load(std::memory_order_relaxed) && events().size.load(std::memory_order_relaxed) >= spares) return;
   prepared_.store(true, std::memory_order_relaxed);
   for (int missing = spares - count_spare_events(context_, spares); missing > 0; --missing) {
     give_event(create_event(context_));

@@ -1,7 +1,6 @@
 // Events: what they capture, what they tell, and when.
 // SPDX-License-Identifier: Apache-2.0
-#include <gpumem/simulator.hpp>
-#include <gtest/gtest.h>
+#include "../support/stepped_device.hpp"
 
 #include <chrono>
 #include <thread>
@@ -17,18 +16,8 @@ using gpumem::event;
 using gpumem::stream;
 namespace simulator = gpumem::simulator;
 
-class stepped_device final : public testing::Environment {
-public:
-  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
-};
-[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
-
-class event_test : public testing::Test {
+class event_test : public test::stepped_device {
 protected:
-  void TearDown() override {
-    simulator::run_until_idle();
-    EXPECT_NO_THROW(simulator::expect_silent());
-  }
   device first{0};
   stream a{first}, b{first};
   event happened{first};

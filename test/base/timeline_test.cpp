@@ -1,7 +1,6 @@
 // Epochs, evidence, and the clocks of streams.
 // SPDX-License-Identifier: Apache-2.0
-#include <gpumem/simulator.hpp>
-#include <gtest/gtest.h>
+#include "../support/stepped_device.hpp"
 
 #include <chrono>
 #include <thread>
@@ -44,22 +43,12 @@ TEST(vector_clock, joins_to_the_newer_of_each) {
   EXPECT_EQ(b.at(1), 0u);
 }
 
-class stepped_device final : public testing::Environment {
-public:
-  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
-};
-[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
-
-class timeline_test : public testing::Test {
+class timeline_test : public test::stepped_device {
 protected:
   // What an earlier test has left on a pooled stream is seen complete first.
   void SetUp() override {
     simulator::run_until_idle();
     for (auto* s : {&a, &b}) order(*s).poll();
-  }
-  void TearDown() override {
-    simulator::run_until_idle();
-    EXPECT_NO_THROW(simulator::expect_silent());
   }
   timeline& order(stream& s) { return s.key().order(); }
   device first{0};
@@ -197,6 +186,15 @@ TEST_F(timeline_test, of_a_retired_stream_completes_its_tail) {
   key.order().poll();
   EXPECT_TRUE(key.order().completed(freed));
   a = stream{first};
+}
+
+TEST_F(timeline_test, prepared_again_when_another_has_taken_the_spare_events) {
+  simulator::work(b, {}, 1us);
+  order(a).prepare();
+  order(b).prepare();
+  while (order(b).record_precise(b.get())) {} // with all that there are
+  order(a).prepare();
+  EXPECT_NE(order(a).record_precise(a.get()), 0u);
 }
 
 TEST_F(timeline_test, an_error_of_a_query_is_not_completion) {

@@ -15,14 +15,11 @@
 #include <vector>
 
 import gpumem;
+#include "../support/resumption_item.hpp"
 
 namespace {
 
-struct item final : gpumem::resumption {
-  std::function<void()> body;
-  explicit item(std::function<void()> f) : body{std::move(f)} {}
-  void resume() noexcept override { body(); }
-};
+using test::item;
 
 // Keeps jobs until the test runs them.
 class job_system {
@@ -143,33 +140,6 @@ TEST(executor_adaptor, gives_back_what_the_library_thread_has_not_begun) {
   item behind{[&] { after = true; }};
   gpumem::library_executor().post(behind);
   while (!after) std::this_thread::yield();
-}
-
-TEST(executor_adaptor, serves_many_threads) {
-  constexpr int threads = 3, each = 1'000;
-  job_system jobs;
-  std::atomic<int> ran{0}, taken_back{0};
-  std::vector<std::unique_ptr<item>> items;
-  for (int i = 0; i < threads * each; ++i) items.push_back(std::make_unique<item>([&] { ++ran; }));
-  gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
-  std::atomic<bool> over{false};
-  std::thread worker{[&] {
-    while (!over || jobs.size() > 0) jobs.run_one();
-  }};
-  std::vector<std::thread> posting;
-  for (int t = 0; t < threads; ++t) {
-    posting.emplace_back([&, t] {
-      for (int i = 0; i < each; ++i) {
-        auto& mine = *items[static_cast<std::size_t>(t * each + i)];
-        executor.post(mine);
-        if (i % 3 == 0 && executor.retract(mine)) ++taken_back;
-      }
-    });
-  }
-  for (auto& thread : posting) thread.join();
-  over = true;
-  worker.join();
-  EXPECT_EQ(ran + taken_back, threads * each);
 }
 
 } // namespace

@@ -8,19 +8,16 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 import gpumem;
+#include "../support/resumption_item.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
-
-struct item final : gpumem::resumption {
-  std::function<void()> body;
-  explicit item(std::function<void()> f) : body{std::move(f)} {}
-  void resume() noexcept override { body(); }
-};
+using test::item;
 
 TEST(resumption_queue, is_first_in_first_out_and_lets_any_go) {
   gpumem::resumption_queue queue;

@@ -13,14 +13,11 @@
 #include <vector>
 
 import gpumem;
+#include "../support/resumption_item.hpp"
 
 namespace {
 
-struct item final : gpumem::resumption {
-  std::function<void()> body;
-  explicit item(std::function<void()> f) : body{std::move(f)} {}
-  void resume() noexcept override { body(); }
-};
+using test::item;
 
 TEST(thread_pool_executor, has_as_many_threads_as_it_was_given) {
   gpumem::thread_pool_executor executor{3};
@@ -109,29 +106,6 @@ TEST(thread_pool_executor, may_be_destroyed_by_whoever_it_resumed) {
     executor.reset();
     poster.join();
   }
-}
-
-TEST(thread_pool_executor, takes_posts_and_retracts_of_many_threads) {
-  constexpr int threads = 4, each = 1'000;
-  std::atomic<int> ran{0};
-  std::atomic<int> taken_back{0};
-  std::vector<std::unique_ptr<item>> items;
-  for (int i = 0; i < threads * each; ++i) items.push_back(std::make_unique<item>([&] { ++ran; }));
-  {
-    gpumem::thread_pool_executor executor{2};
-    std::vector<std::thread> posting;
-    for (int t = 0; t < threads; ++t) {
-      posting.emplace_back([&, t] {
-        for (int i = 0; i < each; ++i) {
-          auto& mine = *items[static_cast<std::size_t>(t * each + i)];
-          executor.post(mine);
-          if (i % 3 == 0 && executor.retract(mine)) ++taken_back;
-        }
-      });
-    }
-    for (auto& thread : posting) thread.join();
-  }
-  EXPECT_EQ(ran + taken_back, threads * each);
 }
 
 } // namespace

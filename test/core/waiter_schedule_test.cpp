@@ -1,7 +1,8 @@
 // The crowd under schedules: tens of thousands of interleavings, each replayable by its seed.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/schedule_seeds.hpp"
+
 #include <gpumem/services.hpp>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
@@ -58,11 +59,6 @@ outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& strea
   return result;
 }
 
-std::uint64_t number_from(char const* name, std::uint64_t otherwise) {
-  auto const* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 class waiter_schedule : public testing::Test {
 protected:
   void SetUp() override {
@@ -71,23 +67,22 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many.
 TEST_F(waiter_schedule, of_a_crowd_ends_with_nothing_lost) {
-  auto const only = number_from("GPUMEM_SEED", 0);
-  auto const first = only ? only : 1, count = only ? 1 : number_from("GPUMEM_SEEDS", 6'000);
+  test::schedule_seeds const seeds{6'000};
+  auto const count = seeds.count();
   test::crowd_counts sum;
   std::uint64_t switches = 0;
-  for (auto seed = first; seed < first + count; ++seed) {
+  seeds.each([&](std::uint64_t seed) {
     auto const result = run_crowd(seed, streams);
     sum += result.counts;
     switches += result.schedule.switches;
     ASSERT_EQ(result.used, 0u) << "GPUMEM_SEED=" << seed;
     ASSERT_TRUE(result.idle) << "GPUMEM_SEED=" << seed;
-  }
+  });
   std::printf("%llu seeds, %llu switches: granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n",
               static_cast<unsigned long long>(count), static_cast<unsigned long long>(switches), sum.granted,
               sum.stopped, sum.expired, sum.destroyed, sum.parked);
-  if (only) return;
+  if (seeds.alone()) return;
   EXPECT_GT(sum.granted, count);
   EXPECT_GT(sum.stopped, count / 100);
   EXPECT_GT(sum.expired, count / 200);

@@ -1,7 +1,6 @@
 // Waiting for the device, on the simulated one.
 // SPDX-License-Identifier: Apache-2.0
-#include <gpumem/simulator.hpp>
-#include <gtest/gtest.h>
+#include "../support/stepped_device.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -27,20 +26,9 @@ using gpumem::task;
 using test::manual_executor;
 namespace simulator = gpumem::simulator;
 
-// The device is stepped by hand, so that work ends when the test says so.
-class stepped_device final : public testing::Environment {
-public:
-  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
-};
-[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
-
-class completion_test : public testing::Test {
+class completion_test : public test::stepped_device {
 protected:
   void SetUp() override { stream.emplace(gpumem::device{0}); }
-  void TearDown() override {
-    simulator::run_until_idle();
-    EXPECT_NO_THROW(simulator::expect_silent());
-  }
   gpumem::stream& s() { return *stream; }
   std::optional<gpumem::stream> stream;
 };

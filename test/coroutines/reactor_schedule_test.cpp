@@ -1,14 +1,14 @@
 // The reactor under schedules: threads wait for shared streams and events, stop and destroy their waits, seed by seed.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/schedule_seeds.hpp"
+
 #include <gpumem/simulator.hpp>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,6 +23,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "../support/scheduled_stop_source.hpp"
+#include "device_waits.hpp"
 
 namespace {
 
@@ -34,93 +35,43 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t members = 3;
 
-struct counts {
-  std::size_t completed = 0, stopped = 0, destroyed = 0, early = 0;
-};
-
-// One thread's waits on streams that all use: whoever is told of completion must find its own work done.
+// One thread's waits on streams that all use.
 class member {
 public:
-  member(std::vector<gpumem::stream>& streams, std::uint64_t seed, counts& seen)
-      : streams_{streams}, random_{static_cast<std::uint32_t>(seed * 2 + 1)}, seen_{seen} {}
+  member(std::vector<gpumem::stream>& streams, std::uint64_t seed, test::wait_counts& seen)
+      : streams_{streams}, waits_{seed, seen} {}
 
   void run(int rounds) {
     for (int i = 0; i < rounds; ++i) {
-      auto& on = streams_[pick(streams_.size())];
-      worked_ = std::make_shared<bool>(false);
-      simulator::work(on, {}, 1us, [done = worked_] { *done = true; });
-      switch (pick(4)) {
-      case 0: gpumem::sync_wait(awaited(on)); break;
-      case 1: gpumem::sync_wait(stopped_or_not(on)); break;
-      case 2: destroyed(on); break;
-      default: gpumem::sync_wait(of_an_event(on)); break;
+      auto& on = streams_[waits_.pick(streams_.size())];
+      waits_.give_work(on);
+      switch (waits_.pick(4)) {
+      case 0: gpumem::sync_wait(twice(on)); break;
+      case 1: gpumem::sync_wait(waits_.stopped_or_not(on, options())); break;
+      case 2: waits_.destroyed(on, options()); break; // while others of its stream wait on
+      default: of_an_event(on); break;
       }
     }
   }
 
 private:
-  unsigned pick(std::size_t of) { return static_cast<unsigned>(random_() / 7 % of); }
-  gpumem::completion_options options() { return {.latency = pick(2) ? latency::low : latency::balanced}; }
-  void told_complete() {
-    ++seen_.completed;
-    if (!*worked_) ++seen_.early;
-  }
+  gpumem::completion_options options() { return {.latency = waits_.pick(2) ? latency::low : latency::balanced}; }
 
   // Several at once, so that some stand behind others in one order.
-  task<> awaited(gpumem::stream& on) {
-    auto one = [&]() -> task<> {
-      co_await completion(on, options());
-      told_complete();
-    };
-    co_await gpumem::when_all(one(), one());
+  template <class On> task<> twice(On& on) {
+    co_await gpumem::when_all(waits_.awaited(on, options()), waits_.awaited(on, options()));
   }
-
-  task<> stopped_or_not(gpumem::stream& on) {
-    test::scheduled_stop_source source;
-    auto waits = [&]() -> task<> {
-      try {
-        co_await completion(on, options(), source.get_token());
-        told_complete();
-      } catch (gpumem::acquire_error const&) { ++seen_.stopped; }
-    };
-    auto stops = [&]() -> task<> {
-      co_await test::hop{gpumem::library_executor()};
-      source.request_stop();
-    };
-    co_await gpumem::when_all(waits(), stops());
-  }
-
-  // One is destroyed while others of its stream wait on.
-  void destroyed(gpumem::stream& on) {
-    auto waits = [&]() -> task<> {
-      auto chosen = options();
-      chosen.resume_on = &executor_;
-      co_await completion(on, chosen);
-    };
-    auto const running = test::start(waits());
-    for (auto marks = pick(8); marks > 0; --marks) gpumem::sync::mark();
-    ++seen_.destroyed;
-    if (running.done() && !*worked_) ++seen_.early;
-  }
-
-  task<> of_an_event(gpumem::stream& on) {
+  void of_an_event(gpumem::stream& on) {
     gpumem::event event{gpumem::device{0}};
     event.record(on);
-    auto one = [&]() -> task<> {
-      co_await completion(event, options());
-      told_complete();
-    };
-    co_await gpumem::when_all(one(), one());
+    gpumem::sync_wait(twice(event));
   }
 
   std::vector<gpumem::stream>& streams_;
-  std::minstd_rand random_;
-  counts& seen_;
-  std::shared_ptr<bool> worked_; // work may run after the wait for it was given up
-  test::manual_executor executor_;
+  test::device_waits waits_;
 };
 
-gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams, counts& seen) {
+gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams, test::wait_counts& seen) {
   simulator::seed(seed);
   // On the schedule's clock: the reactor ends the pause that it may be in, so that each seed begins alike.
   gpumem::schedule::run(seed, {[] { gpumem::sync::sleep_for(1ms); }});
@@ -131,11 +82,6 @@ gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream
   return gpumem::schedule::run(seed, std::move(bodies));
 }
 
-std::uint64_t number_from(char const* name, std::uint64_t otherwise) {
-  auto const* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 class reactor_schedule : public testing::Test {
 protected:
   void SetUp() override {
@@ -144,32 +90,36 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many. A wait that nobody ends is a deadlock, which the schedule
-// tells with its seed.
+// A wait that nobody ends is a deadlock, which the schedule tells with its seed.
 TEST_F(reactor_schedule, tells_everybody_and_nobody_too_early) {
-  auto const only = number_from("GPUMEM_SEED", 0);
-  auto const first = only ? only : 1, count = only ? 1 : number_from("GPUMEM_SEEDS", 3'000);
-  counts seen;
-  std::uint64_t switches = 0;
-  for (auto seed = first; seed < first + count; ++seed) {
+  test::schedule_seeds const seeds{3'000};
+  test::wait_counts seen;
+  std::uint64_t switches = 0, refused = 0;
+  seeds.each([&](std::uint64_t seed) {
+    if (seed % 4 == 0) {
+      simulator::fail_call("cuEventQuery", 1 + seed / 4 % 8, CUDA_ERROR_INVALID_HANDLE);
+      ++refused;
+    }
     switches += run_seed(seed, streams, seen).switches;
     ASSERT_EQ(seen.early, 0u) << "GPUMEM_SEED=" << seed;
+    ASSERT_LE(seen.failed, refused) << "GPUMEM_SEED=" << seed; // one error is told to one
     ASSERT_NO_THROW(simulator::expect_silent()) << "GPUMEM_SEED=" << seed;
-  }
-  std::printf("%llu seeds, %llu switches: completed %zu, stopped %zu, destroyed %zu\n",
-              static_cast<unsigned long long>(count), static_cast<unsigned long long>(switches), seen.completed,
-              seen.stopped, seen.destroyed);
-  if (only) return;
-  EXPECT_GT(seen.completed, count);
-  EXPECT_GT(seen.stopped, count / 100);
-  EXPECT_GT(seen.destroyed, count / 10);
+  });
+  std::printf("%llu seeds, %llu switches: completed %zu, stopped %zu, failed %zu, destroyed %zu\n",
+              static_cast<unsigned long long>(seeds.count()), static_cast<unsigned long long>(switches), seen.completed,
+              seen.stopped, seen.failed, seen.destroyed);
+  if (seeds.alone()) return;
+  EXPECT_GT(seen.completed, seeds.count());
+  EXPECT_GT(seen.stopped, seeds.count() / 100);
+  EXPECT_GT(seen.failed, seeds.count() / 100);
+  EXPECT_GT(seen.destroyed, seeds.count() / 10);
 }
 
 TEST_F(reactor_schedule, replays_a_seed_exactly) {
-  counts ignored;
+  test::wait_counts ignored;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) run_seed(seed, streams, ignored); // what is made at first use
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    counts one, two;
+    test::wait_counts one, two;
     auto const once = run_seed(seed, streams, one), again = run_seed(seed, streams, two);
     ASSERT_EQ(once.marks, again.marks) << seed;
     ASSERT_EQ(once.switches, again.switches) << seed;

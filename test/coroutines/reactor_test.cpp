@@ -1,8 +1,8 @@
 // The thread that asks about events: how often it asks, of whom, and that it rests.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/stepped_device.hpp"
+
 #include <gpumem/services.hpp>
-#include <gpumem/simulator.hpp>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,13 +28,6 @@ using gpumem::latency;
 using gpumem::task;
 namespace simulator = gpumem::simulator;
 
-// The device is stepped by hand, so that work ends when the test says so.
-class stepped_device final : public testing::Environment {
-public:
-  void SetUp() override { simulator::load({.devices = 2, .mode = simulator::stepping::manual}); }
-};
-[[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
-
 // The thread that waits for a device, as far as it shows.
 struct reactor {
   gpumem::device device;
@@ -49,13 +42,9 @@ void let_go_round(reactor of, std::uint64_t rounds) {
   while (of.rounds() < from + rounds) std::this_thread::yield();
 }
 
-class reactor_test : public testing::Test {
+class reactor_test : public test::stepped_device {
 protected:
   void SetUp() override { stream.emplace(gpumem::device{0}); }
-  void TearDown() override {
-    simulator::run_until_idle();
-    EXPECT_NO_THROW(simulator::expect_silent());
-  }
   gpumem::stream& s() { return *stream; }
   reactor first() { return {gpumem::device{0}}; }
 

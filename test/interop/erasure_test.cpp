@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
+#include <gpumem/services.hpp>
+
 #include <cuda/buffer>
 
 #include <cstddef>
@@ -70,6 +72,32 @@ TEST_F(erasure, the_services_stay_with_what_is_narrowed) {
   pool_ref ref = subject_.ref();
   EXPECT_EQ(gpumem::services_of(ref).state, expected.state);
   EXPECT_EQ(gpumem::services_of(ref).table, expected.table);
+}
+
+// A property that the erased type names, one that it does not, and one that nobody has: asked here, in a unit that is
+// none of the module's.
+TEST_F(erasure, properties_can_be_asked_for_outside_the_module) {
+  auto const expected = subject_.services();
+  auto const asks = [&](auto const& erased) {
+    auto const found = try_get_property(erased, gpumem::services{});
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->state, expected.state);
+    EXPECT_EQ(found->table, expected.table);
+    EXPECT_TRUE(try_get_property(erased, mr::device_accessible{}));
+    EXPECT_FALSE(try_get_property(erased, mr::host_accessible{}));
+  };
+  any_pool const pool{subject_};
+  mr::any_resource<mr::device_accessible> const narrowed{pool};
+  mr::any_synchronous_resource<mr::device_accessible> const synchronous{pool};
+  asks(pool);
+  asks(pool_ref{subject_.ref()});
+  asks(narrowed);
+  asks(mr::resource_ref<mr::device_accessible>{subject_.ref()});
+  asks(synchronous);
+  asks(mr::synchronous_resource_ref<mr::device_accessible>{subject_.ref()});
+  auto const memory = gpumem::make_any_memory(subject_);
+  EXPECT_EQ(try_get_property(memory, gpumem::services{}).value().state, expected.state);
+  EXPECT_FALSE(try_get_property(memory, mr::host_accessible{}));
 }
 
 TEST_F(erasure, erased_resources_compare_by_what_they_hold) {

@@ -8,23 +8,16 @@
 #include <vector>
 
 import gpumem;
+#include "noted_misuse.hpp"
 
 namespace {
 
 namespace simulator = gpumem::simulator;
+using test::noted_misuse;
+using test::seen;
 
 constexpr std::size_t mib = 1024 * 1024;
 constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
-
-std::vector<gpumem::misuse> seen;
-void note(gpumem::misuse const& what) noexcept { seen.push_back(what); }
-
-/// Takes misuse instead of aborting, for a scope.
-struct noted_misuse {
-  noted_misuse() { seen.clear(); }
-  ~noted_misuse() { gpumem::set_misuse_handler(before); }
-  gpumem::misuse_handler before = gpumem::set_misuse_handler(note);
-};
 
 class async_resource : public simulated {
 protected:

@@ -10,23 +10,16 @@
 #include <vector>
 
 import gpumem;
+#include "noted_misuse.hpp"
 
 namespace {
 
 namespace simulator = gpumem::simulator;
+using test::noted_misuse;
+using test::seen;
 using namespace std::chrono_literals;
 
 constexpr std::size_t mib = 1024 * 1024;
-
-std::vector<gpumem::misuse> seen;
-void note(gpumem::misuse const& what) noexcept { seen.push_back(what); }
-
-/// Takes misuse instead of aborting, for a scope.
-struct noted_misuse {
-  noted_misuse() { seen.clear(); }
-  ~noted_misuse() { gpumem::set_misuse_handler(before); }
-  gpumem::misuse_handler before = gpumem::set_misuse_handler(note);
-};
 
 template <class Source> class source : public simulated {
 protected:

@@ -1,4 +1,4 @@
-// Every public name of base, core and coroutines, named after `import gpumem;` alone.
+// Every public name but what the pools are made of, named after `import gpumem;` alone.
 // SPDX-License-Identifier: Apache-2.0
 import gpumem;
 
@@ -30,6 +30,7 @@ using gpumem::sticky;
 using gpumem::stream;
 using gpumem::stream_key;
 using gpumem::stream_ref;
+using gpumem::throw_cuda_error;
 using gpumem::throw_failure;
 using gpumem::to_string;
 using gpumem::unexpect;
@@ -140,6 +141,65 @@ using gpumem::sync_wait;
 using gpumem::task;
 using gpumem::when_all;
 using gpumem::when_all_awaitable;
+
+// observe
+using gpumem::format_row;
+using gpumem::trace_action;
+using gpumem::trace_error;
+using gpumem::trace_header;
+using gpumem::trace_reader;
+using gpumem::trace_record;
+using gpumem::trace_row;
+using gpumem::trace_writer;
+
+// sources
+using gpumem::async_managed_resource;
+using gpumem::async_options;
+using gpumem::async_pinned_resource;
+using gpumem::async_resource;
+using gpumem::async_resource_view;
+using gpumem::cuda_resource;
+using gpumem::driver_pool_usage;
+using gpumem::export_handle;
+using gpumem::host_resource;
+using gpumem::managed_resource;
+using gpumem::pinned_resource;
+
+// pools
+using gpumem::block_info;
+using gpumem::pool_options;
+using gpumem::pool_resource;
+using gpumem::reuse;
+
+// adaptors
+using gpumem::adaptor_base;
+using gpumem::counter;
+using gpumem::log_sink;
+using gpumem::logging_adaptor;
+using gpumem::statistics;
+using gpumem::statistics_adaptor;
+
+// containers
+using gpumem::any_memory;
+using gpumem::buffer;
+using gpumem::current_resource;
+using gpumem::format_bytes;
+using gpumem::make_any_memory;
+using gpumem::parse_bytes;
+using gpumem::percent_of_free_device_memory;
+using gpumem::polymorphic_allocator;
+using gpumem::reset_current_resource;
+using gpumem::scalar;
+using gpumem::scoped_current_resource;
+using gpumem::set_current_resource;
+using gpumem::stream_allocator;
+using gpumem::stream_pool;
+using gpumem::uninitialized_vector;
+using gpumem::operator""_GiB;
+using gpumem::operator""_KiB;
+using gpumem::operator""_MiB;
+using gpumem::operator""_TiB;
+using gpumem::literals::operator""_KiB;
 
 } // namespace named
 

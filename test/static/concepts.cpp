@@ -167,4 +167,32 @@ static_assert(std::derived_from<gpumem::out_of_memory, std::bad_alloc>);
 static_assert(std::is_nothrow_copy_constructible_v<gpumem::out_of_memory>);
 static_assert(std::is_nothrow_copy_constructible_v<gpumem::acquire_error>);
 
+// Containers: of what they are, over what, and what moves.
+template <class T>
+concept can_be_held = requires { typename gpumem::uninitialized_vector<T>; };
+struct copied_by_hand {
+  copied_by_hand(copied_by_hand const&);
+};
+static_assert(can_be_held<int> && can_be_held<device>);
+static_assert(!can_be_held<copied_by_hand> && !can_be_held<int const> && !can_be_held<int&>);
+template <class R>
+concept gives_memory = requires(R resource) { gpumem::make_any_memory(resource); };
+static_assert(gives_memory<gpumem::cuda_resource> && gives_memory<gpumem::host_resource>);
+static_assert(gives_memory<gpumem::any_pool> && gives_memory<gpumem::pool_ref> && gives_memory<gpumem::any_memory>);
+static_assert(!gives_memory<int> && !gives_memory<gpumem::stream>);
+static_assert(moves_only<gpumem::buffer>);
+static_assert(moves_only<gpumem::uninitialized_vector<int>>);
+static_assert(moves_only<gpumem::scalar<int>>);
+static_assert(!std::copyable<gpumem::stream_pool> && !std::movable<gpumem::stream_pool>);
+static_assert(!std::copyable<gpumem::scoped_current_resource> && !std::movable<gpumem::scoped_current_resource>);
+static_assert(std::copyable<gpumem::polymorphic_allocator<int>> && std::copyable<gpumem::stream_allocator<int>>);
+template <class A, class B>
+concept compares_with = requires(A const& a, B const& b) {
+  { a == b } -> std::convertible_to<bool>;
+};
+static_assert(compares_with<gpumem::polymorphic_allocator<int>, gpumem::polymorphic_allocator<char>>);
+static_assert(compares_with<gpumem::stream_allocator<int>, gpumem::stream_allocator<char>>);
+static_assert(std::constructible_from<gpumem::polymorphic_allocator<int>, gpumem::polymorphic_allocator<char>>);
+static_assert(std::constructible_from<gpumem::stream_allocator<int>, gpumem::stream_allocator<char>>);
+
 } // namespace

@@ -48,6 +48,11 @@ using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, services>;
 /// The same without ownership: 16 bytes, no count.
 using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, services>;
 
+// The module's interface holds these and any_memory. Made here too, since clang emits a friend of theirs,
+// try_get_property, for a unit that includes CCCL and imports gpumem only if that unit's headers have made them.
+static_assert(sizeof(any_pool) > sizeof(pool_ref));
+static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<services>));
+
 /// The services of an erased resource, or an empty handle if they belong to another type than the one erased.
 template <class Erased> services_handle find_services(Erased const& resource) noexcept {
   services_handle found;

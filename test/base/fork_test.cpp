@@ -1,0 +1,90 @@
+// Errors of a forked child, told without the runtime: a lock that it takes is held there for ever.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <initializer_list>
+#include <mutex>
+
+import gpumem;
+
+namespace {
+
+std::mutex runtime;
+
+// Somebody is inside the runtime at each fork. Registered before gpumem's, so that it runs after that.
+[[maybe_unused]] int const registered = pthread_atfork([] { runtime.lock(); }, [] { runtime.unlock(); }, nullptr);
+
+} // namespace
+
+// In place of the runtime's own.
+char const* cudaGetErrorString(cudaError_t) {
+  std::scoped_lock const held{runtime};
+  return "told by the runtime";
+}
+
+namespace {
+
+// How a child ends that runs the function: its result, or -1 where it hangs.
+template <class Function> int in_child(Function run) {
+  auto const pid = fork();
+  if (pid == 0) {
+    alarm(10); // far above what it takes
+    _exit(run());
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// 0 if that throws a cuda_error with this status and all of these words.
+template <class Function> int tells(Function call, CUresult status, std::initializer_list<char const*> words) {
+  try {
+    call();
+    return 1;
+  } catch (gpumem::cuda_error const& e) {
+    if (static_cast<CUresult>(e.status()) != status) return 2;
+    for (auto const* word : words) {
+      if (!std::strstr(e.what(), word)) return 3;
+    }
+    return 0;
+  } catch (...) { return 4; }
+}
+
+TEST(fork, leaves_errors_that_can_be_thrown) {
+  gpumem::simulator::load();
+  gpumem::driver();
+  gpumem::cuda_resource resource;
+  gpumem::stream stream{gpumem::device{0}};
+  EXPECT_EQ(in_child([] {
+              return tells([] { gpumem::check(CUDA_ERROR_INVALID_VALUE, "a call"); }, CUDA_ERROR_DEINITIALIZED,
+                           {"a call", "error 1 ", "forked"});
+            }),
+            0);
+  EXPECT_EQ(
+      in_child([&] { return tells([&] { resource.allocate(stream, 1); }, CUDA_ERROR_DEINITIALIZED, {"error 4 "}); }),
+      0);
+  EXPECT_EQ(in_child([&] {
+              return tells([&] { gpumem::sync_wait(gpumem::completion(stream)); }, CUDA_ERROR_DEINITIALIZED,
+                           {"error 4 "});
+            }),
+            0);
+}
+
+TEST(fork, leaves_the_parent_its_runtime) {
+  gpumem::simulator::load();
+  gpumem::driver();
+  EXPECT_EQ(in_child([] { return 0; }), 0);
+  EXPECT_EQ(tells([] { gpumem::check(CUDA_ERROR_INVALID_VALUE, "a call"); }, CUDA_ERROR_INVALID_VALUE,
+                  {"a call", "told by the runtime"}),
+            0);
+}
+
+} // namespace

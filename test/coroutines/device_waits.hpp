@@ -1,0 +1,73 @@
+// One thread's part in a crowd that waits for the device. Include it after `import gpumem;`, the standard's headers and
+// the probes, executor and stop source of the support: it includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace test {
+
+/// What a crowd has met with; all counts are of waits.
+struct wait_counts {
+  std::size_t completed = 0, stopped = 0, failed = 0, destroyed = 0, early = 0;
+};
+
+/// Gives work to streams and waits for it; every choice is made by its own numbers. Whoever is told of completion must
+/// find the work done.
+class device_waits {
+public:
+  device_waits(std::uint64_t seed, wait_counts& seen)
+      : random_{static_cast<std::uint32_t>(seed * 2 + 1)}, seen_{seen} {}
+
+  unsigned pick(std::size_t of) { return static_cast<unsigned>(random_() / 7 % of); }
+
+  /// What is waited for from now on. It may run when the wait for it was given up.
+  void give_work(gpumem::stream& on) {
+    worked_ = std::make_shared<bool>(false);
+    gpumem::simulator::work(on, {}, std::chrono::microseconds{1}, [done = worked_] { *done = true; });
+  }
+  void told_complete() {
+    ++seen_.completed;
+    if (!*worked_) ++seen_.early;
+  }
+
+  /// Of a stream or an event.
+  template <class On> gpumem::task<> awaited(On& on, gpumem::completion_options options = {}) {
+    try {
+      co_await gpumem::completion(on, options);
+      told_complete();
+    } catch (gpumem::cuda_error const&) { ++seen_.failed; }
+  }
+
+  /// Stopped by the library thread, before or after it is complete.
+  gpumem::task<> stopped_or_not(gpumem::stream& on, gpumem::completion_options options = {}) {
+    scheduled_stop_source source;
+    auto waits = [&]() -> gpumem::task<> {
+      try {
+        co_await gpumem::completion(on, options, source.get_token());
+        told_complete();
+      } catch (gpumem::acquire_error const&) { ++seen_.stopped; } catch (gpumem::cuda_error const&) {
+        ++seen_.failed;
+      }
+    };
+    auto stops = [&]() -> gpumem::task<> {
+      co_await hop{gpumem::library_executor()};
+      source.request_stop();
+    };
+    co_await gpumem::when_all(waits(), stops());
+  }
+
+  /// Destroyed some marks after it was armed; nobody resumes it.
+  void destroyed(gpumem::stream& on, gpumem::completion_options options = {}) {
+    options.resume_on = &never_;
+    auto const running = start(awaited(on, options));
+    for (auto marks = pick(8); marks > 0; --marks) gpumem::sync::mark();
+    ++seen_.destroyed;
+  }
+
+private:
+  std::minstd_rand random_;
+  wait_counts& seen_;
+  std::shared_ptr<bool> worked_;
+  manual_executor never_;
+};
+
+} // namespace test

@@ -1,0 +1,63 @@
+// The seeds of a test under schedules, and which of them it was that crashed or hung.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+namespace test {
+
+/// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many from 1: what the seeds before have left may matter.
+class schedule_seeds {
+public:
+  /// As many as that where nothing else is asked for.
+  explicit schedule_seeds(std::uint64_t count)
+      : only_{number_from("GPUMEM_SEED", 0)}, count_{only_ ? 1 : number_from("GPUMEM_SEEDS", count)} {}
+
+  /// One seed was asked for: what many seeds meet with cannot be expected.
+  bool alone() const noexcept { return only_ != 0; }
+  std::uint64_t count() const noexcept { return count_; }
+
+  /// Calls with each seed, until a fatal failure. A seed that crashes or takes longer than a minute is told.
+  template <class Run> void each(Run run) const {
+    for (auto const signal : {SIGABRT, SIGALRM, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
+    auto const first = only_ ? only_ : 1;
+    for (auto seed = first; seed < first + count_ && !testing::Test::HasFatalFailure(); ++seed) {
+      running() = seed;
+      alarm(60);
+      run(seed);
+    }
+    alarm(0);
+    for (auto const signal : {SIGABRT, SIGALRM, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
+  }
+
+private:
+  static std::uint64_t number_from(char const* name, std::uint64_t otherwise) {
+    auto const* const text = std::getenv(name);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+  }
+  static std::atomic<std::uint64_t>& running() noexcept {
+    static constinit std::atomic<std::uint64_t> seed{0};
+    return seed;
+  }
+  static void tell_seed(int signal) {
+    char text[64];
+    auto const length = std::snprintf(text, sizeof text, "GPUMEM_SEED=%llu: signal %d\n",
+                                      static_cast<unsigned long long>(running().load()), signal);
+    [[maybe_unused]] auto const written = write(STDERR_FILENO, text, static_cast<std::size_t>(length));
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+
+  std::uint64_t only_;
+  std::uint64_t count_;
+};
+
+} // namespace test
