@@ -1,7 +1,5 @@
 // Entry points that tell what a pointer is.
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
-
 #include "entry.hpp"
 
 using namespace simulated;
@@ -9,7 +7,7 @@ using namespace simulated;
 namespace {
 
 template <class T> CUresult put(void* place, T value) {
-  std::memcpy(place, &value, sizeof value);
+  *static_cast<T*>(place) = value;
   return CUDA_SUCCESS;
 }
 

@@ -9,7 +9,7 @@
 
 import gpumem;
 
-inline constexpr std::size_t mib = 1024 * 1024;
+inline constexpr std::size_t mib = std::size_t{1} << 20;
 
 class virtual_pages_test : public simulated {
 protected:
@@ -22,6 +22,11 @@ protected:
     auto const made = pages.map(offset, bytes, page);
     EXPECT_TRUE(made) << gpumem::to_string(made ? gpumem::outcome::granted : made.error().what);
     return made ? *made : gpumem::page_extent{};
+  }
+
+  /// The page at an offset; an empty one where there is none.
+  static gpumem::page_info page_at(gpumem::virtual_pages const& pages, std::size_t offset) {
+    return pages.page_of(at(pages, offset)).value_or(gpumem::page_info{});
   }
 
   static gpumem::outcome why_not(gpumem::expected<gpumem::page_extent, gpumem::failure> const& result) {

@@ -69,7 +69,7 @@ TEST_F(virtual_pages, grow_with_what_is_mapped) {
   EXPECT_EQ(pages.next_page(), 10 * mib);
   map(pages, pages.mapped_end(), 25 * mib);
   EXPECT_EQ(pages.pages(), 132u) << "10, 10 and 6 MiB";
-  EXPECT_EQ(pages.page_of(at(pages, pages.mapped_end() - 1))->where.bytes, 6 * mib);
+  EXPECT_EQ(page_at(pages, pages.mapped_end() - 1).where.bytes, 6 * mib);
   map(pages, pages.mapped_end(), 8192 * mib, 8192 * mib);
   EXPECT_EQ(pages.next_page(), 32 * mib) << "no larger ever";
 }
@@ -124,7 +124,7 @@ TEST_F(virtual_pages, holes_are_filled_before_the_end) {
   EXPECT_EQ(pages.place(18 * mib), std::nullopt);
   EXPECT_EQ(pages.place(0), std::nullopt);
   EXPECT_EQ(pages.place(SIZE_MAX), std::nullopt);
-  EXPECT_EQ(map(pages, *pages.place(4 * mib), 4 * mib), (page_extent{20 * mib, 4 * mib}));
+  EXPECT_EQ(map(pages, pages.place(4 * mib).value_or(0), 4 * mib), (page_extent{20 * mib, 4 * mib}));
   EXPECT_EQ(pages.place(4 * mib), 30 * mib);
 }
 
@@ -222,17 +222,17 @@ TEST_F(virtual_pages, pinned_pages_stay_where_they_are) {
   EXPECT_FALSE(pages.pin(at(pages, 0), SIZE_MAX));
   EXPECT_TRUE(pages.pin(at(pages, 3 * mib), 2 * mib)) << "two pages";
   EXPECT_TRUE(pages.pin(at(pages, 3 * mib), 1));
-  EXPECT_FALSE(pages.page_of(at(pages, 0))->pinned);
-  EXPECT_TRUE(pages.page_of(at(pages, 2 * mib))->pinned);
-  EXPECT_TRUE(pages.page_of(at(pages, 4 * mib))->pinned);
+  EXPECT_FALSE(page_at(pages, 0).pinned);
+  EXPECT_TRUE(page_at(pages, 2 * mib).pinned);
+  EXPECT_TRUE(page_at(pages, 4 * mib).pinned);
   EXPECT_FALSE(pages.unmap(2 * mib, 2 * mib));
   EXPECT_FALSE(pages.unmap(0, 8 * mib));
   auto const moved = pages.move(2 * mib, 16 * mib);
   ASSERT_FALSE(moved);
   EXPECT_EQ(moved.error(), (gpumem::failure{outcome::invalid_argument, CUDA_ERROR_NOT_PERMITTED, 2 * mib}));
   pages.unpin(at(pages, 3 * mib), 2 * mib);
-  EXPECT_TRUE(pages.page_of(at(pages, 2 * mib))->pinned) << "it was pinned twice";
-  EXPECT_FALSE(pages.page_of(at(pages, 4 * mib))->pinned);
+  EXPECT_TRUE(page_at(pages, 2 * mib).pinned) << "it was pinned twice";
+  EXPECT_FALSE(page_at(pages, 4 * mib).pinned);
   pages.unpin(at(pages, 2 * mib), 1);
   pages.unpin(at(pages, 2 * mib), 1);
   EXPECT_TRUE(pages.pin(at(pages, 2 * mib), 1));
@@ -249,7 +249,7 @@ TEST_F(virtual_pages, an_exported_page_is_pinned) {
   map(pages, 0, 4 * mib);
   simulator::fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_PERMITTED);
   EXPECT_EQ(pages.export_page(at(pages, 3 * mib)).error().code, CUDA_ERROR_NOT_PERMITTED);
-  EXPECT_FALSE(pages.page_of(at(pages, 3 * mib))->pinned);
+  EXPECT_FALSE(page_at(pages, 3 * mib).pinned);
   auto const file = pages.export_page(at(pages, 3 * mib));
   ASSERT_TRUE(file);
   EXPECT_EQ(::close(*file), 0);
