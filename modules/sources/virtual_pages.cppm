@@ -67,15 +67,16 @@ export struct virtual_pages_options {
   bool rdma = false;              ///< network devices may reach the memory
 
   /// Called with each run of addresses that was mapped, and before one is unmapped: for whoever registers memory (NCCL,
-  /// UCX). False, or an exception, refuses a mapping, which is then undone. Called inside map(), alias() and unmap():
-  /// they may not call the source, nor whatever lock guards it.
+  /// UCX). False, or an exception, refuses a mapping, which is then undone; on_unmapping may not throw. Called inside
+  /// map(), alias(), unmap() and the destructor: they may not call the source, nor take the lock that guards it. On a
+  /// lost device nobody is told.
   std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
   std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
 };
 
 /// Virtual memory of one device, as a page source. Addresses are reserved at construction and never move; they cost no
-/// memory. A page costs some 27 µs to make, 33 µs to move and 21 µs to give back, whatever its size, and pages grow
-/// with what is mapped: next_page().
+/// memory. On an H200 a page took some 27 µs to make, 33 µs to move and 21 µs to give back, whatever its size; so pages
+/// grow with what is mapped: next_page().
 ///
 /// No call waits for the device. Unmapping, and moving, want that the *host* has seen complete all work that uses the
 /// addresses: an order between streams is not enough. That is the caller's duty.
