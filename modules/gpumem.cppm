@@ -41,6 +41,7 @@ export import :async_resource;
 export import :async_resource_view;
 export import :async_managed_resource;
 export import :async_pinned_resource;
+export import :virtual_pages;
 
 export import :tags;
 export import :ranges;

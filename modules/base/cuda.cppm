@@ -56,6 +56,7 @@ export {
   using ::CUevent;
   using ::CUfunction;
   using ::CUgraph;
+  using ::CUmemGenericAllocationHandle;
   using ::CUmemoryPool;
   using ::CUmodule;
   using ::CUresult;

@@ -20,6 +20,7 @@ namespace gpumem {
   X(device_get_count, cuDeviceGetCount)                                                                                \
   X(device_get_attribute, cuDeviceGetAttribute)                                                                        \
   X(device_get_name, cuDeviceGetName)                                                                                  \
+  X(device_can_access_peer, cuDeviceCanAccessPeer)                                                                     \
   X(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)                                                               \
   X(ctx_get_current, cuCtxGetCurrent)                                                                                  \
   X(ctx_set_current, cuCtxSetCurrent)                                                                                  \
@@ -65,6 +66,18 @@ namespace gpumem {
   X(device_get_default_mem_pool, cuDeviceGetDefaultMemPool)                                                            \
   X(device_get_mem_pool, cuDeviceGetMemPool)                                                                           \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
+  X(mem_address_reserve, cuMemAddressReserve)                                                                          \
+  X(mem_address_free, cuMemAddressFree)                                                                                \
+  X(mem_create, cuMemCreate)                                                                                           \
+  X(mem_release, cuMemRelease)                                                                                         \
+  X(mem_map, cuMemMap)                                                                                                 \
+  X(mem_unmap, cuMemUnmap)                                                                                             \
+  X(mem_set_access, cuMemSetAccess)                                                                                    \
+  X(mem_get_access, cuMemGetAccess)                                                                                    \
+  X(mem_get_allocation_granularity, cuMemGetAllocationGranularity)                                                     \
+  X(mem_get_allocation_properties_from_handle, cuMemGetAllocationPropertiesFromHandle)                                 \
+  X(mem_retain_allocation_handle, cuMemRetainAllocationHandle)                                                         \
+  X(mem_export_to_shareable_handle, cuMemExportToShareableHandle)                                                      \
   X(memcpy_async, cuMemcpyAsync)                                                                                       \
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \

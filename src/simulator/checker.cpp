@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "memory.hpp"
+#include "virtual_memory.hpp"
 
 namespace simulated {
 
@@ -34,32 +35,56 @@ void checker::clear() {
   blocks_made_ = 0;
 }
 
-/// The segment that begins at `address`, split off if one spans it; end() or the next one above if none does.
-checker::segment_map::iterator checker::cut(std::uint64_t address) {
-  auto above = segments_.lower_bound(address);
-  if (above != segments_.end() && above->first == address) return above;
+/// The segment that begins at `key`, split off if one spans it; end() or the next one above if none does.
+checker::segment_map::iterator checker::cut(std::uint64_t key) {
+  auto above = segments_.lower_bound(key);
+  if (above != segments_.end() && above->first == key) return above;
   if (above == segments_.begin()) return above;
   auto below = std::prev(above);
-  if (below->second.end <= address) return above;
+  if (below->second.end <= key) return above;
   segment upper = below->second;
-  below->second.end = address;
-  return segments_.emplace_hint(above, address, std::move(upper));
+  below->second.end = key;
+  return segments_.emplace_hint(above, key, std::move(upper));
 }
 
-/// Visits the range segment by segment; parts never seen before get a fresh one.
-template <class Visit> void checker::over(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
-  const std::uint64_t end = address + bytes;
+/// Visits the run segment by segment, with the address of each; parts never seen before get a fresh one.
+template <class Visit> void checker::over(const run& at, Visit&& visit) {
+  const std::uint64_t end = at.key + at.bytes;
   cut(end);
-  auto part = cut(address);
-  for (std::uint64_t at = address; at < end;) {
-    if (part == segments_.end() || part->first != at) {
+  auto part = cut(at.key);
+  for (std::uint64_t key = at.key; key < end;) {
+    if (part == segments_.end() || part->first != key) {
       const std::uint64_t stop = part == segments_.end() ? end : std::min(end, part->first);
-      part = segments_.emplace_hint(part, at, segment{stop, segment_state::untold, {}, {}, {}});
+      part = segments_.emplace_hint(part, key, segment{stop, segment_state::untold, {}, {}, {}});
     }
-    visit(part->second);
-    at = part->second.end;
+    visit(part->second, at.address + (key - at.key));
+    key = part->second.end;
     ++part;
   }
+}
+
+/// Visits the bytes behind a range of addresses, run by run; where nothing is mapped there are none.
+template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
+  if (!mappings_.owns(address)) return visit(run{address, bytes, address});
+  mappings_.visit(address, bytes, [&](const run& at) {
+    if (at.through != nullptr) visit(at);
+  });
+}
+
+/// Apart from the buffer ids of allocations.
+std::uint64_t checker::told_as(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
+
+checker::holder checker::holder_of(const run& at) const {
+  if (at.through != nullptr)
+    return {{at.through->of->number, at.through->address, at.through->bytes}, told_as(*at.through->of)};
+  const allocation* held = allocations_.find(at.address);
+  return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
+}
+
+/// Who used a mapping: it may not go before the host has seen that complete.
+void checker::note_use(const actor& who, const run& at) {
+  if (at.through != nullptr && who.component != host_component)
+    at.through->uses.insert_or_assign(who.component, mapping::use{who.number, who.name});
 }
 
 void checker::prune(segment& part) const {
@@ -89,12 +114,14 @@ void checker::judge(segment& part, const actor& who, bool write, finding_kind ki
 }
 
 bool checker::tracked(std::uint64_t address) const {
+  if (mappings_.owns(address)) return true;
   if (allocations_.owns(address) || allocations_.find(address) != nullptr) return true;
   auto above = segments_.upper_bound(address);
   return above != segments_.begin() && std::prev(above)->second.end > address;
 }
 
-void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes) {
+void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
+  if (mappings_.owns(address)) return check_mapped(who, address, bytes, write);
   if (!allocations_.owns(address)) return;
   const allocation* held = allocations_.find(address);
   if (held != nullptr && address + bytes <= held->address + held->bytes) return;
@@ -105,24 +132,53 @@ void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_
   tell(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
 }
 
+/// Told once: the first part of the range that is not mapped, or that the device has no right to.
+void checker::check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
+  bool spoken = false;
+  mappings_.visit(address, bytes, [&](const run& at) {
+    if (spoken) return;
+    if (at.through == nullptr) {
+      spoken = true;
+      const block_name block{0, at.address, at.bytes};
+      tell(finding_kind::unmapped_access, {}, who.name, block,
+           describe(who.name) + " touches addresses at which nothing is mapped: " + describe(block));
+      return;
+    }
+    const unsigned allowed = who.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : at.through->access_of(who.device);
+    if (allowed == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (allowed == CU_MEM_ACCESS_FLAGS_PROT_READ && !write)) return;
+    spoken = true;
+    const block_name block = holder_of(at).name;
+    tell(finding_kind::access_without_right, {}, who.name, block,
+         describe(who.name) + (write ? " writes " : " reads ") + describe(block) + ", to which device " +
+             std::to_string(who.device) + (allowed == 0 ? " was given no access" : " may only read"));
+  });
+}
+
 void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
   if (bytes == 0 || !tracked(address)) return;
-  check_bounds(who, address, bytes);
-  const allocation* held = allocations_.find(address);
-  const bool told = held != nullptr && told_.contains(held->buffer_id);
-  const bool owned = allocations_.owns(address);
+  check_bounds(who, address, bytes, write);
   bool spoken = false;
-  over(address, bytes, [&](segment& part) {
-    const block_name block =
-        part.block.number != 0 || held == nullptr ? part.block : block_name{held->number, held->address, held->bytes};
+  runs(address, bytes, [&](const run& at) { touch_run(who, at, write, spoken); });
+}
+
+void checker::touch_run(const actor& who, const run& at, bool write, bool& spoken) {
+  const auto [held, told_as] = holder_of(at);
+  const bool told = told_as != 0 && told_.contains(told_as);
+  const bool owned = at.through != nullptr || allocations_.owns(at.address);
+  note_use(who, at);
+  over(at, [&](segment& part, std::uint64_t address) {
+    const block_name block = part.block.number != 0 ? part.block : held;
+    const bool elsewhere = at.through != nullptr && part.state == segment_state::granted &&
+                           address - part.block.address >= part.block.bytes;
     if (owned && !spoken && part.state == segment_state::freed) {
       spoken = true;
       tell(finding_kind::use_after_free, part.ended, who.name, block,
            "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " + describe(part.ended));
-    } else if (told && !spoken && part.state == segment_state::untold) {
+    } else if (!spoken && ((told && part.state == segment_state::untold) || elsewhere)) {
       spoken = true;
       tell(finding_kind::unallocated_access, {}, who.name, block,
-           describe(who.name) + " touches bytes of " + describe(block) + " that no resource has granted");
+           describe(who.name) + " touches bytes of " + describe(block) +
+               (elsewhere ? " at another address than that at which it was granted" : " that no resource has granted"));
     }
     judge(part, who, write, finding_kind::unordered_access, block, nullptr);
     std::erase_if(part.accesses,
@@ -147,17 +203,30 @@ void checker::granted(const actor& who, std::uint64_t owner, std::uint64_t addre
   const block_name made{next_block_number(), address, bytes};
   block_map& blocks = blocks_[owner];
   check_overlap(who, blocks, made);
-  if (const allocation* held = allocations_.find(address)) told_.insert(held->buffer_id);
-  check_bounds(who, address, bytes);
-  over(address, bytes, [&](segment& part) {
+  check_bounds(who, address, bytes, true);
+  runs(address, bytes, [&](const run& at) { grant_run(who, at, made); });
+  blocks.insert_or_assign(address, block{made, {}});
+}
+
+void checker::grant_run(const actor& who, const run& at, const block_name& made) {
+  if (const holder held = holder_of(at); held.told != 0) told_.insert(held.told);
+  note_use(who, at);
+  bool spoken = false;
+  over(at, [&](segment& part, std::uint64_t address) {
+    const bool lives_elsewhere = at.through != nullptr && part.state == segment_state::granted &&
+                                 address - part.block.address >= part.block.bytes;
+    if (lives_elsewhere && !spoken)
+      tell(finding_kind::overlapping_grant, {}, who.name, part.block,
+           describe(made) + ", granted to stream " + std::to_string(who.name.stream) +
+               ", is physically the same memory as the live " + describe(part.block));
+    spoken = spoken || lives_elsewhere;
     judge(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made, nullptr);
   });
-  auto first = segments_.find(address);
-  auto last = segments_.lower_bound(address + bytes);
-  first->second = {address + bytes, segment_state::granted, made, {}, {}};
+  auto first = segments_.find(at.key);
+  auto last = segments_.lower_bound(at.key + at.bytes);
+  first->second = {at.key + at.bytes, segment_state::granted, made, {}, {}};
   first->second.accesses.push_back({who.component, true, who.number, who.name});
   segments_.erase(std::next(first), last);
-  blocks.insert_or_assign(address, block{made, {}});
 }
 
 /// The blocks among which a free of `address` is to be looked up: the owner's, else those of an equal
@@ -175,9 +244,11 @@ checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) 
 }
 
 void checker::reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes) {
-  auto above = segments_.upper_bound(address);
+  const mapping* through = mappings_.find(address);
+  const std::uint64_t key = through == nullptr ? address : through->of->key() + (address - through->address);
+  auto above = segments_.upper_bound(key);
   const segment* part = above == segments_.begin() ? nullptr : &std::prev(above)->second;
-  if (part != nullptr && part->end > address && part->state == segment_state::freed) {
+  if (part != nullptr && part->end > key && part->state == segment_state::freed) {
     tell(finding_kind::double_free, part->ended, who.name, part->block,
          "double free of " + describe(part->block) + ": " + describe(who.name) + " comes after " +
              describe(part->ended));
@@ -196,12 +267,15 @@ void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t addr
   if (bytes != 0 && bytes != old.name.bytes)
     tell(finding_kind::wrong_size, {}, who.name, old.name,
          describe(who.name) + " gives back " + std::to_string(bytes) + " bytes of " + describe(old.name));
-  over(address, old.name.bytes, [&](segment& part) {
-    judge(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
-    part.state = segment_state::freed;
-    part.block = old.name;
-    part.ended = who.name;
-    part.accesses.push_back({who.component, true, who.number, who.name});
+  runs(address, old.name.bytes, [&](const run& at) {
+    note_use(who, at);
+    over(at, [&](segment& part, std::uint64_t) {
+      judge(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
+      part.state = segment_state::freed;
+      part.block = old.name;
+      part.ended = who.name;
+      part.accesses.push_back({who.component, true, who.number, who.name});
+    });
   });
 }
 

@@ -14,6 +14,10 @@
 namespace simulated {
 
 class memory;
+class virtual_memory;
+struct mapping;
+struct physical;
+struct run;
 
 /// Someone who touches memory: a point of a stream, or the host.
 struct actor {
@@ -21,12 +25,15 @@ struct actor {
   std::uint64_t number;      // as the clocks count
   party name;                // as people count
   const vector_clock* order; // all that is ordered before it
+  int device = -1;           // that reads and writes; -1: the host
 };
 
+/// Bytes of virtual memory are told apart by where they physically are: work through two addresses of one page is work
+/// on the same bytes.
 class checker {
 public:
-  checker(report& findings, const memory& allocations, const vector_clock& host)
-      : findings_(findings), allocations_(allocations), host_(host) {}
+  checker(report& findings, const memory& allocations, virtual_memory& mappings, const vector_clock& host)
+      : findings_(findings), allocations_(allocations), mappings_(mappings), host_(host) {}
 
   void clear();
 
@@ -52,6 +59,13 @@ public:
   /// The driver gave out, or took back, memory: what was known of it is void.
   void fresh(std::uint64_t address, std::uint64_t bytes);
   void gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
+
+  /// A mapping is about to go, or a device's right to it: the host has to have seen every use through it complete.
+  void left(const actor& who, const mapping& which);
+  /// A mapping is about to go: no block may live in it any more.
+  void unmapped(const actor& who, const mapping& which);
+  /// Physical memory is no more.
+  void forget(const physical& which);
 
   std::uint64_t next_block_number() noexcept { return ++blocks_made_; }
 
@@ -82,25 +96,38 @@ private:
   };
   using block_map = std::map<std::uint64_t, block>;
 
-  segment_map::iterator cut(std::uint64_t address);
-  template <class Visit> void over(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
-  bool in_told_allocation(std::uint64_t address) const;
+  /// What a run of bytes was allocated as, and by what `told_` knows it.
+  struct holder {
+    block_name name;
+    std::uint64_t told = 0;
+  };
+
+  static std::uint64_t told_as(const physical& which) noexcept;
+  segment_map::iterator cut(std::uint64_t key);
+  template <class Visit> void over(const run& at, Visit&& visit);
+  template <class Visit> void runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
+  [[nodiscard]] holder holder_of(const run& at) const;
+  void touch_run(const actor& who, const run& at, bool write, bool& spoken);
+  void grant_run(const actor& who, const run& at, const block_name& made);
+  static void note_use(const actor& who, const run& at);
   void prune(segment& part) const;
   void judge(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
              const std::vector<declared_use>* declared);
   void tell(finding_kind kind, const party& earlier, const party& later, const block_name& block,
             const std::string& what);
-  void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes);
+  void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
+  void check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
   void check_overlap(const actor& who, const block_map& blocks, const block_name& made);
   block_map* map_of(std::uint64_t owner, std::uint64_t address);
   bool tracked(std::uint64_t address) const;
 
   report& findings_;
   const memory& allocations_;
+  virtual_memory& mappings_;
   const vector_clock& host_;
-  segment_map segments_;
+  segment_map segments_;                                // by key: the address, or the physical place
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
-  std::unordered_set<std::uint64_t> told_; // driver allocations (by buffer id) out of which blocks were granted
+  std::unordered_set<std::uint64_t> told_;              // memory of the driver out of which blocks were granted
   std::uint64_t blocks_made_ = 0;
 };
 

@@ -19,8 +19,12 @@ namespace {
 gpumem_simulator_options outside(const options& how) {
   if (how.devices < 1 || how.devices > 64) throw error("the number of simulated devices must be between 1 and 64");
   if (how.capacity == 0) throw error("a simulated device needs a capacity");
-  return {how.devices, how.capacity, how.seed, how.mode == stepping::manual ? 1 : 0,
-          static_cast<std::uint64_t>(how.patience.count())};
+  return {how.devices,
+          how.capacity,
+          how.seed,
+          how.mode == stepping::manual ? 1 : 0,
+          static_cast<std::uint64_t>(how.patience.count()),
+          how.virtual_memory ? 1 : 0};
 }
 
 party inside(const gpumem_simulator_party& side) { return {side.stream, side.operation, side.action}; }
@@ -123,7 +127,9 @@ const char* to_string(finding_kind kind) noexcept {
                                    "unknown_free",          "wrong_size",
                                    "overlapping_grant",     "live_block_in_freed_memory",
                                    "dead_stream",           "dead_event",
-                                   "call_in_host_function", "deadlock"};
+                                   "call_in_host_function", "deadlock",
+                                   "unmapped_access",       "access_without_right",
+                                   "premature_unmap",       "dead_memory_handle"};
   return names[static_cast<int>(kind)];
 }
 
@@ -144,6 +150,8 @@ summary report() {
   all.event_handles_recycled = figures.event_handles_recycled;
   all.implicit_synchronizations = figures.implicit_synchronizations;
   all.bytes_allocated = figures.bytes_allocated;
+  all.bytes_reserved = figures.bytes_reserved;
+  all.mappings = figures.mappings;
   return all;
 }
 

@@ -184,6 +184,8 @@ void gpumem_simulator_read_figures(gpumem_simulator_figures* figures) {
   figures->stream_handles_recycled = device.streams.recycled();
   figures->event_handles_recycled = device.events.recycled();
   figures->implicit_synchronizations = device.implicit_waits;
+  figures->bytes_reserved = device.mappings.reserved();
+  figures->mappings = device.mappings.mappings();
   for (int i = 0; i < device.options().devices; ++i) figures->bytes_allocated += device.allocations.used(i);
 }
 

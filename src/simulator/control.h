@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Raised with each change of this interface; the client refuses another number. */
-#define GPUMEM_SIMULATOR_INTERFACE 1
+#define GPUMEM_SIMULATOR_INTERFACE 2
 
 struct gpumem_simulator_options {
   int devices;
@@ -21,6 +21,7 @@ struct gpumem_simulator_options {
   uint64_t seed;
   int manual;           /* 1: the device moves only by step and by blocked host calls */
   uint64_t patience_ms; /* how long a stuck host call waits for other host threads */
+  int virtual_memory;   /* 0: the devices have none */
 };
 
 struct gpumem_simulator_touch {
@@ -55,6 +56,8 @@ struct gpumem_simulator_figures {
   uint64_t event_handles_recycled;
   uint64_t implicit_synchronizations;
   uint64_t bytes_allocated; /* on all devices, now */
+  uint64_t bytes_reserved;  /* of addresses, now */
+  uint64_t mappings;        /* now */
 };
 
 int gpumem_simulator_interface(void);

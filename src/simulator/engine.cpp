@@ -13,7 +13,7 @@ namespace simulated {
 
 namespace {
 
-constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000};
+constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1};
 
 /// No stream of the context is left, nor the order of those that were, nor its peers.
 void forget_streams(context& home) {
@@ -75,6 +75,8 @@ bool engine::reset(const gpumem_simulator_options& options) {
   components_ = 1;
   chance_ = random_source(options.seed);
   eagerness_ = calls_at_this_pace_ = 0;
+  mappings.clear();
+  physicals.clear();
   allocations.configure(options.devices, options.capacity);
   while (std::cmp_less(primaries.size(), options.devices)) {
     primaries.push_back(std::make_unique<context>());

@@ -23,10 +23,12 @@
 #include "handle_table.hpp"
 #include "host_thread.hpp"
 #include "memory.hpp"
+#include "physical_memory.hpp"
 #include "pool_table.hpp"
 #include "random.hpp"
 #include "report.hpp"
 #include "stream.hpp"
+#include "virtual_memory.hpp"
 
 namespace simulated {
 
@@ -120,8 +122,10 @@ public:
 
   report findings;
   memory allocations;
+  physical_memory physicals;
+  virtual_memory mappings;
   vector_clock host;
-  checker order{findings, allocations, host};
+  checker order{findings, allocations, mappings, host};
   simulated::faults faults;
   pool_table pools;
   handle_table<stream> streams;

@@ -76,7 +76,7 @@ actor engine::point(const stream_ptr& on, const char* action) {
 }
 
 actor engine::newest_point(const stream_ptr& on, const char* action) {
-  return {on->component, on->number, {on->id, on->number - on->base, action}, &on->order};
+  return {on->component, on->number, {on->id, on->number - on->base, action}, &on->order, on->home->device};
 }
 
 actor engine::host_point(const char* action) {

@@ -126,7 +126,9 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   return enter<"cuDeviceGetAttribute", quiet>([&](engine& device, locked&) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (value == nullptr || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
-    *value = device_attribute(attribute, ordinal);
+    const bool hidden =
+        attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED && device.options().virtual_memory == 0;
+    *value = hidden ? 0 : device_attribute(attribute, ordinal);
     return CUDA_SUCCESS;
   });
 }

@@ -10,7 +10,8 @@ using namespace simulated;
 namespace {
 
 bool reachable(const engine& device, CUdeviceptr address, unsigned width) {
-  return address != 0 && address % width == 0 && device.allocations.find(address) != nullptr;
+  if (address == 0 || address % width != 0) return false;
+  return device.allocations.find(address) != nullptr || device.mappings.find(address) != nullptr;
 }
 
 template <entry_name Name>

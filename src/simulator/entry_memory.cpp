@@ -155,7 +155,9 @@ CUresult cuMemGetInfo(size_t* free, size_t* total) {
 
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
   return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](engine& device, locked&) {
-    const auto held = known_at(device, pointer);
+    auto held = known_at(device, pointer);
+    if (const mapping* at = device.mappings.find(pointer); at != nullptr)
+      held = allocation{at->address, at->bytes, at->bytes, memory_kind::device, at->of->device(), nullptr, 0, 0};
     if (!held) return CUDA_ERROR_NOT_FOUND;
     if (base != nullptr) *base = held->address;
     if (bytes != nullptr) *bytes = held->bytes;

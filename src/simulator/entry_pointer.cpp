@@ -1,7 +1,5 @@
 // Entry points that tell what a pointer is.
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
-
 #include "entry.hpp"
 
 using namespace simulated;
@@ -9,13 +7,44 @@ using namespace simulated;
 namespace {
 
 template <class T> CUresult put(void* place, T value) {
-  std::memcpy(place, &value, sizeof value);
+  *static_cast<T*>(place) = value;
   return CUDA_SUCCESS;
+}
+
+/// One attribute of reserved addresses: most are those of the mapping, if there is one; no context owns them.
+CUresult describe_virtual(const engine& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
+  const mapping* const at = device.mappings.find(pointer);
+  const bool mapped = at != nullptr;
+  switch (attribute) {
+  case CU_POINTER_ATTRIBUTE_CONTEXT: return put(place, CUcontext{nullptr});
+  case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return put(place, mapped ? unsigned{CU_MEMORYTYPE_DEVICE} : 0u);
+  case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return put(place, mapped ? pointer : CUdeviceptr{0});
+  case CU_POINTER_ATTRIBUTE_HOST_POINTER: return put(place, static_cast<void*>(nullptr));
+  case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return put(place, 0u);
+  case CU_POINTER_ATTRIBUTE_BUFFER_ID: return put(place, mapped ? at->of->number : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return put(place, mapped ? at->of->device() : -2);
+  case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put(place, device.mappings.reservation_of(pointer).first);
+  case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put(place, device.mappings.reservation_of(pointer).second);
+  case CU_POINTER_ATTRIBUTE_MAPPED: return put(place, mapped);
+  case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return put(place, mapped ? at->address : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return put(place, mapped ? at->bytes : std::size_t{0});
+  case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return put(place, CUmemoryPool{nullptr});
+  case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+  case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return put(place, false);
+  case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    return put(place, mapped && at->of->properties.allocFlags.gpuDirectRDMACapable != 0);
+  case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+    return put(place, mapped ? std::uint64_t{at->of->properties.requestedHandleTypes} : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+    return put(place, mapped ? static_cast<int>(at->access_of(at->of->device())) : 0);
+  default: return CUDA_ERROR_NOT_SUPPORTED;
+  }
 }
 
 /// One attribute of the memory at `pointer`; `held` is empty for memory that the driver does not know.
 CUresult describe_pointer(const engine& device, const std::optional<allocation>& held, CUpointer_attribute attribute,
                           CUdeviceptr pointer, void* place) {
+  if (device.mappings.owns(pointer)) return describe_virtual(device, attribute, pointer, place);
   const bool known = held.has_value();
   const memory_pool* const pool = known ? device.pools.holding(pointer) : nullptr;
   const bool on_host = known && held->kind != memory_kind::device;
@@ -67,7 +96,8 @@ extern "C" {
 CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttribute", quiet>([&](engine& device, locked&) {
     const auto held = known_at(device, pointer);
-    if (place == nullptr || !held) return CUDA_ERROR_INVALID_VALUE;
+    const bool known = held || device.mappings.reservation_of(pointer).second != 0;
+    if (place == nullptr || !known) return CUDA_ERROR_INVALID_VALUE;
     return describe_pointer(device, held, attribute, pointer, place);
   });
 }

@@ -84,6 +84,13 @@ void memory::release(std::uint64_t address) {
   live_.erase(found);
 }
 
+bool memory::charge(int device, std::size_t bytes) {
+  device_space& own = *spaces_[device];
+  if (bytes > capacity_ - own.used) return false;
+  own.used += bytes;
+  return true;
+}
+
 const allocation* memory::find(std::uint64_t address) const {
   auto above = live_.upper_bound(address);
   if (above == live_.begin()) return nullptr;

@@ -40,6 +40,10 @@ public:
   const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);
 
+  /// Counts memory of a device that is held by other means than an allocation; false when the device is full.
+  bool charge(int device, std::size_t bytes);
+  void discharge(int device, std::size_t bytes) { spaces_[device]->used -= bytes; }
+
   /// The allocation that holds `address`, or null.
   [[nodiscard]] const allocation* find(std::uint64_t address) const;
 

@@ -25,6 +25,10 @@ enum class finding_kind {
   dead_event,
   call_in_host_function,
   deadlock,
+  unmapped_access,
+  access_without_right,
+  premature_unmap,
+  dead_memory_handle,
 };
 
 /// One side of a finding; stream 0 is the host.

@@ -14,6 +14,7 @@ namespace {
 enum class place { device, locked_host, pageable };
 
 place place_of(const engine& device, std::uint64_t address) {
+  if (device.mappings.owns(address)) return place::device;
   const allocation* held = device.allocations.find(address);
   if (held == nullptr) return device.allocations.owns(address) ? place::device : place::pageable;
   return held->kind == memory_kind::device ? place::device : place::locked_host;

@@ -39,6 +39,7 @@ struct options {
   std::uint64_t seed = 1;
   stepping mode = stepping::automatic;
   std::chrono::milliseconds patience{10'000}; // how long a stuck host call waits for other threads before it fails
+  bool virtual_memory = true; // false: devices on which addresses and physical memory are not told apart
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
@@ -112,6 +113,10 @@ enum class finding_kind {
   dead_event,
   call_in_host_function,
   deadlock,
+  unmapped_access,      // work touches reserved addresses at which nothing is mapped
+  access_without_right, // the device was given no access to the mapping, or may only read it
+  premature_unmap,      // a mapping went, or the right to it, before the host had seen a use through it complete
+  dead_memory_handle,   // the handle of physical memory was used after its release
 };
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 
@@ -143,6 +148,8 @@ struct summary {
   std::uint64_t event_handles_recycled = 0;
   std::uint64_t implicit_synchronizations = 0; // frees by the driver, which wait for the device
   std::uint64_t bytes_allocated = 0;           // device memory, now
+  std::uint64_t bytes_reserved = 0;            // addresses for virtual memory, now
+  std::uint64_t mappings = 0;                  // of physical memory at reserved addresses, now
 };
 
 /// What was found and counted since the last reset; findings stay until taken.

@@ -70,6 +70,21 @@ struct driver_functions {
   decltype(&::cuEventElapsedTime) elapsed_time = entry{"cuEventElapsedTime"};
   decltype(&::cuMemAlloc) allocate = entry{"cuMemAlloc"};
   decltype(&::cuMemFree) free = entry{"cuMemFree"};
+  decltype(&::cuMemAddressReserve) reserve_addresses = entry{"cuMemAddressReserve"};
+  decltype(&::cuMemAddressFree) free_addresses = entry{"cuMemAddressFree"};
+  decltype(&::cuMemCreate) create_memory = entry{"cuMemCreate"};
+  decltype(&::cuMemRelease) release_memory = entry{"cuMemRelease"};
+  decltype(&::cuMemMap) map = entry{"cuMemMap"};
+  decltype(&::cuMemUnmap) unmap = entry{"cuMemUnmap"};
+  decltype(&::cuMemSetAccess) set_access = entry{"cuMemSetAccess"};
+  decltype(&::cuMemGetAccess) get_access = entry{"cuMemGetAccess"};
+  decltype(&::cuMemGetAllocationGranularity) granularity = entry{"cuMemGetAllocationGranularity"};
+  decltype(&::cuMemGetAllocationPropertiesFromHandle) memory_properties =
+      entry{"cuMemGetAllocationPropertiesFromHandle"};
+  decltype(&::cuMemRetainAllocationHandle) retain_memory = entry{"cuMemRetainAllocationHandle"};
+  decltype(&::cuMemExportToShareableHandle) export_memory = entry{"cuMemExportToShareableHandle"};
+  decltype(&::cuMemImportFromShareableHandle) import_memory = entry{"cuMemImportFromShareableHandle"};
+  decltype(&::cuDeviceGetAttribute) device_attribute = entry{"cuDeviceGetAttribute"};
   decltype(&::cuMemAllocManaged) allocate_managed = entry{"cuMemAllocManaged"};
   decltype(&::cuMemAllocHost) allocate_host = entry{"cuMemAllocHost"};
   decltype(&::cuMemFreeHost) free_host = entry{"cuMemFreeHost"};

@@ -1,0 +1,102 @@
+// Reserved addresses, and which physical memory is mapped at them for which devices.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "address_space.hpp"
+#include "physical_memory.hpp"
+#include "report.hpp"
+
+namespace simulated {
+
+/// Physical memory at an address. Who used it through this address is kept: other addresses of the same memory may
+/// stay when this one goes.
+struct mapping {
+  struct use {
+    std::uint64_t number;
+    party name;
+  };
+
+  std::uint64_t address;
+  std::size_t bytes;
+  std::shared_ptr<physical> of;
+  std::map<int, CUmemAccess_flags> access; // by device
+  std::map<std::uint32_t, use> uses;       // the newest one, by component
+
+  [[nodiscard]] CUmemAccess_flags access_of(int device) const {
+    const auto found = access.find(device);
+    return found == access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second;
+  }
+};
+
+/// A part of a range of addresses that is one run of bytes somewhere: of one mapping, or of none.
+struct run {
+  std::uint64_t address;
+  std::uint64_t bytes;
+  std::uint64_t key; // where the bytes are: the address, or for mapped memory the physical place
+  mapping* through = nullptr;
+};
+
+class virtual_memory {
+public:
+  /// The lowest free range of addresses that fits, or 0.
+  std::uint64_t reserve(std::size_t bytes, std::size_t alignment);
+  /// False where no such reservation begins, or something is mapped in it.
+  bool release(std::uint64_t address, std::size_t bytes);
+
+  /// False where the addresses are not reserved or something is mapped there. Throws std::bad_alloc where the system
+  /// allows no more mappings.
+  bool map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory, int file);
+  void unmap(const mapping& which);
+
+  /// The mapping at the address, or null.
+  [[nodiscard]] mapping* find(std::uint64_t address);
+  [[nodiscard]] const mapping* find(std::uint64_t address) const;
+  /// The mappings that fill the range, each of them whole; none where they do not.
+  [[nodiscard]] std::vector<mapping*> filling(std::uint64_t address, std::size_t bytes);
+  /// The reservation that holds the address, as (address, bytes); (0, 0) where there is none.
+  [[nodiscard]] std::pair<std::uint64_t, std::size_t> reservation_of(std::uint64_t address) const;
+
+  /// Whether the address can only be virtual memory of this driver.
+  [[nodiscard]] bool owns(std::uint64_t address) const noexcept;
+
+  /// Calls `visit(run)` for the parts of a range that it owns, in order; those where nothing is mapped too.
+  template <class Visit> void visit(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
+    const std::uint64_t end = address + bytes;
+    auto next = mappings_.upper_bound(address);
+    if (next != mappings_.begin() && std::prev(next)->second.address + std::prev(next)->second.bytes > address) --next;
+    while (address < end) {
+      if (next == mappings_.end() || next->first > address) {
+        const std::uint64_t stop = next == mappings_.end() ? end : std::min(end, next->first);
+        visit(run{address, stop - address, address});
+        address = stop;
+        continue;
+      }
+      mapping& at = next->second;
+      const std::uint64_t stop = std::min(end, at.address + at.bytes);
+      visit(run{address, stop - address, at.of->key() + (address - at.address), &at});
+      address = stop;
+      ++next;
+    }
+  }
+
+  void clear();
+
+  [[nodiscard]] std::size_t mappings() const noexcept { return mappings_.size(); }
+  [[nodiscard]] std::size_t reserved() const noexcept { return reserved_; }
+
+private:
+  std::deque<address_space> spaces_;
+  std::map<std::uint64_t, std::size_t> reservations_;
+  std::map<std::uint64_t, mapping> mappings_;
+  std::size_t reserved_ = 0;
+};
+
+} // namespace simulated

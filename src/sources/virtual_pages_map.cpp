@@ -1,0 +1,205 @@
+// Mapping, unmapping and moving pages; what fails midway is undone.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+module gpumem:virtual_pages_map.impl;
+import :virtual_pages;
+import :cuda;
+import :device;
+import :device_source;
+import :driver;
+import :error;
+import :source_state;
+
+namespace gpumem {
+namespace {
+
+unexpected<failure> refused(outcome what, std::size_t bytes, CUresult code = CUDA_SUCCESS) noexcept {
+  return unexpected<failure>{failure{what, code, bytes}};
+}
+
+} // namespace
+
+template <class Call> CUresult virtual_pages::on_device(Call call) noexcept {
+  if (over()) return call();
+  return detail::call_on(device_, call);
+}
+
+// Granted, or why nothing can be mapped there.
+outcome virtual_pages::refusal(page_extent run) const noexcept {
+  if (over()) return outcome::device_lost;
+  if (run.bytes == 0 || run.offset % granularity_ != 0) return outcome::invalid_argument;
+  if (run.offset > addresses_ || run.bytes > addresses_ - run.offset) return outcome::too_large;
+  return vacant(run) ? outcome::granted : outcome::invalid_argument;
+}
+
+expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_t bytes, std::size_t page) noexcept {
+  retry_strays();
+  // A run that ends beyond the addresses is too large before it is rounded.
+  page_extent const run{offset, bytes > addresses_ ? bytes : round_up(bytes)};
+  auto const why = page % granularity_ != 0 ? outcome::invalid_argument : refusal(run);
+  if (why != outcome::granted) return refused(why, bytes, device_.loss());
+  try {
+    return install(planned(run, page != 0 ? page : next_page()), run, bytes);
+  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, bytes); }
+}
+
+expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t to) noexcept {
+  retry_strays();
+  auto const found = pages_.find(offset);
+  if (found == pages_.end()) return refused(outcome::invalid_argument, 0);
+  auto const& of = found->second.of;
+  if (of->pins > 0) return refused(outcome::invalid_argument, of->bytes, CUDA_ERROR_NOT_PERMITTED);
+  page_extent const run{to, of->bytes};
+  auto const why = refusal(run);
+  if (why != outcome::granted) return refused(why, run.bytes, device_.loss());
+  try {
+    page_map made;
+    made.emplace(to, mapped_page{of});
+    return install(std::move(made), run, run.bytes);
+  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, run.bytes); }
+}
+
+expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size_t to) noexcept {
+  auto const there = alias(offset, to);
+  if (there) unmap(offset, there->bytes);
+  return there;
+}
+
+// The pages to be made. Throws std::bad_alloc.
+virtual_pages::page_map virtual_pages::planned(page_extent run, std::size_t page) const {
+  page_map made;
+  for (auto at = run.offset; at < run.end();) {
+    auto const bytes = std::min(page, run.end() - at);
+    auto of = std::make_shared<memory>();
+    of->bytes = bytes;
+    made.emplace_hint(made.end(), at, mapped_page{std::move(of)});
+    at += bytes;
+  }
+  return made;
+}
+
+expected<page_extent, failure> virtual_pages::install(page_map made, page_extent run, std::size_t requested) noexcept {
+  auto result = CUDA_SUCCESS;
+  bool complete = false;
+  auto const entered = on_device([&] {
+    result = back(made, run);
+    complete = result == CUDA_SUCCESS && announce(run);
+    if (!complete) discard(made);
+    return CUDA_SUCCESS;
+  });
+  if (complete) {
+    pages_.merge(made);
+    return run;
+  }
+  if (entered != CUDA_SUCCESS) result = entered;
+  if (sticky(result)) device_.lose(result);
+  if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // the listener did not want it
+  return unexpected<failure>{detail::refusal_of(result, requested)};
+}
+
+CUresult virtual_pages::back(page_map& made, page_extent run) noexcept {
+  for (auto& [offset, page] : made) {
+    if (auto const result = attach(offset, page); result != CUDA_SUCCESS) return result;
+  }
+  return driver().mem_set_access(base_ + run.offset, run.bytes, rights_.data(), rights_.size());
+}
+
+CUresult virtual_pages::attach(std::size_t offset, mapped_page& at) noexcept {
+  auto& of = *at.of;
+  if (!of.held) {
+    auto const result = driver().mem_create(&of.handle, of.bytes, &properties_, 0);
+    if (result != CUDA_SUCCESS) return result;
+    of.held = true;
+    mapped_bytes_ += of.bytes;
+  }
+  auto const result = driver().mem_map(base_ + offset, of.bytes, 0, of.handle, 0);
+  if (result != CUDA_SUCCESS) return result;
+  at.mapped = true;
+  ++of.mappings;
+  return CUDA_SUCCESS;
+}
+
+bool virtual_pages::announce(page_extent run) const noexcept {
+  try {
+    return !options_.on_mapped || options_.on_mapped(reinterpret_cast<void*>(base_ + run.offset), run.bytes);
+  } catch (...) { return false; } // whatever it was, the memory is not wanted
+}
+
+bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
+  retry_strays();
+  auto const first = pages_.find(offset);
+  auto last = first;
+  for (auto next = offset; last != pages_.end() && last->first == next && next - offset < bytes; ++last) {
+    if (last->second.of->pins > 0) return false;
+    next += last->second.of->bytes;
+  }
+  if (first == last) return false;
+  auto const& [top, page] = *std::prev(last);
+  if (top + page.of->bytes - offset != bytes) return false;
+  if (options_.on_unmapping && !over()) options_.on_unmapping(reinterpret_cast<void*>(base_ + offset), bytes);
+  page_map leaving;
+  for (auto at = first; at != last;) leaving.insert(pages_.extract(at++));
+  discard(leaving);
+  return true;
+}
+
+// Unmaps a page, and lets its memory go with its last mapping; false: not now.
+bool virtual_pages::drop(std::size_t offset, mapped_page& at) noexcept {
+  auto& of = *at.of;
+  auto const done = [this](CUresult result) {
+    if (sticky(result)) device_.lose(result);
+    return result == CUDA_SUCCESS;
+  };
+  if (at.mapped) {
+    if (!over() && !done(driver().mem_unmap(base_ + offset, of.bytes))) return false;
+    at.mapped = false;
+    --of.mappings;
+  }
+  if (of.mappings > 0 || !of.held) return true;
+  if (!over() && !done(driver().mem_release(of.handle))) return false;
+  of.held = false;
+  mapped_bytes_ -= of.bytes;
+  return true;
+}
+
+// Drops them all; what does not go becomes a stray.
+void virtual_pages::discard(page_map& leaving) noexcept {
+  on_device([&] {
+    for (auto at = leaving.begin(); at != leaving.end();) at = drop(at->first, at->second) ? leaving.erase(at) : ++at;
+    return CUDA_SUCCESS;
+  });
+  while (!leaving.empty()) strays_.insert(leaving.extract(leaving.begin()));
+}
+
+void virtual_pages::retry_strays() noexcept {
+  if (strays_.empty()) return;
+  on_device([&] {
+    for (auto at = strays_.begin(); at != strays_.end();) at = drop(at->first, at->second) ? strays_.erase(at) : ++at;
+    return CUDA_SUCCESS;
+  });
+}
+
+expected<int, failure> virtual_pages::export_page(void const* address) noexcept {
+  auto const found = covering(address);
+  if (!options_.exportable || found == pages_.end()) return refused(outcome::invalid_argument, 0);
+  auto& of = *found->second.of;
+  if (over()) return refused(outcome::device_lost, of.bytes, device_.loss());
+  int file = -1;
+  auto const result = on_device([&] {
+    return driver().mem_export_to_shareable_handle(&file, of.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  });
+  if (sticky(result)) device_.lose(result);
+  if (result != CUDA_SUCCESS) return unexpected<failure>{detail::refusal_of(result, of.bytes)};
+  ++of.pins;
+  return file;
+}
+
+} // namespace gpumem

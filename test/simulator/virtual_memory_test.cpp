@@ -1,0 +1,340 @@
+// Virtual memory of the simulated device: addresses, handles, mappings, rights, capacity, and what the driver refuses.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/pages.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t gib = std::size_t{1} << 30;
+
+class virtual_memory : public simulated_pages {};
+
+TEST_F(virtual_memory, is_an_attribute_of_the_device_and_can_be_missing) {
+  int has = 0;
+  const auto attribute = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+  ASSERT_EQ(cu().device_attribute(&has, attribute, 0), CUDA_SUCCESS);
+  EXPECT_EQ(has, 1);
+  simulator::options without = stepped_by_hand();
+  without.virtual_memory = false;
+  simulator::reset(without);
+  ASSERT_EQ(cu().device_attribute(&has, attribute, 0), CUDA_SUCCESS);
+  EXPECT_EQ(has, 0);
+  CUdeviceptr at = 0;
+  EXPECT_EQ(cu().reserve_addresses(&at, page, 0, 0, 0), CUDA_ERROR_NOT_SUPPORTED);
+  memory_handle memory = 0;
+  const auto properties = on_device();
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
+}
+
+TEST_F(virtual_memory, needs_no_context) {
+  cu().set_current(nullptr);
+  char* at = reserve(page);
+  lay(at);
+  EXPECT_EQ(unmap(at), CUDA_SUCCESS);
+  EXPECT_EQ(cu().free_addresses(address(at), page), CUDA_SUCCESS);
+  cu().set_current(context_);
+}
+
+TEST_F(virtual_memory, addresses_take_no_memory) {
+  char* first = reserve(160 * gib);
+  char* second = reserve(160 * gib);
+  EXPECT_EQ(address(first) % page, 0u);
+  EXPECT_TRUE(second >= first + 160 * gib || second + 160 * gib <= first);
+  EXPECT_EQ(used(), 0u);
+  EXPECT_EQ(simulator::report().bytes_reserved, 320 * gib);
+  EXPECT_EQ(cu().free_addresses(address(first), 160 * gib), CUDA_SUCCESS);
+  EXPECT_EQ(cu().free_addresses(address(first), 160 * gib), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().free_addresses(address(second), 80 * gib), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().free_addresses(address(second), 160 * gib), CUDA_SUCCESS);
+}
+
+TEST_F(virtual_memory, addresses_are_refused_for_odd_sizes_and_alignments) {
+  CUdeviceptr at = 0;
+  EXPECT_EQ(cu().reserve_addresses(nullptr, page, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().reserve_addresses(&at, 0, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().reserve_addresses(&at, page + 1, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().reserve_addresses(&at, page, 3 * page, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().reserve_addresses(&at, page, 0, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().reserve_addresses(&at, std::size_t{1} << 60, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(cu().reserve_addresses(&at, page, 64 * page, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(at % (64 * page), 0u);
+}
+
+TEST_F(virtual_memory, a_handle_takes_memory_of_its_device_and_an_alias_takes_none) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const memory_handle memory = create(32 * page);
+  ASSERT_EQ(cu().memory_info(&free, &total), CUDA_SUCCESS);
+  EXPECT_EQ(free, total - 32 * page);
+  char* at = reserve(64 * page);
+  EXPECT_EQ(map(at, memory, 32 * page), CUDA_SUCCESS);
+  EXPECT_EQ(map(at + 32 * page, memory, 32 * page), CUDA_SUCCESS);
+  EXPECT_EQ(used(), 32 * page);
+  EXPECT_EQ(simulator::report().mappings, 2u);
+  EXPECT_EQ(release(memory), CUDA_SUCCESS);
+  EXPECT_EQ(unmap(at, 32 * page), CUDA_SUCCESS);
+  EXPECT_EQ(used(), 32 * page) << "it is mapped still";
+  EXPECT_EQ(unmap(at + 32 * page, 32 * page), CUDA_SUCCESS);
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_F(virtual_memory, shares_the_capacity_with_allocations) {
+  simulator::options small = stepped_by_hand();
+  small.capacity = 8 * page;
+  simulator::reset(small);
+  new_memory(4 * page);
+  const memory_handle first = create(3 * page);
+  memory_handle more = 0;
+  const auto properties = on_device();
+  EXPECT_EQ(cu().create_memory(&more, 2 * page, &properties, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  CUdeviceptr plain = 0;
+  EXPECT_EQ(cu().allocate(&plain, 2 * page), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(release(first), CUDA_SUCCESS);
+  EXPECT_EQ(cu().create_memory(&more, 4 * page, &properties, 0), CUDA_SUCCESS);
+}
+
+TEST_F(virtual_memory, handles_are_refused_for_odd_properties) {
+  memory_handle memory = 0;
+  auto properties = on_device();
+  EXPECT_EQ(cu().create_memory(&memory, page / 2, &properties, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().create_memory(&memory, 0, &properties, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().create_memory(&memory, page, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().create_memory(nullptr, page, &properties, 0), CUDA_ERROR_INVALID_VALUE);
+  properties.location.id = 7;
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_INVALID_DEVICE);
+  properties = on_device();
+  properties.type = CU_MEM_ALLOCATION_TYPE_MANAGED;
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_INVALID_VALUE);
+  properties = on_device();
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
+  properties = on_device();
+  properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("virtual memory of the host"), std::string::npos);
+}
+
+TEST_F(virtual_memory, granularity_is_two_mebibytes) {
+  std::size_t bytes = 0;
+  const auto properties = on_device();
+  for (const auto option : {CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED}) {
+    EXPECT_EQ(cu().granularity(&bytes, &properties, option), CUDA_SUCCESS);
+    EXPECT_EQ(bytes, page);
+  }
+  EXPECT_EQ(cu().granularity(&bytes, nullptr, CU_MEM_ALLOC_GRANULARITY_MINIMUM), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(virtual_memory, is_mapped_only_where_addresses_are_reserved_and_free) {
+  char* at = reserve(4 * page);
+  const memory_handle memory = create(2 * page);
+  EXPECT_EQ(map(at + 1, memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(map(at, memory, page / 2), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(map(at, memory, 3 * page), CUDA_ERROR_INVALID_VALUE) << "more than there is";
+  EXPECT_EQ(cu().map(address(at), page, page, memory, 0), CUDA_ERROR_INVALID_VALUE) << "offsets must be zero";
+  EXPECT_EQ(map(at + 3 * page, memory, 2 * page), CUDA_ERROR_INVALID_VALUE) << "beyond the reservation";
+  EXPECT_EQ(map(at + page, memory, 2 * page), CUDA_SUCCESS);
+  for (const std::size_t over : {0, 1, 2})
+    EXPECT_EQ(map(at + over * page, memory, 2 * page), CUDA_ERROR_INVALID_VALUE) << over;
+  EXPECT_EQ(cu().free_addresses(address(at), 4 * page), CUDA_ERROR_INVALID_VALUE) << "something is mapped";
+  EXPECT_EQ(map(at + 3 * page, memory), CUDA_SUCCESS) << "a part of it";
+  int local = 0;
+  EXPECT_EQ(cu().map(reinterpret_cast<CUdeviceptr>(&local) / page * page, page, 0, memory, 0),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(simulator::report().mappings, 2u);
+}
+
+TEST_F(virtual_memory, is_unmapped_in_whole_mappings) {
+  char* at = reserve(8 * page);
+  lay(at, 2 * page);
+  lay(at + 2 * page, page);
+  lay(at + 4 * page, page);
+  EXPECT_EQ(unmap(at, page), CUDA_ERROR_INVALID_VALUE) << "a part of a mapping";
+  EXPECT_EQ(unmap(at + page, 2 * page), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(unmap(at, 5 * page), CUDA_ERROR_INVALID_VALUE) << "a hole";
+  EXPECT_EQ(unmap(at + 6 * page), CUDA_ERROR_INVALID_VALUE) << "nothing there";
+  EXPECT_EQ(simulator::report().mappings, 3u);
+  EXPECT_EQ(unmap(at, 3 * page), CUDA_SUCCESS) << "two at once";
+  EXPECT_EQ(unmap(at + 4 * page), CUDA_SUCCESS);
+  EXPECT_EQ(used(), 0u);
+  lay(at + page);
+}
+
+TEST_F(virtual_memory, rights_are_given_to_whole_mappings_and_start_anew_with_each) {
+  simulator::options two = stepped_by_hand();
+  two.devices = 2;
+  simulator::reset(two);
+  char* at = reserve(4 * page);
+  const memory_handle memory = create(2 * page);
+  EXPECT_EQ(allow(at), CUDA_ERROR_INVALID_VALUE) << "nothing is mapped";
+  ASSERT_EQ(map(at, memory, 2 * page), CUDA_SUCCESS);
+  EXPECT_EQ(allowed(at), CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  EXPECT_EQ(allow(at), CUDA_ERROR_INVALID_VALUE) << "half a mapping";
+  EXPECT_EQ(allow(at, 4 * page), CUDA_ERROR_INVALID_VALUE) << "the rest is not mapped";
+  EXPECT_EQ(allow(at, 2 * page, 2), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(allow(at, 2 * page, 0, static_cast<CUmemAccess_flags>(2)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().set_access(address(at), 2 * page, nullptr, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(allow(at, 2 * page), CUDA_SUCCESS);
+  EXPECT_EQ(allow(at, 2 * page, 1, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
+  EXPECT_EQ(allowed(at + page), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  EXPECT_EQ(allowed(at, 1), CU_MEM_ACCESS_FLAGS_PROT_READ);
+  ASSERT_EQ(unmap(at, 2 * page), CUDA_SUCCESS);
+  unsigned long long flags = 0;
+  const CUmemLocation first{CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  EXPECT_EQ(cu().get_access(&flags, &first, address(at)), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(map(at, memory, 2 * page), CUDA_SUCCESS);
+  EXPECT_EQ(allowed(at), CU_MEM_ACCESS_FLAGS_PROT_NONE);
+}
+
+TEST_F(virtual_memory, a_handle_is_found_again_by_an_address) {
+  auto properties = on_device();
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const memory_handle memory = create(page, properties);
+  char* at = reserve(2 * page);
+  ASSERT_EQ(map(at, memory), CUDA_SUCCESS);
+  EXPECT_EQ(release(memory), CUDA_SUCCESS);
+  memory_handle again = 0;
+  EXPECT_EQ(cu().retain_memory(&again, at + page), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cu().retain_memory(&again, at + 77), CUDA_SUCCESS);
+  EXPECT_EQ(again, memory);
+  CUmemAllocationProp told{};
+  EXPECT_EQ(cu().memory_properties(&told, again), CUDA_SUCCESS);
+  EXPECT_EQ(std::memcmp(&told, &properties, sizeof told), 0);
+  ASSERT_EQ(unmap(at), CUDA_SUCCESS);
+  EXPECT_EQ(used(), page) << "the handle is held";
+  EXPECT_EQ(release(again), CUDA_SUCCESS);
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_F(virtual_memory, use_of_a_released_handle_is_told) {
+  const memory_handle memory = create();
+  char* at = reserve(page);
+  EXPECT_EQ(release(memory), CUDA_SUCCESS);
+  EXPECT_EQ(map(at, memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(only_finding().kind, simulator::finding_kind::dead_memory_handle);
+  EXPECT_EQ(map(at, memory + 1), CUDA_ERROR_INVALID_VALUE) << "which was never one";
+  EXPECT_EQ(create(), memory) << "values are given out again at once";
+}
+
+TEST_F(virtual_memory, is_exported_as_a_token_where_that_was_asked_for) {
+  auto properties = on_device();
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const memory_handle open = create(page, properties);
+  const memory_handle closed = create();
+  int file = -1;
+  const auto type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  EXPECT_EQ(cu().export_memory(&file, closed, type, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().export_memory(&file, open, type, 1), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cu().export_memory(&file, open, type, 0), CUDA_SUCCESS);
+  EXPECT_EQ(::close(file), 0);
+  testing::internal::CaptureStderr();
+  memory_handle imported = 0;
+  EXPECT_EQ(cu().import_memory(&imported, nullptr, type), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("cuMemImportFromShareableHandle"), std::string::npos);
+}
+
+TEST_F(virtual_memory, holds_bytes_that_every_alias_shows) {
+  const CUstream s = new_stream();
+  char* at = reserve(4 * page);
+  lay_twice(at, at + 2 * page);
+  std::array<int, 64> in{1, 2, 3};
+  std::array<int, 64> out{};
+  EXPECT_EQ(cu().to_device_async(address(at + 256), in.data(), sizeof in, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().to_host_async(out.data(), address(at + 2 * page + 256), sizeof out, s), CUDA_SUCCESS);
+  EXPECT_EQ(in, out);
+  EXPECT_EQ(cu().fill_async(address(at + 2 * page), 7, 8, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
+  EXPECT_EQ(at[5], 7);
+  EXPECT_EQ(unmap(at), CUDA_SUCCESS);
+  EXPECT_EQ(at[5], 0) << "nothing is there";
+  EXPECT_EQ((at + 2 * page)[5], 7);
+}
+
+TEST_F(virtual_memory, a_copy_spans_mappings) {
+  const CUstream s = new_stream();
+  char* at = reserve(4 * page);
+  lay(at);
+  lay(at + page);
+  EXPECT_EQ(cu().fill_async(address(at), 9, 2 * page, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
+  EXPECT_EQ(at[page - 1], 9);
+  EXPECT_EQ(at[2 * page - 1], 9);
+}
+
+TEST_F(virtual_memory, new_memory_is_not_the_old) {
+  char* at = reserve(page);
+  lay(at);
+  at[100] = 5;
+  EXPECT_EQ(unmap(at), CUDA_SUCCESS);
+  lay(at);
+  EXPECT_EQ(at[100], 0);
+}
+
+TEST_F(virtual_memory, is_told_by_its_pointer) {
+  char* at = reserve(4 * page);
+  lay(at + page, 2 * page);
+  const auto ask = [](auto value, CUpointer_attribute which, char* pointer) {
+    EXPECT_EQ(cu().pointer_attribute(&value, which, address(pointer)), CUDA_SUCCESS);
+    return value;
+  };
+  EXPECT_EQ(ask(0u, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at + page + 5), unsigned{CU_MEMORYTYPE_DEVICE});
+  EXPECT_EQ(ask(7, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at + page), 0);
+  EXPECT_EQ(ask(context_, CU_POINTER_ATTRIBUTE_CONTEXT, at + page), nullptr);
+  EXPECT_EQ(ask(CUdeviceptr{0}, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at + 2 * page), address(at));
+  EXPECT_EQ(ask(std::size_t{0}, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at), 4 * page);
+  EXPECT_EQ(ask(CUdeviceptr{0}, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, at + 2 * page), address(at + page));
+  EXPECT_EQ(ask(std::size_t{0}, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, at + 2 * page), 2 * page);
+  EXPECT_TRUE(ask(false, CU_POINTER_ATTRIBUTE_MAPPED, at + page));
+  EXPECT_FALSE(ask(true, CU_POINTER_ATTRIBUTE_MAPPED, at));
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  EXPECT_EQ(cu().address_range(&base, &bytes, address(at + 2 * page)), CUDA_SUCCESS);
+  EXPECT_EQ(base, address(at + page));
+  EXPECT_EQ(bytes, 2 * page);
+  EXPECT_EQ(cu().address_range(&base, &bytes, address(at)), CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(cu().free(address(at + page)), CUDA_ERROR_INVALID_VALUE) << "it was not allocated";
+}
+
+TEST_F(virtual_memory, calls_fail_on_demand_and_change_nothing) {
+  char* at = reserve(2 * page);
+  memory_handle memory = 0;
+  const auto properties = on_device();
+  simulator::fail_allocation(1);
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  simulator::fail_call("cuMemCreate", 1, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(used(), 0u);
+  memory = create();
+  simulator::fail_call("cuMemMap", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(map(at, memory), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(map(at, memory), CUDA_SUCCESS);
+  simulator::fail_call("cuMemSetAccess", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allow(at), CUDA_SUCCESS);
+  EXPECT_EQ(allow(at), CUDA_ERROR_OUT_OF_MEMORY);
+  simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(unmap(at), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(simulator::report().mappings, 1u);
+}
+
+TEST_F(virtual_memory, same_calls_give_the_same_offsets) {
+  char* first = reserve(64 * page);
+  char* second = reserve(2 * page);
+  lay(first);
+  first[0] = 1;
+  simulator::reset(stepped_by_hand());
+  EXPECT_EQ(simulator::report().mappings, 0u);
+  EXPECT_EQ(used(), 0u);
+  EXPECT_EQ(reserve(64 * page), first);
+  EXPECT_EQ(reserve(2 * page), second);
+  lay(first);
+  EXPECT_EQ(first[0], 0);
+}
+
+} // namespace

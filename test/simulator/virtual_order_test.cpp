@@ -1,0 +1,285 @@
+// The judge of virtual memory: strayed work, missing rights, mappings that go too early, one page under two addresses.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/naive_pool.hpp"
+#include "support/pages.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using simulator::finding_kind;
+using simulator::read;
+using simulator::write;
+
+class virtual_order : public simulated_pages {
+protected:
+  void SetUp() override {
+    simulated_pages::SetUp();
+    at_ = reserve(16 * page);
+  }
+  char* at_ = nullptr;
+};
+
+TEST_F(virtual_order, tells_work_at_addresses_without_memory) {
+  const CUstream s = new_stream();
+  lay(at_);
+  simulator::work(s, {write(at_ + page - 64, 64)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  simulator::work(s, {write(at_ + page - 64, 128)}, 1us);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, finding_kind::unmapped_access);
+  EXPECT_EQ(found.block_address, address(at_ + page));
+  EXPECT_EQ(found.block_bytes, 64u);
+  cu().copy_async(address(at_), address(at_ + 4 * page), 64, s);
+  EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access);
+  cu().fill_async(address(at_ + 4 * page), 1, 64, s);
+  EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().kind, finding_kind::premature_unmap);
+  EXPECT_EQ(cu().free_addresses(address(at_), 16 * page), CUDA_SUCCESS);
+  simulator::work(s, {read(at_, 64)}, 1us);
+  EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access) << "nor are they reserved";
+}
+
+TEST_F(virtual_order, tells_work_without_the_right) {
+  simulator::options two = stepped_by_hand();
+  two.devices = 2;
+  simulator::reset(two);
+  at_ = reserve(16 * page);
+  CUcontext other = nullptr;
+  ASSERT_EQ(cu().retain(&other, 1), CUDA_SUCCESS);
+  const memory_handle memory = create();
+  ASSERT_EQ(map(at_, memory), CUDA_SUCCESS);
+  const CUstream own = new_stream();
+  simulator::work(own, {read(at_, 64)}, 1us);
+  EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
+  ASSERT_EQ(allow(at_, page, 0, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
+  simulator::work(own, {read(at_, 64)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  simulator::work(own, {write(at_, 64)}, 1us);
+  EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
+  cu().set_current(other);
+  const CUstream peer = new_stream();
+  simulator::run_until_idle();
+  cu().stream_synchronize(own);
+  simulator::work(peer, {read(at_, 64)}, 1us);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, finding_kind::access_without_right);
+  EXPECT_NE(found.text.find("device 1"), std::string::npos) << found.text;
+  ASSERT_EQ(allow(at_, page, 1), CUDA_SUCCESS);
+  simulator::work(peer, {write(at_, 64)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  cu().release(1);
+}
+
+TEST_F(virtual_order, tells_a_mapping_that_goes_before_its_work_has_run) {
+  const CUstream s = new_stream();
+  lay(at_);
+  simulator::work(s, {}, 1us);
+  simulator::work(s, {read(at_, 64)}, 1us);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, finding_kind::premature_unmap);
+  EXPECT_EQ(found.earlier.stream, id_of(s));
+  EXPECT_EQ(found.earlier.operation, 2u);
+  EXPECT_EQ(found.later.stream, 0u);
+  EXPECT_EQ(found.later.action, "cuMemUnmap");
+  EXPECT_EQ(found.block_address, address(at_));
+  EXPECT_EQ(found.missing, "the host has not seen work 2 of stream " + std::to_string(id_of(s)) + " complete");
+}
+
+TEST_F(virtual_order, tells_a_mapping_that_goes_after_its_work_but_before_the_host_saw_that) {
+  const CUstream s = new_stream();
+  const CUevent e = new_event();
+  lay(at_);
+  lay(at_ + page);
+  simulator::work(s, {write(at_, 64)}, 1us);
+  cu().event_record(e, s);
+  simulator::work(s, {write(at_ + page, 64)}, 1us);
+  simulator::run_until_idle();
+  EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS) << "which the event covers";
+  EXPECT_TRUE(simulator::report().findings.empty());
+  EXPECT_EQ(unmap(at_ + page), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().kind, finding_kind::premature_unmap);
+}
+
+TEST_F(virtual_order, an_order_between_streams_is_none_for_the_host) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  lay(at_);
+  simulator::work(a, {write(at_, 64)}, 1us);
+  order(a, b);
+  simulator::work(b, {write(at_, 64)}, 1us);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  EXPECT_EQ(simulator::take_findings().size(), 2u) << "both streams are named";
+}
+
+TEST_F(virtual_order, tells_a_right_that_goes_before_the_host_saw_its_last_use) {
+  const CUstream s = new_stream();
+  lay(at_);
+  simulator::work(s, {read(at_, 64)}, 1us);
+  EXPECT_EQ(allow(at_, page, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE), CUDA_SUCCESS);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, finding_kind::premature_unmap);
+  EXPECT_EQ(found.later.action, "cuMemSetAccess");
+  cu().stream_synchronize(s);
+  EXPECT_EQ(allow(at_), CUDA_SUCCESS) << "more rights are never too early";
+}
+
+TEST_F(virtual_order, work_through_two_addresses_of_a_page_is_on_the_same_bytes) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  lay_twice(at_, at_ + 4 * page);
+  simulator::work(a, {write(at_, 512)}, 1us);
+  simulator::work(b, {read(at_ + 4 * page + 512, 512)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty()) << "other bytes";
+  simulator::work(b, {read(at_ + 4 * page + 511, 512)}, 1us);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, finding_kind::unordered_access);
+  EXPECT_EQ(found.earlier.stream, id_of(a));
+  EXPECT_EQ(found.later.stream, id_of(b));
+  order(a, b);
+  simulator::work(b, {write(at_ + 4 * page, 512)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty()) << "in order";
+}
+
+TEST_F(virtual_order, other_pages_at_one_address_are_other_bytes) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  lay_twice(at_, at_ + page);
+  simulator::work(a, {write(at_ + page, 64)}, 1us);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS) << "the work goes through the other address";
+  lay(at_);
+  simulator::work(b, {write(at_, 64)}, 1us);
+}
+
+TEST_F(virtual_order, a_mapping_is_kept_only_by_uses_through_it) {
+  const CUstream a = new_stream();
+  lay_twice(at_, at_ + page);
+  simulator::work(a, {write(at_, 64)}, 1us);
+  simulator::work(a, {write(at_ + page, 64)}, 1us); // hides the use before it from whoever looks at bytes alone
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().earlier.operation, 1u);
+  EXPECT_EQ(unmap(at_ + page), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().earlier.operation, 2u);
+}
+
+TEST_F(virtual_order, a_graph_is_judged_when_it_is_launched) {
+  const CUstream s = new_stream();
+  lay(at_);
+  ASSERT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  cu().fill_async(address(at_), 1, 64, s);
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cu().end_capture(s, &graph), CUDA_SUCCESS);
+  CUgraphExec executable = nullptr;
+  ASSERT_EQ(cu().instantiate(&executable, graph, 0), CUDA_SUCCESS);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  ASSERT_EQ(cu().launch_graph(executable, s), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access);
+}
+
+TEST_F(virtual_order, changing_mappings_breaks_a_capture_of_another_thread_unless_relaxed) {
+  const CUstream s = new_stream();
+  lay(at_);
+  ASSERT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  cu().exchange_mode(&mode);
+  lay(at_ + page);
+  EXPECT_EQ(unmap(at_ + page), CUDA_SUCCESS);
+  cu().exchange_mode(&mode);
+  EXPECT_EQ(unmap(at_), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(cu().end_capture(s, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+class virtual_blocks : public virtual_order {
+protected:
+  using checked = simulator::checked<naive_pool>;
+};
+
+TEST_F(virtual_blocks, unmapping_under_a_live_block_is_told) {
+  const CUstream s = new_stream();
+  lay(at_, 2 * page);
+  lay(at_ + 2 * page, page);
+  checked pool{naive_pool{at_, 3 * page}};
+  void* spanning = pool.allocate(s, 2 * page + 256);
+  ASSERT_EQ(spanning, at_);
+  cu().stream_synchronize(s);
+  EXPECT_EQ(unmap(at_ + 2 * page), CUDA_SUCCESS) << "only the end of the block is there";
+  EXPECT_EQ(only_finding().kind, finding_kind::live_block_in_freed_memory);
+}
+
+TEST_F(virtual_blocks, a_block_that_is_freed_in_order_does_not_let_the_mapping_go) {
+  const CUstream s = new_stream();
+  lay(at_);
+  checked pool{naive_pool{at_, page}};
+  void* p = pool.allocate(s, 256);
+  pool.deallocate(s, p, 256);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, finding_kind::premature_unmap);
+  EXPECT_EQ(found.earlier.action, "free");
+}
+
+TEST_F(virtual_blocks, a_page_keeps_its_history_when_it_moves) {
+  const CUstream a = new_stream();
+  const CUstream b = new_stream();
+  lay_twice(at_, at_ + page);
+  checked lower{naive_pool{at_, page}};
+  checked upper{naive_pool{at_ + page, page}};
+  void* p = lower.allocate(a, 256);
+  lower.deallocate(a, p, 256);
+  void* q = upper.allocate(b, 256);
+  EXPECT_EQ(only_finding().kind, finding_kind::unordered_reuse) << "the bytes are those that stream a had";
+  upper.deallocate(b, q, 256);
+}
+
+TEST_F(virtual_blocks, one_page_granted_at_two_addresses_is_told) {
+  const CUstream s = new_stream();
+  lay_twice(at_, at_ + page);
+  checked lower{naive_pool{at_, page}};
+  checked upper{naive_pool{at_ + page, page}};
+  void* p = lower.allocate(s, 256);
+  void* q = upper.allocate(s, 256);
+  EXPECT_EQ(only_finding().kind, finding_kind::overlapping_grant);
+  upper.deallocate(s, q, 256);
+  simulator::take_findings();
+  lower.deallocate(s, p, 256);
+}
+
+TEST_F(virtual_blocks, a_stale_address_is_told_though_its_page_serves_elsewhere) {
+  const CUstream s = new_stream();
+  lay_twice(at_, at_ + page);
+  checked lower{naive_pool{at_, page}};
+  checked upper{naive_pool{at_ + page, page}};
+  void* p = lower.allocate(s, 256);
+  lower.deallocate(s, p, 256);
+  void* q = upper.allocate(s, 256);
+  simulator::work(s, {write(q, 256)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  simulator::work(s, {write(p, 256)}, 1us);
+  EXPECT_EQ(only_finding().kind, finding_kind::unallocated_access);
+  upper.deallocate(s, q, 256);
+  simulator::work(s, {read(p, 256)}, 1us);
+  EXPECT_EQ(only_finding().kind, finding_kind::use_after_free);
+  upper.deallocate(s, q, 256);
+  EXPECT_EQ(only_finding().kind, finding_kind::double_free);
+}
+
+TEST_F(virtual_blocks, bytes_that_nobody_granted_are_told_until_the_page_is_new) {
+  const CUstream s = new_stream();
+  lay(at_);
+  checked pool{naive_pool{at_, page}};
+  void* p = pool.allocate(s, 256);
+  simulator::work(s, {write(at_ + 512, 64)}, 1us);
+  EXPECT_EQ(only_finding().kind, finding_kind::unallocated_access);
+  pool.deallocate(s, p, 256);
+  cu().stream_synchronize(s);
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
+  lay(at_);
+  simulator::work(s, {write(at_, page)}, 1us);
+}
+
+} // namespace

@@ -1,0 +1,378 @@
+// Virtual pages: what is mapped where, in which pages, what is refused, and who is told.
+// SPDX-License-Identifier: Apache-2.0
+#include "virtual_pages.hpp"
+
+#include "../support/allocation_count.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using namespace std::chrono_literals;
+using gpumem::outcome;
+using gpumem::page_extent;
+using gpumem::page_info;
+
+class virtual_pages : public virtual_pages_test {};
+
+TEST_F(virtual_pages, reserve_addresses_and_no_memory) {
+  auto const before = device_bytes();
+  auto const reserved = simulator::report().bytes_reserved;
+  {
+    gpumem::virtual_pages pages;
+    EXPECT_EQ(pages.where(), gpumem::device{0});
+    EXPECT_EQ(pages.addresses(), 2 * gpumem::device{0}.memory().total);
+    EXPECT_EQ(pages.granularity(), 2 * mib);
+    EXPECT_EQ(pages.mapped_bytes(), 0u);
+    EXPECT_EQ(pages.mapped_end(), 0u);
+    EXPECT_EQ(pages.pages(), 0u);
+    EXPECT_FALSE(pages.page_of(pages.base()));
+    EXPECT_EQ(device_bytes(), before);
+    EXPECT_EQ(simulator::report().bytes_reserved, reserved + pages.addresses());
+    EXPECT_TRUE(gpumem::virtual_pages::supported(gpumem::device{0}));
+    gpumem::virtual_pages small{gpumem::device{1}, {.addresses = 3 * mib}};
+    EXPECT_EQ(small.addresses(), 4 * mib);
+  }
+  EXPECT_EQ(simulator::report().bytes_reserved, reserved);
+  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = SIZE_MAX}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = std::size_t{1} << 60}}), gpumem::cuda_error);
+}
+
+TEST_F(virtual_pages, back_addresses_that_the_device_can_use) {
+  gpumem::virtual_pages pages{gpumem::device{1}};
+  gpumem::stream stream{gpumem::device{1}};
+  EXPECT_EQ(map(pages, 0, 5 * mib), (page_extent{0, 6 * mib})) << "whole granules";
+  EXPECT_EQ(pages.mapped_bytes(), 6 * mib);
+  EXPECT_EQ(pages.mapped_end(), 6 * mib);
+  EXPECT_EQ(pages.pages(), 3u);
+  EXPECT_EQ(gpumem::device{1}.memory().free, gpumem::device{1}.memory().total - 6 * mib);
+  fill(stream, at(pages, 0), 7, 6 * mib);
+  stream.synchronize();
+  EXPECT_EQ(value_at(at(pages, 6 * mib - 4)), 7u);
+}
+
+TEST_F(virtual_pages, grow_with_what_is_mapped) {
+  gpumem::virtual_pages pages;
+  EXPECT_EQ(pages.next_page(), 2 * mib);
+  map(pages, 0, 256 * mib);
+  EXPECT_EQ(pages.pages(), 128u);
+  EXPECT_EQ(pages.next_page(), 2 * mib);
+  map(pages, pages.mapped_end(), 1024 * mib, 1024 * mib);
+  EXPECT_EQ(pages.pages(), 129u) << "one, as was asked for";
+  EXPECT_EQ(pages.next_page(), 10 * mib);
+  map(pages, pages.mapped_end(), 25 * mib);
+  EXPECT_EQ(pages.pages(), 132u) << "10, 10 and 6 MiB";
+  EXPECT_EQ(page_at(pages, pages.mapped_end() - 1).where.bytes, 6 * mib);
+  map(pages, pages.mapped_end(), 8192 * mib, 8192 * mib);
+  EXPECT_EQ(pages.next_page(), 32 * mib) << "no larger ever";
+}
+
+TEST_F(virtual_pages, refuse_what_makes_no_sense) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 64 * mib}};
+  map(pages, 4 * mib, 4 * mib);
+  EXPECT_EQ(why_not(pages.map(0, 0)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.map(1, mib)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.map(0, 2 * mib, mib)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.map(2 * mib, 4 * mib)), outcome::invalid_argument) << "something is mapped there";
+  EXPECT_EQ(why_not(pages.map(6 * mib, 4 * mib)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.map(0, 20 * mib)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.map(62 * mib, 4 * mib)), outcome::too_large);
+  EXPECT_EQ(why_not(pages.map(66 * mib, 2 * mib)), outcome::too_large);
+  auto const huge = pages.map(8 * mib, SIZE_MAX);
+  ASSERT_FALSE(huge);
+  EXPECT_EQ(huge.error(), (gpumem::failure{outcome::too_large, 0, SIZE_MAX}));
+  EXPECT_EQ(pages.pages(), 2u);
+}
+
+TEST_F(virtual_pages, unmap_whole_pages_only) {
+  gpumem::virtual_pages pages;
+  auto const before = device_bytes();
+  map(pages, 0, 16 * mib, 8 * mib);
+  EXPECT_FALSE(pages.unmap(0, 4 * mib));
+  EXPECT_FALSE(pages.unmap(4 * mib, 4 * mib));
+  EXPECT_FALSE(pages.unmap(0, 12 * mib));
+  EXPECT_FALSE(pages.unmap(0, 24 * mib)) << "more than there is";
+  EXPECT_FALSE(pages.unmap(0, 0));
+  EXPECT_FALSE(pages.unmap(32 * mib, 2 * mib));
+  EXPECT_EQ(device_bytes(), before + 16 * mib);
+  EXPECT_TRUE(pages.unmap(0, 8 * mib));
+  EXPECT_EQ(device_bytes(), before + 8 * mib);
+  EXPECT_EQ(pages.mapped_end(), 16 * mib);
+  EXPECT_TRUE(pages.unmap(8 * mib, 8 * mib));
+  EXPECT_EQ(device_bytes(), before);
+  EXPECT_EQ(pages.mapped_end(), 0u);
+}
+
+TEST_F(virtual_pages, holes_are_filled_before_the_end) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 64 * mib}};
+  EXPECT_EQ(pages.place(2 * mib), 0u);
+  map(pages, 0, 48 * mib, 2 * mib);
+  EXPECT_EQ(pages.place(mib), 48 * mib);
+  EXPECT_TRUE(pages.unmap(4 * mib, 8 * mib));
+  EXPECT_TRUE(pages.unmap(20 * mib, 4 * mib));
+  EXPECT_TRUE(pages.unmap(30 * mib, 4 * mib));
+  EXPECT_EQ(pages.place(3 * mib), 20 * mib) << "the first of the smallest that are large enough";
+  EXPECT_EQ(pages.place(6 * mib), 4 * mib);
+  EXPECT_EQ(pages.place(10 * mib), 48 * mib);
+  EXPECT_EQ(pages.place(18 * mib), std::nullopt);
+  EXPECT_EQ(pages.place(0), std::nullopt);
+  EXPECT_EQ(pages.place(SIZE_MAX), std::nullopt);
+  EXPECT_EQ(map(pages, pages.place(4 * mib).value_or(0), 4 * mib), (page_extent{20 * mib, 4 * mib}));
+  EXPECT_EQ(pages.place(4 * mib), 30 * mib);
+}
+
+TEST_F(virtual_pages, tell_the_page_of_an_address) {
+  gpumem::virtual_pages pages;
+  map(pages, 4 * mib, 8 * mib, 8 * mib);
+  EXPECT_EQ(pages.page_of(at(pages, 5 * mib)), (page_info{{4 * mib, 8 * mib}}));
+  EXPECT_EQ(pages.page_of(at(pages, 12 * mib - 1)), (page_info{{4 * mib, 8 * mib}}));
+  EXPECT_FALSE(pages.page_of(at(pages, 4 * mib) - 1));
+  EXPECT_FALSE(pages.page_of(at(pages, 12 * mib)));
+  EXPECT_FALSE(pages.page_of(nullptr));
+  EXPECT_FALSE(pages.page_of(at(pages, pages.addresses())));
+  std::vector<page_extent> seen;
+  map(pages, 0, 2 * mib);
+  pages.visit([&](page_info const& page) { seen.push_back(page.where); });
+  EXPECT_EQ(seen, (std::vector<page_extent>{{0, 2 * mib}, {4 * mib, 8 * mib}}));
+}
+
+TEST_F(virtual_pages, an_alias_shows_the_same_bytes_and_takes_no_memory) {
+  gpumem::virtual_pages pages;
+  gpumem::stream stream{gpumem::device{0}};
+  auto const before = device_bytes();
+  map(pages, 0, 4 * mib, 4 * mib);
+  fill(stream, at(pages, 0), 42, 4 * mib);
+  auto const there = pages.alias(0, 16 * mib);
+  ASSERT_TRUE(there);
+  EXPECT_EQ(*there, (page_extent{16 * mib, 4 * mib}));
+  EXPECT_EQ(pages.page_of(at(pages, 0)), (page_info{{0, 4 * mib}, false, true}));
+  EXPECT_EQ(pages.page_of(at(pages, 17 * mib)), (page_info{{16 * mib, 4 * mib}, false, true}));
+  EXPECT_EQ(pages.mapped_bytes(), 4 * mib);
+  EXPECT_EQ(pages.pages(), 2u);
+  EXPECT_EQ(device_bytes(), before + 4 * mib);
+  fill(stream, at(pages, 18 * mib), 43, 2 * mib);
+  stream.synchronize();
+  EXPECT_EQ(value_at(at(pages, 16 * mib)), 42u);
+  EXPECT_EQ(value_at(at(pages, 2 * mib)), 43u);
+  EXPECT_TRUE(pages.unmap(0, 4 * mib));
+  EXPECT_EQ(device_bytes(), before + 4 * mib);
+  EXPECT_EQ(pages.page_of(at(pages, 17 * mib)), (page_info{{16 * mib, 4 * mib}}));
+  EXPECT_EQ(value_at(at(pages, 16 * mib)), 42u);
+  EXPECT_TRUE(pages.unmap(16 * mib, 4 * mib));
+  EXPECT_EQ(device_bytes(), before);
+}
+
+TEST_F(virtual_pages, an_alias_needs_a_page_and_a_place) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 64 * mib}};
+  map(pages, 0, 8 * mib, 4 * mib);
+  EXPECT_EQ(why_not(pages.alias(2 * mib, 32 * mib)), outcome::invalid_argument) << "no page begins there";
+  EXPECT_EQ(why_not(pages.alias(0, 4 * mib)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.alias(0, 33 * mib)), outcome::invalid_argument);
+  EXPECT_EQ(why_not(pages.alias(0, 62 * mib)), outcome::too_large);
+  EXPECT_EQ(why_not(pages.move(0, 62 * mib)), outcome::too_large);
+  EXPECT_EQ(pages.pages(), 2u);
+}
+
+TEST_F(virtual_pages, a_page_moves_once_its_uses_are_seen_complete) {
+  gpumem::virtual_pages pages;
+  gpumem::stream stream{gpumem::device{0}};
+  map(pages, 0, 2 * mib);
+  fill(stream, at(pages, 0), 9, 2 * mib);
+  stream.synchronize();
+  auto const calls = gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease");
+  auto const there = pages.move(0, 8 * mib);
+  ASSERT_TRUE(there);
+  EXPECT_EQ(*there, (page_extent{8 * mib, 2 * mib}));
+  EXPECT_EQ(gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"), calls);
+  EXPECT_FALSE(pages.page_of(at(pages, 0)));
+  EXPECT_EQ(value_at(at(pages, 8 * mib)), 9u);
+  EXPECT_EQ(pages.place(2 * mib), 0u);
+}
+
+TEST_F(virtual_pages, the_judge_finds_a_page_that_goes_before_its_uses_are_seen_complete) {
+  gpumem::virtual_pages pages;
+  gpumem::stream stream{gpumem::device{0}}, other{gpumem::device{0}};
+  gpumem::event happened{gpumem::device{0}};
+  map(pages, 0, 4 * mib);
+  simulator::work(stream, {simulator::write(at(pages, 0), 4 * mib)}, 1us);
+  happened.record(stream);
+  other.wait(happened);
+  EXPECT_TRUE(pages.alias(0, 8 * mib)) << "which takes nothing away";
+  EXPECT_TRUE(simulator::report().findings.empty());
+  EXPECT_TRUE(pages.unmap(0, 2 * mib));
+  auto const found = simulator::take_findings();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].kind, simulator::finding_kind::premature_unmap);
+  happened.synchronize();
+  EXPECT_TRUE(pages.unmap(2 * mib, 2 * mib));
+}
+
+TEST_F(virtual_pages, pinned_pages_stay_where_they_are) {
+  gpumem::virtual_pages pages;
+  map(pages, 0, 8 * mib);
+  EXPECT_FALSE(pages.pin(at(pages, 7 * mib), 2 * mib)) << "its end is not mapped";
+  EXPECT_FALSE(pages.pin(at(pages, 0), 0));
+  EXPECT_FALSE(pages.pin(at(pages, 0), SIZE_MAX));
+  EXPECT_TRUE(pages.pin(at(pages, 3 * mib), 2 * mib)) << "two pages";
+  EXPECT_TRUE(pages.pin(at(pages, 3 * mib), 1));
+  EXPECT_FALSE(page_at(pages, 0).pinned);
+  EXPECT_TRUE(page_at(pages, 2 * mib).pinned);
+  EXPECT_TRUE(page_at(pages, 4 * mib).pinned);
+  EXPECT_FALSE(pages.unmap(2 * mib, 2 * mib));
+  EXPECT_FALSE(pages.unmap(0, 8 * mib));
+  auto const moved = pages.move(2 * mib, 16 * mib);
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error(), (gpumem::failure{outcome::invalid_argument, CUDA_ERROR_NOT_PERMITTED, 2 * mib}));
+  pages.unpin(at(pages, 3 * mib), 2 * mib);
+  EXPECT_TRUE(page_at(pages, 2 * mib).pinned) << "it was pinned twice";
+  EXPECT_FALSE(page_at(pages, 4 * mib).pinned);
+  pages.unpin(at(pages, 2 * mib), 1);
+  pages.unpin(at(pages, 2 * mib), 1);
+  EXPECT_TRUE(pages.pin(at(pages, 2 * mib), 1));
+  pages.unpin(at(pages, 2 * mib), 1);
+  EXPECT_TRUE(pages.unmap(0, 8 * mib));
+}
+
+TEST_F(virtual_pages, an_exported_page_is_pinned) {
+  gpumem::virtual_pages closed;
+  map(closed, 0, 2 * mib);
+  EXPECT_EQ(closed.export_page(closed.base()).error().what, outcome::invalid_argument);
+  gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true}};
+  EXPECT_EQ(pages.export_page(pages.base()).error().what, outcome::invalid_argument) << "nothing is there";
+  map(pages, 0, 4 * mib);
+  simulator::fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(pages.export_page(at(pages, 3 * mib)).error().code, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_FALSE(page_at(pages, 3 * mib).pinned);
+  auto const file = pages.export_page(at(pages, 3 * mib));
+  ASSERT_TRUE(file);
+  EXPECT_EQ(::close(*file), 0);
+  EXPECT_FALSE(pages.unmap(2 * mib, 2 * mib));
+  EXPECT_TRUE(pages.unmap(0, 2 * mib));
+  pages.unpin(at(pages, 3 * mib), 1);
+  EXPECT_TRUE(pages.unmap(2 * mib, 2 * mib));
+}
+
+TEST_F(virtual_pages, say_what_they_are_made_for) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true, .rdma = true}};
+  map(pages, 0, 2 * mib);
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp told{};
+  ASSERT_EQ(gpumem::driver().mem_retain_allocation_handle(&handle, pages.base()), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver().mem_get_allocation_properties_from_handle(&told, handle), CUDA_SUCCESS);
+  EXPECT_EQ(told.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  EXPECT_EQ(told.allocFlags.gpuDirectRDMACapable, 1);
+  EXPECT_EQ(gpumem::driver().mem_release(handle), CUDA_SUCCESS);
+}
+
+TEST_F(virtual_pages, peers_have_access_to_every_mapping) {
+  gpumem::device const home{0}, peer{1};
+  gpumem::virtual_pages pages{home, {.peers = {home, peer}}};
+  gpumem::virtual_pages alone{home};
+  map(pages, 0, 2 * mib);
+  map(alone, 0, 2 * mib);
+  ASSERT_TRUE(pages.alias(0, 8 * mib));
+  gpumem::stream stream{peer};
+  simulator::work(stream, {simulator::write(at(pages, 8 * mib), mib)}, 1us);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  simulator::work(stream, {simulator::read(alone.base(), mib)}, 1us);
+  auto const found = simulator::take_findings();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].kind, simulator::finding_kind::access_without_right);
+  stream.synchronize();
+}
+
+TEST_F(virtual_pages, listeners_hear_of_each_run) {
+  using told = std::vector<std::pair<bool, page_extent>>;
+  told heard;
+  char* base = nullptr;
+  {
+    gpumem::virtual_pages_options options;
+    auto const note = [&](bool mapped, void* address, std::size_t bytes) {
+      heard.push_back({mapped, {static_cast<std::size_t>(static_cast<char*>(address) - base), bytes}});
+      return true;
+    };
+    options.on_mapped = [note](void* address, std::size_t bytes) { return note(true, address, bytes); };
+    options.on_unmapping = [note](void* address, std::size_t bytes) { note(false, address, bytes); };
+    gpumem::virtual_pages pages{gpumem::device{0}, options};
+    base = at(pages, 0);
+    map(pages, 0, 6 * mib);
+    ASSERT_TRUE(pages.move(2 * mib, 8 * mib));
+    EXPECT_TRUE(pages.unmap(4 * mib, 2 * mib));
+  }
+  EXPECT_EQ(heard, (told{{true, {0, 6 * mib}},
+                         {true, {8 * mib, 2 * mib}},
+                         {false, {2 * mib, 2 * mib}},
+                         {false, {4 * mib, 2 * mib}},
+                         {false, {0, 2 * mib}},
+                         {false, {8 * mib, 2 * mib}}}));
+}
+
+TEST_F(virtual_pages, a_listener_can_refuse_a_mapping) {
+  auto const before = device_bytes();
+  gpumem::virtual_pages_options options;
+  int answer = 0;
+  options.on_mapped = [&](void*, std::size_t) { return answer == 2 ? throw std::runtime_error{"no"} : answer == 1; };
+  gpumem::virtual_pages pages{gpumem::device{0}, options};
+  auto const refused = pages.map(0, 4 * mib);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error(), (gpumem::failure{outcome::driver_error, 0, 4 * mib}));
+  answer = 2;
+  EXPECT_EQ(why_not(pages.map(0, 4 * mib)), outcome::driver_error);
+  EXPECT_EQ(device_bytes(), before);
+  answer = 1;
+  map(pages, 0, 4 * mib);
+  answer = 0;
+  EXPECT_EQ(why_not(pages.move(0, 8 * mib)), outcome::driver_error);
+  EXPECT_EQ(pages.page_of(pages.base()), (page_info{{0, 2 * mib}})) << "it is where it was, once";
+}
+
+TEST_F(virtual_pages, calls_are_few_and_unmapping_allocates_nothing) {
+  gpumem::virtual_pages pages;
+  auto const count = [](char const* name) { return gpumem::driver_calls(name); };
+  auto const created = count("cuMemCreate"), allowed = count("cuMemSetAccess"), unmapped = count("cuMemUnmap");
+  map(pages, 0, 16 * mib);
+  EXPECT_EQ(count("cuMemCreate") - created, 8u);
+  EXPECT_EQ(count("cuMemSetAccess") - allowed, 1u);
+  auto const allocated = test::host_allocations();
+  EXPECT_TRUE(pages.unmap(0, 16 * mib));
+  EXPECT_EQ(test::host_allocations(), allocated);
+  EXPECT_EQ(count("cuMemUnmap") - unmapped, 8u);
+}
+
+TEST_F(virtual_pages, break_no_capture) {
+  gpumem::virtual_pages pages;
+  gpumem::stream stream{gpumem::device{0}};
+  stream.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
+  map(pages, 0, 4 * mib);
+  EXPECT_TRUE(pages.move(0, 8 * mib));
+  EXPECT_TRUE(pages.unmap(8 * mib, 2 * mib));
+  auto* const graph = stream.end_capture();
+  EXPECT_NE(graph, nullptr);
+  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+}
+
+TEST_F(virtual_pages, a_forked_child_makes_no_call) {
+  gpumem::virtual_pages pages;
+  map(pages, 0, 4 * mib);
+  auto const child = ::fork();
+  ASSERT_NE(child, -1);
+  if (child == 0) {
+    auto const calls = gpumem::driver_calls();
+    bool const right = pages.unmap(0, 2 * mib) && !pages.map(0, 2 * mib) && !pages.move(2 * mib, 8 * mib) &&
+                       pages.mapped_bytes() == 2 * mib;
+    pages.~virtual_pages();
+    ::_exit(right && gpumem::driver_calls() == calls ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+} // namespace

@@ -1,0 +1,29 @@
+// A device on which addresses and memory are not told apart.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/simulator.hpp>
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+import gpumem;
+
+namespace {
+
+TEST(without_virtual_memory, virtual_pages_say_so_and_a_pool_has_another_way) {
+  gpumem::simulator::load({.virtual_memory = false});
+  gpumem::device const where{0};
+  EXPECT_FALSE(gpumem::virtual_pages::supported(where));
+  try {
+    gpumem::virtual_pages const pages{where};
+    FAIL() << "there are pages";
+  } catch (gpumem::cuda_error const& e) {
+    EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_NE(std::string{e.what()}.find("device 0 has no virtual memory"), std::string::npos) << e.what();
+  }
+  gpumem::pool_resource pool{gpumem::cuda_resource{where}};
+  gpumem::stream stream{where};
+  pool.deallocate(stream, pool.allocate(stream, 1024), 1024);
+}
+
+} // namespace
