@@ -64,6 +64,7 @@ namespace gpumem {
   X(mem_pool_get_access, cuMemPoolGetAccess)                                                                           \
   X(device_get_default_mem_pool, cuDeviceGetDefaultMemPool)                                                            \
   X(device_get_mem_pool, cuDeviceGetMemPool)                                                                           \
+  X(mem_get_default_mem_pool, cuMemGetDefaultMemPool)                                                                  \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
   X(memcpy_async, cuMemcpyAsync)                                                                                       \
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \

@@ -123,7 +123,8 @@ const char* to_string(finding_kind kind) noexcept {
                                    "unknown_free",          "wrong_size",
                                    "overlapping_grant",     "live_block_in_freed_memory",
                                    "dead_stream",           "dead_event",
-                                   "call_in_host_function", "deadlock"};
+                                   "call_in_host_function", "deadlock",
+                                   "early_pool_destroy"};
   return names[static_cast<int>(kind)];
 }
 

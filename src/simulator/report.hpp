@@ -25,6 +25,7 @@ enum class finding_kind {
   dead_event,
   call_in_host_function,
   deadlock,
+  early_pool_destroy,
 };
 
 /// One side of a finding; stream 0 is the host.

@@ -112,6 +112,7 @@ enum class finding_kind {
   dead_event,
   call_in_host_function,
   deadlock,
+  early_pool_destroy, // a memory pool was destroyed before the host had seen its frees done
 };
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 
