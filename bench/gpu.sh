@@ -1,63 +1,59 @@
 #!/usr/bin/env bash
-# The tests and the replay on a GPU, on one page. Builds and runs here; or builds a bundle of static programs here
-# (`bundle`) and runs it on another machine that has a GPU but no toolchain (`run`).
+# The tests, the planted faults and the figures on a GPU, on one page. Builds a bundle of static programs and runs it
+# here, or says how to run it on another machine, which needs a GPU and its driver and no toolchain.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-bundle=$root/build/gpu/bundle
+build=$root/build/gpu bundle=$root/build/gpu/bundle
 
 usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh gpu [bundle|run|all] [REPLAY ARGUMENT...]
-  bundle  build the programs, static but for the driver and libc, into build/gpu/bundle
-  run     run them: the tests labelled gpu, the demo, the waits, the replay of bench/traces; needs a GPU, no compiler
-  all     both (the default)
+  bundle  build all that is run, static but for the driver and libc, into build/gpu/bundle, which can be carried away
+  run     run it and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, replay; needs a GPU
+  all     both; without a GPU the bundle, and how to run it (the default)
 TEXT
 }
 
+has_device() { ls /dev/nvidia[0-9]* >/dev/null 2>&1; }
+
+# The files lie as in the tree where a script looks for its neighbours.
 make_bundle() {
+  local ninja
   cmake --preset gpu
   cmake --build --preset gpu
-  mkdir -p "$bundle"
-  cp "$root"/build/gpu/test/device/test_* "$root"/build/gpu/bench/gpumem_demo "$root"/build/gpu/bench/gpumem-replay \
-    "$root"/build/gpu/bench/gpumem-completion-bench "$bundle"
-  rm -f "$bundle"/*.cmake
+  rm -rf "$bundle"
+  mkdir -p "$bundle"/{traces,test/device,modules/bridge/python}
+  cp "$build"/test/device/test_{device,thrust_device} "$build"/bench/{gpumem_demo,gpumem-replay,gpumem-completion-bench} \
+    "$root"/bench/gpu_page.sh "$root"/test/mutants/run_gpu_mutants.sh "$bundle"
+  cp -L "$build"/src/c/libgpumem_c.so "$bundle"
+  cp "$root"/bench/traces/*.csv.gz "$bundle/traces"
+  cp "$root"/test/device/torch_*.py "$bundle/test/device"
+  cp "$root"/modules/bridge/python/gpumem_torch.py "$bundle/modules/bridge/python"
+  ninja=$(sed -n 's/^CMAKE_MAKE_PROGRAM:[^=]*=//p' "$build/CMakeCache.txt")
+  bash "$root/test/mutants/make_gpu_mutants.sh" "$root" "$build" "$ninja" "$bundle/mutants"
 }
 
-run_tests() {
-  local program failed=0
-  for program in "$bundle"/test_*; do
-    echo "-- $(basename "$program")"
-    "$program" --gtest_brief=1 || failed=1
-  done
-  return "$failed"
-}
-
-run_bundle() {
-  if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
-    echo "bench/gpu.sh: this machine has no NVIDIA device" >&2
-    exit 1
-  fi
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
-  local failed=0
-  run_tests || failed=1
-  echo "-- demo"
-  "$bundle/gpumem_demo" || failed=1
-  echo "-- completion"
-  "$bundle/gpumem-completion-bench" --device cuda || failed=1
-  echo "-- replay"
-  "$bundle/gpumem-replay" --device cuda "$@" "$root"/bench/traces/*.csv.gz || failed=1
-  return "$failed"
+say_how() {
+  cat <<TEXT
+There is no NVIDIA device here. The bundle is in
+  $bundle
+Carry the folder to a machine with one, and there:
+  bash bundle/gpu_page.sh [REPLAY ARGUMENT...]
+TEXT
 }
 
 command=${1:-all}
 shift || true
 case $command in
   bundle) make_bundle ;;
-  run) run_bundle "$@" ;;
+  run) exec bash "$bundle/gpu_page.sh" "$@" ;;
   all)
     make_bundle
-    run_bundle "$@"
+    if has_device; then
+      exec bash "$bundle/gpu_page.sh" "$@"
+    fi
+    say_how
     ;;
   *)
     usage >&2

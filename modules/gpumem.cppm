@@ -39,6 +39,8 @@ export import :async_options;
 export import :driver_pool;
 export import :async_resource;
 export import :async_resource_view;
+export import :async_managed_resource_view;
+export import :async_pinned_resource_view;
 export import :async_managed_resource;
 export import :async_pinned_resource;
 export import :virtual_pages;

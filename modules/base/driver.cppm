@@ -65,6 +65,7 @@ namespace gpumem {
   X(mem_pool_get_access, cuMemPoolGetAccess)                                                                           \
   X(device_get_default_mem_pool, cuDeviceGetDefaultMemPool)                                                            \
   X(device_get_mem_pool, cuDeviceGetMemPool)                                                                           \
+  X(mem_get_default_mem_pool, cuMemGetDefaultMemPool)                                                                  \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
   X(mem_address_reserve, cuMemAddressReserve)                                                                          \
   X(mem_address_free, cuMemAddressFree)                                                                                \

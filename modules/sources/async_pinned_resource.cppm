@@ -13,7 +13,8 @@ namespace gpumem {
 
 /// A driver pool of page-locked host memory, on the host node of `options.numa_node` if one is named, that the device
 /// and the peers of the options reach. The host may touch the memory as soon as it is given: allocations and frees as
-/// async_managed_resource's. All else as async_resource.
+/// async_managed_resource's. Copies of the runtime that name their direction refuse such memory (driver 580), and with
+/// them Thrust's algorithms; those by cudaMemcpyDefault and by the driver do not. All else as async_resource.
 export class async_pinned_resource
     : public detail::own_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
 public:

@@ -19,13 +19,16 @@ namespace gpumem {
 /// is refused, also where the capture was begun on the raw handle; a free on one is kept until the next call outside a
 /// capture. A block freed by identity (by an allocation's destructor) on a foreign stream stays the pool's until that
 /// stream is passed again, at most 64 of them; then, when memory runs out, and with the last handle, the host waits for
-/// that stream's context. Streams of other devices may be given where the pool allows their device.
+/// that stream's context. Streams of other devices may be given where the pool allows their device. A thread waits for
+/// its per-thread default stream before it ends: where that stream still works on memory of a driver pool, driver 580
+/// never lets the thread end, whoever made the calls.
 ///
 /// `trim(keep)` gives back what is not in use and whose frees the host has seen complete. Figures: reserved and granted
 /// bytes with the peak of reserved from the driver, live bytes with their peak, allocations, frees, failures.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
-/// and its last block is freed. Any thread.
+/// and its last block is freed; whoever ends it then waits on the host for the streams on which its memory was freed,
+/// unless they were seen done: drivers crash of a pool that is destroyed before (580 does). Any thread.
 export class async_resource : public detail::own_driver_pool<async_resource, mr::device_accessible> {
 public:
   /// The memory is valid in the order of the stream it was given to.

@@ -10,8 +10,9 @@ namespace gpumem {
 
 /// Allocates from a device's default pool, or from any pool of device memory by its handle, as async_resource does from
 /// its own. It owns nothing and changes nothing of the pool but what it is told to: the default pool's release
-/// threshold stays what it is, which is 0 unless somebody raised it. The pool has to outlive the view's blocks. A block
-/// goes back through a view of the same pool: an async_resource is another resource, also over that pool.
+/// threshold stays what it is, which is 0 unless somebody raised it. The pool has to outlive the view's blocks,
+/// and is destroyed when the host has seen their frees done. A block goes back through a view of the same pool: an
+/// async_resource is another resource, also over that pool.
 ///
 /// A value; views of one pool are equal. Any thread.
 export class async_resource_view

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/figures.hpp>
+#include <atomic>
 #include <cstddef>
 export module gpumem:driver_pool;
 import :async_options;
@@ -12,6 +13,7 @@ import :lifetime;
 import :resource;
 import :source_state;
 import :stream;
+import :sync;
 
 namespace gpumem {
 
@@ -33,8 +35,10 @@ struct driver_pool {
 // Makes a pool as the options say. Throws cuda_error, std::invalid_argument; then there is none.
 driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options);
 driver_pool default_driver_pool(class device where);
+// The one of managed or of pinned memory, which the device may reach. Throws cuda_error where the driver has none.
+driver_pool default_driver_pool(driver_pool_kind kind, class device where);
 driver_pool current_driver_pool(class device where);
-driver_pool foreign_driver_pool(CUmemoryPool handle, class device where);
+driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
 // Allocates and frees in stream order. A default stream stands for the legacy stream, which is ordered with whatever
 // the handle meant to the caller. A free by identity on a foreign stream touches no handle: it is kept for the next
@@ -60,6 +64,8 @@ protected:
 
   // Draws so much, and gives it back at once. Throws as throw_failure.
   void reserve(std::size_t bytes);
+  // Waits for what draws for the host have left behind, where one of them failed half-way.
+  CUresult wait_for_draws() noexcept;
   // Gives back what is kept of foreign streams, waiting on the host for their contexts; whether there was anything.
   bool settle() noexcept;
 
@@ -76,9 +82,12 @@ private:
 
   driver_pool const pool_;
   stream& ready_;
+  std::atomic<bool> ready_owes_{false};
 };
 
-// An own pool: counted by its handles and blocks, and destroyed with the last.
+// An own pool: counted by its handles and blocks, and destroyed with the last. The driver promises to keep a destroyed
+// pool until its frees have run; driver 580 then crashes in whatever is called beside them or after them. So the host
+// waits for the streams that freed, but for those that it has seen complete.
 class async_state final : public driver_pool_state, public lifetime {
 public:
   async_state(driver_pool_kind kind, class device where, async_options options);
@@ -97,7 +106,13 @@ private:
   async_state(driver_pool_kind kind, owned_pool made, async_options options);
   ~async_state() override;
 
+  void given_behind(stream_key const& key, block_map::node_type given) noexcept override;
+  // False: not now, because of a capture somewhere; or the device is lost.
+  bool wait_for_frees() noexcept;
+
   async_options const options_;
+  sync::mutex frees_guard_;
+  block_map frees_; // the newest on each stream, by the stream's timeline
 };
 
 // A pool of somebody else. One a pool handle, never destroyed: views are values.

@@ -12,6 +12,7 @@ import :device;
 import :error;
 import :stream;
 import :sync;
+import :timeline;
 
 namespace gpumem::detail {
 
@@ -40,6 +41,7 @@ protected:
     std::size_t bytes;
     std::size_t alignment;
     stream_key freed_on;
+    epoch freed_at = 0;
   };
   using block_map = std::map<void*, block>; // its nodes move between maps without allocation
 
@@ -58,8 +60,8 @@ protected:
     any_deferred_.store(!deferred_.empty(), std::memory_order_relaxed);
     return taken;
   }
-  // The block has gone back, or is kept for later.
-  void end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept;
+  // The block has gone back, and its node is the caller's; or it is kept for later, and there is none.
+  block_map::node_type end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept;
   std::size_t deferred() noexcept;
 
 private:
@@ -71,6 +73,8 @@ private:
   virtual bool give_behind(stream_key const& key, block const& leaving) noexcept {
     return give_after_wait(key, leaving);
   }
+  // The block went back behind the stream's work.
+  virtual void given_behind(stream_key const&, block_map::node_type) noexcept {}
   // Whether a kept free of one stream may be tried inside a call on another.
   virtual bool may_serve(stream_key const&, stream_key const&) const noexcept { return true; }
   // The device is gone for good.

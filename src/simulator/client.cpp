@@ -129,7 +129,8 @@ const char* to_string(finding_kind kind) noexcept {
                                    "dead_stream",           "dead_event",
                                    "call_in_host_function", "deadlock",
                                    "unmapped_access",       "access_without_right",
-                                   "premature_unmap",       "dead_memory_handle"};
+                                   "premature_unmap",       "dead_memory_handle",
+                                   "early_pool_destroy"};
   return names[static_cast<int>(kind)];
 }
 

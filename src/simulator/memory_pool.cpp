@@ -173,6 +173,13 @@ bool memory_pool::idle(const engine& all, std::uint64_t segment, std::size_t byt
   return unused == bytes;
 }
 
+bool memory_pool::frees_seen(const engine& all) const {
+  return std::all_of(free_.begin(), free_.end(), [&](const auto& part) {
+    const auto seen = [&](const pool_free& ended) { return all.host.covers(ended.component, ended.at.number); };
+    return std::all_of(part.second.frees.begin(), part.second.frees.end(), seen);
+  });
+}
+
 void memory_pool::release(engine& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
   for (auto at = segments_.begin(); at != segments_.end() && reserved > most;) {
     const auto [address, bytes] = *at;

@@ -69,6 +69,8 @@ public:
   /// The live block in which the address lies, or null.
   [[nodiscard]] const pool_block* find(std::uint64_t address) const;
   [[nodiscard]] bool holds(std::uint64_t address) const;
+  /// Whether the host has seen every free done.
+  [[nodiscard]] bool frees_seen(const engine& all) const;
   [[nodiscard]] bool without_blocks() const noexcept { return blocks_.empty(); }
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 

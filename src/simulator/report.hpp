@@ -29,6 +29,7 @@ enum class finding_kind {
   access_without_right,
   premature_unmap,
   dead_memory_handle,
+  early_pool_destroy,
 };
 
 /// One side of a finding; stream 0 is the host.

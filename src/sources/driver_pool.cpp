@@ -4,11 +4,13 @@ module;
 #include <cuda.h>
 #include <gpumem/figures.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <tuple>
 #include <utility>
 module gpumem:driver_pool.impl;
 import :driver_pool;
@@ -113,7 +115,13 @@ expected<void*, failure> driver_pool_state::draw_ready(std::size_t bytes) noexce
   result = call_on(pool_.where, [&] { return driver().stream_synchronize(ready_.get()); });
   if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
   driver().mem_free_async(address, ready_.get());
+  ready_owes_.store(true, std::memory_order_relaxed);
   return unexpected<failure>{refused(result, bytes)};
+}
+
+CUresult driver_pool_state::wait_for_draws() noexcept {
+  if (!ready_owes_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  return call_on(pool_.where, [&] { return driver().stream_synchronize(ready_.get()); });
 }
 
 failure driver_pool_state::refused(CUresult error, std::size_t bytes) noexcept {
@@ -176,13 +184,16 @@ void driver_pool_state::reserve(std::size_t bytes) {
 
 driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
   static auto* const guard = new sync::mutex;
-  static auto* const states = new std::map<std::pair<CUmemoryPool, int>, driver_pool_view_state>;
+  static auto* const states = new std::map<std::tuple<CUmemoryPool, int, bool>, driver_pool_view_state>;
   sync::lock const held{*guard};
-  return states->try_emplace({pool.handle, pool.where.ordinal()}, pool).first->second;
+  return states->try_emplace({pool.handle, pool.where.ordinal(), pool.host_ready}, pool).first->second;
 }
 
 async_state::owned_pool::~owned_pool() {
-  if (!kept) destroy(pool.handle, pool.where);
+  if (kept) return;
+  call_on(pool.where,
+          [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); }); // a draw that failed
+  destroy(pool.handle, pool.where);
 }
 
 async_state::async_state(driver_pool_kind kind, class device where, async_options options)
@@ -194,11 +205,39 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
   made.kept = true;
 }
 
-// The driver keeps the pool until the frees that are under way are done.
+// A pool that cannot be waited for is kept by the process, with no more memory than what is under way.
 async_state::~async_state() {
   if (!driver_alive() || where().lost()) return;
   settle();
-  destroy(handle(), where());
+  if (wait_for_frees()) {
+    destroy(handle(), where());
+  } else if (!where().lost()) {
+    call_on(where(), [this] { return driver().mem_pool_trim_to(handle(), 0); });
+  }
+}
+
+// The block's node stands for the stream's frees from now on: nothing is allocated.
+void async_state::given_behind(stream_key const& key, block_map::node_type given) noexcept {
+  if (key.is_host()) return;
+  given.key() = &key.order();
+  given.mapped().freed_on = key.by_identity();
+  given.mapped().freed_at = key.order().now();
+  sync::lock const held{frees_guard_};
+  frees_.erase(given.key());
+  frees_.insert(std::move(given));
+}
+
+bool async_state::wait_for_frees() noexcept {
+  relaxed_capture const mode;
+  if (wait_for_draws() != CUDA_SUCCESS) return false;
+  for (auto const& [order, newest] : frees_) {
+    auto const& key = newest.freed_on;
+    if (key.order().completed(newest.freed_at)) continue;
+    auto const waited = key.wait_on_host();
+    if (sticky(waited)) where().lose(waited);
+    if (waited != CUDA_SUCCESS) return false;
+  }
+  return true;
 }
 
 expected<void*, failure> async_state::try_allocate(stream_key const& key, std::size_t bytes,

@@ -131,15 +131,30 @@ driver_pool default_driver_pool(class device where) {
   return {handle, where};
 }
 
+driver_pool default_driver_pool(driver_pool_kind kind, class device where) {
+  bool const managed = kind == driver_pool_kind::managed;
+  auto location = location_of(kind, where, {});
+  auto const type = managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
+  CUmemoryPool handle = nullptr;
+  current_device const scope{where};
+  if (auto const result = driver().mem_get_default_mem_pool(&handle, &location, type); result != CUDA_SUCCESS) {
+    auto const text = std::string{"gpumem: the driver has no default pool of "} + (managed ? "managed" : "pinned") +
+                      " memory for device " + std::to_string(where.ordinal());
+    throw cuda_error{static_cast<cudaError_t>(result), text.c_str()};
+  }
+  if (!managed) give_access(handle, where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  return {handle, where, true};
+}
+
 driver_pool current_driver_pool(class device where) {
   CUmemoryPool handle = nullptr;
   check(driver().device_get_mem_pool(&handle, where.ordinal()), "cuDeviceGetMemPool");
   return {handle, where};
 }
 
-driver_pool foreign_driver_pool(CUmemoryPool handle, class device where) {
+driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready) {
   if (!handle) throw std::invalid_argument{"gpumem: a view needs the handle of a driver pool"};
-  return {handle, where};
+  return {handle, where, host_ready};
 }
 
 std::size_t driver_pool_state::trim(std::size_t keep) {

@@ -19,6 +19,7 @@ import :error;
 import :misuse;
 import :stream;
 import :sync;
+import :timeline;
 
 namespace gpumem::detail {
 
@@ -88,18 +89,20 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
 
 void source_state::dispose(stream_key const& key, block_map::node_type leaving) noexcept {
   bool const gone = !key.capturing() && give_behind(key, leaving.mapped());
-  end_free(key, std::move(leaving), gone);
+  if (auto done = end_free(key, std::move(leaving), gone)) given_behind(key, std::move(done));
 }
 
-void source_state::end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept {
+source_state::block_map::node_type source_state::end_free(stream_key const& key, block_map::node_type leaving,
+                                                          bool gone) noexcept {
   sync::lock const held{guard_};
   if (gone) {
     counts_.reserved -= leaving.mapped().drawn;
-  } else {
-    leaving.mapped().freed_on = key.by_identity();
-    deferred_.insert(std::move(leaving));
-    any_deferred_.store(true, std::memory_order_relaxed);
+    return leaving;
   }
+  leaving.mapped().freed_on = key.by_identity();
+  deferred_.insert(std::move(leaving));
+  any_deferred_.store(true, std::memory_order_relaxed);
+  return {};
 }
 
 bool source_state::give_after_wait(stream_key const& key, block const& leaving) noexcept {

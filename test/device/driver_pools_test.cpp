@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iostream>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -16,10 +18,13 @@ namespace {
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-/// Null where the device or the driver has no such pools.
+/// Null, and the error told, where the device or the driver has no such pools.
 template <class Pool, class... Arguments> std::unique_ptr<Pool> made(Arguments... arguments) try {
   return std::make_unique<Pool>(arguments...);
-} catch (cuda_error const&) { return nullptr; }
+} catch (cuda_error const& e) {
+  std::cout << "not here: " << e.what() << '\n';
+  return nullptr;
+}
 
 class driver_pools_on_device : public device_test {
 protected:
@@ -120,6 +125,37 @@ TEST_F(driver_pools_on_device, default_streams_serve) {
   }
 }
 
+// Driver 580 crashes where a pool is destroyed before its frees have run and others meanwhile make pools or wait.
+TEST_F(driver_pools_on_device, pools_come_and_go_while_others_wait) {
+  std::atomic<bool> stop{false};
+  std::thread other{[&] {
+    stream on{device{0}};
+    while (!stop) {
+      cuda_resource source;
+      auto* const block = source.allocate(on, 8);
+      stamp::write(on.get(), block, 8, 1, 20);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      source.deallocate(on, block, 8);
+    }
+  }};
+  stream own{device{0}};
+  cudaStream_t raw = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), cudaSuccess);
+  for (std::uint64_t round = 0; round < 200; ++round) {
+    async_resource pool;
+    for (stream_ref const on : {stream_ref{own}, stream_ref{raw}, stream_ref{cudaStream_t{}},
+                                stream_ref{cudaStreamLegacy}, stream_ref{cudaStreamPerThread}}) {
+      auto block = pool.acquire(on, mib).wait();
+      stamp::write(on.get(), block.data(), mib, round, 20);
+      stamp::check(on.get(), block.data(), mib, round, wrong_);
+      block.reset(on);
+    }
+  }
+  stop = true;
+  other.join();
+  EXPECT_EQ(cudaStreamDestroy(raw), cudaSuccess);
+}
+
 TEST_F(driver_pools_on_device, a_view_leaves_the_default_pool_as_it_is) {
   async_resource_view view;
   auto const before = view.release_threshold();
@@ -156,6 +192,14 @@ TEST_F(driver_pools_on_device, memory_of_a_pinned_pool_is_the_hosts_at_once) {
 
 TEST_F(driver_pools_on_device, memory_of_a_managed_pool_is_the_hosts_at_once) {
   if (auto const pool = made<async_managed_resource>()) touch_by_host(*pool);
+}
+
+TEST_F(driver_pools_on_device, memory_of_the_default_managed_pool_is_the_hosts_at_once) {
+  if (auto const view = made<async_managed_resource_view>()) touch_by_host(*view);
+}
+
+TEST_F(driver_pools_on_device, memory_of_the_default_pinned_pool_is_the_hosts_at_once) {
+  if (auto const view = made<async_pinned_resource_view>()) touch_by_host(*view);
 }
 
 TEST_F(driver_pools_on_device, memory_for_the_host_waits_for_the_work_that_had_it) {

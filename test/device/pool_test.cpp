@@ -153,7 +153,11 @@ TEST_F(pool_on_device, the_default_streams_of_two_threads) {
 
 TEST_F(pool_on_device, a_persistent_kernel_on_the_donor_hangs_nobody) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{8} << 20}};
-  stream a{device{0}}, b{device{0}};
+  int least = 0, greatest = 0;
+  ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
+  // Of another priority: the device puts streams of one priority into a few queues, and a kernel that waits for one
+  // behind it in its queue would wait for ever.
+  stream a{device{0}}, b{device{0}, greatest};
   unsigned* flag = nullptr;
   ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag), sizeof *flag, cudaMemAttachGlobal), cudaSuccess);
   *flag = 0;

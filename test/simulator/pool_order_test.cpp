@@ -216,6 +216,7 @@ protected:
       }
     }
     for (const block& last : live) EXPECT_EQ(free(last.memory, last.on), CUDA_SUCCESS);
+    for (const CUstream each : streams) EXPECT_EQ(cu().stream_synchronize(each), CUDA_SUCCESS);
     EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
     EXPECT_EQ(simulator::run_until_idle(), 0u);
     EXPECT_EQ(simulator::report().bytes_allocated, 0u);

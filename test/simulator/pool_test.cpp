@@ -116,6 +116,19 @@ TEST_F(memory_pool, lives_on_until_its_blocks_are_freed) {
   EXPECT_EQ(simulator::report().bytes_allocated, 0u);
 }
 
+TEST_F(memory_pool, a_destroy_before_its_frees_are_seen_done_is_found) {
+  const CUstream s = new_stream();
+  for (const bool waits : {false, true}) {
+    const CUmemoryPool pool = keeping_pool();
+    char* a = allocate(pool, s, mib);
+    simulator::work(s, {simulator::write(a, mib)}, 50us);
+    EXPECT_EQ(free(a, s), CUDA_SUCCESS);
+    if (waits) EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
+    EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
+    if (!waits) EXPECT_EQ(only_finding().kind, simulator::finding_kind::early_pool_destroy);
+  }
+}
+
 TEST_F(memory_pool, is_the_default_of_a_device_until_another_is_set) {
   CUmemoryPool first = nullptr;
   CUmemoryPool now = nullptr;
@@ -133,6 +146,7 @@ TEST_F(memory_pool, is_the_default_of_a_device_until_another_is_set) {
   EXPECT_EQ(cu().pointer_attribute(&now, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory), CUDA_SUCCESS);
   EXPECT_EQ(now, own);
   EXPECT_EQ(cu().free_async(memory, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
   EXPECT_EQ(cu().pool_destroy(own), CUDA_SUCCESS);
   EXPECT_EQ(cu().device_pool(&now, 0), CUDA_SUCCESS);
   EXPECT_EQ(now, first);

@@ -188,6 +188,51 @@ TEST_F(async_order, frees_by_identity_of_default_streams_go_to_the_legacy_stream
   EXPECT_EQ(host_waits(), waits);
 }
 
+TEST_F(async_order, a_pool_is_destroyed_when_the_host_has_seen_its_frees_done) {
+  for (auto const on : {gpumem::stream_ref{own_}, foreign(), gpumem::stream_ref{cudaStream_t{}},
+                        gpumem::stream_ref{CU_STREAM_LEGACY}, gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
+    for (bool const by_identity : {false, true}) {
+      std::optional<gpumem::async_resource> pool{std::in_place};
+      auto block = pool->acquire(on, mib).wait();
+      use(on, block.data());
+      if (by_identity) {
+        block.reset();
+      } else {
+        block.reset(on);
+      }
+      auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
+      pool.reset(); // the simulated driver tells of a pool that goes too early
+      EXPECT_TRUE(ran_);
+      EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed + 1);
+    }
+  }
+}
+
+TEST_F(async_order, a_pool_whose_streams_were_seen_done_goes_without_a_wait) {
+  std::optional<gpumem::async_resource> pool{std::in_place};
+  for (auto* const on : {&own_, &other_}) {
+    void* const p = pool->allocate(*on, mib);
+    use(*on, p);
+    pool->deallocate(*on, p, mib);
+    on->synchronize();
+  }
+  auto const waits = host_waits();
+  pool.reset();
+  EXPECT_EQ(host_waits(), waits);
+}
+
+TEST_F(async_order, a_pool_that_cannot_be_waited_for_is_left_to_the_process) {
+  auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
+  {
+    gpumem::async_resource pool;
+    void* const p = pool.allocate(own_, mib);
+    use(own_, p);
+    pool.deallocate(own_, p, mib);
+    simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  }
+  EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed);
+}
+
 TEST_F(async_order, a_capturing_stream_is_refused_and_its_frees_are_kept) {
   gpumem::async_resource pool;
   void* const p = pool.allocate(own_, mib);

@@ -311,7 +311,38 @@ TEST_F(async_resource_view, allocates_from_whatever_pool_it_names) {
   void* const p = view.allocate(s, mib);
   EXPECT_EQ(pool.usage().used, mib);
   view.deallocate(s, p, mib);
+  s.synchronize(); // the pool's owner does not know of the view's frees
   EXPECT_THROW((gpumem::async_resource_view{nullptr, gpumem::device{0}}), std::invalid_argument);
+}
+
+template <class View> class host_view : public async_resource {};
+using host_views = testing::Types<gpumem::async_managed_resource_view, gpumem::async_pinned_resource_view>;
+TYPED_TEST_SUITE(host_view, host_views);
+
+TYPED_TEST(host_view, gives_memory_of_the_default_pool_to_the_host_at_once) {
+  TypeParam const view;
+  EXPECT_TRUE(view == (TypeParam{view.handle(), gpumem::device{0}}));
+  EXPECT_FALSE(view.handle() == gpumem::async_resource_view{}.handle());
+  EXPECT_THROW((TypeParam{nullptr, gpumem::device{0}}), std::invalid_argument);
+  auto const threshold = view.release_threshold();
+  gpumem::stream s{gpumem::device{0}};
+  TypeParam source;
+  auto* const p = static_cast<int*>(source.allocate(s, mib));
+  p[0] = 7;
+  source.deallocate(s, p, mib);
+  s.synchronize();
+  EXPECT_EQ(view.release_threshold(), threshold);
+}
+
+TYPED_TEST(host_view, where_the_driver_has_no_such_pool_that_is_said) {
+  simulator::fail_call("cuMemGetDefaultMemPool", 1, CUDA_ERROR_NOT_SUPPORTED);
+  try {
+    TypeParam const view;
+    FAIL() << "there is a view of nothing";
+  } catch (gpumem::cuda_error const& e) {
+    EXPECT_EQ(e.status(), cudaErrorNotSupported);
+    EXPECT_THAT(e.what(), testing::HasSubstr("has no default pool of"));
+  }
 }
 
 TEST_F(async_resource_view, of_the_current_pool) {

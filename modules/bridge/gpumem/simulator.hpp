@@ -117,6 +117,7 @@ enum class finding_kind {
   access_without_right, // the device was given no access to the mapping, or may only read it
   premature_unmap,      // a mapping went, or the right to it, before the host had seen a use through it complete
   dead_memory_handle,   // the handle of physical memory was used after its release
+  early_pool_destroy,   // a memory pool was destroyed before the host had seen its frees done
 };
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs what lies beside it, the bundle that bench/gpu.sh makes, on this machine's GPU: one page, and the whole output of
+# each part in logs/. Arguments are the replay's (--resource all). GPUMEM_GPU_RUNS says how often the tests run (1),
+# GPUMEM_GPU_LOGS where the logs go. Fails where a part does; a part that cannot run here is skipped, by name.
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+logs=${GPUMEM_GPU_LOGS:-$here/logs}
+runs=${GPUMEM_GPU_RUNS:-1}
+export GPUMEM_LIBRARY=$here/libgpumem_c.so
+failed=()
+
+if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
+  echo "gpu_page.sh: this machine has no NVIDIA device" >&2
+  exit 1
+fi
+mkdir -p "$logs"
+
+# part NAME LOG COMMAND...: 77 is the exit status of what cannot run here.
+part() {
+  local name=$1 log=$logs/$2 status=0
+  "${@:3}" >"$log" 2>&1 || status=$?
+  case $status in
+    0) printf '%-28s ok\n' "$name" ;;
+    77) printf '%-28s skipped: %s\n' "$name" "$(tail -1 "$log")" ;;
+    *)
+      printf '%-28s FAILED with %d; the end of %s:\n' "$name" "$status" "$log"
+      tail -25 "$log"
+      failed+=("$name")
+      ;;
+  esac
+}
+
+# Every run is a process of its own: what a test leaves behind must not hurt at the process's end either.
+run_test() {
+  local run
+  for ((run = 1; run <= runs; ++run)); do
+    timeout 300 "$here/$1" || return
+  done
+}
+
+# Shown whole, since the page is for these.
+table() {
+  part "$@"
+  sed 's/^/  /' "$logs/$2"
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
+part "tests, $runs times" test_device.txt run_test test_device
+part "Thrust and CUB, $runs times" test_thrust_device.txt run_test test_thrust_device
+table "planted faults" mutants.txt bash "$here/run_gpu_mutants.sh" "$here/mutants"
+if python=$(command -v python3); then
+  table "PyTorch" torch.txt "$python" "$here/test/device/torch_compare.py"
+else
+  printf '%-28s skipped: no Python here\n' PyTorch
+fi
+table demo demo.txt "$here/gpumem_demo"
+table waits completion.txt "$here/gpumem-completion-bench" --device cuda
+(($#)) || set -- --resource all
+table replay replay.txt "$here/gpumem-replay" --device cuda "$@" "$here"/traces/*.csv.gz
+if ((${#failed[@]})); then
+  printf 'FAILED: %s\n' "${failed[@]}"
+  exit 1
+fi

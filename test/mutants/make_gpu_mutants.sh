@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Builds test_device once for each fault of gpu_mutants.txt, after test_device itself. Arguments: source folder, build
+# folder, ninja, the folder that the programs go to, each with the name of its fault, and beside it what finds it.
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+source_folder=$1 build=$2 ninja=$3 target=$4
+list=$source_folder/test/mutants/gpu_mutants.txt
+source "$source_folder/test/mutants/make_mutant.sh"
+rm -rf "$target"
+mkdir -p "$target"
+cd "$build"
+for fault in $(grep -xE '[a-z_]+' "$list"); do
+  read_fault "$list" "$fault" 6
+  make_mutant "./test/mutants/gpu/$fault" gpumem test/device/test_device
+  mv "test/mutants/gpu/$fault/test" "$target/$fault"
+  printf '%s\n' "${facts[5]}" >"$target/$fault.filter"
+done
