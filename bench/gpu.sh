@@ -24,14 +24,25 @@ make_bundle() {
   cmake --build --preset gpu
   rm -rf "$bundle"
   mkdir -p "$bundle"/{traces,test/device,modules/bridge/python}
-  cp "$build"/test/device/test_{device,thrust_device} "$build"/bench/{gpumem_demo,gpumem-replay,gpumem-completion-bench} \
-    "$root"/bench/gpu_page.sh "$root"/test/mutants/run_gpu_mutants.sh "$bundle"
+  cp "$build"/test/device/test_{device,thrust_device} \
+    "$build"/bench/{gpumem_demo,gpumem-replay,gpumem-completion-bench,gpumem-bench} "$root"/bench/gpu_page.sh "$root"/test/mutants/run_gpu_mutants.sh "$bundle"
   cp -L "$build"/src/c/libgpumem_c.so "$bundle"
   cp "$root"/bench/traces/*.csv.gz "$bundle/traces"
   cp "$root"/test/device/torch_*.py "$bundle/test/device"
   cp "$root"/modules/bridge/python/gpumem_torch.py "$bundle/modules/bridge/python"
+  cp_peers
   ninja=$(sed -n 's/^CMAKE_MAKE_PROGRAM:[^=]*=//p' "$build/CMakeCache.txt")
   bash "$root/test/mutants/make_gpu_mutants.sh" "$root" "$build" "$ninja" "$bundle/mutants"
+}
+
+# What gpumem-bench links and loads: Google Benchmark, RMM where it was built, and what builds PyTorch's peer there.
+cp_peers() {
+  cp -L "$(ldd "$build/bench/gpumem-bench" | awk '/libbenchmark/ { print $3 }')" "$bundle"
+  cp "$root"/bench/peers/{peer.h,torch.cpp,torch.sh} "$bundle"
+  if [[ -f $build/bench/libgpumem_peer_rmm.so ]]; then
+    awk -F= '/^GPUMEM_(RMM|RAPIDS_LOGGER):/ { print $2 }' "$build/CMakeCache.txt" | xargs -d '\n' cp -Lt "$bundle"
+    cp "$build/bench/libgpumem_peer_rmm.so" "$bundle"
+  fi
 }
 
 say_how() {

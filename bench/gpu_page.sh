@@ -45,6 +45,15 @@ table() {
   sed 's/^/  /' "$logs/$2"
 }
 
+# As a peer; without PyTorch it is left out.
+build_torch_peer() {
+  if ! command -v python3 >/dev/null || ! python3 -c 'import torch' 2>/dev/null; then
+    echo "no PyTorch here"
+    return 77
+  fi
+  bash "$here/torch.sh" "$here"
+}
+
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
 part "tests, $runs times" test_device.txt run_test test_device
 part "Thrust and CUB, $runs times" test_thrust_device.txt run_test test_thrust_device
@@ -57,7 +66,13 @@ fi
 table demo demo.txt "$here/gpumem_demo"
 table waits completion.txt "$here/gpumem-completion-bench" --device cuda
 (($#)) || set -- --resource all
-table replay replay.txt "$here/gpumem-replay" --device cuda "$@" "$here"/traces/*.csv.gz
+peers=()
+part "PyTorch's allocator" torch_peer.txt build_torch_peer
+for library in "$here"/libgpumem_peer_*.so; do
+  [[ -f $library ]] && peers+=(--peer "$library")
+done
+table allocators bench.txt "$here/gpumem-bench" --device cuda "${peers[@]}"
+table replay replay.txt "$here/gpumem-replay" --device cuda "${peers[@]}" "$@" "$here"/traces/*.csv.gz
 if ((${#failed[@]})); then
   printf 'FAILED: %s\n' "${failed[@]}"
   exit 1
