@@ -281,7 +281,7 @@ TEST_F(virtual_memory, is_told_by_its_pointer) {
   char* at = reserve(4 * page);
   lay(at + page, 2 * page);
   const auto ask = [](auto value, CUpointer_attribute which, char* pointer) {
-    EXPECT_EQ(cu().pointer_attribute(&value, which, address(pointer)), CUDA_SUCCESS);
+    EXPECT_EQ(cu().pointer_attribute(static_cast<void*>(&value), which, address(pointer)), CUDA_SUCCESS);
     return value;
   };
   EXPECT_EQ(ask(0u, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at + page + 5), unsigned{CU_MEMORYTYPE_DEVICE});

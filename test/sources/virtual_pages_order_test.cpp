@@ -103,6 +103,7 @@ protected:
     int wrong = 0;
     std::mt19937_64 random{seed};
     std::vector<gpumem::stream> streams;
+    streams.reserve(3);
     for (int i = 0; i < 3; ++i) streams.emplace_back(gpumem::device{0});
     std::vector<block> live;
     for (std::uint32_t i = 1; i <= 200; ++i) {
