@@ -17,8 +17,7 @@ auto twos(cuda::stream_ref stream, gpumem::any_pool const& resource, std::size_t
 
 template <class Buffer> long last_of(cuda::stream_ref stream, Buffer const& values) {
   long value = 0;
-  // With its direction named the runtime refuses memory of a pool of pinned memory.
-  cudaMemcpyAsync(&value, values.data() + values.size() - 1, sizeof value, cudaMemcpyDefault, stream.get());
+  cudaMemcpyAsync(&value, values.data() + values.size() - 1, sizeof value, cudaMemcpyDeviceToHost, stream.get());
   return cudaStreamSynchronize(stream.get()) == cudaSuccess ? value : -1;
 }
 
