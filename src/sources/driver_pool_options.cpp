@@ -67,7 +67,7 @@ CUmemoryPool create(driver_pool_kind kind, device where, async_options const& op
   if (result != CUDA_SUCCESS) {
     auto const text = std::string{"gpumem: device "} + std::to_string(where.ordinal()) + " makes no driver pool for " +
                       name_of(kind) + " with these options";
-    throw cuda_error{static_cast<cudaError_t>(result), text.c_str()};
+    throw_cuda_error(result, text.c_str());
   }
   return made;
 }
@@ -140,7 +140,7 @@ driver_pool default_driver_pool(driver_pool_kind kind, class device where) {
   if (auto const result = driver().mem_get_default_mem_pool(&handle, &location, type); result != CUDA_SUCCESS) {
     auto const text = std::string{"gpumem: the driver has no default pool of "} + (managed ? "managed" : "pinned") +
                       " memory for device " + std::to_string(where.ordinal());
-    throw cuda_error{static_cast<cudaError_t>(result), text.c_str()};
+    throw_cuda_error(result, text.c_str());
   }
   if (!managed) give_access(handle, where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   return {handle, where, true};

@@ -38,7 +38,7 @@ bool has(device where, CUdevice_attribute what) {
 
 [[noreturn]] void refuse(device where, char const* what) {
   auto const text = "gpumem: device " + std::to_string(where.ordinal()) + " has no " + what;
-  throw cuda_error{static_cast<cudaError_t>(CUDA_ERROR_NOT_SUPPORTED), text.c_str()};
+  throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, text.c_str());
 }
 
 CUmemAllocationProp properties_of(device where, virtual_pages_options const& options) {
