@@ -30,7 +30,6 @@ bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-std::atomic<bool> driver_gone{false};
 std::atomic<bool> driver_loaded{false};
 
 // Counters of one thread number, kept when the thread ends: the next owner of the number adds to them.
@@ -189,7 +188,5 @@ std::uint64_t driver_calls(std::string_view name) noexcept {
 void check(CUresult result, char const* what) {
   if (result != CUDA_SUCCESS) throw cuda_error{static_cast<cudaError_t>(result), what};
 }
-
-bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
 
 } // namespace gpumem
