@@ -46,8 +46,15 @@ export import :async_pinned_resource;
 export import :virtual_pages;
 
 export import :tags;
+export import :block;
+export import :records;
+export import :block_table;
+export import :size_bins;
+export import :shelf;
 export import :ranges;
 export import :chunks;
+export import :live_meter;
+export import :magazines;
 export import :pool_engine;
 export import :pool_resource;
 

@@ -2,12 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 export module gpumem:driver;
 import :sync;
 
 namespace gpumem {
+
+namespace detail {
+// Set once; every call of a resource reads it.
+inline constinit std::atomic<bool> driver_gone{false};
+} // namespace detail
 
 // Every driver function that gpumem calls: member name, driver name. The header's macros (cuMemAlloc is cuMemAlloc_v2)
 // give the type; cuGetProcAddress gives the same version for the plain name.
@@ -153,7 +159,7 @@ export void check(CUresult result, char const* what);
 export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
 
 /// False once the process is exiting or was forked from one that used the driver: no CUDA call may be made then.
-export bool driver_alive() noexcept;
+export inline bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
 
 namespace detail {
 // Lets this thread ask about events and streams without disturbing a capture that another thread has begun in global

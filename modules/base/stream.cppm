@@ -16,6 +16,10 @@ export class stream_key {
 public:
   /// The host: what is freed on it nobody uses any more, what is allocated on it may be touched by the host at once.
   static stream_key host() noexcept;
+  /// Of an own or adopted stream.
+  static stream_key known(detail::timeline& order, CUstream handle) noexcept {
+    return {order, handle, true, order.capturing()};
+  }
 
   inline std::uint64_t id() const noexcept { return timeline_->id(); }
   inline bool is_host() const noexcept { return timeline_->kind() == detail::stream_kind::host; }
@@ -58,6 +62,8 @@ export stream_key identify(stream_ref handle, device where);
 export stream_key identify(stream_ref handle);
 
 namespace detail {
+// The timeline of an own or adopted stream, by its handle; null for others. No driver call.
+timeline* known_timeline(CUstream handle) noexcept;
 // Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
 } // namespace detail

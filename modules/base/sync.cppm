@@ -2,6 +2,7 @@
 // `scheduled/sync.cppm` is this partition's other form, in which a seed decides who runs next.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -57,6 +58,34 @@ private:
     wait(native);
     native.release();
   }
+  std::condition_variable native_;
+};
+
+/// A mutual exclusion for short scopes: one exchange takes it, one store gives it back. Who finds it taken spins for a
+/// while and then yields its processor. Any thread.
+class quick_mutex {
+public:
+  inline void lock() noexcept {
+    if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
+  }
+  inline bool try_lock() noexcept { return !taken_.exchange(true, std::memory_order_acquire); }
+  inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+
+private:
+  void lock_taken() noexcept;
+  std::atomic<bool> taken_{false};
+};
+
+using quick_lock = std::unique_lock<quick_mutex>;
+
+/// A condition that threads wait for under a quick_mutex, for long; as `condition`.
+class quick_condition {
+public:
+  void wait(quick_lock& held);
+  void notify_all() noexcept;
+
+private:
+  std::mutex guard_;
   std::condition_variable native_;
 };
 

@@ -47,6 +47,9 @@ pooled_event* take_event(CUcontext context);
 // Takes a spare one or none: no allocation, no driver call.
 pooled_event* take_spare_event(CUcontext context) noexcept;
 void give_event(pooled_event* event) noexcept;
+// How many there are of every context together, to be looked at without a lock; and how many there should be.
+inline constinit std::atomic<int> spare_events{0};
+inline constexpr int wanted_spares = 4;
 
 enum class stream_kind : std::uint8_t {
   own,        // of gpumem: never destroyed
@@ -94,6 +97,8 @@ public:
 
   // This stream's work enqueued from now on is ordered after the other's epoch.
   bool ordered_after(timeline const& other, epoch e) const;
+  // The newest epoch of another stream that it is so ordered after; 0: none.
+  epoch ordered_until(timeline const& other) const;
 
   // Records evidence on the handle that the caller was given (or owns). A precise record closes an epoch of its own:
   // returns that epoch, in which the caller then tags the block it is freeing; a late one closes the current epoch and
@@ -105,8 +110,8 @@ public:
   inline void ask() noexcept { asked_.store(true, std::memory_order_relaxed); }
   inline bool asked() const noexcept { return asked_.load(std::memory_order_relaxed); }
 
-  // Counts a free without evidence; true when enough have gathered that a record is due.
-  bool count_unrecorded(std::size_t bytes, std::size_t most_bytes) noexcept;
+  // Counts frees without evidence; true when enough have gathered that a record is due.
+  bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t most_bytes) noexcept;
 
   // Queries evidence, oldest first, and publishes what is complete. One poller at a time; others return at once.
   void poll() noexcept;
@@ -130,7 +135,10 @@ public:
   vector_clock snapshot() const;
 
   // Prepares for recording without allocation; throws std::bad_alloc, cuda_error.
-  void prepare();
+  inline void prepare() {
+    bool const enough = spare_events.load(std::memory_order_relaxed) >= wanted_spares;
+    if (!enough || !prepared_.load(std::memory_order_relaxed)) prepare_events();
+  }
 
 private:
   struct evidence {
@@ -140,6 +148,7 @@ private:
   };
   static constexpr std::size_t most_evidence = 64;
 
+  void prepare_events();
   epoch record(CUstream given, bool precise) noexcept;
   evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
   evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
@@ -162,7 +171,7 @@ private:
   std::atomic<epoch> completed_;
   std::atomic<epoch> recorded_{0};
   std::atomic<bool> asked_{false};
-  std::atomic<bool> prepared_{false};
+  std::atomic<bool> prepared_;
   std::atomic<std::uint32_t> unrecorded_frees_{0};
   std::atomic<std::size_t> unrecorded_bytes_{0};
 

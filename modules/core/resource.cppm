@@ -8,6 +8,7 @@ export module gpumem:resource;
 import :acquire;
 import :cuda;
 import :device;
+import :driver;
 import :error;
 import :misuse;
 import :services;
@@ -19,7 +20,7 @@ namespace gpumem {
 namespace detail {
 
 // False in a process that is exiting or was forked: frees then do nothing.
-bool may_free() noexcept;
+inline bool may_free() noexcept { return driver_alive(); }
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
 
 // One property of a resource, found by argument-dependent lookup.

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
+#include <bit>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -11,6 +13,7 @@ module;
 export module gpumem:services;
 import :cuda;
 import :device;
+import :driver;
 import :error;
 import :stream;
 import :waiter;
@@ -59,11 +62,24 @@ concept measured_state = resource_state<S> && requires(S& s) {
 
 namespace detail {
 
-// The checks of every request, made once, in the outermost call.
-expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+// The checks of every request, made once, in the outermost call: what is wrong with it, and whether anything is.
+expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment) noexcept;
+inline expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+                                                std::size_t alignment) noexcept {
+  bool const plain = std::has_single_bit(alignment) && bytes <= PTRDIFF_MAX && alignment <= PTRDIFF_MAX - bytes &&
+                     driver_alive() && !(where && where->lost()) && !key.capturing();
+  if (plain) return nullptr;
+  return explain_request(key, where, bytes, alignment);
+}
 // Identifies a stream without throwing.
-expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where, std::size_t bytes) noexcept;
+expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
+                                             std::size_t bytes) noexcept;
+inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
+                                                  std::size_t bytes) noexcept {
+  if (auto* const order = known_timeline(stream.get())) return stream_key::known(*order, stream.get());
+  return identify_other(stream, where, bytes);
+}
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
 // The failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;

@@ -5,16 +5,13 @@ module;
 #include <cstdint>
 #include <map>
 export module gpumem:chunks;
+import :block;
 import :cuda;
 import :error;
-import :ranges;
 import :services;
 import :stream;
 
 namespace gpumem::detail {
-
-/// What all of a pool's blocks are multiples of, and aligned to.
-export inline constexpr std::size_t granule = 256;
 
 /// A held copy of a pool's upstream, its type erased.
 export class pool_upstream {
@@ -61,8 +58,14 @@ public:
   inline std::size_t reserved() const noexcept { return reserved_; }
   inline std::size_t leaving() const noexcept { return leaving_; }
   std::size_t peak() const noexcept { return peak_; }
-  std::size_t limit() const noexcept { return limit_; }
+  inline std::size_t limit() const noexcept { return limit_; }
   bool empty() const noexcept { return chunks_.empty(); }
+
+  /// The chunk in which the address lies, or null.
+  chunk* covering(void const* pointer) noexcept;
+  template <class Visit> void visit(Visit visitor) const {
+    for (auto const& [base, each] : chunks_) visitor(each);
+  }
 
   /// The largest chunk without live blocks for which `may(chunk)` holds and without which at least `keep` bytes remain
   /// reserved, or null.

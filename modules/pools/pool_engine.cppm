@@ -2,20 +2,25 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 export module gpumem:pool_engine;
+import :block;
 import :chunks;
 import :cuda;
 import :device;
 import :error;
 import :executor;
+import :live_meter;
+import :magazines;
 import :misuse;
 import :ranges;
 import :services;
+import :shelf;
 import :stream;
 import :sync;
 import :tags;
@@ -55,31 +60,50 @@ struct pool_place {
   rung how = rung::none;
 };
 
-/// One lock guards all of it. Driver calls on streams are made under it; calls upstream, waits and synchronisation are
-/// not. Nothing in a free allocates host memory. Disposes of itself after close().
+/// What became of a free: a misuse was reported and nothing happened; it was done; it was done, of the last live block
+/// of a pool without handles, which is now the caller's to close.
+enum class free_result : std::uint8_t { refused, done, last };
+
+/// How often the ways were taken that figures do not tell of.
+struct pool_paths {
+  std::uint64_t near_hits = 0;    ///< granted out of a magazine
+  std::uint64_t locked_calls = 0; ///< allocations and frees that took the pool's lock
+  std::uint64_t swept = 0;        ///< blocks taken out of magazines
+  std::uint64_t refused = 0;      ///< frees that found no credit
+  std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all
+};
+
+/// Allocations and frees that a magazine serves take the lock of a slot; all others take the one lock of the pool,
+/// under which driver calls on streams are made, but no calls upstream, waits or synchronisation. Nothing in a free
+/// allocates host memory. Disposes of itself after close().
 export class pool_engine final : private resumption {
 public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// Without `bytes` any size is right. False: a misuse was reported, and nothing happened.
-  bool deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  /// Without `bytes` any size is right.
+  free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
+  /// Time grows with the blocks of a chunk.
   std::optional<block_info> find(void const* pointer);
   std::size_t trim(std::size_t keep);
   /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
   bool settle(sync::duration longest);
   figures read_figures();
-  /// Whether every byte is in exactly one place: granted + free = reserved, no overlap, index and map agree.
+  pool_paths read_paths();
+  /// Whether every byte is in exactly one place: granted + cached + free = reserved, no overlap, shelves and neighbours
+  /// agree, and what is cached is within the credit.
   bool consistent();
 
   /// None over upstreams without one.
-  std::optional<device> where() const noexcept { return device_; }
-  pool_options const& options() const noexcept { return options_; }
+  inline std::optional<device> where() const noexcept { return device_; }
+  inline pool_options const& options() const noexcept { return options_; }
   pool_upstream& upstream() noexcept { return *upstream_; }
 
+  /// No handle is left; true if no live block is either. Else the free of the last one tells.
+  bool abandon() noexcept;
   /// No handle and no live block is left. Gives everything upstream; what the host has not seen complete, by the
   /// library thread. The engine may be gone when this returns.
   void close() noexcept;
@@ -87,54 +111,76 @@ public:
 private:
   enum class growth_result : std::uint8_t { granted, changed, failed };
 
+  bool consistent_with(thread_counts const& near);
+
   // pool_allocate.cpp: the ladder.
   expected<void*, failure> allocate(pool_request const& what);
   rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
-  pool_place best_place(pool_request const& what, rung furthest);
+  inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || upstream_->host_accessible(); }
+  pool_place place_at_once(pool_request const& what);
+  pool_place place_elsewhere(pool_request const& what, rung furthest);
   void* grant(pool_request const& what, pool_place const& place);
+  void* reuse_at_once(pool_request const& what);
   void* reuse_now(pool_request const& what);
+  void* reuse_learning(pool_request const& what);
   void* reuse_behind_wait(pool_request const& what);
   bool wait_for(tag_set const& tags, stream_key const& key);
+
+  // pool_order.cpp: what is known of the order of free memory.
+  bool give_completed() noexcept;
   void join_free(stream_key const& key, rung furthest);
   void learn_completion(stream_key const* asking);
+  std::vector<timeline*> open_timelines(bool without_evidence);
+  tag end_use(stream_key const& key, std::size_t bytes) noexcept;
+  void prune(tag_set& tags) const noexcept;
+  void begin_sharing() noexcept;
+  std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
+  inline void note_stream(timeline const& order) noexcept {
+    if (!first_stream_) first_stream_ = &order;
+    if (!shared_ && first_stream_ != &order) begin_sharing();
+  }
 
   // pool_grow.cpp: upstream.
-  growth_result grow(pool_request const& what, sync::lock& held, bool exact, expected<void*, failure>& result);
-  std::size_t give_back(std::size_t keep, sync::lock& held) noexcept;
+  growth_result grow(pool_request const& what, sync::quick_lock& held, bool exact, expected<void*, failure>& result);
+  block& add_chunk(stream_key const& key, void* base, std::size_t bytes);
+  std::size_t give_back(std::size_t keep, sync::quick_lock& held) noexcept;
   bool idle_and_complete(chunk const& home) noexcept;
   void resume() noexcept override;
-  void pass(sync::lock& held) noexcept;
+  void pass(sync::quick_lock& held) noexcept;
   void post_pass() noexcept;
   void leave_behind() noexcept;
 
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
-  void* drain(pool_request const& what, sync::lock& held);
+  void* drain(pool_request const& what, sync::quick_lock& held);
   bool draining_may_help(pool_request const& what);
-  bool lost() const noexcept { return device_ && device_->lost(); }
-  std::vector<timeline*> open_timelines(bool without_evidence);
+  inline bool lost() const noexcept { return device_ && device_->lost(); }
 
   // pool_free.cpp
-  block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes, block* seen) noexcept;
+  block* explain_misuse(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   void end_block(block& freed) noexcept;
-  tag end_use(stream_key const& key, std::size_t bytes) noexcept;
-  void join_neighbours(block& freed) noexcept;
-  bool join_if_alike(block& lower, block& upper) noexcept;
   void after_free(chunk const& home) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;
   void serve_deferred() noexcept;
-  void make_room(tag_set& uses, stream_key const& key, sync::lock& held);
-  void prune(tag_set& tags) const noexcept;
-  void note_stream(timeline const& order) noexcept;
+  void make_room(tag_set& uses, stream_key const& key, sync::quick_lock& held);
+  void set_pressure(bool on) noexcept;
+  void end_cached(block& kept) noexcept;
+  void set_caching() noexcept;
+  bool sweep() noexcept;
 
   std::unique_ptr<pool_upstream> const upstream_;
   pool_options const options_;
   std::optional<device> const device_;
 
-  sync::mutex guard_;
-  sync::condition changed_; // growth ended, or memory has left
+  sync::quick_mutex guard_;
+  sync::quick_condition changed_; // growth ended, or memory has left
   range_map ranges_;
   chunk_list chunks_;
-  figures counts_; // the counters; sizes are filled in when asked for
+  live_meter live_;
+  magazines magazines_{live_};
+  figures counts_; // of what took the lock; sizes are filled in when asked for
+  pool_paths paths_;
+  std::int64_t live_blocks_ = 0; // with those that are cached
   timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
   pool_engine* next_left_ = nullptr;
@@ -143,6 +189,7 @@ private:
   bool growing_ = false;
   bool posted_ = false;
   bool passing_ = false;
+  bool abandoned_ = false;
   bool closed_ = false;
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   unsigned next_wait_ = 0;   // the pass that next waits for tails

@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -25,23 +27,37 @@ namespace gpumem {
 namespace detail {
 
 /// The counted state behind the handles of one pool.
-export class pool_state final : public lifetime {
+export class pool_state final {
 public:
   pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
       : engine_{new pool_engine{std::move(upstream), std::move(options)}} {}
+  pool_state(pool_state const&) = delete;
+  pool_state& operator=(pool_state const&) = delete;
 
-  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  // The engine counts live blocks; these are the handles.
+  void add_handle() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
+  void drop_handle() noexcept;
+
+  inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                               std::size_t alignment) noexcept {
+    if (handles_.load(std::memory_order_relaxed) == 0) return refuse_closed(key, bytes);
+    return engine_->try_allocate(key, bytes, alignment);
+  }
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer) noexcept;
-  std::optional<class device> where() noexcept { return engine_->where(); }
+  inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
   bool settle(std::chrono::nanoseconds longest);
   figures read_figures() { return engine_->read_figures(); }
   pool_engine& engine() noexcept { return *engine_; }
 
 private:
-  ~pool_state() override { engine_->close(); }
-  pool_engine* engine_;
+  ~pool_state() = default;
+  expected<void*, failure> refuse_closed(stream_key const& key, std::size_t bytes) noexcept;
+  void dispose() noexcept;
+
+  std::atomic<std::int64_t> handles_{0};
+  pool_engine* const engine_;
 };
 
 template <class Upstream> consteval bool orders_by_stream() {

@@ -1,6 +1,7 @@
 // The order of a range of memory: which streams may still use it, and up to which of their epochs.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <array>
 #include <cstddef>
 export module gpumem:tags;
@@ -26,20 +27,35 @@ public:
   static constexpr std::size_t most = 4;
 
   tag_set() = default;
-  explicit tag_set(tag const& only) noexcept { add(only); }
+  explicit tag_set(tag const& only) noexcept { assign(only); }
 
-  tag const* begin() const noexcept { return tags_.data(); }
-  tag const* end() const noexcept { return tags_.data() + size_; }
+  inline tag const* begin() const noexcept { return tags_.data(); }
+  inline tag const* end() const noexcept { return tags_.data() + size_; }
   inline bool empty() const noexcept { return size_ == 0; }
-  std::size_t size() const noexcept { return size_; }
-  void clear() noexcept { size_ = 0; }
+  inline std::size_t size() const noexcept { return size_; }
+  inline void clear() noexcept { size_ = 0; }
+  /// One use and no other.
+  inline void assign(tag const& only) noexcept {
+    tags_[0] = only;
+    size_ = 1;
+  }
 
   tag const* find(timeline const& order) const noexcept;
 
   /// Adds a use; false, and nothing changed, if that would be a fifth stream.
-  bool add(tag const& use) noexcept;
+  inline bool add(tag const& use) noexcept {
+    if (size_ > 0) return add_to_others(use);
+    assign(use);
+    return true;
+  }
   /// Adds the uses of another set; false, and nothing changed, if that would make more than four streams.
-  bool join(tag_set const& other) noexcept;
+  inline bool join(tag_set const& other) noexcept {
+    if (other.size_ == 1 && size_ == 1 && other.tags_[0].order == tags_[0].order) {
+      tags_[0].newest = std::max(tags_[0].newest, other.tags_[0].newest);
+      return true;
+    }
+    return other.size_ == 0 || join_many(other);
+  }
   void remove(timeline const& order) noexcept;
   /// Drops what the host has seen complete.
   void prune() noexcept;
@@ -47,11 +63,18 @@ public:
   /// The host has seen every use complete.
   bool completed() const noexcept;
   /// Both name the same streams, at whatever epochs.
-  bool same_streams(tag_set const& other) const noexcept;
+  inline bool same_streams(tag_set const& other) const noexcept {
+    if (size_ != other.size_) return false;
+    return size_ == 0 || (size_ == 1 ? tags_[0].order == other.tags_[0].order : same_many(other));
+  }
 
 private:
+  bool add_to_others(tag const& use) noexcept;
+  bool join_many(tag_set const& other) noexcept;
+  bool same_many(tag_set const& other) const noexcept;
+
+  std::size_t size_ = 0; // before the tags: with the first of them on one cache line of a block
   std::array<tag, most> tags_{};
-  std::size_t size_ = 0;
 };
 
 } // namespace gpumem::detail

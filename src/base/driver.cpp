@@ -32,7 +32,6 @@ bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-std::atomic<bool> driver_gone{false};
 std::atomic<bool> driver_loaded{false};
 
 // Counters of one thread number, kept when the thread ends: the next owner of the number adds to them.
@@ -220,7 +219,5 @@ void throw_cuda_error(CUresult result, char const* what) {
   if (made && detail::forked()) throw detail::error_of_child{*made, result, what};
   throw cuda_error{static_cast<cudaError_t>(result), what};
 }
-
-bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
 
 } // namespace gpumem

@@ -66,6 +66,8 @@ private:
   std::array<slot, size> slots_{};
 };
 
+constinit handle_table known_handles;
+
 struct idle_stream {
   timeline* order;
   int priority;
@@ -73,7 +75,6 @@ struct idle_stream {
 
 // Every stream ever seen. Leaked on purpose: tags keep pointers to timelines.
 struct registry {
-  handle_table owned;
   sync::mutex guard;
   std::vector<std::unique_ptr<timeline>> timelines;
   std::unordered_map<std::uint64_t, timeline*> by_id;
@@ -187,7 +188,7 @@ timeline& own_timeline(device where, int priority) {
     auto& order = all.add(stream_kind::own, id, where.ordinal(), where.context(), handle);
     order.set_priority(priority);
     all.by_id.emplace(id, &order);
-    all.owned.put(handle, &order);
+    known_handles.put(handle, &order);
     return order;
   } catch (...) {
     driver().stream_destroy(handle);
@@ -212,20 +213,20 @@ bool detail::is_capturing(CUstream handle) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+detail::timeline* detail::known_timeline(CUstream handle) noexcept {
+  return handle ? known_handles.find(handle) : nullptr;
+}
+
 stream_key identify(stream_ref stream, device where) {
   auto const handle = stream.get();
-  if (auto* const order = handle ? streams().owned.find(handle) : nullptr) {
-    return {*order, handle, true, order->capturing()};
-  }
+  if (auto* const order = detail::known_timeline(handle)) return stream_key::known(*order, handle);
   auto& order = foreign_timeline(handle, where);
   return {order, handle, true, detail::is_capturing(handle)};
 }
 
 stream_key identify(stream_ref stream) {
   auto const handle = stream.get();
-  if (auto* const order = handle ? streams().owned.find(handle) : nullptr) {
-    return {*order, handle, true, order->capturing()};
-  }
+  if (auto* const order = detail::known_timeline(handle)) return stream_key::known(*order, handle);
   return identify(stream, device::current());
 }
 
@@ -273,7 +274,7 @@ void stream::retire() noexcept {
   if (owned_) {
     all.idle.push_back({timeline_, timeline_->priority()});
   } else {
-    if (!timeline_->adopt(false)) all.owned.put(timeline_->handle(), nullptr);
+    if (!timeline_->adopt(false)) known_handles.put(timeline_->handle(), nullptr);
   }
   timeline_ = nullptr;
 }
@@ -286,7 +287,7 @@ stream stream::adopt(CUstream handle) {
   order.prepare();
   auto& all = streams();
   sync::lock const held{all.guard};
-  if (!all.owned.put(handle, &order)) throw std::bad_alloc{};
+  if (!known_handles.put(handle, &order)) throw std::bad_alloc{};
   order.adopt(true);
   return stream{order, false};
 }

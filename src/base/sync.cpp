@@ -1,15 +1,26 @@
-// Dense thread numbers.
+// Locks that are found taken, and dense thread numbers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <queue>
+#include <thread>
 #include <vector>
 module gpumem:sync.impl;
 import :sync;
 
 namespace gpumem::sync {
 namespace {
+
+inline void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
 
 // Leaked on purpose: threads may end after static destruction has begun.
 struct number_registry {
@@ -43,6 +54,34 @@ struct number_holder {
 };
 
 } // namespace
+
+void quick_mutex::lock_taken() noexcept {
+  constexpr int most_spins = 100;
+  for (int spins = 0;; ++spins) {
+    // Looked at without writing: the line stays shared while somebody else has the lock.
+    if (!taken_.load(std::memory_order_relaxed) && try_lock()) return;
+    if (spins < most_spins) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+// Whoever notifies takes the inner lock, which a waiter holds from before it gives up the outer one.
+void quick_condition::wait(quick_lock& held) {
+  {
+    std::unique_lock inner{guard_};
+    held.unlock();
+    native_.wait(inner);
+  }
+  held.lock();
+}
+
+void quick_condition::notify_all() noexcept {
+  std::scoped_lock const inner{guard_};
+  native_.notify_all();
+}
 
 unsigned thread_number() noexcept {
   thread_local number_holder const holder;

@@ -24,7 +24,6 @@ inline constexpr std::uint32_t most_unrecorded_frees = 1024;
 struct event_store {
   sync::mutex guard;
   pooled_event* spare = nullptr;
-  std::atomic<int> size{0}; // to look at without the lock
 };
 
 event_store& events() {
@@ -79,7 +78,7 @@ pooled_event* take_spare_event(CUcontext context) noexcept {
     auto* const event = *link;
     *link = event->next;
     event->next = nullptr;
-    store.size.fetch_sub(1, std::memory_order_relaxed);
+    spare_events.fetch_sub(1, std::memory_order_relaxed);
     return event;
   }
   return nullptr;
@@ -95,13 +94,13 @@ void give_event(pooled_event* event) noexcept {
   sync::lock const held{store.guard};
   event->next = store.spare;
   store.spare = event;
-  store.size.fetch_add(1, std::memory_order_relaxed);
+  spare_events.fetch_add(1, std::memory_order_relaxed);
 }
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
                    CUstream handle)
     : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle},
-      completed_{kind == stream_kind::host ? ~epoch{0} : 0} {}
+      completed_{kind == stream_kind::host ? ~epoch{0} : 0}, prepared_{kind == stream_kind::host} {}
 
 bool timeline::adopt(bool promised) noexcept {
   if (kind() == stream_kind::own) return true;
@@ -116,14 +115,17 @@ bool timeline::ordered_after(timeline const& other, epoch e) const {
   return clock_.at(other.index_) >= e;
 }
 
+epoch timeline::ordered_until(timeline const& other) const {
+  sync::lock const held{clock_guard_};
+  return clock_.at(other.index_);
+}
+
 // A few spare events: evidence is recorded inside frees, which allocate nothing. Streams come and go while events stay,
 // so no more are made than are missing. What one stream found there the evidence of others may have taken since.
-void timeline::prepare() {
-  constexpr int spares = 4;
+void timeline::prepare_events() {
   if (kind() == stream_kind::host) return;
-  if (prepared_.load(std::memory_order_relaxed) && events().size.load(std::memory_order_relaxed) >= spares) return;
   prepared_.store(true, std::memory_order_relaxed);
-  for (int missing = spares - count_spare_events(context_, spares); missing > 0; --missing) {
+  for (int missing = wanted_spares - count_spare_events(context_, wanted_spares); missing > 0; --missing) {
     give_event(create_event(context_));
   }
 }
@@ -133,15 +135,16 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   if (kind() == stream_kind::host || !driver_alive()) return 0;
   auto* const event = take_spare_event(context_);
   if (!event) {
-    prepared_.store(false, std::memory_order_relaxed); // the next allocation makes more
+    prepared_.store(false, std::memory_order_relaxed);
     return 0;
   }
   relaxed_capture const relaxed;
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   sync::lock const held{evidence_guard_};
   if (size_ == most_evidence) drop_completed();
-  if (size_ == most_evidence || driver().stream_is_capturing(given, &capturing) != CUDA_SUCCESS ||
-      capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
+  auto const answer = driver().stream_is_capturing(given, &capturing);
+  if (sticky(answer) && device_ >= 0) gpumem::device{device_}.lose(answer);
+  if (size_ == most_evidence || answer != CUDA_SUCCESS || capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
     give_event(event);
     return 0;
   }
@@ -158,15 +161,16 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
   at(size_++) = {covers, event, waitable};
   recorded_.store(covers, std::memory_order_release);
+  prepared_.store(false, std::memory_order_relaxed); // the next allocation sees to it that there are spares
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
   return covers;
 }
 
-bool timeline::count_unrecorded(std::size_t bytes, std::size_t most_bytes) noexcept {
-  auto const frees = unrecorded_frees_.fetch_add(1, std::memory_order_relaxed) + 1;
+bool timeline::count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t most_bytes) noexcept {
+  auto const count = unrecorded_frees_.fetch_add(frees, std::memory_order_relaxed) + frees;
   auto const sum = unrecorded_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  return frees >= most_unrecorded_frees || sum >= most_bytes;
+  return count >= most_unrecorded_frees || sum >= most_bytes;
 }
 
 bool timeline::waitable(epoch e) const noexcept {

@@ -4,12 +4,9 @@ module;
 #include <cstddef>
 module gpumem:resource.impl;
 import :resource;
-import :driver;
 import :misuse;
 
 namespace gpumem::detail {
-
-bool may_free() noexcept { return driver_alive(); }
 
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept {
   report_misuse({misuse::kind::bad_stream, pointer, bytes, 0, 0, "gpumem resource"});

@@ -17,7 +17,7 @@ import :stream;
 
 namespace gpumem::detail {
 
-expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome what, int code = 0) {
     return expected<void*, failure>{unexpect, failure{what, code, bytes}};
@@ -30,7 +30,8 @@ expected<void*, failure> checked_request(stream_key const& key, std::optional<de
   return nullptr;
 }
 
-expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where, std::size_t bytes) noexcept {
+expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
+                                             std::size_t bytes) noexcept {
   if (!driver_alive()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, bytes}};
   try {
     return where ? identify(stream, *where) : identify(stream);

@@ -4,11 +4,12 @@ module;
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 module gpumem:chunks.impl;
 import :chunks;
+import :block;
 import :cuda;
 import :error;
-import :ranges;
 import :stream;
 
 namespace gpumem::detail {
@@ -42,10 +43,18 @@ std::size_t chunk_list::growth(std::size_t need) const noexcept {
 
 chunk& chunk_list::add(void* base, std::size_t bytes) {
   auto const address = reinterpret_cast<std::uintptr_t>(base);
-  auto& made = chunks_.try_emplace(address, chunk{address, bytes, 0}).first->second;
+  auto& made = chunks_.try_emplace(address, chunk{.base = address, .bytes = bytes}).first->second;
   reserved_ += bytes;
   peak_ = std::max(peak_, reserved_ + leaving_);
   return made;
+}
+
+chunk* chunk_list::covering(void const* pointer) noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  auto const after = chunks_.upper_bound(address);
+  if (after == chunks_.begin()) return nullptr;
+  auto& found = std::prev(after)->second;
+  return address < found.end() ? &found : nullptr;
 }
 
 chunk chunk_list::begin_leave(chunk const& which) noexcept {

@@ -2,18 +2,21 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <vector>
 module gpumem:pool_allocate.impl;
 import :pool_engine;
+import :block;
 import :chunks;
 import :cuda;
 import :driver;
 import :error;
 import :ranges;
+import :shelf;
 import :stream;
 import :sync;
 import :tags;
@@ -23,12 +26,15 @@ namespace gpumem::detail {
 
 expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept {
+  auto const granted = (bytes + granule - 1) / granule * granule;
+  if (alignment <= granule && !key.is_host()) {
+    if (auto* const near = magazines_.take(key.order(), granted, bytes)) return near->pointer();
+  }
   auto const refuse = [&](outcome why) {
-    sync::lock const held{guard_};
+    sync::quick_lock const held{guard_};
     ++counts_.failures;
     return unexpected<failure>{failure{why, 0, bytes}};
   };
-  auto const granted = (bytes + granule - 1) / granule * granule;
   if (chunks_.limit() && granted > chunks_.limit()) return refuse(outcome::too_large);
   try {
     key.order().prepare();
@@ -43,17 +49,22 @@ expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::s
 }
 
 expected<void*, failure> pool_engine::allocate(pool_request const& what) {
-  sync::lock held{guard_};
+  sync::quick_lock held{guard_};
+  ++paths_.locked_calls;
   note_stream(what.key.order());
+  magazines_.prepare();
   expected<void*, failure> result = nullptr;
   for (bool searching = true; searching;) {
-    serve_deferred();
+    if (deferred_) serve_deferred();
     if (auto* const p = reuse_now(what)) return p;
     auto const grown = grow(what, held, false, result);
     if (grown == growth_result::granted) return result;
     searching = grown == growth_result::changed;
   }
-  pressure_ = true;
+  set_pressure(true);
+  if (sweep()) {
+    if (auto* const p = reuse_now(what)) return p;
+  }
   if (auto* const p = reuse_behind_wait(what)) return p;
   if (result.error().what != outcome::device_lost) {
     if (auto* const p = drain(what, held)) return p;
@@ -72,7 +83,7 @@ expected<void*, failure> pool_engine::allocate(pool_request const& what) {
 // The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
 // help.
 rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furthest) const {
-  if (key.is_host() || upstream_->host_accessible()) return tags.completed() ? rung::completed : rung::none;
+  if (by_host(key)) return tags.completed() ? rung::completed : rung::none;
   if (tags.empty()) return rung::completed;
   auto how = rung::own;
   for (auto const& use : tags) {
@@ -92,81 +103,99 @@ rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furt
   return how;
 }
 
-// The smallest range of the cheapest rung.
-pool_place pool_engine::best_place(pool_request const& what, rung furthest) {
-  pool_place best;
-  for (auto at = ranges_.at_least(what.bytes); at != ranges_.by_size().end(); ++at) {
-    std::size_t offset = 0;
-    if (!fits(**at, what.bytes, what.alignment, offset)) continue;
-    auto const how = classify((*at)->tags, what.key, furthest);
-    if (how >= best.how) continue;
-    best = {*at, offset, how};
-    if (how == rung::own) break;
+// Of what the stream itself has freed and of what nobody uses, whichever fits better.
+pool_place pool_engine::place_at_once(pool_request const& what) {
+  auto& all = ranges_.by_order();
+  pool_place place;
+  if (auto const* const own = by_host(what.key) ? nullptr : all.find(what.key.order())) {
+    place.range = own->bins().find(what.bytes, what.alignment, place.offset);
+    place.how = rung::own;
+    if (place.range && place.range->bytes == what.bytes) return place;
   }
+  if (all.common().empty()) return place;
+  pool_place free;
+  free.range = all.common().bins().find(what.bytes, what.alignment, free.offset);
+  free.how = rung::completed;
+  return free.range && (!place.range || free.range->bytes < place.range->bytes) ? free : place;
+}
+
+// The smallest range of the cheapest rung, of what other streams have freed, or several.
+pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest) {
+  pool_place best;
+  auto const look = [&](block& range) {
+    std::size_t offset = 0;
+    if (!fits(range, what.bytes, what.alignment, offset)) return;
+    auto const how = classify(range.tags, what.key, furthest);
+    if (how > best.how || how == rung::none) return;
+    if (how == best.how && best.range && range.bytes >= best.range->bytes) return;
+    best = {&range, offset, how};
+  };
+  auto& all = ranges_.by_order();
+  for (auto* const each : all.own()) {
+    if (each->empty() || (each->order() == &what.key.order() && !by_host(what.key))) continue;
+    auto const oldest = each->oldest()->tags.begin()->newest;
+    // By the oldest of a shelf one knows whether any of it is complete, or ordered before.
+    bool const some = furthest == rung::wait || each->order()->completed(oldest) ||
+                      (!by_host(what.key) && what.key.order().ordered_after(*each->order(), oldest));
+    if (some) each->bins().visit_from(what.bytes, look);
+  }
+  all.mixed().bins().visit_from(what.bytes, look);
   return best;
 }
 
 void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   auto& taken = ranges_.take(*place.range, place.offset, what.bytes);
-  taken.requested = what.requested;
-  taken.stream = &what.key.order();
-  counts_.live += what.requested;
-  counts_.peak_live = std::max(counts_.peak_live, counts_.live);
+  taken.requested.store(what.requested, std::memory_order_relaxed);
+  taken.stream.store(&what.key.order(), std::memory_order_relaxed);
+  ++live_blocks_;
+  live_.count(static_cast<std::int64_t>(what.requested), magazines_.own_live());
   ++counts_.allocations;
+  switch (place.how) {
+  case rung::own: ++counts_.reuse_own; break;
+  case rung::ordered: ++counts_.reuse_ordered; break;
+  case rung::completed: ++counts_.reuse_completed; break;
+  case rung::wait: ++counts_.reuse_waited; break;
+  case rung::none: break; // fresh
+  }
   return taken.pointer();
 }
 
-// The rungs that cost the stream nothing: first as things are known, then after one look at what has completed.
+void* pool_engine::reuse_at_once(pool_request const& what) {
+  auto const place = place_at_once(what);
+  return place.range ? grant(what, place) : nullptr;
+}
+
+// The rungs that cost the stream nothing: first as things are known, then after one look at what has completed; then
+// the same with what threads have kept.
 void* pool_engine::reuse_now(pool_request const& what) {
-  auto place = best_place(what, rung::completed);
-  if (!place.range && ranges_.largest_run() >= what.bytes) {
-    learn_completion(&what.key);
-    join_free(what.key, rung::completed);
-    place = best_place(what, rung::completed);
-  }
-  if (!place.range) return nullptr;
-  auto* const p = grant(what, place);
-  auto& count = place.how == rung::own       ? counts_.reuse_own
-                : place.how == rung::ordered ? counts_.reuse_ordered
-                                             : counts_.reuse_completed;
-  ++count;
-  return p;
-}
-
-// Joins free neighbours that the stream may use by these rungs. Across streams this happens only for a request that
-// would else fail: a range joined early is lost to each of its streams until the others are done.
-void pool_engine::join_free(stream_key const& key, rung furthest) {
-  for (auto* const each : ranges_.by_size()) prune(each->tags);
-  counts_.joins += ranges_.join_all([&](block const& b) { return classify(b.tags, key, furthest) != rung::none; });
-}
-
-// One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on
-// streams that are gpumem's or the asking one; the others are asked for it.
-void pool_engine::learn_completion(stream_key const* asking) {
-  bool const by_host = upstream_->host_accessible() || (asking && asking->is_host());
-  if (options_.cross_stream == reuse::own && asking && !by_host) return;
-  for (auto* const order : open_timelines(true)) {
-    bool const itself = asking && &asking->order() == order;
-    if (itself && !by_host) continue; // what a stream has freed it may use as it is
-    if (order->owns_handle()) {
-      order->record_late(order->handle());
-    } else if (itself && asking->has_handle()) {
-      order->record_late(asking->handle());
-    } else {
-      order->ask();
+  do {
+    if (ranges_.free_bytes() < what.bytes) continue;
+    if (auto* const p = reuse_at_once(what)) return p;
+    if (auto const place = place_elsewhere(what, rung::ordered); place.range) return grant(what, place);
+    if (give_completed()) {
+      if (auto* const p = reuse_at_once(what)) return p;
     }
-  }
-  for (auto* const order : open_timelines(false)) order->poll();
+    if (auto* const p = reuse_learning(what)) return p;
+  } while (sweep());
+  return nullptr;
+}
+
+void* pool_engine::reuse_learning(pool_request const& what) {
+  learn_completion(&what.key);
+  give_completed();
+  join_free(what.key, rung::completed);
+  if (auto* const p = reuse_at_once(what)) return p;
+  auto const place = place_elsewhere(what, rung::completed);
+  return place.range ? grant(what, place) : nullptr;
 }
 
 void* pool_engine::reuse_behind_wait(pool_request const& what) {
   if (options_.cross_stream != reuse::wait || what.key.is_host() || !what.key.has_handle()) return nullptr;
   join_free(what.key, rung::wait);
-  auto const place = best_place(what, rung::wait);
+  auto place = place_at_once(what);
+  if (!place.range) place = place_elsewhere(what, rung::wait);
   if (!place.range || !wait_for(place.range->tags, what.key)) return nullptr;
-  auto* const p = grant(what, place);
-  ++(place.how == rung::wait ? counts_.reuse_waited : counts_.reuse_completed);
-  return p;
+  return grant(what, place);
 }
 
 // Orders the stream after every use that it is not ordered after. False on an error of the driver.
@@ -178,18 +207,6 @@ bool pool_engine::wait_for(tag_set const& tags, stream_key const& key) {
     return false;
   }
   return true;
-}
-
-// The streams whose uses of free memory the host has not seen complete, each once.
-std::vector<timeline*> pool_engine::open_timelines(bool without_evidence) {
-  std::vector<timeline*> found;
-  for (auto const* const each : ranges_.by_size()) {
-    for (auto const& use : each->tags) {
-      if (use.completed() || (without_evidence && use.has_evidence())) continue;
-      if (std::ranges::find(found, use.order) == found.end()) found.push_back(use.order);
-    }
-  }
-  return found;
 }
 
 } // namespace gpumem::detail

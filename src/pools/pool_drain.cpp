@@ -9,6 +9,7 @@ module;
 #include <vector>
 module gpumem:pool_drain.impl;
 import :pool_engine;
+import :block;
 import :chunks;
 import :cuda;
 import :device;
@@ -112,8 +113,9 @@ bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longe
 bool pool_engine::settle(sync::duration longest) {
   std::vector<timeline*> open;
   {
-    sync::lock const held{guard_};
+    sync::quick_lock const held{guard_};
     serve_deferred();
+    sweep();
     open = open_timelines(false);
   }
   return (open.empty() || synchronise_with(open, longest)) && !lost();
@@ -122,13 +124,15 @@ bool pool_engine::settle(sync::duration longest) {
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
   if (open_timelines(false).empty()) return false;
-  if (ranges_.largest_run() >= what.bytes && (options_.cross_stream != reuse::own || what.key.is_host())) return true;
+  std::size_t run = 0;
+  chunks_.visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
+  if (run >= what.bytes && (options_.cross_stream != reuse::own || what.key.is_host())) return true;
   return chunks_.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
 // Polls for up to a second, then synchronises once with streams that left no evidence. Whatever completes is looked at
 // at once; chunks that become idle are the caller's to give back.
-void* pool_engine::drain(pool_request const& what, sync::lock& held) {
+void* pool_engine::drain(pool_request const& what, sync::quick_lock& held) {
   auto const deadline = sync::now() + longest_drain;
   auto const again = [&] {
     auto* const p = reuse_now(what);

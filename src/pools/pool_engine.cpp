@@ -3,6 +3,7 @@
 module;
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,13 +13,17 @@ module;
 #include <utility>
 module gpumem:pool_engine.impl;
 import :pool_engine;
+import :block;
 import :chunks;
 import :cuda;
 import :device;
 import :driver;
 import :error;
 import :executor;
+import :live_meter;
+import :magazines;
 import :ranges;
+import :shelf;
 import :stream;
 import :sync;
 import :tags;
@@ -46,6 +51,23 @@ std::optional<device> device_of(pool_upstream const& upstream) {
   return ordinal < 0 ? std::nullopt : std::optional{device{ordinal}};
 }
 
+// The bytes on a shelf; what is there must be free, belong there, and come in order.
+std::size_t sound_bytes(shelf const& one, bool& sound) {
+  std::size_t bytes = 0, found = 0;
+  epoch newest = 0;
+  for (auto const* each = one.oldest(); each; each = each->newer) {
+    sound = sound && each->is_free() && each->place == &one;
+    bytes += each->bytes;
+    if (!one.order()) continue;
+    sound = sound && each->tags.size() == 1 && each->tags.begin()->order == one.order();
+    sound = sound && each->tags.begin()->newest >= newest;
+    newest = each->tags.begin()->newest;
+  }
+  one.bins().visit_from(0, [&](block const& each) { found += each.bytes; });
+  sound = sound && found == bytes;
+  return bytes;
+}
+
 std::size_t up_to_granule(std::size_t bytes) { return (bytes + granule - 1) / granule * granule; }
 
 } // namespace
@@ -59,63 +81,86 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
   auto const drawn = upstream_->draw(stream_key::host(), bytes);
   if (!drawn) throw_failure(drawn.error());
   try {
-    ranges_.add(chunks_.add(*drawn, bytes), {});
+    add_chunk(stream_key::host(), *drawn, bytes);
   } catch (...) {
-    upstream_->give_back({reinterpret_cast<std::uintptr_t>(*drawn), bytes, 0});
+    upstream_->give_back({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
     throw;
   }
-  ++counts_.growths;
 }
 
 std::optional<block_info> pool_engine::find(void const* pointer) {
-  sync::lock const held{guard_};
-  auto const* const found = ranges_.covering(pointer);
-  if (!found) return std::nullopt;
-  bool const live = found->live && !found->deferred;
-  return block_info{found->pointer(), live ? found->requested : 0, found->bytes, live ? found->stream->id() : 0, live};
+  sync::quick_lock const held{guard_};
+  auto const* const home = chunks_.covering(pointer);
+  auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
+  if (!found || found->now() == block_state::hole) return std::nullopt;
+  if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
+  return block_info{found->pointer(), found->requested.load(std::memory_order_relaxed), found->bytes,
+                    found->stream.load(std::memory_order_relaxed)->id(), true};
 }
 
 figures pool_engine::read_figures() {
-  sync::lock const held{guard_};
+  sync::quick_lock const held{guard_};
   auto f = counts_;
+  magazines_.look([&](thread_counts const& near) {
+    f.live = static_cast<std::size_t>(live_.sum() + near.live);
+    f.granted = chunks_.reserved() - ranges_.free_bytes() - near.cached;
+    f.allocations += near.allocations;
+    f.reuse_own += near.allocations;
+    f.frees += near.frees;
+  });
+  f.peak_live = std::max(f.live, live_.peak());
   f.reserved = chunks_.reserved() + chunks_.leaving();
-  f.granted = chunks_.reserved() - ranges_.free_bytes();
   f.largest_free = ranges_.largest_free();
   f.limit = options_.limit;
   f.peak_reserved = chunks_.peak();
+  f.joins = ranges_.joins();
   f.joins_refused = ranges_.refused_joins();
   return f;
 }
 
-bool pool_engine::consistent() {
-  sync::lock const held{guard_};
-  std::size_t free = 0, live = 0, indexed = 0;
-  std::uintptr_t end = 0;
-  bool sound = true;
-  ranges_.visit([&](block const& each) {
-    sound = sound && each.base >= end && each.bytes > 0 && each.bytes % granule == 0 && each.home &&
-            each.base >= each.home->base && each.end() <= each.home->base + each.home->bytes;
-    // Side by side within a chunk, without a gap.
-    sound = sound && (each.base == each.home->base || each.base == end);
-    end = each.end();
-    (each.live ? live : free) += each.bytes;
-    sound = sound && each.tags.size() <= tag_set::most && (!each.live || each.requested <= each.bytes);
+pool_paths pool_engine::read_paths() {
+  sync::quick_lock const held{guard_};
+  auto paths = paths_;
+  magazines_.look([&](thread_counts const& near) {
+    paths.near_hits = near.allocations;
+    paths.refused = near.refused;
   });
-  for (auto const* each : ranges_.by_size()) {
-    sound = sound && !each->live;
-    indexed += each->bytes;
-  }
-  return sound && free == indexed && free == ranges_.free_bytes() && live + free == chunks_.reserved();
+  return paths;
 }
 
-void pool_engine::note_stream(timeline const& order) noexcept {
-  if (!first_stream_) first_stream_ = &order;
-  shared_ = shared_ || first_stream_ != &order;
+bool pool_engine::consistent() {
+  sync::quick_lock const held{guard_};
+  bool sound = false;
+  magazines_.look([&](thread_counts const& near) { sound = consistent_with(near); });
+  return sound;
 }
 
-// With `own`, memory stays with the streams that freed it, even when the host has seen them complete.
-void pool_engine::prune(tag_set& tags) const noexcept {
-  if (options_.cross_stream != reuse::own) tags.prune();
+bool pool_engine::consistent_with(thread_counts const& near) {
+  std::size_t free = 0, cached = 0, taken = 0;
+  std::int64_t live = 0;
+  bool sound = true;
+  chunks_.visit([&](chunk const& home) {
+    auto end = home.base;
+    std::size_t not_free = 0;
+    block const* lower = nullptr;
+    range_map::visit(home, [&](block const& each) {
+      // Side by side, without a gap.
+      sound = sound && each.base == end && each.lower == lower && each.bytes > 0 && each.bytes % granule == 0;
+      sound = sound && each.home == &home && each.tags.size() <= tag_set::most;
+      end = each.end();
+      lower = &each;
+      (each.is_free() ? free : taken) += each.bytes;
+      not_free += !each.is_free();
+      if (!each.is_free()) sound = sound && ranges_.granted_at(each.pointer()) == &each;
+      if (each.now() == block_state::cached) cached += each.bytes;
+      if (each.is_live()) live += static_cast<std::int64_t>(each.requested.load(std::memory_order_relaxed));
+    });
+    sound = sound && end == home.end() && lower == home.last && not_free == home.live_blocks;
+  });
+  std::size_t on_shelves = 0;
+  ranges_.by_order().visit([&](shelf& each) { on_shelves += sound_bytes(each, sound); });
+  return sound && free == on_shelves && free == ranges_.free_bytes() && taken + free == chunks_.reserved() &&
+         cached == near.cached && magazines_.balanced(near) && live == live_.sum() + near.live;
 }
 
 } // namespace gpumem::detail

@@ -10,6 +10,7 @@ module;
 #include <new>
 module gpumem:pool_grow.impl;
 import :pool_engine;
+import :block;
 import :chunks;
 import :cuda;
 import :device;
@@ -46,7 +47,7 @@ void watch_exit() {
 } // namespace
 
 // Draws a chunk and grants from it. `changed`: another thread's growth or return has ended, look again.
-pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::lock& held, bool exact,
+pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::quick_lock& held, bool exact,
                                              expected<void*, failure>& result) {
   result = unexpected<failure>{failure{outcome::exhausted, 0, what.requested}};
   if (growing_) {
@@ -76,28 +77,35 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::loc
         failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
     return growth_result::failed;
   }
-  chunk* added = nullptr;
   try {
-    added = &chunks_.add(*drawn, bytes);
-    // Upstream's memory is valid in the order in which it was given.
-    bool const ordered = upstream_->stream_ordered() && !what.key.is_host();
-    auto& fresh = ranges_.add(*added, ordered ? tag_set{{&what.key.order(), what.key.order().now()}} : tag_set{});
-    ++counts_.growths;
+    auto& fresh = add_chunk(what.key, *drawn, bytes);
     std::size_t offset = 0;
     fits(fresh, what.bytes, what.alignment, offset);
-    result = grant(what, {&fresh, offset, rung::own});
+    result = grant(what, {&fresh, offset, rung::none});
     return growth_result::granted;
   } catch (std::bad_alloc const&) {
-    if (added && !ranges_.covering(*drawn)) {
-      auto const lost = chunks_.begin_leave(*added);
-      chunks_.end_leave(lost.bytes);
-      added = nullptr;
-    }
-    if (!added) {
+    if (!chunks_.covering(*drawn)) {
       held.unlock();
-      upstream_->give_back({reinterpret_cast<std::uintptr_t>(*drawn), bytes, 0});
+      upstream_->give_back({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
       held.lock();
     }
+    throw;
+  }
+}
+
+// A chunk, wholly free. Upstream's memory is valid in the order in which it was given.
+block& pool_engine::add_chunk(stream_key const& key, void* base, std::size_t bytes) {
+  bool const ordered = upstream_->stream_ordered() && !key.is_host();
+  auto& added = chunks_.add(base, bytes);
+  try {
+    auto& fresh = ranges_.add(added, ordered ? tag_set{{&key.order(), key.order().now()}} : tag_set{});
+    ++counts_.growths;
+    set_caching();
+    if (!magazines_.allowed()) sweep(); // beyond the threshold nothing stays near a thread
+    return fresh;
+  } catch (...) {
+    auto const lost = chunks_.begin_leave(added);
+    chunks_.end_leave(lost.bytes);
     throw;
   }
 }
@@ -106,12 +114,13 @@ bool pool_engine::idle_and_complete(chunk const& home) noexcept {
   // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
   bool complete = true;
   bool const over = closed_ && lost();
-  ranges_.visit(home, [&](block const& each) { complete = complete && !each.live && (over || each.tags.completed()); });
+  range_map::visit(
+      home, [&](block const& each) { complete = complete && each.is_free() && (over || each.tags.completed()); });
   return complete;
 }
 
 // Chunks without live blocks whose every use the host has seen complete go back; how many bytes did.
-std::size_t pool_engine::give_back(std::size_t keep, sync::lock& held) noexcept {
+std::size_t pool_engine::give_back(std::size_t keep, sync::quick_lock& held) noexcept {
   std::size_t given = 0;
   for (;;) {
     auto* const idle = chunks_.largest_idle(keep, [this](chunk const& home) { return idle_and_complete(home); });
@@ -119,6 +128,7 @@ std::size_t pool_engine::give_back(std::size_t keep, sync::lock& held) noexcept 
     ranges_.remove(*idle);
     auto const gone = chunks_.begin_leave(*idle);
     ++counts_.releases;
+    set_caching();
     held.unlock();
     upstream_->give_back(gone);
     held.lock();
@@ -129,14 +139,15 @@ std::size_t pool_engine::give_back(std::size_t keep, sync::lock& held) noexcept 
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {
-  sync::lock held{guard_};
+  sync::quick_lock held{guard_};
   serve_deferred();
+  sweep();
   learn_completion(nullptr);
   return give_back(keep, held);
 }
 
 void pool_engine::post_pass() noexcept {
-  if (posted_) return;
+  if (posted_ || !driver_alive()) return;
   posted_ = true;
   watch_exit();
   library_executor().post(*this);
@@ -146,7 +157,7 @@ void pool_engine::post_pass() noexcept {
 void pool_engine::resume() noexcept {
   bool done = false;
   {
-    sync::lock held{guard_};
+    sync::quick_lock held{guard_};
     posted_ = false;
     passing_ = true;
     pass(held);
@@ -160,7 +171,7 @@ void pool_engine::resume() noexcept {
   if (done) delete this;
 }
 
-void pool_engine::pass(sync::lock& held) noexcept {
+void pool_engine::pass(sync::quick_lock& held) noexcept {
   try {
     learn_completion(nullptr);
     give_back(closed_ ? 0 : options_.release_threshold, held);
@@ -187,10 +198,18 @@ void pool_engine::leave_behind() noexcept {
   next_left_ = left.exchange(this);
 }
 
+bool pool_engine::abandon() noexcept {
+  sync::quick_lock const held{guard_};
+  abandoned_ = true;
+  set_caching();
+  sweep();
+  return live_blocks_ == 0;
+}
+
 void pool_engine::close() noexcept {
   bool done = false;
   {
-    sync::lock held{guard_};
+    sync::quick_lock held{guard_};
     closed_ = true;
     if (!driver_alive()) return leave_behind(); // no call may be made any more
     serve_deferred();

@@ -1,6 +1,7 @@
 // The counted state of a pool, and its calls that do not depend on the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <optional>
@@ -9,6 +10,7 @@ import :pool_resource;
 import :cuda;
 import :driver;
 import :error;
+import :fork;
 import :misuse;
 import :pool_engine;
 import :resource;
@@ -17,23 +19,28 @@ import :stream;
 
 namespace gpumem::detail {
 
-expected<void*, failure> pool_state::try_allocate(stream_key const& key, std::size_t bytes,
-                                                  std::size_t alignment) noexcept {
-  if (closed()) {
-    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
-    return unexpected<failure>{failure{outcome::closed, 0, bytes}};
-  }
-  auto result = engine_->try_allocate(key, bytes, alignment);
-  if (result) add_live();
-  return result;
+// In a forked child what the state would give back is the parent's.
+void pool_state::drop_handle() noexcept {
+  if (forked() || handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (engine_->abandon()) dispose();
+}
+
+void pool_state::dispose() noexcept {
+  engine_->close();
+  delete this;
+}
+
+expected<void*, failure> pool_state::refuse_closed(stream_key const& key, std::size_t bytes) noexcept {
+  report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
+  return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
 void pool_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
-  if (engine_->deallocate(key, pointer, bytes)) drop_live();
+  if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
 }
 
 void pool_state::deallocate(stream_key const& key, void* pointer) noexcept {
-  if (engine_->deallocate(key, pointer, std::nullopt)) drop_live();
+  if (engine_->deallocate(key, pointer, std::nullopt) == free_result::last) dispose();
 }
 
 bool pool_state::settle(std::chrono::nanoseconds longest) { return driver_alive() && engine_->settle(longest); }

@@ -4,136 +4,263 @@ module;
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
-#include <map>
-#include <set>
 #include <utility>
 module gpumem:ranges.impl;
 import :ranges;
+import :block;
+import :shelf;
 import :tags;
 
 namespace gpumem::detail {
 
-bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {
-  offset = (alignment - range.base % alignment) % alignment;
-  return offset <= range.bytes && bytes <= range.bytes - offset;
+void range_map::link_below(block& one, block& upper) noexcept {
+  one.home = upper.home;
+  one.lower = upper.lower;
+  one.upper = &upper;
+  (one.lower ? one.lower->upper : one.home->first) = &one;
+  upper.lower = &one;
 }
 
-// A new free block with the chunk and tags of another, in the map and in the index.
-block& range_map::insert(block_map::const_iterator hint, block const& like, std::uintptr_t base, std::size_t bytes) {
-  auto const at = blocks_.emplace_hint(hint, base, block{});
-  auto& made = at->second;
-  made.base = base;
-  made.bytes = bytes;
-  made.home = like.home;
-  made.tags = like.tags;
-  try {
-    index_.insert(&made);
-  } catch (...) {
-    blocks_.erase(at);
-    throw;
+void range_map::link_above(block& one, block& lower) noexcept {
+  one.home = lower.home;
+  one.lower = &lower;
+  one.upper = lower.upper;
+  (one.upper ? one.upper->lower : one.home->last) = &one;
+  lower.upper = &one;
+}
+
+// Takes out a block of which another has become a part.
+void range_map::forget(block& joined) noexcept {
+  (joined.lower ? joined.lower->upper : joined.home->first) = joined.upper;
+  (joined.upper ? joined.upper->lower : joined.home->last) = joined.lower;
+  records_.give(joined);
+}
+
+void range_map::pair(block& lower) noexcept {
+  lower.pair_prev = nullptr;
+  lower.pair_next = pairs_;
+  if (pairs_) pairs_->pair_prev = &lower;
+  pairs_ = &lower;
+}
+
+void range_map::unpair(block& lower) noexcept {
+  (lower.pair_prev ? lower.pair_prev->pair_next : pairs_) = lower.pair_next;
+  if (lower.pair_next) lower.pair_next->pair_prev = lower.pair_prev;
+}
+
+// A block becomes one that can be found.
+void range_map::put(block& range, block* beside) noexcept {
+  range.become(block_state::free);
+  if (beside) {
+    beside->place->put_beside(range, *beside);
+  } else {
+    shelves_.of(range.tags).put(range);
   }
-  return made;
+  if (range.upper && range.upper->is_free()) pair(range);
+  if (range.lower && range.lower->is_free()) pair(*range.lower);
 }
 
-block& range_map::add(chunk& home, tag_set const& tags) {
-  block like;
-  like.home = &home;
-  like.tags = tags;
-  auto& made = insert(blocks_.end(), like, home.base, home.bytes);
-  free_bytes_ += home.bytes;
-  return made;
+// And no longer one.
+void range_map::pull(block& range) noexcept {
+  range.place->take(range);
+  if (range.upper && range.upper->is_free()) unpair(range);
+  if (range.lower && range.lower->is_free()) unpair(*range.lower);
+  range.become(block_state::granted);
 }
 
-void range_map::remove(chunk const& home) noexcept {
-  for (auto at = blocks_.find(home.base); at != blocks_.end() && at->second.home == &home; at = blocks_.erase(at)) {
-    free_bytes_ -= at->second.bytes;
-    index_.erase(&at->second);
-  }
-}
-
-block* range_map::covering(void const* pointer) noexcept {
-  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
-  auto const after = blocks_.upper_bound(address);
-  if (after == blocks_.begin()) return nullptr;
-  auto& found = std::prev(after)->second;
-  return address < found.end() ? &found : nullptr;
-}
-
-// The index is ordered by size: a block leaves it before its size changes. The address, its key in the map, stays.
-void range_map::resize(block& range, std::uintptr_t end) noexcept {
-  auto node = index_.extract(&range);
-  range.bytes = end - range.base;
-  index_.insert(std::move(node));
-}
-
-block& range_map::take(block& range, std::size_t offset, std::size_t bytes) {
-  auto const base = range.base + offset, end = base + bytes, limit = range.end();
-  auto const next = std::next(blocks_.find(range.base));
-  auto* const rest = end < limit ? &insert(next, range, end, limit - end) : nullptr;
-  auto* taken = &range;
-  if (offset > 0) {
-    try {
-      taken = &insert(next, range, base, bytes);
-    } catch (...) {
-      if (rest) {
-        index_.erase(rest);
-        blocks_.erase(rest->base);
-      }
-      throw;
-    }
-    resize(range, base);
-  }
-  taken->spare = index_.extract(taken);
-  taken->bytes = bytes;
-  taken->live = true;
-  taken->tags.clear();
-  ++taken->home->live_blocks;
-  free_bytes_ -= bytes;
-  return *taken;
-}
-
-void range_map::release(block& freed) noexcept {
-  freed.live = false;
-  --freed.home->live_blocks;
-  free_bytes_ += freed.bytes;
-  index_.insert(std::move(freed.spare));
-}
-
-block* range_map::below(block const& range) noexcept {
-  auto const at = blocks_.find(range.base);
-  if (at == blocks_.begin()) return nullptr;
-  auto& found = std::prev(at)->second;
-  return found.live || found.home != range.home ? nullptr : &found;
-}
-
-block* range_map::above(block const& range) noexcept {
-  auto const at = std::next(blocks_.find(range.base));
-  if (at == blocks_.end() || at->second.live || at->second.home != range.home) return nullptr;
-  return &at->second;
-}
-
-bool range_map::join(block& lower, block& upper) noexcept {
-  if (!lower.tags.join(upper.tags)) {
+// The free neighbour above becomes a part of a block that is on no shelf; false if their tags are too many.
+bool range_map::absorb_upper(block& range) noexcept {
+  auto& upper = *range.upper;
+  if (!range.tags.join(upper.tags)) {
     ++refused_joins_;
     return false;
   }
-  auto const end = upper.end();
-  index_.erase(&upper);
-  blocks_.erase(upper.base);
-  resize(lower, end);
+  if (upper.is_free()) pull(upper);
+  range.bytes += upper.bytes;
+  forget(upper);
+  ++joins_;
   return true;
 }
 
-std::size_t range_map::largest_run() const noexcept {
+// Joins a block that is not on a shelf with its neighbours, and puts the whole on one.
+block& range_map::settle(block& freed, joining with) noexcept {
+  auto const may = [&](block const* lower, block const* upper) {
+    return with == joining::any || lower->tags.same_streams(upper->tags);
+  };
+  if (auto* const upper = freed.upper; upper && upper->is_free() && may(&freed, upper)) absorb_upper(freed);
+  auto* whole = &freed;
+  if (auto* const lower = freed.lower; lower && lower->is_free() && may(lower, &freed)) {
+    pull(*lower);
+    if (absorb_upper(*lower)) {
+      whole = lower;
+    } else {
+      put(*lower, nullptr);
+    }
+  }
+  put(*whole, nullptr);
+  return *whole;
+}
+
+block& range_map::release(block& freed, joining with) noexcept {
+  granted_.drop(freed);
+  --freed.home->live_blocks;
+  free_bytes_ += freed.bytes;
+  return settle(freed, with);
+}
+
+block& range_map::add(chunk& home, tag_set const& tags) {
+  records_.reserve(1);
+  shelves_.reserve();
+  auto& whole = records_.take();
+  whole.base = home.base;
+  whole.bytes = home.bytes;
+  whole.lower = whole.upper = nullptr;
+  whole.home = &home;
+  whole.tags = tags;
+  home.first = home.last = &whole;
+  free_bytes_ += home.bytes;
+  put(whole, nullptr);
+  return whole;
+}
+
+block& range_map::extend(chunk& home, std::size_t bytes, tag_set const& tags) {
+  records_.reserve(1);
+  shelves_.reserve();
+  auto& more = records_.take();
+  more.base = home.end();
+  more.bytes = bytes;
+  more.tags = tags;
+  link_above(more, *home.last);
+  home.bytes += bytes;
+  free_bytes_ += bytes;
+  return settle(more, joining::alike);
+}
+
+void range_map::remove(chunk& home) noexcept {
+  for (auto* each = home.first; each;) {
+    auto& gone = *each;
+    each = each->upper;
+    if (gone.is_free()) {
+      free_bytes_ -= gone.bytes;
+      pull(gone);
+    }
+    records_.give(gone);
+  }
+  home.first = home.last = nullptr;
+}
+
+block* range_map::covering(chunk const& home, void const* pointer) noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  for (auto* each = home.first; each; each = each->upper) {
+    if (address < each->end()) return each;
+  }
+  return nullptr;
+}
+
+// The range keeps what is left of it, in its place among those freed before and after; what is left on both sides of
+// the cut lies beside it.
+block& range_map::cut(block& range, std::size_t offset, std::size_t bytes) {
+  records_.reserve(2);
+  shelves_.reserve();
+  auto const left = range.bytes - offset - bytes;
+  free_bytes_ -= bytes;
+  if (offset == 0 && left == 0) {
+    pull(range);
+    return range;
+  }
+  auto& taken = records_.take();
+  taken.base = range.base + offset;
+  taken.bytes = bytes;
+  taken.become(block_state::granted);
+  if (offset == 0) {
+    if (range.lower && range.lower->is_free()) unpair(*range.lower);
+    link_below(taken, range);
+    range.base += bytes;
+    range.bytes = left;
+    range.place->bins().resized(range);
+    return taken;
+  }
+  if (range.upper && range.upper->is_free()) unpair(range);
+  link_above(taken, range);
+  range.bytes = offset;
+  range.place->bins().resized(range);
+  if (left == 0) return taken;
+  auto& rest = records_.take();
+  rest.base = taken.end();
+  rest.bytes = left;
+  rest.tags = range.tags;
+  link_above(rest, taken);
+  put(rest, &range);
+  return taken;
+}
+
+block& range_map::take(block& range, std::size_t offset, std::size_t bytes) {
+  granted_.reserve();
+  auto& taken = cut(range, offset, bytes);
+  taken.tags.clear();
+  ++taken.home->live_blocks;
+  granted_.put(taken);
+  return taken;
+}
+
+block& range_map::carve(block& range, std::size_t offset, std::size_t bytes) {
+  auto& hole = cut(range, offset, bytes);
+  hole.tags.clear();
+  hole.become(block_state::hole);
+  if (auto* const upper = hole.upper; upper && upper->now() == block_state::hole) {
+    hole.bytes += upper->bytes;
+    forget(*upper);
+  }
+  auto* const lower = hole.lower;
+  if (!lower || lower->now() != block_state::hole) return hole;
+  lower->bytes += hole.bytes;
+  forget(hole);
+  return *lower;
+}
+
+block& range_map::fill(block& hole, tag_set const& tags) noexcept {
+  hole.tags = tags;
+  free_bytes_ += hole.bytes;
+  return settle(hole, joining::alike);
+}
+
+void range_map::complete(block& range) noexcept {
+  pull(range);
+  range.tags.clear();
+  settle(range, joining::alike);
+}
+
+void range_map::prune(block& range) noexcept {
+  pull(range);
+  range.tags.prune();
+  settle(range, joining::alike);
+}
+
+bool range_map::join(block& lower) noexcept {
+  auto together = lower.tags;
+  if (!together.join(lower.upper->tags)) {
+    ++refused_joins_;
+    return false;
+  }
+  pull(lower);
+  absorb_upper(lower);
+  put(lower, nullptr);
+  return true;
+}
+
+std::size_t range_map::largest_run(chunk const& home) noexcept {
   std::size_t largest = 0, run = 0;
-  chunk const* home = nullptr;
-  for (auto const& [base, each] : blocks_) {
-    run = each.live ? 0 : (each.home == home ? run : 0) + each.bytes;
-    home = each.home;
+  for (auto const* each = home.first; each; each = each->upper) {
+    run = each->is_free() ? run + each->bytes : 0;
     largest = std::max(largest, run);
   }
   return largest;
+}
+
+std::size_t range_map::largest_free() noexcept {
+  std::size_t most = 0;
+  shelves_.visit([&](shelf const& each) { most = std::max(most, each.bins().largest()); });
+  return most;
 }
 
 } // namespace gpumem::detail

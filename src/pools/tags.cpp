@@ -14,7 +14,7 @@ tag const* tag_set::find(timeline const& order) const noexcept {
   return found == end() ? nullptr : found;
 }
 
-bool tag_set::add(tag const& use) noexcept {
+bool tag_set::add_to_others(tag const& use) noexcept {
   for (std::size_t i = 0; i < size_; ++i) {
     auto& mine = tags_[i];
     if (mine.order != use.order) continue;
@@ -26,7 +26,7 @@ bool tag_set::add(tag const& use) noexcept {
   return true;
 }
 
-bool tag_set::join(tag_set const& other) noexcept {
+bool tag_set::join_many(tag_set const& other) noexcept {
   auto joined = *this;
   for (auto const& use : other) {
     if (!joined.add(use)) return false;
@@ -50,8 +50,8 @@ bool tag_set::completed() const noexcept {
   return std::all_of(begin(), end(), [](tag const& t) { return t.completed(); });
 }
 
-bool tag_set::same_streams(tag_set const& other) const noexcept {
-  return size_ == other.size_ && std::all_of(begin(), end(), [&](tag const& t) { return other.find(*t.order); });
+bool tag_set::same_many(tag_set const& other) const noexcept {
+  return std::all_of(begin(), end(), [&](tag const& t) { return other.find(*t.order); });
 }
 
 } // namespace gpumem::detail

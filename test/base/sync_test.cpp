@@ -30,11 +30,53 @@ TEST(sync, excludes_one_thread_by_the_other) {
   EXPECT_EQ(count, 40'000);
 }
 
+TEST(sync, excludes_threads_by_a_quick_lock_that_many_want) {
+  sync::quick_mutex guard;
+  int count = 0;
+  std::vector<sync::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20'000; ++i) {
+        sync::quick_lock const held{guard};
+        ++count;
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+  EXPECT_EQ(count, 80'000);
+}
+
 TEST(sync, tries_a_lock_without_waiting) {
   sync::mutex guard;
+  sync::quick_mutex quick;
   sync::lock const held{guard};
-  sync::thread other{[&] { EXPECT_FALSE(guard.try_lock()); }};
+  sync::quick_lock const quickly_held{quick};
+  sync::thread other{[&] { EXPECT_FALSE(guard.try_lock() || quick.try_lock()); }};
   other.join();
+}
+
+TEST(sync, wakes_who_waits_under_a_quick_lock) {
+  sync::quick_mutex guard;
+  sync::quick_condition wake;
+  int turn = 0;
+  sync::thread other{[&] {
+    sync::quick_lock held{guard};
+    for (int i = 0; i < 1000; ++i) {
+      while (turn != 1) wake.wait(held);
+      turn = 0;
+      wake.notify_all();
+    }
+  }};
+  {
+    sync::quick_lock held{guard};
+    for (int i = 0; i < 1000; ++i) {
+      turn = 1;
+      wake.notify_all();
+      while (turn != 0) wake.wait(held);
+    }
+  }
+  other.join();
+  EXPECT_EQ(turn, 0);
 }
 
 TEST(sync, wakes_who_waits_under_a_condition) {

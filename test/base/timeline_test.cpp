@@ -162,11 +162,11 @@ TEST_F(timeline_test, a_record_that_fails_leaves_no_evidence) {
 
 TEST_F(timeline_test, counts_frees_until_a_record_is_due) {
   order(a).record_late(a.get());
-  for (int i = 1; i < 1024; ++i) ASSERT_FALSE(order(a).count_unrecorded(1, 1 << 20)) << i;
-  EXPECT_TRUE(order(a).count_unrecorded(1, 1 << 20));
+  for (int i = 1; i < 1024; ++i) ASSERT_FALSE(order(a).count_unrecorded(1, 1, 1 << 20)) << i;
+  EXPECT_TRUE(order(a).count_unrecorded(1, 1, 1 << 20));
   order(a).record_late(a.get());
-  EXPECT_FALSE(order(a).count_unrecorded(100, 1000));
-  EXPECT_TRUE(order(a).count_unrecorded(900, 1000)); // by bytes
+  EXPECT_FALSE(order(a).count_unrecorded(1, 100, 1000));
+  EXPECT_TRUE(order(a).count_unrecorded(1, 900, 1000)); // by bytes
 }
 
 TEST_F(timeline_test, is_asked_until_it_has_recorded) {

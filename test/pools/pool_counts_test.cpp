@@ -39,6 +39,10 @@ protected:
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
   gpumem_test::told_upstream upstream;
+
+  template <class Pool> static auto paths_of(Pool& pool) {
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().read_paths();
+  }
 };
 
 // Frees of every kind, in an order that joins, leaves gaps, spans streams, is under pressure and past the threshold.
@@ -67,6 +71,34 @@ TEST_F(pool_counts, a_hit_of_the_own_stream_makes_no_driver_call) {
   constexpr int few = 500; // fewer frees than after which a record is due
   for (int i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(gpumem::driver_calls(), before);
+}
+
+TEST_F(pool_counts, a_magazine_hit_takes_no_lock_of_the_pool) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
+  auto const paths = paths_of(r);
+  auto const calls = gpumem::driver_calls(), allocations = host_allocations;
+  constexpr std::uint64_t few = 50; // one free in 64 looks for evidence
+  for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
+  EXPECT_EQ(host_allocations, allocations);
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls);
+  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + few);
+}
+
+// Blocks that are too large to be kept near a thread.
+TEST_F(pool_counts, a_hit_of_the_shelves_takes_one_lock) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
+  auto const paths = paths_of(r);
+  auto const calls = gpumem::driver_calls("cuEventRecord") + gpumem::driver_calls("cuEventQuery");
+  auto const allocations = host_allocations;
+  constexpr std::uint64_t few = 10;
+  for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
+  EXPECT_EQ(host_allocations, allocations);
+  EXPECT_EQ(gpumem::driver_calls("cuEventRecord") + gpumem::driver_calls("cuEventQuery"), calls);
+  EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls + 2 * few);
+  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits);
 }
 
 TEST_F(pool_counts, few_frees_leave_a_record) {

@@ -63,6 +63,8 @@ TEST_F(pool_interface, sub_allocates_one_chunk_in_granules) {
   r.deallocate(s, p, 1);
   r.deallocate(s, q);
   EXPECT_EQ(r.figures().live, 0u);
+  EXPECT_EQ(r.figures().granted, 0u);
+  EXPECT_EQ(r.trim(2 * MiB), 0u); // what threads have kept comes back
   EXPECT_EQ(r.figures().largest_free, 2 * MiB);
   EXPECT_EQ(r.figures().peak_live, 301u);
   EXPECT_EQ(r.figures().frees, 2u);

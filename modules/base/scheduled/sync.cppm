@@ -54,6 +54,10 @@ private:
   std::uint64_t served_ = 0;
 };
 
+using quick_mutex = mutex;
+using quick_lock = lock;
+using quick_condition = condition;
+
 class thread {
 public:
   thread() noexcept;

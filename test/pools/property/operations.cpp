@@ -26,10 +26,14 @@ import gpumem;
 
 namespace gpumem_test {
 
+namespace {
+constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // what is kept near a thread is asked for again
+} // namespace
+
 void random_program::allocate(actor& who) {
   constexpr std::size_t largest[] = {4096, 64 * 1024, 512 * 1024, 1 * MiB};
   auto const which = enter(who);
-  auto const bytes = 1 + who.random.below(who.random.of(largest));
+  auto const bytes = who.random.one_in(3) ? who.random.of(often) : 1 + who.random.below(who.random.of(largest));
   auto const alignment = who.random.one_in(8) ? std::size_t{4096} : std::size_t{256};
   auto const got = checked_->try_allocate(stream_of(which), bytes, alignment);
   note(got ? offset(*got) : 1 + static_cast<unsigned>(got.error().what));
@@ -42,6 +46,21 @@ void random_program::allocate(actor& who) {
   live_block const block{*got, bytes, which, bound ? who.thread : -1};
   work(which, block);
   put(block);
+}
+
+// What a thread has freed it asks for again, on the same stream.
+void random_program::churn(actor& who) {
+  auto const which = enter(who);
+  auto const bytes = who.random.of(often);
+  for (int i = 0; i < 4; ++i) {
+    auto const got = checked_->try_allocate(stream_of(which), bytes);
+    note(got ? offset(*got) : 1);
+    if (!got) break;
+    work(which, {*got, bytes, which, -1});
+    checked_->deallocate(stream_of(which), *got, bytes);
+    told_free(false);
+  }
+  leave(which);
 }
 
 void random_program::allocate_by_host(actor& who) {
@@ -197,8 +216,7 @@ void random_program::recycle_stream(actor& who) {
 }
 
 void random_program::check_conservation(actor&) {
-  auto& state = *static_cast<gpumem::detail::pool_state*>(pool_->services().state);
-  if (!state.engine().consistent()) fail("granted and free memory are not what is reserved");
+  if (!engine().consistent()) fail("granted and free memory are not what is reserved");
 }
 
 void random_program::step(actor& who) {
@@ -206,21 +224,16 @@ void random_program::step(actor& who) {
     unsigned weight;
     void (random_program::*run)(actor&);
   };
-  constexpr operation operations[] = {{30, &random_program::allocate},
-                                      {2, &random_program::allocate_by_host},
-                                      {8, &random_program::use},
-                                      {8, &random_program::free_at_home},
-                                      {14, &random_program::free_elsewhere},
-                                      {2, &random_program::free_by_identity},
-                                      {2, &random_program::free_by_host},
-                                      {5, &random_program::record_use},
-                                      {3, &random_program::order_lanes},
-                                      {4, &random_program::look_for_completion},
-                                      {2, &random_program::trim},
-                                      {1, &random_program::recycle_stream},
-                                      {1, &random_program::check_conservation}};
+  constexpr operation operations[] = {
+      {30, &random_program::allocate},           {3, &random_program::churn},
+      {2, &random_program::allocate_by_host},    {8, &random_program::use},
+      {8, &random_program::free_at_home},        {14, &random_program::free_elsewhere},
+      {2, &random_program::free_by_identity},    {2, &random_program::free_by_host},
+      {5, &random_program::record_use},          {3, &random_program::order_lanes},
+      {4, &random_program::look_for_completion}, {2, &random_program::trim},
+      {1, &random_program::recycle_stream},      {1, &random_program::check_conservation}};
   if (who.thread == 0 && who.random.one_in(24)) return spin_and_allocate(who);
-  auto at = who.random.below(82);
+  auto at = who.random.below(85);
   for (auto const& each : operations) {
     if (at < each.weight) return (this->*each.run)(who);
     at -= each.weight;

@@ -116,6 +116,11 @@ program_result random_program::finish() {
   counts["joins refused"] = figures.joins_refused;
   counts["failures"] = figures.failures;
   counts["allocations"] = figures.allocations;
+  auto const paths = engine().read_paths();
+  counts["magazine hits"] = paths.near_hits;
+  counts["blocks swept"] = paths.swept;
+  counts["credit refused"] = paths.refused;
+  counts["ranges given to all"] = paths.completed;
   if (figures.live != 0) fail("live bytes are left: " + std::to_string(figures.live));
   if (figures.limit && figures.peak_reserved > figures.limit) fail("more was reserved than the limit");
   checked_.reset();

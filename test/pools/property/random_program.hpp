@@ -47,6 +47,7 @@ private:
   struct actor;
   using event_type = gpumem::event;
 
+  auto& engine() { return static_cast<gpumem::detail::pool_state*>(pool_->services().state)->engine(); }
   void fail(std::string text) {
     std::scoped_lock const held{guard_};
     if (result_.failure.empty()) result_.failure = std::move(text);
@@ -85,6 +86,7 @@ private:
 
   void step(actor& who);
   void allocate(actor& who);
+  void churn(actor& who);
   void allocate_by_host(actor& who);
   void use(actor& who);
   void free_at_home(actor& who);

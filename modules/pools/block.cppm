@@ -1,0 +1,76 @@
+// A piece of a pool's memory, and what it is cut from.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+export module gpumem:block;
+import :tags;
+import :timeline;
+
+namespace gpumem::detail {
+
+/// What all of a pool's blocks are multiples of, and aligned to; bytes.
+export inline constexpr std::size_t granule = 256;
+
+export struct block;
+export class shelf;
+
+/// Memory of a pool's upstream side by side; blocks are cut from it and never join beyond it.
+export struct chunk {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+  std::size_t live_blocks = 0; ///< not free: granted, cached near a thread, or to be freed later
+  block* first = nullptr;      ///< by address
+  block* last = nullptr;
+
+  inline std::uintptr_t end() const noexcept { return base + bytes; }
+};
+
+/// What becomes of a block. Only the holder of the pool's lock makes it free, or takes it from there; between granted
+/// and cached it goes in whatever thread has it.
+export enum class block_state : std::uint8_t {
+  free,
+  granted,
+  cached,   ///< freed, and kept near a thread
+  deferred, ///< freed by a stream that is capturing a graph: the free is still to be done
+  hole,     ///< its memory has left
+};
+
+/// Memory that is granted or free as one. The first cache line, and the second up to the first tag, are what
+/// allocations and frees touch.
+export struct alignas(64) block {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+  block* lower = nullptr; ///< neighbours in the chunk, of whatever state
+  block* upper = nullptr;
+  block* next = nullptr; ///< free: in its bin; else in the list of whoever keeps it
+  block* prev = nullptr;
+  std::atomic<std::size_t> requested{0}; ///< while granted; bytes
+  std::atomic<block_state> state{block_state::free};
+  std::uint16_t bin = 0;
+
+  chunk* home = nullptr;
+  shelf* place = nullptr; ///< while free
+  block* older = nullptr; ///< while free, neighbours on the shelf in order of free
+  block* newer = nullptr;
+  std::atomic<timeline*> stream{nullptr}; ///< the stream that it was given to; deferred, the stream that freed it
+  tag_set tags; ///< free or cached: what must be over before reuse; granted: uses recorded so far
+
+  block* pair_prev = nullptr; ///< free and with a free neighbour above: the list of these
+  block* pair_next = nullptr;
+
+  inline std::uintptr_t end() const noexcept { return base + bytes; }
+  void* pointer() const noexcept { return reinterpret_cast<void*>(base); }
+  inline block_state now() const noexcept { return state.load(std::memory_order_relaxed); }
+  inline void become(block_state next_state) noexcept { state.store(next_state, std::memory_order_relaxed); }
+  inline bool is_free() const noexcept { return now() == block_state::free; }
+  inline bool is_live() const noexcept { return now() == block_state::granted; }
+};
+
+static_assert(sizeof(block) == 192);
+
+/// Whether `bytes` bytes so aligned lie in the block; `offset` is then where.
+export bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept;
+
+} // namespace gpumem::detail

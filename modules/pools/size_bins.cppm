@@ -1,0 +1,109 @@
+// Free blocks by size, found in constant time.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+export module gpumem:size_bins;
+import :block;
+
+namespace gpumem::detail {
+
+/// Two-level segregated fit: a bin for each size below 64 granules, and from there 32 bins to each power of two, so
+/// that the sizes in a bin differ by 3 % at most. A search looks at a few blocks of a bin and takes the smallest:
+/// nearly the best fit. Guarded by the lock of the pool that keeps it.
+export class size_bins {
+public:
+  static constexpr unsigned exact_bins = 64;
+  static constexpr unsigned steps_log2 = 5;
+  static constexpr unsigned bin_count = exact_bins + 34 * (1u << steps_log2);
+
+  /// The bin of a size in bytes; the last holds all that is larger.
+  static inline unsigned bin_of(std::size_t bytes) noexcept {
+    auto const granules = bytes / granule;
+    if (granules < exact_bins) return static_cast<unsigned>(granules);
+    auto const power = static_cast<unsigned>(std::bit_width(granules)) - 1;
+    auto const step = static_cast<unsigned>(granules >> (power - steps_log2)) & ((1u << steps_log2) - 1);
+    auto const bin = exact_bins + (power - 6) * (1u << steps_log2) + step;
+    return bin < bin_count ? bin : bin_count - 1;
+  }
+
+  inline void put(block& one) noexcept {
+    auto const bin = bin_of(one.bytes);
+    one.bin = static_cast<std::uint16_t>(bin);
+    one.prev = nullptr;
+    one.next = heads_[bin];
+    heads_[bin] = &one;
+    if (one.next) {
+      one.next->prev = &one;
+    } else {
+      used_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
+      used_words_ |= std::uint64_t{1} << bin / word_bits;
+    }
+  }
+  inline void take(block& one) noexcept {
+    if (one.next) one.next->prev = one.prev;
+    if (one.prev) {
+      one.prev->next = one.next;
+      return;
+    }
+    auto const bin = one.bin;
+    heads_[bin] = one.next;
+    if (one.next) return;
+    used_[bin / word_bits] &= ~(std::uint64_t{1} << bin % word_bits);
+    if (!used_[bin / word_bits]) used_words_ &= ~(std::uint64_t{1} << bin / word_bits);
+  }
+  /// To be called after a block's size has changed.
+  inline void resized(block& one) noexcept {
+    if (bin_of(one.bytes) == one.bin) return;
+    take(one);
+    put(one);
+  }
+
+  /// A block in which so many bytes, whole granules, so aligned lie, and where; of those looked at the smallest. Null:
+  /// there is none.
+  inline block* find(std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
+    auto const bin = next_used(bin_of(bytes));
+    if (bin >= exact_bins || alignment > granule) return search(bin, bytes, alignment, offset);
+    offset = 0;
+    return heads_[bin];
+  }
+
+  /// Visits every block that may be of that size or larger.
+  template <class Visit> void visit_from(std::size_t bytes, Visit visitor) const {
+    for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
+      for (auto* each = heads_[bin]; each; each = each->next) visitor(*each);
+    }
+  }
+
+  inline bool empty() const noexcept { return next_used(0) == bin_count; }
+  std::size_t largest() const noexcept;
+
+private:
+  static constexpr unsigned word_bits = 64;
+  static constexpr unsigned word_count = bin_count / word_bits;
+  static_assert(bin_count % word_bits == 0 && word_count < word_bits);
+
+  // The first bin from there that is not empty, or bin_count.
+  inline unsigned next_used(unsigned from) const noexcept {
+    if (from >= bin_count) return bin_count;
+    auto const word = from / word_bits;
+    if (auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits)) {
+      return word * word_bits + static_cast<unsigned>(std::countr_zero(rest));
+    }
+    auto const words = used_words_ & (~std::uint64_t{1} << word);
+    if (!words) return bin_count;
+    auto const next = static_cast<unsigned>(std::countr_zero(words));
+    return next * word_bits + static_cast<unsigned>(std::countr_zero(used_[next]));
+  }
+  block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
+  static block* find_in(block* head, std::size_t most, std::size_t bytes, std::size_t alignment,
+                        std::size_t& offset) noexcept;
+
+  std::uint64_t used_words_ = 0;
+  std::array<std::uint64_t, word_count> used_{};
+  std::array<block*, bin_count> heads_{};
+};
+
+} // namespace gpumem::detail

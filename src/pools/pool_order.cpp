@@ -1,0 +1,89 @@
+// What a pool knows of the order of its free memory, and how it learns more.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+module gpumem:pool_order.impl;
+import :pool_engine;
+import :block;
+import :chunks;
+import :cuda;
+import :ranges;
+import :shelf;
+import :stream;
+import :tags;
+import :timeline;
+
+namespace gpumem::detail {
+
+// With `own`, memory stays with the streams that freed it, even when the host has seen them complete.
+void pool_engine::prune(tag_set& tags) const noexcept {
+  if (options_.cross_stream != reuse::own) tags.prune();
+}
+
+// What the host has seen complete belongs to nobody from now on, and joins what belongs to nobody. Each range comes by
+// once, from the oldest on. Whether there was any.
+bool pool_engine::give_completed() noexcept {
+  if (options_.cross_stream == reuse::own) return false;
+  auto const before = paths_.completed;
+  auto& all = ranges_.by_order();
+  for (auto* const each : all.own()) {
+    auto const& order = *each->order();
+    while (each->oldest() && order.completed(each->oldest()->tags.begin()->newest)) {
+      ranges_.complete(*each->oldest());
+      ++paths_.completed;
+    }
+  }
+  for (auto* range = all.mixed().oldest(); range;) {
+    auto& looked_at = *range;
+    range = range->newer;
+    if (std::ranges::none_of(looked_at.tags, &tag::completed)) continue;
+    ranges_.prune(looked_at);
+    ++paths_.completed;
+  }
+  return paths_.completed != before;
+}
+
+// Joins free neighbours that the stream may use by these rungs. Across streams this happens only for a request that
+// would else fail: a range joined early is lost to each of its streams until the others are done.
+void pool_engine::join_free(stream_key const& key, rung furthest) {
+  ranges_.join_all([&](block const& b) { return classify(b.tags, key, furthest) != rung::none; });
+}
+
+// One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on
+// streams that are gpumem's or the asking one; the others are asked for it.
+void pool_engine::learn_completion(stream_key const* asking) {
+  bool const host = upstream_->host_accessible() || (asking && asking->is_host());
+  if (options_.cross_stream == reuse::own && asking && !host) return;
+  for (auto* const order : open_timelines(true)) {
+    bool const itself = asking && &asking->order() == order;
+    if (itself && !host) continue; // what a stream has freed it may use as it is
+    if (order->owns_handle()) {
+      order->record_late(order->handle());
+    } else if (itself && asking->has_handle()) {
+      order->record_late(asking->handle());
+    } else {
+      order->ask();
+    }
+  }
+  for (auto* const order : open_timelines(false)) order->poll();
+}
+
+// The streams whose uses of free memory the host has not seen complete, each once.
+std::vector<timeline*> pool_engine::open_timelines(bool without_evidence) {
+  std::vector<timeline*> found;
+  auto& all = ranges_.by_order();
+  for (auto const* const each : all.own()) {
+    if (each->open(without_evidence)) found.push_back(each->order());
+  }
+  for (auto const* range = all.mixed().oldest(); range; range = range->newer) {
+    for (auto const& use : range->tags) {
+      if (use.completed() || (without_evidence && use.has_evidence())) continue;
+      if (std::ranges::find(found, use.order) == found.end()) found.push_back(use.order);
+    }
+  }
+  return found;
+}
+
+} // namespace gpumem::detail

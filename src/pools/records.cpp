@@ -1,0 +1,20 @@
+// Slabs of block records.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <memory>
+#include <vector>
+module gpumem:records.impl;
+import :records;
+import :block;
+
+namespace gpumem::detail {
+
+void record_slab::grow() {
+  slabs_.reserve(slabs_.size() + 1);
+  slabs_.push_back(std::make_unique<slab>());
+  // The lowest first.
+  for (auto at = slabs_.back()->rbegin(); at != slabs_.back()->rend(); ++at) give(*at);
+}
+
+} // namespace gpumem::detail

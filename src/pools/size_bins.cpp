@@ -1,0 +1,54 @@
+// Bins and their bitmaps.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+module gpumem:size_bins.impl;
+import :size_bins;
+import :block;
+
+namespace gpumem::detail {
+namespace {
+
+// How many blocks of a bin are compared: more cost a cache line each and find little that is better.
+inline constexpr std::size_t most_looks = 8;
+
+} // namespace
+
+block* size_bins::find_in(block* head, std::size_t most, std::size_t bytes, std::size_t alignment,
+                          std::size_t& offset) noexcept {
+  block* best = nullptr;
+  for (auto* each = head; each && most > 0; each = each->next, --most) {
+    std::size_t where = 0;
+    if (best && (each->bytes > best->bytes || (each->bytes == best->bytes && each->base > best->base))) continue;
+    if (!fits(*each, bytes, alignment, where)) continue;
+    best = each;
+    offset = where;
+  }
+  return best;
+}
+
+block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
+  for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
+    if (auto* const found = find_in(heads_[bin], most_looks, bytes, alignment, offset)) return found;
+  }
+  // What was looked at is all too small, or does not lie well.
+  for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
+    if (auto* const found = find_in(heads_[bin], SIZE_MAX, bytes, alignment, offset)) return found;
+  }
+  return nullptr;
+}
+
+std::size_t size_bins::largest() const noexcept {
+  if (!used_words_) return 0;
+  auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_));
+  auto const bin = word * word_bits + word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_[word]));
+  std::size_t most = 0;
+  for (auto const* each = heads_[bin]; each; each = each->next) most = std::max(most, each->bytes);
+  return most;
+}
+
+} // namespace gpumem::detail
