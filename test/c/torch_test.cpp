@@ -189,14 +189,15 @@ TEST_F(torch, a_recorded_stream_that_is_gone) {
 // PyTorch's handle 0 is one stream, whichever thread calls and whichever device is current.
 TEST_F(torch, the_default_stream_is_one_for_all_threads) {
   make_current(7);
-  auto* const block = gpumem_torch_allocate(mib, 7, nullptr);
+  // Larger than what a thread keeps for itself.
+  auto* const block = gpumem_torch_allocate(2 * mib, 7, nullptr);
   make_current(0);
-  gpumem_torch_free(block, mib, 7, nullptr);
+  gpumem_torch_free(block, 2 * mib, 7, nullptr);
   void* next = nullptr;
-  std::thread{[&] { next = gpumem_torch_allocate(mib, 7, nullptr); }}.join();
+  std::thread{[&] { next = gpumem_torch_allocate(2 * mib, 7, nullptr); }}.join();
   EXPECT_EQ(next, block);
   EXPECT_EQ(figures(7).reuse_own, 1u);
-  gpumem_torch_free(next, mib, 7, nullptr);
+  gpumem_torch_free(next, 2 * mib, 7, nullptr);
   EXPECT_EQ(figures(7).live, 0u);
 }
 
