@@ -140,7 +140,8 @@ TEST_F(virtual_pages_on_device, a_page_is_exported_by_a_file_descriptor) {
   EXPECT_FALSE(pages.unmap(0, 4 * mib));
 }
 
-// What the simulated device takes for granted.
+// What the simulated device takes for granted. It is stricter in two places: driver 580 maps beyond the end of a
+// reservation, and unmaps what is not mapped throughout.
 TEST_F(virtual_pages_on_device, the_driver_refuses_what_the_simulated_one_does) {
   auto const& cu = driver();
   current_device const scope{device{0}};
@@ -156,9 +157,8 @@ TEST_F(virtual_pages_on_device, the_driver_refuses_what_the_simulated_one_does) 
   EXPECT_EQ(base % page, 0u);
   EXPECT_EQ(cu.mem_create(&two, page / 2, &properties, 0), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(cu.mem_create(&two, 2 * page, &properties, 0), CUDA_SUCCESS);
-  EXPECT_EQ(cu.mem_map(base + 4096, page, 0, two, 0), CUDA_ERROR_INVALID_VALUE) << "misaligned";
-  EXPECT_EQ(cu.mem_map(base, 4 * page, 0, two, 0), CUDA_ERROR_INVALID_VALUE) << "more than the handle has";
-  EXPECT_EQ(cu.mem_map(base + 7 * page, 2 * page, 0, two, 0), CUDA_ERROR_INVALID_VALUE) << "beyond the reservation";
+  EXPECT_NE(cu.mem_map(base + 4096, page, 0, two, 0), CUDA_SUCCESS) << "misaligned"; // 580: "not supported"
+  EXPECT_NE(cu.mem_map(base, 4 * page, 0, two, 0), CUDA_SUCCESS) << "more than the handle has";
   ASSERT_EQ(cu.mem_map(base, 2 * page, 0, two, 0), CUDA_SUCCESS);
   ASSERT_EQ(cu.mem_create(&other, page, &properties, 0), CUDA_SUCCESS);
   EXPECT_EQ(cu.mem_map(base + page, page, 0, other, 0), CUDA_ERROR_INVALID_VALUE) << "something is mapped there";
@@ -169,7 +169,6 @@ TEST_F(virtual_pages_on_device, the_driver_refuses_what_the_simulated_one_does) 
   EXPECT_EQ(cu.mem_set_access(base, page, &right, 1), CUDA_ERROR_INVALID_VALUE) << "half a mapping";
   EXPECT_EQ(cu.mem_set_access(base, 2 * page, &right, 1), CUDA_SUCCESS);
   EXPECT_EQ(cu.mem_unmap(base, page), CUDA_ERROR_INVALID_VALUE) << "half a mapping";
-  EXPECT_EQ(cu.mem_unmap(base, 4 * page), CUDA_ERROR_INVALID_VALUE) << "a part is not mapped";
   EXPECT_EQ(cu.mem_address_free(base, 8 * page), CUDA_ERROR_INVALID_VALUE) << "something is mapped there";
   EXPECT_EQ(cu.mem_release(two), CUDA_SUCCESS) << "while it is mapped";
   EXPECT_EQ(cu.mem_retain_allocation_handle(&again, reinterpret_cast<void*>(base + page)), CUDA_SUCCESS);
