@@ -97,8 +97,6 @@ public:
 
   // This stream's work enqueued from now on is ordered after the other's epoch.
   bool ordered_after(timeline const& other, epoch e) const;
-  // The newest epoch of another stream that it is so ordered after; 0: none.
-  epoch ordered_until(timeline const& other) const;
 
   // Records evidence on the handle that the caller was given (or owns). A precise record closes an epoch of its own:
   // returns that epoch, in which the caller then tags the block it is freeing; a late one closes the current epoch and

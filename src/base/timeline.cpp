@@ -115,11 +115,6 @@ bool timeline::ordered_after(timeline const& other, epoch e) const {
   return clock_.at(other.index_) >= e;
 }
 
-epoch timeline::ordered_until(timeline const& other) const {
-  sync::lock const held{clock_guard_};
-  return clock_.at(other.index_);
-}
-
 // A few spare events: evidence is recorded inside frees, which allocate nothing. Streams come and go while events stay,
 // so no more are made than are missing. What one stream found there the evidence of others may have taken since.
 void timeline::prepare_events() {
