@@ -101,8 +101,10 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 
 } // namespace detail
 
-/// A pool over any resource: best fit, coalescing, blocks in multiples of 256 bytes, any alignment. It draws chunks of
-/// a sixth of what it has, 2 to 512 MiB, or larger for a larger request, and keeps what is freed.
+/// A pool over any resource: best fit to within a thirty-second of the size, coalescing, blocks in multiples of 256
+/// bytes, any alignment. It draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a larger request, and
+/// keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of small pools up to half, 1 MiB
+/// at most) near the threads that freed it, for the same stream and size, until others would have to grow the pool.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being

@@ -9,12 +9,12 @@ namespace gpumem {
 
 /// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure.
 struct figures {
-  std::size_t live = 0;         ///< requested bytes not yet freed, in host order
-  std::size_t granted = 0;      ///< the same, rounded up
-  std::size_t reserved = 0;     ///< drawn from upstream
-  std::size_t largest_free = 0; ///< largest free range, whatever its order
-  std::size_t limit = 0;        ///< most that may be reserved; 0: none
-  std::size_t peak_live = 0;
+  std::size_t live = 0;          ///< requested bytes not yet freed, in host order
+  std::size_t granted = 0;       ///< the same, rounded up
+  std::size_t reserved = 0;      ///< drawn from upstream
+  std::size_t largest_free = 0;  ///< largest free range, whatever its order
+  std::size_t limit = 0;         ///< most that may be reserved; 0: none
+  std::size_t peak_live = 0;     ///< of a pool, to 64 KiB for each thread
   std::size_t peak_reserved = 0; ///< at growth, before anything is given back
 
   std::uint64_t allocations = 0;
