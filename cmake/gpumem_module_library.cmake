@@ -1,5 +1,25 @@
-# The module library: one list of files, as many targets as there are forms of it.
+# Libraries of modules; and the module library: one list of files, as many targets as there are forms of it.
 # SPDX-License-Identifier: Apache-2.0
+
+# gpumem_add_implementation_partitions(<target> PRIMARY <interface> FILES <file>... [MODULES_OF <target>...])
+# Implementation partitions of the target's module. Nobody imports them, so they are compiled to objects and nothing
+# else: in a file set each would get a BMI too, which takes as long again to write. They find the interfaces in the
+# target's own folder, and those of other modules in their targets' folders, and are compiled after the primary
+# interface, which imports every other one. The files' properties belong to the calling folder: one such target in each.
+function(gpumem_add_implementation_partitions target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PRIMARY" "FILES;MODULES_OF")
+  cmake_path(RELATIVE_PATH arg_PRIMARY BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" OUTPUT_VARIABLE primary)
+  string(REPLACE "../" "__/" primary "${primary}")
+  set(objects "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir")
+  set(folders "-fprebuilt-module-path=${objects}")
+  foreach(other IN LISTS arg_MODULES_OF)
+    get_target_property(folder ${other} BINARY_DIR)
+    list(APPEND folders "-fprebuilt-module-path=${folder}/CMakeFiles/${other}.dir")
+  endforeach()
+  target_sources(${target} PRIVATE ${arg_FILES})
+  set_source_files_properties(${arg_FILES} PROPERTIES
+    CXX_SCAN_FOR_MODULES OFF COMPILE_OPTIONS "${folders}" OBJECT_DEPENDS "${objects}/${primary}.o")
+endfunction()
 
 # gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...])
 # A static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
@@ -16,8 +36,9 @@ function(gpumem_add_module_library name)
   add_library(${name} STATIC)
   target_sources(${name}
     PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/modules" FILES ${interfaces}
-    PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers}
-    PRIVATE FILE_SET implementation TYPE CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/src" FILES ${implementations})
+    PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers})
+  gpumem_add_implementation_partitions(${name}
+    PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
   # For gpumem_c, and for shared libraries of others; a program's linker takes the indirections out again.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)

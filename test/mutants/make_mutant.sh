@@ -19,10 +19,8 @@ make_mutant() {
   right=$right wrong=$wrong awk '$0 == ENVIRON["right"] { $0 = ENVIRON["wrong"] } { print }' "$original" > "$mutant"
 
   # The compiler is called as the build calls it, but for the files that it writes.
-  object=modules/CMakeFiles/$library.dir/__/src/${facts[2]}.o
-  sed "s|-fmodule-output=[^ ]*|-fmodule-output=$here/mutant.pcm|" "$object.modmap" > "$here/modmap"
+  object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*src/${facts[2]}\.o\): .*|\1|p")
   compile=$("$ninja" -t commands -s "$object" | tail -1)
-  compile=${compile//@$object.modmap/@$here/modmap}
   compile=${compile//-o $object/-o $here/mutant.o}
   compile=${compile//-MF $object.d/-MF $here/mutant.d}
   for path in "$original" "'$original'" "\"$original\""; do # as the build quotes it
