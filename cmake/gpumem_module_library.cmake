@@ -1,6 +1,14 @@
 # Libraries of modules; and the module library: one list of files, as many targets as there are forms of it.
 # SPDX-License-Identifier: Apache-2.0
 
+# gpumem_reduce_bmis(<target>)
+# The target's own build writes BMIs without what nobody can see of them; whoever installs decides for himself.
+function(gpumem_reduce_bmis target)
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
+    target_compile_options(${target} PRIVATE -fexperimental-modules-reduced-bmi)
+  endif()
+endfunction()
+
 # gpumem_add_implementation_partitions(<target> PRIMARY <interface> FILES <file>... [MODULES_OF <target>...])
 # Implementation partitions of the target's module. Nobody imports them, so they are compiled to objects and nothing
 # else: in a file set each would get a BMI too, which takes as long again to write. They find the interfaces in the
@@ -16,6 +24,7 @@ function(gpumem_add_implementation_partitions target)
     get_target_property(folder ${other} BINARY_DIR)
     list(APPEND folders "-fprebuilt-module-path=${folder}/CMakeFiles/${other}.dir")
   endforeach()
+  gpumem_reduce_bmis(${target})
   target_sources(${target} PRIVATE ${arg_FILES})
   set_source_files_properties(${arg_FILES} PROPERTIES
     CXX_SCAN_FOR_MODULES OFF COMPILE_OPTIONS "${folders}" OBJECT_DEPENDS "${objects}/${primary}.o")

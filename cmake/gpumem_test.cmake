@@ -3,6 +3,12 @@
 if(GPUMEM_BUILD_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)
+  # Half of what most tests take to compile, read once.
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/test_headers.cpp" CONTENT "")
+  add_library(gpumem_test_headers OBJECT "${PROJECT_BINARY_DIR}/test_headers.cpp")
+  target_link_libraries(gpumem_test_headers PRIVATE GTest::gmock)
+  target_precompile_headers(gpumem_test_headers PRIVATE
+    <gtest/gtest.h> <algorithm> <atomic> <chrono> <functional> <memory> <string> <thread> <vector>)
   # What the sanitizer presets build: the tests labelled `property`; all that suit a sanitizer are the second target.
   add_custom_target(gpumem_property_tests)
   add_custom_target(gpumem_sanitize_tests)
@@ -33,6 +39,7 @@ function(gpumem_add_test name)
   endif()
   add_executable(test_${name} ${arg_SOURCES})
   target_link_libraries(test_${name} PRIVATE ${arg_LIBRARY} ${arg_LIBRARIES} GTest::gmock GTest::gmock_main)
+  target_precompile_headers(test_${name} REUSE_FROM gpumem_test_headers)
   gtest_discover_tests(test_${name} TEST_LIST test_${name}_names DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${arg_TIMEOUT})
   # Lists do not survive gtest_discover_tests; ctest reads this file after the one that names the tests.

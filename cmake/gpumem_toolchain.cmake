@@ -30,11 +30,6 @@ find_package(Threads REQUIRED)
 # In the build only: the installed package must not bring its warnings to others.
 add_compile_options("$<BUILD_INTERFACE:-Wall>" "$<BUILD_INTERFACE:-Wextra>")
 
-# BMIs without what nobody can see of them: half the time to write and to read.
-if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
-  add_compile_options("$<BUILD_INTERFACE:-fexperimental-modules-reduced-bmi>")
-endif()
-
 set(GPUMEM_SANITIZE "" CACHE STRING "Sanitizers for everything built: empty, address,undefined or thread")
 if(GPUMEM_SANITIZE)
   add_compile_options("-fsanitize=${GPUMEM_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer)

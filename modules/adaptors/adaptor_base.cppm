@@ -1,11 +1,5 @@
 // What adaptors share: the upstream they hold, the forwarding to it, and the moments at which they act.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <concepts>
-#include <cstddef>
-#include <optional>
-#include <type_traits>
-#include <utility>
 export module gpumem:adaptor_base;
 import :cuda;
 import :device;
@@ -13,6 +7,7 @@ import :error;
 import :lifetime;
 import :resource;
 import :services;
+import :std;
 import :stream;
 import :waiter;
 

@@ -1,18 +1,15 @@
 // Writes each allocation and free that goes through a resource as a row of a trace.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 export module gpumem:logging_adaptor;
 import :adaptor_base;
 import :cuda;
+import :std;
 import :stream;
 import :sync;
 import :trace;

@@ -1,15 +1,9 @@
 // Counts what goes through a resource: current, peak and total, of bytes and of allocations.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-#include <vector>
 export module gpumem:statistics_adaptor;
 import :adaptor_base;
 import :cuda;
+import :std;
 import :stream;
 import :sync;
 

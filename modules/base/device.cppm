@@ -1,10 +1,8 @@
 // A CUDA device: its ordinal checked, its primary context retained, its loss remembered.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <atomic>
-#include <cstddef>
 export module gpumem:device;
 import :cuda;
+import :std;
 
 namespace gpumem {
 

@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
-#include <atomic>
-#include <cstdint>
 #include <string_view>
 export module gpumem:driver;
+import :std;
 import :sync;
 
 namespace gpumem {

@@ -2,12 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/outcome.hpp>
-#include <cstddef>
-#include <cstdint>
 #include <new>
-#include <stdexcept>
 export module gpumem:error;
 import :cuda;
+import :std;
 
 export namespace gpumem {
 

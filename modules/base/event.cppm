@@ -1,10 +1,9 @@
 // An event that also tells gpumem of the order it makes.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstdint>
 export module gpumem:event;
 import :cuda;
 import :device;
+import :std;
 import :stream;
 import :timeline;
 

@@ -1,10 +1,9 @@
 // Streams: gpumem's own, which are never destroyed before exit, and the identity of every other.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstdint>
 export module gpumem:stream;
 import :cuda;
 import :device;
+import :std;
 import :timeline;
 
 namespace gpumem {

@@ -2,15 +2,13 @@
 // `scheduled/sync.cppm` is this partition's other form, in which a seed decides who runs next.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
-#include <utility>
 export module gpumem:sync;
+import :std;
 
 export namespace gpumem::sync {
 

@@ -1,13 +1,8 @@
 // The order of one stream: its identity, its epochs, what the host has seen of it, and what it is ordered after.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
 export module gpumem:timeline;
 import :cuda;
+import :std;
 import :sync;
 
 namespace gpumem {

@@ -2,11 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
-#include <concepts>
-#include <cstddef>
-#include <optional>
-#include <stdexcept>
-#include <utility>
 export module gpumem:any_memory;
 import :adaptor_base;
 import :cuda;
@@ -14,6 +9,7 @@ import :device;
 import :error;
 import :lifetime;
 import :services;
+import :std;
 import :stream;
 
 namespace gpumem {

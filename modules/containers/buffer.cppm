@@ -1,13 +1,11 @@
 // Bytes in stream order, over any resource.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <utility>
 export module gpumem:buffer;
 import :allocation;
 import :any_memory;
 import :cuda;
 import :device;
+import :std;
 import :stream;
 import :stream_work;
 

@@ -1,13 +1,11 @@
 // Sizes in bytes: as text, as literals, and as a share of a device's free memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <cstddef>
-#include <limits>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 export module gpumem:bytes;
 import :device;
+import :std;
 
 namespace gpumem {
 

@@ -1,16 +1,13 @@
 // A typed allocator over any resource, told the stream with each call.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <algorithm>
-#include <cstddef>
-#include <limits>
 #include <new>
-#include <utility>
 export module gpumem:polymorphic_allocator;
 import :any_memory;
 import :cuda;
 import :current_resource;
 import :device;
+import :std;
 
 namespace gpumem {
 

@@ -1,12 +1,10 @@
 // One value in stream order, over any resource.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <type_traits>
-#include <utility>
 export module gpumem:scalar;
 import :allocation;
 import :any_memory;
 import :cuda;
+import :std;
 import :stream;
 import :uninitialized_vector;
 

@@ -1,13 +1,10 @@
 // The standard's allocator: a polymorphic_allocator with its stream.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <type_traits>
-#include <utility>
 export module gpumem:stream_allocator;
 import :any_memory;
 import :cuda;
 import :polymorphic_allocator;
+import :std;
 
 namespace gpumem {
 

@@ -1,12 +1,9 @@
 // Some streams of one device, dealt out in turn.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <atomic>
-#include <cstddef>
-#include <vector>
 export module gpumem:stream_pool;
 import :cuda;
 import :device;
+import :std;
 import :stream;
 
 namespace gpumem {

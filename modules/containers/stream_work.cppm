@@ -1,10 +1,9 @@
 // Copies and fills that containers enqueue.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
 export module gpumem:stream_work;
 import :cuda;
 import :device;
+import :std;
 
 namespace gpumem::detail {
 

@@ -1,23 +1,14 @@
 // Elements in stream order, over any resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <memory>
 #include <new>
-#include <stdexcept>
 #include <string>
-#include <type_traits>
-#include <utility>
 export module gpumem:uninitialized_vector;
 import :allocation;
 import :any_memory;
 import :buffer;
 import :cuda;
+import :std;
 import :stream;
 
 namespace gpumem {

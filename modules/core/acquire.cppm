@@ -1,12 +1,7 @@
 // `co_await acquire(resource, stream, bytes)`: a request for memory as an awaitable.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <atomic>
-#include <concepts>
 #include <coroutine>
-#include <cstddef>
-#include <optional>
-#include <utility>
 export module gpumem:acquire;
 import :allocation;
 import :coroutine;
@@ -15,6 +10,7 @@ import :device;
 import :error;
 import :executor;
 import :services;
+import :std;
 import :stop_token;
 import :stream;
 import :suspension;

@@ -1,15 +1,11 @@
 // A block of memory that frees itself, in stream order.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
 export module gpumem:allocation;
 import :cuda;
 import :device;
 import :event;
 import :services;
+import :std;
 import :stream;
 import :timeline;
 

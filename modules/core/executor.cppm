@@ -1,8 +1,7 @@
 // Where suspended work resumes.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
 export module gpumem:executor;
+import :std;
 import :sync;
 
 namespace gpumem {

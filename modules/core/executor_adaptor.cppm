@@ -1,12 +1,10 @@
 // Any job system as an executor.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <concepts>
 #include <memory>
-#include <type_traits>
-#include <utility>
 export module gpumem:executor_adaptor;
 import :executor;
+import :std;
 import :sync;
 
 namespace gpumem {

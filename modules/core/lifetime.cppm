@@ -1,11 +1,9 @@
 // How long the shared state of a pool or adaptor lives: until its last handle is gone and its last block is freed.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <array>
-#include <atomic>
-#include <cstdint>
 #include <utility>
 export module gpumem:lifetime;
+import :std;
 import :sync;
 
 namespace gpumem {

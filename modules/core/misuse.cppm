@@ -1,9 +1,7 @@
 // What happens when a caller breaks the contract of a resource.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <cstdint>
 export module gpumem:misuse;
+import :std;
 
 export namespace gpumem {
 

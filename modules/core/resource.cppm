@@ -1,9 +1,5 @@
 // What a resource is made of: two functions over a state, and everything else from here.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <type_traits>
-#include <utility>
 export module gpumem:resource;
 import :acquire;
 import :cuda;
@@ -12,6 +8,7 @@ import :driver;
 import :error;
 import :misuse;
 import :services;
+import :std;
 import :stop_token;
 import :stream;
 

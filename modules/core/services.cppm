@@ -2,19 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
-#include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <type_traits>
 #include <typeinfo>
 export module gpumem:services;
 import :cuda;
 import :device;
 import :driver;
 import :error;
+import :std;
 import :stream;
 import :waiter;
 

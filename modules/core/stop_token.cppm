@@ -1,9 +1,9 @@
 // Which stop tokens a wait takes: the standard's, P2300's, anybody's of that shape.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <concepts>
 #include <stop_token>
 export module gpumem:stop_token;
+import :std;
 
 namespace gpumem {
 

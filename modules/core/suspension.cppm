@@ -1,11 +1,11 @@
 // A suspended coroutine that another thread decides to resume and its owner may destroy before that.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <concepts>
 #include <coroutine>
 export module gpumem:suspension;
 import :coroutine;
 import :executor;
+import :std;
 
 namespace gpumem::detail {
 

@@ -1,10 +1,8 @@
 // An executor on several threads.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <vector>
 export module gpumem:thread_pool_executor;
 import :executor;
+import :std;
 import :sync;
 
 namespace gpumem {

@@ -1,12 +1,9 @@
 // The one hook of waiting: a request that a resource may park and decide later.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <array>
-#include <atomic>
-#include <cstddef>
 export module gpumem:waiter;
 import :cuda;
 import :error;
+import :std;
 import :stream;
 
 namespace gpumem {

@@ -1,11 +1,10 @@
 // What can be awaited in any coroutine.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <concepts>
 #include <coroutine>
-#include <utility>
 export module gpumem:awaitable;
 import :coroutine;
+import :std;
 
 namespace gpumem {
 

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
-#include <optional>
-#include <utility>
 export module gpumem:completion;
 import :coroutine;
 import :cuda;
@@ -11,6 +9,7 @@ import :event;
 import :executor;
 import :lane;
 import :reactor;
+import :std;
 import :stop_token;
 import :stream;
 import :suspension;

@@ -1,14 +1,7 @@
 // Where a coroutine leaves what it returns.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <concepts>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <type_traits>
-#include <utility>
-#include <variant>
 export module gpumem:coroutine_result;
+import :std;
 
 namespace gpumem::detail {
 

@@ -2,12 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
-#include <exception>
-#include <utility>
 export module gpumem:joined;
 import :awaitable;
 import :coroutine;
 import :coroutine_result;
+import :std;
 
 namespace gpumem::detail {
 

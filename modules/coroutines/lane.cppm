@@ -1,11 +1,9 @@
 // What is waited for in one order: the points of one stream, or those of one event.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <atomic>
-#include <cstddef>
 export module gpumem:lane;
 import :cuda;
 import :event;
+import :std;
 import :sync;
 
 namespace gpumem {

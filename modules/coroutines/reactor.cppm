@@ -1,14 +1,12 @@
 // One thread a device that asks the driver about events until they are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <unordered_map>
 export module gpumem:reactor;
 import :cuda;
 import :device;
 import :lane;
+import :std;
 import :sync;
 import :timeline;
 

@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
-#include <exception>
 #include <mutex>
-#include <utility>
 export module gpumem:sync_wait;
 import :awaitable;
 import :coroutine;
 import :coroutine_result;
 import :joined;
+import :std;
 import :sync;
 
 namespace gpumem {

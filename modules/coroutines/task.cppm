@@ -2,12 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
-#include <exception>
-#include <stdexcept>
 #include <utility>
 export module gpumem:task;
 import :coroutine;
 import :coroutine_result;
+import :std;
 
 namespace gpumem {
 

@@ -1,19 +1,15 @@
 // Awaiting several things at once.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <atomic>
 #include <coroutine>
-#include <cstddef>
-#include <exception>
 #include <tuple>
-#include <type_traits>
 #include <utility>
-#include <vector>
 export module gpumem:when_all;
 import :awaitable;
 import :coroutine;
 import :coroutine_result;
 import :joined;
+import :std;
 
 // So that `auto [a, b] = co_await when_all(…)` needs no header.
 export namespace std {

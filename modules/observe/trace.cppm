@@ -2,16 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <iosfwd>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 export module gpumem:trace;
+import :std;
 
 namespace gpumem {
 

@@ -1,10 +1,7 @@
 // A piece of a pool's memory, and what it is cut from.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 export module gpumem:block;
+import :std;
 import :tags;
 import :timeline;
 

@@ -1,13 +1,8 @@
 // Blocks by the pointers that were given out.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <vector>
 export module gpumem:block_table;
 import :block;
+import :std;
 
 namespace gpumem::detail {
 

@@ -1,14 +1,13 @@
 // What a pool draws from its upstream: chunks, how large, how many.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <cstddef>
-#include <cstdint>
 #include <map>
 export module gpumem:chunks;
 import :block;
 import :cuda;
 import :error;
 import :services;
+import :std;
 import :stream;
 
 namespace gpumem::detail {

@@ -1,10 +1,7 @@
 // How much is live, and was at most, where many threads count.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 export module gpumem:live_meter;
+import :std;
 
 namespace gpumem::detail {
 

@@ -1,14 +1,9 @@
 // Last freed blocks, kept near the threads that freed them.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 export module gpumem:magazines;
 import :block;
 import :live_meter;
+import :std;
 import :sync;
 import :timeline;
 

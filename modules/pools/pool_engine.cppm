@@ -2,12 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <vector>
 export module gpumem:pool_engine;
 import :block;
 import :chunks;
@@ -21,6 +15,7 @@ import :misuse;
 import :ranges;
 import :services;
 import :shelf;
+import :std;
 import :stream;
 import :sync;
 import :tags;

@@ -2,15 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
-#include <atomic>
 #include <chrono>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <type_traits>
-#include <utility>
 export module gpumem:pool_resource;
 import :chunks;
 import :cuda;
@@ -20,6 +12,7 @@ import :lifetime;
 import :pool_engine;
 import :resource;
 import :services;
+import :std;
 import :stream;
 
 namespace gpumem {

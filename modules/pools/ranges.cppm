@@ -1,13 +1,11 @@
 // The memory of a pool as blocks side by side, live and free, with the free ones on shelves.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <cstdint>
 export module gpumem:ranges;
 import :block;
 import :block_table;
 import :records;
 import :shelf;
+import :std;
 import :tags;
 
 namespace gpumem::detail {

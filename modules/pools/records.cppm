@@ -1,12 +1,8 @@
 // Where the records of a pool's blocks come from.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <array>
-#include <cstddef>
-#include <memory>
-#include <vector>
 export module gpumem:records;
 import :block;
+import :std;
 
 namespace gpumem::detail {
 

@@ -1,13 +1,9 @@
 // Free ranges by whom they wait for: one stream's, nobody's, or several streams'.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <vector>
 export module gpumem:shelf;
 import :block;
 import :size_bins;
+import :std;
 import :tags;
 import :timeline;
 

@@ -1,12 +1,8 @@
 // Free blocks by size, found in constant time.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
 export module gpumem:size_bins;
 import :block;
+import :std;
 
 namespace gpumem::detail {
 

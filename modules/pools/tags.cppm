@@ -1,10 +1,7 @@
 // The order of a range of memory: which streams may still use it, and up to which of their epochs.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <algorithm>
-#include <array>
-#include <cstddef>
 export module gpumem:tags;
+import :std;
 import :timeline;
 
 namespace gpumem::detail {

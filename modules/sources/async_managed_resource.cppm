@@ -1,13 +1,12 @@
 // Managed memory of an own pool of the driver.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <utility>
 export module gpumem:async_managed_resource;
 import :async_options;
 import :cuda;
 import :device;
 import :driver_pool;
 import :resource;
+import :std;
 
 namespace gpumem {
 

@@ -1,11 +1,8 @@
 // The options of a driver pool, and what it tells of itself.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <limits>
-#include <vector>
 export module gpumem:async_options;
 import :device;
+import :std;
 
 export namespace gpumem {
 

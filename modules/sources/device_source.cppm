@@ -1,13 +1,12 @@
 // What the sources of one device share whose memory comes by plain calls of the driver.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
 export module gpumem:device_source;
 import :cuda;
 import :device;
 import :driver;
 import :error;
 import :source_state;
+import :std;
 import :stream;
 
 namespace gpumem::detail {

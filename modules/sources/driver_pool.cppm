@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/figures.hpp>
-#include <atomic>
-#include <cstddef>
 export module gpumem:driver_pool;
 import :async_options;
 import :cuda;
@@ -12,6 +10,7 @@ import :error;
 import :lifetime;
 import :resource;
 import :source_state;
+import :std;
 import :stream;
 import :sync;
 

@@ -1,8 +1,5 @@
 // Pageable host memory.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstddef>
-#include <optional>
 export module gpumem:host_resource;
 import :cuda;
 import :device;
@@ -10,6 +7,7 @@ import :error;
 import :resource;
 import :services;
 import :source_state;
+import :std;
 import :stream;
 
 namespace gpumem {

@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/figures.hpp>
-#include <atomic>
-#include <cstddef>
 #include <iterator>
 #include <map>
 export module gpumem:source_state;
 import :cuda;
 import :device;
 import :error;
+import :std;
 import :stream;
 import :sync;
 import :timeline;

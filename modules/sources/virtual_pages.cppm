@@ -2,17 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
-#include <concepts>
-#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
-#include <vector>
 export module gpumem:virtual_pages;
 import :cuda;
 import :device;
 import :error;
+import :std;
 
 namespace gpumem {
 

@@ -3,12 +3,10 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <mutex>
-#include <vector>
 export module gpumem:sync;
+import :std;
 
 export namespace gpumem::sync {
 

@@ -1,0 +1,102 @@
+// What the interfaces use of the standard library, out of one unit: a header that each of them includes is written into
+// each BMI, and merged again wherever they meet.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <atomic>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+export module gpumem:std;
+
+// No operators and no functions that classes of the library befriend: clang refuses such a friend beside their names.
+export namespace std {
+
+using std::byte;
+using std::int64_t;
+using std::ptrdiff_t;
+using std::size_t;
+using std::uint16_t;
+using std::uint32_t;
+using std::uint64_t;
+using std::uint8_t;
+using std::uintptr_t;
+
+using std::array;
+using std::nullopt;
+using std::optional;
+using std::unique_ptr;
+using std::vector;
+using std::monostate;
+using std::reference_wrapper;
+
+using std::atomic;
+using std::atomic_flag;
+using std::memory_order_acq_rel;
+using std::memory_order_acquire;
+using std::memory_order_relaxed;
+using std::memory_order_release;
+using std::memory_order_seq_cst;
+
+using std::addressof;
+using std::bit_cast;
+using std::bit_width;
+using std::countr_zero;
+using std::declval;
+using std::exchange;
+using std::forward;
+using std::has_single_bit;
+using std::make_unique;
+using std::max;
+using std::min;
+using std::move;
+
+using std::constructible_from;
+using std::convertible_to;
+using std::copyable;
+using std::invocable;
+using std::same_as;
+using std::conditional_t;
+using std::false_type;
+using std::is_const_v;
+using std::is_nothrow_invocable_v;
+using std::is_object_v;
+using std::is_rvalue_reference_v;
+using std::is_trivially_copyable_v;
+using std::is_void_v;
+using std::numeric_limits;
+using std::remove_cvref_t;
+using std::true_type;
+
+using std::bad_alloc;
+using std::bad_array_new_length;
+using std::current_exception;
+using std::exception_ptr;
+using std::invalid_argument;
+using std::logic_error;
+using std::out_of_range;
+using std::overflow_error;
+using std::rethrow_exception;
+using std::runtime_error;
+
+} // namespace std
+
+export namespace __gnu_cxx {
+using __gnu_cxx::operator==;
+using __gnu_cxx::operator<=>;
+using __gnu_cxx::operator-;
+using __gnu_cxx::operator+;
+} // namespace __gnu_cxx
