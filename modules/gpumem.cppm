@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem;
 
+import :std; // for the others: not exported
 export import :cuda;
 export import :fork;
 export import :driver;

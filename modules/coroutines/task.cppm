@@ -60,7 +60,7 @@ public:
   }
 
   /// False when moved from; awaiting such a task throws std::logic_error.
-  bool valid() const noexcept { return frame_ != nullptr; }
+  bool valid() const noexcept { return static_cast<bool>(frame_); }
   /// Whether the body has ended.
   bool done() const noexcept { return frame_ && frame_.done(); }
 

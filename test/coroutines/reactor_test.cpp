@@ -110,10 +110,10 @@ TEST_F(reactor_test, asks_about_the_oldest_of_a_thousand_on_one_stream_alone) {
   simulator::work(s(), {}, 1us);
   for (int i = 0; i < count; ++i) running.push_back(test::start(wait_for(s(), latency::balanced, i)));
   let_go_round(first(), 2);
-  auto const before = queries(), rounds = first().rounds();
+  auto const rounds = first().rounds(), before = queries(); // in this order: the thread goes on meanwhile
   let_go_round(first(), 20);
   EXPECT_LE(queries() - before, first().rounds() - rounds + 1);
-  auto const waiting = queries(), waiting_rounds = first().rounds();
+  auto const waiting_rounds = first().rounds(), waiting = queries();
   simulator::run_until_idle();
   run_until(count);
   EXPECT_LE(queries() - waiting, first().rounds() - waiting_rounds + 3); // the oldest, then the newest: all are told
@@ -162,7 +162,7 @@ TEST_F(reactor_test, asks_once_for_all_who_wait_for_one_event) {
   std::vector<test::started> running;
   for (int i = 0; i < 100; ++i) running.push_back(test::start(body(i)));
   let_go_round(first(), 2);
-  auto const before = queries(), rounds = first().rounds();
+  auto const rounds = first().rounds(), before = queries(); // in this order: the thread goes on meanwhile
   let_go_round(first(), 10);
   simulator::run_until_idle();
   run_until(100);
@@ -175,7 +175,7 @@ TEST_F(reactor_test, asks_for_the_hurried_without_asking_for_the_patient_each_ti
   simulator::work(other, {}, 1us);
   auto const patient = test::start(wait_for(s(), latency::balanced, 1));
   auto const hurried = test::start(wait_for(other, latency::low, 2));
-  auto const before = queries(), rounds = first().rounds();
+  auto const rounds = first().rounds(), before = queries(); // in this order: the thread goes on meanwhile
   let_go_round(first(), 2'000);
   auto const gone_round = first().rounds() - rounds;
   EXPECT_LT(queries() - before, 2 * gone_round); // not both each time

@@ -63,7 +63,7 @@ public:
   thread(thread&&) noexcept;
   thread& operator=(thread&&) noexcept;
   ~thread();
-  bool joinable() const noexcept { return running_ != nullptr; }
+  bool joinable() const noexcept { return static_cast<bool>(running_); }
   void join();
 
 private:
