@@ -1,6 +1,7 @@
 // What a pool draws from its upstream: chunks, how large, how many.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <map>
 export module gpumem:chunks;
 import :block;
@@ -57,7 +58,13 @@ public:
   inline std::size_t reserved() const noexcept { return reserved_; }
   inline std::size_t leaving() const noexcept { return leaving_; }
   std::size_t peak() const noexcept { return peak_; }
-  inline std::size_t limit() const noexcept { return limit_; }
+  /// Any thread.
+  inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
+  void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
+  /// The most that may be reserved, in granules.
+  std::size_t most() const noexcept { return (limit() ? limit() : SIZE_MAX) / granule * granule; }
+  /// What may be drawn beside what is reserved and what is leaving.
+  std::size_t room() const noexcept;
   bool empty() const noexcept { return chunks_.empty(); }
 
   /// The chunk in which the address lies, or null.
@@ -79,7 +86,7 @@ public:
 
 private:
   std::map<std::uintptr_t, chunk> chunks_;
-  std::size_t limit_;
+  std::atomic<std::size_t> limit_;
   std::size_t reserved_ = 0;
   std::size_t leaving_ = 0;
   std::size_t peak_ = 0;

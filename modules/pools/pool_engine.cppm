@@ -84,6 +84,10 @@ public:
   /// Time grows with the blocks of a chunk.
   std::optional<block_info> find(void const* pointer);
   std::size_t trim(std::size_t keep);
+  /// Throws what upstream's failure throws, std::bad_alloc.
+  std::size_t reserve(std::size_t bytes);
+  /// Throws std::invalid_argument.
+  void set_limit(std::size_t bytes);
   /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
   bool settle(sync::duration longest);
   figures read_figures();
@@ -137,6 +141,9 @@ private:
 
   // pool_grow.cpp: upstream.
   growth_result grow(pool_request const& what, sync::quick_lock& held, bool exact, expected<void*, failure>& result);
+  expected<block*, failure> draw_chunk(stream_key const& key, std::size_t bytes, std::size_t least,
+                                       sync::quick_lock& held);
+  void wait_for_return(sync::quick_lock& held);
   block& add_chunk(stream_key const& key, void* base, std::size_t bytes);
   std::size_t give_back(std::size_t keep, sync::quick_lock& held) noexcept;
   bool idle_and_complete(chunk const& home) noexcept;
@@ -189,6 +196,9 @@ private:
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   unsigned next_wait_ = 0;   // the pass that next waits for tails
 };
+
+/// Throws std::invalid_argument for what no pool can have as its limit.
+void check_limit(std::size_t limit);
 
 /// Waits on the host, at most so long, for all work of the timelines' devices, and publishes the timelines' epochs;
 /// false if that was not seen by then. No lock may be held.

@@ -40,6 +40,7 @@ public:
   void deallocate(stream_key const& key, void* pointer) noexcept;
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
+  std::size_t reserve(std::size_t bytes) { return engine_->reserve(bytes); }
   bool settle(std::chrono::nanoseconds longest);
   figures read_figures() { return engine_->read_figures(); }
   pool_engine& engine() noexcept { return *engine_; }
@@ -128,6 +129,15 @@ public:
   /// be. At most three streams' uses are kept apart; a further stream first waits for one of them. Throws cuda_error,
   /// std::bad_alloc, std::invalid_argument.
   void record_use(void* pointer, stream_ref stream) { detail::pool_record_use(*state_, pointer, stream); }
+
+  /// Draws, in one piece, what is missing until so many bytes are reserved, so that requests find them; returns how
+  /// many that were. What is beyond the release threshold may go back again. Throws as `throw_failure`, also where that
+  /// is more than the limit, and std::bad_alloc. Any thread.
+  std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
+
+  /// Another limit than that of the options, bytes; 0: none. Of what is reserved beyond it nothing is taken back, but
+  /// nothing more is drawn; `trim` gives back what is free. Throws std::invalid_argument. Any thread.
+  void set_limit(std::size_t bytes) { state_->engine().set_limit(bytes); }
 
   /// Waits on the host, at most so long, until all work has completed that keeps free memory from going upstream: of
   /// streams that are not gpumem's own nothing else tells `trim` so. Whether that was seen. Throws std::bad_alloc.

@@ -33,13 +33,13 @@ void pool_upstream::give_back(chunk const& done) noexcept {
 }
 
 std::size_t chunk_list::growth(std::size_t need) const noexcept {
-  auto const taken = reserved_ + leaving_;
-  auto const room = (limit_ ? limit_ - std::min(limit_, taken) : SIZE_MAX) / granule * granule;
-  if (need > room) return 0;
+  if (need > room()) return 0;
   auto const wanted = std::max(need, std::clamp(reserved_ / growth_fraction, chunk_step, largest_step));
   auto const whole = wanted > SIZE_MAX - chunk_step ? wanted : (wanted + chunk_step - 1) / chunk_step * chunk_step;
-  return std::min(whole, room);
+  return std::min(whole, room());
 }
+
+std::size_t chunk_list::room() const noexcept { return most() - std::min(most(), reserved_ + leaving_); }
 
 chunk& chunk_list::add(void* base, std::size_t bytes) {
   auto const address = reinterpret_cast<std::uintptr_t>(base);

@@ -37,12 +37,10 @@ pool_options checked_options(pool_options options) {
   if (options.limit && options.initial_size > options.limit) {
     throw std::invalid_argument{"gpumem: a pool's initial_size is larger than its limit"};
   }
-  if (options.initial_size > PTRDIFF_MAX || options.limit > PTRDIFF_MAX) {
-    throw std::invalid_argument{"gpumem: a pool's initial_size and limit must be less than half the address space"};
+  if (options.initial_size > PTRDIFF_MAX) {
+    throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
   }
-  if (options.limit && options.limit < granule) {
-    throw std::invalid_argument{"gpumem: a pool's limit must be 256 bytes at least"};
-  }
+  check_limit(options.limit);
   return options;
 }
 
@@ -68,24 +66,20 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
   return bytes;
 }
 
-std::size_t up_to_granule(std::size_t bytes) { return (bytes + granule - 1) / granule * granule; }
-
 } // namespace
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : upstream_{std::move(upstream)}, options_{checked_options(std::move(options))}, device_{device_of(*upstream_)},
-      chunks_{options_.limit / granule * granule} {
+      chunks_{options_.limit} {
   library_executor(); // started here, because frees and destructors may not
-  if (options_.initial_size == 0) return;
-  auto const bytes = std::min(up_to_granule(options_.initial_size), options_.limit ? chunks_.limit() : SIZE_MAX);
-  auto const drawn = upstream_->draw(stream_key::host(), bytes);
-  if (!drawn) throw_failure(drawn.error());
-  try {
-    add_chunk(stream_key::host(), *drawn, bytes);
-  } catch (...) {
-    upstream_->give_back({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
-    throw;
+  reserve(options_.initial_size);
+}
+
+void check_limit(std::size_t limit) {
+  if (limit > PTRDIFF_MAX) {
+    throw std::invalid_argument{"gpumem: a pool's limit must be less than half the address space"};
   }
+  if (limit && limit < granule) throw std::invalid_argument{"gpumem: a pool's limit must be 256 bytes at least"};
 }
 
 std::optional<block_info> pool_engine::find(void const* pointer) {
@@ -111,7 +105,7 @@ figures pool_engine::read_figures() {
   f.peak_live = std::max(f.live, live_.peak());
   f.reserved = chunks_.reserved() + chunks_.leaving();
   f.largest_free = ranges_.largest_free();
-  f.limit = options_.limit;
+  f.limit = chunks_.limit();
   f.peak_reserved = chunks_.peak();
   f.joins = ranges_.joins();
   f.joins_refused = ranges_.refused_joins();

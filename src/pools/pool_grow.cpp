@@ -57,43 +57,80 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::qui
   auto const need = what.bytes + (what.alignment - granule);
   auto bytes = chunks_.growth(need);
   if (bytes == 0 && chunks_.leaving() > 0) {
-    auto const before = chunks_.leaving();
-    while (chunks_.leaving() == before) changed_.wait(held);
+    wait_for_return(held);
     return growth_result::changed;
   }
   if (bytes == 0) return growth_result::failed;
   if (exact) bytes = need;
-  growing_ = true;
-  held.unlock();
-  auto drawn = upstream_->draw(what.key, bytes);
-  if (!drawn && bytes > need) drawn = upstream_->draw(what.key, bytes = need);
-  held.lock();
-  growing_ = false;
-  changed_.notify_all();
-  if (!drawn) {
-    auto const why = drawn.error();
-    if (device_ && why.what == outcome::device_lost) device_->lose(static_cast<CUresult>(why.code));
+  auto const fresh = draw_chunk(what.key, bytes, need, held);
+  if (!fresh) {
+    auto const& why = fresh.error();
     result = unexpected<failure>{
         failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
     return growth_result::failed;
   }
+  std::size_t offset = 0;
+  fits(**fresh, what.bytes, what.alignment, offset);
+  result = grant(what, {*fresh, offset, rung::none});
+  return growth_result::granted;
+}
+
+// Draws without the lock, and only while nobody else does; where upstream has not so much, `least`. A chunk, wholly
+// free.
+expected<block*, failure> pool_engine::draw_chunk(stream_key const& key, std::size_t bytes, std::size_t least,
+                                                  sync::quick_lock& held) {
+  growing_ = true;
+  held.unlock();
+  auto drawn = upstream_->draw(key, bytes);
+  if (!drawn && bytes > least) drawn = upstream_->draw(key, bytes = least);
+  held.lock();
+  growing_ = false;
+  changed_.notify_all();
+  if (!drawn) {
+    auto const& why = drawn.error();
+    if (device_ && why.what == outcome::device_lost) device_->lose(static_cast<CUresult>(why.code));
+    return unexpected<failure>{why};
+  }
   try {
-    auto& fresh = add_chunk(what.key, *drawn, bytes);
-    std::size_t offset = 0;
-    fits(fresh, what.bytes, what.alignment, offset);
-    result = grant(what, {&fresh, offset, rung::none});
-    return growth_result::granted;
+    return &add_chunk(key, *drawn, bytes);
   } catch (std::bad_alloc const&) {
-    if (!chunks_.covering(*drawn)) {
-      held.unlock();
-      upstream_->give_back({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
-      held.lock();
-    }
+    held.unlock();
+    upstream_->give_back({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
+    held.lock();
     throw;
   }
 }
 
-// A chunk, wholly free. Upstream's memory is valid in the order in which it was given.
+void pool_engine::wait_for_return(sync::quick_lock& held) {
+  auto const before = chunks_.leaving();
+  while (chunks_.leaving() == before) changed_.wait(held);
+}
+
+std::size_t pool_engine::reserve(std::size_t bytes) {
+  auto const fail = [&](failure const& why) { throw_failure({why.what, why.code, bytes}); };
+  sync::quick_lock held{guard_};
+  if (bytes > (chunks_.limit() ? chunks_.limit() : PTRDIFF_MAX)) fail({outcome::too_large});
+  for (;;) {
+    while (growing_) changed_.wait(held);
+    auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks_.most());
+    if (wanted <= chunks_.reserved()) return 0;
+    auto const missing = wanted - chunks_.reserved();
+    if (missing > chunks_.room()) { // because of what has not left yet
+      wait_for_return(held);
+      continue;
+    }
+    if (auto const fresh = draw_chunk(stream_key::host(), missing, missing, held); !fresh) fail(fresh.error());
+    return missing;
+  }
+}
+
+void pool_engine::set_limit(std::size_t bytes) {
+  check_limit(bytes);
+  sync::quick_lock const held{guard_};
+  chunks_.set_limit(bytes);
+}
+
+// Upstream's memory is valid in the order in which it was given.
 block& pool_engine::add_chunk(stream_key const& key, void* base, std::size_t bytes) {
   bool const ordered = upstream_->stream_ordered() && !key.is_host();
   auto& added = chunks_.add(base, bytes);

@@ -47,6 +47,7 @@ named_resources resources() {
       {"pool over pinned", gpumem::any_pool{gpumem::pool_resource{gpumem::pinned_resource{}}}},
       {"statistics over a pool", gpumem::any_pool{gpumem::statistics_adaptor{gpumem::pool_resource{cuda}}}}};
   add_where_it_exists<gpumem::async_managed_resource>(all, "async managed");
+  add_where_it_exists<gpumem::async_managed_resource_view>(all, "default driver pool of managed memory");
   return all;
 }
 

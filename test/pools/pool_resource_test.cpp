@@ -151,6 +151,55 @@ TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
   r.deallocate(s, q, 1 * MiB);
 }
 
+TEST_F(pool_interface, reserved_memory_serves_requests_without_growth) {
+  pool_resource r{upstream, {.limit = 8 * MiB + 100}};
+  EXPECT_EQ(r.reserve(0), 0u);
+  EXPECT_EQ(r.reserve(3 * MiB - 1), 3 * MiB);
+  EXPECT_EQ(r.reserve(3 * MiB), 0u);
+  EXPECT_EQ(r.reserve(5 * MiB), 2 * MiB);
+  EXPECT_TRUE(upstream.state().draws().at(1).by_host);
+  auto* const p = r.allocate(s, 3 * MiB);
+  auto* const q = r.allocate_sync(2 * MiB);
+  EXPECT_EQ(r.figures().growths, 2u);
+  EXPECT_THROW(r.reserve(8 * MiB + 101), gpumem::out_of_memory);
+  EXPECT_EQ(r.reserve(8 * MiB + 100), 3 * MiB) << "whole granules, within the limit";
+  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  r.deallocate(s, p, 3 * MiB);
+  r.deallocate_sync(q, 2 * MiB);
+}
+
+TEST_F(pool_interface, what_upstream_has_not_cannot_be_reserved) {
+  pool_resource r{upstream};
+  upstream.state().capacity = 2 * MiB;
+  EXPECT_THROW(r.reserve(SIZE_MAX), gpumem::out_of_memory);
+  EXPECT_THROW(r.reserve(3 * MiB), gpumem::out_of_memory);
+  EXPECT_EQ(r.figures().reserved, 0u);
+  EXPECT_EQ(r.reserve(2 * MiB), 2 * MiB);
+}
+
+TEST_F(pool_interface, the_limit_is_changed_while_the_pool_is_used) {
+  pool_resource r{upstream, {.limit = 2 * MiB}};
+  auto* const p = r.allocate(s, 2 * MiB);
+  EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().what, outcome::exhausted);
+  r.set_limit(3 * MiB);
+  EXPECT_EQ(r.figures().limit, 3 * MiB);
+  auto* const q = r.allocate(s, 1 * MiB);
+  r.set_limit(1 * MiB);
+  EXPECT_EQ(r.figures().reserved, 3 * MiB) << "what is in use stays";
+  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().what, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().what, outcome::exhausted);
+  EXPECT_THROW(r.reserve(2 * MiB), gpumem::out_of_memory);
+  r.deallocate(s, p, 2 * MiB);
+  EXPECT_TRUE(r.settle(std::chrono::seconds{1}));
+  EXPECT_EQ(r.trim(), 2 * MiB);
+  r.set_limit(0);
+  auto* const large = r.allocate(s, 16 * MiB);
+  r.deallocate(s, large, 16 * MiB);
+  r.deallocate(s, q, 1 * MiB);
+  EXPECT_THROW(r.set_limit(100), std::invalid_argument);
+  EXPECT_THROW(r.set_limit(SIZE_MAX), std::invalid_argument);
+}
+
 TEST_F(pool_interface, growth_falls_back_to_the_exact_size) {
   upstream.state().capacity = 1 * MiB;
   pool_resource r{upstream};

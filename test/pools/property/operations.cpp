@@ -173,6 +173,15 @@ void random_program::trim(actor& who) {
   if (given) count("trims that gave memory back");
 }
 
+void random_program::reserve(actor& who) {
+  auto const wanted = pool_->figures().reserved + who.random.below(3) * MiB / 2;
+  try {
+    auto const drawn = pool_->reserve(wanted);
+    note(drawn);
+    if (drawn) count("reserves that drew memory");
+  } catch (gpumem::out_of_memory const&) { count("reserves beyond what there is"); }
+}
+
 // A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
 // later. No wait and no call of the pool's may keep the thread from giving it.
 void random_program::spin_and_allocate(actor& who) {
@@ -224,16 +233,23 @@ void random_program::step(actor& who) {
     unsigned weight;
     void (random_program::*run)(actor&);
   };
-  constexpr operation operations[] = {
-      {30, &random_program::allocate},           {3, &random_program::churn},
-      {2, &random_program::allocate_by_host},    {8, &random_program::use},
-      {8, &random_program::free_at_home},        {14, &random_program::free_elsewhere},
-      {2, &random_program::free_by_identity},    {2, &random_program::free_by_host},
-      {5, &random_program::record_use},          {3, &random_program::order_lanes},
-      {4, &random_program::look_for_completion}, {2, &random_program::trim},
-      {1, &random_program::recycle_stream},      {1, &random_program::check_conservation}};
+  constexpr operation operations[] = {{30, &random_program::allocate},
+                                      {3, &random_program::churn},
+                                      {2, &random_program::allocate_by_host},
+                                      {8, &random_program::use},
+                                      {8, &random_program::free_at_home},
+                                      {14, &random_program::free_elsewhere},
+                                      {2, &random_program::free_by_identity},
+                                      {2, &random_program::free_by_host},
+                                      {5, &random_program::record_use},
+                                      {3, &random_program::order_lanes},
+                                      {4, &random_program::look_for_completion},
+                                      {2, &random_program::trim},
+                                      {1, &random_program::recycle_stream},
+                                      {1, &random_program::check_conservation},
+                                      {1, &random_program::reserve}};
   if (who.thread == 0 && who.random.one_in(24)) return spin_and_allocate(who);
-  auto at = who.random.below(85);
+  auto at = who.random.below(86);
   for (auto const& each : operations) {
     if (at < each.weight) return (this->*each.run)(who);
     at -= each.weight;

@@ -97,6 +97,7 @@ private:
   void order_lanes(actor& who);
   void look_for_completion(actor& who);
   void trim(actor& who);
+  void reserve(actor& who);
   void spin_and_allocate(actor& who);
   void recycle_stream(actor& who);
   void check_conservation(actor& who);
