@@ -42,7 +42,7 @@ log_sink log_sink::from_environment() {
 namespace detail {
 namespace {
 
-inline constexpr std::size_t log_buffer = 64 * 1024;
+inline constexpr std::size_t log_buffer = std::size_t{64} * 1024;
 inline constexpr std::size_t longest_row = 128;
 
 std::uint64_t microseconds_since_midnight() {

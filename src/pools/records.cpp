@@ -3,6 +3,7 @@
 module;
 #include <cstddef>
 #include <memory>
+#include <ranges>
 #include <vector>
 module gpumem:records.impl;
 import :records;
@@ -14,7 +15,7 @@ void record_slab::grow() {
   slabs_.reserve(slabs_.size() + 1);
   slabs_.push_back(std::make_unique<slab>());
   // The lowest first.
-  for (auto at = slabs_.back()->rbegin(); at != slabs_.back()->rend(); ++at) give(*at);
+  for (auto& each : *slabs_.back() | std::views::reverse) give(each);
 }
 
 } // namespace gpumem::detail

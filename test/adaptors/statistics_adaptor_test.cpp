@@ -13,8 +13,8 @@ import gpumem;
 
 namespace {
 
-constexpr std::size_t mib = 1024 * 1024;
-constexpr std::int64_t imib = 1024 * 1024;
+constexpr std::size_t mib = std::size_t{1024} * 1024;
+constexpr std::int64_t imib = std::int64_t{1024} * 1024;
 
 using gpumem::counter;
 using gpumem::statistics;

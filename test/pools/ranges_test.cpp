@@ -98,7 +98,7 @@ TEST_F(ranges, a_bin_is_searched_to_its_end_before_the_search_fails) {
   chunk large{.base = std::uintptr_t{1} << 30, .bytes = std::size_t{64} << 20};
   std::vector<block*> blocks, walls;
   auto* rest = &map.add(large, {});
-  constexpr std::size_t small = 1024 * 256, step = 256;
+  constexpr std::size_t small = std::size_t{1024} * 256, step = 256;
   for (std::size_t i = 0; i < 20; ++i) {
     blocks.push_back(&map.take(*rest, 0, small + (i == 0 ? step : 0)));
     rest = blocks.back()->upper;

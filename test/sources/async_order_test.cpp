@@ -18,7 +18,7 @@ namespace {
 namespace simulator = gpumem::simulator;
 using namespace std::chrono_literals;
 
-constexpr std::size_t mib = 1024 * 1024;
+constexpr std::size_t mib = std::size_t{1024} * 1024;
 constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
 
 std::uint64_t host_waits() {

@@ -16,7 +16,7 @@ namespace simulator = gpumem::simulator;
 using test::noted_misuse;
 using test::seen;
 
-constexpr std::size_t mib = 1024 * 1024;
+constexpr std::size_t mib = std::size_t{1024} * 1024;
 constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
 
 class async_resource : public simulated {

@@ -19,7 +19,7 @@ using test::noted_misuse;
 using test::seen;
 using namespace std::chrono_literals;
 
-constexpr std::size_t mib = 1024 * 1024;
+constexpr std::size_t mib = std::size_t{1024} * 1024;
 
 template <class Source> class source : public simulated {
 protected:
