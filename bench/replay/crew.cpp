@@ -17,7 +17,7 @@ import :crew;
 
 namespace replay {
 
-crew::crew(unsigned size, member_setup setup) : spans_(size), start_(size), finish_(size) {
+crew::crew(unsigned size, member_setup const& setup) : spans_(size), start_(size), finish_(size) {
   for (unsigned member = 1; member < size; ++member) {
     threads_.emplace_back([this, member, setup] {
       // a member that cannot be set up still has to keep the beat, and tells it in its first pass

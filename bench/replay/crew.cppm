@@ -19,7 +19,7 @@ export class crew {
 public:
   using member_setup = std::function<void(std::function<void()> const& member)>;
   /// `setup` surrounds the life of each member but the first; it is to call the function that it is given.
-  crew(unsigned size, member_setup setup);
+  crew(unsigned size, member_setup const& setup);
   crew(crew const&) = delete;
   crew& operator=(crew const&) = delete;
   ~crew();

@@ -63,7 +63,7 @@ work_kernel::~work_kernel() {
 void work_kernel::launch(gpumem::stream_ref stream, void* block, std::uint64_t bytes) const {
   std::uint64_t touched = block == nullptr ? 0 : bytes;
   std::uint64_t nanoseconds = nanoseconds_;
-  void* arguments[] = {&block, &touched, &nanoseconds};
+  void* arguments[] = {static_cast<void*>(&block), &touched, &nanoseconds};
   gpumem::check(gpumem::driver().launch_kernel(function_, 1, 1, 1, 1, 1, 1, 0, stream.get(), arguments, nullptr),
                 "launch the kernel");
 }
