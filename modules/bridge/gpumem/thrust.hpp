@@ -61,6 +61,7 @@ public:
   thrust_allocator(cuda::stream_ref stream, thrust_resource resource)
       : stream_{stream}, resource_{std::move(resource)}, device_{current()} {}
 
+  // NOLINTBEGIN(modernize-use-equals-default): nvcc marks only those for both sides that are written out
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator(thrust_allocator const& other)
       : stream_{other.stream_}, resource_{other.resource_}, device_{other.device_} {}
@@ -77,6 +78,7 @@ public:
   }
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES ~thrust_allocator() {}
+  // NOLINTEND(modernize-use-equals-default)
 
   pointer allocate(size_type count) {
     if (count > (std::numeric_limits<size_type>::max)() / sizeof(T)) throw std::bad_array_new_length{};
