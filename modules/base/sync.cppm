@@ -87,6 +87,9 @@ private:
   std::condition_variable native_;
 };
 
+/// How often a thread meets others at a lock before it is worth memory to keep them apart.
+inline constexpr unsigned patience = 32;
+
 /// A thread of gpumem's own; join before destroying.
 class thread {
 public:

@@ -11,15 +11,17 @@ namespace gpumem::detail {
 export inline constexpr std::size_t granule = 256;
 
 export struct block;
+export struct pool_shard;
 export class shelf;
 
 /// Memory of a pool's upstream side by side; blocks are cut from it and never join beyond it.
 export struct chunk {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
-  std::size_t live_blocks = 0; ///< not free: granted, cached near a thread, or to be freed later
+  std::size_t live_blocks = 0; ///< not free: granted, cached near a thread, or on the way
   block* first = nullptr;      ///< by address
   block* last = nullptr;
+  pool_shard* shard = nullptr; ///< whose it is; no other's while it has live blocks
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 };
@@ -30,6 +32,7 @@ export enum class block_state : std::uint8_t {
   free,
   granted,
   cached,   ///< freed, and kept near a thread
+  put_out,  ///< no longer kept there, and on its way to be free
   deferred, ///< freed by a stream that is capturing a graph: the free is still to be done
   hole,     ///< its memory has left
 };

@@ -45,9 +45,9 @@ public:
   /// `limit`: most bytes that may be reserved, 0 for none.
   explicit chunk_list(std::size_t limit) noexcept : limit_{limit} {}
 
-  /// How much to draw for a request of `need` bytes: more, so that growth is rare, but never beyond the limit; 0 where
-  /// even the request is beyond it.
-  std::size_t growth(std::size_t need) const noexcept;
+  /// How much to draw for a request of `need` bytes by a shard that has so much: more, so that growth is rare, but never
+  /// beyond the limit; 0 where even the request is beyond it.
+  std::size_t growth(std::size_t need, std::size_t has) const noexcept;
 
   /// Throws std::bad_alloc.
   chunk& add(void* base, std::size_t bytes);

@@ -5,25 +5,32 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Requested bytes that are live. What is counted under the pool's lock is counted here at once; threads that count for
-/// themselves pass on what has gathered: the sum is exact, the peak as exact as they pass on.
+/// What one shard of a pool counts of live bytes, under its lock: those that threads keep near them too.
+export struct live_part {
+  std::int64_t bytes = 0;
+  std::int64_t told = 0; ///< of these, what the meter knows
+};
+
+/// Requested bytes that are live, at most. Shards tell of changes of some size only, so that their threads rarely meet
+/// here: the peak is exact to that size for each of them.
 export class live_meter {
 public:
-  /// Under the pool's lock. `nearby`: what the calling thread has not passed on.
-  inline void count(std::int64_t change, std::int64_t nearby) noexcept {
-    auto const sum = shared_.load(std::memory_order_relaxed) + change;
-    shared_.store(sum, std::memory_order_relaxed);
-    if (change > 0) raise(sum + passed_on_.load(std::memory_order_relaxed) + nearby);
-  }
-  /// Any thread.
-  void pass_on(std::int64_t change) noexcept {
-    auto const sum = passed_on_.fetch_add(change, std::memory_order_relaxed) + change;
-    raise(shared_.load(std::memory_order_relaxed) + sum);
+  /// Under the lock of the part, and of all where `slack` is 0, the largest change that is not told of. `nearby`: bytes
+  /// that count as live and are kept near the calling thread.
+  inline void count(live_part& part, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
+    part.bytes += change;
+    auto const news = part.bytes - part.told;
+    if (news <= slack && -news <= slack) return;
+    part.told = part.bytes;
+    if (slack > 0) {
+      raise(told_.fetch_add(news, std::memory_order_relaxed) + news - nearby);
+    } else {
+      auto const all = told_.load(std::memory_order_relaxed) + news;
+      told_.store(all, std::memory_order_relaxed);
+      if (news > 0) raise(all - nearby);
+    }
   }
 
-  std::int64_t sum() const noexcept {
-    return shared_.load(std::memory_order_relaxed) + passed_on_.load(std::memory_order_relaxed);
-  }
   std::size_t peak() const noexcept { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }
 
 private:
@@ -32,8 +39,7 @@ private:
     while (seen < live && !peak_.compare_exchange_weak(seen, live, std::memory_order_relaxed)) {}
   }
 
-  std::atomic<std::int64_t> shared_{0};
-  std::atomic<std::int64_t> passed_on_{0};
+  std::atomic<std::int64_t> told_{0};
   std::atomic<std::int64_t> peak_{0};
 };
 

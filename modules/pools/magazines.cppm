@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:magazines;
 import :block;
-import :live_meter;
 import :std;
 import :sync;
 import :timeline;
@@ -16,6 +15,7 @@ export struct thread_counts {
   std::uint64_t frees = 0;
   std::uint64_t refused = 0;  ///< frees that found no credit
   std::size_t cached = 0;     ///< bytes kept
+  std::int64_t not_live = 0;  ///< requested bytes that the shards count as live, and that are not
   std::int64_t allowance = 0; ///< bytes of credit taken, and not in use
 };
 
@@ -27,7 +27,7 @@ export struct thread_counts {
 /// `allow(false)` finds every block that was put before, and none is put after (O11).
 export class magazines {
 public:
-  explicit magazines(live_meter& live) noexcept : live_{&live} {}
+  magazines() = default;
   magazines(magazines const&) = delete;
   magazines& operator=(magazines const&) = delete;
 
@@ -35,6 +35,8 @@ public:
   inline void prepare() {
     if (!own()) make_own();
   }
+  /// The calling thread's slot is there.
+  inline bool prepared() const noexcept { return own() != nullptr; }
 
   /// A kept block of so many bytes exactly, granted to the stream again; or null. Any thread.
   block* take(timeline& order, std::size_t bytes, std::size_t requested) noexcept;
@@ -61,10 +63,10 @@ public:
   /// Takes everything out: the blocks, linked by `next`. Under the pool's lock.
   block* sweep() noexcept;
 
-  /// What the calling thread's slot has counted of live bytes.
-  inline std::int64_t own_live() const noexcept {
+  /// The calling thread's part of what shards count as live, and is not.
+  inline std::int64_t own_not_live() const noexcept {
     auto const* const mine = own();
-    return mine ? mine->live.load(std::memory_order_relaxed) : 0;
+    return mine ? mine->not_live.load(std::memory_order_relaxed) : 0;
   }
   /// Calls `look(counts)` with the sums while no slot changes. Under the pool's lock.
   template <class Look> void look(Look look_at) {
@@ -106,7 +108,7 @@ private:
     sync::quick_mutex guard;
     std::uint32_t refused = 0;  // since the last sweep
     std::int64_t allowance = 0; // of the credit, not in use
-    std::atomic<std::int64_t> live{0};
+    std::atomic<std::int64_t> not_live{0};
     thread_counts counts;
     std::array<cabinet, cabinet_count> cabinets;
   };
@@ -126,10 +128,11 @@ private:
   void keep(slot& mine, cabinet& in, stack& on, block& freed, timeline& order) noexcept;
   static bool misfit(stack& on) noexcept;
   block& pop(slot& mine, cabinet& in, stack& from) noexcept;
-  void count_live(slot& mine, std::int64_t change) noexcept;
+  static inline void count_not_live(slot& mine, std::int64_t change) noexcept {
+    mine.not_live.store(mine.not_live.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+  }
   static void lock_and_add(slot* one, thread_counts& sum) noexcept;
 
-  live_meter* live_;
   std::array<std::atomic<slot*>, slot_count> slots_{};
   std::array<std::unique_ptr<slot>, slot_count> kept_;
   std::atomic<std::size_t> most_{0}; // 0: nothing may be kept

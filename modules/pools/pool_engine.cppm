@@ -14,6 +14,7 @@ import :magazines;
 import :misuse;
 import :ranges;
 import :services;
+import :shards;
 import :shelf;
 import :std;
 import :stream;
@@ -47,7 +48,9 @@ struct pool_request {
   std::size_t requested;
   std::size_t bytes; // in granules
   std::size_t alignment;
+  pool_shard* own = nullptr; // the calling thread's
 };
+
 
 struct pool_place {
   block* range = nullptr;
@@ -59,18 +62,9 @@ struct pool_place {
 /// of a pool without handles, which is now the caller's to close.
 enum class free_result : std::uint8_t { refused, done, last };
 
-/// How often the ways were taken that figures do not tell of.
-struct pool_paths {
-  std::uint64_t near_hits = 0;    ///< granted out of a magazine
-  std::uint64_t locked_calls = 0; ///< allocations and frees that took the pool's lock
-  std::uint64_t swept = 0;        ///< blocks taken out of magazines
-  std::uint64_t refused = 0;      ///< frees that found no credit
-  std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all
-};
-
-/// Allocations and frees that a magazine serves take the lock of a slot; all others take the one lock of the pool,
-/// under which driver calls on streams are made, but no calls upstream, waits or synchronisation. Nothing in a free
-/// allocates host memory. Disposes of itself after close().
+/// Allocations and frees that a magazine serves take the lock of a slot; those that the thread's shard serves take that
+/// shard's, and all others those of all shards. Under locks driver calls on streams are made, but no calls upstream,
+/// waits or synchronisation. Nothing in a free allocates host memory. Disposes of itself after close().
 export class pool_engine final : private resumption {
 public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
@@ -113,24 +107,31 @@ private:
   bool consistent_with(thread_counts const& near);
 
   // pool_allocate.cpp: the ladder.
-  expected<void*, failure> allocate(pool_request const& what);
+  expected<void*, failure> allocate(pool_request what);
+  void* allocate_near(pool_request const& what);
   rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
   inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || upstream_->host_accessible(); }
-  pool_place place_at_once(pool_request const& what);
-  pool_place place_elsewhere(pool_request const& what, rung furthest);
+  pool_place place_at_once(pool_request const& what, shard_span among);
+  pool_place place_at_once(pool_request const& what, shelves& all);
+  pool_place place_elsewhere(pool_request const& what, rung furthest, shard_span among);
   void* grant(pool_request const& what, pool_place const& place);
-  void* reuse_at_once(pool_request const& what);
+  void* grant_fresh(pool_request const& what, block& fresh);
+  void* reuse_at_once(pool_request const& what, shard_span among);
+  void* reuse_in(pool_request const& what, shard_span among);
   void* reuse_now(pool_request const& what);
-  void* reuse_learning(pool_request const& what);
+  void* reuse_alone(pool_request const& what);
+  void* reuse_learning(pool_request const& what, shard_span among);
   void* reuse_behind_wait(pool_request const& what);
   bool wait_for(tag_set const& tags, stream_key const& key);
+  void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 
   // pool_order.cpp: what is known of the order of free memory.
-  bool give_completed() noexcept;
-  void join_free(stream_key const& key, rung furthest);
-  void learn_completion(stream_key const* asking);
-  std::vector<timeline*> open_timelines(bool without_evidence);
-  tag end_use(stream_key const& key, std::size_t bytes) noexcept;
+  bool give_completed(shard_span among) noexcept;
+  static void give_completed(pool_shard& in) noexcept;
+  void join_free(stream_key const& key, rung furthest, shard_span among);
+  void learn_completion(stream_key const* asking, shard_span among);
+  static std::vector<timeline*> open_timelines(bool without_evidence, shard_span among);
+  tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
   void prune(tag_set& tags) const noexcept;
   void begin_sharing() noexcept;
   std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
@@ -138,55 +139,67 @@ private:
     if (!first_stream_) first_stream_ = &order;
     if (!shared_ && first_stream_ != &order) begin_sharing();
   }
+  /// Whether a call may be served under the lock of one shard.
+  inline bool calm_for(timeline const& order) const noexcept {
+    return calm_ && (shared_ || first_stream_ == &order);
+  }
 
   // pool_grow.cpp: upstream.
-  growth_result grow(pool_request const& what, sync::quick_lock& held, bool exact, expected<void*, failure>& result);
-  expected<block*, failure> draw_chunk(stream_key const& key, std::size_t bytes, std::size_t least,
-                                       sync::quick_lock& held);
-  void wait_for_return(sync::quick_lock& held);
-  block& add_chunk(stream_key const& key, void* base, std::size_t bytes);
-  std::size_t give_back(std::size_t keep, sync::quick_lock& held) noexcept;
+  growth_result grow(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
+  expected<block*, failure> draw_chunk(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least,
+                                       shard_locks& held);
+  void wait_for_return(shard_locks& held);
+  block& add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes);
+  pool_place adopt_chunk(pool_request const& what);
+  std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
   bool idle_and_complete(chunk const& home) noexcept;
   void resume() noexcept override;
-  void pass(sync::quick_lock& held) noexcept;
+  void pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
   void leave_behind() noexcept;
 
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
-  void* drain(pool_request const& what, sync::quick_lock& held);
+  void* drain(pool_request const& what, shard_locks& held);
   bool draining_may_help(pool_request const& what);
   inline bool lost() const noexcept { return device_ && device_->lost(); }
 
   // pool_free.cpp
-  block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes, block* seen) noexcept;
+  bool free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                 shard_list::found const& seen) noexcept;
+  free_result free_outright(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  free_result end_put_out(block& kept) noexcept;
   block* explain_misuse(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  void end_live(block& freed, stream_key const& key, pool_shard& in) noexcept;
   void end_block(block& freed) noexcept;
   void after_free(chunk const& home) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;
   void serve_deferred() noexcept;
-  void make_room(tag_set& uses, stream_key const& key, sync::quick_lock& held);
+  void make_room(tag_set& uses, stream_key const& key, shard_locks& held);
   void set_pressure(bool on) noexcept;
   void end_cached(block& kept) noexcept;
   void set_caching() noexcept;
   bool sweep() noexcept;
+  inline shard_list::from everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
+  std::int64_t live_blocks() const noexcept;
+  std::size_t free_bytes() const noexcept;
 
   std::unique_ptr<pool_upstream> const upstream_;
   pool_options const options_;
   std::optional<device> const device_;
 
-  sync::quick_mutex guard_;
+  shard_list shards_;
   sync::quick_condition changed_; // growth ended, or memory has left
-  range_map ranges_;
+
+  // What follows changes only under the locks of all shards.
   chunk_list chunks_;
   live_meter live_;
-  magazines magazines_{live_};
-  figures counts_; // of what took the lock; sizes are filled in when asked for
-  pool_paths paths_;
-  std::int64_t live_blocks_ = 0; // with those that are cached
+  magazines magazines_;
   timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
   pool_engine* next_left_ = nullptr;
   bool shared_ = false;   // a second stream has been served
+  bool calm_ = false;     // nothing calls for the locks of all: no pressure, nothing deferred, nothing to give back
   bool pressure_ = false; // since a request failed all rungs before waiting
   bool growing_ = false;
   bool posted_ = false;

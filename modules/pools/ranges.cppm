@@ -23,6 +23,8 @@ public:
   /// So many bytes more behind the end of a chunk; they join a free last block of the same order. The block that holds
   /// them. Throws std::bad_alloc, and nothing is changed.
   block& extend(chunk& home, std::size_t bytes, tag_set const& tags);
+  /// A chunk of another map, wholly free as one block. Throws std::bad_alloc, and nothing is changed.
+  block& take_over(chunk& home, range_map& from);
   /// Forgets a chunk without live blocks.
   void remove(chunk& home) noexcept;
 

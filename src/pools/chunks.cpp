@@ -32,9 +32,9 @@ void pool_upstream::give_back(chunk const& done) noexcept {
   services_.table->deallocate_keyed(services_.state, &host, reinterpret_cast<void*>(done.base), done.bytes, granule);
 }
 
-std::size_t chunk_list::growth(std::size_t need) const noexcept {
+std::size_t chunk_list::growth(std::size_t need, std::size_t has) const noexcept {
   if (need > room()) return 0;
-  auto const wanted = std::max(need, std::clamp(reserved_ / growth_fraction, chunk_step, largest_step));
+  auto const wanted = std::max(need, std::clamp(has / growth_fraction, chunk_step, largest_step));
   auto const whole = wanted > SIZE_MAX - chunk_step ? wanted : (wanted + chunk_step - 1) / chunk_step * chunk_step;
   return std::min(whole, room());
 }

@@ -10,14 +10,12 @@ module;
 module gpumem:magazines.impl;
 import :magazines;
 import :block;
-import :live_meter;
 import :sync;
 import :timeline;
 
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::int64_t most_not_passed_on = 64 << 10;
 inline constexpr std::int64_t quantum = 64 << 10;
 // So rarely does a free go another way, on which evidence may be recorded.
 inline constexpr std::uint32_t most_unrecorded_frees = 64;
@@ -32,21 +30,14 @@ void magazines::make_own() {
   slots_[number].store(kept_[number].get(), std::memory_order_release);
 }
 
-void magazines::count_live(slot& mine, std::int64_t change) noexcept {
-  auto live = mine.live.load(std::memory_order_relaxed) + change;
-  if (live > most_not_passed_on) {
-    live_->pass_on(live);
-    live = 0;
-  }
-  mine.live.store(live, std::memory_order_relaxed);
-}
-
 block& magazines::pop(slot& mine, cabinet& in, stack& from) noexcept {
   auto& found = *from.top.load(std::memory_order_relaxed);
   from.top.store(found.next, std::memory_order_relaxed);
   --in.count;
+  found.become(block_state::put_out);
   mine.allowance += static_cast<std::int64_t>(found.bytes);
   mine.counts.cached -= found.bytes;
+  count_not_live(mine, -static_cast<std::int64_t>(found.requested.load(std::memory_order_relaxed)));
   return found;
 }
 
@@ -62,11 +53,12 @@ block* magazines::take(timeline& order, std::size_t bytes, std::size_t requested
   auto& found = pop(*mine, in, from);
   from.misfits.store(0, std::memory_order_relaxed);
   found.tags.clear();
+  auto const before = found.requested.load(std::memory_order_relaxed);
   found.requested.store(requested, std::memory_order_relaxed);
+  count_not_live(*mine, static_cast<std::int64_t>(before) - static_cast<std::int64_t>(requested));
   found.stream.store(&order, std::memory_order_relaxed);
   found.become(block_state::granted);
   ++mine->counts.allocations;
-  count_live(*mine, static_cast<std::int64_t>(requested));
   return &found;
 }
 
@@ -121,7 +113,7 @@ void magazines::keep(slot& mine, cabinet& in, stack& on, block& freed, timeline&
   mine.allowance -= static_cast<std::int64_t>(freed.bytes);
   mine.counts.cached += freed.bytes;
   ++mine.counts.frees;
-  count_live(mine, -static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)));
+  count_not_live(mine, static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)));
 }
 
 // A size that is not asked for any more makes place for others, one block at a time. Whether it is to, counted roughly.
@@ -182,7 +174,7 @@ block* magazines::sweep() noexcept {
 void magazines::lock_and_add(slot* one, thread_counts& sum) noexcept {
   if (!one) return;
   one->guard.lock();
-  sum.live += one->live.load(std::memory_order_relaxed);
+  sum.not_live += one->not_live.load(std::memory_order_relaxed);
   sum.allocations += one->counts.allocations;
   sum.frees += one->counts.frees;
   sum.refused += one->counts.refused;

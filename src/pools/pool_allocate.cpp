@@ -16,6 +16,7 @@ import :cuda;
 import :driver;
 import :error;
 import :ranges;
+import :shards;
 import :shelf;
 import :stream;
 import :sync;
@@ -23,6 +24,12 @@ import :tags;
 import :timeline;
 
 namespace gpumem::detail {
+namespace {
+
+// So often a thread takes what lies in others' shards, for which it needs all their locks, before its own grows.
+inline constexpr unsigned most_borrowings = 2 * sync::patience;
+
+} // namespace
 
 expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept {
@@ -31,8 +38,9 @@ expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::s
     if (auto* const near = magazines_.take(key.order(), granted, bytes)) return near->pointer();
   }
   auto const refuse = [&](outcome why) {
-    sync::quick_lock const held{guard_};
-    ++counts_.failures;
+    auto& own = shards_.own();
+    auto const held = shards_.enter(own);
+    ++own.counts.failures;
     return unexpected<failure>{failure{why, 0, bytes}};
   };
   if (chunks_.limit() && granted > chunks_.limit()) return refuse(outcome::too_large);
@@ -48,18 +56,26 @@ expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::s
   }
 }
 
-expected<void*, failure> pool_engine::allocate(pool_request const& what) {
-  sync::quick_lock held{guard_};
-  ++paths_.locked_calls;
+expected<void*, failure> pool_engine::allocate(pool_request what) {
+  what.own = &shards_.own();
+  if (auto* const p = allocate_near(what)) return p;
+  shard_locks held{shards_};
+  if (shards_.crowded()) shards_.spread();
+  what.own = &shards_.own();
+  auto& own = *what.own;
+  ++own.paths.locked_calls;
+  own.paths.all_locked += !shards_.single();
   note_stream(what.key.order());
   magazines_.prepare();
   expected<void*, failure> result = nullptr;
+  bool alone = !shards_.single() && own.borrowings >= most_borrowings;
   for (bool searching = true; searching;) {
     if (deferred_) serve_deferred();
-    if (auto* const p = reuse_now(what)) return p;
+    if (auto* const p = alone ? reuse_alone(what) : reuse_now(what)) return p;
     auto const grown = grow(what, held, false, result);
     if (grown == growth_result::granted) return result;
-    searching = grown == growth_result::changed;
+    searching = grown == growth_result::changed || alone;
+    if (grown == growth_result::failed) alone = false;
   }
   set_pressure(true);
   if (sweep()) {
@@ -75,9 +91,20 @@ expected<void*, failure> pool_engine::allocate(pool_request const& what) {
     }
     if (grown == growth_result::granted) return result;
   }
-  ++counts_.failures;
+  ++own.counts.failures;
   if (lost()) return unexpected<failure>{failure{outcome::device_lost, device_->loss(), what.requested}};
   return result;
+}
+
+// Out of the thread's own shard, where nothing calls for all of them.
+void* pool_engine::allocate_near(pool_request const& what) {
+  if (shards_.single() || shards_.crowded() || !magazines_.prepared()) return nullptr;
+  auto& own = *what.own;
+  auto const held = shards_.enter(own);
+  if (!calm_for(what.key.order())) return nullptr;
+  auto* const p = reuse_in(what, {&what.own, 1});
+  if (p) ++own.paths.locked_calls;
+  return p;
 }
 
 // The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
@@ -104,8 +131,7 @@ rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furt
 }
 
 // Of what the stream itself has freed and of what nobody uses, whichever fits better.
-pool_place pool_engine::place_at_once(pool_request const& what) {
-  auto& all = ranges_.by_order();
+pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
   pool_place place;
   if (auto const* const own = by_host(what.key) ? nullptr : all.find(what.key.order())) {
     place.range = own->bins().find(what.bytes, what.alignment, place.offset);
@@ -119,8 +145,15 @@ pool_place pool_engine::place_at_once(pool_request const& what) {
   return free.range && (!place.range || free.range->bytes < place.range->bytes) ? free : place;
 }
 
+pool_place pool_engine::place_at_once(pool_request const& what, shard_span among) {
+  for (auto* const each : among) {
+    if (auto const place = place_at_once(what, each->ranges.by_order()); place.range) return place;
+  }
+  return {};
+}
+
 // The smallest range of the cheapest rung, of what other streams have freed, or several.
-pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest) {
+pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest, shard_span among) {
   pool_place best;
   auto const look = [&](block& range) {
     std::size_t offset = 0;
@@ -130,70 +163,101 @@ pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest)
     if (how == best.how && best.range && range.bytes >= best.range->bytes) return;
     best = {&range, offset, how};
   };
-  auto& all = ranges_.by_order();
-  for (auto* const each : all.own()) {
-    if (each->empty() || (each->order() == &what.key.order() && !by_host(what.key))) continue;
-    auto const oldest = each->oldest()->tags.begin()->newest;
-    // By the oldest of a shelf one knows whether any of it is complete, or ordered before.
-    bool const some = furthest == rung::wait || each->order()->completed(oldest) ||
-                      (!by_host(what.key) && what.key.order().ordered_after(*each->order(), oldest));
-    if (some) each->bins().visit_from(what.bytes, look);
+  for (auto* const shard : among) {
+    auto& all = shard->ranges.by_order();
+    for (auto* const each : all.own()) {
+      if (each->empty() || (each->order() == &what.key.order() && !by_host(what.key))) continue;
+      auto const oldest = each->oldest()->tags.begin()->newest;
+      // By the oldest of a shelf one knows whether any of it is complete, or ordered before.
+      bool const some = furthest == rung::wait || each->order()->completed(oldest) ||
+                        (!by_host(what.key) && what.key.order().ordered_after(*each->order(), oldest));
+      if (some) each->bins().visit_from(what.bytes, look);
+    }
+    all.mixed().bins().visit_from(what.bytes, look);
   }
-  all.mixed().bins().visit_from(what.bytes, look);
   return best;
 }
 
 void* pool_engine::grant(pool_request const& what, pool_place const& place) {
-  auto& taken = ranges_.take(*place.range, place.offset, what.bytes);
+  auto& from = *place.range->home->shard;
+  auto& taken = from.ranges.take(*place.range, place.offset, what.bytes);
   taken.requested.store(what.requested, std::memory_order_relaxed);
   taken.stream.store(&what.key.order(), std::memory_order_relaxed);
-  ++live_blocks_;
-  live_.count(static_cast<std::int64_t>(what.requested), magazines_.own_live());
-  ++counts_.allocations;
+  ++from.live_blocks;
+  count_live(from, static_cast<std::int64_t>(what.requested), magazines_.own_not_live());
+  if (&from != what.own) {
+    ++what.own->borrowings;
+    ++what.own->paths.borrowed;
+  }
+  auto& counts = from.counts;
+  ++counts.allocations;
   switch (place.how) {
-  case rung::own: ++counts_.reuse_own; break;
-  case rung::ordered: ++counts_.reuse_ordered; break;
-  case rung::completed: ++counts_.reuse_completed; break;
-  case rung::wait: ++counts_.reuse_waited; break;
+  case rung::own: ++counts.reuse_own; break;
+  case rung::ordered: ++counts.reuse_ordered; break;
+  case rung::completed: ++counts.reuse_completed; break;
+  case rung::wait: ++counts.reuse_waited; break;
   case rung::none: break; // fresh
   }
   return taken.pointer();
 }
 
-void* pool_engine::reuse_at_once(pool_request const& what) {
-  auto const place = place_at_once(what);
+void* pool_engine::grant_fresh(pool_request const& what, block& fresh) {
+  pool_place place{&fresh, 0, rung::none};
+  fits(fresh, what.bytes, what.alignment, place.offset);
+  return grant(what, place);
+}
+
+void pool_engine::count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
+  live_.count(in.live, change, nearby, shards_.single() ? 0 : static_cast<std::int64_t>(chunks_.reserved() / 512));
+}
+
+void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
+  auto const place = place_at_once(what, among);
   return place.range ? grant(what, place) : nullptr;
 }
 
-// The rungs that cost the stream nothing: first as things are known, then after one look at what has completed; then
-// the same with what threads have kept.
+// The rungs that cost the stream nothing: first as things are known, then after one look at what has completed.
+void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
+  if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
+  if (auto* const p = reuse_at_once(what, among)) return p;
+  if (auto const place = place_elsewhere(what, rung::ordered, among); place.range) return grant(what, place);
+  if (give_completed(among)) {
+    if (auto* const p = reuse_at_once(what, among)) return p;
+  }
+  return reuse_learning(what, among);
+}
+
+// Then the same with what threads have kept.
 void* pool_engine::reuse_now(pool_request const& what) {
   do {
-    if (ranges_.free_bytes() < what.bytes) continue;
-    if (auto* const p = reuse_at_once(what)) return p;
-    if (auto const place = place_elsewhere(what, rung::ordered); place.range) return grant(what, place);
-    if (give_completed()) {
-      if (auto* const p = reuse_at_once(what)) return p;
-    }
-    if (auto* const p = reuse_learning(what)) return p;
+    if (auto* const p = reuse_in(what, shard_list::from{shards_, *what.own})) return p;
   } while (sweep());
   return nullptr;
 }
 
-void* pool_engine::reuse_learning(pool_request const& what) {
-  learn_completion(&what.key);
-  give_completed();
-  join_free(what.key, rung::completed);
-  if (auto* const p = reuse_at_once(what)) return p;
-  auto const place = place_elsewhere(what, rung::completed);
+// A thread that borrows too often would rather have a chunk that nobody uses, or a new one, for its own shard.
+void* pool_engine::reuse_alone(pool_request const& what) {
+  what.own->borrowings = 0;
+  if (auto* const p = reuse_in(what, {&what.own, 1})) return p;
+  auto const place = adopt_chunk(what);
+  return place.range ? grant(what, place) : nullptr;
+}
+
+void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
+  learn_completion(&what.key, among);
+  give_completed(among);
+  join_free(what.key, rung::completed, among);
+  if (auto* const p = reuse_at_once(what, among)) return p;
+  auto const place = place_elsewhere(what, rung::completed, among);
   return place.range ? grant(what, place) : nullptr;
 }
 
 void* pool_engine::reuse_behind_wait(pool_request const& what) {
   if (options_.cross_stream != reuse::wait || what.key.is_host() || !what.key.has_handle()) return nullptr;
-  join_free(what.key, rung::wait);
-  auto place = place_at_once(what);
-  if (!place.range) place = place_elsewhere(what, rung::wait);
+  shard_list::from const all{shards_, *what.own};
+  join_free(what.key, rung::wait, all);
+  auto place = place_at_once(what, all);
+  if (!place.range) place = place_elsewhere(what, rung::wait, all);
   if (!place.range || !wait_for(place.range->tags, what.key)) return nullptr;
   return grant(what, place);
 }

@@ -16,6 +16,7 @@ import :device;
 import :driver;
 import :executor;
 import :ranges;
+import :shards;
 import :stream;
 import :sync;
 import :tags;
@@ -113,17 +114,17 @@ bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longe
 bool pool_engine::settle(sync::duration longest) {
   std::vector<timeline*> open;
   {
-    sync::quick_lock const held{guard_};
+    shard_locks const held{shards_};
     serve_deferred();
     sweep();
-    open = open_timelines(false);
+    open = open_timelines(false, everywhere());
   }
   return (open.empty() || synchronise_with(open, longest)) && !lost();
 }
 
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
-  if (open_timelines(false).empty()) return false;
+  if (open_timelines(false, everywhere()).empty()) return false;
   std::size_t run = 0;
   chunks_.visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
   if (run >= what.bytes && (options_.cross_stream != reuse::own || what.key.is_host())) return true;
@@ -132,17 +133,17 @@ bool pool_engine::draining_may_help(pool_request const& what) {
 
 // Polls for up to a second, then synchronises once with streams that left no evidence. Whatever completes is looked at
 // at once; chunks that become idle are the caller's to give back.
-void* pool_engine::drain(pool_request const& what, sync::quick_lock& held) {
+void* pool_engine::drain(pool_request const& what, shard_locks& held) {
   auto const deadline = sync::now() + longest_drain;
   auto const again = [&] {
     auto* const p = reuse_now(what);
-    if (p) ++counts_.reuse_drained;
+    if (p) ++what.own->counts.reuse_drained;
     return p;
   };
-  learn_completion(nullptr);
+  learn_completion(nullptr, everywhere());
   for (sync::duration nap = 20us; draining_may_help(what); nap = std::min(2 * nap, longest_nap)) {
-    auto const open = open_timelines(false);
-    auto const tails = open_timelines(true);
+    auto const open = open_timelines(false, everywhere());
+    auto const tails = open_timelines(true, everywhere());
     bool const only_tails = open.size() == tails.size();
     if (lost() || (!only_tails && sync::now() >= deadline)) return nullptr;
     held.unlock();

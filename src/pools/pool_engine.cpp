@@ -23,6 +23,7 @@ import :executor;
 import :live_meter;
 import :magazines;
 import :ranges;
+import :shards;
 import :shelf;
 import :stream;
 import :sync;
@@ -47,6 +48,14 @@ pool_options checked_options(pool_options options) {
 std::optional<device> device_of(pool_upstream const& upstream) {
   auto const ordinal = upstream.device();
   return ordinal < 0 ? std::nullopt : std::optional{device{ordinal}};
+}
+
+void add(figures& sum, figures const& part) noexcept {
+  for (auto const each : {&figures::allocations, &figures::frees, &figures::failures, &figures::growths,
+                          &figures::releases, &figures::reuse_own, &figures::reuse_ordered, &figures::reuse_completed,
+                          &figures::reuse_waited, &figures::reuse_drained}) {
+    sum.*each += part.*each;
+  }
 }
 
 // The bytes on a shelf; what is there must be free, belong there, and come in order.
@@ -83,7 +92,7 @@ void check_limit(std::size_t limit) {
 }
 
 std::optional<block_info> pool_engine::find(void const* pointer) {
-  sync::quick_lock const held{guard_};
+  shard_locks const held{shards_};
   auto const* const home = chunks_.covering(pointer);
   auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
   if (!found || found->now() == block_state::hole) return std::nullopt;
@@ -93,28 +102,42 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
 }
 
 figures pool_engine::read_figures() {
-  sync::quick_lock const held{guard_};
-  auto f = counts_;
+  shard_locks const held{shards_};
+  figures f;
+  std::int64_t live = 0;
+  for (auto const& each : shards_.all()) {
+    add(f, each->counts);
+    live += each->live.bytes;
+    f.joins += each->ranges.joins();
+    f.joins_refused += each->ranges.refused_joins();
+    f.largest_free = std::max(f.largest_free, each->ranges.largest_free());
+  }
   magazines_.look([&](thread_counts const& near) {
-    f.live = static_cast<std::size_t>(live_.sum() + near.live);
-    f.granted = chunks_.reserved() - ranges_.free_bytes() - near.cached;
+    f.live = static_cast<std::size_t>(live - near.not_live);
+    f.granted = chunks_.reserved() - free_bytes() - near.cached;
     f.allocations += near.allocations;
     f.reuse_own += near.allocations;
     f.frees += near.frees;
   });
   f.peak_live = std::max(f.live, live_.peak());
   f.reserved = chunks_.reserved() + chunks_.leaving();
-  f.largest_free = ranges_.largest_free();
   f.limit = chunks_.limit();
   f.peak_reserved = chunks_.peak();
-  f.joins = ranges_.joins();
-  f.joins_refused = ranges_.refused_joins();
   return f;
 }
 
 pool_paths pool_engine::read_paths() {
-  sync::quick_lock const held{guard_};
-  auto paths = paths_;
+  shard_locks const held{shards_};
+  pool_paths paths;
+  for (auto const& each : shards_.all()) {
+    paths.locked_calls += each->paths.locked_calls;
+    paths.all_locked += each->paths.all_locked;
+    paths.borrowed += each->paths.borrowed;
+    paths.adopted += each->paths.adopted;
+    paths.swept += each->paths.swept;
+    paths.completed += each->paths.completed;
+  }
+  paths.shards = shards_.all().size();
   magazines_.look([&](thread_counts const& near) {
     paths.near_hits = near.allocations;
     paths.refused = near.refused;
@@ -123,7 +146,7 @@ pool_paths pool_engine::read_paths() {
 }
 
 bool pool_engine::consistent() {
-  sync::quick_lock const held{guard_};
+  shard_locks const held{shards_};
   bool sound = false;
   magazines_.look([&](thread_counts const& near) { sound = consistent_with(near); });
   return sound;
@@ -145,16 +168,22 @@ bool pool_engine::consistent_with(thread_counts const& near) {
       lower = &each;
       (each.is_free() ? free : taken) += each.bytes;
       not_free += !each.is_free();
-      if (!each.is_free()) sound = sound && ranges_.granted_at(each.pointer()) == &each;
+      if (!each.is_free()) sound = sound && home.shard->ranges.granted_at(each.pointer()) == &each;
       if (each.now() == block_state::cached) cached += each.bytes;
-      if (each.is_live()) live += static_cast<std::int64_t>(each.requested.load(std::memory_order_relaxed));
+      bool const counted_live = each.is_live() || each.now() == block_state::put_out;
+      if (counted_live) live += static_cast<std::int64_t>(each.requested.load(std::memory_order_relaxed));
     });
     sound = sound && end == home.end() && lower == home.last && not_free == home.live_blocks;
   });
-  std::size_t on_shelves = 0;
-  ranges_.by_order().visit([&](shelf& each) { on_shelves += sound_bytes(each, sound); });
-  return sound && free == on_shelves && free == ranges_.free_bytes() && taken + free == chunks_.reserved() &&
-         cached == near.cached && magazines_.balanced(near) && live == live_.sum() + near.live;
+  std::size_t on_shelves = 0, reserved = 0;
+  std::int64_t counted = -near.not_live;
+  for (auto const& each : shards_.all()) {
+    each->ranges.by_order().visit([&](shelf& one) { on_shelves += sound_bytes(one, sound); });
+    reserved += each->reserved;
+    counted += each->live.bytes;
+  }
+  return sound && free == on_shelves && free == free_bytes() && taken + free == chunks_.reserved() &&
+         reserved == chunks_.reserved() && cached == near.cached && magazines_.balanced(near) && live == counted;
 }
 
 } // namespace gpumem::detail

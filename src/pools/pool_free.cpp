@@ -21,6 +21,7 @@ import :error;
 import :magazines;
 import :misuse;
 import :ranges;
+import :shards;
 import :shelf;
 import :stream;
 import :sync;
@@ -36,42 +37,68 @@ inline constexpr std::size_t most_uses = tag_set::most - 1;
 } // namespace
 
 free_result pool_engine::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  auto* const seen = ranges_.granted_at(pointer);
+  auto const seen = shards_.granted_at(pointer);
   magazines::result near{false, nullptr};
   // Of a block that is the caller's, nothing changes behind his back.
-  if (seen && seen->is_live() && (!bytes || *bytes == seen->requested.load(std::memory_order_relaxed)) &&
-      seen->tags.empty() && !key.is_host() && !key.capturing()) {
-    near = magazines_.put(*seen, key.order());
-    if (near.kept && !near.out) return free_result::done;
+  if (seen.that && seen.that->is_live() &&
+      (!bytes || *bytes == seen.that->requested.load(std::memory_order_relaxed)) && seen.that->tags.empty() &&
+      !key.is_host() && !key.capturing()) {
+    near = magazines_.put(*seen.that, key.order());
   }
-  sync::quick_lock const held{guard_};
-  ++paths_.locked_calls;
-  if (deferred_ && !key.capturing()) serve_deferred();
-  if (near.out) end_cached(*near.out);
-  if (!near.kept) {
-    auto* const freed = checked_block(key, pointer, bytes, seen);
-    if (!freed) return free_result::refused;
-    live_.count(-static_cast<std::int64_t>(freed->requested.load(std::memory_order_relaxed)), 0);
-    ++counts_.frees;
-    --live_blocks_;
-    note_stream(key.order());
-    if (key.capturing()) {
-      defer(*freed, key);
-    } else {
-      if (!freed->tags.empty()) prune(freed->tags);
-      // What the host frees nobody uses any more, but for recorded uses.
-      if (!key.is_host()) freed->tags.add(end_use(key, freed->bytes));
-      end_block(*freed);
-    }
-    if (magazines_.starved()) sweep();
-  }
-  return abandoned_ && live_blocks_ == 0 ? free_result::last : free_result::done;
+  auto const ended = near.out ? end_put_out(*near.out) : free_result::done;
+  if (near.kept) return ended;
+  return free_near(key, pointer, bytes, seen) ? free_result::done : free_outright(key, pointer, bytes);
 }
 
-// `seen`: what was found without the lock, and is right if it is still there.
-block* pool_engine::checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                                  block* seen) noexcept {
-  auto* const found = seen && seen->pointer() == pointer ? seen : ranges_.granted_at(pointer);
+// Under the lock of the block's shard alone, where nothing calls for all of them; else, and of a misuse, false.
+bool pool_engine::free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                            shard_list::found const& seen) noexcept {
+  if (!seen.that || key.capturing() || magazines_.starved()) return false;
+  auto& home = *seen.shard;
+  auto const held = shards_.enter(home);
+  auto& freed = *seen.that;
+  bool const right = calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() &&
+                     (!bytes || *bytes == freed.requested.load(std::memory_order_relaxed));
+  if (right) end_live(freed, key, home);
+  return right;
+}
+
+free_result pool_engine::free_outright(stream_key const& key, void* pointer,
+                                       std::optional<std::size_t> bytes) noexcept {
+  shard_locks const held{shards_};
+  if (deferred_ && !key.capturing()) serve_deferred();
+  auto* const freed = checked_block(key, pointer, bytes);
+  if (!freed) return free_result::refused;
+  auto& home = *freed->home->shard;
+  home.paths.all_locked += !shards_.single();
+  note_stream(key.order());
+  end_live(*freed, key, home);
+  if (magazines_.starved()) sweep();
+  return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
+}
+
+// A block for which a magazine had no place any more.
+free_result pool_engine::end_put_out(block& kept) noexcept {
+  auto& home = *kept.home->shard;
+  {
+    auto const held = shards_.enter(home);
+    if (calm_for(*kept.tags.begin()->order)) {
+      ++home.paths.locked_calls;
+      end_cached(kept);
+      return free_result::done;
+    }
+  }
+  shard_locks const held{shards_};
+  ++home.paths.locked_calls;
+  home.paths.all_locked += !shards_.single();
+  if (deferred_) serve_deferred();
+  note_stream(*kept.tags.begin()->order);
+  end_cached(kept);
+  return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
+}
+
+block* pool_engine::checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto* const found = shards_.granted_at(pointer).that;
   if (!found || !found->is_live()) return explain_misuse(key, pointer, bytes);
   if (bytes && *bytes != found->requested.load(std::memory_order_relaxed)) return explain_misuse(key, pointer, bytes);
   return found;
@@ -91,14 +118,26 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   return refuse(found->pointer() != pointer ? misuse::kind::foreign_pointer : misuse::kind::wrong_size, requested);
 }
 
+void pool_engine::end_live(block& freed, stream_key const& key, pool_shard& in) noexcept {
+  count_live(in, -static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)), 0);
+  ++in.counts.frees;
+  ++in.paths.locked_calls;
+  --in.live_blocks;
+  if (key.capturing()) return defer(freed, key);
+  if (!freed.tags.empty()) prune(freed.tags);
+  // What the host frees nobody uses any more, but for recorded uses.
+  if (!key.is_host()) freed.tags.add(end_use(key, freed.bytes, in));
+  end_block(freed);
+}
+
 // The end of a use on a stream. Evidence is recorded where somebody will want it, and only on a stream that this call
 // was given or that is gpumem's; the epoch is read after everything that the caller has enqueued. The stream's shelf
 // counts first, so that streams of many threads do not meet at one counter.
-tag pool_engine::end_use(stream_key const& key, std::size_t bytes) noexcept {
+tag pool_engine::end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept {
   auto& order = key.order();
   auto const most = most_unrecorded();
   bool many = false;
-  if (auto* const own = ranges_.by_order().find(order); !own) {
+  if (auto* const own = in.ranges.by_order().find(order); !own) {
     many = order.count_unrecorded(1, bytes, most);
   } else if (own->count_free(bytes, most)) {
     many = order.count_unrecorded(own->unrecorded_frees, own->unrecorded_bytes, most);
@@ -115,16 +154,29 @@ tag pool_engine::end_use(stream_key const& key, std::size_t bytes) noexcept {
 // From live to free; the tags say what reuse will have to be ordered after.
 void pool_engine::end_block(block& freed) noexcept {
   auto const& home = *freed.home;
-  ranges_.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any);
+  home.shard->ranges.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any);
   after_free(home);
 }
 
 // A block that was kept near a thread, where its free was counted.
 void pool_engine::end_cached(block& kept) noexcept {
-  note_stream(*kept.tags.begin()->order);
-  --live_blocks_;
-  ++paths_.swept;
+  auto& home = *kept.home->shard;
+  count_live(home, -static_cast<std::int64_t>(kept.requested.load(std::memory_order_relaxed)), 0);
+  --home.live_blocks;
+  ++home.paths.swept;
   end_block(kept);
+}
+
+std::int64_t pool_engine::live_blocks() const noexcept {
+  std::int64_t sum = 0;
+  for (auto const& each : shards_.all()) sum += each->live_blocks;
+  return sum;
+}
+
+std::size_t pool_engine::free_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : shards_.all()) sum += each->ranges.free_bytes();
+  return sum;
 }
 
 bool pool_engine::sweep() noexcept {
@@ -133,6 +185,7 @@ bool pool_engine::sweep() noexcept {
   while (all) {
     auto& kept = *all;
     all = all->next;
+    note_stream(*kept.tags.begin()->order);
     end_cached(kept);
   }
   return true;
@@ -151,6 +204,7 @@ void pool_engine::set_caching() noexcept {
   bool const wanted = pressure_ || abandoned_ || deferred_ || upstream_->host_accessible() ||
                       chunks_.reserved() > options_.release_threshold;
   auto const least = std::min(chunks_.reserved() / 2, small_pools);
+  calm_ = !pressure_ && !abandoned_ && !deferred_ && chunks_.reserved() <= options_.release_threshold;
   magazines_.allow(!wanted, std::clamp(chunks_.reserved() / 100, least, most), shared_ ? most_unrecorded() : SIZE_MAX);
 }
 
@@ -163,7 +217,7 @@ void pool_engine::begin_sharing() noexcept {
 void pool_engine::after_free(chunk const& home) noexcept {
   if (pressure_) {
     auto const most = chunks_.limit() ? chunks_.limit() : chunks_.reserved();
-    auto const granted = chunks_.reserved() - ranges_.free_bytes();
+    auto const granted = chunks_.reserved() - free_bytes();
     set_pressure(most - std::min(most, granted) < most / 16);
   }
   if (home.live_blocks > 0 || chunks_.reserved() <= options_.release_threshold) return;
@@ -193,9 +247,9 @@ void pool_engine::serve_deferred() noexcept {
 
 bool pool_engine::record_use(stream_key const& key, void* pointer) {
   key.order().prepare();
-  sync::quick_lock held{guard_};
+  shard_locks held{shards_};
   if (!key.capturing()) serve_deferred();
-  auto* const used = checked_block(key, pointer, std::nullopt, nullptr);
+  auto* const used = checked_block(key, pointer, std::nullopt);
   if (!used) return false;
   note_stream(key.order());
   auto& order = key.order();
@@ -207,7 +261,7 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
 
 // One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
 // evidence to wait for, the host waits for all of them.
-void pool_engine::make_room(tag_set& uses, stream_key const& key, sync::quick_lock& held) {
+void pool_engine::make_room(tag_set& uses, stream_key const& key, shard_locks& held) {
   uses.prune();
   if (uses.size() < most_uses) return;
   for (auto const& use : uses) {

@@ -18,6 +18,7 @@ import :driver;
 import :error;
 import :executor;
 import :ranges;
+import :shards;
 import :stream;
 import :sync;
 import :tags;
@@ -47,38 +48,36 @@ void watch_exit() {
 } // namespace
 
 // Draws a chunk and grants from it. `changed`: another thread's growth or return has ended, look again.
-pool_engine::growth_result pool_engine::grow(pool_request const& what, sync::quick_lock& held, bool exact,
+pool_engine::growth_result pool_engine::grow(pool_request const& what, shard_locks& held, bool exact,
                                              expected<void*, failure>& result) {
   result = unexpected<failure>{failure{outcome::exhausted, 0, what.requested}};
   if (growing_) {
-    while (growing_) changed_.wait(held);
+    while (growing_) held.wait(changed_);
     return growth_result::changed;
   }
   auto const need = what.bytes + (what.alignment - granule);
-  auto bytes = chunks_.growth(need);
+  auto bytes = chunks_.growth(need, what.own->reserved);
   if (bytes == 0 && chunks_.leaving() > 0) {
     wait_for_return(held);
     return growth_result::changed;
   }
   if (bytes == 0) return growth_result::failed;
   if (exact) bytes = need;
-  auto const fresh = draw_chunk(what.key, bytes, need, held);
+  auto const fresh = draw_chunk(what.key, *what.own, bytes, need, held);
   if (!fresh) {
     auto const& why = fresh.error();
     result = unexpected<failure>{
         failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
     return growth_result::failed;
   }
-  std::size_t offset = 0;
-  fits(**fresh, what.bytes, what.alignment, offset);
-  result = grant(what, {*fresh, offset, rung::none});
+  result = grant_fresh(what, **fresh);
   return growth_result::granted;
 }
 
 // Draws without the lock, and only while nobody else does; where upstream has not so much, `least`. A chunk, wholly
 // free.
-expected<block*, failure> pool_engine::draw_chunk(stream_key const& key, std::size_t bytes, std::size_t least,
-                                                  sync::quick_lock& held) {
+expected<block*, failure> pool_engine::draw_chunk(stream_key const& key, pool_shard& into, std::size_t bytes,
+                                                  std::size_t least, shard_locks& held) {
   growing_ = true;
   held.unlock();
   auto drawn = upstream_->draw(key, bytes);
@@ -92,7 +91,7 @@ expected<block*, failure> pool_engine::draw_chunk(stream_key const& key, std::si
     return unexpected<failure>{why};
   }
   try {
-    return &add_chunk(key, *drawn, bytes);
+    return &add_chunk(key, into, *drawn, bytes);
   } catch (std::bad_alloc const&) {
     held.unlock();
     upstream_->give_back({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
@@ -101,17 +100,17 @@ expected<block*, failure> pool_engine::draw_chunk(stream_key const& key, std::si
   }
 }
 
-void pool_engine::wait_for_return(sync::quick_lock& held) {
+void pool_engine::wait_for_return(shard_locks& held) {
   auto const before = chunks_.leaving();
-  while (chunks_.leaving() == before) changed_.wait(held);
+  while (chunks_.leaving() == before) held.wait(changed_);
 }
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
   auto const fail = [&](failure const& why) { throw_failure({why.what, why.code, bytes}); };
-  sync::quick_lock held{guard_};
+  shard_locks held{shards_};
   if (bytes > (chunks_.limit() ? chunks_.limit() : PTRDIFF_MAX)) fail({outcome::too_large});
   for (;;) {
-    while (growing_) changed_.wait(held);
+    while (growing_) held.wait(changed_);
     auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks_.most());
     if (wanted <= chunks_.reserved()) return 0;
     auto const missing = wanted - chunks_.reserved();
@@ -119,24 +118,26 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
       wait_for_return(held);
       continue;
     }
-    if (auto const fresh = draw_chunk(stream_key::host(), missing, missing, held); !fresh) fail(fresh.error());
+    if (auto const fresh = draw_chunk(stream_key::host(), shards_.own(), missing, missing, held); !fresh) fail(fresh.error());
     return missing;
   }
 }
 
 void pool_engine::set_limit(std::size_t bytes) {
   check_limit(bytes);
-  sync::quick_lock const held{guard_};
+  shard_locks const held{shards_};
   chunks_.set_limit(bytes);
 }
 
 // Upstream's memory is valid in the order in which it was given.
-block& pool_engine::add_chunk(stream_key const& key, void* base, std::size_t bytes) {
+block& pool_engine::add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
   bool const ordered = upstream_->stream_ordered() && !key.is_host();
   auto& added = chunks_.add(base, bytes);
   try {
-    auto& fresh = ranges_.add(added, ordered ? tag_set{{&key.order(), key.order().now()}} : tag_set{});
-    ++counts_.growths;
+    auto& fresh = into.ranges.add(added, ordered ? tag_set{{&key.order(), key.order().now()}} : tag_set{});
+    added.shard = &into;
+    into.reserved += bytes;
+    ++into.counts.growths;
     set_caching();
     if (!magazines_.allowed()) sweep(); // beyond the threshold nothing stays near a thread
     return fresh;
@@ -145,6 +146,26 @@ block& pool_engine::add_chunk(stream_key const& key, void* base, std::size_t byt
     chunks_.end_leave(lost.bytes);
     throw;
   }
+}
+
+// A chunk out of another thread's shard, wholly free and one, that the stream may use at once.
+pool_place pool_engine::adopt_chunk(pool_request const& what) {
+  pool_place place;
+  auto* const idle = chunks_.largest_idle(0, [&](chunk const& home) {
+    auto const& whole = *home.first;
+    if (home.shard == what.own || home.last != &whole || !whole.is_free()) return false;
+    return fits(whole, what.bytes, what.alignment, place.offset) &&
+           classify(whole.tags, what.key, rung::completed) != rung::none;
+  });
+  if (!idle) return {};
+  place.range = &what.own->ranges.take_over(*idle, idle->shard->ranges);
+  idle->shard->reserved -= idle->bytes;
+  what.own->reserved += idle->bytes;
+  idle->shard = what.own;
+  ++what.own->paths.adopted;
+  fits(*place.range, what.bytes, what.alignment, place.offset);
+  place.how = classify(place.range->tags, what.key, rung::completed);
+  return place;
 }
 
 bool pool_engine::idle_and_complete(chunk const& home) noexcept {
@@ -157,14 +178,15 @@ bool pool_engine::idle_and_complete(chunk const& home) noexcept {
 }
 
 // Chunks without live blocks whose every use the host has seen complete go back; how many bytes did.
-std::size_t pool_engine::give_back(std::size_t keep, sync::quick_lock& held) noexcept {
+std::size_t pool_engine::give_back(std::size_t keep, shard_locks& held) noexcept {
   std::size_t given = 0;
   for (;;) {
     auto* const idle = chunks_.largest_idle(keep, [this](chunk const& home) { return idle_and_complete(home); });
     if (!idle) return given;
-    ranges_.remove(*idle);
+    idle->shard->ranges.remove(*idle);
+    idle->shard->reserved -= idle->bytes;
+    ++idle->shard->counts.releases;
     auto const gone = chunks_.begin_leave(*idle);
-    ++counts_.releases;
     set_caching();
     held.unlock();
     upstream_->give_back(gone);
@@ -176,10 +198,10 @@ std::size_t pool_engine::give_back(std::size_t keep, sync::quick_lock& held) noe
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {
-  sync::quick_lock held{guard_};
+  shard_locks held{shards_};
   serve_deferred();
   sweep();
-  learn_completion(nullptr);
+  learn_completion(nullptr, everywhere());
   return give_back(keep, held);
 }
 
@@ -194,7 +216,7 @@ void pool_engine::post_pass() noexcept {
 void pool_engine::resume() noexcept {
   bool done = false;
   {
-    sync::quick_lock held{guard_};
+    shard_locks held{shards_};
     posted_ = false;
     passing_ = true;
     pass(held);
@@ -208,12 +230,12 @@ void pool_engine::resume() noexcept {
   if (done) delete this;
 }
 
-void pool_engine::pass(sync::quick_lock& held) noexcept {
+void pool_engine::pass(shard_locks& held) noexcept {
   try {
-    learn_completion(nullptr);
+    learn_completion(nullptr, everywhere());
     give_back(closed_ ? 0 : options_.release_threshold, held);
-    auto const open = open_timelines(false);
-    auto const tails = open_timelines(true);
+    auto const open = open_timelines(false, everywhere());
+    auto const tails = open_timelines(true, everywhere());
     // Tails of streams that never came back; waited for by another thread, now and then.
     bool const only_tails = closed_ && !tails.empty() && open.size() == tails.size() && idle_passes_ >= next_wait_;
     if (only_tails) next_wait_ = idle_passes_ + most_passes;
@@ -236,24 +258,24 @@ void pool_engine::leave_behind() noexcept {
 }
 
 bool pool_engine::abandon() noexcept {
-  sync::quick_lock const held{guard_};
+  shard_locks const held{shards_};
   abandoned_ = true;
   set_caching();
   sweep();
-  return live_blocks_ == 0;
+  return live_blocks() == 0;
 }
 
 void pool_engine::close() noexcept {
   bool done = false;
   {
-    sync::quick_lock held{guard_};
+    shard_locks held{shards_};
     closed_ = true;
     if (!driver_alive()) return leave_behind(); // no call may be made any more
     serve_deferred();
     if (posted_ && library_executor().retract(*this)) posted_ = false;
     if (posted_ || passing_) return; // the pass takes over
     try {
-      learn_completion(nullptr);
+      learn_completion(nullptr, everywhere());
     } catch (std::bad_alloc const&) {
       // The library thread looks again.
     }

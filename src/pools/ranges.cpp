@@ -136,6 +136,14 @@ block& range_map::extend(chunk& home, std::size_t bytes, tag_set const& tags) {
   return settle(more, joining::alike);
 }
 
+block& range_map::take_over(chunk& home, range_map& from) {
+  records_.reserve(1);
+  shelves_.reserve();
+  auto const tags = home.first->tags;
+  from.remove(home);
+  return add(home, tags);
+}
+
 void range_map::remove(chunk& home) noexcept {
   for (auto* each = home.first; each;) {
     auto& gone = *each;

@@ -16,26 +16,26 @@ void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 TEST(chunks, growth_is_in_steps_that_follow_what_is_reserved) {
   chunk_list list{0};
-  EXPECT_EQ(list.growth(256), 2 * MiB);
-  EXPECT_EQ(list.growth(3 * MiB), 4 * MiB);
+  EXPECT_EQ(list.growth(256, list.reserved()), 2 * MiB);
+  EXPECT_EQ(list.growth(3 * MiB, list.reserved()), 4 * MiB);
   list.add(at(1 << 30), 64 * MiB);
-  EXPECT_EQ(list.growth(256), 12 * MiB);
+  EXPECT_EQ(list.growth(256, list.reserved()), 12 * MiB);
   list.add(at(2u << 30), 8192 * MiB);
-  EXPECT_EQ(list.growth(256), 512 * MiB);
-  EXPECT_EQ(list.growth(PTRDIFF_MAX), (std::size_t{PTRDIFF_MAX} + 1));
+  EXPECT_EQ(list.growth(256, list.reserved()), 512 * MiB);
+  EXPECT_EQ(list.growth(PTRDIFF_MAX, list.reserved()), (std::size_t{PTRDIFF_MAX} + 1));
 }
 
 TEST(chunks, growth_ends_at_the_limit) {
   chunk_list list{5 * MiB};
-  EXPECT_EQ(list.growth(6 * MiB), 0u);
+  EXPECT_EQ(list.growth(6 * MiB, list.reserved()), 0u);
   auto const& first = list.add(at(1 << 30), 4 * MiB);
-  EXPECT_EQ(list.growth(256), 1 * MiB);
-  EXPECT_EQ(list.growth(1 * MiB + 256), 0u);
+  EXPECT_EQ(list.growth(256, list.reserved()), 1 * MiB);
+  EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 0u);
   auto const gone = list.begin_leave(first);
   EXPECT_EQ(list.reserved(), 0u);
-  EXPECT_EQ(list.growth(1 * MiB + 256), 0u) << "what is leaving still counts";
+  EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 0u) << "what is leaving still counts";
   list.end_leave(gone.bytes);
-  EXPECT_EQ(list.growth(1 * MiB + 256), 2 * MiB);
+  EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 2 * MiB);
   EXPECT_EQ(list.peak(), 4 * MiB);
 }
 

@@ -56,6 +56,8 @@ using quick_mutex = mutex;
 using quick_lock = lock;
 using quick_condition = condition;
 
+inline constexpr unsigned patience = 1; // runs are short
+
 class thread {
 public:
   thread() noexcept;

@@ -121,6 +121,10 @@ program_result random_program::finish() {
   counts["blocks swept"] = paths.swept;
   counts["credit refused"] = paths.refused;
   counts["ranges given to all"] = paths.completed;
+  counts["shards beside the first"] = paths.shards - 1;
+  counts["calls under one lock of several"] = paths.shards > 1 ? paths.locked_calls - paths.all_locked : 0;
+  counts["grants out of others' shards"] = paths.borrowed;
+  counts["chunks adopted"] = paths.adopted;
   if (figures.live != 0) fail("live bytes are left: " + std::to_string(figures.live));
   if (figures.limit && figures.peak_reserved > figures.limit) fail("more was reserved than the limit");
   checked_.reset();
