@@ -55,6 +55,7 @@ export import :shelf;
 export import :ranges;
 export import :chunks;
 export import :live_meter;
+export import :shards;
 export import :magazines;
 export import :pool_engine;
 export import :pool_resource;

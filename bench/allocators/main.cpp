@@ -65,7 +65,7 @@ template <class Make> void add_rows(char const* name, bench::context& with, Make
 }
 
 void register_rows(bench::context& with, std::vector<std::string> const& files) {
-  add_rows("pool", with, [](gpumem::device where) { return gpumem::pool_resource{gpumem::cuda_resource{where}}; });
+  add_rows("pool", with, [](gpumem::device where) { return gpumem::pool_resource{where}; });
   std::vector<peers::gpumem_peer const*> others{&peers::driver_pool()};
   for (auto const& file : files) {
     auto const found = peers::load_peers(file);

@@ -36,6 +36,25 @@ struct make_pool {
   auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
     gpumem::pool_options options;
     options.limit = limit_bytes;
+    return gpumem::pool_resource{device, options};
+  }
+};
+
+struct make_compact_pool {
+  static constexpr resource_name name{"pool_compact", true};
+  auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
+    gpumem::pool_options options;
+    options.limit = limit_bytes;
+    options.growth = gpumem::growth::compact;
+    return gpumem::pool_resource{device, options};
+  }
+};
+
+struct make_chunk_pool {
+  static constexpr resource_name name{"pool_chunks", true};
+  auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
+    gpumem::pool_options options;
+    options.limit = limit_bytes;
     return gpumem::pool_resource{gpumem::cuda_resource{device}, options};
   }
 };
@@ -67,6 +86,8 @@ template <class Make> resource_entry entry_of(resource_name name, Make make) {
 std::vector<resource_entry>& resource_table() {
   static std::vector<resource_entry> table{entry_of(make_cuda::name, make_cuda{}),
                                            entry_of(make_pool::name, make_pool{}),
+                                           entry_of(make_compact_pool::name, make_compact_pool{}),
+                                           entry_of(make_chunk_pool::name, make_chunk_pool{}),
                                            entry_of(make_async::name, make_async{})};
   return table;
 }

@@ -1,8 +1,5 @@
 // What a pool draws from its upstream: chunks, how large, how many.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <cstdint>
-#include <map>
 export module gpumem:chunks;
 import :block;
 import :cuda;
@@ -10,6 +7,7 @@ import :error;
 import :services;
 import :std;
 import :stream;
+import :virtual_pages;
 
 namespace gpumem::detail {
 
@@ -23,6 +21,11 @@ public:
   bool host_accessible() const noexcept { return host_accessible_; }
   int device() const noexcept { return services_.table->device(services_.state); }
 
+  /// Whether it draws pages, in one run of addresses for each shard; else chunks.
+  bool paged() const noexcept { return paged_.has_value(); }
+  /// A run of addresses. Throws as the constructor of virtual_pages.
+  std::unique_ptr<virtual_pages> make_pages() const;
+
   /// Memory aligned to the granule, valid in the order of the stream. Upstream may take its time: hold no lock.
   expected<void*, failure> draw(stream_key const& stream, std::size_t bytes) noexcept;
   /// Gives memory back of which the host has seen every use complete.
@@ -32,9 +35,17 @@ protected:
   pool_upstream(bool stream_ordered, bool host_accessible) noexcept
       : stream_ordered_{stream_ordered}, host_accessible_{host_accessible} {}
   void serve(services_handle services) noexcept { services_ = services; }
+  void draw_pages(gpumem::device where, virtual_pages_options options) {
+    paged_.emplace(paging{where, std::move(options)});
+  }
 
 private:
+  struct paging {
+    gpumem::device where;
+    virtual_pages_options options;
+  };
   services_handle services_;
+  std::optional<paging> paged_;
   bool stream_ordered_;
   bool host_accessible_;
 };
@@ -53,7 +64,16 @@ public:
   chunk& add(void* base, std::size_t bytes);
   /// Takes it out; what is leaving still counts against the limit until it has left.
   chunk begin_leave(chunk const& which) noexcept;
+  /// Pages of a chunk.
+  void begin_leave(std::size_t bytes) noexcept {
+    reserved_ -= bytes;
+    leaving_ += bytes;
+  }
   void end_leave(std::size_t bytes) noexcept { leaving_ -= bytes; }
+  /// So many bytes more in a chunk.
+  void note_more(std::size_t bytes) noexcept;
+  /// A chunk that is empty.
+  void forget(chunk const& which) noexcept;
 
   inline std::size_t reserved() const noexcept { return reserved_; }
   inline std::size_t leaving() const noexcept { return leaving_; }
@@ -62,7 +82,7 @@ public:
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
   /// The most that may be reserved, in granules.
-  std::size_t most() const noexcept { return (limit() ? limit() : SIZE_MAX) / granule * granule; }
+  std::size_t most() const noexcept { return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule; }
   /// What may be drawn beside what is reserved and what is leaving.
   std::size_t room() const noexcept;
   bool empty() const noexcept { return chunks_.empty(); }
@@ -70,22 +90,22 @@ public:
   /// The chunk in which the address lies, or null.
   chunk* covering(void const* pointer) noexcept;
   template <class Visit> void visit(Visit visitor) const {
-    for (auto const& [base, each] : chunks_) visitor(each);
+    for (auto const& each : chunks_) visitor(*each);
   }
 
   /// The largest chunk without live blocks for which `may(chunk)` holds and without which at least `keep` bytes remain
   /// reserved, or null.
   template <class May> chunk* largest_idle(std::size_t keep, May may) {
     chunk* best = nullptr;
-    for (auto& [base, each] : chunks_) {
-      if (each.live_blocks > 0 || reserved_ - each.bytes < keep || (best && each.bytes <= best->bytes)) continue;
-      if (may(each)) best = &each;
+    for (auto const& each : chunks_) {
+      if (each->live_blocks > 0 || reserved_ - each->bytes < keep || (best && each->bytes <= best->bytes)) continue;
+      if (may(*each)) best = each.get();
     }
     return best;
   }
 
 private:
-  std::map<std::uintptr_t, chunk> chunks_;
+  std::vector<std::unique_ptr<chunk>> chunks_; // by address
   std::atomic<std::size_t> limit_;
   std::size_t reserved_ = 0;
   std::size_t leaving_ = 0;

@@ -21,10 +21,12 @@ import :stream;
 import :sync;
 import :tags;
 import :timeline;
+import :virtual_pages;
 
 namespace gpumem {
 
 export {
+  using gpumem::growth;
   using gpumem::pool_options;
   using gpumem::reuse;
 }
@@ -58,6 +60,13 @@ struct pool_place {
   rung how = rung::none;
 };
 
+/// Whole pages of a free range, how far from its shard's first address.
+struct page_run {
+  pool_shard* shard;
+  block* range;
+  page_extent where;
+};
+
 /// What became of a free: a misuse was reported and nothing happened; it was done; it was done, of the last live block
 /// of a pool without handles, which is now the caller's to close.
 enum class free_result : std::uint8_t { refused, done, last };
@@ -82,6 +91,12 @@ public:
   std::size_t reserve(std::size_t bytes);
   /// Throws std::invalid_argument.
   void set_limit(std::size_t bytes);
+  /// Keeps the pages in which the bytes lie where they are, until as many calls of unpin; false: they are not all the
+  /// pool's.
+  bool pin(void const* pointer, std::size_t bytes);
+  void unpin(void const* pointer, std::size_t bytes);
+  /// As virtual_pages::export_page; invalid_argument of what is not in a page of the pool.
+  expected<int, failure> export_page(void const* pointer);
   /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
   bool settle(sync::duration longest);
   figures read_figures();
@@ -109,6 +124,7 @@ private:
   // pool_allocate.cpp: the ladder.
   expected<void*, failure> allocate(pool_request what);
   void* allocate_near(pool_request const& what);
+  bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
   rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
   inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || upstream_->host_accessible(); }
   pool_place place_at_once(pool_request const& what, shard_span among);
@@ -118,6 +134,7 @@ private:
   void* grant_fresh(pool_request const& what, block& fresh);
   void* reuse_at_once(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
+  bool worth_learning(pool_request const& what, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
   void* reuse_learning(pool_request const& what, shard_span among);
@@ -150,6 +167,7 @@ private:
                                        shard_locks& held);
   void wait_for_return(shard_locks& held);
   block& add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes);
+  void note_growth(pool_shard& into, std::size_t bytes) noexcept;
   pool_place adopt_chunk(pool_request const& what);
   std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
   bool idle_and_complete(chunk const& home) noexcept;
@@ -157,6 +175,21 @@ private:
   void pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
   void leave_behind() noexcept;
+
+  // pool_pages.cpp: upstream, of pools that draw pages.
+  growth_result grow_pages(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
+  block* usable_end(pool_request const& what, pool_shard const& in) const;
+  std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
+  expected<block*, failure> draw_pages(pool_shard& into, std::size_t bytes, std::size_t least,
+                                       shard_locks& held);
+  block& add_pages(pool_shard& into, page_extent const& where);
+  void join_complete(pool_shard& in, bool over);
+  std::vector<page_run> idle_pages(std::size_t wanted, bool reach, block const* spared);
+  std::size_t give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept;
+  std::size_t give_back_idle(std::size_t wanted, bool reach, block const* spared, shard_locks& held) noexcept;
+  void make_way(pool_request const& what, std::size_t bytes, shard_locks& held);
+  void end_growth() noexcept;
+  virtual_pages* pages_of(void const* pointer, shard_locks& held);
 
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
   void* drain(pool_request const& what, shard_locks& held);

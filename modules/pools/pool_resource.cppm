@@ -6,6 +6,7 @@ module;
 export module gpumem:pool_resource;
 import :chunks;
 import :cuda;
+import :cuda_resource;
 import :device;
 import :error;
 import :lifetime;
@@ -14,6 +15,7 @@ import :resource;
 import :services;
 import :std;
 import :stream;
+import :virtual_pages;
 
 namespace gpumem {
 
@@ -71,8 +73,16 @@ public:
         value{std::move(upstream)} {
     serve(services_of(value));
   }
+  /// Draws pages of the device instead.
+  held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
+      : held_upstream{std::move(instead)} {
+    draw_pages(where, std::move(pages));
+  }
   Upstream value;
 };
+
+// Pages where the device has virtual memory.
+std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_options pages);
 
 template <class Self, class Upstream, bool = mr::has_property<Upstream, mr::device_accessible>,
           bool = mr::has_property<Upstream, mr::host_accessible>>
@@ -95,14 +105,18 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 
 } // namespace detail
 
-/// A pool over any resource: best fit to within a thirty-second of the size, coalescing, blocks in multiples of 256
-/// bytes, any alignment. It draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a larger request, and
-/// keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of small pools up to half, 1 MiB
+/// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
+/// coalescing, blocks in multiples of 256 bytes, any alignment. Of pages it maps what is missing behind the last free
+/// range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a larger request.
+/// It keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of small pools up to half, 1 MiB
 /// at most) near the threads that freed it, for the same stream and size, until others would have to grow the pool.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
 /// granted counts as a use: free a block on a stream that is ordered after the one it was granted to.
+///
+/// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
+/// one has free the others use before they grow, but not again and again.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
 /// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free makes
@@ -120,6 +134,13 @@ public:
   explicit pool_resource(Upstream upstream, pool_options options = {})
       : state_{new detail::pool_state{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
                                       std::move(options)}} {}
+
+  /// A pool over virtual pages of a device: one run of addresses, backed page by page, that grows at its end by what is
+  /// missing there, and gives back whole pages out of its middle. Chunks of cuda_resource where the device has no
+  /// virtual memory. Throws as the other, and std::invalid_argument for what virtual_pages refuses.
+  explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})
+    requires std::same_as<Upstream, cuda_resource>
+      : state_{new detail::pool_state{detail::held_pages(where, std::move(pages)), std::move(options)}} {}
 
   using base::deallocate;
   /// The same without the size.
@@ -143,6 +164,20 @@ public:
   /// streams that are not gpumem's own nothing else tells `trim` so. Whether that was seen. Throws std::bad_alloc.
   bool settle(std::chrono::nanoseconds longest) { return state_->settle(longest); }
 
+  /// Keeps the pages in which the bytes lie from going upstream, until as many calls of `unpin`: for whoever registers
+  /// memory with a network, or maps it elsewhere. False, and nothing is pinned, where they are not all the pool's. Over
+  /// chunks live memory stays anyhow. Any thread.
+  bool pin(void const* pointer, std::size_t bytes) { return state_->engine().pin(pointer, bytes); }
+  void unpin(void const* pointer, std::size_t bytes) { state_->engine().unpin(pointer, bytes); }
+
+  /// A file descriptor by which another process can map the page in which the pointer lies, which is pinned from then
+  /// on; the caller closes it. Of pools over pages with `exportable`. Throws as `throw_failure`.
+  int export_page(void const* pointer) {
+    auto const made = state_->engine().export_page(pointer);
+    if (!made) throw_failure(made.error());
+    return *made;
+  }
+
   /// The block, live or free, in which the pointer lies; nothing if it is not the pool's.
   std::optional<block_info> find(void const* pointer) const { return state_->engine().find(pointer); }
 
@@ -158,5 +193,10 @@ private:
   detail::pool_state& state() const noexcept { return *state_; }
   state_handle<detail::pool_state> state_;
 };
+
+/// Over virtual pages.
+export pool_resource(gpumem::device) -> pool_resource<cuda_resource>;
+export pool_resource(gpumem::device, pool_options) -> pool_resource<cuda_resource>;
+export pool_resource(gpumem::device, pool_options, virtual_pages_options) -> pool_resource<cuda_resource>;
 
 } // namespace gpumem

@@ -40,15 +40,17 @@ public:
   block& take(block& range, std::size_t offset, std::size_t bytes);
   /// Cuts them out as a hole: memory that leaves, in a chunk that stays. Throws std::bad_alloc, and nothing is changed.
   block& carve(block& range, std::size_t offset, std::size_t bytes);
-  /// A hole has memory again.
-  block& fill(block& hole, tag_set const& tags) noexcept;
+  /// The first bytes of a hole have memory again. Throws std::bad_alloc, and nothing is changed.
+  block& fill(block& hole, std::size_t bytes, tag_set const& tags);
+  /// A chunk that ends in a hole ends before it; one that is nothing else is empty.
+  void cut_off_hole(chunk& home) noexcept;
 
   /// Makes a live block free, with the tags it has, joined with free neighbours, unless their tags are too many
   /// together: with those that wait for the same streams, or with any. What it is then a part of. Allocates nothing.
   enum class joining : bool { alike, any };
   block& release(block& freed, joining with) noexcept;
-  /// The host has seen every use of a free block complete: it joins what nobody uses.
-  void complete(block& range) noexcept;
+  /// The host has seen every use of a free block complete: it joins what nobody uses. What it is then a part of.
+  block& complete(block& range) noexcept;
   /// Drops those uses of a free block that the host has seen complete; it joins what waits for the same streams then.
   void prune(block& range) noexcept;
   /// Joins a free block with the free one above it; false, and nothing changed, if their tags are too many.

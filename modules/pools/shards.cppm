@@ -10,6 +10,7 @@ import :live_meter;
 import :ranges;
 import :std;
 import :sync;
+import :virtual_pages;
 
 namespace gpumem::detail {
 
@@ -21,6 +22,7 @@ export struct pool_paths {
   std::uint64_t shards = 0;       ///< how many there are
   std::uint64_t borrowed = 0;     ///< granted out of another thread's shard
   std::uint64_t adopted = 0;      ///< chunks that changed shards
+  std::uint64_t made_way = 0;     ///< times that free pages went for a growth
   std::uint64_t swept = 0;        ///< blocks taken out of magazines
   std::uint64_t refused = 0;      ///< frees that found no credit
   std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all
@@ -35,6 +37,10 @@ export struct alignas(64) pool_shard {
   live_part live;
   std::int64_t live_blocks = 0; ///< with those that are kept near threads
   std::size_t reserved = 0;
+  std::unique_ptr<virtual_pages> pages; ///< of pools that draw pages; one thread at a time calls it, without the lock
+  chunk* paged = nullptr;               ///< what is mapped of them, holes included
+  unsigned looks_in_vain = 0; ///< for completion, in a row
+  unsigned looks_left_out = 0;
   unsigned borrowings = 0; ///< of its threads, since it last grew
 };
 

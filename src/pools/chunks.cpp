@@ -5,12 +5,15 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
+#include <vector>
 module gpumem:chunks.impl;
 import :chunks;
 import :block;
 import :cuda;
 import :error;
 import :stream;
+import :virtual_pages;
 
 namespace gpumem::detail {
 namespace {
@@ -21,7 +24,13 @@ inline constexpr std::size_t largest_step = std::size_t{512} << 20;
 // recorded traces this one kept the most of what was reserved in use.
 inline constexpr std::size_t growth_fraction = 6;
 
+std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return each->base; }
+
 } // namespace
+
+std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
+  return std::make_unique<virtual_pages>(paged_->where, paged_->options);
+}
 
 expected<void*, failure> pool_upstream::draw(stream_key const& stream, std::size_t bytes) noexcept {
   return services_.table->try_allocate_keyed(services_.state, &stream, bytes, granule);
@@ -43,25 +52,33 @@ std::size_t chunk_list::room() const noexcept { return most() - std::min(most(),
 
 chunk& chunk_list::add(void* base, std::size_t bytes) {
   auto const address = reinterpret_cast<std::uintptr_t>(base);
-  auto& made = chunks_.try_emplace(address, chunk{.base = address, .bytes = bytes}).first->second;
+  auto const place = std::ranges::upper_bound(chunks_, address, {}, &base_of);
+  auto& made = **chunks_.insert(place, std::make_unique<chunk>(chunk{.base = address, .bytes = bytes}));
+  note_more(bytes);
+  return made;
+}
+
+void chunk_list::note_more(std::size_t bytes) noexcept {
   reserved_ += bytes;
   peak_ = std::max(peak_, reserved_ + leaving_);
-  return made;
 }
 
 chunk* chunk_list::covering(void const* pointer) noexcept {
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
-  auto const after = chunks_.upper_bound(address);
+  auto const after = std::ranges::upper_bound(chunks_, address, {}, &base_of);
   if (after == chunks_.begin()) return nullptr;
-  auto& found = std::prev(after)->second;
+  auto& found = **std::prev(after);
   return address < found.end() ? &found : nullptr;
+}
+
+void chunk_list::forget(chunk const& which) noexcept {
+  chunks_.erase(std::ranges::lower_bound(chunks_, which.base, {}, &base_of));
 }
 
 chunk chunk_list::begin_leave(chunk const& which) noexcept {
   auto const gone = which;
-  chunks_.erase(gone.base);
-  reserved_ -= gone.bytes;
-  leaving_ += gone.bytes;
+  forget(which);
+  begin_leave(gone.bytes);
   return gone;
 }
 

@@ -125,6 +125,7 @@ bool pool_engine::settle(sync::duration longest) {
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
   if (open_timelines(false, everywhere()).empty()) return false;
+  if (upstream_->paged() && free_bytes() + chunks_.room() >= what.bytes) return true;
   std::size_t run = 0;
   chunks_.visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
   if (run >= what.bytes && (options_.cross_stream != reuse::own || what.key.is_host())) return true;

@@ -33,13 +33,17 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-pool_options checked_options(pool_options options) {
+pool_options checked_options(pool_options options, bool paged) {
   if (options.cross_stream > reuse::wait) throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
   if (options.limit && options.initial_size > options.limit) {
     throw std::invalid_argument{"gpumem: a pool's initial_size is larger than its limit"};
   }
   if (options.initial_size > PTRDIFF_MAX) {
     throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
+  }
+  if (options.growth > growth::compact) throw std::invalid_argument{"gpumem: a pool's growth is unknown"};
+  if (options.growth == growth::compact && !paged) {
+    throw std::invalid_argument{"gpumem: growth::compact is for pools over virtual pages"};
   }
   check_limit(options.limit);
   return options;
@@ -78,8 +82,9 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
 } // namespace
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options))}, device_{device_of(*upstream_)},
+    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options), upstream_->paged())}, device_{device_of(*upstream_)},
       chunks_{options_.limit} {
+  shared_ = options_.growth == growth::compact; // pages go where the host has seen completion: frees leave evidence
   library_executor(); // started here, because frees and destructors may not
   reserve(options_.initial_size);
 }
@@ -134,6 +139,7 @@ pool_paths pool_engine::read_paths() {
     paths.all_locked += each->paths.all_locked;
     paths.borrowed += each->paths.borrowed;
     paths.adopted += each->paths.adopted;
+    paths.made_way += each->paths.made_way;
     paths.swept += each->paths.swept;
     paths.completed += each->paths.completed;
   }
@@ -166,6 +172,7 @@ bool pool_engine::consistent_with(thread_counts const& near) {
       sound = sound && each.home == &home && each.tags.size() <= tag_set::most;
       end = each.end();
       lower = &each;
+      if (each.now() == block_state::hole) return;
       (each.is_free() ? free : taken) += each.bytes;
       not_free += !each.is_free();
       if (!each.is_free()) sound = sound && home.shard->ranges.granted_at(each.pointer()) == &each;

@@ -55,6 +55,7 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, shard_loc
     while (growing_) held.wait(changed_);
     return growth_result::changed;
   }
+  if (upstream_->paged()) return grow_pages(what, held, exact, result);
   auto const need = what.bytes + (what.alignment - granule);
   auto bytes = chunks_.growth(need, what.own->reserved);
   if (bytes == 0 && chunks_.leaving() > 0) {
@@ -118,7 +119,9 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
       wait_for_return(held);
       continue;
     }
-    if (auto const fresh = draw_chunk(stream_key::host(), shards_.own(), missing, missing, held); !fresh) fail(fresh.error());
+    auto const fresh = upstream_->paged() ? draw_pages(shards_.own(), missing, missing, held)
+                                          : draw_chunk(stream_key::host(), shards_.own(), missing, missing, held);
+    if (!fresh) fail(fresh.error());
     return missing;
   }
 }
@@ -136,10 +139,7 @@ block& pool_engine::add_chunk(stream_key const& key, pool_shard& into, void* bas
   try {
     auto& fresh = into.ranges.add(added, ordered ? tag_set{{&key.order(), key.order().now()}} : tag_set{});
     added.shard = &into;
-    into.reserved += bytes;
-    ++into.counts.growths;
-    set_caching();
-    if (!magazines_.allowed()) sweep(); // beyond the threshold nothing stays near a thread
+    note_growth(into, bytes);
     return fresh;
   } catch (...) {
     auto const lost = chunks_.begin_leave(added);
@@ -148,9 +148,17 @@ block& pool_engine::add_chunk(stream_key const& key, pool_shard& into, void* bas
   }
 }
 
+void pool_engine::note_growth(pool_shard& into, std::size_t bytes) noexcept {
+  into.reserved += bytes;
+  ++into.counts.growths;
+  set_caching();
+  if (!magazines_.allowed()) sweep(); // beyond the threshold nothing stays near a thread
+}
+
 // A chunk out of another thread's shard, wholly free and one, that the stream may use at once.
 pool_place pool_engine::adopt_chunk(pool_request const& what) {
   pool_place place;
+  if (upstream_->paged()) return place; // they belong to the addresses where they are
   auto* const idle = chunks_.largest_idle(0, [&](chunk const& home) {
     auto const& whole = *home.first;
     if (home.shard == what.own || home.last != &whole || !whole.is_free()) return false;
@@ -179,6 +187,9 @@ bool pool_engine::idle_and_complete(chunk const& home) noexcept {
 
 // Chunks without live blocks whose every use the host has seen complete go back; how many bytes did.
 std::size_t pool_engine::give_back(std::size_t keep, shard_locks& held) noexcept {
+  if (upstream_->paged()) {
+    return give_back_idle(chunks_.reserved() - std::min(keep, chunks_.reserved()), false, nullptr, held);
+  }
   std::size_t given = 0;
   for (;;) {
     auto* const idle = chunks_.largest_idle(keep, [this](chunk const& home) { return idle_and_complete(home); });

@@ -4,10 +4,15 @@ module;
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <optional>
+#include <utility>
 module gpumem:pool_resource.impl;
 import :pool_resource;
+import :chunks;
 import :cuda;
+import :cuda_resource;
+import :device;
 import :driver;
 import :error;
 import :fork;
@@ -16,8 +21,15 @@ import :pool_engine;
 import :resource;
 import :services;
 import :stream;
+import :virtual_pages;
 
 namespace gpumem::detail {
+
+std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_options pages) {
+  cuda_resource chunks{where};
+  if (!virtual_pages::supported(where)) return std::make_unique<held_upstream<cuda_resource>>(std::move(chunks));
+  return std::make_unique<held_upstream<cuda_resource>>(std::move(chunks), where, std::move(pages));
+}
 
 // In a forked child what the state would give back is the parent's.
 void pool_state::drop_handle() noexcept {

@@ -212,30 +212,48 @@ block& range_map::take(block& range, std::size_t offset, std::size_t bytes) {
 }
 
 block& range_map::carve(block& range, std::size_t offset, std::size_t bytes) {
-  auto& hole = cut(range, offset, bytes);
-  hole.tags.clear();
-  hole.become(block_state::hole);
-  if (auto* const upper = hole.upper; upper && upper->now() == block_state::hole) {
-    hole.bytes += upper->bytes;
+  auto* hole = &cut(range, offset, bytes);
+  hole->tags.clear();
+  hole->become(block_state::hole);
+  if (auto* const upper = hole->upper; upper && upper->now() == block_state::hole) {
+    hole->bytes += upper->bytes;
     forget(*upper);
   }
-  auto* const lower = hole.lower;
-  if (!lower || lower->now() != block_state::hole) return hole;
-  lower->bytes += hole.bytes;
-  forget(hole);
-  return *lower;
+  if (auto* const lower = hole->lower; lower && lower->now() == block_state::hole) {
+    lower->bytes += hole->bytes;
+    forget(*std::exchange(hole, lower));
+  }
+  return *hole;
 }
 
-block& range_map::fill(block& hole, tag_set const& tags) noexcept {
-  hole.tags = tags;
-  free_bytes_ += hole.bytes;
-  return settle(hole, joining::alike);
+block& range_map::fill(block& hole, std::size_t bytes, tag_set const& tags) {
+  records_.reserve(1);
+  shelves_.reserve();
+  auto* filled = &hole;
+  if (bytes < hole.bytes) {
+    filled = &records_.take();
+    filled->base = hole.base;
+    filled->bytes = bytes;
+    link_below(*filled, hole);
+    hole.base += bytes;
+    hole.bytes -= bytes;
+  }
+  filled->tags = tags;
+  free_bytes_ += bytes;
+  return settle(*filled, joining::alike);
 }
 
-void range_map::complete(block& range) noexcept {
+void range_map::cut_off_hole(chunk& home) noexcept {
+  auto* const last = home.last;
+  if (!last || last->now() != block_state::hole) return;
+  home.bytes -= last->bytes;
+  forget(*last);
+}
+
+block& range_map::complete(block& range) noexcept {
   pull(range);
   range.tags.clear();
-  settle(range, joining::alike);
+  return settle(range, joining::alike);
 }
 
 void range_map::prune(block& range) noexcept {

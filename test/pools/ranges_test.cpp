@@ -204,7 +204,7 @@ TEST_F(ranges, memory_leaves_a_hole_that_can_be_filled) {
   auto& lowest = map.carve(*larger.lower, 0, 1024);
   EXPECT_EQ(lowest.bytes, 3072u);
   EXPECT_EQ(map.free_bytes(), 1024u);
-  map.fill(lowest, {});
+  map.fill(lowest, lowest.bytes, {});
   EXPECT_EQ(map.free_bytes(), 4096u);
   EXPECT_EQ(find(4096), home.first);
 }

@@ -15,12 +15,19 @@ enum class reuse : unsigned char {
   wait,      ///< also behind a wait inserted into the stream, as a last resort
 };
 
+/// How a pool over virtual pages grows.
+enum class growth : unsigned char {
+  fast,    ///< new pages; free ones give way to them only at the limit
+  compact, ///< free pages give way to new ones where that is enough: less is reserved, and growing takes longer
+};
+
 /// Options of pool_resource; sizes in bytes.
 struct pool_options {
   std::size_t initial_size = 0; ///< drawn from upstream at construction
   std::size_t limit = 0;        ///< most that may be reserved; 0: none
-  /// Reserved memory beyond this is given back in the background when whole chunks are free and complete.
+  /// Reserved memory beyond this is given back in the background when whole chunks, or pages, are free and complete.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
+  enum growth growth = growth::fast; ///< compact: over virtual pages only
   reuse cross_stream = reuse::wait;
   std::string name = "pool"; ///< in reports
 };

@@ -30,7 +30,7 @@ namespace {
 constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // what is kept near a thread is asked for again
 } // namespace
 
-void random_program::allocate(actor& who) {
+template <class Memory> void random_program<Memory>::allocate(actor& who) {
   constexpr std::size_t largest[] = {4096, 64 * 1024, 512 * 1024, 1 * MiB};
   auto const which = enter(who);
   auto const bytes = who.random.one_in(3) ? who.random.of(often) : 1 + who.random.below(who.random.of(largest));
@@ -49,7 +49,7 @@ void random_program::allocate(actor& who) {
 }
 
 // What a thread has freed it asks for again, on the same stream.
-void random_program::churn(actor& who) {
+template <class Memory> void random_program<Memory>::churn(actor& who) {
   auto const which = enter(who);
   auto const bytes = who.random.of(often);
   for (int i = 0; i < 4; ++i) {
@@ -63,7 +63,7 @@ void random_program::churn(actor& who) {
   leave(which);
 }
 
-void random_program::allocate_by_host(actor& who) {
+template <class Memory> void random_program<Memory>::allocate_by_host(actor& who) {
   auto const bytes = 1 + who.random.below(64 * 1024);
   void* p = nullptr;
   try {
@@ -73,14 +73,14 @@ void random_program::allocate_by_host(actor& who) {
   if (p) put({p, bytes, -1, -1});
 }
 
-void random_program::use(actor& who) {
+template <class Memory> void random_program<Memory>::use(actor& who) {
   auto const block = pick(who);
   if (!block) return;
   if (block->home >= 0 && !block->read) work(block->home, *block);
   put(*block);
 }
 
-void random_program::free_at_home(actor& who) {
+template <class Memory> void random_program<Memory>::free_at_home(actor& who) {
   auto const block = pick(who);
   if (!block) return;
   if (block->home < 0) {
@@ -94,7 +94,7 @@ void random_program::free_at_home(actor& who) {
   leave(block->home);
 }
 
-void random_program::free_elsewhere(actor& who) {
+template <class Memory> void random_program<Memory>::free_elsewhere(actor& who) {
   auto const block = pick(who);
   if (!block) return;
   auto const to = enter(who);
@@ -107,7 +107,7 @@ void random_program::free_elsewhere(actor& who) {
 }
 
 // As an allocation's destructor does: the pool may not touch a foreign handle.
-void random_program::free_by_identity(actor& who) {
+template <class Memory> void random_program<Memory>::free_by_identity(actor& who) {
   auto const block = pick(who);
   if (!block) return;
   if (block->home < 0) return put(*block);
@@ -119,7 +119,7 @@ void random_program::free_by_identity(actor& who) {
   leave(block->home);
 }
 
-void random_program::free_by_host(actor& who) {
+template <class Memory> void random_program<Memory>::free_by_host(actor& who) {
   auto const block = pick(who);
   if (!block) return;
   if (block->home >= 0) {
@@ -132,7 +132,7 @@ void random_program::free_by_host(actor& who) {
 }
 
 // A use elsewhere that the free need not be ordered after.
-void random_program::record_use(actor& who) {
+template <class Memory> void random_program<Memory>::record_use(actor& who) {
   auto block = pick(who);
   if (!block) return;
   auto const to = enter(who);
@@ -149,14 +149,14 @@ void random_program::record_use(actor& who) {
   leave(block->home);
 }
 
-void random_program::order_lanes(actor& who) {
+template <class Memory> void random_program<Memory>::order_lanes(actor& who) {
   auto const from = enter(who), to = enter(who);
   order(who.event, from, to);
   leave(from);
   leave(to);
 }
 
-void random_program::look_for_completion(actor& who) {
+template <class Memory> void random_program<Memory>::look_for_completion(actor& who) {
   auto const which = enter(who);
   who.event.record(stream_of(which));
   if (who.random.one_in(4)) {
@@ -167,24 +167,26 @@ void random_program::look_for_completion(actor& who) {
   leave(which);
 }
 
-void random_program::trim(actor& who) {
+template <class Memory> void random_program<Memory>::trim(actor& who) {
   auto const given = pool_->trim(who.random.below(3) * MiB);
   note(given);
   if (given) count("trims that gave memory back");
 }
 
-void random_program::reserve(actor& who) {
+template <class Memory> void random_program<Memory>::reserve(actor& who) {
   auto const wanted = pool_->figures().reserved + who.random.below(3) * MiB / 2;
   try {
     auto const drawn = pool_->reserve(wanted);
     note(drawn);
     if (drawn) count("reserves that drew memory");
-  } catch (gpumem::out_of_memory const&) { count("reserves beyond what there is"); }
+  } catch (gpumem::out_of_memory const&) {
+    count("reserves beyond what there is");
+  } catch (gpumem::cuda_error const&) { count("reserves that were refused"); }
 }
 
 // A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
 // later. No wait and no call of the pool's may keep the thread from giving it.
-void random_program::spin_and_allocate(actor& who) {
+template <class Memory> void random_program<Memory>::spin_and_allocate(actor& who) {
   auto& f = fixed();
   auto const bytes = 1 + who.random.below(256 * 1024);
   auto const to = enter(who);
@@ -210,7 +212,7 @@ void random_program::spin_and_allocate(actor& who) {
 }
 
 // Its handle's value comes back at once as another stream.
-void random_program::recycle_stream(actor& who) {
+template <class Memory> void random_program<Memory>::recycle_stream(actor& who) {
   auto const which = who.random.one_in(2) ? foreign_c : foreign_d;
   {
     std::scoped_lock const held{guard_};
@@ -224,11 +226,11 @@ void random_program::recycle_stream(actor& who) {
   recycling_[which] = false;
 }
 
-void random_program::check_conservation(actor&) {
+template <class Memory> void random_program<Memory>::check_conservation(actor&) {
   if (!engine().consistent()) fail("granted and free memory are not what is reserved");
 }
 
-void random_program::step(actor& who) {
+template <class Memory> void random_program<Memory>::step(actor& who) {
   struct operation {
     unsigned weight;
     void (random_program::*run)(actor&);
@@ -255,5 +257,8 @@ void random_program::step(actor& who) {
     at -= each.weight;
   }
 }
+
+template class random_program<region_memory>;
+template class random_program<page_memory>;
 
 } // namespace gpumem_test

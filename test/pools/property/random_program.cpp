@@ -26,7 +26,7 @@ import gpumem;
 
 namespace gpumem_test {
 
-int random_program::enter(actor& who) {
+template <class Memory> int random_program<Memory>::enter(actor& who) {
   for (;;) {
     auto const which = static_cast<int>(who.random.below(who.thread == 0 ? lanes : lanes - 1));
     std::scoped_lock const held{guard_};
@@ -36,20 +36,20 @@ int random_program::enter(actor& who) {
   }
 }
 
-void random_program::enter(int which) {
+template <class Memory> void random_program<Memory>::enter(int which) {
   if (which < 0) return;
   std::scoped_lock const held{guard_};
   ++users_[which];
 }
 
-void random_program::leave(int which) {
+template <class Memory> void random_program<Memory>::leave(int which) {
   if (which < 0) return;
   std::scoped_lock const held{guard_};
   --users_[which];
 }
 
 // Takes a block that the thread may use; the block keeps its lane in use.
-std::optional<live_block> random_program::pick(actor& who) {
+template <class Memory> std::optional<live_block> random_program<Memory>::pick(actor& who) {
   auto const start = who.random.next();
   std::scoped_lock const held{guard_};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
@@ -63,12 +63,12 @@ std::optional<live_block> random_program::pick(actor& who) {
   return std::nullopt;
 }
 
-void random_program::put(live_block const& block) {
+template <class Memory> void random_program<Memory>::put(live_block const& block) {
   std::scoped_lock const held{guard_};
   blocks_.push_back(block);
 }
 
-void random_program::body(int thread) {
+template <class Memory> void random_program<Memory>::body(int thread) {
   try {
     gpumem::current_device const here{fixed().device}; // the work of default streams is the current device's
     actor who{thread, chance{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
@@ -93,7 +93,7 @@ void random_program::body(int thread) {
 }
 
 // Frees what is left, closes the pool, and sees that everything goes back upstream.
-program_result random_program::finish() {
+template <class Memory> program_result random_program<Memory>::finish() {
   auto& f = fixed();
   for (auto const& block : blocks_) {
     if (block.home < 0) {
@@ -110,8 +110,8 @@ program_result random_program::finish() {
   counts["rung completed"] = figures.reuse_completed;
   counts["rung wait"] = figures.reuse_waited;
   counts["rung drain"] = figures.reuse_drained;
-  counts["growths"] = figures.growths;
-  counts["chunks given back"] = figures.releases;
+  counts[Memory::growths] = figures.growths;
+  counts[Memory::returns] = figures.releases;
   counts["joins"] = figures.joins;
   counts["joins refused"] = figures.joins_refused;
   counts["failures"] = figures.failures;
@@ -125,13 +125,14 @@ program_result random_program::finish() {
   counts["calls under one lock of several"] = paths.shards > 1 ? paths.locked_calls - paths.all_locked : 0;
   counts["grants out of others' shards"] = paths.borrowed;
   counts["chunks adopted"] = paths.adopted;
+  counts["free pages that gave way"] = paths.made_way;
   if (figures.live != 0) fail("live bytes are left: " + std::to_string(figures.live));
   if (figures.limit && figures.peak_reserved > figures.limit) fail("more was reserved than the limit");
   checked_.reset();
   pool_.reset();
   if (auto const stuck = simulator::run_until_idle()) fail(std::to_string(stuck) + " operations never ran");
-  for (int i = 0; i < 5000 && region_.drawn() > 0; ++i) gpumem::sync::sleep_for(std::chrono::milliseconds{1});
-  if (region_.drawn() > 0) fail("chunks never went back: " + std::to_string(region_.drawn()) + " bytes");
+  for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i) gpumem::sync::sleep_for(std::chrono::milliseconds{1});
+  if (memory_.outstanding() > 0) fail("chunks never went back: " + std::to_string(memory_.outstanding()) + " bytes");
   for (auto const which : {foreign_c, foreign_d}) {
     gpumem::identify(stream_of(which), f.device).order().poll();
     lane_fixtures::destroy_stream(foreign_[which]);
@@ -147,14 +148,23 @@ void prepare_programs() {
   fixed();
 }
 
-program_result run_program(std::uint64_t seed, program_options const& how, program_runner const& run) {
-  prepare_programs();
-  simulator::seed(seed);
-  random_program one{seed, how};
+template class random_program<region_memory>;
+template class random_program<page_memory>;
+
+template <class Memory>
+program_result run_over(std::uint64_t seed, program_options const& how, program_runner const& run) {
+  random_program<Memory> one{seed, how};
   std::vector<std::function<void()>> bodies;
   for (int i = 0; i < how.threads; ++i) bodies.emplace_back([&one, i] { one.body(i); });
   run(seed, std::move(bodies));
   return one.finish();
+}
+
+// One program in three is over pages.
+program_result run_program(std::uint64_t seed, program_options const& how, program_runner const& run) {
+  prepare_programs();
+  simulator::seed(seed);
+  return seed % 3 == 0 ? run_over<page_memory>(seed, how, run) : run_over<region_memory>(seed, how, run);
 }
 
 } // namespace gpumem_test

@@ -6,7 +6,6 @@
 namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
-using pool = gpumem::pool_resource<simulator::checked<region_upstream>>;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
 struct live_block {
@@ -17,18 +16,55 @@ struct live_block {
   bool read = false; // by recorded uses, so that nothing else may write it before its free
 };
 
-// One program: a pool, what is live in it, and the streams that come and go.
-class random_program {
+// What the pool of a program draws from: parts of a region, or pages of the device. Each makes the pool, and tells what
+// has not gone back.
+class region_memory {
 public:
-  random_program(std::uint64_t seed, program_options const& how) : seed_{seed}, how_{how} {
-    chance c{seed};
-    auto& f = fixed();
-    region_.base = f.region;
-    gpumem::pool_options options;
+  using pool = gpumem::pool_resource<simulator::checked<region_upstream>>;
+  static constexpr char const* growths = "growths";
+  static constexpr char const* returns = "chunks given back";
+
+  pool make(chance& c, gpumem::pool_options options) {
+    region_.base = fixed().region;
     if (!c.one_in(4)) options.limit = c.of({std::size_t{3}, std::size_t{5}, std::size_t{9}}) * MiB;
     region_.capacity = c.of({std::size_t{4}, std::size_t{6}, std::size_t{12}}) * MiB;
     region_.fail_every = c.one_in(3) ? 2 + static_cast<unsigned>(c.below(4)) : 0;
     if (c.one_in(4)) options.initial_size = 1 * MiB;
+    return pool{simulator::checked{region_upstream{region_}}, options};
+  }
+  std::uint64_t offset(void const* p) const { return reinterpret_cast<std::uintptr_t>(p) - region_.base; }
+  std::size_t outstanding() { return region_.drawn(); }
+
+private:
+  region region_;
+};
+
+class page_memory {
+public:
+  using pool = gpumem::pool_resource<gpumem::cuda_resource>;
+  static constexpr char const* growths = "growths by pages";
+  static constexpr char const* returns = "runs of pages given back";
+
+  pool make(chance& c, gpumem::pool_options options) {
+    if (!c.one_in(4)) options.limit = c.of({std::size_t{4}, std::size_t{6}, std::size_t{10}}) * MiB;
+    if (c.one_in(2)) options.growth = gpumem::growth::compact;
+    if (c.one_in(4)) options.initial_size = 2 * MiB;
+    unsigned const fail_every = c.one_in(3) ? 2 + static_cast<unsigned>(c.below(4)) : 0;
+    auto const refuse_some = [fail_every, maps = 0u](void*, std::size_t) mutable {
+      return fail_every == 0 || ++maps % fail_every != 0;
+    };
+    return pool{fixed().device, options, {.addresses = 32 * MiB, .on_mapped = refuse_some}};
+  }
+  std::uint64_t offset(void const* p) const { return reinterpret_cast<std::uintptr_t>(p) % (2 * MiB); }
+  std::size_t outstanding() { return simulator::report().mappings; }
+};
+
+// One program: a pool, what is live in it, and the streams that come and go.
+template <class Memory> class random_program {
+public:
+  random_program(std::uint64_t seed, program_options const& how) : seed_{seed}, how_{how} {
+    chance c{seed};
+    gpumem::pool_options options;
     if (c.one_in(4)) options.release_threshold = c.below(3) * 2 * MiB;
     options.cross_stream = c.one_in(7)   ? gpumem::reuse::own
                            : c.one_in(6) ? gpumem::reuse::completed
@@ -36,7 +72,7 @@ public:
     for (auto which : {foreign_c, foreign_d}) {
       foreign_[which] = lane_fixtures::make_stream(c.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
     }
-    pool_.emplace(simulator::checked{region_upstream{region_}}, options);
+    pool_.emplace(memory_.make(c, options));
     checked_.emplace(*pool_);
   }
 
@@ -44,8 +80,13 @@ public:
   program_result finish();
 
 private:
-  struct actor;
+  using pool = Memory::pool;
   using event_type = gpumem::event;
+  struct actor {
+    int thread;
+    chance random;
+    event_type event{fixed().device};
+  };
 
   auto& engine() { return static_cast<gpumem::detail::pool_state*>(pool_->services().state)->engine(); }
   void fail(std::string text) {
@@ -61,7 +102,7 @@ private:
     ++result_.counts[what];
   }
   std::uint64_t offset(void const* p) const {
-    return p ? reinterpret_cast<std::uintptr_t>(p) - region_.base : ~std::uint64_t{0};
+    return p ? memory_.offset(p) : ~std::uint64_t{0};
   }
   cuda::stream_ref stream_of(int which) {
     auto& f = fixed();
@@ -117,7 +158,7 @@ private:
 
   std::uint64_t const seed_;
   program_options const how_;
-  region region_;
+  Memory memory_;
   std::array<CUstream, lanes> foreign_{};
   std::array<int, lanes> users_{};
   std::array<bool, lanes> recycling_{};
@@ -127,12 +168,6 @@ private:
   std::vector<live_block> blocks_;
   std::uint64_t trace_ = 0xcbf29ce484222325u;
   program_result result_;
-};
-
-struct random_program::actor {
-  int thread;
-  chance random;
-  event_type event{fixed().device};
 };
 
 } // namespace gpumem_test

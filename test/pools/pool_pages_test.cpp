@@ -1,0 +1,258 @@
+// The pool over virtual pages: growth by what is missing, pages that go and come back, and what stays.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+#include <unistd.h>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class pool_pages : public gpumem_test::simulated_test {
+protected:
+  // Of pools that have ended the library's thread gives back what completes late.
+  void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
+  static bool comes_down_to(std::size_t bytes) {
+    for (int i = 0; i < 1000 && device_bytes() > bytes; ++i) {
+      simulator::run_until_idle();
+      usleep(1000);
+    }
+    return device_bytes() <= bytes;
+  }
+  static std::size_t device_bytes() { return simulator::report().bytes_allocated; }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  using pool = gpumem::pool_resource<gpumem::cuda_resource>;
+
+  static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
+  static bool sound(pool& r) { return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent(); }
+  // Four blocks of 4 MiB side by side.
+  std::vector<void*> four(pool& r) {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(r.allocate(a, 4 * MiB));
+    for (int i = 1; i < 4; ++i) EXPECT_EQ(blocks[i], at(blocks[0], i * 4 * MiB));
+    return blocks;
+  }
+};
+
+TEST_F(pool_pages, grows_at_its_end_by_what_is_missing) {
+  gpumem::pool_resource r{device};
+  auto* const first = r.allocate(a, 3 * MiB);
+  EXPECT_EQ(r.figures().reserved, 4 * MiB);
+  auto* const second = r.allocate(a, 4 * MiB); // of which 1 MiB is there
+  EXPECT_EQ(second, at(first, 3 * MiB));
+  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(device_bytes(), 8 * MiB);
+  r.deallocate(a, first, 3 * MiB);
+  r.deallocate(a, second, 4 * MiB);
+  auto* const both = r.allocate(a, 16 * MiB);
+  EXPECT_EQ(both, first) << "what is free at the end is the beginning of a larger block";
+  EXPECT_EQ(r.figures().reserved, 16 * MiB);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, both, 16 * MiB);
+}
+
+TEST_F(pool_pages, another_stream_grows_over_what_is_complete_at_the_end) {
+  gpumem::pool_resource r{device};
+  auto* const p = r.allocate(a, 2 * MiB);
+  r.deallocate(a, p, 2 * MiB);
+  a.synchronize();
+  auto* const q = r.allocate(b, 6 * MiB);
+  EXPECT_EQ(q, p);
+  EXPECT_EQ(r.figures().reserved, 6 * MiB);
+  r.deallocate(b, q, 6 * MiB);
+}
+
+TEST_F(pool_pages, go_back_out_of_the_middle) {
+  gpumem::pool_resource r{device};
+  auto const blocks = four(r);
+  for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 8 * MiB);
+  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(device_bytes(), 8 * MiB);
+  EXPECT_FALSE(r.find(blocks[1])) << "nothing is there";
+  EXPECT_TRUE(r.find(blocks[3])->live);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, blocks[3], 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.allocate(a, 2 * MiB), blocks[1]) << "a hole at the end is the end";
+  r.deallocate(a, blocks[1], 2 * MiB);
+  r.deallocate(a, blocks[0], 4 * MiB);
+}
+
+TEST_F(pool_pages, fill_holes_when_the_addresses_come_to_an_end) {
+  gpumem::pool_resource r{device, {}, {.addresses = 16 * MiB}};
+  auto const blocks = four(r);
+  for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 8 * MiB);
+  auto* const again = r.allocate(a, 6 * MiB);
+  EXPECT_EQ(again, blocks[1]);
+  EXPECT_TRUE(sound(r));
+  auto* const rest = r.allocate(a, 2 * MiB);
+  EXPECT_EQ(rest, at(blocks[1], 6 * MiB));
+  EXPECT_FALSE(r.try_allocate(a, 256)) << "there are no more addresses";
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, again, 6 * MiB);
+  r.deallocate(a, rest, 2 * MiB);
+  for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+}
+
+TEST_F(pool_pages, a_page_with_a_block_in_it_stays) {
+  gpumem::pool_resource r{device};
+  auto* const large = r.allocate(a, 5 * MiB);
+  auto* const small = r.allocate(a, 256 * 1024);
+  r.deallocate(a, large, 5 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.figures().reserved, 2 * MiB);
+  r.deallocate(a, small, 256 * 1024);
+}
+
+TEST_F(pool_pages, trim_keeps_what_is_to_be_kept) {
+  gpumem::pool_resource r{device};
+  for (auto* each : four(r)) r.deallocate(a, each, 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(7 * MiB), 8 * MiB) << "whole pages";
+  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(r.trim(), 8 * MiB);
+  EXPECT_EQ(device_bytes(), 0u);
+  EXPECT_EQ(r.figures().releases, 2u);
+}
+
+TEST_F(pool_pages, stay_mapped_until_the_host_has_seen_completion) {
+  gpumem::pool_resource r{device};
+  auto* const p = r.allocate(a, 4 * MiB);
+  simulator::work(a, {simulator::write(p, 4 * MiB)});
+  r.deallocate(a, p, 4 * MiB);
+  EXPECT_EQ(r.trim(), 0u);
+  EXPECT_EQ(simulator::report().mappings, 2u);
+  simulator::run_until_idle();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(simulator::report().mappings, 0u);
+}
+
+TEST_F(pool_pages, give_way_at_the_limit) {
+  gpumem::pool_resource r{device, {.limit = 16 * MiB}};
+  auto const blocks = four(r);
+  for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  auto* const large = r.allocate(a, 8 * MiB); // 8 MiB are free, not in one piece
+  EXPECT_EQ(large, at(blocks[3], 4 * MiB));
+  EXPECT_EQ(r.figures().reserved, 16 * MiB);
+  EXPECT_EQ(r.figures().peak_reserved, 16 * MiB);
+  EXPECT_FALSE(r.try_allocate(a, 256));
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, large, 8 * MiB);
+  for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+}
+
+TEST_F(pool_pages, give_way_to_growth_that_is_compact) {
+  for (auto const growth : {gpumem::growth::fast, gpumem::growth::compact}) {
+    gpumem::pool_resource r{device, {.growth = growth}};
+    auto const blocks = four(r);
+    for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+    a.synchronize();
+    auto* const large = r.allocate(a, 8 * MiB);
+    EXPECT_EQ(r.figures().peak_reserved, growth == gpumem::growth::fast ? 24 * MiB : 16 * MiB);
+    r.deallocate(a, large, 8 * MiB);
+    for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+  }
+}
+
+TEST_F(pool_pages, compact_growth_is_refused_over_chunks) {
+  EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.growth = gpumem::growth::compact}}),
+               std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.growth = static_cast<gpumem::growth>(7)}}), std::invalid_argument);
+}
+
+TEST_F(pool_pages, that_are_pinned_stay) {
+  gpumem::pool_resource r{device};
+  auto const blocks = four(r);
+  EXPECT_TRUE(r.pin(blocks[1], 4 * MiB));
+  EXPECT_FALSE(r.pin(at(blocks[3], 4 * MiB), 1)) << "nothing is there";
+  EXPECT_FALSE(r.pin(&device, 1)) << "not the pool's";
+  for (auto* each : blocks) r.deallocate(a, each, 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 12 * MiB);
+  r.unpin(blocks[1], 4 * MiB);
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.figures().reserved, 0u);
+}
+
+TEST_F(pool_pages, are_exported_if_they_were_made_for_it) {
+  gpumem::pool_resource r{device, {}, {.exportable = true}};
+  auto* const p = r.allocate(a, 2 * MiB);
+  auto const descriptor = r.export_page(p);
+  EXPECT_GE(descriptor, 0);
+  close(descriptor);
+  r.deallocate(a, p, 2 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 0u) << "somebody else has it";
+  r.unpin(p, 2 * MiB);
+  EXPECT_EQ(r.trim(), 2 * MiB);
+  EXPECT_THROW(static_cast<void>(r.export_page(&device)), std::exception);
+}
+
+TEST_F(pool_pages, whoever_registers_memory_is_told) {
+  std::size_t told = 0;
+  {
+    gpumem::pool_resource r{device,
+                            {},
+                            {.on_mapped = [&](void*, std::size_t bytes) { return (told += bytes) <= 8 * MiB; },
+                             .on_unmapping = [&](void*, std::size_t bytes) { told -= bytes; }}};
+    auto* const p = r.allocate(a, 8 * MiB);
+    EXPECT_EQ(told, 8 * MiB);
+    EXPECT_FALSE(r.try_allocate(a, 2 * MiB)) << "the listener refuses";
+    EXPECT_EQ(r.figures().reserved, 8 * MiB);
+    EXPECT_TRUE(sound(r));
+    r.deallocate(a, p, 8 * MiB);
+    a.synchronize();
+    told = 8 * MiB; // what was refused is not told of again
+    r.trim();
+  }
+  EXPECT_EQ(told, 0u);
+}
+
+TEST_F(pool_pages, are_reserved_in_one_piece) {
+  gpumem::pool_resource r{device, {.initial_size = 6 * MiB}};
+  EXPECT_EQ(r.figures().reserved, 6 * MiB);
+  EXPECT_EQ(r.reserve(9 * MiB), 3 * MiB);
+  EXPECT_EQ(r.figures().reserved, 10 * MiB) << "whole pages";
+  EXPECT_EQ(r.figures().largest_free, 10 * MiB);
+}
+
+TEST_F(pool_pages, beyond_the_release_threshold_go_back_by_themselves) {
+  gpumem::pool_resource r{device, {.release_threshold = 4 * MiB}};
+  auto const blocks = four(r);
+  for (auto* each : blocks) r.deallocate(a, each, 4 * MiB);
+  EXPECT_TRUE(comes_down_to(4 * MiB));
+  EXPECT_EQ(r.figures().reserved, 4 * MiB);
+}
+
+TEST_F(pool_pages, what_a_closed_pool_lent_goes_back_when_it_comes_home) {
+  gpumem::allocation kept;
+  {
+    gpumem::pool_resource r{device};
+    auto granted = r.acquire(a, 4 * MiB).try_now();
+    ASSERT_TRUE(granted);
+    kept = std::move(*granted);
+  }
+  EXPECT_EQ(device_bytes(), 4 * MiB);
+  kept.reset();
+  EXPECT_TRUE(comes_down_to(0));
+}
+
+} // namespace

@@ -1,0 +1,106 @@
+// Shards: who gets one, where blocks go back to, and what moves between them.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <barrier>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::pool_resource;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class shards : public gpumem_test::simulated_test {
+protected:
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+
+  template <class Pool> static auto& engine_of(Pool& pool) {
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
+  }
+  // Two threads at one lock until each has a shard of its own, or is as good as alone; then `work(thread)`.
+  template <class Pool, class Work> void crowd(Pool& pool, Work const& work) {
+    std::barrier together{2};
+    auto const body = [&](int number) {
+      auto const& on = number == 0 ? a : b;
+      together.arrive_and_wait();
+      // Sizes that no magazine keeps.
+      for (int i = 0; i < 1'000'000 && engine_of(pool).read_paths().shards < 2; ++i) {
+        for (int k = 0; k < 100; ++k) pool.deallocate(on, pool.allocate(on, MiB), MiB);
+      }
+      together.arrive_and_wait();
+      work(number);
+    };
+    std::thread other{body, 1};
+    body(0);
+    other.join();
+  }
+};
+
+TEST_F(shards, one_is_all_that_a_single_thread_needs) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  for (int i = 0; i < 1000; ++i) r.deallocate(a, r.allocate(a, MiB), MiB);
+  auto const paths = engine_of(r).read_paths();
+  EXPECT_EQ(paths.shards, 1u);
+  EXPECT_EQ(paths.all_locked, 0u);
+}
+
+TEST_F(shards, are_given_to_threads_that_meet_and_take_one_lock_from_then_on) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  std::vector<std::uint64_t> all_locked(2), calls(2);
+  std::barrier together{2};
+  crowd(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // each has memory of its own now
+    together.arrive_and_wait();
+    if (number == 0) {
+      auto const before = engine_of(r).read_paths();
+      for (int i = 0; i < 1000; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB);
+      auto const after = engine_of(r).read_paths();
+      EXPECT_EQ(after.all_locked, before.all_locked);
+      EXPECT_EQ(after.locked_calls, before.locked_calls + 2000);
+    }
+    together.arrive_and_wait();
+  });
+  EXPECT_GE(engine_of(r).read_paths().shards, 2u);
+  EXPECT_TRUE(engine_of(r).consistent());
+  EXPECT_EQ(r.figures().live, 0u);
+}
+
+TEST_F(shards, a_block_goes_back_to_where_it_came_from) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  std::vector<void*> blocks(2);
+  std::barrier together{2};
+  crowd(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    blocks[number] = r.allocate(on, 8 * MiB);
+    on.key().wait_on_host();
+    together.arrive_and_wait();
+    r.deallocate(on, blocks[1 - number], 8 * MiB); // the other's
+    EXPECT_TRUE(engine_of(r).consistent());
+  });
+  EXPECT_EQ(r.figures().live, 0u);
+  a.synchronize();
+  b.synchronize();
+  EXPECT_EQ(r.trim(), r.figures().peak_reserved) << "chunks of every shard go back";
+}
+
+TEST_F(shards, what_one_has_free_the_others_use_before_they_grow) {
+  pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
+  crowd(r, [&](int number) {
+    if (number == 0) return;
+    auto const reserved = r.figures().reserved;
+    auto* const p = r.allocate(b, 32 * MiB);
+    EXPECT_EQ(r.figures().reserved, reserved);
+    r.deallocate(b, p, 32 * MiB);
+  });
+  EXPECT_GT(engine_of(r).read_paths().borrowed, 0u);
+}
+
+} // namespace
