@@ -13,7 +13,7 @@ gpumem::task<std::size_t> work(auto& pool, gpumem::stream& upload, gpumem::strea
 } // freed in stream order
 
 int main() {
-  gpumem::pool_resource pool{gpumem::cuda_resource{}, {.limit = std::size_t{8} << 30}};
+  gpumem::pool_resource pool{gpumem::device{0}, {.limit = std::size_t{8} << 30}};
   gpumem::stream upload{gpumem::device{0}}, compute{gpumem::device{0}};
   auto const bytes = gpumem::sync_wait(work(pool, upload, compute));
   std::printf("%zu bytes used, %zu reserved\n", bytes, pool.figures().reserved);
