@@ -42,9 +42,10 @@ pooled_event* take_event(CUcontext context);
 // Takes a spare one or none: no allocation, no driver call.
 pooled_event* take_spare_event(CUcontext context) noexcept;
 void give_event(pooled_event* event) noexcept;
-// How many there are of every context together, to be looked at without a lock; and how many there should be.
-inline constinit std::atomic<int> spare_events{0};
+// How many spare ones there should be, and whether there are fewer, of every context together: changes rarely, and may
+// be looked at without a lock.
 inline constexpr int wanted_spares = 4;
+inline constinit std::atomic<bool> spares_are_few{true};
 
 enum class stream_kind : std::uint8_t {
   own,        // of gpumem: never destroyed
@@ -69,16 +70,16 @@ public:
   timeline& operator=(timeline const&) = delete;
 
   inline stream_kind kind() const noexcept { return kind_.load(std::memory_order_relaxed); }
-  std::uint32_t index() const noexcept { return index_; }
-  std::uint64_t id() const noexcept { return id_; }
-  int device() const noexcept { return device_; }
-  CUcontext context() const noexcept { return context_; }
+  inline std::uint32_t index() const noexcept { return index_; }
+  inline std::uint64_t id() const noexcept { return id_; }
+  inline int device() const noexcept { return device_; }
+  inline CUcontext context() const noexcept { return context_; }
   // The handle may be used outside a call that was given it.
   inline bool owns_handle() const noexcept { return kind() == stream_kind::own || kind() == stream_kind::adopted; }
-  CUstream handle() const noexcept { return handle_; }
+  inline CUstream handle() const noexcept { return handle_; }
   // One more promise, or one less, that the handle lives; whether there is one now. The registry's lock guards it.
   bool adopt(bool promised) noexcept;
-  int priority() const noexcept { return priority_; }
+  inline int priority() const noexcept { return priority_; }
   void set_priority(int priority) noexcept { priority_ = priority; }
   // A capture that was begun through gpumem; others are the driver's to tell.
   inline bool capturing() const noexcept { return capturing_.load(std::memory_order_relaxed); }
@@ -96,8 +97,8 @@ public:
   // Records evidence on the handle that the caller was given (or owns). A precise record closes an epoch of its own:
   // returns that epoch, in which the caller then tags the block it is freeing; a late one closes the current epoch and
   // returns it. 0: nothing could be recorded (capturing, evidence full, an error). Allocates no host memory.
-  epoch record_precise(CUstream given) noexcept { return record(given, true); }
-  epoch record_late(CUstream given) noexcept { return record(given, false); }
+  inline epoch record_precise(CUstream given) noexcept { return record(given, true); }
+  inline epoch record_late(CUstream given) noexcept { return record(given, false); }
 
   // Somebody wants evidence of the current epoch; the next call that is given the stream records it.
   inline void ask() noexcept { asked_.store(true, std::memory_order_relaxed); }
@@ -110,7 +111,7 @@ public:
   void poll() noexcept;
   bool has_evidence() const noexcept;
   // Newest epoch with evidence, complete or not.
-  epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
+  inline epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
   // Whether there is precise evidence of (this, e) that is still open.
   bool waitable(epoch e) const noexcept;
@@ -123,14 +124,13 @@ public:
   void publish_completed(epoch e) noexcept;
 
   // For events of the user: closes the current epoch before the record; learns an order after the wait returned.
-  epoch close_epoch() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
+  inline epoch close_epoch() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
   void learn_order(std::uint32_t index, epoch e, vector_clock const& before);
   vector_clock snapshot() const;
 
   // Prepares for recording without allocation; throws std::bad_alloc, cuda_error.
   inline void prepare() {
-    bool const enough = spare_events.load(std::memory_order_relaxed) >= wanted_spares;
-    if (!enough || !prepared_.load(std::memory_order_relaxed)) prepare_events();
+    if (spares_are_few.load(std::memory_order_relaxed) || !prepared_.load(std::memory_order_relaxed)) prepare_events();
   }
 
 private:
@@ -142,9 +142,11 @@ private:
   static constexpr std::size_t most_evidence = 64;
 
   void prepare_events();
+  pooled_event* take_own_event() noexcept;
+  void give_own_event(pooled_event* event) noexcept;
   epoch record(CUstream given, bool precise) noexcept;
-  evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
-  evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
+  inline evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
+  inline evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
   evidence const* find_waitable(epoch e) const noexcept;
   // Queries evidence, oldest first, publishes what is complete and gives its events back. Under evidence_guard_.
   void drop_completed() noexcept;
@@ -165,13 +167,16 @@ private:
   std::atomic<epoch> recorded_{0};
   std::atomic<bool> asked_{false};
   std::atomic<bool> prepared_;
-  std::atomic<std::uint32_t> unrecorded_frees_{0};
+  // Written often: not beside what every free reads.
+  alignas(64) std::atomic<std::uint32_t> unrecorded_frees_{0};
   std::atomic<std::size_t> unrecorded_bytes_{0};
 
-  mutable sync::mutex evidence_guard_;
+  alignas(64) mutable sync::mutex evidence_guard_;
   std::array<evidence, most_evidence> ring_{};
   std::size_t first_ = 0;
   std::size_t size_ = 0;
+  pooled_event* own_events_ = nullptr; // spare; a few, so that streams of many threads rarely meet at the common ones
+  int own_event_count_ = 0;
 
   mutable sync::mutex clock_guard_;
   vector_clock clock_;

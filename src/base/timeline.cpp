@@ -7,6 +7,7 @@ module;
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 module gpumem:timeline.impl;
 import :timeline;
@@ -24,6 +25,13 @@ inline constexpr std::uint32_t most_unrecorded_frees = 1024;
 struct event_store {
   sync::mutex guard;
   pooled_event* spare = nullptr;
+  int count = 0;
+
+  void count_one(int change) noexcept {
+    count += change;
+    bool const few = count < wanted_spares;
+    if (spares_are_few.load(std::memory_order_relaxed) != few) spares_are_few.store(few, std::memory_order_relaxed);
+  }
 };
 
 event_store& events() {
@@ -78,7 +86,7 @@ pooled_event* take_spare_event(CUcontext context) noexcept {
     auto* const event = *link;
     *link = event->next;
     event->next = nullptr;
-    spare_events.fetch_sub(1, std::memory_order_relaxed);
+    store.count_one(-1);
     return event;
   }
   return nullptr;
@@ -94,7 +102,7 @@ void give_event(pooled_event* event) noexcept {
   sync::lock const held{store.guard};
   event->next = store.spare;
   store.spare = event;
-  spare_events.fetch_add(1, std::memory_order_relaxed);
+  store.count_one(1);
 }
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
@@ -125,22 +133,33 @@ void timeline::prepare_events() {
   }
 }
 
+// Under evidence_guard_. When the last one of its own goes, the next allocation sees to it that there are spares.
+pooled_event* timeline::take_own_event() noexcept {
+  if (own_event_count_ <= 1) prepared_.store(false, std::memory_order_relaxed);
+  if (own_event_count_ == 0) return take_spare_event(context_);
+  --own_event_count_;
+  return std::exchange(own_events_, own_events_->next);
+}
+
+void timeline::give_own_event(pooled_event* event) noexcept {
+  if (own_event_count_ == wanted_spares) return give_event(event);
+  event->next = std::exchange(own_events_, event);
+  ++own_event_count_;
+}
+
 // The epoch is closed before the event is recorded: what is freed in it was enqueued before the record.
 epoch timeline::record(CUstream given, bool precise) noexcept {
   if (kind() == stream_kind::host || !driver_alive()) return 0;
-  auto* const event = take_spare_event(context_);
-  if (!event) {
-    prepared_.store(false, std::memory_order_relaxed);
-    return 0;
-  }
   relaxed_capture const relaxed;
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   sync::lock const held{evidence_guard_};
+  auto* const event = take_own_event();
+  if (!event) return 0;
   if (size_ == most_evidence) drop_completed();
   auto const answer = driver().stream_is_capturing(given, &capturing);
   if (sticky(answer) && device_ >= 0) gpumem::device{device_}.lose(answer);
   if (size_ == most_evidence || answer != CUDA_SUCCESS || capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
-    give_event(event);
+    give_own_event(event);
     return 0;
   }
   asked_.store(false, std::memory_order_relaxed); // who asks from here on means a later epoch
@@ -149,14 +168,13 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : close_epoch();
   if (auto const result = driver().event_record(event->handle, given); result != CUDA_SUCCESS) {
     if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
-    give_event(event);
+    give_own_event(event);
     return 0;
   }
   // Legacy events cover other streams' work too: never to be waited for.
   bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
   at(size_++) = {covers, event, waitable};
   recorded_.store(covers, std::memory_order_release);
-  prepared_.store(false, std::memory_order_relaxed); // the next allocation sees to it that there are spares
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
   return covers;
@@ -204,7 +222,7 @@ void timeline::drop_completed() noexcept {
   }
   if (done == 0) return;
   publish_completed(at(done - 1).covers);
-  for (std::size_t i = 0; i < done; ++i) give_event(at(i).event);
+  for (std::size_t i = 0; i < done; ++i) give_own_event(at(i).event);
   first_ = (first_ + done) % most_evidence;
   size_ -= done;
 }
