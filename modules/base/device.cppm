@@ -33,7 +33,7 @@ public:
 
   inline int ordinal() const noexcept { return state_->ordinal; }
   operator device_ref() const { return device_ref{state_->ordinal}; }
-  CUcontext context() const noexcept { return state_->primary; }
+  inline CUcontext context() const noexcept { return state_->primary; }
 
   /// Asks the driver; throws cuda_error.
   device_memory memory() const;

@@ -33,8 +33,8 @@ class out_of_memory : public std::bad_alloc {
 public:
   out_of_memory(outcome what, exhaustion const& figures);
   char const* what() const noexcept override { return text_.what(); }
-  outcome reason() const noexcept { return reason_; }
-  exhaustion const& figures() const noexcept { return figures_; }
+  inline outcome reason() const noexcept { return reason_; }
+  inline exhaustion const& figures() const noexcept { return figures_; }
 
 private:
   exhaustion figures_;
@@ -46,8 +46,8 @@ private:
 class acquire_error : public std::runtime_error {
 public:
   explicit acquire_error(failure const& why);
-  outcome reason() const noexcept { return why_.what; }
-  failure const& why() const noexcept { return why_; }
+  inline outcome reason() const noexcept { return why_.what; }
+  inline failure const& why() const noexcept { return why_; }
 
 private:
   failure why_;

@@ -47,9 +47,9 @@ public:
   /// Waits for it on the host. Throws like is_done().
   void synchronize() const;
 
-  CUevent get() const noexcept { return event_->handle; }
+  inline CUevent get() const noexcept { return event_->handle; }
   /// False when moved from.
-  bool valid() const noexcept { return event_ != nullptr; }
+  inline bool valid() const noexcept { return event_ != nullptr; }
 
 private:
   friend detail::stream_point detail::point_of(event const&);

@@ -3,6 +3,7 @@
 export module gpumem:stream;
 import :cuda;
 import :device;
+import :handle_table;
 import :std;
 import :timeline;
 
@@ -16,7 +17,7 @@ public:
   /// The host: what is freed on it nobody uses any more, what is allocated on it may be touched by the host at once.
   static stream_key host() noexcept;
   /// Of an own or adopted stream.
-  static stream_key known(detail::timeline& order, CUstream handle) noexcept {
+  static inline stream_key known(detail::timeline& order, CUstream handle) noexcept {
     return {order, handle, true, order.capturing()};
   }
 
@@ -43,7 +44,7 @@ private:
   friend class allocation;
   friend stream_key identify(stream_ref, device);
   friend stream_key identify(stream_ref);
-  stream_key(detail::timeline& order, CUstream handle, bool has_handle, bool capturing) noexcept
+  inline stream_key(detail::timeline& order, CUstream handle, bool has_handle, bool capturing) noexcept
       : timeline_{&order}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
 
   detail::timeline* timeline_;
@@ -62,7 +63,7 @@ export stream_key identify(stream_ref handle);
 
 namespace detail {
 // The timeline of an own or adopted stream, by its handle; null for others. No driver call.
-timeline* known_timeline(CUstream handle) noexcept;
+inline timeline* known_timeline(CUstream handle) noexcept { return handle ? known_handles.find(handle) : nullptr; }
 // Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
 } // namespace detail

@@ -87,6 +87,48 @@ private:
   std::condition_variable native_;
 };
 
+/// A mutual exclusion that belongs to one thread: its owner takes it by two plain accesses. Others make the kernel stop
+/// all threads of the process for a moment (membarrier: some microseconds), once for all the locks they want. Without
+/// an owner, or such a kernel, an exchange takes it. The protocol: Dice, Huang, Yang, "Asymmetric Dekker
+/// synchronization" (2001).
+class owned_mutex {
+public:
+  owned_mutex() = default;
+  owned_mutex(owned_mutex const&) = delete;
+  owned_mutex& operator=(owned_mutex const&) = delete;
+
+  /// From now on it has an owner. Before anybody takes it.
+  void give_owner() noexcept;
+  /// By the owner, or by any thread where there is none.
+  inline void lock() noexcept {
+    if (!biased_) return others_.lock();
+    taken_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (wanted_.load(std::memory_order_acquire)) lock_wanted();
+  }
+  inline void unlock() noexcept {
+    if (!biased_) return others_.unlock();
+    taken_.store(false, std::memory_order_release);
+  }
+
+  /// By others, one thread at a time: says that it wants the lock; then, for all of them together, stops who takes
+  /// them; then takes each.
+  inline void want() noexcept { wanted_.store(true, std::memory_order_relaxed); }
+  static void stop_owners() noexcept;
+  void lock_from_owner() noexcept;
+  void unlock_to_owner() noexcept;
+
+private:
+  void lock_wanted() noexcept;
+  bool biased_ = false;
+  std::atomic<bool> taken_{false};
+  std::atomic<bool> wanted_{false};
+  quick_mutex others_;
+};
+
+/// Threads of numbers below this own locks of theirs.
+inline constexpr unsigned most_owners = 64;
+
 /// How often a thread meets others at a lock before it is worth memory to keep them apart.
 inline constexpr unsigned patience = 32;
 
@@ -95,15 +137,27 @@ class thread {
 public:
   thread() = default;
   explicit thread(std::function<void()> body) : native_{std::move(body)} {}
-  bool joinable() const noexcept { return native_.joinable(); }
+  inline bool joinable() const noexcept { return native_.joinable(); }
   void join() { native_.join(); }
 
 private:
   std::thread native_;
 };
 
+/// Of a thread that is exiting and has given its number back, as the destructors of its last thread-local objects see
+/// it.
+inline constexpr unsigned no_number = 1u << 31;
+
+namespace detail {
+inline constinit thread_local unsigned own_number = no_number + 1; // none yet
+unsigned take_number() noexcept;
+} // namespace detail
+
 /// The calling thread's dense number: small, unique among live threads, taken over by the next new thread after exit.
-unsigned thread_number() noexcept;
+inline unsigned thread_number() noexcept {
+  auto const number = detail::own_number;
+  return number <= no_number ? number : detail::take_number();
+}
 
 /// Sleeps for about that long.
 inline void sleep_for(duration span) { std::this_thread::sleep_for(span); }

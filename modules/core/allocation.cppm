@@ -54,13 +54,13 @@ public:
   /// The same as the driver spells it.
   inline CUdeviceptr address() const noexcept { return reinterpret_cast<CUdeviceptr>(data_); }
   inline std::size_t bytes() const noexcept { return bytes_; }
-  std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
+  inline std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
   /// The stream in whose order it is valid and will be freed.
-  stream_ref stream() const noexcept { return stream_ref{stream_}; }
+  inline stream_ref stream() const noexcept { return stream_ref{stream_}; }
   /// Whole elements of T that fit.
   template <class T> span<T> as() const noexcept { return {static_cast<T*>(data_), bytes_ / sizeof(T)}; }
   /// False for 0 bytes and when moved from.
-  explicit operator bool() const noexcept { return data_ != nullptr; }
+  inline explicit operator bool() const noexcept { return data_ != nullptr; }
 
   /// Gives up ownership: the caller frees, with the resource's `deallocate`. The resource's state then lives until
   /// that.

@@ -36,7 +36,7 @@ private:
     std::int64_t live = 0;
   };
   static constexpr unsigned slot_count = 16;
-  slot& own_slot() noexcept { return slots_[sync::thread_number() % slot_count]; }
+  inline slot& own_slot() noexcept { return slots_[sync::thread_number() % slot_count]; }
 
   std::atomic<std::int64_t> handles_{0};
   // Counts once folding has begun. The folder holds more than there can be blocks, so that a free on a folded slot

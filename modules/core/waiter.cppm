@@ -28,9 +28,9 @@ public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  stream_key const& stream() const noexcept { return stream_; }
-  std::size_t bytes() const noexcept { return bytes_; }
-  std::size_t alignment() const noexcept { return alignment_; }
+  inline stream_key const& stream() const noexcept { return stream_; }
+  inline std::size_t bytes() const noexcept { return bytes_; }
+  inline std::size_t alignment() const noexcept { return alignment_; }
 
   /// The answer at once, from inside admit().
   void settle(expected<void*, failure> result) noexcept;
@@ -43,7 +43,7 @@ public:
   bool add_hook(grant_hook& hook) noexcept;
 
   /// Whether a stop was requested; a resource asks under its lock before it parks.
-  bool stop_requested() const noexcept { return stop_requested_.load(std::memory_order_acquire); }
+  inline bool stop_requested() const noexcept { return stop_requested_.load(std::memory_order_acquire); }
 
 protected:
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment) noexcept
@@ -54,8 +54,10 @@ protected:
   virtual void decided() noexcept = 0;
 
   void request_stop() noexcept { stop_requested_.store(true, std::memory_order_release); }
-  bool settled() const noexcept { return settled_; }
-  bool settled_stopped() const noexcept { return settled_ && !result_ && result_.error().what == outcome::stopped; }
+  inline bool settled() const noexcept { return settled_; }
+  inline bool settled_stopped() const noexcept {
+    return settled_ && !result_ && result_.error().what == outcome::stopped;
+  }
   expected<void*, failure> take_result() noexcept;
 
 private:
@@ -83,8 +85,8 @@ public:
   bool park(waiter& item) noexcept;
   /// Unlinks it; false if it was decided already.
   bool remove(waiter& item) noexcept;
-  waiter* first() const noexcept { return first_; }
-  bool empty() const noexcept { return first_ == nullptr; }
+  inline waiter* first() const noexcept { return first_; }
+  inline bool empty() const noexcept { return first_ == nullptr; }
 
 private:
   waiter* first_ = nullptr;

@@ -15,7 +15,7 @@ export struct pool_shard;
 export class shelf;
 
 /// Memory of a pool's upstream side by side; blocks are cut from it and never join beyond it.
-export struct chunk {
+export struct alignas(64) chunk {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
   std::size_t live_blocks = 0; ///< not free: granted, cached near a thread, or on the way
@@ -33,13 +33,14 @@ export enum class block_state : std::uint8_t {
   granted,
   cached,   ///< freed, and kept near a thread
   put_out,  ///< no longer kept there, and on its way to be free
+  posted,   ///< freed while its shard's lock was taken: the lock's next holder makes it free
   deferred, ///< freed by a stream that is capturing a graph: the free is still to be done
   hole,     ///< its memory has left
 };
 
-/// Memory that is granted or free as one. The first cache line, and the second up to the first tag, are what
+/// Memory that is granted or free as one. The first two cache lines, a pair that processors fetch together, are what
 /// allocations and frees touch.
-export struct alignas(64) block {
+export struct alignas(128) block {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, of whatever state
@@ -61,16 +62,24 @@ export struct alignas(64) block {
   block* pair_next = nullptr;
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
-  void* pointer() const noexcept { return reinterpret_cast<void*>(base); }
+  inline void* pointer() const noexcept { return reinterpret_cast<void*>(base); }
   inline block_state now() const noexcept { return state.load(std::memory_order_relaxed); }
   inline void become(block_state next_state) noexcept { state.store(next_state, std::memory_order_relaxed); }
   inline bool is_free() const noexcept { return now() == block_state::free; }
+  /// A hint to the processor.
+  inline void fetch_neighbours() const noexcept {
+    __builtin_prefetch(lower, 1);
+    __builtin_prefetch(upper, 1);
+  }
   inline bool is_live() const noexcept { return now() == block_state::granted; }
 };
 
-static_assert(sizeof(block) == 192);
+static_assert(sizeof(block) == 256);
 
 /// Whether `bytes` bytes so aligned lie in the block; `offset` is then where.
-export bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept;
+export inline bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {
+  offset = (0 - range.base) & (alignment - 1);
+  return offset <= range.bytes && bytes <= range.bytes - offset;
+}
 
 } // namespace gpumem::detail

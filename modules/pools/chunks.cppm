@@ -16,13 +16,13 @@ export class pool_upstream {
 public:
   virtual ~pool_upstream() = default;
 
-  bool stream_ordered() const noexcept { return stream_ordered_; }
+  inline bool stream_ordered() const noexcept { return stream_ordered_; }
   /// The host may touch its memory at once, whatever stream it is given to.
-  bool host_accessible() const noexcept { return host_accessible_; }
-  int device() const noexcept { return services_.table->device(services_.state); }
+  inline bool host_accessible() const noexcept { return host_accessible_; }
+  inline int device() const noexcept { return services_.table->device(services_.state); }
 
   /// Whether it draws pages, in one run of addresses for each shard; else chunks.
-  bool paged() const noexcept { return paged_.has_value(); }
+  inline bool paged() const noexcept { return paged_.has_value(); }
   /// A run of addresses. Throws as the constructor of virtual_pages.
   std::unique_ptr<virtual_pages> make_pages() const;
 
@@ -56,8 +56,8 @@ public:
   /// `limit`: most bytes that may be reserved, 0 for none.
   explicit chunk_list(std::size_t limit) noexcept : limit_{limit} {}
 
-  /// How much to draw for a request of `need` bytes by a shard that has so much: more, so that growth is rare, but never
-  /// beyond the limit; 0 where even the request is beyond it.
+  /// How much to draw for a request of `need` bytes by a shard that has so much: more, so that growth is rare, but
+  /// never beyond the limit; 0 where even the request is beyond it.
   std::size_t growth(std::size_t need, std::size_t has) const noexcept;
 
   /// Throws std::bad_alloc.
@@ -77,15 +77,17 @@ public:
 
   inline std::size_t reserved() const noexcept { return reserved_; }
   inline std::size_t leaving() const noexcept { return leaving_; }
-  std::size_t peak() const noexcept { return peak_; }
+  inline std::size_t peak() const noexcept { return peak_; }
   /// Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
   /// The most that may be reserved, in granules.
-  std::size_t most() const noexcept { return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule; }
+  inline std::size_t most() const noexcept {
+    return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule;
+  }
   /// What may be drawn beside what is reserved and what is leaving.
   std::size_t room() const noexcept;
-  bool empty() const noexcept { return chunks_.empty(); }
+  inline bool empty() const noexcept { return chunks_.empty(); }
 
   /// The chunk in which the address lies, or null.
   chunk* covering(void const* pointer) noexcept;

@@ -31,7 +31,7 @@ public:
     }
   }
 
-  std::size_t peak() const noexcept { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }
+  inline std::size_t peak() const noexcept { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }
 
 private:
   inline void raise(std::int64_t live) noexcept {
@@ -39,7 +39,7 @@ private:
     while (seen < live && !peak_.compare_exchange_weak(seen, live, std::memory_order_relaxed)) {}
   }
 
-  std::atomic<std::int64_t> told_{0};
+  alignas(64) std::atomic<std::int64_t> told_{0}; // threads meet here: not beside what all of them read
   std::atomic<std::int64_t> peak_{0};
 };
 

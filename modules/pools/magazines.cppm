@@ -1,9 +1,12 @@
 // Last freed blocks, kept near the threads that freed them.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <mutex>
 export module gpumem:magazines;
 import :block;
 import :std;
 import :sync;
+import :tags;
 import :timeline;
 
 namespace gpumem::detail {
@@ -23,23 +26,42 @@ export struct thread_counts {
 /// out to the stream that freed it and to no other, so what that was given before is before the next use. All that is
 /// kept comes out of one credit. Nothing here allocates but `prepare`.
 ///
-/// Each slot has a lock of its own, on a cache line of its own. Whether to keep is asked under it: a sweep that follows
-/// `allow(false)` finds every block that was put before, and none is put after (O11).
+/// Each slot has a lock of its own, on a cache line of its own, which belongs to its thread; threads of the highest
+/// numbers share slots. Whether to keep is asked under the lock: a sweep that follows `allow(false)` finds every block
+/// that was put before, and none is put after (O11).
 export class magazines {
 public:
-  magazines() = default;
+  magazines() noexcept;
   magazines(magazines const&) = delete;
   magazines& operator=(magazines const&) = delete;
 
-  /// Makes the calling thread's slot, if it has none. Under the pool's lock. Throws std::bad_alloc.
+  /// Makes what the calling thread's slot keeps blocks in, if there is none. Under the pool's lock. Throws
+  /// std::bad_alloc.
   inline void prepare() {
-    if (!own()) make_own();
+    if (!prepared()) furnish(own());
   }
-  /// The calling thread's slot is there.
-  inline bool prepared() const noexcept { return own() != nullptr; }
+  inline bool prepared() const noexcept { return own().cabinets.load(std::memory_order_relaxed) != nullptr; }
 
   /// A kept block of so many bytes exactly, granted to the stream again; or null. Any thread.
-  block* take(timeline& order, std::size_t bytes, std::size_t requested) noexcept;
+  inline block* take(timeline& order, std::size_t bytes, std::size_t requested) noexcept {
+    auto& mine = own();
+    auto* const all = mine.cabinets.load(std::memory_order_acquire);
+    if (!all) return nullptr;
+    auto& in = (*all)[order.index() % cabinet_count];
+    auto& from = stack_of(in, bytes);
+    if (!from.holds(bytes)) return nullptr;
+    std::scoped_lock const held{mine.guard};
+    if (!from.holds(bytes) || !allowed() || in.order != &order) return nullptr;
+    auto& found = unlink(mine, in, from);
+    from.misfits.store(0, std::memory_order_relaxed);
+    count_not_live(mine, -static_cast<std::int64_t>(requested)); // beside what is no longer kept
+    found.tags.clear();
+    found.requested.store(requested, std::memory_order_relaxed);
+    found.stream.store(&order, std::memory_order_relaxed);
+    found.become(block_state::granted);
+    ++mine.counts.allocations;
+    return &found;
+  }
 
   /// What became of a block that was put.
   struct result {
@@ -47,12 +69,39 @@ public:
     block* out; ///< another block, of the same stream, for which there is no place any more; or null
   };
   /// Keeps a granted block that is freed on the stream. Any thread.
-  result put(block& freed, timeline& order) noexcept;
+  inline result put(block& freed, timeline& order) noexcept {
+    if (freed.bytes > most_.load(std::memory_order_relaxed)) return {false, nullptr};
+    auto& mine = own();
+    auto* const all = mine.cabinets.load(std::memory_order_acquire);
+    if (!all) return {false, nullptr};
+    auto& in = (*all)[order.index() % cabinet_count];
+    auto& on = stack_of(in, freed.bytes);
+    if (on.holds_other(freed.bytes) && !misfit(on)) return {false, nullptr};
+    std::scoped_lock const held{mine.guard};
+    if (!allowed() || !claim(in, order) || due(in, order, freed.bytes)) return {false, nullptr};
+    auto* const out = on.holds_other(freed.bytes) ? &pop(mine, in, on) : nullptr;
+    if ((out && on.top.load(std::memory_order_relaxed)) || !afford(mine, freed.bytes)) return {false, out};
+    keep(mine, in, on, freed, order);
+    return {true, out};
+  }
+
+  /// Links a granted block whose use is over to others that are to be made free; false: not now, as nothing is kept.
+  /// Any thread; a sweep that follows `allow(false)` comes after all of them.
+  inline bool post(block& freed, tag const& use, std::atomic<block*>& to) noexcept {
+    std::scoped_lock const held{own().guard};
+    if (!allowed()) return false;
+    freed.tags.assign(use);
+    freed.become(block_state::posted);
+    freed.next = to.load(std::memory_order_relaxed);
+    while (!to.compare_exchange_weak(freed.next, &freed, std::memory_order_release, std::memory_order_relaxed)) {}
+    return true;
+  }
 
   /// Most bytes that are kept, whether any more are, and after how many bytes freed a stream's free goes another way,
   /// on which evidence may be recorded. Under the pool's lock.
   void allow(bool on, std::size_t credit, std::size_t most_unrecorded) noexcept;
   inline bool allowed() const noexcept { return most_.load(std::memory_order_relaxed) > 0; }
+  inline std::size_t most_unrecorded() const noexcept { return most_unrecorded_.load(std::memory_order_relaxed); }
   /// What is kept, in reserve near threads and left is the credit, and no more is kept. Within `look`.
   bool balanced(thread_counts const& sum) const noexcept {
     auto const kept = static_cast<std::int64_t>(sum.cached);
@@ -64,25 +113,24 @@ public:
   block* sweep() noexcept;
 
   /// The calling thread's part of what shards count as live, and is not.
-  inline std::int64_t own_not_live() const noexcept {
-    auto const* const mine = own();
-    return mine ? mine->not_live.load(std::memory_order_relaxed) : 0;
-  }
+  inline std::int64_t own_not_live() const noexcept { return own().not_live.load(std::memory_order_relaxed); }
   /// Calls `look(counts)` with the sums while no slot changes. Under the pool's lock.
   template <class Look> void look(Look look_at) {
-    thread_counts sum;
-    for (auto& each : kept_) lock_and_add(each.get(), sum);
-    look_at(sum);
-    for (auto& each : kept_) {
-      if (each) each->guard.unlock();
-    }
+    lock_all();
+    look_at(sum());
+    unlock_all();
   }
 
 private:
-  static constexpr unsigned slot_count = 64;
+  static constexpr unsigned owned_slots = sync::most_owners;
+  static constexpr unsigned shared_slots = owned_slots / 4;
   static constexpr unsigned cabinet_count = 16;
   static constexpr unsigned small_sizes = 64; // granules
   static constexpr unsigned large_sizes = 16;
+  static constexpr std::int64_t quantum = 64 << 10; // of credit
+  // So rarely does a free go another way, on which evidence may be recorded.
+  static constexpr std::uint32_t most_unrecorded_frees = 64;
+  static constexpr std::uint32_t most_misfits = 16;
 
   // Blocks of one size. Looked at without the lock too, for a hint.
   struct stack {
@@ -104,37 +152,96 @@ private:
     std::size_t unrecorded_bytes = 0;
     std::array<stack, small_sizes + large_sizes> stacks;
   };
-  struct alignas(64) slot {
-    sync::quick_mutex guard;
+  using cabinets = std::array<cabinet, cabinet_count>;
+  struct alignas(128) slot {
+    sync::owned_mutex guard;
     std::uint32_t refused = 0;  // since the last sweep
     std::int64_t allowance = 0; // of the credit, not in use
     std::atomic<std::int64_t> not_live{0};
     thread_counts counts;
-    std::array<cabinet, cabinet_count> cabinets;
+    std::atomic<magazines::cabinets*> cabinets{nullptr}; // of threads that have allocated
   };
 
-  inline slot* own() const noexcept {
-    return slots_[sync::thread_number() % slot_count].load(std::memory_order_acquire);
+  static inline unsigned slot_number() noexcept {
+    auto const number = sync::thread_number();
+    return number < owned_slots ? number : owned_slots + number % shared_slots;
   }
+  inline slot& own() noexcept { return slots_[slot_number()]; }
+  inline slot const& own() const noexcept { return slots_[slot_number()]; }
   static inline stack& stack_of(cabinet& in, std::size_t bytes) noexcept {
     auto const granules = bytes / granule;
     return in.stacks[granules <= small_sizes ? granules - 1
                                              : small_sizes + (granules * 0x9e3779b97f4a7c15u >> 60) % large_sizes];
   }
-  void make_own();
-  bool claim(cabinet& one, timeline& order) noexcept;
-  bool afford(slot& mine, std::size_t bytes) noexcept;
-  bool due(cabinet& one, timeline& order, std::size_t bytes) noexcept;
-  void keep(slot& mine, cabinet& in, stack& on, block& freed, timeline& order) noexcept;
-  static bool misfit(stack& on) noexcept;
-  block& pop(slot& mine, cabinet& in, stack& from) noexcept;
+
+  // The newest block of a stack, which is no longer kept.
+  inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {
+    auto& found = *from.top.load(std::memory_order_relaxed);
+    from.top.store(found.next, std::memory_order_relaxed);
+    --in.count;
+    mine.allowance += static_cast<std::int64_t>(found.bytes);
+    mine.counts.cached -= found.bytes;
+    return found;
+  }
+  // The same, on its way out.
+  inline block& pop(slot& mine, cabinet& in, stack& from) noexcept {
+    auto& found = unlink(mine, in, from);
+    found.become(block_state::put_out);
+    count_not_live(mine, -static_cast<std::int64_t>(found.requested.load(std::memory_order_relaxed)));
+    return found;
+  }
+  // One stream a cabinet.
+  static inline bool claim(cabinet& one, timeline& order) noexcept {
+    return one.order == &order || claim_empty(one, order);
+  }
+  // Whether this free should leave evidence, which it does where it takes the pool's lock.
+  inline bool due(cabinet& one, timeline& order, std::size_t bytes) noexcept {
+    one.unrecorded_bytes += bytes;
+    bool const many = ++one.unrecorded_frees >= most_unrecorded_frees ||
+                      one.unrecorded_bytes >= most_unrecorded_.load(std::memory_order_relaxed);
+    if (many) pass_on(one, order);
+    return many || order.asked();
+  }
+  // Credit comes in quanta, so that threads rarely meet at it.
+  inline bool afford(slot& mine, std::size_t bytes) noexcept {
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
+    return need <= 0 || borrow(mine, need);
+  }
+  // The epoch is read after all that the caller has enqueued.
+  inline void keep(slot& mine, cabinet& in, stack& on, block& freed, timeline& order) noexcept {
+    freed.tags.assign({&order, order.now()});
+    freed.become(block_state::cached);
+    freed.next = on.top.load(std::memory_order_relaxed);
+    on.top.store(&freed, std::memory_order_relaxed);
+    on.bytes.store(freed.bytes, std::memory_order_relaxed);
+    on.misfits.store(0, std::memory_order_relaxed);
+    ++in.count;
+    mine.allowance -= static_cast<std::int64_t>(freed.bytes);
+    mine.counts.cached += freed.bytes;
+    ++mine.counts.frees;
+    count_not_live(mine, static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)));
+  }
+  // A size that is not asked for any more makes place for others, one block at a time. Whether it is to, counted
+  // roughly.
+  static inline bool misfit(stack& on) noexcept {
+    auto const count = on.misfits.load(std::memory_order_relaxed) + 1;
+    on.misfits.store(count % most_misfits, std::memory_order_relaxed);
+    return count == most_misfits;
+  }
   static inline void count_not_live(slot& mine, std::int64_t change) noexcept {
     mine.not_live.store(mine.not_live.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
   }
-  static void lock_and_add(slot* one, thread_counts& sum) noexcept;
 
-  std::array<std::atomic<slot*>, slot_count> slots_{};
-  std::array<std::unique_ptr<slot>, slot_count> kept_;
+  void furnish(slot& mine);
+  static bool claim_empty(cabinet& one, timeline& order) noexcept;
+  static void pass_on(cabinet& one, timeline& order) noexcept;
+  bool borrow(slot& mine, std::int64_t need) noexcept;
+  void lock_all() noexcept;
+  void unlock_all() noexcept;
+  thread_counts sum() const noexcept;
+
+  std::array<slot, owned_slots + shared_slots> slots_;
+  std::vector<std::unique_ptr<cabinets>> furniture_;
   std::atomic<std::size_t> most_{0}; // 0: nothing may be kept
   std::atomic<std::size_t> most_unrecorded_{0};
   std::atomic<bool> starved_{false};

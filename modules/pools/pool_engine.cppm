@@ -53,7 +53,6 @@ struct pool_request {
   pool_shard* own = nullptr; // the calling thread's
 };
 
-
 struct pool_place {
   block* range = nullptr;
   std::size_t offset = 0;
@@ -79,9 +78,22 @@ public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
 
-  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                               std::size_t alignment) noexcept {
+    auto const granted = (bytes + granule - 1) / granule * granule;
+    if (alignment <= granule && !key.is_host()) {
+      if (auto* const near = magazines_.take(key.order(), granted, bytes)) return near->pointer();
+    }
+    return allocate_shared({key, bytes, granted, std::max(alignment, granule)});
+  }
   /// Without `bytes` any size is right.
-  free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+    auto const seen = shards_.granted_at(pointer);
+    if (!may_keep(seen.that, key, bytes)) return free_shared(key, pointer, bytes, seen);
+    auto const near = magazines_.put(*seen.that, key.order());
+    if (near.kept && !near.out) return free_result::done;
+    return free_beside(key, pointer, bytes, seen, near);
+  }
   /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
   /// Time grows with the blocks of a chunk.
@@ -108,7 +120,7 @@ public:
   /// None over upstreams without one.
   inline std::optional<device> where() const noexcept { return device_; }
   inline pool_options const& options() const noexcept { return options_; }
-  pool_upstream& upstream() noexcept { return *upstream_; }
+  inline pool_upstream& upstream() noexcept { return *upstream_; }
 
   /// No handle is left; true if no live block is either. Else the free of the last one tells.
   bool abandon() noexcept;
@@ -122,7 +134,8 @@ private:
   bool consistent_with(thread_counts const& near);
 
   // pool_allocate.cpp: the ladder.
-  expected<void*, failure> allocate(pool_request what);
+  expected<void*, failure> allocate_shared(pool_request what) noexcept;
+  expected<void*, failure> allocate(pool_request& what);
   void* allocate_near(pool_request const& what);
   bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
   rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
@@ -133,6 +146,8 @@ private:
   void* grant(pool_request const& what, pool_place const& place);
   void* grant_fresh(pool_request const& what, block& fresh);
   void* reuse_at_once(pool_request const& what, shard_span among);
+  static void note_borrowing(pool_shard& by) noexcept;
+  void* reuse_known(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
   bool worth_learning(pool_request const& what, shard_span among);
   void* reuse_now(pool_request const& what);
@@ -149,17 +164,16 @@ private:
   void learn_completion(stream_key const* asking, shard_span among);
   static std::vector<timeline*> open_timelines(bool without_evidence, shard_span among);
   tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
+  tag leave_evidence(stream_key const& key, bool due) noexcept;
   void prune(tag_set& tags) const noexcept;
   void begin_sharing() noexcept;
-  std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
+  inline std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
   inline void note_stream(timeline const& order) noexcept {
     if (!first_stream_) first_stream_ = &order;
     if (!shared_ && first_stream_ != &order) begin_sharing();
   }
   /// Whether a call may be served under the lock of one shard.
-  inline bool calm_for(timeline const& order) const noexcept {
-    return calm_ && (shared_ || first_stream_ == &order);
-  }
+  inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
 
   // pool_grow.cpp: upstream.
   growth_result grow(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
@@ -180,8 +194,7 @@ private:
   growth_result grow_pages(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
   block* usable_end(pool_request const& what, pool_shard const& in) const;
   std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
-  expected<block*, failure> draw_pages(pool_shard& into, std::size_t bytes, std::size_t least,
-                                       shard_locks& held);
+  expected<block*, failure> draw_pages(pool_shard& into, std::size_t bytes, std::size_t least, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
   void join_complete(pool_shard& in, bool over);
   std::vector<page_run> idle_pages(std::size_t wanted, bool reach, block const* spared);
@@ -197,6 +210,20 @@ private:
   inline bool lost() const noexcept { return device_ && device_->lost(); }
 
   // pool_free.cpp
+  // Of a block that is the caller's, nothing changes behind his back.
+  static inline bool may_keep(block const* freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
+    return freed && freed->is_live() && (!bytes || *bytes == freed->requested.load(std::memory_order_relaxed)) &&
+           freed->tags.empty() && !key.is_host() && !key.capturing();
+  }
+  free_result free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                          shard_list::found const& seen, magazines::result const& near) noexcept;
+  free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                          shard_list::found const& seen) noexcept;
+  bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;
+  void take_in(pool_shard& in) noexcept;
+  inline void take_in_all() noexcept {
+    for (auto const& each : shards_.all()) take_in(*each);
+  }
   bool free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                  shard_list::found const& seen) noexcept;
   free_result free_outright(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;

@@ -38,14 +38,18 @@ public:
     if (handles_.load(std::memory_order_relaxed) == 0) return refuse_closed(key, bytes);
     return engine_->try_allocate(key, bytes, alignment);
   }
-  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
-  void deallocate(stream_key const& key, void* pointer) noexcept;
+  inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+    if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
+  }
+  inline void deallocate(stream_key const& key, void* pointer) noexcept {
+    if (engine_->deallocate(key, pointer, std::nullopt) == free_result::last) dispose();
+  }
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
   std::size_t reserve(std::size_t bytes) { return engine_->reserve(bytes); }
   bool settle(std::chrono::nanoseconds longest);
   figures read_figures() { return engine_->read_figures(); }
-  pool_engine& engine() noexcept { return *engine_; }
+  inline pool_engine& engine() noexcept { return *engine_; }
 
 private:
   ~pool_state() = default;
@@ -108,8 +112,8 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
 /// coalescing, blocks in multiples of 256 bytes, any alignment. Of pages it maps what is missing behind the last free
 /// range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a larger request.
-/// It keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of small pools up to half, 1 MiB
-/// at most) near the threads that freed it, for the same stream and size, until others would have to grow the pool.
+/// It keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of small pools up to half, 1
+/// MiB at most) near the threads that freed it, for the same stream and size, until others would have to grow the pool.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
@@ -184,13 +188,13 @@ public:
   Upstream const& upstream() const noexcept {
     return static_cast<detail::held_upstream<Upstream>&>(state_->engine().upstream()).value;
   }
-  pool_options const& options() const noexcept { return state_->engine().options(); }
+  inline pool_options const& options() const noexcept { return state_->engine().options(); }
 
   friend bool operator==(pool_resource const& a, pool_resource const& b) noexcept { return a.state_ == b.state_; }
 
 private:
   friend base;
-  detail::pool_state& state() const noexcept { return *state_; }
+  inline detail::pool_state& state() const noexcept { return *state_; }
   state_handle<detail::pool_state> state_;
 };
 

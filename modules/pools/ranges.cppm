@@ -73,8 +73,8 @@ public:
     for (auto* each = home.first; each; each = each->upper) visitor(*each);
   }
 
-  std::uint64_t joins() const noexcept { return joins_; }
-  std::uint64_t refused_joins() const noexcept { return refused_joins_; }
+  inline std::uint64_t joins() const noexcept { return joins_; }
+  inline std::uint64_t refused_joins() const noexcept { return refused_joins_; }
   inline std::size_t free_bytes() const noexcept { return free_bytes_; }
   std::size_t largest_free() noexcept;
   /// The most free bytes side by side in a chunk, whatever their tags; time grows with its blocks.

@@ -21,6 +21,7 @@ export struct pool_paths {
   std::uint64_t all_locked = 0;   ///< those among them that took the locks of several shards
   std::uint64_t shards = 0;       ///< how many there are
   std::uint64_t borrowed = 0;     ///< granted out of another thread's shard
+  std::uint64_t posted = 0;       ///< freed into a shard whose lock was taken
   std::uint64_t adopted = 0;      ///< chunks that changed shards
   std::uint64_t made_way = 0;     ///< times that free pages went for a growth
   std::uint64_t swept = 0;        ///< blocks taken out of magazines
@@ -29,7 +30,7 @@ export struct pool_paths {
 };
 
 /// Some of a pool's chunks, and what was counted of them. Guarded by its lock.
-export struct alignas(64) pool_shard {
+export struct alignas(128) pool_shard {
   sync::quick_mutex guard;
   range_map ranges;
   figures counts; ///< sizes are filled in when asked for
@@ -39,9 +40,11 @@ export struct alignas(64) pool_shard {
   std::size_t reserved = 0;
   std::unique_ptr<virtual_pages> pages; ///< of pools that draw pages; one thread at a time calls it, without the lock
   chunk* paged = nullptr;               ///< what is mapped of them, holes included
-  unsigned looks_in_vain = 0; ///< for completion, in a row
+  alignas(128) std::atomic<block*> posted{nullptr}; ///< linked by `next`; any thread puts, the lock's holder takes
+  alignas(128) unsigned looks_in_vain = 0;          ///< for completion, in a row
   unsigned looks_left_out = 0;
-  unsigned borrowings = 0; ///< of its threads, since it last grew
+  unsigned borrowings = 0;       ///< of its threads, in quick succession
+  std::uint64_t borrowed_at = 0; ///< after how many locked calls it was the last time
 };
 
 /// Shards to look into, one after the other.
@@ -141,7 +144,7 @@ public:
   }
   /// Gives them up for the time of the wait.
   void wait(sync::quick_condition& changed);
-  explicit operator bool() const noexcept { return static_cast<bool>(first_); }
+  inline explicit operator bool() const noexcept { return static_cast<bool>(first_); }
 
 private:
   void lock_rest();

@@ -24,7 +24,7 @@ public:
   static constexpr std::size_t most = 4;
 
   tag_set() = default;
-  explicit tag_set(tag const& only) noexcept { assign(only); }
+  explicit inline tag_set(tag const& only) noexcept { assign(only); }
 
   inline tag const* begin() const noexcept { return tags_.data(); }
   inline tag const* end() const noexcept { return tags_.data() + size_; }

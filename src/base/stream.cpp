@@ -2,9 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
-#include <array>
 #include <atomic>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,53 +18,16 @@ import :cuda;
 import :device;
 import :driver;
 import :fork;
+import :handle_table;
 import :sync;
 import :timeline;
 
 namespace gpumem {
 namespace {
 
+using detail::known_handles;
 using detail::stream_kind;
 using detail::timeline;
-
-// Handles of own and adopted streams, read without a lock. An entry once written stays; when an adoption ends only its
-// timeline is taken out, so a probe never stops early.
-class handle_table {
-public:
-  timeline* find(CUstream handle) const noexcept {
-    for (std::size_t i = slot_of(handle), probes = 0; probes < size; ++probes, i = (i + 1) % size) {
-      auto const seen = slots_[i].handle.load(std::memory_order_acquire);
-      if (seen == handle) return slots_[i].order.load(std::memory_order_acquire);
-      if (!seen) return nullptr;
-    }
-    return nullptr;
-  }
-
-  // False when full: such streams are identified like foreign ones. Writers hold the registry's lock.
-  bool put(CUstream handle, timeline* order) noexcept {
-    for (std::size_t i = slot_of(handle), probes = 0; probes < size; ++probes, i = (i + 1) % size) {
-      auto const seen = slots_[i].handle.load(std::memory_order_relaxed);
-      if (seen && seen != handle) continue;
-      slots_[i].order.store(order, std::memory_order_release);
-      slots_[i].handle.store(handle, std::memory_order_release);
-      return true;
-    }
-    return false;
-  }
-
-private:
-  static constexpr std::size_t size = 4096;
-  static std::size_t slot_of(CUstream handle) noexcept {
-    return (std::bit_cast<std::uintptr_t>(handle) * 0x9e3779b97f4a7c15u) >> 52;
-  }
-  struct slot {
-    std::atomic<CUstream> handle{nullptr};
-    std::atomic<timeline*> order{nullptr};
-  };
-  std::array<slot, size> slots_{};
-};
-
-constinit handle_table known_handles;
 
 struct idle_stream {
   timeline* order;
@@ -211,10 +172,6 @@ bool detail::is_capturing(CUstream handle) {
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even the question
   check(result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-detail::timeline* detail::known_timeline(CUstream handle) noexcept {
-  return handle ? known_handles.find(handle) : nullptr;
 }
 
 stream_key identify(stream_ref stream, device where) {

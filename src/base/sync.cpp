@@ -1,12 +1,16 @@
 // Locks that are found taken, and dense thread numbers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <queue>
 #include <thread>
+#include <utility>
 #include <vector>
 module gpumem:sync.impl;
 import :sync;
@@ -22,6 +26,18 @@ inline void pause() noexcept {
 #endif
 }
 
+// Spins for a while and then yields the processor.
+void wait_while(std::atomic<bool> const& taken) noexcept {
+  constexpr int most_spins = 100;
+  for (int spins = 0; taken.load(std::memory_order_acquire); ++spins) {
+    if (spins < most_spins) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
 // Leaked on purpose: threads may end after static destruction has begun.
 struct number_registry {
   std::mutex guard;
@@ -35,37 +51,40 @@ number_registry& numbers() {
 }
 
 struct number_holder {
-  unsigned value;
   number_holder() {
     auto& registry = numbers();
     std::scoped_lock const held{registry.guard};
     if (registry.returned.empty()) {
-      value = registry.next++;
+      detail::own_number = registry.next++;
     } else {
-      value = registry.returned.top();
+      detail::own_number = registry.returned.top();
       registry.returned.pop();
     }
   }
   ~number_holder() {
     auto& registry = numbers();
     std::scoped_lock const held{registry.guard};
-    registry.returned.push(value);
+    registry.returned.push(std::exchange(detail::own_number, no_number));
   }
 };
+
+// Whether the kernel stops owners; asked once.
+bool owners_can_be_stopped() noexcept {
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+  return false; // it does not know of the kernel's part
+#endif
+#endif
+  static bool const registered = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+  return registered;
+}
 
 } // namespace
 
 void quick_mutex::lock_taken() noexcept {
-  constexpr int most_spins = 100;
-  for (int spins = 0;; ++spins) {
-    // Looked at without writing: the line stays shared while somebody else has the lock.
-    if (!taken_.load(std::memory_order_relaxed) && try_lock()) return;
-    if (spins < most_spins) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  // Looked at without writing: the line stays shared while somebody else has the lock.
+  do wait_while(taken_);
+  while (!try_lock());
 }
 
 // Whoever notifies takes the inner lock, which a waiter holds from before it gives up the outer one.
@@ -83,9 +102,36 @@ void quick_condition::notify_all() noexcept {
   native_.notify_all();
 }
 
-unsigned thread_number() noexcept {
+void owned_mutex::give_owner() noexcept { biased_ = owners_can_be_stopped(); }
+
+// Behind it every owner either sees that the lock is wanted, or is seen to have it.
+void owned_mutex::stop_owners() noexcept {
+  if (!owners_can_be_stopped()) return;
+  while (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) std::this_thread::yield(); // no memory
+}
+
+void owned_mutex::lock_from_owner() noexcept {
+  if (!biased_) return others_.lock();
+  wait_while(taken_);
+}
+
+void owned_mutex::unlock_to_owner() noexcept {
+  wanted_.store(false, std::memory_order_release);
+  if (!biased_) others_.unlock();
+}
+
+void owned_mutex::lock_wanted() noexcept {
+  do {
+    taken_.store(false, std::memory_order_release);
+    wait_while(wanted_);
+    taken_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  } while (wanted_.load(std::memory_order_acquire));
+}
+
+unsigned detail::take_number() noexcept {
   thread_local number_holder const holder;
-  return holder.value;
+  return own_number;
 }
 
 } // namespace gpumem::sync

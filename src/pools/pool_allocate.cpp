@@ -26,8 +26,10 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-// So often a thread takes what lies in others' shards, for which it needs all their locks, before its own grows.
-inline constexpr unsigned most_borrowings = 2 * sync::patience;
+// So often a thread takes what lies in others' shards, for which it stops all of them, before its own grows; where that
+// comes once in so many of its calls it is no matter.
+inline constexpr unsigned most_borrowings = std::max(sync::patience / 8, 2u);
+inline constexpr std::uint64_t rarely = 1024;
 // A range of more than so many times what was asked for fits loosely: on a recorded trace of six streams looking
 // further then raised what was in use of what was reserved from a half to three quarters.
 inline constexpr std::size_t loose = 2;
@@ -35,32 +37,27 @@ inline constexpr unsigned most_left_out = 255;
 
 } // namespace
 
-expected<void*, failure> pool_engine::try_allocate(stream_key const& key, std::size_t bytes,
-                                                   std::size_t alignment) noexcept {
-  auto const granted = (bytes + granule - 1) / granule * granule;
-  if (alignment <= granule && !key.is_host()) {
-    if (auto* const near = magazines_.take(key.order(), granted, bytes)) return near->pointer();
-  }
+expected<void*, failure> pool_engine::allocate_shared(pool_request what) noexcept {
   auto const refuse = [&](outcome why) {
     auto& own = shards_.own();
     auto const held = shards_.enter(own);
     ++own.counts.failures;
-    return unexpected<failure>{failure{why, 0, bytes}};
+    return unexpected<failure>{failure{why, 0, what.requested}};
   };
-  if (chunks_.limit() && granted > chunks_.limit()) return refuse(outcome::too_large);
+  if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(outcome::too_large);
   try {
-    key.order().prepare();
+    what.key.order().prepare();
   } catch (...) {
     // Without spare events frees leave no evidence until there are some; what the stream frees itself is not touched.
   }
   try {
-    return allocate({key, bytes, granted, std::max(alignment, granule)});
+    return allocate(what);
   } catch (std::bad_alloc const&) { // of the host
     return refuse(outcome::exhausted);
   }
 }
 
-expected<void*, failure> pool_engine::allocate(pool_request what) {
+expected<void*, failure> pool_engine::allocate(pool_request& what) {
   what.own = &shards_.own();
   if (auto* const p = allocate_near(what)) return p;
   shard_locks held{shards_};
@@ -115,13 +112,16 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   return grown == growth_result::granted;
 }
 
-// Out of the thread's own shard, where nothing calls for all of them.
+// Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
+// the way with all locks, which is as short then.
 void* pool_engine::allocate_near(pool_request const& what) {
-  if (shards_.single() || shards_.crowded() || !magazines_.prepared()) return nullptr;
+  if (shards_.crowded() || !magazines_.prepared()) return nullptr;
   auto& own = *what.own;
   auto const held = shards_.enter(own);
   if (!calm_for(what.key.order())) return nullptr;
-  auto* const p = reuse_in(what, {&what.own, 1});
+  take_in(own);
+  shard_span const among{&what.own, 1};
+  auto* const p = shards_.single() ? reuse_known(what, among) : reuse_in(what, among);
   if (p) ++own.paths.locked_calls;
   return p;
 }
@@ -204,10 +204,7 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   taken.stream.store(&what.key.order(), std::memory_order_relaxed);
   ++from.live_blocks;
   count_live(from, static_cast<std::int64_t>(what.requested), magazines_.own_not_live());
-  if (&from != what.own) {
-    ++what.own->borrowings;
-    ++what.own->paths.borrowed;
-  }
+  if (&from != what.own) note_borrowing(*what.own);
   auto& counts = from.counts;
   ++counts.allocations;
   switch (place.how) {
@@ -218,6 +215,13 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   case rung::none: break; // fresh
   }
   return taken.pointer();
+}
+
+void pool_engine::note_borrowing(pool_shard& by) noexcept {
+  ++by.paths.borrowed;
+  if (by.paths.locked_calls - by.borrowed_at > rarely) by.borrowings = 0;
+  ++by.borrowings;
+  by.borrowed_at = by.paths.locked_calls;
 }
 
 void* pool_engine::grant_fresh(pool_request const& what, block& fresh) {
@@ -235,18 +239,21 @@ void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
   return place.range ? grant(what, place) : nullptr;
 }
 
-// The rungs that cost the stream nothing: first as things are known, then after one look at what has completed.
-void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
+// The rungs that cost the stream nothing, as things are known.
+void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
   if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
   if (auto place = place_at_once(what, among); place.range) {
     if (place.range->bytes / loose > what.bytes && worth_learning(what, among)) place = place_at_once(what, among);
     return grant(what, place);
   }
   if (auto const place = place_elsewhere(what, rung::ordered, among); place.range) return grant(what, place);
-  if (give_completed(among)) {
-    if (auto* const p = reuse_at_once(what, among)) return p;
-  }
-  return reuse_learning(what, among);
+  return give_completed(among) ? reuse_at_once(what, among) : nullptr;
+}
+
+// Then after one look at what has completed.
+void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
+  auto* const p = reuse_known(what, among);
+  return p ? p : reuse_learning(what, among);
 }
 
 // A large range is about to be cut for a small request: where others have freed memory, something may fit better once
@@ -268,6 +275,7 @@ bool pool_engine::worth_learning(pool_request const& what, shard_span among) {
 
 // Then the same with what threads have kept.
 void* pool_engine::reuse_now(pool_request const& what) {
+  take_in_all();
   do {
     if (auto* const p = reuse_in(what, shard_list::from{shards_, *what.own})) return p;
   } while (sweep());

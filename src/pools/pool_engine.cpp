@@ -82,10 +82,10 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
 } // namespace
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options), upstream_->paged())}, device_{device_of(*upstream_)},
-      chunks_{options_.limit} {
+    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options), upstream_->paged())},
+      device_{device_of(*upstream_)}, chunks_{options_.limit} {
   shared_ = options_.growth == growth::compact; // pages go where the host has seen completion: frees leave evidence
-  library_executor(); // started here, because frees and destructors may not
+  library_executor();                           // started here, because frees and destructors may not
   reserve(options_.initial_size);
 }
 
@@ -98,6 +98,7 @@ void check_limit(std::size_t limit) {
 
 std::optional<block_info> pool_engine::find(void const* pointer) {
   shard_locks const held{shards_};
+  take_in_all();
   auto const* const home = chunks_.covering(pointer);
   auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
   if (!found || found->now() == block_state::hole) return std::nullopt;
@@ -108,6 +109,7 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
 
 figures pool_engine::read_figures() {
   shard_locks const held{shards_};
+  take_in_all();
   figures f;
   std::int64_t live = 0;
   for (auto const& each : shards_.all()) {
@@ -138,6 +140,7 @@ pool_paths pool_engine::read_paths() {
     paths.locked_calls += each->paths.locked_calls;
     paths.all_locked += each->paths.all_locked;
     paths.borrowed += each->paths.borrowed;
+    paths.posted += each->paths.posted;
     paths.adopted += each->paths.adopted;
     paths.made_way += each->paths.made_way;
     paths.swept += each->paths.swept;
@@ -153,6 +156,7 @@ pool_paths pool_engine::read_paths() {
 
 bool pool_engine::consistent() {
   shard_locks const held{shards_};
+  take_in_all();
   bool sound = false;
   magazines_.look([&](thread_counts const& near) { sound = consistent_with(near); });
   return sound;
@@ -177,7 +181,9 @@ bool pool_engine::consistent_with(thread_counts const& near) {
       not_free += !each.is_free();
       if (!each.is_free()) sound = sound && home.shard->ranges.granted_at(each.pointer()) == &each;
       if (each.now() == block_state::cached) cached += each.bytes;
-      bool const counted_live = each.is_live() || each.now() == block_state::put_out;
+      auto const state = each.now(); // what is posted meanwhile is counted as before
+      bool const counted_live =
+          state == block_state::granted || state == block_state::put_out || state == block_state::posted;
       if (counted_live) live += static_cast<std::int64_t>(each.requested.load(std::memory_order_relaxed));
     });
     sound = sound && end == home.end() && lower == home.last && not_free == home.live_blocks;

@@ -36,17 +36,15 @@ inline constexpr std::size_t most_uses = tag_set::most - 1;
 
 } // namespace
 
-free_result pool_engine::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  auto const seen = shards_.granted_at(pointer);
-  magazines::result near{false, nullptr};
-  // Of a block that is the caller's, nothing changes behind his back.
-  if (seen.that && seen.that->is_live() &&
-      (!bytes || *bytes == seen.that->requested.load(std::memory_order_relaxed)) && seen.that->tags.empty() &&
-      !key.is_host() && !key.capturing()) {
-    near = magazines_.put(*seen.that, key.order());
-  }
+// What a magazine put out goes first: the free of the block itself may be the last.
+free_result pool_engine::free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                     shard_list::found const& seen, magazines::result const& near) noexcept {
   auto const ended = near.out ? end_put_out(*near.out) : free_result::done;
-  if (near.kept) return ended;
+  return near.kept ? ended : free_shared(key, pointer, bytes, seen);
+}
+
+free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                     shard_list::found const& seen) noexcept {
   return free_near(key, pointer, bytes, seen) ? free_result::done : free_outright(key, pointer, bytes);
 }
 
@@ -55,17 +53,48 @@ bool pool_engine::free_near(stream_key const& key, void* pointer, std::optional<
                             shard_list::found const& seen) noexcept {
   if (!seen.that || key.capturing() || magazines_.starved()) return false;
   auto& home = *seen.shard;
-  auto const held = shards_.enter(home);
+  sync::quick_lock held{home.guard, std::try_to_lock};
+  if (!held) {
+    if (post_free(key, bytes, seen)) return true;
+    held = shards_.enter(home);
+  }
   auto& freed = *seen.that;
+  freed.fetch_neighbours(); // they are looked at when the rest is done
   bool const right = calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() &&
                      (!bytes || *bytes == freed.requested.load(std::memory_order_relaxed));
   if (right) end_live(freed, key, home);
   return right;
 }
 
+// Where somebody has the lock, and evidence is of use: what is left to do waits for the next who takes it. Mimalloc's
+// lists of thread-delayed frees (Leijen, Zorn, de Moura 2019).
+bool pool_engine::post_free(stream_key const& key, std::optional<std::size_t> bytes,
+                            shard_list::found const& seen) noexcept {
+  auto const most = magazines_.most_unrecorded();
+  if (!may_keep(seen.that, key, bytes) || most == SIZE_MAX) return false;
+  bool const many = key.order().count_unrecorded(1, seen.that->bytes, most);
+  auto const use = leave_evidence(key, many || key.order().asked());
+  return magazines_.post(*seen.that, use, seen.shard->posted);
+}
+
+// Under the shard's lock, while the pool is calm, or under all.
+void pool_engine::take_in(pool_shard& in) noexcept {
+  if (!in.posted.load(std::memory_order_relaxed)) return;
+  for (auto* at = in.posted.exchange(nullptr, std::memory_order_acquire); at;) {
+    auto& freed = *at;
+    at = at->next;
+    count_live(in, -static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)), 0);
+    ++in.counts.frees;
+    ++in.paths.posted;
+    --in.live_blocks;
+    end_block(freed);
+  }
+}
+
 free_result pool_engine::free_outright(stream_key const& key, void* pointer,
                                        std::optional<std::size_t> bytes) noexcept {
   shard_locks const held{shards_};
+  take_in_all();
   if (deferred_ && !key.capturing()) serve_deferred();
   auto* const freed = checked_block(key, pointer, bytes);
   if (!freed) return free_result::refused;
@@ -137,14 +166,20 @@ tag pool_engine::end_use(stream_key const& key, std::size_t bytes, pool_shard& i
   auto& order = key.order();
   auto const most = most_unrecorded();
   bool many = false;
-  if (auto* const own = in.ranges.by_order().find(order); !own) {
+  if (!shared_) {
+    // Nobody else would ask.
+  } else if (auto* const own = in.ranges.by_order().find(order); !own) {
     many = order.count_unrecorded(1, bytes, most);
   } else if (own->count_free(bytes, most)) {
     many = order.count_unrecorded(own->unrecorded_frees, own->unrecorded_bytes, most);
     own->unrecorded_frees = 0;
     own->unrecorded_bytes = 0;
   }
-  bool const due = order.asked() || pressure_ || (many && shared_);
+  return leave_evidence(key, order.asked() || pressure_ || many);
+}
+
+tag pool_engine::leave_evidence(stream_key const& key, bool due) noexcept {
+  auto& order = key.order();
   if (due && key.has_handle() && options_.cross_stream != reuse::own && !lost()) {
     if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded};
   }
@@ -181,6 +216,7 @@ std::size_t pool_engine::free_bytes() const noexcept {
 
 bool pool_engine::sweep() noexcept {
   auto* all = magazines_.sweep();
+  take_in_all();
   if (!all) return false;
   while (all) {
     auto& kept = *all;

@@ -243,6 +243,7 @@ void pool_engine::resume() noexcept {
 
 void pool_engine::pass(shard_locks& held) noexcept {
   try {
+    take_in_all();
     learn_completion(nullptr, everywhere());
     give_back(closed_ ? 0 : options_.release_threshold, held);
     auto const open = open_timelines(false, everywhere());

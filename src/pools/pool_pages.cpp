@@ -29,6 +29,8 @@ namespace {
 // What pages are multiples of, on every device so far; a device that wants more rounds up.
 inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
 
+inline constexpr std::size_t spare_fraction = 8;
+
 std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
   return address - reinterpret_cast<std::uintptr_t>(in.pages->base());
 }
@@ -92,7 +94,9 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   auto const* const end = usable_end(what, in);
   auto const missing = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact || !in.pages ? smallest_page : in.pages->next_page();
-  return missing > SIZE_MAX - page ? missing : round_up(missing, page);
+  // Shards of many threads have some to spare: what one lacks it stops all of them for.
+  auto const wanted = exact || shards_.single() ? missing : std::max(missing, in.reserved / spare_fraction);
+  return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
 }
 
 // Maps without the lock, and only while nobody else does; where the device has not so much, `least`. The range that
@@ -111,9 +115,7 @@ expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::size_t 
     if (!made && bytes > least && made.error().what == outcome::exhausted) made = into.pages->map(at, least);
   } catch (cuda_error const& e) {
     made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), bytes}};
-  } catch (std::bad_alloc const&) {
-    made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
-  }
+  } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}}; }
   held.lock();
   if (made) {
     try {
@@ -184,8 +186,8 @@ void pool_engine::join_complete(pool_shard& in, bool over) {
   }
 }
 
-// Whole pages of free memory of which the host has seen every use complete, out of the largest ranges first; together so
-// many bytes at most, or, to `reach` them, a page more. Not those of `spared`.
+// Whole pages of free memory of which the host has seen every use complete, out of the largest ranges first; together
+// so many bytes at most, or, to `reach` them, a page more. Not those of `spared`.
 std::vector<page_run> pool_engine::idle_pages(std::size_t wanted, bool reach, block const* spared) {
   std::vector<std::pair<pool_shard*, block*>> ranges;
   bool const over = closed_ && lost();

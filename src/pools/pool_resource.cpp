@@ -47,14 +47,6 @@ expected<void*, failure> pool_state::refuse_closed(stream_key const& key, std::s
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
-void pool_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
-  if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
-}
-
-void pool_state::deallocate(stream_key const& key, void* pointer) noexcept {
-  if (engine_->deallocate(key, pointer, std::nullopt) == free_result::last) dispose();
-}
-
 bool pool_state::settle(std::chrono::nanoseconds longest) { return driver_alive() && engine_->settle(longest); }
 
 std::size_t pool_state::trim(std::size_t keep) { return driver_alive() ? engine_->trim(keep) : 0; }

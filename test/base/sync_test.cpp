@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <set>
@@ -44,6 +45,71 @@ TEST(sync, excludes_threads_by_a_quick_lock_that_many_want) {
   }
   for (auto& each : threads) each.join();
   EXPECT_EQ(count, 80'000);
+}
+
+// The counter is no atomic: what the owner's two plain accesses let through is lost.
+TEST(sync, excludes_the_owner_of_a_lock_by_another_thread) {
+  sync::owned_mutex guard;
+  guard.give_owner();
+  int count = 0;
+  constexpr int by_owner = 2'000'000;
+  std::atomic<bool> ended{false};
+  int by_other = 0;
+  sync::thread owner{[&] {
+    for (int i = 0; i < by_owner; ++i) {
+      std::scoped_lock const held{guard};
+      ++count;
+    }
+    ended = true;
+  }};
+  while (!ended) {
+    guard.want();
+    sync::owned_mutex::stop_owners();
+    guard.lock_from_owner();
+    for (int i = 0; i < 100; ++i) ++count;
+    by_other += 100;
+    guard.unlock_to_owner();
+  }
+  owner.join();
+  EXPECT_GT(by_other, 0);
+  EXPECT_EQ(count, by_owner + by_other);
+}
+
+TEST(sync, excludes_threads_by_an_owned_lock_without_an_owner) {
+  sync::owned_mutex guard;
+  int count = 0;
+  auto const body = [&] {
+    for (int i = 0; i < 20'000; ++i) {
+      std::scoped_lock const held{guard};
+      ++count;
+    }
+  };
+  sync::thread a{body}, b{body};
+  for (int i = 0; i < 100; ++i) {
+    guard.want();
+    guard.lock_from_owner();
+    ++count;
+    guard.unlock_to_owner();
+  }
+  a.join();
+  b.join();
+  EXPECT_EQ(count, 40'100);
+}
+
+// Destructors of thread-local objects may run after the number was given back, to a thread that now owns its locks.
+TEST(sync, gives_a_thread_that_has_given_its_number_back_none) {
+  unsigned late = 0;
+  std::thread other{[&] {
+    struct at_exit {
+      unsigned* seen;
+      ~at_exit() { *seen = sync::thread_number(); }
+    };
+    thread_local at_exit const first{&late}; // made first, destroyed last
+    static_cast<void>(first);
+    EXPECT_LT(sync::thread_number(), sync::no_number);
+  }};
+  other.join();
+  EXPECT_EQ(late, sync::no_number);
 }
 
 TEST(sync, tries_a_lock_without_waiting) {

@@ -4,6 +4,7 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <atomic>
 #include <barrier>
 #include <cstdint>
 #include <thread>
@@ -89,6 +90,36 @@ TEST_F(shards, a_block_goes_back_to_where_it_came_from) {
   a.synchronize();
   b.synchronize();
   EXPECT_EQ(r.trim(), r.figures().peak_reserved) << "chunks of every shard go back";
+}
+
+// One thread has its shard's lock most of the time; the other frees what it allocates.
+TEST_F(shards, a_free_that_finds_the_lock_taken_is_left_to_its_holder) {
+  pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
+  std::vector<std::atomic<void*>> handed(64);
+  std::atomic<bool> ended{false};
+  r.deallocate(b, r.allocate(b, MiB), MiB); // a second stream: evidence is of use
+  std::thread other{[&] {
+    while (!ended) {
+      for (auto& each : handed) {
+        if (auto* const p = each.exchange(nullptr)) r.deallocate(b, p, 8192);
+      }
+    }
+  }};
+  for (int i = 0; i < 1'000'000 && (i % 1000 > 0 || engine_of(r).read_paths().posted == 0); ++i) {
+    auto* const p = r.allocate(a, 8192);
+    void* none = nullptr;
+    if (!handed[i % handed.size()].compare_exchange_strong(none, p)) r.deallocate(a, p, 8192);
+  }
+  ended = true;
+  other.join();
+  for (auto& each : handed) {
+    if (auto* const p = each.load()) r.deallocate(a, p, 8192);
+  }
+  EXPECT_GT(engine_of(r).read_paths().posted, 0u);
+  EXPECT_TRUE(engine_of(r).consistent());
+  auto const f = r.figures();
+  EXPECT_EQ(f.live, 0u);
+  EXPECT_EQ(f.allocations, f.frees);
 }
 
 TEST_F(shards, what_one_has_free_the_others_use_before_they_grow) {

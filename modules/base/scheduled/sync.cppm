@@ -56,6 +56,22 @@ using quick_mutex = mutex;
 using quick_lock = lock;
 using quick_condition = condition;
 
+/// As the shipped one; every owner takes it as the others do.
+class owned_mutex {
+public:
+  void give_owner() noexcept {}
+  void lock() { taken_.lock(); }
+  void unlock() { taken_.unlock(); }
+  void want() noexcept {}
+  static void stop_owners() noexcept {}
+  void lock_from_owner() { taken_.lock(); }
+  void unlock_to_owner() { taken_.unlock(); }
+
+private:
+  mutex taken_;
+};
+
+inline constexpr unsigned most_owners = 8;
 inline constexpr unsigned patience = 1; // runs are short
 
 class thread {
@@ -73,6 +89,7 @@ private:
   std::unique_ptr<running> running_;
 };
 
+inline constexpr unsigned no_number = 1u << 31;
 unsigned thread_number() noexcept;
 
 void sleep_for(duration span);

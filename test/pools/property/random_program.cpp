@@ -124,6 +124,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["shards beside the first"] = paths.shards - 1;
   counts["calls under one lock of several"] = paths.shards > 1 ? paths.locked_calls - paths.all_locked : 0;
   counts["grants out of others' shards"] = paths.borrowed;
+  counts["frees posted"] = paths.posted;
   counts["chunks adopted"] = paths.adopted;
   counts["free pages that gave way"] = paths.made_way;
   if (figures.live != 0) fail("live bytes are left: " + std::to_string(figures.live));
