@@ -58,6 +58,14 @@ int count_spare_events(CUcontext context, int enough) noexcept {
   return found;
 }
 
+// Whether the stream captures, so that its events are a graph's; an error is told as that.
+bool captures(CUstream given, int device) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  auto const answer = driver().stream_is_capturing(given, &status);
+  if (sticky(answer) && device >= 0) gpumem::device{device}.lose(answer);
+  return answer != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 } // namespace
 
 epoch vector_clock::at(std::uint32_t index) const noexcept {
@@ -151,14 +159,11 @@ void timeline::give_own_event(pooled_event* event) noexcept {
 epoch timeline::record(CUstream given, bool precise) noexcept {
   if (kind() == stream_kind::host || !driver_alive()) return 0;
   relaxed_capture const relaxed;
-  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   sync::lock const held{evidence_guard_};
   auto* const event = take_own_event();
   if (!event) return 0;
   if (size_ == most_evidence) drop_completed();
-  auto const answer = driver().stream_is_capturing(given, &capturing);
-  if (sticky(answer) && device_ >= 0) gpumem::device{device_}.lose(answer);
-  if (size_ == most_evidence || answer != CUDA_SUCCESS || capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
+  if (size_ == most_evidence || captures(given, device_)) {
     give_own_event(event);
     return 0;
   }
@@ -168,6 +173,11 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : close_epoch();
   if (auto const result = driver().event_record(event->handle, given); result != CUDA_SUCCESS) {
     if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+    give_own_event(event);
+    return 0;
+  }
+  // Another thread may have begun a capture meanwhile, which a query of its event would spoil.
+  if (captures(given, device_)) {
     give_own_event(event);
     return 0;
   }

@@ -1,4 +1,4 @@
-// What the threads of a random program do: uses, orders, frees elsewhere, trims, streams that come and go.
+// What the threads of a random program do: uses, orders, frees elsewhere, trims.
 // SPDX-License-Identifier: Apache-2.0
 #include "chance.hpp"
 #include "program.hpp"
@@ -179,51 +179,9 @@ template <class Memory> void random_program<Memory>::reserve(actor& who) {
     auto const drawn = pool_->reserve(wanted);
     note(drawn);
     if (drawn) count("reserves that drew memory");
-  } catch (gpumem::out_of_memory const&) {
-    count("reserves beyond what there is");
-  } catch (gpumem::cuda_error const&) { count("reserves that were refused"); }
-}
-
-// A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
-// later. No wait and no call of the pool's may keep the thread from giving it.
-template <class Memory> void random_program<Memory>::spin_and_allocate(actor& who) {
-  auto& f = fixed();
-  auto const bytes = 1 + who.random.below(256 * 1024);
-  auto const to = enter(who);
-  auto const freed = checked_->try_allocate(f.spin, bytes);
-  if (freed) {
-    live_block const block{*freed, bytes, spin, -1};
-    work(spin, block);
-    checked_->deallocate(f.spin, block.pointer, bytes);
-    told_free(false);
+  } catch (gpumem::out_of_memory const&) { count("reserves beyond what there is"); } catch (gpumem::cuda_error const&) {
+    count("reserves that were refused");
   }
-  auto const value = ++f.raised;
-  f.wait_for_flag(f.spin.get(), value);
-  auto const got = to == spin ? decltype(freed){nullptr} : checked_->try_allocate(stream_of(to), bytes);
-  auto const writer = to == spin ? static_cast<int>(own_a) : to;
-  if (got && *got) work(to, {*got, bytes, to, -1});
-  f.write_flag(stream_of(writer).get(), value);
-  note(got ? offset(*got) : 1);
-  if (got && *got) {
-    checked_->deallocate(stream_of(to), *got, bytes);
-    told_free(false);
-  }
-  leave(to);
-}
-
-// Its handle's value comes back at once as another stream.
-template <class Memory> void random_program<Memory>::recycle_stream(actor& who) {
-  auto const which = who.random.one_in(2) ? foreign_c : foreign_d;
-  {
-    std::scoped_lock const held{guard_};
-    if (users_[which] > 0 || recycling_[which]) return;
-    recycling_[which] = true;
-  }
-  lane_fixtures::destroy_stream(foreign_[which]);
-  foreign_[which] = lane_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
-  count("streams recycled");
-  std::scoped_lock const held{guard_};
-  recycling_[which] = false;
 }
 
 template <class Memory> void random_program<Memory>::check_conservation(actor&) {
@@ -249,9 +207,11 @@ template <class Memory> void random_program<Memory>::step(actor& who) {
                                       {2, &random_program::trim},
                                       {1, &random_program::recycle_stream},
                                       {1, &random_program::check_conservation},
-                                      {1, &random_program::reserve}};
+                                      {1, &random_program::reserve},
+                                      {1, &random_program::pin}};
   if (who.thread == 0 && who.random.one_in(24)) return spin_and_allocate(who);
-  auto at = who.random.below(86);
+  if (who.thread == 0 && who.random.one_in(24)) return free_in_capture(who);
+  auto at = who.random.below(87);
   for (auto const& each : operations) {
     if (at < each.weight) return (this->*each.run)(who);
     at -= each.weight;

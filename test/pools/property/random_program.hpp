@@ -101,9 +101,7 @@ private:
     std::scoped_lock const held{guard_};
     ++result_.counts[what];
   }
-  std::uint64_t offset(void const* p) const {
-    return p ? memory_.offset(p) : ~std::uint64_t{0};
-  }
+  std::uint64_t offset(void const* p) const { return p ? memory_.offset(p) : ~std::uint64_t{0}; }
   cuda::stream_ref stream_of(int which) {
     auto& f = fixed();
     switch (which) {
@@ -141,6 +139,8 @@ private:
   void reserve(actor& who);
   void spin_and_allocate(actor& who);
   void recycle_stream(actor& who);
+  void free_in_capture(actor& who);
+  void pin(actor& who);
   void check_conservation(actor& who);
 
   void work(int which, live_block const& block) {

@@ -1,0 +1,106 @@
+// What a random program does seldom: kernels that wait for others, captures, streams that die, pages that must stay.
+// SPDX-License-Identifier: Apache-2.0
+#include "chance.hpp"
+#include "program.hpp"
+#include "region_upstream.hpp"
+
+#include <gpumem/simulator.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+import gpumem;
+#include "lanes.hpp"
+#include "random_program.hpp"
+
+namespace gpumem_test {
+
+// A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
+// later. No wait and no call of the pool's may keep the thread from giving it.
+template <class Memory> void random_program<Memory>::spin_and_allocate(actor& who) {
+  auto& f = fixed();
+  auto const bytes = 1 + who.random.below(256 * 1024);
+  auto const to = enter(who);
+  auto const freed = checked_->try_allocate(f.spin, bytes);
+  if (freed) {
+    live_block const block{*freed, bytes, spin, -1};
+    work(spin, block);
+    checked_->deallocate(f.spin, block.pointer, bytes);
+    told_free(false);
+  }
+  auto const value = ++f.raised;
+  f.wait_for_flag(f.spin.get(), value);
+  auto const got = to == spin ? decltype(freed){nullptr} : checked_->try_allocate(stream_of(to), bytes);
+  auto const writer = to == spin ? static_cast<int>(own_a) : to;
+  if (got && *got) work(to, {*got, bytes, to, -1});
+  f.write_flag(stream_of(writer).get(), value);
+  note(got ? offset(*got) : 1);
+  if (got && *got) {
+    checked_->deallocate(stream_of(to), *got, bytes);
+    told_free(false);
+  }
+  leave(to);
+}
+
+// Its handle's value comes back at once as another stream.
+template <class Memory> void random_program<Memory>::recycle_stream(actor& who) {
+  auto const which = who.random.one_in(2) ? foreign_c : foreign_d;
+  {
+    std::scoped_lock const held{guard_};
+    if (users_[which] > 0 || recycling_[which]) return;
+    recycling_[which] = true;
+  }
+  lane_fixtures::destroy_stream(foreign_[which]);
+  foreign_[which] = lane_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  count("streams recycled");
+  std::scoped_lock const held{guard_};
+  recycling_[which] = false;
+}
+
+// What is captured has not run, and its stream's events are the graph's: the free waits for a call outside.
+template <class Memory> void random_program<Memory>::free_in_capture(actor& who) {
+  auto& f = fixed();
+  auto const bytes = 1 + who.random.below(64 * 1024);
+  auto const got = checked_->try_allocate(f.spin, bytes);
+  note(got ? offset(*got) : 1);
+  if (!got) return;
+  work(spin, {*got, bytes, spin, -1});
+  f.spin.begin_capture();
+  checked_->deallocate(f.spin, *got, bytes);
+  told_free(false);
+  auto const refused = checked_->try_allocate(f.spin, bytes);
+  if (refused || refused.error().what != gpumem::outcome::capture_unsupported) fail("a grant in a capture");
+  gpumem::check(gpumem::driver().graph_destroy(f.spin.end_capture()), "cuGraphDestroy");
+  count("frees in a capture");
+}
+
+// Pinned pages stay, whoever frees what lies in them, and whatever is given back meanwhile.
+template <class Memory> void random_program<Memory>::pin(actor& who) {
+  if constexpr (!std::same_as<Memory, page_memory>) return;
+  auto const block = pick(who);
+  if (!block) return;
+  if (!pool_->pin(block->pointer, block->bytes)) fail("a live block cannot be pinned");
+  put(*block);
+  for (int i = 0; i < 3; ++i) free_at_home(who);
+  count("pins");
+  note(pool_->trim(0));
+  if (!pool_->find(block->pointer)) fail("a pinned page went");
+  pool_->unpin(block->pointer, block->bytes);
+}
+
+template class random_program<region_memory>;
+template class random_program<page_memory>;
+
+} // namespace gpumem_test
