@@ -223,18 +223,24 @@ void timeline::poll() noexcept {
 
 void timeline::drop_completed() noexcept {
   std::size_t done = 0;
+  epoch seen = 0;
+  bool captured = false;
   for (; done < size_; ++done) {
     auto const result = driver().event_query(at(done).event->handle);
-    if (result == CUDA_SUCCESS) continue;
+    if (result == CUDA_SUCCESS) seen = at(done).covers;
+    // Of a capture that came and went beside the record: no evidence.
+    if (result == CUDA_ERROR_CAPTURED_EVENT) captured = true;
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_CAPTURED_EVENT) continue;
     // An error is not "complete": the device is lost, and nothing of it is reused.
     if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
     break;
   }
   if (done == 0) return;
-  publish_completed(at(done - 1).covers);
+  publish_completed(seen);
   for (std::size_t i = 0; i < done; ++i) give_own_event(at(i).event);
   first_ = (first_ + done) % most_evidence;
   size_ -= done;
+  if (captured) recorded_.store(size_ > 0 ? at(size_ - 1).covers : seen, std::memory_order_release);
 }
 
 void timeline::publish_completed(epoch e) noexcept {

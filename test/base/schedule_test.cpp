@@ -1,5 +1,7 @@
 // Real threads under one baton: what a seed decides, and that it decides it again.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/choices.hpp"
+
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -41,6 +43,32 @@ TEST(schedule, of_many_seeds_is_many_sequences) {
   std::set<std::string> seen;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) seen.insert(order_of(seed));
   EXPECT_GT(seen.size(), 190u);
+}
+
+// Two threads of two steps each: as many orders as there are ways to choose two of four, of which two have no
+// preemption.
+TEST(schedule, of_all_choices_is_every_sequence) {
+  auto const orders_with = [](unsigned most_preemptions) {
+    std::multiset<std::string> seen;
+    gpumem_test::choices path{most_preemptions};
+    do {
+      std::string order;
+      auto const stepping = [&order](char name) {
+        return [&order, name] {
+          order += name;
+          sync::mark();
+          order += name;
+        };
+      };
+      schedule::run([&](std::size_t candidates, bool may_stay) { return path.choose(candidates, may_stay); },
+                    {stepping('a'), stepping('b')});
+      EXPECT_FALSE(path.diverged()) << order;
+      seen.insert(order);
+    } while (path.next());
+    return seen;
+  };
+  EXPECT_EQ(orders_with(2), (std::multiset<std::string>{"aabb", "abab", "abba", "baab", "baba", "bbaa"}));
+  EXPECT_EQ(orders_with(0), (std::multiset<std::string>{"aabb", "bbaa"}));
 }
 
 TEST(schedule, lets_one_thread_run_at_a_time) {

@@ -109,6 +109,13 @@ struct result {
 /// threads is printed with the seed and aborts. Not from within a run.
 result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in = 1);
 
+/// Who goes on, where more than one thread can: a number below `candidates`. If `may_stay`, 0 is the thread that has
+/// the baton, and any other number a preemption.
+using chooser = std::function<std::size_t(std::size_t candidates, bool may_stay)>;
+
+/// Runs the bodies by choices from outside, at every mark and wait. The same choices are the same run.
+result run(chooser choose, std::vector<std::function<void()>> bodies);
+
 /// For a driver that cannot proceed: lets other threads run and returns true once one of them has; false if none can.
 bool blocked() noexcept;
 

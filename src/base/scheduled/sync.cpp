@@ -1,4 +1,5 @@
-// The baton: one participant runs, the others sleep on a futex; whoever holds the baton picks the next by the seed.
+// The baton: one participant runs, the others sleep on a futex; whoever holds the baton picks the next by the seed, or
+// as it is told from outside.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <linux/futex.h>
@@ -54,6 +55,7 @@ struct baton {
   std::vector<unsigned> free_numbers;
   std::vector<participant*> candidates;
   std::minstd_rand random;
+  schedule::chooser choose; // in place of the seed
   std::uint64_t seed = 0;
   unsigned switch_one_in = 1;
   time_point now{};
@@ -115,11 +117,22 @@ bool find_candidates() {
   std::abort();
 }
 
+participant* pick(participant const* holder) {
+  auto& b = the_baton();
+  auto& among = b.candidates;
+  if (!b.choose) return among[b.random() % among.size()];
+  if (among.size() == 1) return among[0];
+  auto const own = std::ranges::find(among, holder);
+  bool const may_stay = own != among.end();
+  if (may_stay) std::rotate(among.begin(), own, own + 1);
+  return among[b.choose(among.size(), may_stay)];
+}
+
 // Hands the baton on and returns when it comes back.
 void pass(participant& from) {
   auto& b = the_baton();
   if (!find_candidates()) report_deadlock();
-  auto* const next = b.candidates.size() == 1 ? b.candidates[0] : b.candidates[b.random() % b.candidates.size()];
+  auto* const next = b.candidates.size() == 1 ? b.candidates[0] : pick(&from);
   if (next == &from) return;
   ++b.switches;
   next->give();
@@ -141,7 +154,7 @@ void leave(participant* p) {
   std::erase(b.participants, p);
   b.free_numbers.push_back(p->number);
   if (!find_candidates()) report_deadlock();
-  b.candidates[b.random() % b.candidates.size()]->give();
+  pick(nullptr)->give();
 }
 
 } // namespace
@@ -243,8 +256,10 @@ void sleep_for(duration span) {
 } // namespace gpumem::sync
 
 namespace gpumem::schedule {
+namespace {
 
-result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in) {
+// On one processor, until all have returned.
+result run_all(std::vector<std::function<void()>>& bodies) {
   auto& b = sync::the_baton();
   sync::own();
   cpu_set_t before, one;
@@ -252,17 +267,41 @@ result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsign
   CPU_ZERO(&one);
   CPU_SET(sched_getcpu(), &one);
   if (pinned) sched_setaffinity(0, sizeof one, &one);
+  auto const marks = b.marks, switches = b.switches;
+  // Who waits for them comes back when all are done, not in between.
+  std::size_t running = bodies.size();
+  std::vector<sync::thread> threads;
+  threads.reserve(bodies.size());
+  for (auto& body : bodies) {
+    threads.emplace_back([&body, &running] {
+      body();
+      --running;
+    });
+  }
+  sync::wait_for([&running] { return running == 0; }, "its threads to finish");
+  for (auto& thread : threads) thread.join();
+  if (pinned) sched_setaffinity(0, sizeof before, &before);
+  return {b.marks - marks, b.switches - switches};
+}
+
+} // namespace
+
+result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in) {
+  auto& b = sync::the_baton();
   b.seed = seed;
   b.switch_one_in = switch_one_in;
   b.random.seed(static_cast<std::uint32_t>(seed * 0x9e3779b97f4a7c15u >> 32));
-  auto const marks = b.marks, switches = b.switches;
-  std::vector<sync::thread> threads;
-  threads.reserve(bodies.size());
-  for (auto& body : bodies) threads.emplace_back(std::move(body));
-  for (auto& thread : threads) thread.join();
+  auto const done = run_all(bodies);
   b.switch_one_in = 1;
-  if (pinned) sched_setaffinity(0, sizeof before, &before);
-  return {b.marks - marks, b.switches - switches};
+  return done;
+}
+
+result run(chooser choose, std::vector<std::function<void()>> bodies) {
+  auto& b = sync::the_baton();
+  b.choose = std::move(choose);
+  auto const done = run_all(bodies);
+  b.choose = nullptr;
+  return done;
 }
 
 bool blocked() noexcept {

@@ -21,7 +21,7 @@
 namespace gpumem_test {
 namespace {
 
-constexpr unsigned longest_seconds = 120;
+constexpr unsigned longest_seconds = 30;
 
 std::size_t usable_processors() {
   cpu_set_t usable;

@@ -27,7 +27,7 @@ public:
   std::size_t at_once() const noexcept { return processors_; }
   std::size_t running() const noexcept { return running_.size(); }
   void start(std::uint64_t seed);
-  // The result of the one that was started first; a child that crashed, or hung for two minutes, has failed.
+  // The result of the one that was started first; a child that crashed, or hung for half a minute, has failed.
   program_result finish_first();
 
 private:

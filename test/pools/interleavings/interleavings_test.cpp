@@ -1,0 +1,106 @@
+// Small programs of two threads, two streams and four operations, in every interleaving of their marks with few
+// preemptions. The device is slow, so that what is freed is in use until somebody waits for it.
+// SPDX-License-Identifier: Apache-2.0
+#include "../property/region_upstream.hpp"
+#include "../../support/choices.hpp"
+#include "../../support/schedule_seeds.hpp"
+
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <cuda.h>
+
+import gpumem;
+#include "scene.hpp"
+#include "programs.hpp"
+
+namespace {
+
+using gpumem_test::choices;
+using gpumem_test::every;
+using gpumem_test::fixed;
+using gpumem_test::program;
+using gpumem_test::programs;
+using gpumem_test::scene;
+
+// The device is slow: it gets to its work only while somebody sleeps.
+gpumem::sync::time_point device_ran;
+void run_device_late(void*) {
+  if (gpumem::sync::now() < device_ran || gpumem::sync::now() - device_ran < std::chrono::microseconds{20}) return;
+  gpumem::simulator::run_until_idle();
+  device_ran = gpumem::sync::now();
+}
+
+std::string run_once(program const& what, choices& path) {
+  gpumem::sync::sleep_for(std::chrono::milliseconds{100}); // gpumem's own threads come to rest
+  fixed().settle();
+  device_ran = gpumem::sync::time_point::max(); // not meanwhile
+  auto const made = what.prepare();
+  auto const guarded = [&](void (*body)(scene&)) {
+    return [&made, body] {
+      try {
+        gpumem::current_device const here{fixed().device};
+        body(*made);
+      } catch (std::exception const& e) { made->fail(std::string{"an exception: "} + e.what()); }
+    };
+  };
+  gpumem::sync::sleep_for(std::chrono::milliseconds{100});
+  device_ran = gpumem::sync::now();
+  gpumem::schedule::run([&](std::size_t candidates, bool may_stay) { return path.choose(candidates, may_stay); },
+                        {guarded(what.first), guarded(what.second)});
+  return made->finish();
+}
+
+// What the first run finds new, later ones find as it is.
+void warm_up(program const& what) {
+  choices first{1};
+  do { ASSERT_EQ(run_once(what, first), "") << what.name; } while (first.next());
+}
+
+class interleavings : public testing::Test {
+protected:
+  static void SetUpTestSuite() {
+    gpumem::simulator::load({.mode = gpumem::simulator::stepping::manual});
+    gpumem::simulator::set_schedule_hooks(run_device_late, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
+  }
+};
+
+TEST_F(interleavings, of_small_programs_find_no_fault) {
+  test::schedule_seeds{std::size(programs)}.each([](std::uint64_t number) {
+    auto const& what = *programs[(number - 1) % std::size(programs)];
+    warm_up(what);
+    auto const* const asked = std::getenv("GPUMEM_PREEMPTIONS");
+    auto const most = asked ? static_cast<unsigned>(std::atoi(asked)) : what.most_preemptions;
+    choices path{most};
+    std::uint64_t runs = 0;
+    std::size_t longest = 0;
+    do {
+      auto const wrong = run_once(what, path);
+      ASSERT_EQ(wrong, "") << what.name << ", run " << runs << ", GPUMEM_SEED=" << number << ": choices"
+                           << path.to_text();
+      ASSERT_FALSE(path.diverged()) << what.name << ", run " << runs << ", GPUMEM_SEED=" << number
+                                    << ": the same choices were another run";
+      ++runs;
+      longest = std::max(longest, path.places());
+    } while (path.next());
+    auto const bound = most == every ? "all there are" : "up to " + std::to_string(most) + " preemptions";
+    std::printf("%-32s %8llu interleavings, %s, at up to %zu places\n", what.name,
+                static_cast<unsigned long long>(runs), bound.c_str(), longest);
+  });
+}
+
+} // namespace
