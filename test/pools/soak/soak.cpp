@@ -1,0 +1,301 @@
+// Very many operations of threads that run as they like, on the simulated device: what goes wrong once in a million.
+// Not a test of ctest, since it takes minutes: `cmake --build --preset release --target pool_soak`, and --help.
+//
+// Every block bears its owner's stamp, which must be there when it is freed; of some the device's judge is told, as
+// work on the whole block; the pool's books are looked at now and then.
+// SPDX-License-Identifier: Apache-2.0
+#include "../property/chance.hpp"
+#include "../property/region_upstream.hpp"
+#include "shape.hpp"
+
+#include <gpumem/simulator.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <cuda.h>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem_test::chance;
+using gpumem_test::MiB;
+using gpumem_test::shape;
+
+constexpr std::uint64_t told_one_in = 16, looked_at_every = 1 << 16;
+constexpr double least_steals = 1, least_growth = .1; // of a hundred
+
+struct settings {
+  std::uint64_t operations = 100'000'000;
+  unsigned threads = 4;
+  std::uint64_t seed = 1;
+};
+
+// Memory that upstream gives bears no stamps.
+class blank_upstream : public gpumem_test::region_upstream {
+public:
+  using region_upstream::region_upstream;
+  void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
+    return std::memset(region_upstream::allocate(stream, bytes, alignment), 0, bytes);
+  }
+};
+
+struct block {
+  std::byte* pointer;
+  std::size_t bytes;
+  unsigned stream;
+  bool told; // to the judge
+};
+
+// At a block's begin: whose it is, or on which stream it was freed.
+struct stamp {
+  std::uint64_t live; // 0: free
+  std::uint64_t stream;
+};
+
+struct counted {
+  std::uint64_t allocations = 0, steals = 0, failures = 0;
+};
+
+template <class Pool> class soak {
+public:
+  soak(shape const& what, settings const& how, Pool pool, std::vector<gpumem::stream>& streams)
+      : what_{what}, how_{how}, pool_{std::move(pool)}, streams_{streams}, handed_(how.threads),
+        together_{how.threads} {}
+
+  // Whether all was well.
+  bool run() {
+    auto const begun = std::chrono::steady_clock::now();
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < how_.threads; ++i) threads.emplace_back([this, i] { body(i); });
+    for (auto& thread : threads) thread.join();
+    std::chrono::duration<double> const seconds = std::chrono::steady_clock::now() - begun;
+    for (auto& each : handed_) {
+      for (auto const& one : each) free(one, one.stream);
+    }
+    look();
+    auto const figures = pool_.figures();
+    if (figures.live != 0) fail("live bytes are left");
+    auto const percent = [](std::uint64_t part, std::uint64_t of) { return 100. * double(part) / double(of); };
+    auto const steals = percent(all_.steals, all_.allocations);
+    auto const growth = percent(figures.growths + figures.releases, done_);
+    std::printf(
+        "%-20s %11llu operations %8.1f s %6.0f ns each; %5.2f %% steals, %5.2f %% growth or trim, %llu failed\n",
+        what_.name, static_cast<unsigned long long>(done_), seconds.count(), seconds.count() * 1e9 / double(done_),
+        steals, growth, static_cast<unsigned long long>(all_.failures));
+    if (steals < least_steals) fail("too few steals");
+    if (growth < least_growth) fail("too little growth or trim");
+    std::fflush(stdout);
+    return well_;
+  }
+
+private:
+  void fail(std::string const& text) {
+    std::scoped_lock const held{guard_};
+    if (well_.exchange(false)) std::printf("%s: %s\n", what_.name, text.c_str());
+  }
+
+  void body(unsigned number) {
+    gpumem::current_device const here{gpumem::device::current()};
+    chance random{how_.seed * 64 + number};
+    std::vector<block> live;
+    std::size_t bytes = 0;
+    counted mine;
+    auto const most = how_.operations / std::size(gpumem_test::shapes) / how_.threads;
+    std::uint64_t done = 0;
+    for (std::uint64_t steps = 0; done < most && well_;) {
+      ++done;
+      if (++steps % what_.ebb_every == 0) {
+        done += live.size();
+        ebb(number, std::exchange(live, {}));
+        bytes = 0;
+      }
+      if (bytes < random.below(what_.most_live)) {
+        if (auto const got = allocate(random, number, mine); got.pointer) {
+          live.push_back(got);
+          bytes += got.bytes;
+        }
+      } else if (!live.empty()) {
+        std::swap(live[random.below(live.size())], live.back());
+        bytes -= live.back().bytes;
+        end(random, number, live.back());
+        live.pop_back();
+      }
+      take_handed(number);
+      if (steps % looked_at_every == 0) look();
+    }
+    for (auto const& each : live) free(each, each.stream);
+    together_.arrive_and_drop();
+    std::scoped_lock const held{guard_};
+    done_ += done;
+    all_.allocations += mine.allocations;
+    all_.steals += mine.steals;
+    all_.failures += mine.failures;
+  }
+
+  block allocate(chance& random, unsigned number, counted& mine) {
+    auto const powers = static_cast<std::uint64_t>(std::bit_width(what_.largest / what_.smallest));
+    auto const power = what_.smallest << random.below(powers);
+    auto const bytes = power - random.below(power / 2);
+    auto const on =
+        static_cast<unsigned>(random.one_in(what_.elsewhere_one_in) ? random.below(streams_.size()) : number);
+    auto const got = pool_.try_allocate(streams_[on], bytes);
+    if (!got) {
+      ++mine.failures;
+      return {};
+    }
+    block const made{static_cast<std::byte*>(*got), bytes, on, random.one_in(told_one_in)};
+    auto& mark = *static_cast<stamp*>(*got);
+    if (mark.live != 0) fail("a block is granted that another has");
+    ++mine.allocations;
+    mine.steals += mark.stream != 0 && mark.stream != on + 1;
+    mark = {reinterpret_cast<std::uintptr_t>(*got) ^ bytes, on + 1};
+    if (made.told) work(made, on);
+    return made;
+  }
+
+  void work(block const& one, unsigned on) {
+    simulator::work(streams_[on], {simulator::write(one.pointer, one.bytes)}, std::chrono::microseconds{1});
+  }
+
+  void free(block const& one, unsigned on) {
+    auto& mark = *reinterpret_cast<stamp*>(one.pointer);
+    if (mark.live != (reinterpret_cast<std::uintptr_t>(one.pointer) ^ one.bytes)) fail("a block lost its stamp");
+    mark = {0, on + 1};
+    pool_.deallocate(streams_[on], one.pointer, one.bytes);
+  }
+
+  void end(chance& random, unsigned number, block const& one) {
+    if (!random.one_in(what_.handed_one_in)) return free(one, one.stream);
+    auto const to = (number + 1) % how_.threads;
+    std::scoped_lock const held{guard_};
+    handed_[to].push_back(one);
+    waiting_ = true;
+  }
+
+  // All give back what they have, as at the end of a step of a program, and one sees to it that it goes upstream.
+  void ebb(unsigned number, std::vector<block> const& all) {
+    for (auto const& each : all) free(each, each.stream);
+    together_.arrive_and_wait();
+    take_handed(number);
+    gpumem::event done{gpumem::device::current()};
+    done.record(streams_[number]);
+    done.synchronize();
+    together_.arrive_and_wait();
+    if (number == 0) pool_.trim(0);
+    together_.arrive_and_wait();
+  }
+
+  // Frees on its own stream, behind the work on the other, what the thread before has handed over.
+  void take_handed(unsigned number) {
+    if (!waiting_.load(std::memory_order_relaxed)) return;
+    std::deque<block> mine;
+    {
+      std::scoped_lock const held{guard_};
+      mine.swap(handed_[number]);
+      waiting_ = std::ranges::any_of(handed_, [](auto const& each) { return !each.empty(); });
+    }
+    if (mine.empty()) return;
+    gpumem::event happened{gpumem::device::current()};
+    for (auto const& each : mine) {
+      happened.record(streams_[each.stream]);
+      happened.make_wait(streams_[number]);
+      if (each.told) work(each, number);
+      free(each, number);
+    }
+  }
+
+  void look() {
+    auto const services = pool_.services();
+    if (!static_cast<gpumem::detail::pool_state*>(services.state)->engine().consistent()) {
+      fail("granted and free memory are not what is reserved");
+    }
+    for (auto const& found : simulator::take_findings()) fail(found.text);
+  }
+
+  shape const& what_;
+  settings const& how_;
+  Pool pool_;
+  std::vector<gpumem::stream>& streams_; // each thread's, in their order
+  std::vector<std::deque<block>> handed_;
+  std::barrier<> together_;
+  std::atomic<bool> waiting_{false}; // somebody has been handed something
+  std::atomic<bool> well_{true};
+  std::mutex guard_;
+  counted all_;
+  std::uint64_t done_ = 0;
+};
+
+bool run(shape const& what, settings const& how, std::vector<gpumem::stream>& streams) {
+  gpumem::pool_options const options{.limit = what.limit};
+  if (what.pages) return soak{what, how, gpumem::pool_resource{gpumem::device::current(), options}, streams}.run();
+  gpumem_test::region memory;
+  memory.capacity = 512 * MiB;
+  CUdeviceptr base{};
+  gpumem::check(gpumem::driver().mem_alloc(&base, memory.capacity), "cuMemAlloc");
+  memory.base = base;
+  bool const well = soak{what, how, gpumem::pool_resource{blank_upstream{memory}, options}, streams}.run();
+  // The library's thread may still give back: the region stays until it has.
+  for (int i = 0; i < 10'000 && memory.drawn() > 0; ++i) {
+    simulator::run_until_idle();
+    gpumem::sync::sleep_for(std::chrono::milliseconds{1});
+  }
+  if (memory.drawn() > 0) std::printf("%s: memory never went back\n", what.name);
+  return well && memory.drawn() == 0;
+}
+
+int help() {
+  std::printf(
+      "pool_soak [--operations N] [--threads N] [--seed N]\n"
+      "Very many allocations and frees over pools on the simulated device, by threads that run as they like, in\n"
+      "shares to the shapes:");
+  for (auto const& each : gpumem_test::shapes) std::printf(" %s;", each.name);
+  std::printf(
+      "\nfails if anything is wrong, or if too little was taken over by other streams (%.0f %% of allocations) or\n"
+      "drawn and given back (%.1f %% of operations). By default 100,000,000 operations of 4 threads.\n",
+      least_steals, least_growth);
+  return 2;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  settings how;
+  for (int i = 1; i < argc; i += 2) {
+    std::string_view const name{argv[i]};
+    auto const value = i + 1 < argc ? std::strtoull(argv[i + 1], nullptr, 10) : 0;
+    if (value == 0) return help();
+    if (name == "--operations") {
+      how.operations = value;
+    } else if (name == "--threads") {
+      how.threads = static_cast<unsigned>(value);
+    } else if (name == "--seed") {
+      how.seed = value;
+    } else {
+      return help();
+    }
+  }
+  simulator::load();
+  std::vector<gpumem::stream> streams;
+  for (unsigned i = 0; i < how.threads; ++i) streams.emplace_back(gpumem::device::current());
+  bool well = true;
+  for (auto const& each : gpumem_test::shapes) well = run(each, how, streams) && well;
+  return well ? 0 : 1;
+}
