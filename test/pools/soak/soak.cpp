@@ -39,7 +39,7 @@ using gpumem_test::chance;
 using gpumem_test::MiB;
 using gpumem_test::shape;
 
-constexpr std::uint64_t told_one_in = 16, looked_at_every = 1 << 16;
+constexpr std::uint64_t told_one_in = 64, looked_at_every = 1 << 16;
 constexpr double least_steals = 1, least_growth = .1; // of a hundred
 
 struct settings {
