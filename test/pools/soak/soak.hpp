@@ -1,46 +1,14 @@
-// Very many operations of threads that run as they like, on the simulated device: what goes wrong once in a million.
-// Not a test of ctest, since it takes minutes: `cmake --build --preset release --target pool_soak`, and --help.
-//
-// Every block bears its owner's stamp, which must be there when it is freed; of some the device's judge is told, as
-// work on the whole block; the pool's books are looked at now and then.
+// One soak: its threads, their blocks, and what it counts. Every block bears its owner's stamp, which must be there
+// when it is freed; of some the device's judge is told, as work on the whole block; the pool's books are looked at now
+// and then. Include it after `import gpumem;` and what main.cpp includes before: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
-#include "../property/chance.hpp"
-#include "../property/region_upstream.hpp"
-#include "shape.hpp"
+#pragma once
 
-#include <gpumem/simulator.hpp>
-
-#include <algorithm>
-#include <atomic>
-#include <barrier>
-#include <bit>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <iterator>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include <cuda.h>
-
-import gpumem;
-
-namespace {
+namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
-using gpumem_test::chance;
-using gpumem_test::MiB;
-using gpumem_test::shape;
-
-constexpr std::uint64_t told_one_in = 64, looked_at_every = 1 << 16;
-constexpr double least_steals = 1, least_growth = .1; // of a hundred
+inline constexpr std::uint64_t told_one_in = 64, looked_at_every = 1 << 16;
+inline constexpr double least_steals = 1, least_growth = .1; // of a hundred
 
 struct settings {
   std::uint64_t operations = 100'000'000;
@@ -49,7 +17,7 @@ struct settings {
 };
 
 // Memory that upstream gives bears no stamps.
-class blank_upstream : public gpumem_test::region_upstream {
+class blank_upstream : public region_upstream {
 public:
   using region_upstream::region_upstream;
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
@@ -93,13 +61,16 @@ public:
     look();
     auto const figures = pool_.figures();
     if (figures.live != 0) fail("live bytes are left");
-    auto const percent = [](std::uint64_t part, std::uint64_t of) { return 100. * double(part) / double(of); };
+    auto const percent = [](std::uint64_t part, std::uint64_t of) {
+      return 100. * static_cast<double>(part) / static_cast<double>(of);
+    };
     auto const steals = percent(all_.steals, all_.allocations);
     auto const growth = percent(figures.growths + figures.releases, done_);
     std::printf(
         "%-20s %11llu operations %8.1f s %6.0f ns each; %5.2f %% steals, %5.2f %% growth or trim, %llu failed\n",
-        what_.name, static_cast<unsigned long long>(done_), seconds.count(), seconds.count() * 1e9 / double(done_),
-        steals, growth, static_cast<unsigned long long>(all_.failures));
+        what_.name, static_cast<unsigned long long>(done_), seconds.count(),
+        seconds.count() * 1e9 / static_cast<double>(done_), steals, growth,
+        static_cast<unsigned long long>(all_.failures));
     if (steals < least_steals) fail("too few steals");
     if (growth < least_growth) fail("too little growth or trim");
     std::fflush(stdout);
@@ -118,7 +89,7 @@ private:
     std::vector<block> live;
     std::size_t bytes = 0;
     counted mine;
-    auto const most = how_.operations / std::size(gpumem_test::shapes) / how_.threads;
+    auto const most = how_.operations / std::size(shapes) / how_.threads;
     std::uint64_t done = 0;
     for (std::uint64_t steps = 0; done < most && well_;) {
       ++done;
@@ -243,59 +214,4 @@ private:
   std::uint64_t done_ = 0;
 };
 
-bool run(shape const& what, settings const& how, std::vector<gpumem::stream>& streams) {
-  gpumem::pool_options const options{.limit = what.limit};
-  if (what.pages) return soak{what, how, gpumem::pool_resource{gpumem::device::current(), options}, streams}.run();
-  gpumem_test::region memory;
-  memory.capacity = 512 * MiB;
-  CUdeviceptr base{};
-  gpumem::check(gpumem::driver().mem_alloc(&base, memory.capacity), "cuMemAlloc");
-  memory.base = base;
-  bool const well = soak{what, how, gpumem::pool_resource{blank_upstream{memory}, options}, streams}.run();
-  // The library's thread may still give back: the region stays until it has.
-  for (int i = 0; i < 10'000 && memory.drawn() > 0; ++i) {
-    simulator::run_until_idle();
-    gpumem::sync::sleep_for(std::chrono::milliseconds{1});
-  }
-  if (memory.drawn() > 0) std::printf("%s: memory never went back\n", what.name);
-  return well && memory.drawn() == 0;
-}
-
-int help() {
-  std::printf(
-      "pool_soak [--operations N] [--threads N] [--seed N]\n"
-      "Very many allocations and frees over pools on the simulated device, by threads that run as they like, in\n"
-      "shares to the shapes:");
-  for (auto const& each : gpumem_test::shapes) std::printf(" %s;", each.name);
-  std::printf(
-      "\nfails if anything is wrong, or if too little was taken over by other streams (%.0f %% of allocations) or\n"
-      "drawn and given back (%.1f %% of operations). By default 100,000,000 operations of 4 threads.\n",
-      least_steals, least_growth);
-  return 2;
-}
-
-} // namespace
-
-int main(int argc, char** argv) {
-  settings how;
-  for (int i = 1; i < argc; i += 2) {
-    std::string_view const name{argv[i]};
-    auto const value = i + 1 < argc ? std::strtoull(argv[i + 1], nullptr, 10) : 0;
-    if (value == 0) return help();
-    if (name == "--operations") {
-      how.operations = value;
-    } else if (name == "--threads") {
-      how.threads = static_cast<unsigned>(value);
-    } else if (name == "--seed") {
-      how.seed = value;
-    } else {
-      return help();
-    }
-  }
-  simulator::load();
-  std::vector<gpumem::stream> streams;
-  for (unsigned i = 0; i < how.threads; ++i) streams.emplace_back(gpumem::device::current());
-  bool well = true;
-  for (auto const& each : gpumem_test::shapes) well = run(each, how, streams) && well;
-  return well ? 0 : 1;
-}
+} // namespace gpumem_test
