@@ -1,13 +1,14 @@
 // One soak: its threads, their blocks, and what it counts. Every block bears its owner's stamp, which must be there
-// when it is freed; of some the device's judge is told, as work on the whole block; the pool's books are looked at now
-// and then. Include it after `import gpumem;` and what main.cpp includes before: it includes nothing itself.
+// when it is freed; of each thirty-second of the time the device's judge is told, as work on the whole block; the
+// pool's books are looked at now and then. Include it after `import gpumem;` and what main.cpp includes before: it
+// includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
-inline constexpr std::uint64_t told_one_in = 64, looked_at_every = 1 << 16;
+inline constexpr std::uint64_t told_one_in = 32, looked_at_every = 1 << 16;
 inline constexpr double least_steals = 1, least_growth = .1; // of a hundred
 
 struct settings {
@@ -98,8 +99,9 @@ private:
         ebb(number, std::exchange(live, {}));
         bytes = 0;
       }
+      bool const telling = steps / what_.ebb_every % told_one_in == 0;
       if (bytes < random.below(what_.most_live)) {
-        if (auto const got = allocate(random, number, mine); got.pointer) {
+        if (auto const got = allocate(random, number, telling, mine); got.pointer) {
           live.push_back(got);
           bytes += got.bytes;
         }
@@ -121,7 +123,7 @@ private:
     all_.failures += mine.failures;
   }
 
-  block allocate(chance& random, unsigned number, counted& mine) {
+  block allocate(chance& random, unsigned number, bool told, counted& mine) {
     auto const powers = static_cast<std::uint64_t>(std::bit_width(what_.largest / what_.smallest));
     auto const power = what_.smallest << random.below(powers);
     auto const bytes = power - random.below(power / 2);
@@ -132,7 +134,7 @@ private:
       ++mine.failures;
       return {};
     }
-    block const made{static_cast<std::byte*>(*got), bytes, on, random.one_in(told_one_in)};
+    block const made{static_cast<std::byte*>(*got), bytes, on, told};
     auto& mark = *static_cast<stamp*>(*got);
     if (mark.live != 0) fail("a block is granted that another has");
     ++mine.allocations;
