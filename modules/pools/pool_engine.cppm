@@ -149,6 +149,7 @@ private:
   static void note_borrowing(pool_shard& by) noexcept;
   void* reuse_known(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
+  std::size_t loose_beyond(std::size_t bytes) const noexcept;
   bool worth_learning(pool_request const& what, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
@@ -193,6 +194,7 @@ private:
   // pool_pages.cpp: upstream, of pools that draw pages.
   growth_result grow_pages(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
   block* usable_end(pool_request const& what, pool_shard const& in) const;
+  std::size_t page_size(virtual_pages const& of) const noexcept;
   std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
   expected<block*, failure> draw_pages(pool_shard& into, std::size_t bytes, std::size_t least, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);

@@ -35,6 +35,10 @@ inline constexpr std::uint64_t rarely = 1024;
 inline constexpr std::size_t loose = 2;
 inline constexpr unsigned most_left_out = 255;
 
+bool long_ago(pool_shard const& borrower) noexcept {
+  return borrower.paths.locked_calls - borrower.borrowed_at > rarely;
+}
+
 } // namespace
 
 expected<void*, failure> pool_engine::allocate_shared(pool_request what) noexcept {
@@ -69,7 +73,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   note_stream(what.key.order());
   magazines_.prepare();
   expected<void*, failure> result = nullptr;
-  bool alone = !shards_.single() && own.borrowings >= most_borrowings;
+  bool alone = !shards_.single() && own.borrowings >= most_borrowings && !long_ago(own);
   for (bool searching = true; searching;) {
     if (deferred_) serve_deferred();
     if (auto* const p = alone ? reuse_alone(what) : reuse_now(what)) return p;
@@ -219,7 +223,7 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
 
 void pool_engine::note_borrowing(pool_shard& by) noexcept {
   ++by.paths.borrowed;
-  if (by.paths.locked_calls - by.borrowed_at > rarely) by.borrowings = 0;
+  if (long_ago(by)) by.borrowings = 0;
   ++by.borrowings;
   by.borrowed_at = by.paths.locked_calls;
 }
@@ -243,7 +247,8 @@ void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
 void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
   if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
   if (auto place = place_at_once(what, among); place.range) {
-    if (place.range->bytes / loose > what.bytes && worth_learning(what, among)) place = place_at_once(what, among);
+    if (place.range->bytes > loose_beyond(what.bytes) && worth_learning(what, among))
+      place = place_at_once(what, among);
     return grant(what, place);
   }
   if (auto const place = place_elsewhere(what, rung::ordered, among); place.range) return grant(what, place);
@@ -254,6 +259,12 @@ void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
 void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
   auto* const p = reuse_known(what, among);
   return p ? p : reuse_learning(what, among);
+}
+
+// Near the limit everything but a good fit is too much.
+std::size_t pool_engine::loose_beyond(std::size_t bytes) const noexcept {
+  bool const scarce = chunks_.limit() && chunks_.room() < chunks_.limit() / 4;
+  return bytes > SIZE_MAX / loose ? SIZE_MAX : scarce ? bytes : bytes * loose;
 }
 
 // A large range is about to be cut for a small request: where others have freed memory, something may fit better once

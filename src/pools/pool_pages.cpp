@@ -30,6 +30,7 @@ namespace {
 inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
 
 inline constexpr std::size_t spare_fraction = 8;
+inline constexpr std::size_t limit_pages = 1024;
 
 std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
   return address - reinterpret_cast<std::uintptr_t>(in.pages->base());
@@ -99,6 +100,13 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
 }
 
+// Small ones under a limit, where pages give way to others: of large ones few are wholly free. 0: as they come.
+std::size_t pool_engine::page_size(virtual_pages const& of) const noexcept {
+  if (!chunks_.limit()) return 0;
+  auto const share = chunks_.limit() / limit_pages / of.granularity() * of.granularity();
+  return std::clamp(share, std::max(smallest_page, of.granularity()), of.next_page());
+}
+
 // Maps without the lock, and only while nobody else does; where the device has not so much, `least`. The range that
 // holds it.
 expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::size_t bytes, std::size_t least,
@@ -111,8 +119,9 @@ expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::size_t 
     auto const end = into.pages->mapped_end();
     // Holes are filled when the addresses come to an end: at the end ranges can grow.
     auto const at = bytes <= into.pages->addresses() - end ? end : into.pages->place(bytes).value_or(end);
-    made = into.pages->map(at, bytes);
-    if (!made && bytes > least && made.error().what == outcome::exhausted) made = into.pages->map(at, least);
+    auto const page = page_size(*into.pages);
+    made = into.pages->map(at, bytes, page);
+    if (!made && bytes > least && made.error().what == outcome::exhausted) made = into.pages->map(at, least, page);
   } catch (cuda_error const& e) {
     made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), bytes}};
   } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}}; }
