@@ -124,8 +124,8 @@ public:
 private:
   static constexpr unsigned owned_slots = sync::most_owners;
   static constexpr unsigned shared_slots = owned_slots / 4;
-  static constexpr unsigned cabinet_count = 16;
-  static constexpr unsigned small_sizes = 64; // granules
+  static constexpr unsigned cabinet_count = owned_slots / 4; // few where schedules are tried: streams meet there
+  static constexpr unsigned small_sizes = 64;                // granules
   static constexpr unsigned large_sizes = 16;
   static constexpr std::int64_t quantum = 64 << 10; // of credit
   // So rarely does a free go another way, on which evidence may be recorded.

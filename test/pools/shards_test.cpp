@@ -33,7 +33,7 @@ protected:
       together.arrive_and_wait();
       // Sizes that no magazine keeps.
       for (int i = 0; i < 1'000'000 && engine_of(pool).read_paths().shards < 2; ++i) {
-        for (int k = 0; k < 100; ++k) pool.deallocate(on, pool.allocate(on, MiB), MiB);
+        for (int k = 0; k < 100; ++k) pool.deallocate(on, pool.allocate(on, 4 * MiB), 4 * MiB);
       }
       together.arrive_and_wait();
       work(number);
@@ -124,12 +124,23 @@ TEST_F(shards, a_free_that_finds_the_lock_taken_is_left_to_its_holder) {
 
 TEST_F(shards, what_one_has_free_the_others_use_before_they_grow) {
   pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
+  std::barrier turn{2};
   crowd(r, [&](int number) {
-    if (number == 0) return;
-    auto const reserved = r.figures().reserved;
-    auto* const p = r.allocate(b, 32 * MiB);
-    EXPECT_EQ(r.figures().reserved, reserved);
-    r.deallocate(b, p, 32 * MiB);
+    auto const& on = number == 0 ? a : b;
+    on.key().wait_on_host(); // else what it has freed is its stream's
+    turn.arrive_and_wait();
+    for (int part = 0; part < 2; ++part) {
+      if (part == number) {
+        // What it has borrowed until it had memory of its own is long ago.
+        for (int i = 0; i < 1000; ++i) r.deallocate(on, r.allocate(on, 4 * MiB), 4 * MiB);
+        auto const reserved = r.figures().reserved;
+        auto* const p = r.allocate(on, 32 * MiB);
+        EXPECT_EQ(r.figures().reserved, reserved);
+        r.deallocate(on, p, 32 * MiB);
+        on.key().wait_on_host();
+      }
+      turn.arrive_and_wait();
+    }
   });
   EXPECT_GT(engine_of(r).read_paths().borrowed, 0u);
 }

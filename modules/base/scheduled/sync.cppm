@@ -71,7 +71,7 @@ private:
   mutex taken_;
 };
 
-inline constexpr unsigned most_owners = 8;
+inline constexpr unsigned most_owners = 4;
 inline constexpr unsigned patience = 1; // runs are short
 
 class thread {
