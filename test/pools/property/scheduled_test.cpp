@@ -21,7 +21,11 @@ namespace {
 using gpumem_test::program_result;
 
 std::optional<std::uint64_t> only_seed;
+#if __has_feature(address_sanitizer)
+std::uint64_t seeds = 4'000; // each takes several times as long
+#else
 std::uint64_t seeds = 10'000;
+#endif
 
 // How rare switches are is the seed's choice too.
 constexpr unsigned rarities[] = {1, 6, 20, 60, 150};
