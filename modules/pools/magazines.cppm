@@ -11,7 +11,7 @@ import :timeline;
 
 namespace gpumem::detail {
 
-/// What threads count for themselves; the sums are exact, whoever freed what.
+/// Sums of what threads count for themselves; exact, whoever freed what, while none of them goes on.
 export struct thread_counts {
   std::int64_t live = 0; ///< bytes requested less bytes freed, where negative too, less what was passed on
   std::uint64_t allocations = 0;
@@ -54,12 +54,12 @@ public:
     if (!from.holds(bytes) || !allowed() || in.order != &order) return nullptr;
     auto& found = unlink(mine, in, from);
     from.misfits.store(0, std::memory_order_relaxed);
-    count_not_live(mine, -static_cast<std::int64_t>(requested)); // beside what is no longer kept
+    add(mine.not_live, -static_cast<std::int64_t>(requested)); // beside what is no longer kept
     found.tags.clear();
     found.requested.store(requested, std::memory_order_relaxed);
     found.stream.store(&order, std::memory_order_relaxed);
     found.become(block_state::granted);
-    ++mine.counts.allocations;
+    add(mine.allocations, std::uint64_t{1});
     return &found;
   }
 
@@ -114,10 +114,12 @@ public:
 
   /// The calling thread's part of what shards count as live, and is not.
   inline std::int64_t own_not_live() const noexcept { return own().not_live.load(std::memory_order_relaxed); }
+  /// The sums as one finds them while threads go on. Any thread.
+  thread_counts glance() const noexcept;
   /// Calls `look(counts)` with the sums while no slot changes. Under the pool's lock.
   template <class Look> void look(Look look_at) {
     lock_all();
-    look_at(sum());
+    look_at(glance());
     unlock_all();
   }
 
@@ -153,14 +155,19 @@ private:
     std::array<stack, small_sizes + large_sizes> stacks;
   };
   using cabinets = std::array<cabinet, cabinet_count>;
+  // Its lock's holder changes it; any thread reads the counts.
   struct alignas(128) slot {
     sync::owned_mutex guard;
-    std::uint32_t refused = 0;  // since the last sweep
-    std::int64_t allowance = 0; // of the credit, not in use
+    std::uint32_t refused_lately = 0; // since the last sweep
+    std::atomic<std::int64_t> allowance{0};
     std::atomic<std::int64_t> not_live{0};
-    thread_counts counts;
+    std::atomic<std::uint64_t> allocations{0}, frees{0}, refused{0};
+    std::atomic<std::size_t> cached{0};
     std::atomic<magazines::cabinets*> cabinets{nullptr}; // of threads that have allocated
   };
+  template <class T> static inline void add(std::atomic<T>& to, T change) noexcept {
+    to.store(to.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+  }
 
   static inline unsigned slot_number() noexcept {
     auto const number = sync::thread_number();
@@ -179,15 +186,15 @@ private:
     auto& found = *from.top.load(std::memory_order_relaxed);
     from.top.store(found.next, std::memory_order_relaxed);
     --in.count;
-    mine.allowance += static_cast<std::int64_t>(found.bytes);
-    mine.counts.cached -= found.bytes;
+    add(mine.allowance, static_cast<std::int64_t>(found.bytes));
+    add(mine.cached, 0 - found.bytes);
     return found;
   }
   // The same, on its way out.
   inline block& pop(slot& mine, cabinet& in, stack& from) noexcept {
     auto& found = unlink(mine, in, from);
     found.become(block_state::put_out);
-    count_not_live(mine, -static_cast<std::int64_t>(found.requested.load(std::memory_order_relaxed)));
+    add(mine.not_live, -static_cast<std::int64_t>(found.requested.load(std::memory_order_relaxed)));
     return found;
   }
   // One stream a cabinet.
@@ -204,7 +211,7 @@ private:
   }
   // Credit comes in quanta, so that threads rarely meet at it.
   inline bool afford(slot& mine, std::size_t bytes) noexcept {
-    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance.load(std::memory_order_relaxed);
     return need <= 0 || borrow(mine, need);
   }
   // The epoch is read after all that the caller has enqueued.
@@ -216,10 +223,10 @@ private:
     on.bytes.store(freed.bytes, std::memory_order_relaxed);
     on.misfits.store(0, std::memory_order_relaxed);
     ++in.count;
-    mine.allowance -= static_cast<std::int64_t>(freed.bytes);
-    mine.counts.cached += freed.bytes;
-    ++mine.counts.frees;
-    count_not_live(mine, static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)));
+    add(mine.allowance, -static_cast<std::int64_t>(freed.bytes));
+    add(mine.cached, freed.bytes);
+    add(mine.frees, std::uint64_t{1});
+    add(mine.not_live, static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)));
   }
   // A size that is not asked for any more makes place for others, one block at a time. Whether it is to, counted
   // roughly.
@@ -228,9 +235,6 @@ private:
     on.misfits.store(count % most_misfits, std::memory_order_relaxed);
     return count == most_misfits;
   }
-  static inline void count_not_live(slot& mine, std::int64_t change) noexcept {
-    mine.not_live.store(mine.not_live.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
-  }
 
   void furnish(slot& mine);
   static bool claim_empty(cabinet& one, timeline& order) noexcept;
@@ -238,7 +242,6 @@ private:
   bool borrow(slot& mine, std::int64_t need) noexcept;
   void lock_all() noexcept;
   void unlock_all() noexcept;
-  thread_counts sum() const noexcept;
 
   std::array<slot, owned_slots + shared_slots> slots_;
   std::vector<std::unique_ptr<cabinets>> furniture_;

@@ -234,13 +234,18 @@ private:
   block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   void end_live(block& freed, stream_key const& key, pool_shard& in) noexcept;
   void end_block(block& freed) noexcept;
-  void after_free(chunk const& home) noexcept;
+  void after_free(block const& range) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;
   void serve_deferred() noexcept;
   void make_room(tag_set& uses, stream_key const& key, shard_locks& held);
   void set_pressure(bool on) noexcept;
   void end_cached(block& kept) noexcept;
   void set_caching() noexcept;
+  // Giving back begins an eighth beyond the threshold, and ends there.
+  inline bool too_much_reserved() const noexcept {
+    auto const slack = options_.release_threshold / 8;
+    return chunks_.reserved() > slack && chunks_.reserved() - slack > options_.release_threshold;
+  }
   bool sweep() noexcept;
   inline shard_list::from everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
   std::int64_t live_blocks() const noexcept;

@@ -63,9 +63,9 @@ public:
   /// The calling thread's. Any thread.
   inline pool_shard& own() noexcept { return *own_seat().home.load(std::memory_order_acquire); }
   inline bool single() const noexcept { return count_.load(std::memory_order_relaxed) == 1; }
-  /// Under any of the locks.
+  /// They do not change under any of the locks; without one others may be added.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
-    return {shards_.data(), count_.load(std::memory_order_relaxed)};
+    return {shards_.data(), count_.load(std::memory_order_acquire)};
   }
 
   /// All, beginning with one. Under any of the locks.

@@ -62,7 +62,9 @@ gpumem_figures outside(gpumem::figures const& f) noexcept {
           f.reuse_ordered,
           f.reuse_completed,
           f.reuse_waited,
-          f.reuse_drained};
+          f.reuse_drained,
+          f.cached,
+          f.reuse_near};
 }
 
 gpumem_block outside(gpumem::block_info const& b) noexcept {

@@ -51,13 +51,13 @@ bool magazines::borrow(slot& mine, std::int64_t need) noexcept {
   for (auto const want : {std::max(need, quantum), need}) {
     if (credit_.load(std::memory_order_relaxed) < want) continue;
     if (credit_.fetch_sub(want, std::memory_order_relaxed) >= want) {
-      mine.allowance += want;
+      add(mine.allowance, want);
       return true;
     }
     credit_.fetch_add(want, std::memory_order_relaxed);
   }
-  ++mine.counts.refused;
-  if (++mine.refused >= most_refused) starved_.store(true, std::memory_order_relaxed);
+  add(mine.refused, std::uint64_t{1});
+  if (++mine.refused_lately >= most_refused) starved_.store(true, std::memory_order_relaxed);
   return false;
 }
 
@@ -76,7 +76,7 @@ block* magazines::sweep() noexcept {
   for (auto& each : slots_) {
     auto* const kept = each.cabinets.load(std::memory_order_relaxed);
     if (!kept) continue; // no thread of this number has allocated
-    each.refused = 0;
+    each.refused_lately = 0;
     for (auto& in : *kept) {
       for (auto at = in.stacks.begin(); in.count > 0; ++at) {
         while (at->top.load(std::memory_order_relaxed)) {
@@ -86,8 +86,7 @@ block* magazines::sweep() noexcept {
         }
       }
     }
-    credit_.fetch_add(each.allowance, std::memory_order_relaxed);
-    each.allowance = 0;
+    credit_.fetch_add(each.allowance.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   }
   unlock_all();
   return all;
@@ -103,15 +102,15 @@ void magazines::unlock_all() noexcept {
   for (auto& each : slots_) each.guard.unlock_to_owner();
 }
 
-thread_counts magazines::sum() const noexcept {
+thread_counts magazines::glance() const noexcept {
   thread_counts all;
   for (auto const& each : slots_) {
     all.not_live += each.not_live.load(std::memory_order_relaxed);
-    all.allocations += each.counts.allocations;
-    all.frees += each.counts.frees;
-    all.refused += each.counts.refused;
-    all.cached += each.counts.cached;
-    all.allowance += each.allowance;
+    all.allocations += each.allocations.load(std::memory_order_relaxed);
+    all.frees += each.frees.load(std::memory_order_relaxed);
+    all.refused += each.refused.load(std::memory_order_relaxed);
+    all.cached += each.cached.load(std::memory_order_relaxed);
+    all.allowance += each.allowance.load(std::memory_order_relaxed);
   }
   return all;
 }

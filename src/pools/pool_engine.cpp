@@ -107,29 +107,33 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
                     found->stream.load(std::memory_order_relaxed)->id(), true};
 }
 
+// One shard at a time, so that nobody waits for more than a glance.
 figures pool_engine::read_figures() {
-  shard_locks const held{shards_};
-  take_in_all();
   figures f;
   std::int64_t live = 0;
+  std::size_t not_free = 0;
   for (auto const& each : shards_.all()) {
+    sync::quick_lock const held{each->guard};
+    if (calm_) take_in(*each);
     add(f, each->counts);
     live += each->live.bytes;
+    not_free += each->reserved - each->ranges.free_bytes();
     f.joins += each->ranges.joins();
     f.joins_refused += each->ranges.refused_joins();
     f.largest_free = std::max(f.largest_free, each->ranges.largest_free());
+    f.reserved = chunks_.reserved() + chunks_.leaving();
+    f.limit = chunks_.limit();
+    f.peak_reserved = chunks_.peak();
   }
-  magazines_.look([&](thread_counts const& near) {
-    f.live = static_cast<std::size_t>(live - near.not_live);
-    f.granted = chunks_.reserved() - free_bytes() - near.cached;
-    f.allocations += near.allocations;
-    f.reuse_own += near.allocations;
-    f.frees += near.frees;
-  });
+  auto const near = magazines_.glance();
+  f.live = static_cast<std::size_t>(std::max(live - near.not_live, std::int64_t{0}));
+  f.cached = near.cached;
+  f.granted = not_free - std::min(not_free, near.cached);
+  f.allocations += near.allocations;
+  f.reuse_own += near.allocations;
+  f.reuse_near = near.allocations;
+  f.frees += near.frees;
   f.peak_live = std::max(f.live, live_.peak());
-  f.reserved = chunks_.reserved() + chunks_.leaving();
-  f.limit = chunks_.limit();
-  f.peak_reserved = chunks_.peak();
   return f;
 }
 
@@ -147,10 +151,9 @@ pool_paths pool_engine::read_paths() {
     paths.completed += each->paths.completed;
   }
   paths.shards = shards_.all().size();
-  magazines_.look([&](thread_counts const& near) {
-    paths.near_hits = near.allocations;
-    paths.refused = near.refused;
-  });
+  auto const near = magazines_.glance();
+  paths.near_hits = near.allocations;
+  paths.refused = near.refused;
   return paths;
 }
 

@@ -27,6 +27,7 @@ import :stream;
 import :sync;
 import :tags;
 import :timeline;
+import :virtual_pages;
 
 namespace gpumem::detail {
 namespace {
@@ -188,9 +189,8 @@ tag pool_engine::leave_evidence(stream_key const& key, bool due) noexcept {
 
 // From live to free; the tags say what reuse will have to be ordered after.
 void pool_engine::end_block(block& freed) noexcept {
-  auto const& home = *freed.home;
-  home.shard->ranges.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any);
-  after_free(home);
+  auto& in = freed.home->shard->ranges;
+  after_free(in.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any));
 }
 
 // A block that was kept near a thread, where its free was counted.
@@ -237,11 +237,11 @@ void pool_engine::set_pressure(bool on) noexcept {
 // the host, which may not have what the device still uses, or where a call is to serve what was deferred.
 void pool_engine::set_caching() noexcept {
   constexpr std::size_t most = std::size_t{64} << 20, small_pools = std::size_t{1} << 20;
-  bool const wanted = pressure_ || abandoned_ || deferred_ || upstream_->host_accessible() ||
-                      chunks_.reserved() > options_.release_threshold;
+  bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
   auto const least = std::min(chunks_.reserved() / 2, small_pools);
-  calm_ = !pressure_ && !abandoned_ && !deferred_ && chunks_.reserved() <= options_.release_threshold;
-  magazines_.allow(!wanted, std::clamp(chunks_.reserved() / 100, least, most), shared_ ? most_unrecorded() : SIZE_MAX);
+  calm_ = calm;
+  magazines_.allow(calm && !upstream_->host_accessible(), std::clamp(chunks_.reserved() / 100, least, most),
+                   shared_ ? most_unrecorded() : SIZE_MAX);
 }
 
 // From now on evidence is of use.
@@ -250,13 +250,14 @@ void pool_engine::begin_sharing() noexcept {
   set_caching();
 }
 
-void pool_engine::after_free(chunk const& home) noexcept {
+void pool_engine::after_free(block const& range) noexcept {
   if (pressure_) {
     auto const most = chunks_.limit() ? chunks_.limit() : chunks_.reserved();
     auto const granted = chunks_.reserved() - free_bytes();
     set_pressure(most - std::min(most, granted) < most / 16);
   }
-  if (home.live_blocks > 0 || chunks_.reserved() <= options_.release_threshold) return;
+  bool const whole = upstream_->paged() ? range.bytes >= smallest_page : range.home->live_blocks == 0;
+  if (!whole || !too_much_reserved()) return;
   idle_passes_ = 0;
   post_pass();
 }

@@ -26,9 +26,6 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
-// What pages are multiples of, on every device so far; a device that wants more rounds up.
-inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
-
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 1024;
 

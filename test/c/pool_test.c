@@ -38,7 +38,7 @@ static gpumem_pool* make(char const* options) {
 }
 
 static gpumem_figures figures_of(gpumem_pool* pool) {
-  gpumem_figures figures = {sizeof figures, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  gpumem_figures figures = {sizeof figures, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   EXPECT(gpumem_read_figures(pool, &figures) == GPUMEM_GRANTED);
   return figures;
 }

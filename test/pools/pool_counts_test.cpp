@@ -4,9 +4,13 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <random>
+#include <utility>
 #include <vector>
 
 import gpumem;
@@ -84,21 +88,109 @@ TEST_F(pool_counts, a_magazine_hit_takes_no_lock_of_the_pool) {
   EXPECT_EQ(gpumem::driver_calls(), calls);
   EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls);
   EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + few);
+  EXPECT_EQ(r.figures().reuse_near, paths.near_hits + few);
 }
 
 // Blocks that are too large to be kept near a thread.
-TEST_F(pool_counts, a_hit_of_the_shelves_takes_one_lock) {
+TEST_F(pool_counts, a_hit_of_the_shelves_takes_one_lock_and_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
   auto const paths = paths_of(r);
-  auto const calls = gpumem::driver_calls("cuEventRecord") + gpumem::driver_calls("cuEventQuery");
-  auto const allocations = host_allocations;
+  auto const calls = gpumem::driver_calls(), allocations = host_allocations;
   constexpr std::uint64_t few = 10;
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
   EXPECT_EQ(host_allocations, allocations);
-  EXPECT_EQ(gpumem::driver_calls("cuEventRecord") + gpumem::driver_calls("cuEventQuery"), calls);
+  EXPECT_EQ(gpumem::driver_calls(), calls);
   EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls + 2 * few);
   EXPECT_EQ(paths_of(r).near_hits, paths.near_hits);
+}
+
+// Who a raw handle is, and whether it is capturing, can only be asked.
+TEST_F(pool_counts, a_hit_of_a_foreign_handle_asks_for_its_id_and_for_a_capture) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  CUstream handle = nullptr;
+  gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate")(&handle, CU_STREAM_NON_BLOCKING);
+  cuda::stream_ref const foreign{handle};
+  for (int i = 0; i < 2; ++i) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
+  auto const calls = gpumem::driver_calls(), ids = gpumem::driver_calls("cuStreamGetId");
+  auto const paths = paths_of(r);
+  constexpr std::uint64_t few = 10;
+  for (std::uint64_t i = 0; i < few; ++i) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamGetId"), ids + 2 * few);
+  EXPECT_EQ(gpumem::driver_calls(), calls + 2 * 2 * few);
+  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + few);
+  gpumem_test::driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(handle);
+}
+
+TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
+  pool_resource r{device, {.limit = 8 * MiB, .growth = gpumem::growth::compact}}; // frees leave evidence from the first
+  auto const records = [] { return gpumem::driver_calls("cuEventRecord"); };
+  auto const waits = [] { return gpumem::driver_calls("cuStreamWaitEvent"); };
+  auto const before = r.figures().reuse_waited;
+  constexpr std::uint64_t steals = 10;
+  for (std::uint64_t i = 0; i <= steals; ++i) {
+    auto& on = i % 2 ? b : a;
+    auto const recorded = records(), waited = waits();
+    void* const block = r.allocate(on, 8 * MiB);
+    simulator::work(on, {simulator::write(block, 8 * MiB)}, std::chrono::seconds{1}); // no hope of completion
+    r.deallocate(on, block, 8 * MiB);
+    EXPECT_LE(records() - recorded, 1u);
+    EXPECT_EQ(waits() - waited, i > 0 ? 1u : 0u);
+  }
+  EXPECT_EQ(r.figures().reuse_waited - before, steals);
+}
+
+// The same requests over and over: what a pass needs is there after the first few.
+TEST_F(pool_counts, a_million_warm_operations_draw_nothing) {
+  pool_resource r{upstream};
+  struct block {
+    void* pointer;
+    std::size_t bytes;
+  };
+  auto const pass = [&] {
+    std::mt19937_64 random{11};
+    std::vector<block> live;
+    for (int i = 0; i < 10'000; ++i) {
+      if (live.size() < 500) {
+        auto const bytes = std::size_t{1} + random() % (std::size_t{1} << (8 + random() % 15));
+        live.push_back({r.allocate(a, bytes), bytes});
+        continue;
+      }
+      std::swap(live[random() % live.size()], live.back());
+      r.deallocate(a, live.back().pointer, live.back().bytes);
+      live.pop_back();
+    }
+    for (auto const& each : live) r.deallocate(a, each.pointer, each.bytes);
+  };
+  for (int cold = 0; cold < 20; ++cold) pass();
+  auto const warm = r.figures();
+  while (r.figures().frees - warm.frees < 500'000) pass();
+  EXPECT_EQ(r.figures().growths, warm.growths);
+  EXPECT_EQ(r.figures().reserved, warm.reserved);
+}
+
+TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
+  pool_resource r{upstream};
+  std::mt19937_64 random{12};
+  std::vector<void*> live;
+  std::size_t most = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    if (live.size() < 100 || (live.size() < 400 && random() % 2)) {
+      live.push_back(r.allocate(random() % 2 ? a : b, std::size_t{1} << (8 + random() % 13)));
+    } else {
+      std::swap(live[random() % live.size()], live.back());
+      r.deallocate(random() % 2 ? a : b, live.back());
+      live.pop_back();
+    }
+    auto const f = r.figures();
+    auto const credit = std::clamp(f.reserved / 100, std::min(f.reserved / 2, MiB), 64 * MiB);
+    ASSERT_LE(f.cached, credit);
+    ASSERT_LE(f.granted + f.cached, f.reserved);
+    most = std::max(most, f.cached);
+  }
+  EXPECT_GT(most, r.figures().reserved / 200) << "little was ever kept";
+  EXPECT_GT(r.figures().reuse_near, 0u);
+  for (auto* const each : live) r.deallocate(a, each);
 }
 
 TEST_F(pool_counts, few_frees_leave_a_record) {

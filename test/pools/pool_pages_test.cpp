@@ -35,7 +35,9 @@ protected:
   using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
   static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
-  static bool sound(pool& r) { return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent(); }
+  static bool sound(pool& r) {
+    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent();
+  }
   // Four blocks of 4 MiB side by side.
   std::vector<void*> four(pool& r) {
     std::vector<void*> blocks;
@@ -240,6 +242,30 @@ TEST_F(pool_pages, beyond_the_release_threshold_go_back_by_themselves) {
   for (auto* each : blocks) r.deallocate(a, each, 4 * MiB);
   EXPECT_TRUE(comes_down_to(4 * MiB));
   EXPECT_EQ(r.figures().reserved, 4 * MiB);
+}
+
+TEST_F(pool_pages, beyond_the_release_threshold_go_back_beside_live_blocks) {
+  gpumem::pool_resource r{device, {.release_threshold = 4 * MiB}};
+  auto const blocks = four(r);
+  for (auto const i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  EXPECT_TRUE(comes_down_to(8 * MiB));
+  for (auto const i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+  EXPECT_TRUE(comes_down_to(4 * MiB));
+}
+
+// What comes and goes within an eighth above the threshold stays.
+TEST_F(pool_pages, a_little_beyond_the_release_threshold_stay) {
+  gpumem::pool_resource r{device, {.release_threshold = 32 * MiB}};
+  auto* const most = r.allocate(a, 32 * MiB);
+  for (int i = 0; i < 10; ++i) r.deallocate(a, r.allocate(a, 4 * MiB), 4 * MiB);
+  a.synchronize();
+  EXPECT_FALSE(comes_down_to(32 * MiB));
+  EXPECT_EQ(r.figures().growths, 2u);
+  EXPECT_EQ(r.figures().releases, 0u);
+  auto* const more = r.allocate(a, 6 * MiB);
+  r.deallocate(a, more, 6 * MiB);
+  EXPECT_TRUE(comes_down_to(32 * MiB));
+  r.deallocate(a, most, 32 * MiB);
 }
 
 TEST_F(pool_pages, what_a_closed_pool_lent_goes_back_when_it_comes_home) {

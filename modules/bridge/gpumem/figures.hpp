@@ -7,10 +7,12 @@
 
 namespace gpumem {
 
-/// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure.
+/// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure. To read those
+/// of a pool stops no thread: while others go on, they are of slightly different moments.
 struct figures {
   std::size_t live = 0;          ///< requested bytes not yet freed, in host order
   std::size_t granted = 0;       ///< the same, rounded up
+  std::size_t cached = 0;        ///< freed, and kept near the threads that freed it
   std::size_t reserved = 0;      ///< drawn from upstream
   std::size_t largest_free = 0;  ///< largest free range, whatever its order
   std::size_t limit = 0;         ///< most that may be reserved; 0: none
@@ -26,6 +28,7 @@ struct figures {
   std::uint64_t joins_refused = 0; ///< not joined, because more than four streams would have used the range
 
   std::uint64_t reuse_own = 0;       ///< the range was freed on the same stream
+  std::uint64_t reuse_near = 0;      ///< of these: a thread had kept it
   std::uint64_t reuse_ordered = 0;   ///< the stream was already ordered after its frees
   std::uint64_t reuse_completed = 0; ///< the host had seen its frees complete
   std::uint64_t reuse_waited = 0;    ///< a wait was inserted

@@ -72,6 +72,8 @@ typedef struct gpumem_figures {
   uint64_t reuse_completed; ///< the host had seen its frees complete
   uint64_t reuse_waited;    ///< a wait was inserted
   uint64_t reuse_drained;   ///< the host waited at out-of-memory
+  uint64_t cached;          ///< bytes freed, and kept near the threads that freed them
+  uint64_t reuse_near;      ///< of reuse_own: a thread had kept it
 } gpumem_figures;
 
 /// What a pool knows of the memory in which a pointer lies; `size` as in gpumem_figures.
@@ -98,8 +100,9 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 /// `name=value`, separated by commas, NULL and "" are none:
 ///   limit=8GiB             most that may be reserved; 0: none
 ///   initial_size=1GiB      reserved at once
-///   release_threshold=2GiB reserved memory beyond this is given back when whole chunks are free and complete;
-///                          without it nothing is given back but by gpumem_trim and at out-of-memory
+///   release_threshold=2GiB reserved memory beyond this is given back when whole chunks are free and complete, once
+///                          there is an eighth more; without it nothing is given back but by gpumem_trim and at
+///                          out-of-memory
 ///   cross_stream=wait      how far to go to reuse what another stream freed: own (only what the stream is ordered
 ///                          after), completed (also what the host has seen complete), wait (also behind a wait; this is
 ///                          the default)

@@ -25,7 +25,8 @@ enum class growth : unsigned char {
 struct pool_options {
   std::size_t initial_size = 0; ///< drawn from upstream at construction
   std::size_t limit = 0;        ///< most that may be reserved; 0: none
-  /// Reserved memory beyond this is given back in the background when whole chunks, or pages, are free and complete.
+  /// Reserved memory beyond this is given back in the background when whole chunks, or pages, are free and complete;
+  /// it begins when there is an eighth more, so that what comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   enum growth growth = growth::fast; ///< compact: over virtual pages only
   reuse cross_stream = reuse::wait;
