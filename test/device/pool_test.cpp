@@ -1,85 +1,24 @@
 // The pool on a real device: stamped blocks over reuse on one stream, across streams and across threads.
 // SPDX-License-Identifier: Apache-2.0
+#include "churn.hpp"
 #include "device_test.hpp"
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
-#include <random>
 #include <thread>
 #include <vector>
 
 import gpumem;
 
 using namespace gpumem;
-
-namespace {
-
-struct block {
-  void* data;
-  std::size_t bytes;
-  std::uint64_t value;
-  std::size_t home;
-};
-
-std::vector<stream> make_streams(int count) {
-  std::vector<stream> streams;
-  for (int i = 0; i < count; ++i) streams.emplace_back(device{0});
-  return streams;
-}
-
-// Random replacement on several streams of one thread: each block is stamped at its allocation and checked before its
-// free, on another stream every third time, ordered by an event or declared by record_use.
-template <class Pool>
-void churn(Pool& pool, std::vector<stream>& streams, unsigned long long* wrong, std::uint64_t seed, int steps) {
-  std::mt19937_64 random{seed};
-  std::vector<block> live;
-  event happened{device{0}};
-  for (int i = 0; i < steps; ++i) {
-    if (live.size() < 64 || (live.size() < 128 && random() % 2)) {
-      auto const home = random() % streams.size();
-      auto const bytes = std::size_t{256} << random() % 14;
-      auto const result = pool.try_allocate(streams[home], bytes);
-      if (!result) continue;
-      auto const value = seed << 40 | static_cast<std::uint64_t>(i);
-      stamp::write(streams[home].get(), *result, bytes, value, random() % 8 ? 0 : 30);
-      live.push_back({*result, bytes, value, home});
-      continue;
-    }
-    std::swap(live[random() % live.size()], live.back());
-    auto const b = live.back();
-    live.pop_back();
-    stamp::check(streams[b.home].get(), b.data, b.bytes, b.value, wrong, random() % 8 ? 0 : 30);
-    auto const other = random() % streams.size();
-    switch (random() % 3) {
-    case 0: pool.deallocate(streams[b.home], b.data, b.bytes); break;
-    case 1:
-      happened.record(streams[b.home]);
-      streams[other].wait(happened);
-      pool.deallocate(streams[other], b.data, b.bytes);
-      break;
-    default:
-      happened.record(streams[b.home]);
-      streams[other].wait(happened);
-      stamp::check(streams[other].get(), b.data, b.bytes, b.value, wrong, 30);
-      pool.record_use(b.data, streams[other]);
-      pool.deallocate(streams[b.home], b.data, b.bytes);
-    }
-  }
-  for (auto const& b : live) {
-    stamp::check(streams[b.home].get(), b.data, b.bytes, b.value, wrong);
-    pool.deallocate(streams[b.home], b.data, b.bytes);
-  }
-}
-
-} // namespace
+using gpumem_test::churn;
+using gpumem_test::make_streams;
 
 class pool_on_device : public device_test {};
 
 TEST_F(pool_on_device, one_thread_over_eight_streams) {
   pool_resource pool{cuda_resource{device{0}}};
   auto streams = make_streams(8);
-  churn(pool, streams, wrong_, 1, 20'000);
+  churn{pool, streams, wrong_, 1}.run(20'000);
   auto const f = pool.figures();
   EXPECT_EQ(f.live, 0u);
   EXPECT_GT(f.reuse_own, 0u);
@@ -89,7 +28,7 @@ TEST_F(pool_on_device, one_thread_over_eight_streams) {
 TEST_F(pool_on_device, under_a_limit_streams_steal_from_each_other) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{48} << 20}};
   auto streams = make_streams(8);
-  churn(pool, streams, wrong_, 2, 20'000);
+  churn{pool, streams, wrong_, 2}.run(20'000);
   auto const f = pool.figures();
   EXPECT_EQ(f.live, 0u);
   EXPECT_LE(f.peak_reserved, std::size_t{48} << 20);
@@ -101,7 +40,7 @@ TEST_F(pool_on_device, sixteen_threads_with_streams_of_their_own) {
   for (std::uint64_t t = 0; t < 16; ++t) {
     threads.emplace_back([&, t] {
       auto streams = make_streams(2);
-      churn(pool, streams, wrong_, 100 + t, 3'000);
+      churn{pool, streams, wrong_, 100 + t}.run(3'000);
     });
   }
   for (auto& thread : threads) thread.join();
@@ -113,7 +52,7 @@ TEST_F(pool_on_device, four_threads_that_share_four_streams) {
   auto streams = make_streams(4);
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] { churn(pool, streams, wrong_, 200 + t, 5'000); });
+    threads.emplace_back([&, t] { churn{pool, streams, wrong_, 200 + t}.run(5'000); });
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(pool.figures().live, 0u);
