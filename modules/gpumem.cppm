@@ -52,6 +52,7 @@ export import :block;
 export import :records;
 export import :block_table;
 export import :size_bins;
+export import :spans;
 export import :shelf;
 export import :ranges;
 export import :chunks;

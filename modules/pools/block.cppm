@@ -31,6 +31,7 @@ export struct alignas(64) chunk {
 export enum class block_state : std::uint8_t {
   free,
   granted,
+  spare,    ///< small and free, and kept apart from its neighbours
   cached,   ///< freed, and kept near a thread
   put_out,  ///< no longer kept there, and on its way to be free
   posted,   ///< freed while its shard's lock was taken: the lock's next holder makes it free

@@ -6,16 +6,16 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A hash from the address of every block that is not free to its record. Changed under the lock of the pool that keeps
-/// it; whoever owns a granted block may look it up without: its entry does not move, and tables that became too small
-/// are kept.
+/// A hash from the address of every block that is not a part of free ranges to its record. Changed under the lock of
+/// the pool that keeps it; whoever owns a granted block may look it up without: its entry does not move, and tables
+/// that became too small are kept.
 export class block_table {
 public:
   block_table();
 
-  /// Makes sure that one more can be put. Throws std::bad_alloc.
-  inline void reserve() {
-    if (2 * (used_ + 1) > (current_.load(std::memory_order_relaxed)->mask + 1)) rebuild();
+  /// Makes sure that so many more, a few, can be put. Throws std::bad_alloc.
+  inline void reserve(std::size_t count) {
+    if (2 * (used_ + count) > (current_.load(std::memory_order_relaxed)->mask + 1)) rebuild();
   }
   inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
   inline void drop(block const& freed) noexcept {

@@ -16,6 +16,7 @@ import :ranges;
 import :services;
 import :shards;
 import :shelf;
+import :spans;
 import :std;
 import :stream;
 import :sync;
@@ -48,9 +49,11 @@ enum class rung : std::uint8_t { own, ordered, completed, wait, none };
 struct pool_request {
   stream_key const& key;
   std::size_t requested;
-  std::size_t bytes; // in granules
+  std::size_t bytes; // rounded up
   std::size_t alignment;
   pool_shard* own = nullptr; // the calling thread's
+
+  inline bool is_small() const noexcept { return bytes <= small_sizes::largest && alignment == granule; }
 };
 
 struct pool_place {
@@ -80,7 +83,7 @@ public:
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
-    auto const granted = (bytes + granule - 1) / granule * granule;
+    auto const granted = small_sizes::round_up(bytes);
     if (alignment <= granule && !key.is_host()) {
       if (auto* const near = magazines_.take(key.order(), granted, bytes)) return near->pointer();
     }
@@ -144,6 +147,7 @@ private:
   pool_place place_at_once(pool_request const& what, shelves& all);
   pool_place place_elsewhere(pool_request const& what, rung furthest, shard_span among);
   void* grant(pool_request const& what, pool_place const& place);
+  block& take(pool_request const& what, pool_place const& place);
   void* grant_fresh(pool_request const& what, block& fresh);
   void* reuse_at_once(pool_request const& what, shard_span among);
   static void note_borrowing(pool_shard& by) noexcept;
@@ -174,6 +178,10 @@ private:
     if (!shared_ && first_stream_ != &order) begin_sharing();
   }
   /// Whether a call may be served under the lock of one shard.
+  /// Whether a block that is freed stays apart: it would be in the way of what else is to be had.
+  inline bool stays_apart(block const& freed) const noexcept {
+    return freed.bytes <= small_sizes::largest && calm_ && freed.tags.size() <= 1;
+  }
   inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
 
   // pool_grow.cpp: upstream.

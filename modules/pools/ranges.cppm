@@ -30,7 +30,7 @@ public:
 
   /// The block in which the address lies; time grows with the blocks of the chunk.
   static block* covering(chunk const& home, void const* pointer) noexcept;
-  /// The block that begins there and is not free, or null. Without the lock: for whoever owns the block.
+  /// The block that begins there and is live, or kept apart, or null. Without the lock: for whoever owns the block.
   inline block* granted_at(void const* pointer) const noexcept { return granted_.find(pointer); }
 
   inline shelves& by_order() noexcept { return shelves_; }
@@ -38,6 +38,25 @@ public:
   /// Cuts `bytes` at `offset` out of a free block and makes them live; what is left stays free, with the same tags.
   /// Throws std::bad_alloc, and nothing is changed.
   block& take(block& range, std::size_t offset, std::size_t bytes);
+  /// The same of the first bytes of a range, with some more blocks of that small size behind them, which stay apart.
+  block& take_span(block& range, std::size_t bytes);
+  /// How large a range is to be, in blocks, that a span is cut from it.
+  static constexpr std::size_t least_for_span = 16;
+  /// Makes a small block that was kept apart live.
+  inline void take_spare(block& spare) noexcept {
+    shelves_.of(spare.tags).spans().take(spare);
+    spare.tags.clear();
+    free_bytes_ -= spare.bytes;
+    ++spare.home->live_blocks;
+  }
+  /// Makes a live small block free, with the tags it has, and apart.
+  inline void keep(block& small) noexcept {
+    --small.home->live_blocks;
+    free_bytes_ += small.bytes;
+    shelves_.of(small.tags).spans().put(small);
+  }
+  /// What is kept apart joins its neighbours, as in `release`. Whether there was any.
+  bool join_spans() noexcept;
   /// Cuts them out as a hole: memory that leaves, in a chunk that stays. Throws std::bad_alloc, and nothing is changed.
   block& carve(block& range, std::size_t offset, std::size_t bytes);
   /// The first bytes of a hole have memory again. Throws std::bad_alloc, and nothing is changed.

@@ -17,6 +17,7 @@ namespace gpumem::detail {
 /// How often the ways were taken that figures do not tell of.
 export struct pool_paths {
   std::uint64_t near_hits = 0;    ///< granted out of a magazine
+  std::uint64_t spare_hits = 0;   ///< granted out of a span
   std::uint64_t locked_calls = 0; ///< allocations and frees that took a lock of the pool
   std::uint64_t all_locked = 0;   ///< those among them that took the locks of several shards
   std::uint64_t shards = 0;       ///< how many there are

@@ -3,21 +3,26 @@
 export module gpumem:shelf;
 import :block;
 import :size_bins;
+import :spans;
 import :std;
 import :tags;
 import :timeline;
 
 namespace gpumem::detail {
 
-/// Free ranges of the same order, by size, and, where it is one stream's, from the oldest epoch to the newest. Guarded
-/// by the lock of the pool that keeps it.
+/// Free ranges of the same order, by size, and, where it is one stream's, from the oldest epoch to the newest; small
+/// blocks of that order beside them. Guarded by the lock of the pool that keeps it.
 export class shelf {
 public:
   /// The one stream that all ranges here wait for; null: none, or several.
   inline timeline* order() const noexcept { return order_; }
+  /// No range lies here.
   inline bool empty() const noexcept { return count_ == 0; }
+  /// Nor a small block.
+  inline bool unused() const noexcept { return empty() && spans_.empty(); }
   inline size_bins& bins() noexcept { return bins_; }
   inline size_bins const& bins() const noexcept { return bins_; }
+  inline class spans& spans() noexcept { return spans_; }
   inline block* oldest() const noexcept { return oldest_; }
   inline block* newest() const noexcept { return newest_; }
 
@@ -69,6 +74,7 @@ private:
   block* oldest_ = nullptr;
   block* newest_ = nullptr;
   size_bins bins_;
+  class spans spans_;
 };
 
 /// All shelves of a pool.

@@ -156,7 +156,12 @@ rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furt
 // Of what the stream itself has freed and of what nobody uses, whichever fits better.
 pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
   pool_place place;
-  if (auto const* const own = by_host(what.key) ? nullptr : all.find(what.key.order())) {
+  auto* const own = by_host(what.key) ? nullptr : all.find(what.key.order());
+  if (what.is_small()) {
+    if (auto* const spare = own ? own->spans().last(what.bytes) : nullptr) return {spare, 0, rung::own};
+    if (auto* const spare = all.common().spans().last(what.bytes)) return {spare, 0, rung::completed};
+  }
+  if (own) {
     place.range = own->bins().find(what.bytes, what.alignment, place.offset);
     place.how = rung::own;
     if (place.range && place.range->bytes == what.bytes) return place;
@@ -203,7 +208,7 @@ pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest,
 
 void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   auto& from = *place.range->home->shard;
-  auto& taken = from.ranges.take(*place.range, place.offset, what.bytes);
+  auto& taken = take(what, place);
   taken.requested.store(what.requested, std::memory_order_relaxed);
   taken.stream.store(&what.key.order(), std::memory_order_relaxed);
   ++from.live_blocks;
@@ -219,6 +224,19 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   case rung::none: break; // fresh
   }
   return taken.pointer();
+}
+
+// A small block out of a large range comes with some others for those who ask next.
+block& pool_engine::take(pool_request const& what, pool_place const& place) {
+  auto& from = *place.range->home->shard;
+  if (place.range->now() == block_state::spare) {
+    from.ranges.take_spare(*place.range);
+    ++from.paths.spare_hits;
+    return *place.range;
+  }
+  bool const span = calm_ && what.is_small() && place.range->bytes / what.bytes >= range_map::least_for_span;
+  return span ? from.ranges.take_span(*place.range, what.bytes)
+              : from.ranges.take(*place.range, place.offset, what.bytes);
 }
 
 void pool_engine::note_borrowing(pool_shard& by) noexcept {

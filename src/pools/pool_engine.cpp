@@ -63,7 +63,7 @@ void add(figures& sum, figures const& part) noexcept {
 }
 
 // The bytes on a shelf; what is there must be free, belong there, and come in order.
-std::size_t sound_bytes(shelf const& one, bool& sound) {
+std::size_t sound_bytes(shelf& one, bool& sound) {
   std::size_t bytes = 0, found = 0;
   epoch newest = 0;
   for (auto const* each = one.oldest(); each; each = each->newer) {
@@ -76,7 +76,7 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
   }
   one.bins().visit_from(0, [&](block const& each) { found += each.bytes; });
   sound = sound && found == bytes;
-  return bytes;
+  return bytes + one.spans().bytes();
 }
 
 } // namespace
@@ -141,6 +141,7 @@ pool_paths pool_engine::read_paths() {
   shard_locks const held{shards_};
   pool_paths paths;
   for (auto const& each : shards_.all()) {
+    paths.spare_hits += each->paths.spare_hits;
     paths.locked_calls += each->paths.locked_calls;
     paths.all_locked += each->paths.all_locked;
     paths.borrowed += each->paths.borrowed;
@@ -180,8 +181,9 @@ bool pool_engine::consistent_with(thread_counts const& near) {
       end = each.end();
       lower = &each;
       if (each.now() == block_state::hole) return;
-      (each.is_free() ? free : taken) += each.bytes;
-      not_free += !each.is_free();
+      bool const unused = each.is_free() || each.now() == block_state::spare;
+      (unused ? free : taken) += each.bytes;
+      not_free += !unused;
       if (!each.is_free()) sound = sound && home.shard->ranges.granted_at(each.pointer()) == &each;
       if (each.now() == block_state::cached) cached += each.bytes;
       auto const state = each.now(); // what is posted meanwhile is counted as before

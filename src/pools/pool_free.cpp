@@ -60,7 +60,7 @@ bool pool_engine::free_near(stream_key const& key, void* pointer, std::optional<
     held = shards_.enter(home);
   }
   auto& freed = *seen.that;
-  freed.fetch_neighbours(); // they are looked at when the rest is done
+  if (!stays_apart(freed)) freed.fetch_neighbours(); // they are looked at when the rest is done
   bool const right = calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() &&
                      (!bytes || *bytes == freed.requested.load(std::memory_order_relaxed));
   if (right) end_live(freed, key, home);
@@ -190,6 +190,7 @@ tag pool_engine::leave_evidence(stream_key const& key, bool due) noexcept {
 // From live to free; the tags say what reuse will have to be ordered after.
 void pool_engine::end_block(block& freed) noexcept {
   auto& in = freed.home->shard->ranges;
+  if (stays_apart(freed)) return in.keep(freed);
   after_free(in.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any));
 }
 
@@ -217,14 +218,15 @@ std::size_t pool_engine::free_bytes() const noexcept {
 bool pool_engine::sweep() noexcept {
   auto* all = magazines_.sweep();
   take_in_all();
-  if (!all) return false;
+  bool any = all;
   while (all) {
     auto& kept = *all;
     all = all->next;
     note_stream(*kept.tags.begin()->order);
     end_cached(kept);
   }
-  return true;
+  for (auto const& each : shards_.all()) any |= each->ranges.join_spans();
+  return any;
 }
 
 void pool_engine::set_pressure(bool on) noexcept {

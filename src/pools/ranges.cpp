@@ -203,12 +203,46 @@ block& range_map::cut(block& range, std::size_t offset, std::size_t bytes) {
 }
 
 block& range_map::take(block& range, std::size_t offset, std::size_t bytes) {
-  granted_.reserve();
+  granted_.reserve(1);
   auto& taken = cut(range, offset, bytes);
   taken.tags.clear();
   ++taken.home->live_blocks;
   granted_.put(taken);
   return taken;
+}
+
+block& range_map::take_span(block& range, std::size_t bytes) {
+  constexpr std::size_t more = least_for_span / 2 - 1;
+  granted_.reserve(more + 1);
+  records_.reserve(more + 2);
+  auto const tags = range.tags;
+  auto& taken = take(range, 0, (more + 1) * bytes);
+  taken.bytes = bytes;
+  auto& others = shelves_.of(tags).spans();
+  for (auto i = more; i > 0; --i) { // the one beside it is to go out next
+    auto& spare = records_.take();
+    spare.base = taken.base + i * bytes;
+    spare.bytes = bytes;
+    spare.tags = tags;
+    link_above(spare, taken);
+    granted_.put(spare);
+    others.put(spare);
+  }
+  free_bytes_ += more * bytes;
+  return taken;
+}
+
+bool range_map::join_spans() noexcept {
+  block* all = nullptr;
+  shelves_.visit([&](shelf& each) { all = each.spans().take_all(all); });
+  bool const any = all;
+  while (all) {
+    auto& joining_in = *all;
+    all = all->next;
+    granted_.drop(joining_in);
+    settle(joining_in, joining::alike);
+  }
+  return any;
 }
 
 block& range_map::carve(block& range, std::size_t offset, std::size_t bytes) {

@@ -69,7 +69,7 @@ void shelves::refill() {
 }
 
 void shelves::reclaim() noexcept {
-  auto const kept = std::partition(own_.begin(), own_.end(), [](shelf const* each) { return !each->empty(); });
+  auto const kept = std::partition(own_.begin(), own_.end(), [](shelf const* each) { return !each->unused(); });
   spare_.insert(spare_.end(), kept, own_.end()); // there is room for all
   own_.erase(kept, own_.end());
   std::ranges::fill(by_stream_, nullptr);

@@ -118,6 +118,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["allocations"] = figures.allocations;
   auto const paths = engine().read_paths();
   counts["magazine hits"] = paths.near_hits;
+  counts["span hits"] = paths.spare_hits;
   counts["blocks swept"] = paths.swept;
   counts["credit refused"] = paths.refused;
   counts["ranges given to all"] = paths.completed;

@@ -1,0 +1,65 @@
+// Small blocks: a few sizes, cut side by side, and kept as they are when they are freed.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:spans;
+import :block;
+import :std;
+
+namespace gpumem::detail {
+
+/// The sizes of small blocks: multiples of 256 bytes up to 4 KiB, from there eight to each power of two up to 64 KiB.
+/// An eighth of a block at most was not asked for.
+export class small_sizes {
+public:
+  static constexpr std::size_t largest = std::size_t{64} << 10;
+  static constexpr unsigned count = 48;
+
+  /// What a request is rounded up to: one of these sizes, or whole granules.
+  static inline std::size_t round_up(std::size_t bytes) noexcept {
+    bool const by_granule = bytes <= exact || bytes > largest;
+    auto const unit = by_granule ? granule : std::size_t{1} << (std::bit_width(bytes - 1) - unit_log2);
+    return (bytes + unit - 1) & ~(unit - 1);
+  }
+  /// The number of one of these sizes.
+  static inline unsigned index_of(std::size_t bytes) noexcept {
+    if (bytes <= exact) return static_cast<unsigned>(bytes / granule) - 1;
+    auto const power = static_cast<unsigned>(std::bit_width(bytes - 1));
+    return exact / granule + (power - 13) * steps + static_cast<unsigned>(bytes >> (power - unit_log2)) - steps - 1;
+  }
+
+private:
+  static constexpr std::size_t exact = std::size_t{4} << 10;
+  static constexpr unsigned unit_log2 = 4; // of the power of two above
+  static constexpr unsigned steps = 8;
+};
+
+/// Freed small blocks of the same order, by size, the last one first. They join no neighbours before `take_all`: most
+/// are wanted again, and while they are apart neither their freeing nor their granting touches anything else. Quick Fit
+/// (Weinstock and Wulf 1988). Guarded by the lock of the pool that keeps it.
+export class spans {
+public:
+  inline block* last(std::size_t bytes) const noexcept { return last_[small_sizes::index_of(bytes)]; }
+  inline bool empty() const noexcept { return bytes_ == 0; }
+  inline std::size_t bytes() const noexcept { return bytes_; }
+
+  inline void put(block& freed) noexcept {
+    auto& last = last_[small_sizes::index_of(freed.bytes)];
+    freed.next = last;
+    last = &freed;
+    bytes_ += freed.bytes;
+    freed.become(block_state::spare);
+  }
+  /// The last of its size.
+  inline void take(block& spare) noexcept {
+    last_[small_sizes::index_of(spare.bytes)] = spare.next;
+    bytes_ -= spare.bytes;
+    spare.become(block_state::granted);
+  }
+  /// All of them, in front of others that are linked by `next`.
+  block* take_all(block* before) noexcept;
+
+private:
+  std::array<block*, small_sizes::count> last_{};
+  std::size_t bytes_ = 0;
+};
+
+} // namespace gpumem::detail

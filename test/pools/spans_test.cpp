@@ -1,0 +1,195 @@
+// Small blocks: their sizes, how they are cut side by side and kept apart, and what becomes of them when memory runs
+// short.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem::pool_resource;
+using gpumem::detail::block;
+using gpumem::detail::block_state;
+using gpumem::detail::chunk;
+using gpumem::detail::range_map;
+using gpumem::detail::small_sizes;
+
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+TEST(small_sizes, waste_an_eighth_at_most_and_are_numbered_one_by_one) {
+  std::set<unsigned> numbers;
+  std::size_t last = 0;
+  for (std::size_t bytes = 1; bytes <= small_sizes::largest; ++bytes) {
+    auto const size = small_sizes::round_up(bytes);
+    ASSERT_GE(size, bytes);
+    ASSERT_GE(size, last) << "not in order";
+    ASSERT_EQ(size % 256, 0u);
+    ASSERT_EQ(small_sizes::round_up(size), size);
+    ASSERT_LE(size - bytes, std::max<std::size_t>(255, bytes / 8)) << bytes;
+    if (size != last) ASSERT_TRUE(numbers.insert(small_sizes::index_of(size)).second) << size;
+    last = size;
+  }
+  EXPECT_EQ(last, small_sizes::largest);
+  EXPECT_EQ(numbers.size(), small_sizes::count);
+  EXPECT_EQ(*numbers.rbegin(), small_sizes::count - 1);
+}
+
+TEST(small_sizes, what_is_larger_is_in_granules) {
+  EXPECT_EQ(small_sizes::round_up(64 * KiB + 1), 64 * KiB + 256);
+  EXPECT_EQ(small_sizes::round_up(MiB + 255), MiB + 256);
+}
+
+class spans : public gpumem_test::simulated_test {
+protected:
+  std::vector<std::size_t> sizes() {
+    std::vector<std::size_t> all;
+    range_map::visit(home, [&](block const& each) { all.push_back(each.bytes); });
+    return all;
+  }
+  chunk home{.base = 0x10000, .bytes = 16 * KiB};
+  range_map map;
+};
+
+TEST_F(spans, are_cut_side_by_side_and_join_again) {
+  auto& first = map.take_span(map.add(home, {}), KiB);
+  EXPECT_EQ(sizes(), (std::vector<std::size_t>{KiB, KiB, KiB, KiB, KiB, KiB, KiB, KiB, 8 * KiB}));
+  EXPECT_TRUE(first.is_live());
+  EXPECT_EQ(home.live_blocks, 1u);
+  EXPECT_EQ(map.free_bytes(), 15 * KiB);
+
+  auto& kept = map.by_order().common().spans();
+  EXPECT_EQ(kept.last(KiB), first.upper) << "the neighbour goes out next";
+  EXPECT_EQ(kept.last(2 * KiB), nullptr);
+  auto& second = *kept.last(KiB);
+  map.take_spare(second);
+  EXPECT_EQ(second.requested.load(), 0u);
+  EXPECT_EQ(home.live_blocks, 2u);
+  EXPECT_EQ(map.granted_at(second.pointer()), &second);
+
+  map.keep(first);
+  EXPECT_EQ(first.now(), block_state::spare);
+  EXPECT_EQ(kept.last(KiB), &first);
+  EXPECT_EQ(map.free_bytes(), 15 * KiB);
+  EXPECT_EQ(map.largest_free(), 8 * KiB) << "apart";
+
+  EXPECT_TRUE(map.join_spans());
+  EXPECT_EQ(sizes(), (std::vector<std::size_t>{KiB, KiB, 14 * KiB}));
+  EXPECT_EQ(map.granted_at(first.pointer()), nullptr);
+  EXPECT_EQ(map.free_bytes(), 15 * KiB);
+  EXPECT_FALSE(map.join_spans());
+  map.release(second, range_map::joining::alike);
+  EXPECT_EQ(sizes(), std::vector<std::size_t>{16 * KiB});
+}
+
+class small_blocks : public gpumem_test::simulated_test {
+protected:
+  template <class Pool> static auto spare_hits(Pool& pool) {
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().read_paths().spare_hits;
+  }
+  template <class Pool> static std::vector<void*> many(Pool& pool, gpumem::stream const& on, std::size_t count) {
+    std::vector<void*> blocks;
+    for (std::size_t i = 0; i < count; ++i) blocks.push_back(pool.allocate(on, KiB));
+    return blocks;
+  }
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  gpumem_test::told_upstream upstream;
+};
+
+TEST_F(small_blocks, come_out_of_spans) {
+  pool_resource r{upstream};
+  auto blocks = many(r, a, 8);
+  EXPECT_EQ(spare_hits(r), 7u);
+  std::set<void*> const distinct(blocks.begin(), blocks.end());
+  EXPECT_EQ(distinct.size(), 8u);
+  EXPECT_EQ(static_cast<char*>(*distinct.rbegin()) - static_cast<char*>(*distinct.begin()), 7 * 1024);
+  for (auto* const each : blocks) r.deallocate(a, each, KiB);
+}
+
+// More of them than threads may keep near them.
+TEST_F(small_blocks, of_a_stream_that_runs_stay_its_own) {
+  pool_resource r{upstream, {.initial_size = 8 * MiB}};
+  r.deallocate(b, r.allocate(b, KiB), KiB);
+  auto freed = many(r, a, 4096);
+  std::set<void*> const all(freed.begin(), freed.end());
+  simulator::work(a, {simulator::write(freed[0], KiB)}, std::chrono::seconds{1});
+  for (auto* const each : freed) r.deallocate(a, each, KiB);
+  auto const hits = spare_hits(r);
+  auto const others = many(r, b, 512);
+  for (auto* const each : others) EXPECT_FALSE(all.contains(each));
+  auto const again = many(r, a, 4096);
+  std::size_t same = 0;
+  for (auto* const each : again) same += all.contains(each);
+  EXPECT_GT(same, 4000u);
+  EXPECT_GT(spare_hits(r) - hits, 2000u);
+  EXPECT_EQ(r.figures().reuse_waited, 0u);
+  for (auto* const each : again) r.deallocate(a, each, KiB);
+  for (auto* const each : others) r.deallocate(b, each, KiB);
+}
+
+TEST_F(small_blocks, join_before_the_pool_grows) {
+  pool_resource r{upstream, {.initial_size = 4 * MiB}};
+  auto blocks = many(r, a, 4096);
+  EXPECT_EQ(r.figures().growths, 1u);
+  for (auto* const each : blocks) r.deallocate(a, each, KiB);
+  auto* const whole = r.allocate(a, 4 * MiB);
+  EXPECT_EQ(r.figures().growths, 1u);
+  r.deallocate(a, whole, 4 * MiB);
+}
+
+TEST_F(small_blocks, go_back_with_their_chunk) {
+  pool_resource r{upstream, {.initial_size = 4 * MiB}};
+  auto blocks = many(r, a, 4096);
+  for (auto* const each : blocks) r.deallocate(a, each, KiB);
+  simulator::run_until_idle();
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.figures().reserved, 0u);
+}
+
+// At the limit whoever comes next may have them, when the stream is done.
+TEST_F(small_blocks, are_taken_by_others_at_the_limit) {
+  pool_resource r{upstream, {.initial_size = 4 * MiB, .limit = 4 * MiB}};
+  auto blocks = many(r, a, 4096);
+  for (auto* const each : blocks) {
+    simulator::work(a, {simulator::write(each, KiB)});
+    r.deallocate(a, each, KiB);
+  }
+  std::atomic<bool> over{false};
+  std::thread runs{[&] {
+    while (!over) simulator::run_until_idle();
+  }};
+  auto const taken = r.try_allocate(b, 64 * KiB);
+  over = true;
+  runs.join();
+  ASSERT_TRUE(taken);
+  simulator::work(b, {simulator::write(*taken, 64 * KiB)});
+  r.deallocate(b, *taken, 64 * KiB);
+}
+
+TEST_F(small_blocks, freed_twice_are_found) {
+  static std::vector<gpumem::misuse> told;
+  auto const before = gpumem::set_misuse_handler([](gpumem::misuse const& m) noexcept { told.push_back(m); });
+  pool_resource r{upstream};
+  auto blocks = many(r, a, 4096);
+  for (auto* const each : blocks) r.deallocate(a, each, KiB);
+  r.deallocate(a, blocks.back(), KiB); // the last is apart, the first ones are near the thread
+  r.deallocate(a, blocks.front(), KiB);
+  gpumem::set_misuse_handler(before);
+  ASSERT_EQ(told.size(), 2u);
+  for (auto const& each : told) EXPECT_EQ(each.what, gpumem::misuse::kind::double_free);
+}
+
+} // namespace
