@@ -49,11 +49,13 @@ public:
     free_bytes_ -= spare.bytes;
     ++spare.home->live_blocks;
   }
-  /// Makes a live small block free, with the tags it has, and apart.
-  inline void keep(block& small) noexcept {
+  /// Makes a live small block free, with the tags it has, and apart; false, and nothing is changed, where enough of its
+  /// size are.
+  inline bool keep(block& small) noexcept {
+    if (!shelves_.of(small.tags).spans().put(small)) return false;
     --small.home->live_blocks;
     free_bytes_ += small.bytes;
-    shelves_.of(small.tags).spans().put(small);
+    return true;
   }
   /// What is kept apart joins its neighbours, as in `release`. Whether there was any.
   bool join_spans() noexcept;

@@ -28,17 +28,15 @@ public:
 
   /// What is freed now is newest but for a few that came by another way.
   inline void put(block& range) noexcept {
-    auto* after = newest_;
-    if (order_) {
-      while (after && epoch_of(*after) > epoch_of(range)) after = after->older;
-    }
-    link_after(range, after);
+    bool const newest = !order_ || !newest_ || epoch_of(*newest_) <= epoch_of(range);
+    link_after(range, newest ? newest_ : place_before_newer(range));
   }
   /// Beside a range of the same epoch that is here.
   inline void put_beside(block& range, block& there) noexcept { link_after(range, &there); }
   inline void take(block& range) noexcept {
     (range.older ? range.older->newer : oldest_) = range.newer;
     (range.newer ? range.newer->older : newest_) = range.older;
+    if (late_ == &range) late_ = range.older ? range.older : range.newer;
     --count_;
     bins_.take(range);
   }
@@ -69,10 +67,13 @@ private:
     bins_.put(range);
   }
 
+  block* place_before_newer(block const& range) noexcept;
+
   timeline* order_ = nullptr;
   std::size_t count_ = 0;
   block* oldest_ = nullptr;
   block* newest_ = nullptr;
+  block* late_ = nullptr; // where the last one was put that was not the newest
   size_bins bins_;
   class spans spans_;
 };

@@ -41,16 +41,24 @@ public:
   inline bool empty() const noexcept { return bytes_ == 0; }
   inline std::size_t bytes() const noexcept { return bytes_; }
 
-  inline void put(block& freed) noexcept {
-    auto& last = last_[small_sizes::index_of(freed.bytes)];
-    freed.next = last;
-    last = &freed;
+  /// How many more of a size it takes.
+  inline std::size_t room(std::size_t bytes) const noexcept { return most - counts_[small_sizes::index_of(bytes)]; }
+  /// False: there are enough of its size. A stream that only frees has them for nobody.
+  inline bool put(block& freed) noexcept {
+    auto const size = small_sizes::index_of(freed.bytes);
+    if (counts_[size] >= most) return false;
+    ++counts_[size];
+    freed.next = last_[size];
+    last_[size] = &freed;
     bytes_ += freed.bytes;
     freed.become(block_state::spare);
+    return true;
   }
   /// The last of its size.
   inline void take(block& spare) noexcept {
-    last_[small_sizes::index_of(spare.bytes)] = spare.next;
+    auto const size = small_sizes::index_of(spare.bytes);
+    --counts_[size];
+    last_[size] = spare.next;
     bytes_ -= spare.bytes;
     spare.become(block_state::granted);
   }
@@ -58,7 +66,9 @@ public:
   block* take_all(block* before) noexcept;
 
 private:
+  static constexpr std::size_t most = 64;
   std::array<block*, small_sizes::count> last_{};
+  std::array<std::uint16_t, small_sizes::count> counts_{};
   std::size_t bytes_ = 0;
 };
 

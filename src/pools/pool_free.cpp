@@ -190,7 +190,7 @@ tag pool_engine::leave_evidence(stream_key const& key, bool due) noexcept {
 // From live to free; the tags say what reuse will have to be ordered after.
 void pool_engine::end_block(block& freed) noexcept {
   auto& in = freed.home->shard->ranges;
-  if (stays_apart(freed)) return in.keep(freed);
+  if (stays_apart(freed) && in.keep(freed)) return;
   after_free(in.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any));
 }
 

@@ -212,13 +212,13 @@ block& range_map::take(block& range, std::size_t offset, std::size_t bytes) {
 }
 
 block& range_map::take_span(block& range, std::size_t bytes) {
-  constexpr std::size_t more = least_for_span / 2 - 1;
+  auto& others = range.place->spans();
+  auto const more = std::min(least_for_span / 2 - 1, others.room(bytes));
   granted_.reserve(more + 1);
   records_.reserve(more + 2);
   auto const tags = range.tags;
   auto& taken = take(range, 0, (more + 1) * bytes);
   taken.bytes = bytes;
-  auto& others = shelves_.of(tags).spans();
   for (auto i = more; i > 0; --i) { // the one beside it is to go out next
     auto& spare = records_.take();
     spare.base = taken.base + i * bytes;

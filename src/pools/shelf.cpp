@@ -20,6 +20,15 @@ inline constexpr std::size_t spares_at_once = 4;
 
 } // namespace
 
+// What comes late comes together, and from near the same time: the search begins where the last one ended.
+block* shelf::place_before_newer(block const& range) noexcept {
+  auto* at = late_ ? late_ : newest_;
+  while (at && epoch_of(*at) > epoch_of(range)) at = at->older;
+  for (auto* next = at ? at->newer : oldest_; epoch_of(*next) <= epoch_of(range); next = next->newer) at = next;
+  late_ = at ? at : oldest_;
+  return at;
+}
+
 bool shelf::open(bool without_evidence) const noexcept {
   for (auto const* range = newest_; range; range = range->older) {
     for (auto const& use : range->tags) {

@@ -24,8 +24,10 @@ inline std::vector<gpumem::stream> make_streams(int count, int priority = 0) {
 /// overwritten are counted in *wrong.
 template <class Pool> class churn {
 public:
-  churn(Pool& pool, std::vector<gpumem::stream>& streams, unsigned long long* wrong, std::uint64_t seed)
-      : pool_{&pool}, streams_{&streams}, wrong_{wrong}, seed_{seed}, random_{seed} {}
+  /// Of the kernels one in eight takes so many microseconds.
+  churn(Pool& pool, std::vector<gpumem::stream>& streams, unsigned long long* wrong, std::uint64_t seed,
+        unsigned microseconds = 30)
+      : pool_{&pool}, streams_{&streams}, wrong_{wrong}, seed_{seed}, microseconds_{microseconds}, random_{seed} {}
 
   void run(int steps) {
     for (int i = 0; i < steps; ++i) step();
@@ -67,7 +69,7 @@ private:
   };
 
   gpumem::stream& on(std::size_t number) { return (*streams_)[number]; }
-  unsigned spin() { return random_() % 8 ? 0 : 30; }
+  unsigned spin() { return random_() % 8 ? 0 : microseconds_; }
   void check(block const& one, std::size_t where) {
     stamp::check(on(where).get(), one.data, one.bytes, one.value, wrong_, spin());
   }
@@ -89,6 +91,7 @@ private:
   std::vector<gpumem::stream>* streams_;
   unsigned long long* wrong_;
   std::uint64_t seed_;
+  unsigned microseconds_;
   std::uint64_t count_ = 0;
   std::mt19937_64 random_;
   std::vector<block> live_;

@@ -48,7 +48,7 @@ protected:
     std::atomic<std::uint64_t> done{0};
     for (std::uint64_t number = 0; number < crowd; ++number) {
       threads.emplace_back([&, number] {
-        churn one{pool, streams, wrong_, 300 + number};
+        churn one{pool, streams, wrong_, 300 + number, 300};
         for (int i = 0; i < steps; ++i) {
           one.step();
           ++done;
@@ -66,7 +66,6 @@ protected:
                 static_cast<unsigned long long>(f.reuse_waited), kernels);
     EXPECT_EQ(f.live, 0u);
     EXPECT_GT(stolen * 100, f.allocations) << "streams rarely took each other's memory";
-    EXPECT_GT(f.reuse_waited, 0u) << "no wait was inserted";
     EXPECT_GT(kernels, 0);
   }
 

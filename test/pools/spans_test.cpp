@@ -93,6 +93,63 @@ TEST_F(spans, are_cut_side_by_side_and_join_again) {
   EXPECT_EQ(sizes(), std::vector<std::size_t>{16 * KiB});
 }
 
+TEST_F(spans, are_kept_up_to_a_number) {
+  home.bytes = 256 * KiB;
+  std::vector<block*> live;
+  block* range = &map.add(home, {});
+  for (int i = 0; i < 100; ++i) {
+    live.push_back(&map.take(*range, 0, KiB));
+    range = live.back()->upper;
+  }
+  std::size_t kept = 0;
+  for (auto* const each : live) {
+    if (map.keep(*each))
+      ++kept;
+    else
+      map.release(*each, range_map::joining::alike);
+  }
+  EXPECT_EQ(kept, 64u);
+  EXPECT_EQ(map.by_order().common().spans().room(KiB), 0u);
+  EXPECT_EQ(map.free_bytes(), home.bytes);
+  auto& next = map.take_span(*home.last, KiB); // none beside it
+  EXPECT_EQ(next.bytes, KiB);
+  map.release(next, range_map::joining::alike);
+  EXPECT_TRUE(map.join_spans());
+  EXPECT_EQ(sizes(), std::vector<std::size_t>{256 * KiB});
+}
+
+// What comes out of the spans is older than what was freed since.
+TEST_F(spans, join_in_the_order_of_their_epochs) {
+  gpumem::stream const on{gpumem::device::current()};
+  auto& order = on.key().order();
+  home.bytes = 256 * KiB;
+  std::vector<block*> live;
+  block* range = &map.add(home, {});
+  for (int i = 0; i < 64; ++i) {
+    live.push_back(&map.take(*range, 0, KiB));
+    range = live.back()->upper;
+  }
+  auto const put = [&](std::size_t i, gpumem::epoch newest, bool apart) {
+    live[i]->tags.add({&order, newest});
+    if (apart)
+      ASSERT_TRUE(map.keep(*live[i]));
+    else
+      map.release(*live[i], range_map::joining::alike);
+  };
+  for (std::size_t i = 0; i < 64; i += 4) put(i, 100 - i, true); // every fourth, with neighbours that live
+  for (std::size_t i = 2; i < 64; i += 4) put(i, 30 + i, false);
+  EXPECT_TRUE(map.join_spans());
+  auto const& own = *map.by_order().find(order);
+  gpumem::epoch last = 0;
+  std::size_t count = 0;
+  for (auto const* each = own.oldest(); each; each = each->newer, ++count) {
+    EXPECT_GE(each->tags.begin()->newest, last);
+    last = each->tags.begin()->newest;
+  }
+  EXPECT_EQ(count, 32u);
+  for (std::size_t i = 1; i < 64; i += 2) map.release(*live[i], range_map::joining::any);
+}
+
 class small_blocks : public gpumem_test::simulated_test {
 protected:
   template <class Pool> static auto spare_hits(Pool& pool) {
