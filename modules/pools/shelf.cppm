@@ -16,6 +16,7 @@ public:
   /// The one stream that all ranges here wait for; null: none, or several.
   inline timeline* order() const noexcept { return order_; }
   inline bool empty() const noexcept { return count_ == 0; }
+  inline std::size_t size() const noexcept { return count_; }
   inline size_bins& bins() noexcept { return bins_; }
   inline size_bins const& bins() const noexcept { return bins_; }
   inline block* oldest() const noexcept { return oldest_; }

@@ -62,7 +62,12 @@ gpumem_figures outside(gpumem::figures const& f) noexcept {
           f.reuse_ordered,
           f.reuse_completed,
           f.reuse_waited,
-          f.reuse_drained};
+          f.reuse_drained,
+          f.free,
+          f.free_ranges,
+          f.unfinished,
+          f.unfinished_streams,
+          f.quarantined};
 }
 
 gpumem_block outside(gpumem::block_info const& b) noexcept {

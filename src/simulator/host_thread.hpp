@@ -15,6 +15,7 @@ struct host_thread {
   std::uint64_t number = 0;
   std::vector<context*> contexts; // the current one is the last
   bool in_function = false;       // runs a host function or the function of a piece of work
+  bool own_work = false;          // a resource works on its own memory
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 

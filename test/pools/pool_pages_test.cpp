@@ -35,7 +35,9 @@ protected:
   using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
   static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
-  static bool sound(pool& r) { return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent(); }
+  static bool sound(pool& r) {
+    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent();
+  }
   // Four blocks of 4 MiB side by side.
   std::vector<void*> four(pool& r) {
     std::vector<void*> blocks;
