@@ -37,11 +37,12 @@ inline constexpr unsigned passes_between_waits = 1000;
 
 } // namespace
 
+// On a lost device nothing runs any more, and nothing is seen to complete: a pool that ends returns what it owes.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   guarded_block* leaving = nullptr;
   {
     lock const held{guard_};
-    bool const over = engine_.lost() || !driver_alive();
+    bool const over = !driver_alive() || (closing_ && engine_.lost());
     leaving = over ? quarantine_.give_up() : quarantine_.advance(asking, keep);
   }
   while (leaving) {
@@ -97,6 +98,7 @@ bool hardening::drain(sync::time_point deadline, until goal, patience how) noexc
 
 // False: there is nothing to wait with.
 bool hardening::wait_for_device(sync::time_point deadline, patience how, sync::duration nap) noexcept {
+  if (engine_.lost()) return false;
   try {
     std::vector<timeline*> open, tails;
     {

@@ -116,13 +116,16 @@ void quarantine::learn(tag const& use, stream_key const* asking) noexcept {
   order.poll();
 }
 
-// Those of the oldest whose last use the host has seen complete. A block that is still in use does not hold up those
-// behind it.
+// Those of the oldest whose last use the host has seen complete. Blocks that are still in use do not hold up those
+// behind them: where they are all that is looked at, they go to the end.
 void quarantine::take_complete(std::size_t keep, list& out) noexcept {
   list staying;
-  for (std::size_t looked_at = 0; kept_.first && looked_at < most_looked_at; ++looked_at) {
+  bool stuck = true;
+  std::size_t looked_at = 0;
+  for (; kept_.first && looked_at < most_looked_at; ++looked_at) {
     auto& each = *kept_.pop();
     bool const complete = each.complete();
+    stuck = stuck && !complete;
     if (complete && each.wants_poison) poison(each);
     bool const leaves = complete && bytes_ - sent_bytes_ > keep;
     if (!leaves || (!by_host_ && !send(each))) {
@@ -134,6 +137,7 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
     bytes_ -= each.granted;
     out.push(each);
   }
+  if (stuck && looked_at == most_looked_at) std::swap(staying, kept_);
   if (staying.first) {
     staying.last->next = kept_.first;
     if (!kept_.first) kept_.last = staying.last;

@@ -121,4 +121,22 @@ TEST_F(hardened_program, finds_room_in_the_quarantine_where_a_request_would_fail
   EXPECT_TRUE(r.settle(long_enough));
 }
 
+TEST_F(hardened_program, a_stream_that_stands_still_holds_up_nobody_else) {
+  static auto* const wait =
+      driver_function<CUresult(CUstream, CUdeviceptr, unsigned, unsigned)>("cuStreamWaitValue32_v2");
+  auto* const flag = static_cast<unsigned*>(gpumem::pinned_resource{}.allocate_sync(4));
+  *flag = 0;
+  told_upstream upstream;
+  {
+    pool_resource r{upstream, {.initial_size = 512 * KiB, .limit = 512 * KiB, .hardened = {.enabled = true}}};
+    wait(s.get(), reinterpret_cast<CUdeviceptr>(flag), 1, 0);
+    for (int i = 0; i < 100; ++i) r.deallocate(s, r.allocate(s, 1024), 1024);
+    for (int i = 0; i < 20; ++i) r.deallocate(t, r.allocate(t, 200 * KiB), 200 * KiB);
+    EXPECT_EQ(r.figures().failures, 0u);
+    __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+  }
+  EXPECT_TRUE(comes_back(upstream.state(), 1));
+  gpumem::pinned_resource{}.deallocate_sync(flag, 4);
+}
+
 } // namespace

@@ -7,12 +7,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 import gpumem;
 #include "hardened_pool.hpp"
@@ -144,6 +148,46 @@ TEST_F(quarantine, of_a_dead_foreign_stream_ends_too) {
     destroy(foreign);
   }
   EXPECT_TRUE(comes_back(upstream.state(), 1));
+}
+
+TEST_F(quarantine, of_a_forked_child_stays_as_it_is) {
+  pool r{upstream, {.hardened = {.enabled = true}}};
+  auto* const p = r.allocate(s, 1000);
+  auto* const q = r.allocate(s, 1000);
+  r.deallocate(s, q, 1000);
+  auto const child = fork();
+  if (child == 0) {
+    auto const refused = r.try_allocate(s, 1000);
+    r.deallocate(s, p, 1000);
+    bool const settled = r.settle(long_enough);
+    _exit(!refused && refused.error().what == outcome::device_lost && r.trim() == 0 && !settled ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  r.deallocate(s, p, 1000);
+}
+
+// Ends the process with a static pool, a live block and one that is quarantined behind work that is still to run.
+[[noreturn]] void exit_with_static_pool() {
+  static gpumem::stream const stream{gpumem::device{0}};
+  static pool r{told_upstream{}, {.hardened = {.enabled = true}}};
+  static auto const block = r.acquire(stream, 1000).wait();
+  auto* const p = r.allocate(stream, 1000);
+  simulator::work(stream, {simulator::write(p, 1000)});
+  r.deallocate(stream, p, 1000);
+  { // the library's thread has this one
+    pool other{told_upstream{}, {.hardened = {.enabled = true}}};
+    other.deallocate(stream, other.allocate(stream, 1000), 1000);
+  }
+  std::exit(7);
+}
+
+using quarantine_death_test = quarantine;
+
+TEST_F(quarantine_death_test, nothing_hangs_at_exit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(exit_with_static_pool(), testing::ExitedWithCode(7), "");
 }
 
 // Nothing may come into the graph, whoever knows of the capture.
