@@ -333,6 +333,24 @@ TEST_F(hardening, prints_what_it_found_with_the_history) {
   }
 }
 
+TEST_F(hardening, waits_for_nothing_and_makes_few_driver_calls) {
+  pool r{upstream, hardened({.quarantine = 16 * KiB})};
+  constexpr std::uint64_t blocks = 50;
+  r.deallocate(s, r.allocate(s, 1000), 1000);
+  simulator::clear_driver_calls();
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    r.deallocate(s, r.allocate(s, 1000), 1000);
+    simulator::run_until_idle();
+  }
+  auto calls = simulator::report().driver_calls;
+  EXPECT_EQ(calls["cuMemsetD8Async"], 2 * blocks);
+  EXPECT_LE(calls["cuEventRecord"], 2 * blocks) << "of the free, and of the copies";
+  EXPECT_LE(calls["cuMemcpyDtoHAsync"], blocks);
+  for (auto const* const waits : {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"}) {
+    EXPECT_EQ(calls[waits], 0u) << waits;
+  }
+}
+
 TEST_F(hardening, refuses_options_that_contradict_each_other) {
   EXPECT_THROW((pool{upstream, {.hardened = {.quarantine = 1}}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.hardened = {.guard = 0}}}), std::invalid_argument);
