@@ -60,6 +60,11 @@ export import :live_meter;
 export import :shards;
 export import :magazines;
 export import :pool_engine;
+export import :pattern;
+export import :block_history;
+export import :guarded_block;
+export import :quarantine;
+export import :hardening;
 export import :pool_resource;
 
 export import :adaptor_base;

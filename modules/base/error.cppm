@@ -26,6 +26,11 @@ struct exhaustion {
   std::size_t device_total = 0;
   std::uint64_t stream = 0; ///< the stream's id
   int device = -1;
+  std::size_t free = 0;
+  std::uint64_t free_ranges = 0;        ///< pieces of it
+  std::size_t unfinished = 0;           ///< of what is free: what the host has not yet seen the last use of
+  std::uint64_t unfinished_streams = 0; ///< whose uses those are
+  std::size_t quarantined = 0;          ///< by a hardened pool
 };
 
 /// Thrown when memory is exhausted or the request is larger than it can ever be.

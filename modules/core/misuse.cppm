@@ -5,6 +5,17 @@ import :std;
 
 export namespace gpumem {
 
+/// An allocation or a free that a hardened pool remembers.
+struct block_event {
+  enum class kind : std::uint8_t { allocated, freed };
+  kind what = kind::allocated;
+  unsigned thread = 0;        ///< number of the thread that called; a new thread takes over that of one that ended
+  std::uint64_t sequence = 0; ///< of the pool's allocations and frees, from 1
+  std::uint64_t stream = 0;   ///< id; 0: the host
+  void const* pointer = nullptr;
+  std::size_t bytes = 0; ///< of the block
+};
+
 /// A broken contract: what was done, and with what.
 struct misuse {
   enum class kind : std::uint8_t {
@@ -13,6 +24,10 @@ struct misuse {
     wrong_size,      ///< freed with other bytes than it was allocated with
     use_after_close, ///< the resource was closed
     bad_stream,      ///< a stream that cannot be identified: a dead handle, or a default stream of another device
+    // Found by hardened pools, some time after it was done:
+    overrun,        ///< bytes behind the block were overwritten
+    underrun,       ///< bytes before the block were overwritten
+    use_after_free, ///< bytes of the block were overwritten after its free
   };
   kind what;
   void const* pointer = nullptr;
@@ -20,12 +35,20 @@ struct misuse {
   std::size_t expected = 0; ///< bytes of the block, if known
   std::uint64_t stream = 0; ///< id of the stream given, if known
   char const* resource = "";
+  // Of hardened pools:
+  std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's begin
+  std::size_t overwritten = 0; ///< bytes found overwritten, of those looked at
+  block_event const* history = nullptr; ///< of the memory, the oldest first; valid until the handler returns
+  std::size_t events = 0;               ///< how many
 };
 
 char const* to_string(misuse::kind value) noexcept;
 
-/// Called on the misusing thread, possibly with locks of the resource held: it may not throw and may not call into
-/// gpumem. If it returns, the call that misused does nothing.
+/// Writes what the default handler prints, with its history, a line for each event; at most `room` bytes, 0-terminated.
+void describe(misuse const& what, char* into, std::size_t room) noexcept;
+
+/// Called on the misusing thread, or on the one that finds out, possibly with locks of the resource held: it may not
+/// throw and may not call into gpumem. If it returns, the call that misused does nothing.
 using misuse_handler = void (*)(misuse const&) noexcept;
 
 /// Sets the process's handler and returns the one before; null: the default, which prints and aborts. Any thread.

@@ -19,6 +19,7 @@ public:
   inline bool stream_ordered() const noexcept { return stream_ordered_; }
   /// The host may touch its memory at once, whatever stream it is given to.
   inline bool host_accessible() const noexcept { return host_accessible_; }
+  inline bool device_accessible() const noexcept { return device_accessible_; }
   inline int device() const noexcept { return services_.table->device(services_.state); }
 
   /// Whether it draws pages, in one run of addresses for each shard; else chunks.
@@ -32,8 +33,8 @@ public:
   void give_back(chunk const& done) noexcept;
 
 protected:
-  pool_upstream(bool stream_ordered, bool host_accessible) noexcept
-      : stream_ordered_{stream_ordered}, host_accessible_{host_accessible} {}
+  pool_upstream(bool stream_ordered, bool host_accessible, bool device_accessible) noexcept
+      : stream_ordered_{stream_ordered}, host_accessible_{host_accessible}, device_accessible_{device_accessible} {}
   void serve(services_handle services) noexcept { services_ = services; }
   void draw_pages(gpumem::device where, virtual_pages_options options) {
     paged_.emplace(paging{where, std::move(options)});
@@ -48,6 +49,7 @@ private:
   std::optional<paging> paged_;
   bool stream_ordered_;
   bool host_accessible_;
+  bool device_accessible_;
 };
 
 /// A pool's chunks. Guarded by the lock of the pool that keeps it.

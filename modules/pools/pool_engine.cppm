@@ -28,6 +28,7 @@ namespace gpumem {
 
 export {
   using gpumem::growth;
+  using gpumem::hardening_options;
   using gpumem::pool_options;
   using gpumem::reuse;
 }
@@ -99,6 +100,8 @@ public:
   }
   /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
+  /// The uses on other streams recorded so far of a live block.
+  tag_set uses_of(void const* pointer) noexcept;
   /// Time grows with the blocks of a chunk.
   std::optional<block_info> find(void const* pointer);
   std::size_t trim(std::size_t keep);
@@ -124,6 +127,7 @@ public:
   inline std::optional<device> where() const noexcept { return device_; }
   inline pool_options const& options() const noexcept { return options_; }
   inline pool_upstream& upstream() noexcept { return *upstream_; }
+  inline bool lost() const noexcept { return device_ && device_->lost(); }
 
   /// No handle is left; true if no live block is either. Else the free of the last one tells.
   bool abandon() noexcept;
@@ -135,6 +139,7 @@ private:
   enum class growth_result : std::uint8_t { granted, changed, failed };
 
   bool consistent_with(thread_counts const& near);
+  static void survey(pool_shard& in, figures& f, std::vector<timeline const*>& users);
 
   // pool_allocate.cpp: the ladder.
   expected<void*, failure> allocate_shared(pool_request what) noexcept;
@@ -217,7 +222,6 @@ private:
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
   void* drain(pool_request const& what, shard_locks& held);
   bool draining_may_help(pool_request const& what);
-  inline bool lost() const noexcept { return device_ && device_->lost(); }
 
   // pool_free.cpp
   // Of a block that is the caller's, nothing changes behind his back.
@@ -284,6 +288,9 @@ private:
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   unsigned next_wait_ = 0;   // the pass that next waits for tails
 };
+
+/// Whether the process is exiting: the library thread must come to an end. From the first call on that is noted.
+export bool leaving() noexcept;
 
 /// Throws std::invalid_argument for what no pool can have as its limit.
 void check_limit(std::size_t limit);

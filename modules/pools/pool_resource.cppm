@@ -9,7 +9,9 @@ import :cuda;
 import :cuda_resource;
 import :device;
 import :error;
+import :hardening;
 import :lifetime;
+import :misuse;
 import :pool_engine;
 import :resource;
 import :services;
@@ -24,40 +26,47 @@ namespace detail {
 /// The counted state behind the handles of one pool.
 export class pool_state final {
 public:
-  pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
-      : engine_{new pool_engine{std::move(upstream), std::move(options)}} {}
+  pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options);
   pool_state(pool_state const&) = delete;
   pool_state& operator=(pool_state const&) = delete;
 
   // The engine counts live blocks; these are the handles.
-  void add_handle() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
+  void add_handle() noexcept { handles().fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
-    if (handles_.load(std::memory_order_relaxed) == 0) return refuse_closed(key, bytes);
+    if (plain_handles_.load(std::memory_order_relaxed) == 0) return allocate_otherwise(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
   inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
-    if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
+    free(key, pointer, bytes);
   }
-  inline void deallocate(stream_key const& key, void* pointer) noexcept {
-    if (engine_->deallocate(key, pointer, std::nullopt) == free_result::last) dispose();
-  }
+  inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
+  void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
   std::size_t reserve(std::size_t bytes) { return engine_->reserve(bytes); }
   bool settle(std::chrono::nanoseconds longest);
-  figures read_figures() { return engine_->read_figures(); }
+  figures read_figures();
+  std::optional<block_info> find(void const* pointer);
+  std::vector<block_event> history(void const* pointer);
   inline pool_engine& engine() noexcept { return *engine_; }
 
 private:
   ~pool_state() = default;
-  expected<void*, failure> refuse_closed(stream_key const& key, std::size_t bytes) noexcept;
+  inline std::atomic<std::int64_t>& handles() noexcept { return hardening_ ? hardened_handles_ : plain_handles_; }
+  inline void free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+    if (hardening_) return hardening_->deallocate(key, pointer, bytes);
+    if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
+  }
+  expected<void*, failure> allocate_otherwise(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void dispose() noexcept;
 
-  std::atomic<std::int64_t> handles_{0};
+  std::atomic<std::int64_t> plain_handles_{0}; // of a hardened pool none: one look tells it from an open one
   pool_engine* const engine_;
+  std::unique_ptr<hardening> const hardening_;
+  std::atomic<std::int64_t> hardened_handles_{0};
 };
 
 template <class Upstream> consteval bool orders_by_stream() {
@@ -73,7 +82,8 @@ template <class Upstream> consteval bool orders_by_stream() {
 template <class Upstream> class held_upstream final : public pool_upstream {
 public:
   explicit held_upstream(Upstream upstream)
-      : pool_upstream{orders_by_stream<Upstream>(), mr::has_property<Upstream, mr::host_accessible>},
+      : pool_upstream{orders_by_stream<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
+                      mr::has_property<Upstream, mr::device_accessible>},
         value{std::move(upstream)} {
     serve(services_of(value));
   }
@@ -121,6 +131,23 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 ///
 /// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
 /// one has free the others use before they grow, but not again and again.
+///
+/// With `hardened` it finds what its callers do wrong, at the price of some driver calls in each call, and reports it
+/// to the misuse handler with the history of the memory:
+/// - a free of a pointer that is not live, anywhere, by however many threads at once, or of another size; also after
+/// the
+///   address was granted again, as far as the history reaches;
+/// - bytes overwritten before or behind a block: guards lie around each and are looked at before its reuse;
+/// - bytes overwritten after the free, of the whole block or, of one larger than `poison`, of half of that at each of
+///   its ends: they are filled behind the work of the stream that frees, stay in a quarantine while that holds less
+///   than it may, and are looked at then. Fresh memory is filled too, so that reading it shows.
+/// What is quarantined is first in, first out; it counts as granted, and goes where a request would else fail. `settle`
+/// looks at all of it, `trim` at what is complete, and the end of the pool at the rest. Nothing waits for the device
+/// but `settle` and a request that would else fail. What `allocate_sync` gives is guarded but not filled; memory given
+/// to a stream of another device is neither. What is freed by identity, by the host, after `record_use`, in a capture,
+/// or on a stream of another device or of which no order after the grant is known, is filled only when the host has
+/// seen its use complete. A capture is asked of the driver on each call, also of own streams, and nothing is enqueued
+/// into one.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
 /// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free makes
@@ -183,7 +210,11 @@ public:
   }
 
   /// The block, live or free, in which the pointer lies; nothing if it is not the pool's.
-  std::optional<block_info> find(void const* pointer) const { return state_->engine().find(pointer); }
+  std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
+
+  /// The allocations and frees, as far as a hardened pool remembers them, of blocks in which the pointer lay, the
+  /// oldest first. Throws std::bad_alloc. Any thread.
+  std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
 
   Upstream const& upstream() const noexcept {
     return static_cast<detail::held_upstream<Upstream>&>(state_->engine().upstream()).value;

@@ -20,6 +20,7 @@ public:
   inline bool empty() const noexcept { return count_ == 0; }
   /// Nor a small block.
   inline bool unused() const noexcept { return empty() && spans_.empty(); }
+  inline std::size_t size() const noexcept { return count_; }
   inline size_bins& bins() noexcept { return bins_; }
   inline size_bins const& bins() const noexcept { return bins_; }
   inline class spans& spans() noexcept { return spans_; }

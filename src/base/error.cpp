@@ -17,6 +17,11 @@ std::string exhaustion_text(outcome what, exhaustion const& f) {
   std::string text = "gpumem: out of memory (" + std::string{to_string(what)} + "): requested " + bytes(f.requested) +
                      " bytes, live " + bytes(f.live) + ", reserved " + bytes(f.reserved) + ", largest free range " +
                      bytes(f.largest_free);
+  if (f.free_ranges) text += " of " + bytes(f.free_ranges) + " that are " + bytes(f.free) + " together";
+  if (f.unfinished) {
+    text += ", of which " + std::to_string(f.unfinished_streams) + " streams may still use " + bytes(f.unfinished);
+  }
+  if (f.quarantined) text += ", quarantined " + bytes(f.quarantined);
   if (f.limit) text += ", limit " + bytes(f.limit);
   if (f.device >= 0) {
     text += "; device " + std::to_string(f.device) + " has " + bytes(f.device_free) + " of " + bytes(f.device_total) +

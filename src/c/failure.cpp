@@ -44,13 +44,20 @@ outcome outcome_of_driver(int code) noexcept {
   return sticky(result) ? outcome::device_lost : outcome::driver_error;
 }
 
+// What a hardened pool finds overwritten is no failure of the call that finds it.
+bool found_later(misuse::kind what) noexcept {
+  return what == misuse::kind::overrun || what == misuse::kind::underrun || what == misuse::kind::use_after_free;
+}
+
 void keep_misuse(misuse const& m) noexcept {
+  if (found_later(m.what)) {
+    std::array<char, 4096> line{};
+    describe(m, line.data(), line.size());
+    std::fprintf(stderr, "%s\n", line.data());
+    return;
+  }
   misused = true;
-  auto const length = std::snprintf(sentence.data(), sentence.size(), "gpumem: %s: %s: pointer %p", m.resource,
-                                    to_string(m.what), m.pointer);
-  if (length < 0 || std::cmp_greater_equal(length, sentence.size()) || m.expected == 0) return;
-  auto const used = static_cast<std::size_t>(length);
-  std::snprintf(sentence.data() + used, sentence.size() - used, ", %zu bytes given, %zu expected", m.given, m.expected);
+  describe(m, sentence.data(), sentence.size());
 }
 
 } // namespace

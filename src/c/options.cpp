@@ -39,6 +39,11 @@ reuse reuse_of(std::string_view option, std::string_view value) {
   refuse(option, "is own, completed or wait, not '" + std::string{value} + "'");
 }
 
+bool switch_of(std::string_view option, std::string_view value) {
+  if (value == "on"sv || value == "off"sv) return value == "on"sv;
+  refuse(option, "is on or off, not '" + std::string{value} + "'");
+}
+
 struct known_option {
   std::string_view name;
   void (*set)(pool_options& options, std::string_view name, std::string_view value);
@@ -46,9 +51,14 @@ struct known_option {
 
 constexpr std::array known_options{
     known_option{"cross_stream"sv, [](pool_options& o, auto name, auto v) { o.cross_stream = reuse_of(name, v); }},
+    known_option{"guard"sv, [](pool_options& o, auto name, auto v) { o.hardened.guard = size_of(name, v); }},
+    known_option{"hardened"sv, [](pool_options& o, auto name, auto v) { o.hardened.enabled = switch_of(name, v); }},
+    known_option{"history"sv, [](pool_options& o, auto name, auto v) { o.hardened.history = size_of(name, v); }},
     known_option{"initial_size"sv, [](pool_options& o, auto name, auto v) { o.initial_size = size_of(name, v); }},
     known_option{"limit"sv, [](pool_options& o, auto name, auto v) { o.limit = size_of(name, v); }},
     known_option{"name"sv, [](pool_options& o, auto, auto v) { o.name = v; }},
+    known_option{"poison"sv, [](pool_options& o, auto name, auto v) { o.hardened.poison = size_of(name, v); }},
+    known_option{"quarantine"sv, [](pool_options& o, auto name, auto v) { o.hardened.quarantine = size_of(name, v); }},
     known_option{"release_threshold"sv,
                  [](pool_options& o, auto name, auto v) { o.release_threshold = size_of(name, v); }},
 };

@@ -63,6 +63,11 @@ gpumem_figures outside(gpumem::figures const& f) noexcept {
           f.reuse_completed,
           f.reuse_waited,
           f.reuse_drained,
+          f.free,
+          f.free_ranges,
+          f.unfinished,
+          f.unfinished_streams,
+          f.quarantined,
           f.cached,
           f.reuse_near};
 }

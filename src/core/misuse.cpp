@@ -1,7 +1,10 @@
 // The default misuse handler: say what happened, and abort.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 module gpumem:misuse.impl;
@@ -10,11 +13,36 @@ import :misuse;
 namespace gpumem {
 namespace {
 
+// A text that ends where its room does.
+class text {
+public:
+  text(char* into, std::size_t room) noexcept : at_{into}, room_{room} {
+    if (room_) *at_ = '\0';
+  }
+  template <class... Values> void add(char const* format, Values... values) noexcept {
+    auto const wanted = std::snprintf(at_, room_, format, values...);
+    if (wanted <= 0 || room_ == 0) return;
+    auto const written = std::min(static_cast<std::size_t>(wanted), room_ - 1);
+    at_ += written;
+    room_ -= written;
+  }
+
+private:
+  char* at_;
+  std::size_t room_;
+};
+
+void add_event(text& line, block_event const& e) noexcept {
+  bool const allocated = e.what == block_event::kind::allocated;
+  line.add("\ngpumem:   %llu: %zu bytes at %p %s stream %llu by thread %u", static_cast<unsigned long long>(e.sequence),
+           e.bytes, e.pointer, allocated ? "allocated for" : "freed on", static_cast<unsigned long long>(e.stream),
+           e.thread);
+}
+
 void print_and_abort(misuse const& m) noexcept {
-  std::fprintf(stderr, "gpumem: %s: %s: pointer %p, %zu bytes given", m.resource, to_string(m.what), m.pointer,
-               m.given);
-  if (m.expected) std::fprintf(stderr, ", %zu bytes expected", m.expected);
-  std::fprintf(stderr, ", stream %llu\n", static_cast<unsigned long long>(m.stream));
+  std::array<char, 4096> line;
+  describe(m, line.data(), line.size());
+  std::fprintf(stderr, "%s\n", line.data());
   std::abort();
 }
 
@@ -29,8 +57,24 @@ char const* to_string(misuse::kind value) noexcept {
   case misuse::kind::wrong_size: return "a free with another size than the allocation's";
   case misuse::kind::use_after_close: return "a use after close";
   case misuse::kind::bad_stream: return "a stream that cannot be identified";
+  case misuse::kind::overrun: return "a write behind the end of a block";
+  case misuse::kind::underrun: return "a write before the begin of a block";
+  case misuse::kind::use_after_free: return "a write to a block after its free";
   }
   return "an unknown misuse";
+}
+
+void describe(misuse const& m, char* into, std::size_t room) noexcept {
+  text line{into, room};
+  line.add("gpumem: %s: %s: pointer %p", m.resource, to_string(m.what), m.pointer);
+  if (m.overwritten) {
+    line.add(", %zu bytes are overwritten, the nearest %td from it", m.overwritten, m.offset);
+  } else {
+    line.add(", %zu bytes given", m.given);
+  }
+  if (m.expected) line.add(m.overwritten ? ", %zu bytes large" : ", %zu bytes expected", m.expected);
+  line.add(", stream %llu", static_cast<unsigned long long>(m.stream));
+  for (std::size_t i = 0; i < m.events; ++i) add_event(line, m.history[i]);
 }
 
 misuse_handler set_misuse_handler(misuse_handler handler) noexcept {

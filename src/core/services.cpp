@@ -51,7 +51,17 @@ expected<stream_key, failure> try_identify(stream_ref stream, services_handle co
 void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {
   if (why.what != outcome::exhausted && why.what != outcome::too_large) throw_failure(why);
   auto const f = from.table->read_figures(from.state);
-  exhaustion facts{why.requested, f.live, f.reserved, f.largest_free, f.limit, 0, 0, 0, from.table->device(from.state)};
+  exhaustion facts{.requested = why.requested,
+                   .live = f.live,
+                   .reserved = f.reserved,
+                   .largest_free = f.largest_free,
+                   .limit = f.limit,
+                   .device = from.table->device(from.state),
+                   .free = f.free,
+                   .free_ranges = f.free_ranges,
+                   .unfinished = f.unfinished,
+                   .unfinished_streams = f.unfinished_streams,
+                   .quarantined = f.quarantined};
   try {
     device const where{facts.device};
     if (auto const key = try_identify(stream_ref{stream}, where, why.requested)) facts.stream = key->id();

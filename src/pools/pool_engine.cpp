@@ -11,6 +11,7 @@ module;
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 module gpumem:pool_engine.impl;
 import :pool_engine;
 import :block;
@@ -33,6 +34,24 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
+// What lies between the guards of a block and beside them is bounded, so that no sum overflows.
+void check_hardening(hardening_options const& asked, std::size_t limit) {
+  constexpr std::size_t most = std::size_t{1} << 30;
+  hardening_options const usual;
+  bool const changed = asked.guard != usual.guard || asked.quarantine != usual.quarantine ||
+                       asked.poison != usual.poison || asked.history != usual.history;
+  if (!asked.enabled && changed) {
+    throw std::invalid_argument{
+        "gpumem: a pool that is not hardened has neither guard, quarantine, poison nor history"};
+  }
+  if (asked.guard > most || asked.poison > most || asked.history > most) {
+    throw std::invalid_argument{"gpumem: a pool's guard, poison and history must each be 1 GiB at most"};
+  }
+  if (asked.enabled && limit && limit / granule <= 2 * ((asked.guard + granule - 1) / granule)) {
+    throw std::invalid_argument{"gpumem: a hardened pool's limit leaves no room between two guards"};
+  }
+}
+
 pool_options checked_options(pool_options options, bool paged) {
   if (options.cross_stream > reuse::wait) throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
   if (options.limit && options.initial_size > options.limit) {
@@ -46,6 +65,7 @@ pool_options checked_options(pool_options options, bool paged) {
     throw std::invalid_argument{"gpumem: growth::compact is for pools over virtual pages"};
   }
   check_limit(options.limit);
+  check_hardening(options.hardened, options.limit);
   return options;
 }
 
@@ -107,11 +127,32 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
                     found->stream.load(std::memory_order_relaxed)->id(), true};
 }
 
+// What is free, in how many pieces, and what of it streams still use, as far as is known.
+void pool_engine::survey(pool_shard& in, figures& f, std::vector<timeline const*>& users) {
+  auto const look = [&](shelf const& one) {
+    for (auto const* range = one.newest(); range; range = range->older) {
+      bool const over = range->tags.completed();
+      if (over && one.order()) return; // what is older is complete too
+      f.unfinished += over ? 0 : range->bytes;
+      for (auto const& use : range->tags) {
+        if (!use.completed() && std::ranges::find(users, use.order) == users.end()) users.push_back(use.order);
+      }
+    }
+  };
+  auto& all = in.ranges.by_order();
+  all.visit([&](shelf const& one) { f.free_ranges += one.size(); });
+  look(all.mixed());
+  for (auto const* const each : all.own()) look(*each);
+  f.free += in.ranges.free_bytes();
+  f.unfinished_streams = users.size();
+}
+
 // One shard at a time, so that nobody waits for more than a glance.
 figures pool_engine::read_figures() {
   figures f;
   std::int64_t live = 0;
   std::size_t not_free = 0;
+  std::vector<timeline const*> users;
   for (auto const& each : shards_.all()) {
     sync::quick_lock const held{each->guard};
     if (calm_) take_in(*each);
@@ -121,6 +162,7 @@ figures pool_engine::read_figures() {
     f.joins += each->ranges.joins();
     f.joins_refused += each->ranges.refused_joins();
     f.largest_free = std::max(f.largest_free, each->ranges.largest_free());
+    survey(*each, f, users);
     f.reserved = chunks_.reserved() + chunks_.leaving();
     f.limit = chunks_.limit();
     f.peak_reserved = chunks_.peak();

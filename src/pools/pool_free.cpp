@@ -284,6 +284,12 @@ void pool_engine::serve_deferred() noexcept {
   set_caching();
 }
 
+tag_set pool_engine::uses_of(void const* pointer) noexcept {
+  shard_locks const held{shards_};
+  auto const* const used = shards_.granted_at(pointer).that;
+  return used ? used->tags : tag_set{};
+}
+
 bool pool_engine::record_use(stream_key const& key, void* pointer) {
   key.order().prepare();
   shard_locks held{shards_};

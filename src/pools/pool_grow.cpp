@@ -37,15 +37,16 @@ inline constexpr auto longest_pause = 1ms;
 std::atomic<bool> leaving_driver{false};
 void note_leaving() noexcept { leaving_driver.store(true, std::memory_order_relaxed); }
 
-void watch_exit() {
+} // namespace
+
+bool leaving() noexcept {
   static bool const once = [] {
     at_driver_exit(note_leaving); // after the library thread's own registration, so it runs before that is joined
     return true;
   }();
   static_cast<void>(once);
+  return leaving_driver.load(std::memory_order_relaxed);
 }
-
-} // namespace
 
 // Draws a chunk and grants from it. `changed`: another thread's growth or return has ended, look again.
 pool_engine::growth_result pool_engine::grow(pool_request const& what, shard_locks& held, bool exact,
@@ -219,7 +220,7 @@ std::size_t pool_engine::trim(std::size_t keep) {
 void pool_engine::post_pass() noexcept {
   if (posted_ || !driver_alive()) return;
   posted_ = true;
-  watch_exit();
+  leaving(); // is watched from now on
   library_executor().post(*this);
 }
 
@@ -234,9 +235,8 @@ void pool_engine::resume() noexcept {
     passing_ = false;
     done = closed_ && chunks_.empty();
     bool const more = closed_ ? !done : chunks_.reserved() > options_.release_threshold && idle_passes_ < most_passes;
-    bool const leaving = leaving_driver.load(std::memory_order_relaxed);
-    if (more && !leaving) post_pass();
-    if (more && leaving && closed_) leave_behind();
+    if (more && !leaving()) post_pass();
+    if (more && leaving() && closed_) leave_behind();
   }
   if (done) delete this;
 }

@@ -1,12 +1,14 @@
 // The counted state of a pool, and its calls that do not depend on the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 module gpumem:pool_resource.impl;
 import :pool_resource;
 import :chunks;
@@ -16,11 +18,13 @@ import :device;
 import :driver;
 import :error;
 import :fork;
+import :hardening;
 import :misuse;
 import :pool_engine;
 import :resource;
 import :services;
 import :stream;
+import :sync;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -31,9 +35,34 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_op
   return std::make_unique<held_upstream<cuda_resource>>(std::move(chunks), where, std::move(pages));
 }
 
+namespace {
+
+std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* whom) noexcept, void* whom) {
+  if (!engine.options().hardened.enabled) return nullptr;
+  try {
+    return std::make_unique<hardening>(engine, ended, whom);
+  } catch (...) {
+    engine.close();
+    throw;
+  }
+}
+
+} // namespace
+
+pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
+    : engine_{new pool_engine{std::move(upstream), std::move(options)}},
+      hardening_{harden(
+          *engine_,
+          [](void* whom) noexcept {
+            auto& ended = *static_cast<pool_state*>(whom);
+            if (ended.engine_->abandon()) ended.dispose();
+          },
+          this)} {}
+
 // In a forked child what the state would give back is the parent's.
 void pool_state::drop_handle() noexcept {
-  if (forked() || handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (hardening_) return hardening_->abandon();
   if (engine_->abandon()) dispose();
 }
 
@@ -42,14 +71,44 @@ void pool_state::dispose() noexcept {
   delete this;
 }
 
-expected<void*, failure> pool_state::refuse_closed(stream_key const& key, std::size_t bytes) noexcept {
+expected<void*, failure> pool_state::allocate_otherwise(stream_key const& key, std::size_t bytes,
+                                                        std::size_t alignment) noexcept {
+  if (hardened_handles_.load(std::memory_order_relaxed) != 0) return hardening_->try_allocate(key, bytes, alignment);
   report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
-bool pool_state::settle(std::chrono::nanoseconds longest) { return driver_alive() && engine_->settle(longest); }
+bool pool_state::settle(std::chrono::nanoseconds longest) {
+  if (!driver_alive()) return false;
+  auto const deadline = sync::now() + longest;
+  bool const looked_at = !hardening_ || hardening_->settle(longest);
+  return engine_->settle(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
+}
 
-std::size_t pool_state::trim(std::size_t keep) { return driver_alive() ? engine_->trim(keep) : 0; }
+std::size_t pool_state::trim(std::size_t keep) {
+  if (!driver_alive()) return 0;
+  if (hardening_) hardening_->flush();
+  return engine_->trim(keep);
+}
+
+figures pool_state::read_figures() {
+  auto const seen = engine_->read_figures();
+  return hardening_ ? hardening_->amend(seen) : seen;
+}
+
+std::optional<block_info> pool_state::find(void const* pointer) {
+  auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
+  return guarded ? guarded : engine_->find(pointer);
+}
+
+std::vector<block_event> pool_state::history(void const* pointer) {
+  return hardening_ ? hardening_->history(pointer) : std::vector<block_event>{};
+}
+
+void pool_state::record_use(stream_key const& key, void* pointer) {
+  if (hardening_) return hardening_->record_use(key, pointer);
+  engine_->record_use(key, pointer);
+}
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
   if (!pointer || !may_free()) return;
@@ -65,7 +124,7 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
 void pool_record_use(pool_state& state, void* pointer, stream_ref stream) {
   if (!pointer || !may_free()) return;
   auto const where = state.where();
-  state.engine().record_use(where ? identify(stream, *where) : identify(stream), pointer);
+  state.record_use(where ? identify(stream, *where) : identify(stream), pointer);
 }
 
 } // namespace gpumem::detail

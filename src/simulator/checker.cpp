@@ -154,10 +154,10 @@ void checker::check_mapped(const actor& who, std::uint64_t address, std::uint64_
   });
 }
 
-void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
+void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own) {
   if (bytes == 0 || !tracked(address)) return;
   check_bounds(who, address, bytes, write);
-  bool spoken = false;
+  bool spoken = own;
   runs(address, bytes, [&](const run& at) { touch_run(who, at, write, spoken); });
 }
 

@@ -160,6 +160,8 @@ void gpumem_simulator_use_recorded(void* stream, void* pointer) {
   device.order.use_declared(who, reinterpret_cast<std::uint64_t>(pointer));
 }
 
+void gpumem_simulator_own_work(int begins) { this_host_thread().own_work = begins != 0; }
+
 void gpumem_simulator_on_call(void (*hook)(void*), void* context) {
   engine& device = the_engine();
   device.on_call_context.store(context, std::memory_order_relaxed);

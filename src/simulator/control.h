@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Raised with each change of this interface; the client refuses another number. */
-#define GPUMEM_SIMULATOR_INTERFACE 2
+#define GPUMEM_SIMULATOR_INTERFACE 3
 
 struct gpumem_simulator_options {
   int devices;
@@ -78,6 +78,8 @@ uint64_t gpumem_simulator_new_owner(void);
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_use_recorded(void* stream, void* pointer);
+/* From 1 to 0, what the calling thread enqueues is a resource's own work on its memory, granted or not. */
+void gpumem_simulator_own_work(int begins);
 
 void gpumem_simulator_on_call(void (*hook)(void*), void* context);
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context);

@@ -47,7 +47,7 @@ engine& the_engine() {
 
 host_thread& this_host_thread() {
   static std::atomic<std::uint64_t> made{0};
-  thread_local host_thread self{++made, {}, false, CU_STREAM_CAPTURE_MODE_GLOBAL};
+  thread_local host_thread self{.number = ++made, .contexts = {}};
   return self;
 }
 

@@ -85,9 +85,8 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
     auto& stack = this_host_thread().contexts;
     context* home = known(device, handle);
     if (handle != nullptr && home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!stack.empty()) stack.pop_back();
-    if (home != nullptr) stack.push_back(home);
-    return CUDA_SUCCESS;
+    if (!stack.empty()) stack.pop();
+    return home == nullptr || stack.push(home) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
   });
 }
 
@@ -104,8 +103,7 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
   return enter<"cuCtxPushCurrent", quiet>([&](engine& device, locked&) {
     context* home = known(device, handle);
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-    this_host_thread().contexts.push_back(home);
-    return CUDA_SUCCESS;
+    return this_host_thread().contexts.push(home) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
   });
 }
 
@@ -114,7 +112,7 @@ CUresult cuCtxPopCurrent(CUcontext* handle) {
     auto& stack = this_host_thread().contexts;
     if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
     if (handle != nullptr) *handle = stack.back()->handle();
-    stack.pop_back();
+    stack.pop();
     return CUDA_SUCCESS;
   });
 }

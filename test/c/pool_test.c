@@ -38,7 +38,7 @@ static gpumem_pool* make(char const* options) {
 }
 
 static gpumem_figures figures_of(gpumem_pool* pool) {
-  gpumem_figures figures = {sizeof figures, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  gpumem_figures figures = {.size = sizeof figures};
   EXPECT(gpumem_read_figures(pool, &figures) == GPUMEM_GRANTED);
   return figures;
 }
@@ -114,8 +114,9 @@ static void options_that_are_refused(void) {
     char const* options;
     char const* sentence;
   } const wrong[] = {
-      {"limt=8GiB", "'limt' is unknown; there are cross_stream, initial_size, limit, name, release_threshold"},
+      {"limt=8GiB", "'limt' is unknown; there are cross_stream, guard, hardened, history, initial_size, limit, "},
       {"limit", "'limit' has no value"},
+      {"hardened=yes", "'hardened' is on or off, not 'yes'"},
       {"limit=", "'limit' is empty"},
       {"limit=8 gigs", "'limit' is no size: '8 gigs'"},
       {"limit=-1", "is no size"},
@@ -188,7 +189,7 @@ static void misuse_is_an_outcome(void) {
   gpumem_outcome const wrong = GPUMEM_INVALID_ARGUMENT;
   EXPECT_REFUSED(gpumem_free(pool, stream, &pool), wrong, "misused: a pointer that it never gave out");
   EXPECT_REFUSED(gpumem_free(pool, stream, inside), wrong, "a pointer that it never gave out");
-  EXPECT_REFUSED(gpumem_free_sized(pool, stream, block, MIB + 1), wrong, "1048577 bytes given, 1048576 expected");
+  EXPECT_REFUSED(gpumem_free_sized(pool, stream, block, MIB + 1), wrong, "1048577 bytes given, 1048576 bytes expected");
   EXPECT_REFUSED(gpumem_free_sync(pool, block, 1), wrong, "a free with another size than the allocation's");
   EXPECT_REFUSED(gpumem_record_use(pool, &pool, stream), wrong, "a pointer that it never gave out");
   EXPECT(figures_of(pool).live == MIB);

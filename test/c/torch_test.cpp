@@ -251,4 +251,32 @@ TEST_F(torch, misuse_is_told_and_does_nothing) {
   free(block, mib, 10, stream);
 }
 
+TEST_F(torch, options_harden_a_pool_and_what_it_finds_is_told) {
+  auto* const stream = make_stream(0);
+  gpumem_pool* pool = nullptr;
+  EXPECT_EQ(gpumem_make_pool(0, "quarantine=1MiB", &pool), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("not hardened"));
+  auto const options = "hardened=on,guard=512,quarantine=1MiB,poison=4KiB,history=100";
+  ASSERT_EQ(gpumem_make_pool(0, options, &pool), GPUMEM_GRANTED) << gpumem_last_error();
+  void* block = nullptr;
+  ASSERT_EQ(gpumem_allocate_sync(pool, 1000, 256, &block), GPUMEM_GRANTED);
+  ASSERT_EQ(gpumem_free(pool, stream, block), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_free(pool, stream, block), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("a double free"));
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("1000 bytes at"));
+  gpumem_figures told{};
+  told.size = sizeof told;
+  ASSERT_EQ(gpumem_read_figures(pool, &told), GPUMEM_GRANTED);
+  EXPECT_EQ(told.quarantined, 2048u);
+  EXPECT_EQ(told.granted, 2048u);
+  gpumem::simulator::run_until_idle();
+  static_cast<char*>(block)[1000] = 1; // behind it
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(gpumem_settle(pool, 1'000'000'000), GPUMEM_GRANTED);
+  auto const text = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("a write behind the end of a block"));
+  EXPECT_THAT(text, HasSubstr("freed on stream"));
+  EXPECT_EQ(gpumem_release(pool), GPUMEM_GRANTED);
+}
+
 } // namespace

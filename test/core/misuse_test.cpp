@@ -42,7 +42,8 @@ TEST(misuse, goes_to_the_handler_that_is_set) {
 
 TEST(misuse, has_a_word_for_each_kind) {
   for (auto kind : {misuse::kind::foreign_pointer, misuse::kind::double_free, misuse::kind::wrong_size,
-                    misuse::kind::use_after_close, misuse::kind::bad_stream}) {
+                    misuse::kind::use_after_close, misuse::kind::bad_stream, misuse::kind::overrun,
+                    misuse::kind::underrun, misuse::kind::use_after_free}) {
     EXPECT_EQ(std::string{gpumem::to_string(kind)}.find("unknown"), std::string::npos);
   }
 }
@@ -105,9 +106,16 @@ TEST(out_of_memory, tells_all_figures) {
                                  .device_free = 66,
                                  .device_total = 77,
                                  .stream = 88,
-                                 .device = 1}};
+                                 .device = 1,
+                                 .free = 99,
+                                 .free_ranges = 111,
+                                 .unfinished = 222,
+                                 .unfinished_streams = 333,
+                                 .quarantined = 444}};
   std::string const text = e.what();
-  for (auto const* figure : {"11", "22", "33", "44", "55", "66", "77", "88", "device 1", "exhausted"}) {
+  for (auto const* figure :
+       {"11", "22", "33", "44", "55", "66", "77", "88", "device 1", "exhausted",
+        "largest free range 44 of 111 that are 99 together", "333 streams may still use 222", "quarantined 444"}) {
     EXPECT_NE(text.find(figure), std::string::npos) << figure << " in " << text;
   }
   EXPECT_THROW(throw gpumem::out_of_memory{e}, std::bad_alloc);

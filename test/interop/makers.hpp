@@ -47,6 +47,12 @@ template <class Upstream> struct pool {
   static constexpr char const* name = "pool";
   static auto make() { return gpumem::pool_resource{Upstream::make()}; }
 };
+template <class Upstream> struct hardened {
+  static constexpr char const* name = "hardened";
+  static auto make() {
+    return gpumem::pool_resource{Upstream::make(), gpumem::pool_options{.hardened = {.enabled = true}}};
+  }
+};
 template <class Upstream> struct statistics {
   static constexpr char const* name = "statistics";
   static auto make() { return gpumem::statistics_adaptor{Upstream::make()}; }
@@ -102,7 +108,9 @@ using resources =
                    pool<cuda>, pool<host>, pool<statistics<cuda>>, statistics<pool<cuda>>, any_pool<pool<cuda>>,
                    checked<pool<cuda>>, managed, pinned, async, async_managed, async_pinned, default_pool, pool<async>,
                    pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>, checked<async>,
-                   checked<pool<async>>, any_pool<async>>;
+                   checked<pool<async>>, any_pool<async>, hardened<cuda>, hardened<async>, hardened<second_device>,
+                   hardened<managed>, hardened<host>, pool<hardened<cuda>>, statistics<hardened<pinned>>,
+                   checked<hardened<cuda>>, checked<hardened<async>>>;
 
 struct names {
   template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }

@@ -4,6 +4,8 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <chrono>
+
 import gpumem;
 
 namespace {
@@ -22,8 +24,11 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
   CUstream made = nullptr;
   create(&made, CU_STREAM_NON_BLOCKING);
   cuda::stream_ref const foreign{made};
-  gpumem_test::told_upstream const upstream;
+  gpumem_test::told_upstream const upstream, beside;
   {
+    pool_resource hard{beside, {.hardened = {.enabled = true}}};
+    auto* const kept = hard.allocate(a, 1024);
+    hard.deallocate(a, hard.allocate(a, 1024), 1024);
     pool_resource r{upstream, {.initial_size = 4096, .limit = 4096}};
     auto* const p = r.allocate(a, 1024);
     auto* const q = r.allocate(foreign, 1024);
@@ -40,8 +45,14 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
     r.deallocate(a, live);
     EXPECT_EQ(r.figures().live, 0u);
     EXPECT_EQ(r.trim(), 0u) << "an error is not completion";
+    EXPECT_EQ(hard.try_allocate(a, 1024).error().what, outcome::device_lost);
+    hard.deallocate(a, kept, 1024);
+    EXPECT_EQ(hard.figures().live, 0u);
+    EXPECT_EQ(hard.trim(), 0u);
+    EXPECT_FALSE(hard.settle(std::chrono::hours{1}));
   }
   EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1)) << "a closed pool returns what it owes";
+  EXPECT_TRUE(gpumem_test::comes_back(beside.state(), 1));
 }
 
 } // namespace

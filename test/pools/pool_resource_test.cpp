@@ -151,6 +151,34 @@ TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
   r.deallocate(s, q, 1 * MiB);
 }
 
+TEST_F(pool_interface, a_failure_tells_what_is_free_and_who_may_still_use_it) {
+  gpumem::stream t{device};
+  pool_resource r{upstream, {.initial_size = 4 * MiB, .limit = 4 * MiB}};
+  void* all[4];
+  for (auto*& each : all) each = r.allocate(s, 1 * MiB);
+  auto const nothing = r.figures();
+  EXPECT_EQ(nothing.free + nothing.free_ranges + nothing.unfinished + nothing.unfinished_streams, 0u);
+  gpumem::event happened{device};
+  happened.record(s);
+  t.wait(happened);
+  r.deallocate(s, all[0], 1 * MiB);
+  r.deallocate(t, all[2], 1 * MiB);
+  try {
+    r.allocate(s, 2 * MiB);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.figures().free, 2 * MiB);
+    EXPECT_EQ(e.figures().free_ranges, 2u);
+    EXPECT_EQ(e.figures().largest_free, 1 * MiB);
+    EXPECT_EQ(e.figures().unfinished, 2 * MiB);
+    EXPECT_EQ(e.figures().unfinished_streams, 2u);
+  }
+  gpumem::simulator::run_until_idle();
+  r.trim(1);
+  EXPECT_EQ(r.figures().unfinished, 0u);
+  for (auto const i : {1, 3}) r.deallocate(s, all[i], 1 * MiB);
+}
+
 TEST_F(pool_interface, reserved_memory_serves_requests_without_growth) {
   pool_resource r{upstream, {.limit = 8 * MiB + 100}};
   EXPECT_EQ(r.reserve(0), 0u);

@@ -106,6 +106,8 @@ using gpumem::inline_executor;
 using gpumem::library_executor;
 using gpumem::lifetime;
 using gpumem::measured_state;
+using gpumem::block_event;
+using gpumem::describe;
 using gpumem::misuse;
 using gpumem::misuse_handler;
 using gpumem::never_stop_token;

@@ -11,7 +11,7 @@ namespace gpumem {
 /// of a pool stops no thread: while others go on, they are of slightly different moments.
 struct figures {
   std::size_t live = 0;          ///< requested bytes not yet freed, in host order
-  std::size_t granted = 0;       ///< the same, rounded up
+  std::size_t granted = 0;       ///< the same, rounded up; of a hardened pool with guards, and with what is quarantined
   std::size_t cached = 0;        ///< freed, and kept near the threads that freed it
   std::size_t reserved = 0;      ///< drawn from upstream
   std::size_t largest_free = 0;  ///< largest free range, whatever its order
@@ -33,6 +33,12 @@ struct figures {
   std::uint64_t reuse_completed = 0; ///< the host had seen its frees complete
   std::uint64_t reuse_waited = 0;    ///< a wait was inserted
   std::uint64_t reuse_drained = 0;   ///< the host waited at out-of-memory
+
+  std::size_t free = 0;                 ///< neither granted nor kept near a thread
+  std::uint64_t free_ranges = 0;        ///< in so many pieces
+  std::size_t unfinished = 0;           ///< of what is free: what the host has not yet seen the last use of
+  std::uint64_t unfinished_streams = 0; ///< whose uses those are
+  std::size_t quarantined = 0;          ///< of a hardened pool: freed and kept from reuse; granted, not live
 };
 
 } // namespace gpumem

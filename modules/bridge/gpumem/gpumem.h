@@ -63,17 +63,22 @@ typedef struct gpumem_figures {
   uint64_t allocations;
   uint64_t frees;
   uint64_t failures;
-  uint64_t growths;         ///< chunks drawn from the device
-  uint64_t releases;        ///< chunks given back
-  uint64_t joins;           ///< free neighbours joined
-  uint64_t joins_refused;   ///< not joined, because more than four streams would have used the range
-  uint64_t reuse_own;       ///< the range was freed on the same stream
-  uint64_t reuse_ordered;   ///< the stream was already ordered after its frees
-  uint64_t reuse_completed; ///< the host had seen its frees complete
-  uint64_t reuse_waited;    ///< a wait was inserted
-  uint64_t reuse_drained;   ///< the host waited at out-of-memory
-  uint64_t cached;          ///< bytes freed, and kept near the threads that freed them
-  uint64_t reuse_near;      ///< of reuse_own: a thread had kept it
+  uint64_t growths;            ///< chunks drawn from the device
+  uint64_t releases;           ///< chunks given back
+  uint64_t joins;              ///< free neighbours joined
+  uint64_t joins_refused;      ///< not joined, because more than four streams would have used the range
+  uint64_t reuse_own;          ///< the range was freed on the same stream
+  uint64_t reuse_ordered;      ///< the stream was already ordered after its frees
+  uint64_t reuse_completed;    ///< the host had seen its frees complete
+  uint64_t reuse_waited;       ///< a wait was inserted
+  uint64_t reuse_drained;      ///< the host waited at out-of-memory
+  uint64_t free;               ///< neither granted nor kept near a thread
+  uint64_t free_ranges;        ///< in so many pieces
+  uint64_t unfinished;         ///< of what is free: what the host has not yet seen the last use of
+  uint64_t unfinished_streams; ///< whose uses those are
+  uint64_t quarantined;        ///< of a hardened pool: freed and kept from reuse; granted, not live
+  uint64_t cached;             ///< bytes freed, and kept near the threads that freed them
+  uint64_t reuse_near;         ///< of reuse_own: a thread had kept it
 } gpumem_figures;
 
 /// What a pool knows of the memory in which a pointer lies; `size` as in gpumem_figures.
@@ -107,6 +112,11 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///                          after), completed (also what the host has seen complete), wait (also behind a wait; this is
 ///                          the default)
 ///   name=training          in reports
+///   hardened=on            find misuse: double frees anywhere, overwritten guards, writes after a free. What is found
+///                          overwritten is printed to stderr, with the allocations and frees of the memory
+///   guard=256, quarantine=64MiB, poison=64KiB, history=4096
+///                          of a hardened pool: bytes around each block; freed bytes kept from reuse; most bytes of a
+///                          block that are filled and looked at; allocations and frees remembered
 /// A size is a number of bytes, or with a fraction and a unit: B, KiB, MiB, GiB, TiB, or kB, KB, MB, GB, TB. Unknown,
 /// repeated, malformed and contradicting options are GPUMEM_INVALID_ARGUMENT, as is a device that does not exist.
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) GPUMEM_NOEXCEPT;

@@ -21,6 +21,15 @@ enum class growth : unsigned char {
   compact, ///< free pages give way to new ones where that is enough: less is reserved, and growing takes longer
 };
 
+/// What a pool spends on finding what its callers do wrong; sizes in bytes. See pool_resource.
+struct hardening_options {
+  bool enabled = false;                           ///< without it the rest must be left as it is
+  std::size_t guard = 256;                        ///< before and behind each block, at least; rounded up to 256
+  std::size_t quarantine = std::size_t{64} << 20; ///< freed and complete memory kept from reuse; guards count
+  std::size_t poison = std::size_t{64} << 10;     ///< most of a block that is filled and looked at
+  std::size_t history = 4096;                     ///< allocations and frees remembered
+};
+
 /// Options of pool_resource; sizes in bytes.
 struct pool_options {
   std::size_t initial_size = 0; ///< drawn from upstream at construction
@@ -31,6 +40,7 @@ struct pool_options {
   enum growth growth = growth::fast; ///< compact: over virtual pages only
   reuse cross_stream = reuse::wait;
   std::string name = "pool"; ///< in reports
+  hardening_options hardened = {};
 };
 
 } // namespace gpumem

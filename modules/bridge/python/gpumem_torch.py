@@ -53,7 +53,8 @@ class _Figures(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
         "live", "granted", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
         "failures", "growths", "releases", "joins", "joins_refused", "reuse_own", "reuse_ordered", "reuse_completed",
-        "reuse_waited", "reuse_drained", "cached", "reuse_near")]
+        "reuse_waited", "reuse_drained", "free", "free_ranges", "unfinished", "unfinished_streams", "quarantined",
+        "cached", "reuse_near")]
 
 
 class _Block(ctypes.Structure):

@@ -1,0 +1,78 @@
+// A block of a hardened pool: what its user has, and the guards around it.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:guarded_block;
+import :block;
+import :pattern;
+import :std;
+import :tags;
+
+namespace gpumem::detail {
+
+/// How much lies around a block, and how much of it is looked at; bytes.
+export struct guard_layout {
+  std::size_t guard = 0;  ///< a multiple of the granule
+  std::size_t poison = 0; ///< most of a block; of a larger one half of this at each end
+
+  /// From what the engine grants to what the user gets.
+  inline std::size_t front(std::size_t alignment) const noexcept { return guard ? std::max(guard, alignment) : 0; }
+  /// Never overflows for what a request may be.
+  inline std::size_t total(std::size_t bytes, std::size_t alignment) const noexcept {
+    return front(alignment) + (bytes + granule - 1) / granule * granule + guard;
+  }
+};
+
+/// What was found around and in a block.
+export struct findings {
+  damage underrun;   ///< counted from the guard's begin
+  damage overrun;    ///< from the block's end
+  damage after_free; ///< from its begin
+  inline bool any() const noexcept { return underrun.bytes + overrun.bytes + after_free.bytes > 0; }
+};
+
+/// Changes hands: its user's, then that of the thread that frees it, then the quarantine's.
+export struct guarded_block {
+  char* user = nullptr;
+  std::size_t bytes = 0;      ///< requested
+  std::size_t front = 0;      ///< before them; of that the guard is the end
+  std::size_t granted = 0;    ///< by the engine: all of it
+  std::uint64_t stream = 0;   ///< id of the one that it was granted to
+  std::uint64_t freed_on = 0; ///< id
+  tag given;                  ///< its paint at the grant, where that may not be over when `until` is; or none
+  tag_set until;              ///< what must be over before the host looks at it
+  bool live = false;
+  bool declared = false;     ///< uses on other streams were recorded
+  bool guards_alone = false; ///< only they were painted at the grant
+  bool guarded = false;      ///< the guards are painted
+  bool poisoned = false;     ///< so are the bytes
+  bool wants_poison = false; ///< they will be, once complete
+  findings found;
+  guarded_block* next = nullptr; ///< in the quarantine
+  std::size_t staged = 0;        ///< where its bytes were copied to
+
+  inline void* base() const noexcept { return user - front; }
+  inline bool holds(void const* pointer) const noexcept {
+    return reinterpret_cast<std::uintptr_t>(pointer) - reinterpret_cast<std::uintptr_t>(base()) < granted;
+  }
+  /// The host has seen every use complete.
+  inline bool complete() const noexcept { return until.completed() && (!given.order || given.completed()); }
+  inline std::size_t tail() const noexcept { return granted - front - bytes; }
+
+  /// What is painted and looked at: bytes and guards, one run or one for each end.
+  std::array<byte_run, 2> all(guard_layout const& of) const noexcept;
+  /// The bytes alone, and the guards alone.
+  std::array<byte_run, 2> inside(guard_layout const& of) const noexcept;
+  std::array<byte_run, 2> guards(guard_layout const& of) const noexcept;
+
+  /// Compares the bytes of the runs of `all`, which lie one behind the other.
+  void look(guard_layout const& of, char const* seen) noexcept;
+  /// The same where they are.
+  void look_in_place(guard_layout const& of) noexcept;
+
+private:
+  struct pieces {
+    char const *front_guard, *begin, *end, *tail_guard;
+  };
+  void look(pieces const& seen, guard_layout const& of) noexcept;
+};
+
+} // namespace gpumem::detail

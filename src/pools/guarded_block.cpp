@@ -1,0 +1,70 @@
+// Where a block's guards are, and what they tell.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <array>
+#include <cstddef>
+module gpumem:guarded_block.impl;
+import :guarded_block;
+import :pattern;
+
+namespace gpumem::detail {
+namespace {
+
+// How much of each end of the bytes is looked at; a small block is all begin.
+struct ends {
+  std::size_t begin, end;
+};
+ends ends_of(guarded_block const& block, guard_layout const& of) noexcept {
+  if (block.bytes <= of.poison) return {block.bytes, 0};
+  return {of.poison / 2, of.poison / 2};
+}
+
+void add(damage& sum, damage const& part, std::size_t at) noexcept {
+  if (part.bytes == 0) return;
+  if (sum.bytes == 0) sum.first = at + part.first;
+  sum.bytes += part.bytes;
+  sum.last = at + part.last;
+}
+
+} // namespace
+
+std::array<byte_run, 2> guarded_block::all(guard_layout const& of) const noexcept {
+  auto const [begin, end] = ends_of(*this, of);
+  if (begin == bytes) return {{{user - of.guard, of.guard + bytes + tail()}, {}}};
+  return {{{user - of.guard, of.guard + begin}, {user + bytes - end, end + tail()}}};
+}
+
+std::array<byte_run, 2> guarded_block::inside(guard_layout const& of) const noexcept {
+  auto const [begin, end] = ends_of(*this, of);
+  return {{{user, begin}, {user + bytes - end, end}}};
+}
+
+std::array<byte_run, 2> guarded_block::guards(guard_layout const& of) const noexcept {
+  return {{{user - of.guard, of.guard}, {user + bytes, tail()}}};
+}
+
+void guarded_block::look(guard_layout const& of, char const* seen) noexcept {
+  auto const [begin, end] = ends_of(*this, of);
+  auto const* const first = seen + of.guard;
+  look({seen, first, first + begin, first + begin + end}, of);
+}
+
+void guarded_block::look_in_place(guard_layout const& of) noexcept {
+  auto const end = ends_of(*this, of).end;
+  look({user - of.guard, user, user + bytes - end, user + bytes}, of);
+}
+
+void guarded_block::look(pieces const& seen, guard_layout const& of) noexcept {
+  auto const [begin, end] = ends_of(*this, of);
+  found = {};
+  if (guarded) {
+    add(found.underrun, compare(seen.front_guard, of.guard, pattern::guard), 0);
+    add(found.overrun, compare(seen.tail_guard, tail(), pattern::guard), 0);
+  }
+  if (!poisoned) return;
+  add(found.after_free, compare(seen.begin, begin, pattern::poison), 0);
+  add(found.after_free, compare(seen.end, end, pattern::poison), bytes - end);
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,256 @@
+// Allocating from a hardened pool and freeing to it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+module gpumem:hardening.impl;
+import :hardening;
+import :block;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :guarded_block;
+import :misuse;
+import :pattern;
+import :pool_engine;
+import :stream;
+import :sync;
+import :tags;
+import :timeline;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+inline constexpr sync::duration longest_drain = 1s; // at out-of-memory, as the engine's own
+inline constexpr std::size_t most_told = 16;        // events in a report
+
+guard_layout layout_of(hardening_options const& options) noexcept {
+  return {(options.guard + granule - 1) / granule * granule, options.poison};
+}
+
+std::optional<device> device_for(pool_engine& engine) {
+  auto& upstream = engine.upstream();
+  if (upstream.host_accessible() || (upstream.device_accessible() && engine.where())) return engine.where();
+  throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
+}
+
+// A capture that was begun on the raw handle of an own stream, or joined, only the driver knows of; of other streams
+// it has been asked. Where it does not answer the stream is not to be touched either.
+bool captures(stream_key const& key) noexcept {
+  if (key.capturing() || key.is_host() || !key.has_handle() || !key.order().owns_handle()) return key.capturing();
+  try {
+    return is_capturing(key.handle());
+  } catch (...) { return true; }
+}
+
+} // namespace
+
+hardening::hardening(pool_engine& engine, void (*ended)(void* whom) noexcept, void* whom)
+    : engine_{engine}, options_{engine.options().hardened}, layout_{layout_of(options_)},
+      by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()}, ended_{ended},
+      whom_{whom}, quarantine_{device_for(engine), by_host_, layout_}, history_{options_.history} {}
+
+expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
+                                                 std::size_t alignment) noexcept {
+  auto const refuse = [bytes](outcome why, int code = 0) { return unexpected<failure>{failure{why, code, bytes}}; };
+  if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->loss());
+  if (captures(key)) return refuse(outcome::capture_unsupported);
+  expected<void*, failure> result = refuse(outcome::exhausted);
+  try {
+    result = allocate(key, bytes, alignment);
+  } catch (std::bad_alloc const&) {
+    // Of the host.
+  }
+  if (!result) {
+    lock const held{guard_};
+    ++failures_;
+  }
+  return result;
+}
+
+expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) {
+  advance(&key, options_.quarantine);
+  auto made = std::make_unique<guarded_block>();
+  auto const total = layout_.total(bytes, alignment);
+  auto const drawn = draw(key, total, alignment);
+  if (!drawn) return unexpected<failure>{failure{drawn.error().what, drawn.error().code, bytes}};
+  auto& fresh = *made;
+  fresh.front = layout_.front(alignment);
+  fresh.user = static_cast<char*>(*drawn) + fresh.front;
+  fresh.bytes = bytes;
+  fresh.granted = total;
+  fresh.stream = key.id();
+  try {
+    lock const held{guard_};
+    blocks_.emplace(reinterpret_cast<std::uintptr_t>(fresh.user), std::move(made));
+  } catch (...) {
+    engine_.deallocate(key, *drawn, total);
+    throw;
+  }
+  guard(fresh, key);
+  lock const held{guard_};
+  fresh.live = true; // only now: somebody may free what lay there before a second time
+  ++with_users_;
+  ++allocations_;
+  live_ += bytes;
+  peak_live_ = std::max(peak_live_, live_);
+  history_.note(block_event::kind::allocated, fresh.user, bytes, fresh.stream);
+  return fresh.user;
+}
+
+// Where the engine has nothing left, what is quarantined goes to it as it completes.
+expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
+  auto result = engine_.try_allocate(key, total, alignment);
+  if (result || result.error().what != outcome::exhausted) return result;
+  for (auto const deadline = sync::now() + longest_drain;
+       !result && result.error().what == outcome::exhausted &&
+       drain(deadline, until::something, patience::waits_for_tails);) {
+    result = engine_.try_allocate(key, total, alignment);
+  }
+  return result;
+}
+
+// What the host may touch at once the host paints, since nobody else uses it. What a stream is given is painted in its
+// order, and what the host is given has its guards painted by the quarantine's stream. A stream of another device may
+// not reach the memory.
+void hardening::guard(guarded_block& fresh, stream_key const& key) noexcept {
+  auto const runs = fresh.all(layout_);
+  if (by_host_) {
+    for (auto const& run : runs) paint_by_host(run, pattern::guard);
+    fresh.guarded = true;
+  } else if (key.is_host()) {
+    lock const held{guard_};
+    quarantine_.guard_by_itself(fresh);
+  } else if (may_touch(key)) {
+    fresh.guarded = paint(key, runs[0], pattern::guard) && paint(key, runs[1], pattern::guard);
+    fresh.given = {&key.order(), key.order().now()};
+  }
+}
+
+bool hardening::may_touch(stream_key const& key) const noexcept {
+  auto const where = engine_.where();
+  return by_device_ && where && !key.is_host() && key.has_handle() && key.order().device() == where->ordinal() &&
+         !engine_.lost();
+}
+
+void hardening::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto* const freed = claim(key, pointer, bytes);
+  if (!freed) return;
+  retire(*freed, key);
+  {
+    lock const held{guard_};
+    quarantine_.put(*freed);
+  }
+  advance(&key, options_.quarantine);
+  bool last = false;
+  {
+    lock const held{guard_};
+    last = --with_users_ == 0 && abandoned_ && !std::exchange(closing_, true);
+  }
+  if (last) close();
+}
+
+// The block becomes this thread's, or a misuse was reported. Of several threads that free it one gets it.
+guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  lock held{guard_};
+  auto* const found = covering(pointer);
+  bool const right = found && found->user == pointer && found->live && (!bytes || *bytes == found->bytes);
+  if (!right) {
+    auto wrong = explain(pointer, bytes);
+    wrong.stream = key.id();
+    report(wrong, held);
+    return nullptr;
+  }
+  found->live = false;
+  found->freed_on = key.id();
+  live_ -= found->bytes;
+  ++frees_;
+  history_.note(block_event::kind::freed, pointer, found->bytes, key.id());
+  return found;
+}
+
+guarded_block* hardening::covering(void const* pointer) noexcept {
+  // An aligned block lies behind its front: what it covers begins before what its user has.
+  auto above = blocks_.upper_bound(reinterpret_cast<std::uintptr_t>(pointer));
+  if (above != blocks_.end() && above->second->holds(pointer)) return above->second.get();
+  if (above == blocks_.begin()) return nullptr;
+  auto& below = *std::prev(above)->second;
+  return below.holds(pointer) ? &below : nullptr;
+}
+
+// What was freed before is a second free, whatever lies there now: also a free with another size than the block's that
+// was an earlier block's.
+misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto const* const found = covering(pointer);
+  misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), found ? found->bytes : 0};
+  if (found && found->user == pointer) {
+    bool const stale = !found->live || history_.last_free(pointer, bytes);
+    wrong.what = stale ? misuse::kind::double_free : misuse::kind::wrong_size;
+  } else if (auto const* const before = history_.last_free(pointer, std::nullopt)) {
+    wrong.what = misuse::kind::double_free;
+    wrong.expected = before->bytes;
+  }
+  return wrong;
+}
+
+// The handler runs without the lock.
+void hardening::report(misuse what, lock& held) noexcept {
+  std::array<block_event, most_told> events{};
+  what.events = history_.newest(what.pointer, events.data(), events.size());
+  what.history = events.data();
+  what.resource = engine_.options().name.c_str();
+  held.unlock();
+  report_misuse(what);
+  held.lock();
+}
+
+// On the stream of the free: poison, where the stream may be given work and comes after all that was done to the block,
+// and evidence of that. Else the quarantine sees to it: the user may have made an order of which nobody was told.
+void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
+  if (freed.declared) freed.until = engine_.uses_of(freed.base());
+  if (key.is_host()) return;
+  auto& order = key.order();
+  auto const& given = freed.given;
+  bool const after = !given.order || given.completed() || order.ordered_after(*given.order, given.newest);
+  bool const capturing = captures(key);
+  if ((after || freed.guards_alone) && !capturing && !freed.declared && may_touch(key)) {
+    auto const runs = freed.inside(layout_);
+    freed.poisoned = paint(key, runs[0], pattern::poison) && paint(key, runs[1], pattern::poison);
+  }
+  if (after) freed.given = {};
+  auto const recorded = capturing || !key.has_handle() ? epoch{0} : order.record_late(key.handle());
+  freed.until.add({&order, recorded ? recorded : order.now()}); // there is room: three uses at most are declared
+}
+
+void hardening::record_use(stream_key const& key, void* pointer) {
+  void* base = nullptr;
+  {
+    lock held{guard_};
+    auto* const used = covering(pointer);
+    if (!used || used->user != pointer || !used->live) {
+      auto wrong = explain(pointer, std::nullopt);
+      wrong.stream = key.id();
+      return report(wrong, held);
+    }
+    used->declared = true;
+    base = used->base();
+  }
+  engine_.record_use(key, base);
+}
+
+} // namespace gpumem::detail

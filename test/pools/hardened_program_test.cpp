@@ -1,0 +1,142 @@
+// Hardened pools on a device that runs by chance: correct programs, in which nothing is to be found, and little memory.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "hardened_pool.hpp"
+
+namespace {
+
+using namespace gpumem_test;
+using gpumem::hardening_options;
+using gpumem::outcome;
+using gpumem::pool_resource;
+
+// Random blocks of several streams, each given and freed in order; the simulated device judges the pool's own work too.
+void run_program(std::uint64_t seed, gpumem::device device,
+                 simulator::checked<pool_resource<gpumem::cuda_resource>> r) {
+  struct block {
+    void* data;
+    std::size_t bytes, alignment, home;
+  };
+  std::mt19937_64 chance{seed};
+  std::vector<gpumem::stream> streams;
+  for (int i = 0; i < 3; ++i) streams.emplace_back(device);
+  gpumem::event happened{device};
+  std::deque<block> live;
+  auto const free_one = [&] {
+    auto const b = live.front();
+    live.pop_front();
+    auto* const first = static_cast<char*>(b.data);
+    simulator::work(streams[b.home], {simulator::write(b.data, b.bytes)}, {},
+                    [=] { std::memset(first, 3, std::min<std::size_t>(b.bytes, 4096)); });
+    auto const other = chance() % streams.size();
+    happened.record(streams[b.home]);
+    streams[other].wait(happened);
+    switch (chance() % 4) {
+    case 0: return r.deallocate(streams[b.home], b.data, b.bytes, b.alignment);
+    case 1: return r.deallocate(streams[other], b.data);
+    case 2:
+      simulator::work(streams[other], {simulator::read(b.data, b.bytes)});
+      r.record_use(b.data, streams[other]);
+      return r.deallocate(streams[b.home], b.data, b.bytes);
+    default: streams[b.home].synchronize(); return r.deallocate_sync(b.data, b.bytes, b.alignment);
+    }
+  };
+  for (int i = 0; i < 300; ++i) {
+    auto const bytes = 1 + chance() % (std::size_t{1} << chance() % 18);
+    auto const alignment = std::size_t{1} << chance() % 13;
+    auto const home = chance() % streams.size();
+    auto const by_host = chance() % 8 == 0;
+    if (auto* const p = by_host ? r.allocate_sync(bytes, alignment) : r.allocate(streams[home], bytes, alignment))
+      live.push_back({p, bytes, alignment, home});
+    if (live.size() > chance() % 16) free_one();
+  }
+  while (!live.empty()) free_one();
+}
+
+class hardened_program : public hardened_test {
+protected:
+  static void SetUpTestSuite() { simulator::load({.devices = 2}); }
+};
+
+TEST_F(hardened_program, random_and_correct_finds_nothing) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    simulator::seed(seed);
+    hardening_options const how{
+        .enabled = true, .quarantine = seed % 3 * 256 * KiB, .poison = seed % 2 ? 64 * KiB : 512};
+    pool_resource<gpumem::cuda_resource> r{device, {.limit = seed % 4 ? 0 : 16 * MiB, .hardened = how}};
+    run_program(seed, device, simulator::checked{r});
+    ASSERT_TRUE(take_told().empty()) << "seed " << seed;
+    for (auto const& found : simulator::take_findings()) FAIL() << "seed " << seed << ": " << found.text;
+    ASSERT_TRUE(r.settle(long_enough));
+    auto const f = r.figures();
+    ASSERT_EQ(f.allocations, f.frees);
+    ASSERT_EQ(f.quarantined + f.live + f.granted, 0u) << "seed " << seed;
+    ASSERT_EQ(f.free, f.reserved);
+  }
+}
+
+TEST_F(hardened_program, of_threads_finds_nothing) {
+  pool_resource<gpumem::cuda_resource> r{device, {.hardened = {.enabled = true, .quarantine = 512 * KiB}}};
+  simulator::checked const told{r};
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] { run_program(100 + i, device, told); });
+  }
+  for (auto& each : threads) each.join();
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(r.figures().quarantined + r.figures().live, 0u);
+}
+
+TEST_F(hardened_program, finds_room_in_the_quarantine_where_a_request_would_fail) {
+  told_upstream upstream;
+  pool_resource r{upstream, {.limit = 1 * MiB, .hardened = {.enabled = true}}};
+  for (int i = 0; i < 50; ++i) {
+    auto* const p = r.allocate(s, 900 * KiB);
+    simulator::work(s, {simulator::write(p, 900 * KiB)});
+    r.deallocate(s, p, 900 * KiB);
+  }
+  EXPECT_EQ(r.figures().failures, 0u);
+  EXPECT_LE(r.figures().peak_reserved, 1 * MiB);
+  auto* const p = r.allocate(s, 900 * KiB);
+  EXPECT_EQ(r.try_allocate(s, 900 * KiB).error().what, outcome::exhausted);
+  EXPECT_EQ(r.try_allocate(s, 900 * KiB).error().requested, 900 * KiB);
+  EXPECT_EQ(r.figures().failures, 2u);
+  r.deallocate(s, p, 900 * KiB);
+  EXPECT_TRUE(r.settle(long_enough));
+}
+
+TEST_F(hardened_program, a_stream_that_stands_still_holds_up_nobody_else) {
+  static auto* const wait =
+      driver_function<CUresult(CUstream, CUdeviceptr, unsigned, unsigned)>("cuStreamWaitValue32_v2");
+  auto* const flag = static_cast<unsigned*>(gpumem::pinned_resource{}.allocate_sync(4));
+  *flag = 0;
+  told_upstream upstream;
+  {
+    pool_resource r{upstream, {.initial_size = 512 * KiB, .limit = 512 * KiB, .hardened = {.enabled = true}}};
+    wait(s.get(), reinterpret_cast<CUdeviceptr>(flag), 1, 0);
+    for (int i = 0; i < 100; ++i) r.deallocate(s, r.allocate(s, 1024), 1024);
+    for (int i = 0; i < 20; ++i) r.deallocate(t, r.allocate(t, 200 * KiB), 200 * KiB);
+    EXPECT_EQ(r.figures().failures, 0u);
+    __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+  }
+  EXPECT_TRUE(comes_back(upstream.state(), 1));
+  gpumem::pinned_resource{}.deallocate_sync(flag, 4);
+}
+
+} // namespace

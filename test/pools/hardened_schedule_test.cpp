@@ -1,0 +1,156 @@
+// Threads that misuse a hardened pool, under schedules: what was planted is found, all of it, and nothing else.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/schedule_seeds.hpp"
+
+#include <gpumem/pool_options.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::misuse;
+using gpumem::pool_resource;
+namespace simulator = gpumem::simulator;
+
+constexpr std::size_t kinds = static_cast<std::size_t>(misuse::kind::use_after_free) + 1;
+using tally = std::array<int, kinds>;
+tally told{}; // one thread runs at a time
+
+void count(tally& in, misuse::kind what) noexcept { ++in[static_cast<std::size_t>(what)]; }
+
+struct block {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// One thread's blocks: written by the device in order and freed, some of them wrongly.
+class culprit {
+public:
+  culprit(std::uint64_t seed, pool_resource<gpumem::cuda_resource> pool, gpumem::stream& on)
+      : chance_{seed}, pool_{std::move(pool)}, on_{on} {}
+
+  void run(int blocks) {
+    for (int i = 0; i < blocks; ++i) {
+      auto const bytes = 1 + chance_() % (std::size_t{1} << (4 + chance_() % 12));
+      auto const made = pool_.try_allocate(on_, bytes);
+      if (made) live_.push_back({*made, bytes});
+      if (live_.size() > 3) free_one();
+    }
+    while (!live_.empty()) free_one();
+  }
+  tally const& planted() const { return planted_; }
+
+private:
+  // The simulated device is told nothing of what it would find itself.
+  void scribble(char* first, std::size_t bytes) {
+    simulator::work(on_, {}, {}, [=] { std::memset(first, 5, bytes); });
+  }
+
+  void free_one() {
+    std::swap(live_[chance_() % live_.size()], live_.back());
+    auto const b = live_.back();
+    live_.pop_back();
+    auto* const first = static_cast<char*>(b.data);
+    simulator::work(on_, {simulator::write(first, b.bytes)});
+    switch (chance_() % 8) {
+    case 0:
+      scribble(first + b.bytes, 1 + chance_() % 64);
+      count(planted_, misuse::kind::overrun);
+      break;
+    case 1:
+      scribble(first - 8, 8);
+      count(planted_, misuse::kind::underrun);
+      break;
+    case 2: return free_twice(b);
+    default: break;
+    }
+    pool_.deallocate(on_, b.data, b.bytes);
+  }
+
+  // Both at once.
+  void free_twice(block b) {
+    gpumem::sync::thread other{[&] { pool_.deallocate(on_, b.data, b.bytes); }};
+    pool_.deallocate(on_, b.data, b.bytes);
+    other.join();
+    count(planted_, misuse::kind::double_free);
+  }
+
+  std::mt19937_64 chance_;
+  pool_resource<gpumem::cuda_resource> pool_;
+  gpumem::stream& on_;
+  std::vector<block> live_;
+  tally planted_{};
+};
+
+struct result_of_seed {
+  tally planted{}, found{};
+  gpumem::figures left;
+  std::string findings;
+};
+
+result_of_seed run_culprits(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
+  simulator::seed(seed);
+  told = {};
+  result_of_seed result;
+  gpumem::hardening_options const how{.enabled = true, .quarantine = seed % 4 * 8192};
+  pool_resource<gpumem::cuda_resource> pool{gpumem::cuda_resource{gpumem::device{0}},
+                                            {.limit = seed % 3 ? 0 : std::size_t{64} << 10, .hardened = how}};
+  std::vector<culprit> culprits;
+  for (std::size_t i = 0; i < streams.size(); ++i) culprits.emplace_back(seed * streams.size() + i, pool, streams[i]);
+  std::vector<std::function<void()>> bodies;
+  for (auto& each : culprits) bodies.emplace_back([&each] { each.run(12); });
+  gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 7);
+  if (!pool.settle(std::chrono::seconds{10})) result.findings = "not settled; ";
+  for (auto const& each : culprits) {
+    for (std::size_t i = 0; i < kinds; ++i) result.planted[i] += each.planted()[i];
+  }
+  result.found = told;
+  result.left = pool.figures();
+  for (auto const& each : simulator::take_findings()) result.findings += each.text + "; ";
+  return result;
+}
+
+class hardened_schedule : public testing::Test {
+protected:
+  void SetUp() override {
+    before_ = gpumem::set_misuse_handler([](misuse const& m) noexcept { count(told, m.what); });
+    for (int i = 0; i < 2; ++i) streams.emplace_back(gpumem::device{0});
+  }
+  void TearDown() override { gpumem::set_misuse_handler(before_); }
+  std::vector<gpumem::stream> streams;
+
+private:
+  gpumem::misuse_handler before_ = nullptr;
+};
+
+TEST_F(hardened_schedule, finds_all_that_was_planted_and_nothing_else) {
+  tally sum{};
+  test::schedule_seeds const seeds{1'000};
+  seeds.each([&](std::uint64_t seed) {
+    auto const result = run_culprits(seed, streams);
+    ASSERT_EQ(result.found, result.planted) << "GPUMEM_SEED=" << seed;
+    ASSERT_EQ(result.findings, "") << "GPUMEM_SEED=" << seed;
+    ASSERT_EQ(result.left.live + result.left.granted + result.left.quarantined, 0u) << "GPUMEM_SEED=" << seed;
+    ASSERT_EQ(result.left.allocations, result.left.frees) << "GPUMEM_SEED=" << seed;
+    for (std::size_t i = 0; i < kinds; ++i) sum[i] += result.found[i];
+  });
+  if (seeds.alone()) return;
+  for (auto const kind : {misuse::kind::overrun, misuse::kind::underrun, misuse::kind::double_free}) {
+    EXPECT_GT(sum[static_cast<std::size_t>(kind)], 0) << to_string(kind);
+  }
+}
+
+} // namespace

@@ -1,0 +1,374 @@
+// What a hardened pool finds, and that it says so with the memory's history.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "hardened_pool.hpp"
+
+namespace {
+
+using namespace gpumem_test;
+using gpumem::block_event;
+using gpumem::hardening_options;
+using gpumem::misuse;
+using gpumem::outcome;
+using gpumem::pool_options;
+using gpumem::pool_resource;
+using pool = pool_resource<told_upstream>;
+
+pool_options hardened(hardening_options how = {.enabled = true}) {
+  how.enabled = true;
+  return {.name = "tested", .hardened = how};
+}
+
+char* bytes_at(void* pointer) { return static_cast<char*>(pointer); }
+
+class hardening : public hardened_test {
+protected:
+  told_upstream upstream;
+};
+
+TEST_F(hardening, finds_nothing_in_a_correct_program) {
+  pool r{upstream, hardened()};
+  for (std::size_t const bytes : {1u, 255u, 256u, 1000u, 65536u, 65537u, 1u << 20}) {
+    auto* const p = r.allocate(s, bytes);
+    simulator::work(s, {simulator::write(p, bytes)}, {}, [=] { std::memset(p, 7, bytes); });
+    r.deallocate(s, p, bytes);
+  }
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(r.figures().quarantined, 0u);
+}
+
+TEST_F(hardening, finds_an_overrun_with_the_history_of_the_block) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  scribble(s, p + 998, 6);
+  r.deallocate(t, p, 1000);
+  EXPECT_TRUE(take_told().empty()) << "nothing has run";
+  EXPECT_TRUE(r.settle(long_enough));
+  auto const found = only();
+  EXPECT_EQ(found.what, misuse::kind::overrun);
+  EXPECT_EQ(found.pointer, p);
+  EXPECT_EQ(found.expected, 1000u);
+  EXPECT_EQ(found.offset, 1000);
+  EXPECT_EQ(found.overwritten, 4u);
+  EXPECT_EQ(found.stream, t.key().id());
+  EXPECT_STREQ(found.resource, "tested");
+  ASSERT_EQ(found.seen.size(), 2u);
+  EXPECT_EQ(found.seen[0].what, block_event::kind::allocated);
+  EXPECT_EQ(found.seen[0].stream, s.key().id());
+  EXPECT_EQ(found.seen[0].bytes, 1000u);
+  EXPECT_EQ(found.seen[1].what, block_event::kind::freed);
+  EXPECT_EQ(found.seen[1].stream, t.key().id());
+  EXPECT_GT(found.seen[1].sequence, found.seen[0].sequence);
+}
+
+TEST_F(hardening, finds_an_underrun) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  scribble(s, p - 3, 5);
+  r.deallocate(s, p, 1000);
+  EXPECT_TRUE(r.settle(long_enough));
+  auto const found = only();
+  EXPECT_EQ(found.what, misuse::kind::underrun);
+  EXPECT_EQ(found.offset, -1);
+  EXPECT_EQ(found.overwritten, 3u);
+}
+
+TEST_F(hardening, guards_aligned_blocks_as_others) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate(s, 5000, 4096));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 4096, 0u);
+  scribble(s, p - 256, 1);
+  scribble(s, p + 5000, 1);
+  r.deallocate(s, p, 5000, 4096);
+  EXPECT_TRUE(r.settle(long_enough));
+  auto const found = take_told();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].what, misuse::kind::overrun);
+  EXPECT_EQ(found[1].what, misuse::kind::underrun);
+  EXPECT_EQ(found[1].offset, -256);
+}
+
+TEST_F(hardening, finds_a_write_after_the_free) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  r.deallocate(s, p, 1000);
+  scribble(s, p + 100, 2);
+  EXPECT_TRUE(r.settle(long_enough));
+  auto const found = only();
+  EXPECT_EQ(found.what, misuse::kind::use_after_free);
+  EXPECT_EQ(found.offset, 100);
+  EXPECT_EQ(found.overwritten, 2u);
+  EXPECT_EQ(found.expected, 1000u);
+}
+
+TEST_F(hardening, looks_at_both_ends_of_a_large_block) {
+  pool r{upstream, hardened({.poison = 4 * KiB})};
+  for (std::ptrdiff_t const at : {0, 2047, 2048, 65536 - 2049, 65536 - 2048, 65535}) {
+    auto* const p = bytes_at(r.allocate(s, 64 * KiB));
+    r.deallocate(s, p, 64 * KiB);
+    scribble(s, p + at, 1);
+    EXPECT_TRUE(r.settle(long_enough));
+    auto const found = take_told();
+    bool const seen = at < 2048 || at >= 65536 - 2048;
+    ASSERT_EQ(found.size(), seen ? 1u : 0u) << at;
+    if (seen) EXPECT_EQ(found[0].offset, at);
+  }
+}
+
+TEST_F(hardening, fills_fresh_memory_so_that_reading_it_shows) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  simulator::run_until_idle();
+  EXPECT_EQ(static_cast<unsigned char>(p[0]), 0xfa);
+  EXPECT_EQ(static_cast<unsigned char>(p[999]), 0xfa);
+  r.deallocate(s, p, 1000);
+  simulator::run_until_idle();
+  EXPECT_EQ(static_cast<unsigned char>(p[500]), 0xdf);
+}
+
+TEST_F(hardening, finds_a_double_free_while_the_block_is_quarantined) {
+  pool r{upstream, hardened()};
+  auto* const p = r.allocate(s, 1000);
+  r.deallocate(s, p, 1000);
+  r.deallocate(t, p, 1000);
+  auto const found = only();
+  EXPECT_EQ(found.what, misuse::kind::double_free);
+  EXPECT_EQ(found.pointer, p);
+  EXPECT_EQ(found.stream, t.key().id());
+  EXPECT_EQ(found.seen.size(), 2u);
+  EXPECT_EQ(r.figures().frees, 1u);
+}
+
+TEST_F(hardening, finds_a_double_free_after_the_quarantine) {
+  pool r{upstream, hardened()};
+  auto* const p = r.allocate(s, 1000);
+  r.deallocate(s, p, 1000);
+  ASSERT_TRUE(r.settle(long_enough));
+  r.deallocate(s, p);
+  auto const found = only();
+  EXPECT_EQ(found.what, misuse::kind::double_free);
+  EXPECT_EQ(found.expected, 1000u);
+}
+
+TEST_F(hardening, finds_a_double_free_of_memory_that_was_granted_again) {
+  pool r{upstream, hardened({.quarantine = 0})};
+  auto* const p = r.allocate(s, 1000);
+  r.deallocate(s, p, 1000);
+  ASSERT_TRUE(r.settle(long_enough));
+  auto* const again = r.allocate(t, 900);
+  ASSERT_EQ(again, p);
+  r.deallocate(s, p, 1000);
+  EXPECT_EQ(only().what, misuse::kind::double_free) << "of the size that was freed before";
+  r.deallocate(s, p, 800);
+  EXPECT_EQ(only().what, misuse::kind::wrong_size) << "of a size that nothing had there";
+  r.deallocate(s, p);
+  r.deallocate(t, again, 900);
+  auto const found = only();
+  EXPECT_EQ(found.what, misuse::kind::double_free) << "of which the history tells who was first";
+  ASSERT_EQ(found.seen.size(), 4u);
+  EXPECT_EQ(found.seen[3].stream, s.key().id());
+}
+
+TEST_F(hardening, finds_foreign_pointers_inside_and_outside_its_blocks) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  int elsewhere = 0;
+  r.deallocate(s, &elsewhere, 4);
+  EXPECT_EQ(only().what, misuse::kind::foreign_pointer);
+  for (auto* const inside : {p + 256, p - 256, p + 1000}) {
+    r.deallocate(s, inside);
+    auto const found = only();
+    EXPECT_EQ(found.what, misuse::kind::foreign_pointer);
+    EXPECT_EQ(found.expected, 1000u);
+  }
+  r.record_use(&elsewhere, s);
+  EXPECT_EQ(only().what, misuse::kind::foreign_pointer);
+  r.deallocate(s, p, 1000);
+}
+
+TEST_F(hardening, of_threads_that_free_at_once_one_does) {
+  pool r{upstream, hardened()};
+  constexpr int threads = 4, rounds = 200;
+  for (int round = 0; round < rounds; ++round) {
+    auto* const p = r.allocate(s, 1000);
+    std::atomic<int> ready{0};
+    std::vector<std::thread> all;
+    for (int i = 0; i < threads; ++i) {
+      all.emplace_back([&] {
+        ++ready;
+        while (ready < threads) std::this_thread::yield();
+        r.deallocate(s, p, 1000);
+      });
+    }
+    for (auto& each : all) each.join();
+    auto const found = take_told();
+    for (auto const& each : found) ASSERT_EQ(each.what, misuse::kind::double_free) << each.offset;
+    ASSERT_EQ(found.size(), threads - 1u);
+    simulator::run_until_idle();
+  }
+  EXPECT_EQ(r.figures().frees, std::uint64_t{rounds});
+}
+
+TEST_F(hardening, tells_the_history_of_a_pointer) {
+  pool r{upstream, hardened({.quarantine = 0, .history = 3})};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  EXPECT_TRUE(r.history(p - 1).empty());
+  ASSERT_EQ(r.history(p + 999).size(), 1u);
+  EXPECT_EQ(r.history(p)[0].pointer, p);
+  EXPECT_EQ(r.history(p)[0].sequence, 1u);
+  EXPECT_EQ(r.history(p)[0].thread, gpumem::sync::thread_number());
+  r.deallocate(t, p, 1000);
+  ASSERT_TRUE(r.settle(long_enough));
+  ASSERT_EQ(r.allocate(t, 1000), p);
+  r.deallocate(s, p, 1000);
+  auto const last = r.history(p);
+  ASSERT_EQ(last.size(), 3u) << "the first is forgotten";
+  EXPECT_EQ(last[0].sequence, 2u);
+  EXPECT_EQ(last[2].sequence, 4u);
+  EXPECT_EQ(last[2].what, block_event::kind::freed);
+  EXPECT_TRUE(pool{upstream}.history(p).empty());
+}
+
+TEST_F(hardening, of_memory_that_the_host_frees) {
+  pool r{upstream, hardened()};
+  auto* const p = bytes_at(r.allocate_sync(1000));
+  auto* const q = bytes_at(r.allocate_sync(1000));
+  simulator::run_until_idle();
+  p[1000] = 1;
+  r.deallocate_sync(p, 1000);
+  r.deallocate_sync(q, 1000);
+  r.trim(); // poisons them
+  simulator::run_until_idle();
+  q[0] = 1;
+  EXPECT_TRUE(r.settle(long_enough));
+  auto const found = take_told();
+  ASSERT_GE(found.size(), 1u);
+  EXPECT_EQ(found[0].what, misuse::kind::overrun);
+}
+
+TEST_F(hardening, a_recorded_use_goes_on_undisturbed) {
+  pool r{upstream, hardened({.quarantine = 0})};
+  auto* const p = bytes_at(r.allocate(s, 1000));
+  gpumem::event ready{device};
+  ready.record(s);
+  t.wait(ready);
+  std::atomic<int> wrong{0};
+  scribble(s, p, 1000, 7);
+  ready.record(s);
+  t.wait(ready);
+  simulator::work(t, {simulator::read(p, 1000)}, {}, [&] { wrong += p[0] != 7 || p[999] != 7; });
+  r.record_use(p, t);
+  r.deallocate(s, p, 1000);
+  s.synchronize();
+  for (int i = 0; i < 8; ++i) r.deallocate(s, r.allocate(s, 10), 10);
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(r.figures().quarantined, 0u);
+}
+
+TEST_F(hardening, a_free_by_identity_is_poisoned_when_it_is_complete) {
+  static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
+  CUstream foreign = nullptr;
+  create(&foreign, CU_STREAM_NON_BLOCKING);
+  gpumem::stream_ref const on{foreign};
+  pool r{upstream, hardened({.quarantine = 1 * MiB})};
+  char* p = nullptr;
+  {
+    auto block = r.acquire(on, 1000).wait();
+    p = bytes_at(block.data());
+    scribble(on, p, 1000, 7);
+  }
+  simulator::run_until_idle();
+  EXPECT_EQ(p[0], 7) << "nobody may touch the stream";
+  r.deallocate(on, r.allocate(on, 10), 10); // leaves evidence
+  simulator::run_until_idle();
+  r.deallocate(s, r.allocate(s, 10), 10); // finds it complete
+  simulator::run_until_idle();
+  EXPECT_EQ(static_cast<unsigned char>(p[0]), 0xdf);
+  scribble(s, p + 5, 1);
+  simulator::run_until_idle();
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(only().what, misuse::kind::use_after_free);
+}
+
+TEST_F(hardening, prints_what_it_found_with_the_history) {
+  std::string text;
+  {
+    pool r{upstream, hardened()};
+    auto* const p = bytes_at(r.allocate(s, 1000));
+    scribble(s, p + 1010, 4);
+    r.deallocate(t, p, 1000);
+    EXPECT_TRUE(r.settle(long_enough));
+    auto found = only();
+    found.history = found.seen.data();
+    char line[1024];
+    describe(found, line, sizeof line);
+    text = line;
+    char const* const id[] = {"allocated for stream ", "freed on stream "};
+    EXPECT_NE(text.find("tested: a write behind the end of a block"), std::string::npos) << text;
+    EXPECT_NE(text.find("4 bytes are overwritten, the nearest 1010 from it, 1000 bytes large"), std::string::npos);
+    EXPECT_NE(text.find(id[0] + std::to_string(s.key().id())), std::string::npos) << text;
+    EXPECT_NE(text.find(id[1] + std::to_string(t.key().id())), std::string::npos) << text;
+    char little[16];
+    describe(found, little, sizeof little);
+    EXPECT_EQ(std::string{little}, text.substr(0, 15));
+    describe(found, nullptr, 0);
+  }
+}
+
+TEST_F(hardening, waits_for_nothing_and_makes_few_driver_calls) {
+  pool r{upstream, hardened({.quarantine = 16 * KiB})};
+  constexpr std::uint64_t blocks = 50;
+  r.deallocate(s, r.allocate(s, 1000), 1000);
+  simulator::clear_driver_calls();
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    r.deallocate(s, r.allocate(s, 1000), 1000);
+    simulator::run_until_idle();
+  }
+  auto calls = simulator::report().driver_calls;
+  EXPECT_EQ(calls["cuMemsetD8Async"], 2 * blocks);
+  EXPECT_LE(calls["cuEventRecord"], 2 * blocks) << "of the free, and of the copies";
+  EXPECT_LE(calls["cuMemcpyDtoHAsync"], blocks);
+  for (auto const* const waits : {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"}) {
+    EXPECT_EQ(calls[waits], 0u) << waits;
+  }
+}
+
+TEST_F(hardening, refuses_options_that_contradict_each_other) {
+  EXPECT_THROW((pool{upstream, {.hardened = {.quarantine = 1}}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, {.hardened = {.guard = 0}}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, {.limit = 512, .hardened = {.enabled = true}}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, hardened({.history = SIZE_MAX})}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, hardened({.poison = SIZE_MAX})}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, hardened({.guard = SIZE_MAX})}), std::invalid_argument);
+}
+
+TEST_F(hardening, does_without_what_was_asked_not_to_be) {
+  pool r{upstream, hardened({.guard = 0, .quarantine = 0, .poison = 0, .history = 0})};
+  auto* const p = r.allocate(s, 256);
+  EXPECT_EQ(r.figures().granted, 256u);
+  r.deallocate(s, p, 256);
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_TRUE(r.history(p).empty());
+  r.deallocate(s, p, 256);
+  EXPECT_EQ(only().what, misuse::kind::foreign_pointer) << "nothing is remembered";
+}
+
+} // namespace

@@ -1,0 +1,268 @@
+// What is quarantined: how much, how long, what it counts as, and that none of it is lost.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+import gpumem;
+#include "hardened_pool.hpp"
+
+namespace {
+
+using namespace gpumem_test;
+using gpumem::hardening_options;
+using gpumem::misuse;
+using gpumem::outcome;
+using gpumem::pool_options;
+using gpumem::pool_resource;
+using pool = pool_resource<told_upstream>;
+
+constexpr std::size_t guards = 512; // around each block
+
+class quarantine : public hardened_test {
+protected:
+  told_upstream upstream;
+};
+
+TEST_F(quarantine, holds_what_it_may_and_counts_it) {
+  pool r{upstream, {.hardened = {.enabled = true, .quarantine = 10 * (1024 + guards)}}};
+  for (int i = 0; i < 100; ++i) {
+    r.deallocate(s, r.allocate(s, 1024), 1024);
+    simulator::run_until_idle();
+    // One is on its way in, one on its way out.
+    ASSERT_LE(r.figures().quarantined, 12 * (1024 + guards));
+  }
+  auto const f = r.figures();
+  EXPECT_GE(f.quarantined, 10 * (1024 + guards));
+  EXPECT_EQ(f.granted, f.quarantined);
+  EXPECT_EQ(f.live, 0u);
+  EXPECT_EQ(f.peak_live, 1024u);
+  EXPECT_EQ(f.allocations, 100u);
+  EXPECT_EQ(f.frees, 100u);
+  EXPECT_EQ(f.free + f.granted, f.reserved);
+}
+
+TEST_F(quarantine, is_first_in_first_out) {
+  pool r{upstream, {.hardened = {.enabled = true, .quarantine = 1 * MiB}}};
+  auto* const p = r.allocate(s, 1000);
+  auto* const q = r.allocate(s, 1000);
+  r.deallocate(s, p, 1000);
+  r.deallocate(s, q, 1000);
+  simulator::run_until_idle();
+  for (int i = 0; i < 8; ++i) { EXPECT_NE(r.allocate(s, 1000), p) << "it is quarantined"; }
+  ASSERT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(r.allocate(s, 1000), p) << "the first fit again";
+}
+
+TEST_F(quarantine, tells_of_the_blocks_in_it) {
+  pool r{upstream, {.hardened = {.enabled = true}}};
+  auto* const p = static_cast<char*>(r.allocate(s, 1000));
+  auto const live = r.find(p + 999);
+  ASSERT_TRUE(live);
+  EXPECT_EQ(live->base, p);
+  EXPECT_EQ(live->bytes, 1000u);
+  EXPECT_EQ(live->granted, 1024u + guards);
+  EXPECT_EQ(live->stream, s.key().id());
+  EXPECT_TRUE(live->live);
+  r.deallocate(s, p, 1000);
+  auto const kept = r.find(p);
+  ASSERT_TRUE(kept);
+  EXPECT_FALSE(kept->live);
+  EXPECT_EQ(kept->bytes, 0u);
+}
+
+TEST_F(quarantine, is_emptied_by_trim_as_far_as_it_is_complete) {
+  pool r{upstream, {.hardened = {.enabled = true}}};
+  r.deallocate(s, r.allocate(s, 100 * KiB), 100 * KiB);
+  EXPECT_EQ(r.trim(), 0u) << "nothing has run";
+  EXPECT_GT(r.figures().quarantined, 0u);
+  // Its copies run, and then the chunk's own evidence.
+  for (int i = 0; i < 3 && r.figures().reserved > 0; ++i) {
+    simulator::run_until_idle();
+    r.trim();
+  }
+  EXPECT_EQ(r.figures().quarantined, 0u);
+  EXPECT_EQ(r.figures().reserved, 0u);
+}
+
+TEST_F(quarantine, reserves_and_limits_as_the_pool_does) {
+  pool r{upstream, {.initial_size = 1 * MiB, .hardened = {.enabled = true}}};
+  EXPECT_EQ(r.figures().reserved, 1 * MiB);
+  EXPECT_EQ(r.reserve(2 * MiB), 1 * MiB);
+  r.set_limit(2 * MiB);
+  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().what, outcome::too_large) << "with its guards";
+  EXPECT_TRUE(r.try_allocate(s, 2 * MiB - 1).error().what == outcome::too_large);
+  EXPECT_EQ(r.figures().failures, 2u);
+  EXPECT_EQ(r.try_allocate(s, PTRDIFF_MAX).error().what, outcome::too_large);
+}
+
+TEST_F(quarantine, ends_with_its_pool_and_what_is_found_then_is_told) {
+  {
+    pool r{upstream, {.hardened = {.enabled = true}}};
+    auto* const p = static_cast<char*>(r.allocate(s, 1000));
+    scribble(s, p + 1000, 1);
+    r.deallocate(s, p, 1000);
+  }
+  EXPECT_TRUE(upstream.state().returns().empty()) << "nobody waits";
+  EXPECT_TRUE(comes_back(upstream.state(), 1));
+  EXPECT_EQ(only().what, misuse::kind::overrun);
+}
+
+TEST_F(quarantine, ends_with_the_last_block_of_a_pool_without_handles) {
+  std::optional<pool> r{std::in_place, upstream, pool_options{.hardened = {.enabled = true}}};
+  auto block = r->acquire(s, 1000).wait();
+  auto other = r->acquire(s, 1000).wait();
+  auto const services = r->services();
+  r.reset();
+  EXPECT_EQ(services.table->try_allocate(services.state, s, 100, 256).error().what, outcome::closed);
+  EXPECT_EQ(only().what, misuse::kind::use_after_close);
+  other.reset();
+  EXPECT_TRUE(upstream.state().returns().empty());
+  std::thread{[mine = std::move(block)]() mutable { mine.reset(); }}.join();
+  EXPECT_TRUE(comes_back(upstream.state(), 1));
+}
+
+TEST_F(quarantine, of_a_dead_foreign_stream_ends_too) {
+  static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
+  static auto* const destroy = driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
+  CUstream foreign = nullptr;
+  create(&foreign, CU_STREAM_NON_BLOCKING);
+  {
+    pool r{upstream, {.hardened = {.enabled = true}}};
+    auto* const p = r.allocate(gpumem::stream_ref{foreign}, 1000);
+    r.deallocate(gpumem::stream_ref{foreign}, p, 1000);
+    destroy(foreign);
+  }
+  EXPECT_TRUE(comes_back(upstream.state(), 1));
+}
+
+TEST_F(quarantine, of_a_forked_child_stays_as_it_is) {
+  pool r{upstream, {.hardened = {.enabled = true}}};
+  auto* const p = r.allocate(s, 1000);
+  auto* const q = r.allocate(s, 1000);
+  r.deallocate(s, q, 1000);
+  auto const child = fork();
+  if (child == 0) {
+    auto const refused = r.try_allocate(s, 1000);
+    r.deallocate(s, p, 1000);
+    bool const settled = r.settle(long_enough);
+    _exit(!refused && refused.error().what == outcome::device_lost && r.trim() == 0 && !settled ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  r.deallocate(s, p, 1000);
+}
+
+// Ends the process with a static pool, a live block and one that is quarantined behind work that is still to run.
+[[noreturn]] void exit_with_static_pool() {
+  static gpumem::stream const stream{gpumem::device{0}};
+  static pool r{told_upstream{}, {.hardened = {.enabled = true}}};
+  static auto const block = r.acquire(stream, 1000).wait();
+  auto* const p = r.allocate(stream, 1000);
+  simulator::work(stream, {simulator::write(p, 1000)});
+  r.deallocate(stream, p, 1000);
+  { // the library's thread has this one
+    pool other{told_upstream{}, {.hardened = {.enabled = true}}};
+    other.deallocate(stream, other.allocate(stream, 1000), 1000);
+  }
+  std::exit(7);
+}
+
+using quarantine_death_test = quarantine;
+
+TEST_F(quarantine_death_test, nothing_hangs_at_exit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(exit_with_static_pool(), testing::ExitedWithCode(7), "");
+}
+
+// Nothing may come into the graph, whoever knows of the capture.
+class quarantine_in_capture : public quarantine, public testing::WithParamInterface<int> {
+protected:
+  void begin(CUstream on) {
+    if (GetParam() == 0) return s.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
+    gpumem::check(gpumem::driver().stream_begin_capture(on, CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+  }
+  CUgraph end(CUstream on) {
+    if (GetParam() == 0) return s.end_capture();
+    CUgraph made = nullptr;
+    gpumem::check(gpumem::driver().stream_end_capture(on, &made), "end");
+    return made;
+  }
+  static std::size_t nodes_of(CUgraph graph) {
+    static auto* const nodes = driver_function<CUresult(CUgraph, CUgraphNode*, std::size_t*)>("cuGraphGetNodes");
+    std::size_t count = 99;
+    nodes(graph, nullptr, &count);
+    return count;
+  }
+};
+
+TEST_P(quarantine_in_capture, nothing_is_captured_and_the_free_is_seen_to_later) {
+  static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
+  CUstream raw = s.get();
+  if (GetParam() == 2) create(&raw, CU_STREAM_NON_BLOCKING);
+  gpumem::stream_ref const on{raw};
+  pool r{upstream, {.hardened = {.enabled = true, .quarantine = 0}}};
+  auto* const p = r.allocate(on, 1000);
+  auto* const q = r.allocate(on, 1000);
+  begin(raw);
+  EXPECT_EQ(r.try_allocate(on, 1000).error().what, outcome::capture_unsupported);
+  r.deallocate(on, p, 1000);
+  r.deallocate(on, p, 1000);
+  EXPECT_EQ(only().what, misuse::kind::double_free);
+  r.deallocate(t, r.allocate(t, 10), 10); // another stream's calls go on
+  auto const graph = end(raw);
+  EXPECT_EQ(nodes_of(graph), 0u);
+  gpumem::driver().graph_destroy(graph);
+  r.deallocate(on, q, 1000);
+  simulator::run_until_idle();
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(r.figures().quarantined, 0u);
+  EXPECT_EQ(r.figures().failures, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(begun, quarantine_in_capture, testing::Values(0, 1, 2));
+
+// Where the host can touch the memory it paints and looks itself.
+class quarantine_of_host_memory : public hardened_test {
+protected:
+  template <class Upstream> void look(Upstream memory) {
+    pool_resource<Upstream> r{memory, {.hardened = {.enabled = true}}};
+    auto* const p = static_cast<char*>(r.allocate(s, 1000));
+    auto* const q = static_cast<char*>(r.allocate_sync(1000));
+    EXPECT_EQ(static_cast<unsigned char>(q[999]), 0xfa) << "at once";
+    p[1000] = 1;
+    q[-1] = 1;
+    r.deallocate(s, p, 1000);
+    r.deallocate_sync(q, 1000);
+    r.deallocate(s, p, 1000);
+    EXPECT_EQ(only().what, misuse::kind::double_free);
+    EXPECT_TRUE(r.settle(long_enough));
+    auto const found = take_told();
+    ASSERT_EQ(found.size(), 2u);
+    for (auto const& each : found) {
+      EXPECT_EQ(each.what, each.pointer == p ? misuse::kind::overrun : misuse::kind::underrun);
+    }
+    EXPECT_EQ(r.figures().quarantined, 0u);
+  }
+};
+
+TEST_F(quarantine_of_host_memory, that_is_pinned) { look(gpumem::pinned_resource{}); }
+TEST_F(quarantine_of_host_memory, that_is_managed) { look(gpumem::managed_resource{}); }
+TEST_F(quarantine_of_host_memory, that_is_pageable) { look(gpumem::host_resource{}); }
+
+} // namespace
