@@ -37,7 +37,8 @@ public:
 
   void clear();
 
-  /// Work reads or writes bytes; of a resource's `own` work only the order is judged, since to itself it grants nothing.
+  /// Work reads or writes bytes; of a resource's `own` work only the order is judged, since to itself it grants
+  /// nothing.
   void touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own = false);
 
   /// A checked resource granted a block: a write of the whole of it.
