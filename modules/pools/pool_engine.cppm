@@ -182,11 +182,12 @@ private:
     if (!first_stream_) first_stream_ = &order;
     if (!shared_ && first_stream_ != &order) begin_sharing();
   }
-  /// Whether a call may be served under the lock of one shard.
-  /// Whether a block that is freed stays apart: it would be in the way of what else is to be had.
+  /// Whether a block that is freed stays apart, for the next who may have it as it is.
   inline bool stays_apart(block const& freed) const noexcept {
-    return freed.bytes <= small_sizes::largest && calm_ && freed.tags.size() <= 1;
+    auto const most_streams = upstream_->host_accessible() ? 0u : 1u; // the host waits for all of them
+    return freed.bytes <= small_sizes::largest && calm_ && freed.tags.size() <= most_streams;
   }
+  /// Whether a call may be served under the lock of one shard.
   inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
 
   // pool_grow.cpp: upstream.
@@ -206,10 +207,13 @@ private:
 
   // pool_pages.cpp: upstream, of pools that draw pages.
   growth_result grow_pages(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
+  bool usable(block const* range, stream_key const& key) const;
   block* usable_end(pool_request const& what, pool_shard const& in) const;
+  std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
   std::size_t page_size(virtual_pages const& of) const noexcept;
   std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
-  expected<block*, failure> draw_pages(pool_shard& into, std::size_t bytes, std::size_t least, shard_locks& held);
+  expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
+                                       std::size_t least, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
   void join_complete(pool_shard& in, bool over);
   std::vector<page_run> idle_pages(std::size_t wanted, bool reach, block const* spared);

@@ -8,6 +8,7 @@ module;
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <optional>
 module gpumem:pool_grow.impl;
 import :pool_engine;
 import :block;
@@ -120,7 +121,7 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
       wait_for_return(held);
       continue;
     }
-    auto const fresh = upstream_->paged() ? draw_pages(shards_.own(), missing, missing, held)
+    auto const fresh = upstream_->paged() ? draw_pages(shards_.own(), std::nullopt, missing, missing, held)
                                           : draw_chunk(stream_key::host(), shards_.own(), missing, missing, held);
     if (!fresh) fail(fresh.error());
     return missing;
@@ -243,7 +244,7 @@ void pool_engine::resume() noexcept {
 
 void pool_engine::pass(shard_locks& held) noexcept {
   try {
-    take_in_all();
+    sweep(); // near the threshold frees are kept apart again
     learn_completion(nullptr, everywhere());
     give_back(closed_ ? 0 : options_.release_threshold, held);
     auto const open = open_timelines(false, everywhere());

@@ -27,7 +27,7 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
-inline constexpr std::size_t limit_pages = 1024;
+inline constexpr std::size_t limit_pages = 4096;
 
 std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
   return address - reinterpret_cast<std::uintptr_t>(in.pages->base());
@@ -55,14 +55,21 @@ pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, sha
     make_way(what, bytes, held);
     bytes = pages_for(what, own, exact);
   }
-  auto const least = pages_for(what, own, true);
+  auto least = pages_for(what, own, true);
   if (bytes > chunks_.room()) bytes = least;
+  std::optional<std::size_t> gap;
+  if (bytes > chunks_.room()) {
+    if (auto const found = exact ? gap_for(what, own) : std::nullopt; found) {
+      gap = found->offset;
+      bytes = least = found->bytes;
+    }
+  }
   if (bytes > chunks_.room()) {
     if (chunks_.leaving() == 0) return growth_result::failed;
     wait_for_return(held);
     return growth_result::changed;
   }
-  auto const fresh = draw_pages(own, bytes, least, held);
+  auto const fresh = draw_pages(own, gap, bytes, least, held);
   if (!fresh) {
     auto const& why = fresh.error();
     result = unexpected<failure>{
@@ -71,18 +78,24 @@ pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, sha
   }
   auto* range = *fresh;
   auto* const before = range->lower;
-  bool const joins = before && before->is_free() && classify(before->tags, what.key, rung::completed) != rung::none;
+  bool const joins = usable(before, what.key);
   if (joins && own.ranges.join(*before)) range = before;
+  if (gap && usable(range->upper, what.key)) own.ranges.join(*range);
   std::size_t offset = 0;
   if (!fits(*range, what.bytes, what.alignment, offset)) return growth_result::changed;
   result = grant(what, {range, offset, rung::none});
   return growth_result::granted;
 }
 
+// Free, and the stream may use it at once.
+bool pool_engine::usable(block const* range, stream_key const& key) const {
+  return range && range->is_free() && classify(range->tags, key, rung::completed) != rung::none;
+}
+
 // The range at the end of what is mapped, if the stream may use it at once.
 block* pool_engine::usable_end(pool_request const& what, pool_shard const& in) const {
   auto* const last = in.paged ? in.paged->last : nullptr;
-  if (!last || !last->is_free() || classify(last->tags, what.key, rung::completed) == rung::none) return nullptr;
+  if (!usable(last, what.key)) return nullptr;
   return offset_of(in, last->end()) == in.pages->mapped_end() ? last : nullptr;
 }
 
@@ -97,6 +110,23 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
 }
 
+// A hole between free memory, for which less is missing than at the end: what was large before has left one. The least
+// that is to be mapped in it, from its beginning on, and is within the limit.
+std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_shard const& in) const {
+  auto const need = what.bytes + (what.alignment - granule);
+  std::optional<page_extent> best;
+  for (auto const* at = in.paged ? in.paged->first : nullptr; at; at = at->upper) {
+    if (at->now() != block_state::hole) continue;
+    auto const below = usable(at->lower, what.key) ? at->lower->bytes : 0;
+    auto const above = usable(at->upper, what.key) ? at->upper->bytes : 0;
+    if (below + at->bytes + above < need) continue;
+    auto const missing = std::min(round_up(need - std::min(need - granule, below), smallest_page), at->bytes);
+    if (missing > chunks_.room() || (best && missing >= best->bytes)) continue;
+    best = page_extent{offset_of(in, at->base), missing};
+  }
+  return best;
+}
+
 // Small ones under a limit, where pages give way to others: of large ones few are wholly free. 0: as they come.
 std::size_t pool_engine::page_size(virtual_pages const& of) const noexcept {
   if (!chunks_.limit()) return 0;
@@ -104,10 +134,10 @@ std::size_t pool_engine::page_size(virtual_pages const& of) const noexcept {
   return std::clamp(share, std::max(smallest_page, of.granularity()), of.next_page());
 }
 
-// Maps without the lock, and only while nobody else does; where the device has not so much, `least`. The range that
-// holds it.
-expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::size_t bytes, std::size_t least,
-                                                  shard_locks& held) {
+// Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
+// `least`. The range that holds it.
+expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
+                                                  std::size_t least, shard_locks& held) {
   growing_ = true;
   held.unlock();
   expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
@@ -115,7 +145,8 @@ expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::size_t 
     if (!into.pages) into.pages = upstream_->make_pages();
     auto const end = into.pages->mapped_end();
     // Holes are filled when the addresses come to an end: at the end ranges can grow.
-    auto const at = bytes <= into.pages->addresses() - end ? end : into.pages->place(bytes).value_or(end);
+    bool const fits_behind = bytes <= into.pages->addresses() - end;
+    auto const at = gap ? *gap : fits_behind ? end : into.pages->place(bytes).value_or(end);
     auto const page = page_size(*into.pages);
     made = into.pages->map(at, bytes, page);
     if (!made && bytes > least && made.error().what == outcome::exhausted) made = into.pages->map(at, least, page);

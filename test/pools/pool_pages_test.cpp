@@ -161,6 +161,27 @@ TEST_F(pool_pages, give_way_at_the_limit) {
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
+// At the end eight pages would be missing, where the block was that has gone only six.
+TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
+  gpumem::pool_resource r{device, {.limit = 10 * MiB}};
+  auto* const below = r.allocate(a, 1 * MiB);
+  auto* const gone = r.allocate(a, 8 * MiB);
+  auto* const above = r.allocate(a, 1 * MiB - 256);
+  r.deallocate(a, gone, 8 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 6 * MiB);
+  EXPECT_EQ(r.figures().reserved, 4 * MiB);
+  auto* const again = r.try_allocate(a, 8 * MiB).value_or(nullptr);
+  EXPECT_EQ(again, gone);
+  EXPECT_EQ(r.figures().reserved, 10 * MiB);
+  r.deallocate(a, again, 8 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 6 * MiB);
+  auto* const less = r.try_allocate(a, 7 * MiB - 256).value_or(nullptr);
+  EXPECT_EQ(less, gone) << "with the free memory below it is enough";
+  for (auto* const each : {below, above, less}) r.deallocate(a, each);
+}
+
 TEST_F(pool_pages, give_way_to_growth_that_is_compact) {
   for (auto const growth : {gpumem::growth::fast, gpumem::growth::compact}) {
     gpumem::pool_resource r{device, {.growth = growth}};
