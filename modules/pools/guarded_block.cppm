@@ -14,7 +14,10 @@ export struct guard_layout {
   std::size_t poison = 0; ///< most of a block; of a larger one half of this at each end
 
   /// From what the engine grants to what the user gets.
-  inline std::size_t front(std::size_t alignment) const noexcept { return guard ? std::max(guard, alignment) : 0; }
+  inline std::size_t front(std::size_t alignment) const noexcept {
+    auto const step = std::max(alignment, granule);
+    return (guard + step - 1) & ~(step - 1);
+  }
   /// Never overflows for what a request may be.
   inline std::size_t total(std::size_t bytes, std::size_t alignment) const noexcept {
     return front(alignment) + (bytes + granule - 1) / granule * granule + guard;

@@ -120,10 +120,11 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 } // namespace detail
 
 /// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
-/// coalescing, blocks in multiples of 256 bytes, any alignment. Of pages it maps what is missing behind the last free
-/// range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a larger request.
-/// It keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of small pools up to half, 1
-/// MiB at most) near the threads that freed it, for the same stream and size, until others would have to grow the pool.
+/// coalescing, blocks in multiples of 256 bytes and, up to 64 KiB, of 48 sizes, any alignment. Of pages it maps what is
+/// missing behind the last free range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or
+/// larger for a larger request. It keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of
+/// small pools up to half, 1 MiB at most) near the threads that freed it, for the same stream and size, until others
+/// would have to grow the pool.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
@@ -143,11 +144,11 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 ///   than it may, and are looked at then. Fresh memory is filled too, so that reading it shows.
 /// What is quarantined is first in, first out; it counts as granted, and goes where a request would else fail. `settle`
 /// looks at all of it, `trim` at what is complete, and the end of the pool at the rest. Nothing waits for the device
-/// but `settle` and a request that would else fail. What `allocate_sync` gives is guarded but not filled; memory given
-/// to a stream of another device is neither. What is freed by identity, by the host, after `record_use`, in a capture,
-/// or on a stream of another device or of which no order after the grant is known, is filled only when the host has
-/// seen its use complete. A capture is asked of the driver on each call, also of own streams, and nothing is enqueued
-/// into one.
+/// but `settle`, `trim`, a little, and a request that would else fail. What `allocate_sync` gives is guarded but not
+/// filled; memory given to a stream of another device is neither. What is freed by identity, by the host, after
+/// `record_use`, in a capture, or on a stream of another device or of which no order after the grant is known, is
+/// filled only when the host has seen its use complete. A capture is asked of the driver on each call, also of own
+/// streams, and nothing is enqueued into one.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
 /// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free makes

@@ -14,8 +14,8 @@ import :timeline;
 namespace gpumem::detail {
 
 /// First in, first out. What leaves has been seen complete by the host and has been looked at: where the host cannot
-/// see it, by copies on a stream of the quarantine's own. Nothing here waits for the device or allocates. Guarded by
-/// the lock of the pool that keeps it.
+/// see it, by copies on a stream of the quarantine's own. Nothing here waits for the device, or allocates but for
+/// `open_timelines`. Guarded by the lock of the pool that keeps it.
 export class quarantine {
 public:
   /// `where`: the device whose memory it is, none where only the host can touch it; `by_host`: the host can touch it.
@@ -48,11 +48,13 @@ private:
     guarded_block* last = nullptr;
     void push(guarded_block& item) noexcept;
     guarded_block* pop() noexcept;
+    void prepend(list& others) noexcept;
   };
 
-  void learn(stream_key const* asking) noexcept;
   static void learn(tag const& use, stream_key const* asking) noexcept;
+  void learn(list const& oldest, stream_key const* asking) noexcept;
   void poison(guarded_block& complete) noexcept;
+  void poison_complete() noexcept;
   void take_complete(std::size_t keep, list& out) noexcept;
   bool send(guarded_block& leaving) noexcept;
   void finish_sending(list& out) noexcept;
@@ -65,10 +67,10 @@ private:
   char* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
 
+  list unpoisoned_; // to be filled when they are complete, and then kept
   list kept_;
+  list sent_; // being copied
   std::size_t bytes_ = 0;
-  std::size_t unpoisoned_ = 0; // of those kept
-  list sent_;                  // being copied
   std::size_t sent_bytes_ = 0;
   std::size_t staged_ = 0; // bytes of staging taken
   epoch sent_until_ = 0;

@@ -24,6 +24,7 @@ public:
   inline size_bins& bins() noexcept { return bins_; }
   inline size_bins const& bins() const noexcept { return bins_; }
   inline class spans& spans() noexcept { return spans_; }
+  inline class spans const& spans() const noexcept { return spans_; }
   inline block* oldest() const noexcept { return oldest_; }
   inline block* newest() const noexcept { return newest_; }
 

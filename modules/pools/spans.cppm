@@ -65,6 +65,13 @@ public:
   /// All of them, in front of others that are linked by `next`.
   block* take_all(block* before) noexcept;
 
+  template <class Visit> void visit(Visit visitor) const {
+    if (empty()) return;
+    for (auto const* last : last_) {
+      for (; last; last = last->next) visitor(*last);
+    }
+  }
+
 private:
   static constexpr std::size_t most = 64;
   std::array<block*, small_sizes::count> last_{};

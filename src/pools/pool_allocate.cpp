@@ -314,7 +314,9 @@ void* pool_engine::reuse_now(pool_request const& what) {
 // A thread that borrows too often would rather have a chunk that nobody uses, or a new one, for its own shard.
 void* pool_engine::reuse_alone(pool_request const& what) {
   what.own->borrowings = 0;
-  if (auto* const p = reuse_in(what, {&what.own, 1})) return p;
+  do {
+    if (auto* const p = reuse_in(what, {&what.own, 1})) return p;
+  } while (what.own->ranges.join_spans());
   auto const place = adopt_chunk(what);
   return place.range ? grant(what, place) : nullptr;
 }

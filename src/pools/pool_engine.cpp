@@ -36,7 +36,7 @@ namespace {
 
 // What lies between the guards of a block and beside them is bounded, so that no sum overflows.
 void check_hardening(hardening_options const& asked, std::size_t limit) {
-  constexpr std::size_t most = std::size_t{1} << 30;
+  constexpr std::size_t most = std::size_t{1} << 30, most_events = std::size_t{1} << 24;
   hardening_options const usual;
   bool const changed = asked.guard != usual.guard || asked.quarantine != usual.quarantine ||
                        asked.poison != usual.poison || asked.history != usual.history;
@@ -44,8 +44,9 @@ void check_hardening(hardening_options const& asked, std::size_t limit) {
     throw std::invalid_argument{
         "gpumem: a pool that is not hardened has neither guard, quarantine, poison nor history"};
   }
-  if (asked.guard > most || asked.poison > most || asked.history > most) {
-    throw std::invalid_argument{"gpumem: a pool's guard, poison and history must each be 1 GiB at most"};
+  if (asked.guard > most || asked.poison > most || asked.history > most_events) {
+    throw std::invalid_argument{
+        "gpumem: a pool's guard and poison must each be 1 GiB at most, and its history 16,777,216 events"};
   }
   if (asked.enabled && limit && limit / granule <= 2 * ((asked.guard + granule - 1) / granule)) {
     throw std::invalid_argument{"gpumem: a hardened pool's limit leaves no room between two guards"};
@@ -129,25 +130,29 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
 
 // What is free, in how many pieces, and what of it streams still use, as far as is known.
 void pool_engine::survey(pool_shard& in, figures& f, std::vector<timeline const*>& users) {
-  auto const look = [&](shelf const& one) {
-    for (auto const* range = one.newest(); range; range = range->older) {
-      bool const over = range->tags.completed();
-      if (over && one.order()) return; // what is older is complete too
-      f.unfinished += over ? 0 : range->bytes;
-      for (auto const& use : range->tags) {
-        if (!use.completed() && std::ranges::find(users, use.order) == users.end()) users.push_back(use.order);
-      }
+  auto const look = [&](block const& free) {
+    bool const over = free.tags.completed();
+    f.unfinished += over ? 0 : free.bytes;
+    for (auto const& use : free.tags) {
+      if (!use.completed() && std::ranges::find(users, use.order) == users.end()) users.push_back(use.order);
     }
+    return over;
   };
-  auto& all = in.ranges.by_order();
-  all.visit([&](shelf const& one) { f.free_ranges += one.size(); });
-  look(all.mixed());
-  for (auto const* const each : all.own()) look(*each);
+  in.ranges.by_order().visit([&](shelf const& one) {
+    f.free_ranges += one.size();
+    for (auto const* range = one.newest(); range; range = range->older) {
+      if (look(*range) && one.order()) break; // what is older is complete too
+    }
+    one.spans().visit([&](block const& spare) {
+      ++f.free_ranges;
+      look(spare);
+    });
+  });
   f.free += in.ranges.free_bytes();
   f.unfinished_streams = users.size();
 }
 
-// One shard at a time, so that nobody waits for more than a glance.
+// One shard at a time, so that nobody waits for all.
 figures pool_engine::read_figures() {
   figures f;
   std::int64_t live = 0;

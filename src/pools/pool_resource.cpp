@@ -80,6 +80,7 @@ expected<void*, failure> pool_state::allocate_otherwise(stream_key const& key, s
 
 bool pool_state::settle(std::chrono::nanoseconds longest) {
   if (!driver_alive()) return false;
+  longest = std::min<std::chrono::nanoseconds>(longest, std::chrono::years{1}); // no sum overflows
   auto const deadline = sync::now() + longest;
   bool const looked_at = !hardening_ || hardening_->settle(longest);
   return engine_->settle(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;

@@ -57,18 +57,28 @@ guarded_block* quarantine::list::pop() noexcept {
   return item;
 }
 
+void quarantine::list::prepend(list& others) noexcept {
+  if (!others.first) return;
+  others.last->next = first;
+  if (!first) last = others.last;
+  first = others.first;
+}
+
 void quarantine::put(guarded_block& freed) noexcept {
   bytes_ += freed.granted;
   freed.wants_poison = !freed.poisoned;
-  unpoisoned_ += freed.wants_poison;
-  kept_.push(freed);
+  (freed.wants_poison ? unpoisoned_ : kept_).push(freed);
 }
 
 guarded_block* quarantine::advance(stream_key const* asking, std::size_t keep) noexcept {
   list out;
   finish_sending(out);
-  if (bytes_ - sent_bytes_ > keep || unpoisoned_ > 0) {
-    learn(asking);
+  if (unpoisoned_.first) {
+    learn(unpoisoned_, asking);
+    poison_complete();
+  }
+  if (bytes_ - sent_bytes_ > keep) {
+    learn(kept_, asking);
     take_complete(keep, out);
   }
   return out.first;
@@ -76,19 +86,19 @@ guarded_block* quarantine::advance(stream_key const* asking, std::size_t keep) n
 
 guarded_block* quarantine::give_up() noexcept {
   list out;
-  for (auto* const from : {&sent_, &kept_}) {
+  for (auto* const from : {&sent_, &kept_, &unpoisoned_}) {
     while (from->first) {
       auto& item = *from->pop();
       item.found = {};
       out.push(item);
     }
   }
-  bytes_ = unpoisoned_ = sent_bytes_ = staged_ = 0;
+  bytes_ = sent_bytes_ = staged_ = 0;
   return out.first;
 }
 
 // Polls what the oldest blocks wait for, and sees to it that there is something to poll.
-void quarantine::learn(stream_key const* asking) noexcept {
+void quarantine::learn(list const& oldest, stream_key const* asking) noexcept {
   timeline const* polled = nullptr;
   auto const look = [&](tag const& use) {
     if (!use.order || use.completed() || use.order == polled) return;
@@ -96,7 +106,7 @@ void quarantine::learn(stream_key const* asking) noexcept {
     polled = use.order;
   };
   std::size_t looked_at = 0;
-  for (auto* each = kept_.first; each && looked_at < most_looked_at; each = each->next, ++looked_at) {
+  for (auto* each = oldest.first; each && looked_at < most_looked_at; each = each->next, ++looked_at) {
     for (auto const& use : each->until) look(use);
     look(each->given);
   }
@@ -126,7 +136,6 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
     auto& each = *kept_.pop();
     bool const complete = each.complete();
     stuck = stuck && !complete;
-    if (complete && each.wants_poison) poison(each);
     bool const leaves = complete && bytes_ - sent_bytes_ > keep;
     if (!leaves || (!by_host_ && !send(each))) {
       staying.push(each);
@@ -138,17 +147,27 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
     out.push(each);
   }
   if (stuck && looked_at == most_looked_at) std::swap(staying, kept_);
-  if (staying.first) {
-    staying.last->next = kept_.first;
-    if (!kept_.first) kept_.last = staying.last;
-    kept_.first = staying.first;
-  }
+  kept_.prepend(staying);
   if (sent_.first && sent_until_ == 0) sent_until_ = mark();
 }
 
-// What no free's stream could poison.
+// The same with those that no free's stream could poison; from then on they are kept as the others.
+void quarantine::poison_complete() noexcept {
+  list staying;
+  bool stuck = true;
+  std::size_t looked_at = 0;
+  for (; unpoisoned_.first && looked_at < most_looked_at; ++looked_at) {
+    auto& each = *unpoisoned_.pop();
+    bool const over = each.complete();
+    stuck = stuck && !over;
+    if (over) poison(each);
+    (over ? kept_ : staying).push(each);
+  }
+  if (stuck && looked_at == most_looked_at) std::swap(staying, unpoisoned_);
+  unpoisoned_.prepend(staying);
+}
+
 void quarantine::poison(guarded_block& complete) noexcept {
-  --unpoisoned_;
   complete.wants_poison = false;
   complete.poisoned = true;
   for (auto const& run : complete.inside(layout_)) {
@@ -207,9 +226,11 @@ std::vector<timeline*> quarantine::open_timelines(bool without_evidence) const {
     if (!use.order || use.completed() || (without_evidence && use.has_evidence())) return;
     found.push_back(use.order);
   };
-  for (auto const* each = kept_.first; each; each = each->next) {
-    for (auto const& use : each->until) note(use);
-    note(each->given);
+  for (auto const* const from : {&kept_, &unpoisoned_}) {
+    for (auto const* each = from->first; each; each = each->next) {
+      for (auto const& use : each->until) note(use);
+      note(each->given);
+    }
   }
   if (sent_.first) note({&own_->key().order(), sent_until_});
   std::ranges::sort(found, {}, &timeline::index);

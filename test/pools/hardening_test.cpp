@@ -105,6 +105,18 @@ TEST_F(hardening, guards_aligned_blocks_as_others) {
   EXPECT_EQ(found[1].offset, -256);
 }
 
+TEST_F(hardening, honours_alignments_beside_guards_of_any_size) {
+  for (std::size_t const guard : {0, 1, 700, 768, 1280, 5000}) {
+    pool r{upstream, hardened({.guard = guard})};
+    for (std::size_t alignment = 256; alignment <= 8192; alignment *= 2) {
+      auto* const p = r.allocate(s, 1000, alignment);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % alignment, 0u) << guard;
+      r.deallocate(s, p, 1000, alignment);
+    }
+    simulator::run_until_idle();
+  }
+}
+
 TEST_F(hardening, finds_a_write_after_the_free) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
@@ -254,13 +266,32 @@ TEST_F(hardening, of_memory_that_the_host_frees) {
   p[1000] = 1;
   r.deallocate_sync(p, 1000);
   r.deallocate_sync(q, 1000);
-  r.trim(); // poisons them
+  r.deallocate(s, r.allocate(s, 1000), 1000); // any call fills what is complete
   simulator::run_until_idle();
   q[0] = 1;
   EXPECT_TRUE(r.settle(long_enough));
   auto const found = take_told();
-  ASSERT_GE(found.size(), 1u);
+  ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].what, misuse::kind::overrun);
+  EXPECT_EQ(found[0].pointer, p);
+  EXPECT_EQ(found[1].what, misuse::kind::use_after_free);
+  EXPECT_EQ(found[1].pointer, q);
+  EXPECT_EQ(found[1].offset, 0);
+}
+
+TEST_F(hardening, fills_what_the_host_frees_behind_many_others) {
+  pool r{upstream, hardened()};
+  std::vector<void*> others;
+  for (int i = 0; i < 200; ++i) others.push_back(r.allocate(s, 1000));
+  auto* const p = bytes_at(r.allocate_sync(1000));
+  simulator::run_until_idle();
+  for (auto* const each : others) r.deallocate(s, each, 1000);
+  r.deallocate_sync(p, 1000);
+  r.deallocate(s, r.allocate(s, 1000), 1000);
+  simulator::run_until_idle();
+  p[0] = 1;
+  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_EQ(only().what, misuse::kind::use_after_free);
 }
 
 TEST_F(hardening, a_recorded_use_goes_on_undisturbed) {
@@ -346,6 +377,7 @@ TEST_F(hardening, waits_for_nothing_and_makes_few_driver_calls) {
   EXPECT_EQ(calls["cuMemsetD8Async"], 2 * blocks);
   EXPECT_LE(calls["cuEventRecord"], 2 * blocks) << "of the free, and of the copies";
   EXPECT_LE(calls["cuMemcpyDtoHAsync"], blocks);
+  EXPECT_GT(calls["cuMemcpyDtoHAsync"], 0u) << "nothing was looked at";
   for (auto const* const waits : {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"}) {
     EXPECT_EQ(calls[waits], 0u) << waits;
   }

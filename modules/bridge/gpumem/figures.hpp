@@ -7,8 +7,8 @@
 
 namespace gpumem {
 
-/// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure. To read those
-/// of a pool stops no thread: while others go on, they are of slightly different moments.
+/// Figures of a resource. Bytes and counts since its creation; 0 where a resource does not keep a figure. Those of
+/// a pool are read part by part, while its threads go on elsewhere: of slightly different moments.
 struct figures {
   std::size_t live = 0;          ///< requested bytes not yet freed, in host order
   std::size_t granted = 0;       ///< the same, rounded up; of a hardened pool with guards, and with what is quarantined
