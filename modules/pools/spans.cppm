@@ -23,7 +23,8 @@ public:
   static inline unsigned index_of(std::size_t bytes) noexcept {
     if (bytes <= exact) return static_cast<unsigned>(bytes / granule) - 1;
     auto const power = static_cast<unsigned>(std::bit_width(bytes - 1));
-    return exact / granule + (power - 13) * steps + static_cast<unsigned>(bytes >> (power - unit_log2)) - steps - 1;
+    return exact / granule + std::size_t{power - 13} * steps + static_cast<unsigned>(bytes >> (power - unit_log2)) -
+           steps - 1;
   }
 
 private:

@@ -31,8 +31,8 @@ namespace gpumem::detail {
 
 std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_options pages) {
   cuda_resource chunks{where};
-  if (!virtual_pages::supported(where)) return std::make_unique<held_upstream<cuda_resource>>(std::move(chunks));
-  return std::make_unique<held_upstream<cuda_resource>>(std::move(chunks), where, std::move(pages));
+  if (!virtual_pages::supported(where)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
+  return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
 }
 
 namespace {
