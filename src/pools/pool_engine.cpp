@@ -84,7 +84,7 @@ void add(figures& sum, figures const& part) noexcept {
 }
 
 // The bytes on a shelf; what is there must be free, belong there, and come in order.
-std::size_t sound_bytes(shelf& one, bool& sound) {
+std::size_t sound_bytes(shelf const& one, bool& sound) {
   std::size_t bytes = 0, found = 0;
   epoch newest = 0;
   for (auto const* each = one.oldest(); each; each = each->newer) {

@@ -29,6 +29,22 @@ std::size_t staging_for(guard_layout const& layout) noexcept {
   return std::max(2 * layout.guard + granule + layout.poison, least_staging);
 }
 
+// Hands on those of the oldest whose last use the host has seen complete; those that `take` leaves stay. Blocks that
+// are still in use do not hold up those behind them: where they are all that is looked at, they go to the end.
+template <class List, class Take> void look_through(List& from, Take take) noexcept {
+  List staying;
+  bool stuck = true;
+  std::size_t looked_at = 0;
+  for (; from.first && looked_at < most_looked_at; ++looked_at) {
+    auto& each = *from.pop();
+    bool const complete = each.complete();
+    stuck = stuck && !complete;
+    if (!complete || !take(each)) staying.push(each);
+  }
+  if (stuck && looked_at == most_looked_at) std::swap(staying, from);
+  from.prepend(staying);
+}
+
 } // namespace
 
 quarantine::quarantine(std::optional<device> where, bool by_host, guard_layout const& layout)
@@ -126,45 +142,25 @@ void quarantine::learn(tag const& use, stream_key const* asking) noexcept {
   order.poll();
 }
 
-// Those of the oldest whose last use the host has seen complete. Blocks that are still in use do not hold up those
-// behind them: where they are all that is looked at, they go to the end.
 void quarantine::take_complete(std::size_t keep, list& out) noexcept {
-  list staying;
-  bool stuck = true;
-  std::size_t looked_at = 0;
-  for (; kept_.first && looked_at < most_looked_at; ++looked_at) {
-    auto& each = *kept_.pop();
-    bool const complete = each.complete();
-    stuck = stuck && !complete;
-    bool const leaves = complete && bytes_ - sent_bytes_ > keep;
-    if (!leaves || (!by_host_ && !send(each))) {
-      staying.push(each);
-      continue;
-    }
-    if (!by_host_) continue;
+  look_through(kept_, [&](guarded_block& each) {
+    if (bytes_ - sent_bytes_ <= keep) return false;
+    if (!by_host_) return send(each);
     each.look_in_place(layout_);
     bytes_ -= each.granted;
     out.push(each);
-  }
-  if (stuck && looked_at == most_looked_at) std::swap(staying, kept_);
-  kept_.prepend(staying);
+    return true;
+  });
   if (sent_.first && sent_until_ == 0) sent_until_ = mark();
 }
 
-// The same with those that no free's stream could poison; from then on they are kept as the others.
+// What no free's stream could poison; from then on it is kept as the others.
 void quarantine::poison_complete() noexcept {
-  list staying;
-  bool stuck = true;
-  std::size_t looked_at = 0;
-  for (; unpoisoned_.first && looked_at < most_looked_at; ++looked_at) {
-    auto& each = *unpoisoned_.pop();
-    bool const over = each.complete();
-    stuck = stuck && !over;
-    if (over) poison(each);
-    (over ? kept_ : staying).push(each);
-  }
-  if (stuck && looked_at == most_looked_at) std::swap(staying, unpoisoned_);
-  unpoisoned_.prepend(staying);
+  look_through(unpoisoned_, [&](guarded_block& each) {
+    poison(each);
+    kept_.push(each);
+    return true;
+  });
 }
 
 void quarantine::poison(guarded_block& complete) noexcept {
