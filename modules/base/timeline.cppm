@@ -107,8 +107,9 @@ public:
   // Counts frees without evidence; true when enough have gathered that a record is due.
   bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t most_bytes) noexcept;
 
-  // Queries evidence, oldest first, and publishes what is complete. One poller at a time; others return at once.
-  void poll() noexcept;
+  // Queries evidence and publishes what is complete. Since when the oldest of the rest has been open; nothing: there is
+  // none, or another thread polls.
+  std::optional<sync::time_point> poll() noexcept;
   bool has_evidence() const noexcept;
   // Newest epoch with evidence, complete or not.
   inline epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
@@ -138,6 +139,7 @@ private:
     epoch covers = 0;
     pooled_event* event = nullptr;
     bool waitable = false;
+    sync::time_point recorded = {};
   };
   static constexpr std::size_t most_evidence = 64;
 
@@ -148,6 +150,7 @@ private:
   inline evidence& at(std::size_t i) noexcept { return ring_[(first_ + i) % most_evidence]; }
   inline evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
   evidence const* find_waitable(epoch e) const noexcept;
+  static bool complete(evidence const& one) noexcept;
   // Queries evidence, oldest first, publishes what is complete and gives its events back. Under evidence_guard_.
   void drop_completed() noexcept;
 

@@ -61,13 +61,9 @@ public:
   void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) return;
-    if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
-      state().deallocate(*key, pointer, bytes, alignment);
-    } else if (key.error().what == outcome::device_lost) {
-      state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping
-    } else {
-      detail::report_bad_stream(pointer, bytes);
-    }
+    auto* const order = detail::known_timeline(stream.get());
+    if (!order) return deallocate_looked_up(stream, pointer, bytes, alignment);
+    state().deallocate(stream_key::known(*order, stream.get()), pointer, bytes, alignment);
   }
 
   /// Memory that the host may hand to any stream, or touch, on return. Throws as `throw_failure`.
@@ -119,6 +115,17 @@ public:
   services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }
 
 private:
+  [[gnu::noinline]] void deallocate_looked_up(stream_ref stream, void* pointer, std::size_t bytes,
+                                              std::size_t alignment) noexcept {
+    if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
+      state().deallocate(*key, pointer, bytes, alignment);
+    } else if (key.error().what == outcome::device_lost) {
+      state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping
+    } else {
+      detail::report_bad_stream(pointer, bytes);
+    }
+  }
+
   Self& self() noexcept { return static_cast<Self&>(*this); }
   State& state() const noexcept { return static_cast<Self const&>(*this).state(); }
 };

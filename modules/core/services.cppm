@@ -59,11 +59,14 @@ namespace detail {
 // The checks of every request, made once, in the outermost call: what is wrong with it, and whether anything is.
 expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment) noexcept;
+inline bool plain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+                          std::size_t alignment) noexcept {
+  return std::has_single_bit(alignment) && bytes <= PTRDIFF_MAX && alignment <= PTRDIFF_MAX - bytes && driver_alive() &&
+         !(where && where->lost()) && !key.capturing();
+}
 inline expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                                 std::size_t alignment) noexcept {
-  bool const plain = std::has_single_bit(alignment) && bytes <= PTRDIFF_MAX && alignment <= PTRDIFF_MAX - bytes &&
-                     driver_alive() && !(where && where->lost()) && !key.capturing();
-  if (plain) return nullptr;
+  if (plain_request(key, where, bytes, alignment)) return nullptr;
   return explain_request(key, where, bytes, alignment);
 }
 // Identifies a stream without throwing.
@@ -94,14 +97,25 @@ template <class Allocate> expected<void*, failure> allocate_external(Allocate al
   } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
+// Of a stream that has to be looked up, or with something wrong.
 template <resource_state State>
-expected<void*, failure> allocate_outermost(State& state, stream_ref stream, std::size_t bytes,
-                                            std::size_t alignment) noexcept {
+[[gnu::noinline]] expected<void*, failure> allocate_unusual(State& state, stream_ref stream, std::size_t bytes,
+                                                            std::size_t alignment) noexcept {
   if (bytes == 0) return nullptr;
   auto const key = try_identify(stream, state.where(), bytes);
   if (!key) return unexpected<failure>{key.error()};
   if (auto checked = checked_request(*key, state.where(), bytes, alignment); !checked) return checked;
   return state.try_allocate(*key, bytes, alignment);
+}
+
+template <resource_state State>
+expected<void*, failure> allocate_outermost(State& state, stream_ref stream, std::size_t bytes,
+                                            std::size_t alignment) noexcept {
+  auto* const order = known_timeline(stream.get());
+  if (!order || bytes == 0) return allocate_unusual(state, stream, bytes, alignment);
+  auto const key = stream_key::known(*order, stream.get());
+  if (!plain_request(key, state.where(), bytes, alignment)) return allocate_unusual(state, stream, bytes, alignment);
+  return state.try_allocate(key, bytes, alignment);
 }
 
 template <resource_state S> services_table make_table(std::type_info const& serves) noexcept {

@@ -7,6 +7,7 @@ module;
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 module gpumem:timeline.impl;
@@ -183,7 +184,7 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   }
   // Legacy events cover other streams' work too: never to be waited for.
   bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
-  at(size_++) = {covers, event, waitable};
+  at(size_++) = {covers, event, waitable, sync::now()};
   recorded_.store(covers, std::memory_order_release);
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
@@ -213,14 +214,20 @@ bool timeline::has_evidence() const noexcept {
   return size_ > 0;
 }
 
-void timeline::poll() noexcept {
-  if (!driver_alive()) return;
-  sync::lock const held{evidence_guard_, std::try_to_lock};
-  if (!held || size_ == 0) return;
-  relaxed_capture const relaxed;
-  drop_completed();
+bool timeline::complete(evidence const& one) noexcept {
+  return driver().event_query(one.event->handle) == CUDA_SUCCESS;
 }
 
+std::optional<sync::time_point> timeline::poll() noexcept {
+  if (!driver_alive()) return std::nullopt;
+  sync::lock const held{evidence_guard_, std::try_to_lock};
+  if (!held || size_ == 0) return std::nullopt;
+  relaxed_capture const relaxed;
+  drop_completed();
+  return size_ > 0 ? std::optional{at(0).recorded} : std::nullopt;
+}
+
+// A stream completes in order: where the oldest event is complete the newest is asked, and speaks for all between.
 void timeline::drop_completed() noexcept {
   std::size_t done = 0;
   epoch seen = 0;
@@ -228,6 +235,11 @@ void timeline::drop_completed() noexcept {
   for (; done < size_; ++done) {
     auto const result = driver().event_query(at(done).event->handle);
     if (result == CUDA_SUCCESS) seen = at(done).covers;
+    if (result == CUDA_SUCCESS && done == 0 && size_ > 2 && complete(at(size_ - 1))) {
+      seen = at(size_ - 1).covers;
+      done = size_;
+      break;
+    }
     // Of a capture that came and went beside the record: no evidence.
     if (result == CUDA_ERROR_CAPTURED_EVENT) captured = true;
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_CAPTURED_EVENT) continue;

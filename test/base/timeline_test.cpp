@@ -89,6 +89,34 @@ TEST_F(timeline_test, precise_evidence_is_waited_for_in_its_own_epoch) {
   EXPECT_FALSE(order(b).ordered_after(order(a), order(a).now()));
 }
 
+TEST_F(timeline_test, a_poll_of_a_complete_stream_asks_two_of_its_events) {
+  constexpr int many = 20;
+  auto const asked = [] { return gpumem::driver_calls("cuEventQuery"); };
+  gpumem::epoch newest = 0;
+  for (int i = 0; i < many; ++i) newest = order(a).record_late(a.get());
+  simulator::run_until_idle();
+  auto const before = asked();
+  EXPECT_FALSE(order(a).poll());
+  EXPECT_TRUE(order(a).completed(newest));
+  EXPECT_EQ(asked() - before, 2u);
+}
+
+TEST_F(timeline_test, a_poll_finds_what_is_complete_and_since_when_the_rest_is_open) {
+  auto const begin = gpumem::sync::now();
+  std::vector<gpumem::epoch> recorded;
+  for (int i = 0; i < 3; ++i) recorded.push_back(order(a).record_late(a.get()));
+  simulator::step();
+  auto const since = order(a).poll();
+  EXPECT_TRUE(order(a).completed(recorded[0]));
+  EXPECT_FALSE(order(a).completed(recorded[1]));
+  ASSERT_TRUE(since);
+  EXPECT_GE(*since, begin);
+  EXPECT_LE(*since, gpumem::sync::now());
+  simulator::run_until_idle();
+  EXPECT_FALSE(order(a).poll());
+  EXPECT_TRUE(order(a).completed(recorded[2]));
+}
+
 TEST_F(timeline_test, no_epoch_read_by_another_thread_is_a_precise_one) {
   // Whoever reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
   std::vector<gpumem::epoch> precise, read;
