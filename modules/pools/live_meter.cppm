@@ -15,20 +15,22 @@ export struct live_part {
 /// here: the peak is exact to that size for each of them.
 export class live_meter {
 public:
-  /// Under the lock of the part, and of all where `slack` is 0, the largest change that is not told of. `nearby`: bytes
-  /// that count as live and are kept near the calling thread.
+  /// Under the lock of the part. `slack`: the largest change that is not told of. `nearby`: bytes that count as live
+  /// and are kept near the calling thread.
   inline void count(live_part& part, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
     part.bytes += change;
     auto const news = part.bytes - part.told;
-    if (news <= slack && -news <= slack) return;
-    part.told = part.bytes;
-    if (slack > 0) {
-      raise(told_.fetch_add(news, std::memory_order_relaxed) + news - nearby);
-    } else {
-      auto const all = told_.load(std::memory_order_relaxed) + news;
-      told_.store(all, std::memory_order_relaxed);
-      if (news > 0) raise(all - nearby);
-    }
+    if (news > slack || -news > slack) raise(tell(part) - nearby);
+  }
+  /// The same while there is no other part; nothing is told.
+  inline void count_alone(live_part& part, std::int64_t change, std::int64_t nearby) noexcept {
+    part.bytes += change;
+    raise(part.bytes - nearby);
+  }
+  /// Under the lock of the part. What is live as far as parts have told.
+  inline std::int64_t tell(live_part& part) noexcept {
+    auto const news = part.bytes - std::exchange(part.told, part.bytes);
+    return told_.fetch_add(news, std::memory_order_relaxed) + news;
   }
 
   inline std::size_t peak() const noexcept { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }

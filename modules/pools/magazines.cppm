@@ -43,7 +43,7 @@ public:
   inline bool prepared() const noexcept { return own().cabinets.load(std::memory_order_relaxed) != nullptr; }
 
   /// A kept block of so many bytes exactly, granted to the stream again; or null. Any thread.
-  inline block* take(timeline& order, std::size_t bytes, std::size_t requested) noexcept {
+  [[gnu::always_inline]] inline block* take(timeline& order, std::size_t bytes, std::size_t requested) noexcept {
     auto& mine = own();
     auto* const all = mine.cabinets.load(std::memory_order_acquire);
     if (!all) return nullptr;
@@ -68,19 +68,20 @@ public:
     bool kept;
     block* out; ///< another block, of the same stream, for which there is no place any more; or null
   };
-  /// Keeps a granted block that is freed on the stream. Any thread.
-  inline result put(block& freed, timeline& order) noexcept {
-    if (freed.bytes > most_.load(std::memory_order_relaxed)) return {false, nullptr};
-    auto& mine = own();
+  /// Keeps a granted block that is freed on the stream. Any thread, of the number `me`.
+  [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
+    auto const bytes = freed.bytes;
+    if (bytes > most_.load(std::memory_order_relaxed)) return {false, nullptr};
+    auto& mine = slots_[slot_number(me)];
     auto* const all = mine.cabinets.load(std::memory_order_acquire);
     if (!all) return {false, nullptr};
     auto& in = (*all)[order.index() % cabinet_count];
-    auto& on = stack_of(in, freed.bytes);
-    if (on.holds_other(freed.bytes) && !misfit(on)) return {false, nullptr};
+    auto& on = stack_of(in, bytes);
+    if (on.holds_other(bytes) ? !misfit(on) : !affordable(mine, bytes)) return {false, nullptr};
     std::scoped_lock const held{mine.guard};
-    if (!allowed() || !claim(in, order) || due(in, order, freed.bytes)) return {false, nullptr};
-    auto* const out = on.holds_other(freed.bytes) ? &pop(mine, in, on) : nullptr;
-    if ((out && on.top.load(std::memory_order_relaxed)) || !afford(mine, freed.bytes)) return {false, out};
+    if (!allowed() || !claim(in, order) || due(in, order, bytes)) return {false, nullptr};
+    auto* const out = on.holds_other(bytes) ? &pop(mine, in, on) : nullptr;
+    if ((out && on.top.load(std::memory_order_relaxed)) || !afford(mine, bytes)) return {false, out};
     keep(mine, in, on, freed, order);
     return {true, out};
   }
@@ -133,6 +134,7 @@ private:
   // So rarely does a free go another way, on which evidence may be recorded.
   static constexpr std::uint32_t most_unrecorded_frees = 64;
   static constexpr std::uint32_t most_misfits = 16;
+  static constexpr std::uint32_t most_refused = 1 << 20;
 
   // Blocks of one size. Looked at without the lock too, for a hint.
   struct stack {
@@ -158,23 +160,22 @@ private:
   // Its lock's holder changes it; any thread reads the counts.
   struct alignas(128) slot {
     sync::owned_mutex guard;
-    std::uint32_t refused_lately = 0; // since the last sweep
+    std::atomic<std::uint32_t> refused_lately{0}; // since the last sweep
     std::atomic<std::int64_t> allowance{0};
     std::atomic<std::int64_t> not_live{0};
     std::atomic<std::uint64_t> allocations{0}, frees{0}, refused{0};
-    std::atomic<std::size_t> cached{0};
+    std::atomic<std::int64_t> credit{0};                 // taken, for what is kept or may be
     std::atomic<magazines::cabinets*> cabinets{nullptr}; // of threads that have allocated
   };
   template <class T> static inline void add(std::atomic<T>& to, T change) noexcept {
     to.store(to.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
   }
 
-  static inline unsigned slot_number() noexcept {
-    auto const number = sync::thread_number();
+  static inline unsigned slot_number(unsigned number) noexcept {
     return number < owned_slots ? number : owned_slots + number % shared_slots;
   }
-  inline slot& own() noexcept { return slots_[slot_number()]; }
-  inline slot const& own() const noexcept { return slots_[slot_number()]; }
+  inline slot& own() noexcept { return slots_[slot_number(sync::thread_number())]; }
+  inline slot const& own() const noexcept { return slots_[slot_number(sync::thread_number())]; }
   static inline stack& stack_of(cabinet& in, std::size_t bytes) noexcept {
     auto const granules = bytes / granule;
     return in.stacks[granules <= small_sizes ? granules - 1
@@ -182,12 +183,11 @@ private:
   }
 
   // The newest block of a stack, which is no longer kept.
-  inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {
+  [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {
     auto& found = *from.top.load(std::memory_order_relaxed);
     from.top.store(found.next, std::memory_order_relaxed);
     --in.count;
-    add(mine.allowance, static_cast<std::int64_t>(found.bytes));
-    add(mine.cached, 0 - found.bytes);
+    add(mine.allowance, static_cast<std::int64_t>(from.bytes.load(std::memory_order_relaxed)));
     return found;
   }
   // The same, on its way out.
@@ -202,12 +202,27 @@ private:
     return one.order == &order || claim_empty(one, order);
   }
   // Whether this free should leave evidence, which it does where it takes the pool's lock.
-  inline bool due(cabinet& one, timeline& order, std::size_t bytes) noexcept {
+  [[gnu::always_inline]] inline bool due(cabinet& one, timeline& order, std::size_t bytes) noexcept {
+    auto const most = most_unrecorded();
+    if (most == SIZE_MAX) return order.asked(); // nobody else would
     one.unrecorded_bytes += bytes;
-    bool const many = ++one.unrecorded_frees >= most_unrecorded_frees ||
-                      one.unrecorded_bytes >= most_unrecorded_.load(std::memory_order_relaxed);
+    bool const many = ++one.unrecorded_frees >= most_unrecorded_frees || one.unrecorded_bytes >= most;
     if (many) pass_on(one, order);
     return many || order.asked();
+  }
+  // As things look without the lock.
+  inline bool affordable(slot& mine, std::size_t bytes) noexcept {
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance.load(std::memory_order_relaxed);
+    if (need <= 0 || need <= credit_.load(std::memory_order_relaxed)) return true;
+    count_refused(mine);
+    return false;
+  }
+  // Counted roughly where threads share a slot.
+  inline void count_refused(slot& mine) noexcept {
+    add(mine.refused, std::uint64_t{1});
+    add(mine.refused_lately, 1u);
+    if (mine.refused_lately.load(std::memory_order_relaxed) < most_refused) return;
+    if (!starved()) starved_.store(true, std::memory_order_relaxed);
   }
   // Credit comes in quanta, so that threads rarely meet at it.
   inline bool afford(slot& mine, std::size_t bytes) noexcept {
@@ -215,18 +230,19 @@ private:
     return need <= 0 || borrow(mine, need);
   }
   // The epoch is read after all that the caller has enqueued.
-  inline void keep(slot& mine, cabinet& in, stack& on, block& freed, timeline& order) noexcept {
+  [[gnu::always_inline]] inline void keep(slot& mine, cabinet& in, stack& on, block& freed, timeline& order) noexcept {
+    auto const bytes = freed.bytes;
+    auto const requested = static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed));
     freed.tags.assign({&order, order.now()});
     freed.become(block_state::cached);
     freed.next = on.top.load(std::memory_order_relaxed);
     on.top.store(&freed, std::memory_order_relaxed);
-    on.bytes.store(freed.bytes, std::memory_order_relaxed);
+    on.bytes.store(bytes, std::memory_order_relaxed);
     on.misfits.store(0, std::memory_order_relaxed);
     ++in.count;
-    add(mine.allowance, -static_cast<std::int64_t>(freed.bytes));
-    add(mine.cached, freed.bytes);
+    add(mine.allowance, -static_cast<std::int64_t>(bytes));
     add(mine.frees, std::uint64_t{1});
-    add(mine.not_live, static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)));
+    add(mine.not_live, requested);
   }
   // A size that is not asked for any more makes place for others, one block at a time. Whether it is to, counted
   // roughly.

@@ -84,19 +84,20 @@ public:
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
-    auto const granted = small_sizes::round_up(bytes);
+    pool_request what{key, bytes, small_sizes::round_up(bytes), std::max(alignment, granule)};
     if (alignment <= granule && !key.is_host()) {
-      if (auto* const near = magazines_.take(key.order(), granted, bytes)) return near->pointer();
+      if (auto* const near = magazines_.take(key.order(), what.bytes, bytes)) return near->pointer();
     }
-    return allocate_shared({key, bytes, granted, std::max(alignment, granule)});
+    return allocate_shared(what);
   }
   /// Without `bytes` any size is right.
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-    auto const seen = shards_.granted_at(pointer);
+    auto const me = sync::thread_number();
+    auto const seen = shards_.granted_at(pointer, me);
     if (!may_keep(seen.that, key, bytes)) return free_shared(key, pointer, bytes, seen);
-    auto const near = magazines_.put(*seen.that, key.order());
-    if (near.kept && !near.out) return free_result::done;
-    return free_beside(key, pointer, bytes, seen, near);
+    auto const near = magazines_.put(*seen.that, key.order(), me);
+    if (near.out) return free_beside(key, pointer, bytes, seen, near);
+    return near.kept ? free_result::done : free_shared(key, pointer, bytes, seen);
   }
   /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
@@ -142,12 +143,13 @@ private:
   static void survey(pool_shard& in, figures& f, std::vector<timeline const*>& users);
 
   // pool_allocate.cpp: the ladder.
-  expected<void*, failure> allocate_shared(pool_request what) noexcept;
+  expected<void*, failure> allocate_shared(pool_request& what) noexcept;
   expected<void*, failure> allocate(pool_request& what);
-  void* allocate_near(pool_request const& what);
+  expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
+  void* allocate_near(pool_request& what);
   bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
   rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
-  inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || upstream_->host_accessible(); }
+  inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
   pool_place place_at_once(pool_request const& what, shard_span among);
   pool_place place_at_once(pool_request const& what, shelves& all);
   pool_place place_elsewhere(pool_request const& what, rung furthest, shard_span among);
@@ -157,9 +159,12 @@ private:
   void* reuse_at_once(pool_request const& what, shard_span among);
   static void note_borrowing(pool_shard& by) noexcept;
   void* reuse_known(pool_request const& what, shard_span among);
+  void* reuse_elsewhere(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
-  std::size_t loose_beyond(std::size_t bytes) const noexcept;
-  bool worth_learning(pool_request const& what, shard_span among);
+  inline bool scarce() const noexcept { return chunks_.limit() && chunks_.room() < chunks_.limit() / 4; }
+  bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
+  bool rather_grows(pool_shard const& own) const noexcept;
+  pool_place better_place(pool_request const& what, pool_place const& place, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
   void* reuse_learning(pool_request const& what, shard_span among);
@@ -171,10 +176,14 @@ private:
   bool give_completed(shard_span among) noexcept;
   static void give_completed(pool_shard& in) noexcept;
   void join_free(stream_key const& key, rung furthest, shard_span among);
-  void learn_completion(stream_key const* asking, shard_span among);
+  unsigned learn_completion(stream_key const* asking, shard_span among);
   static std::vector<timeline*> open_timelines(bool without_evidence, shard_span among);
   tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
-  tag leave_evidence(stream_key const& key, bool due) noexcept;
+  bool many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept;
+  inline tag leave_evidence(stream_key const& key, bool due) noexcept {
+    return due ? record_evidence(key) : tag{&key.order(), key.order().now()};
+  }
+  tag record_evidence(stream_key const& key) noexcept;
   void prune(tag_set& tags) const noexcept;
   void begin_sharing() noexcept;
   inline std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
@@ -184,7 +193,7 @@ private:
   }
   /// Whether a block that is freed stays apart, for the next who may have it as it is.
   inline bool stays_apart(block const& freed) const noexcept {
-    auto const most_streams = upstream_->host_accessible() ? 0u : 1u; // the host waits for all of them
+    auto const most_streams = host_accessible_ ? 0u : 1u; // the host waits for all of them
     return freed.bytes <= small_sizes::largest && calm_ && freed.tags.size() <= most_streams;
   }
   /// Whether a call may be served under the lock of one shard.
@@ -210,7 +219,7 @@ private:
   bool usable(block const* range, stream_key const& key) const;
   block* usable_end(pool_request const& what, pool_shard const& in) const;
   std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
-  std::size_t page_size(virtual_pages const& of) const noexcept;
+  std::size_t page_size(virtual_pages const& of, std::size_t bytes) const noexcept;
   std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
   expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
                                        std::size_t least, shard_locks& held);
@@ -238,7 +247,10 @@ private:
   free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                           shard_list::found const& seen) noexcept;
   bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;
-  void take_in(pool_shard& in) noexcept;
+  inline void take_in(pool_shard& in) noexcept {
+    if (in.posted.load(std::memory_order_relaxed)) take_in_posted(in);
+  }
+  void take_in_posted(pool_shard& in) noexcept;
   inline void take_in_all() noexcept {
     for (auto const& each : shards_.all()) take_in(*each);
   }
@@ -250,7 +262,10 @@ private:
   block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   void end_live(block& freed, stream_key const& key, pool_shard& in) noexcept;
   void end_block(block& freed) noexcept;
-  void after_free(block const& range) noexcept;
+  inline void after_free(block const& range) noexcept {
+    if (!calm_) look_after_free(range);
+  }
+  void look_after_free(block const& range) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;
   void serve_deferred() noexcept;
   void make_room(tag_set& uses, stream_key const& key, shard_locks& held);
@@ -270,6 +285,7 @@ private:
   std::unique_ptr<pool_upstream> const upstream_;
   pool_options const options_;
   std::optional<device> const device_;
+  bool const host_accessible_;
 
   shard_list shards_;
   sync::quick_condition changed_; // growth ended, or memory has left

@@ -112,6 +112,8 @@ private:
   void pair(block& lower) noexcept;
   void unpair(block& lower) noexcept;
   bool absorb_upper(block& range) noexcept;
+  block& grow_lower(block& lower, block& by) noexcept;
+  block& grow_upper(block& upper, block& by) noexcept;
   block& settle(block& freed, joining with) noexcept;
 
   record_slab records_;

@@ -44,6 +44,7 @@ export struct alignas(128) pool_shard {
   alignas(128) std::atomic<block*> posted{nullptr}; ///< linked by `next`; any thread puts, the lock's holder takes
   alignas(128) unsigned looks_in_vain = 0;          ///< for completion, in a row
   unsigned looks_left_out = 0;
+  unsigned early_polls = 0;      ///< of streams that still were at work, before growth, since it last grew
   unsigned borrowings = 0;       ///< of its threads, in quick succession
   std::uint64_t borrowed_at = 0; ///< after how many locked calls it was the last time
 };
@@ -63,6 +64,12 @@ public:
 
   /// The calling thread's. Any thread.
   inline pool_shard& own() noexcept { return *own_seat().home.load(std::memory_order_acquire); }
+  /// The same; null where the thread has met others there too often.
+  inline pool_shard* quiet_own() noexcept {
+    auto const& mine = own_seat();
+    return mine.met.load(std::memory_order_relaxed) < sync::patience ? mine.home.load(std::memory_order_acquire)
+                                                                     : nullptr;
+  }
   inline bool single() const noexcept { return count_.load(std::memory_order_relaxed) == 1; }
   /// They do not change under any of the locks; without one others may be added.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
@@ -97,8 +104,8 @@ public:
     block* that = nullptr;
     pool_shard* shard = nullptr;
   };
-  inline found granted_at(void const* pointer) noexcept {
-    auto& last = own_seat().freed_into;
+  inline found granted_at(void const* pointer, unsigned me = sync::thread_number()) noexcept {
+    auto& last = seats_[me % (most - 1)].freed_into;
     auto* const likely = last.load(std::memory_order_relaxed);
     if (auto* const that = likely->ranges.granted_at(pointer)) return {that, likely};
     if (single()) return {};

@@ -30,17 +30,26 @@ public:
 
   /// What is freed now is newest but for a few that came by another way.
   inline void put(block& range) noexcept {
-    bool const newest = !order_ || !newest_ || epoch_of(*newest_) <= epoch_of(range);
-    link_after(range, newest ? newest_ : place_before_newer(range));
+    link_in_order(range);
+    bins_.put(range);
   }
   /// Beside a range of the same epoch that is here.
-  inline void put_beside(block& range, block& there) noexcept { link_after(range, &there); }
+  inline void put_beside(block& range, block& there) noexcept {
+    link_after(range, &there);
+    bins_.put(range);
+  }
   inline void take(block& range) noexcept {
-    (range.older ? range.older->newer : oldest_) = range.newer;
-    (range.newer ? range.newer->older : newest_) = range.older;
-    if (late_ == &range) late_ = range.older ? range.older : range.newer;
-    --count_;
+    unlink(range);
     bins_.take(range);
+  }
+  /// A range that is here has become larger by what waits for the same streams.
+  inline void grow(block& range, tag_set const& by) noexcept {
+    bins_.resized(range);
+    bool const later = order_ && epoch_of(range) < by.begin()->newest;
+    if (!by.empty()) range.tags.join(by);
+    if (!later || newest_ == &range) return;
+    unlink(range);
+    link_in_order(range);
   }
 
   /// Some range here waits for what the host has not seen complete; `without_evidence`: and which no event covers.
@@ -59,6 +68,10 @@ private:
   friend class shelves;
   static constexpr std::uint32_t most_counted = 32;
   static inline epoch epoch_of(block const& range) noexcept { return range.tags.begin()->newest; }
+  inline void link_in_order(block& range) noexcept {
+    bool const newest = !order_ || !newest_ || epoch_of(*newest_) <= epoch_of(range);
+    link_after(range, newest ? newest_ : place_before_newer(range));
+  }
   inline void link_after(block& range, block* there) noexcept {
     range.older = there;
     range.newer = there ? there->newer : oldest_;
@@ -66,7 +79,12 @@ private:
     (range.newer ? range.newer->older : newest_) = &range;
     range.place = this;
     ++count_;
-    bins_.put(range);
+  }
+  inline void unlink(block& range) noexcept {
+    (range.older ? range.older->newer : oldest_) = range.newer;
+    (range.newer ? range.newer->older : newest_) = range.older;
+    if (late_ == &range) late_ = range.older ? range.older : range.newer;
+    --count_;
   }
 
   block* place_before_newer(block const& range) noexcept;

@@ -74,6 +74,8 @@ export struct virtual_pages_options {
 namespace detail {
 /// What pages are multiples of, on every device so far; a device that wants more rounds up. Bytes.
 export inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
+/// What next_page() does not go beyond; bytes.
+export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 } // namespace detail
 
 /// Virtual memory of one device, as a page source. Addresses are reserved at construction and never move; they cost no

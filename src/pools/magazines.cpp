@@ -16,7 +16,6 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::uint32_t most_refused = 1 << 17;
 // No block takes more of the credit: of recorded traces a quarter keeps as many blocks as all of it, and refuses fewer.
 inline constexpr std::size_t most_part = 4;
 inline constexpr std::size_t always_kept = std::size_t{1} << 20; // where the credit is so much
@@ -52,12 +51,12 @@ bool magazines::borrow(slot& mine, std::int64_t need) noexcept {
     if (credit_.load(std::memory_order_relaxed) < want) continue;
     if (credit_.fetch_sub(want, std::memory_order_relaxed) >= want) {
       add(mine.allowance, want);
+      add(mine.credit, want);
       return true;
     }
     credit_.fetch_add(want, std::memory_order_relaxed);
   }
-  add(mine.refused, std::uint64_t{1});
-  if (++mine.refused_lately >= most_refused) starved_.store(true, std::memory_order_relaxed);
+  count_refused(mine);
   return false;
 }
 
@@ -76,7 +75,7 @@ block* magazines::sweep() noexcept {
   for (auto& each : slots_) {
     auto* const kept = each.cabinets.load(std::memory_order_relaxed);
     if (!kept) continue; // no thread of this number has allocated
-    each.refused_lately = 0;
+    each.refused_lately.store(0, std::memory_order_relaxed);
     for (auto& in : *kept) {
       for (auto at = in.stacks.begin(); in.count > 0; ++at) {
         while (at->top.load(std::memory_order_relaxed)) {
@@ -86,7 +85,8 @@ block* magazines::sweep() noexcept {
         }
       }
     }
-    credit_.fetch_add(each.allowance.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+    each.allowance.store(0, std::memory_order_relaxed); // nothing is kept: it is all of
+    credit_.fetch_add(each.credit.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   }
   unlock_all();
   return all;
@@ -109,8 +109,10 @@ thread_counts magazines::glance() const noexcept {
     all.allocations += each.allocations.load(std::memory_order_relaxed);
     all.frees += each.frees.load(std::memory_order_relaxed);
     all.refused += each.refused.load(std::memory_order_relaxed);
-    all.cached += each.cached.load(std::memory_order_relaxed);
-    all.allowance += each.allowance.load(std::memory_order_relaxed);
+    auto const allowance = each.allowance.load(std::memory_order_relaxed);
+    auto const kept = each.credit.load(std::memory_order_relaxed) - allowance;
+    all.cached += static_cast<std::size_t>(std::max(kept, std::int64_t{0})); // they are not of one moment
+    all.allowance += allowance;
   }
   return all;
 }

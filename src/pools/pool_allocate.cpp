@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,11 @@ inline constexpr std::uint64_t rarely = 1024;
 // further then raised what was in use of what was reserved from a half to three quarters.
 inline constexpr std::size_t loose = 2;
 inline constexpr unsigned most_left_out = 255;
+inline constexpr unsigned most_early_polls = 8;
+
+// Counted for each rung.
+inline constexpr std::array<std::uint64_t figures::*, 4> reuses{&figures::reuse_own, &figures::reuse_ordered,
+                                                                &figures::reuse_completed, &figures::reuse_waited};
 
 bool long_ago(pool_shard const& borrower) noexcept {
   return borrower.paths.locked_calls - borrower.borrowed_at > rarely;
@@ -41,31 +47,34 @@ bool long_ago(pool_shard const& borrower) noexcept {
 
 } // namespace
 
-expected<void*, failure> pool_engine::allocate_shared(pool_request what) noexcept {
-  auto const refuse = [&](outcome why) {
-    auto& own = shards_.own();
-    auto const held = shards_.enter(own);
-    ++own.counts.failures;
-    return unexpected<failure>{failure{why, 0, what.requested}};
-  };
-  if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(outcome::too_large);
+expected<void*, failure> pool_engine::allocate_shared(pool_request& what) noexcept {
+  if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(what, outcome::too_large);
   try {
     what.key.order().prepare();
   } catch (...) {
     // Without spare events frees leave no evidence until there are some; what the stream frees itself is not touched.
   }
   try {
+    if (auto* const p = allocate_near(what)) return p;
     return allocate(what);
   } catch (std::bad_alloc const&) { // of the host
-    return refuse(outcome::exhausted);
+    return refuse(what, outcome::exhausted);
   }
 }
 
+expected<void*, failure> pool_engine::refuse(pool_request const& what, outcome why) noexcept {
+  auto& own = shards_.own();
+  auto const held = shards_.enter(own);
+  ++own.counts.failures;
+  return unexpected<failure>{failure{why, 0, what.requested}};
+}
+
 expected<void*, failure> pool_engine::allocate(pool_request& what) {
-  what.own = &shards_.own();
-  if (auto* const p = allocate_near(what)) return p;
   shard_locks held{shards_};
-  if (shards_.crowded()) shards_.spread();
+  if (shards_.crowded()) {
+    shards_.spread();
+    for (auto const& each : shards_.all()) live_.tell(each->live);
+  }
   what.own = &shards_.own();
   auto& own = *what.own;
   ++own.paths.locked_calls;
@@ -83,9 +92,8 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     if (grown == growth_result::failed) alone = false;
   }
   set_pressure(true);
-  if (sweep()) {
-    if (auto* const p = reuse_now(what)) return p;
-  }
+  sweep();
+  if (auto* const p = reuse_now(what)) return p;
   if (auto* const p = reuse_behind_wait(what)) return p;
   if (result.error().what != outcome::device_lost) {
     // Pages are given up one by one, so at once; chunks all, so last.
@@ -118,14 +126,21 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
 
 // Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
 // the way with all locks, which is as short then.
-void* pool_engine::allocate_near(pool_request const& what) {
-  if (shards_.crowded() || !magazines_.prepared()) return nullptr;
+[[gnu::always_inline]] void* pool_engine::allocate_near(pool_request& what) {
+  what.own = shards_.quiet_own();
+  if (!what.own || !magazines_.prepared()) return nullptr;
   auto& own = *what.own;
   auto const held = shards_.enter(own);
   if (!calm_for(what.key.order())) return nullptr;
   take_in(own);
   shard_span const among{&what.own, 1};
-  auto* const p = shards_.single() ? reuse_known(what, among) : reuse_in(what, among);
+  void* p = nullptr;
+  if (auto const place = place_at_once(what, own.ranges.by_order()); place.range) {
+    p = grant(what, fits_loosely(what, place) ? better_place(what, place, among) : place);
+  } else {
+    p = reuse_elsewhere(what, among);
+    if (!p && !shards_.single()) p = reuse_learning(what, among);
+  }
   if (p) ++own.paths.locked_calls;
   return p;
 }
@@ -154,7 +169,7 @@ rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furt
 }
 
 // Of what the stream itself has freed and of what nobody uses, whichever fits better.
-pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
+[[gnu::always_inline]] pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
   pool_place place;
   auto* const own = by_host(what.key) ? nullptr : all.find(what.key.order());
   if (what.is_small()) {
@@ -214,27 +229,20 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   ++from.live_blocks;
   count_live(from, static_cast<std::int64_t>(what.requested), magazines_.own_not_live());
   if (&from != what.own) note_borrowing(*what.own);
-  auto& counts = from.counts;
-  ++counts.allocations;
-  switch (place.how) {
-  case rung::own: ++counts.reuse_own; break;
-  case rung::ordered: ++counts.reuse_ordered; break;
-  case rung::completed: ++counts.reuse_completed; break;
-  case rung::wait: ++counts.reuse_waited; break;
-  case rung::none: break; // fresh
-  }
+  ++from.counts.allocations;
+  if (place.how != rung::none) ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
   return taken.pointer();
 }
 
 // A small block out of a large range comes with some others for those who ask next.
-block& pool_engine::take(pool_request const& what, pool_place const& place) {
+[[gnu::always_inline]] block& pool_engine::take(pool_request const& what, pool_place const& place) {
   auto& from = *place.range->home->shard;
   if (place.range->now() == block_state::spare) {
     from.ranges.take_spare(*place.range);
     ++from.paths.spare_hits;
     return *place.range;
   }
-  bool const span = calm_ && what.is_small() && place.range->bytes / what.bytes >= range_map::least_for_span;
+  bool const span = calm_ && what.is_small() && place.range->bytes >= range_map::least_for_span * what.bytes;
   return span ? from.ranges.take_span(*place.range, what.bytes)
               : from.ranges.take(*place.range, place.offset, what.bytes);
 }
@@ -253,7 +261,8 @@ void* pool_engine::grant_fresh(pool_request const& what, block& fresh) {
 }
 
 void pool_engine::count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  live_.count(in.live, change, nearby, shards_.single() ? 0 : static_cast<std::int64_t>(chunks_.reserved() / 512));
+  if (shards_.single()) return live_.count_alone(in.live, change, nearby);
+  live_.count(in.live, change, nearby, static_cast<std::int64_t>(chunks_.reserved() / 512));
 }
 
 void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
@@ -264,11 +273,13 @@ void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
 // The rungs that cost the stream nothing, as things are known.
 void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
   if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
-  if (auto place = place_at_once(what, among); place.range) {
-    if (place.range->bytes > loose_beyond(what.bytes) && worth_learning(what, among))
-      place = place_at_once(what, among);
-    return grant(what, place);
-  }
+  auto const place = place_at_once(what, among);
+  if (!place.range) return reuse_elsewhere(what, among);
+  return grant(what, fits_loosely(what, place) ? better_place(what, place, among) : place);
+}
+
+// Neither the stream itself nor nobody has left anything that would do.
+void* pool_engine::reuse_elsewhere(pool_request const& what, shard_span among) {
   if (auto const place = place_elsewhere(what, rung::ordered, among); place.range) return grant(what, place);
   return give_completed(among) ? reuse_at_once(what, among) : nullptr;
 }
@@ -280,26 +291,26 @@ void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
 }
 
 // Near the limit everything but a good fit is too much.
-std::size_t pool_engine::loose_beyond(std::size_t bytes) const noexcept {
-  bool const scarce = chunks_.limit() && chunks_.room() < chunks_.limit() / 4;
-  return bytes > SIZE_MAX / loose ? SIZE_MAX : scarce ? bytes : bytes * loose;
+bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place) const noexcept {
+  auto const well = scarce() ? place.range->bytes : place.range->bytes / loose;
+  return well > what.bytes && what.own->ranges.by_order().own().size() > 1;
 }
 
 // A large range is about to be cut for a small request: where others have freed memory, something may fit better once
-// their completion is known. True if anything came of the look; after looks in vain the next are left out, ever more.
-bool pool_engine::worth_learning(pool_request const& what, shard_span among) {
+// their completion is known. After looks of which nothing came, or that came too early, the next are left out, ever
+// more.
+pool_place pool_engine::better_place(pool_request const& what, pool_place const& place, shard_span among) {
   auto& own = *what.own;
-  auto const& others = own.ranges.by_order().own();
-  if (options_.cross_stream == reuse::own || others.size() < 2) return false;
+  if (options_.cross_stream == reuse::own) return place;
   if (own.looks_left_out > 0) {
     --own.looks_left_out;
-    return false;
+    return place;
   }
-  learn_completion(&what.key, among);
+  bool const early = learn_completion(&what.key, among) > 0;
   bool const found = give_completed(among);
-  own.looks_in_vain = found ? 0 : std::min(2 * own.looks_in_vain + 1, most_left_out);
+  own.looks_in_vain = found && !early ? 0 : std::min(2 * own.looks_in_vain + 1, most_left_out);
   own.looks_left_out = own.looks_in_vain;
-  return found;
+  return found ? place_at_once(what, among) : place;
 }
 
 // Then the same with what threads have kept.
@@ -320,8 +331,16 @@ void* pool_engine::reuse_alone(pool_request const& what) {
   return place.range ? grant(what, place) : nullptr;
 }
 
+// Looking for what has completed costs a driver call for each stream. While they are at work that comes again and
+// again: once it has cost as much as to grow, growing is better, and streams have more of their own from then on.
+bool pool_engine::rather_grows(pool_shard const& own) const noexcept {
+  return own.early_polls >= most_early_polls && options_.growth == growth::fast && upstream_->paged() && !pressure_ &&
+         !scarce();
+}
+
 void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
-  learn_completion(&what.key, among);
+  if (rather_grows(*what.own)) return nullptr;
+  what.own->early_polls += learn_completion(&what.key, among);
   give_completed(among);
   join_free(what.key, rung::completed, among);
   if (auto* const p = reuse_at_once(what, among)) return p;

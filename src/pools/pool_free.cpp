@@ -40,7 +40,7 @@ inline constexpr std::size_t most_uses = tag_set::most - 1;
 // What a magazine put out goes first: the free of the block itself may be the last.
 free_result pool_engine::free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                      shard_list::found const& seen, magazines::result const& near) noexcept {
-  auto const ended = near.out ? end_put_out(*near.out) : free_result::done;
+  auto const ended = end_put_out(*near.out);
   return near.kept ? ended : free_shared(key, pointer, bytes, seen);
 }
 
@@ -50,15 +50,16 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
 }
 
 // Under the lock of the block's shard alone, where nothing calls for all of them; else, and of a misuse, false.
-bool pool_engine::free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                            shard_list::found const& seen) noexcept {
+[[gnu::always_inline]] bool pool_engine::free_near(stream_key const& key, void* pointer,
+                                                   std::optional<std::size_t> bytes,
+                                                   shard_list::found const& seen) noexcept {
   if (!seen.that || key.capturing() || magazines_.starved()) return false;
   auto& home = *seen.shard;
-  sync::quick_lock held{home.guard, std::try_to_lock};
-  if (!held) {
+  if (!home.guard.try_lock()) {
     if (post_free(key, bytes, seen)) return true;
-    held = shards_.enter(home);
+    home.guard.lock();
   }
+  sync::quick_lock const held{home.guard, std::adopt_lock};
   auto& freed = *seen.that;
   if (!stays_apart(freed)) freed.fetch_neighbours(); // they are looked at when the rest is done
   bool const right = calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() &&
@@ -79,8 +80,7 @@ bool pool_engine::post_free(stream_key const& key, std::optional<std::size_t> by
 }
 
 // Under the shard's lock, while the pool is calm, or under all.
-void pool_engine::take_in(pool_shard& in) noexcept {
-  if (!in.posted.load(std::memory_order_relaxed)) return;
+void pool_engine::take_in_posted(pool_shard& in) noexcept {
   for (auto* at = in.posted.exchange(nullptr, std::memory_order_acquire); at;) {
     auto& freed = *at;
     at = at->next;
@@ -148,7 +148,7 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   return refuse(found->pointer() != pointer ? misuse::kind::foreign_pointer : misuse::kind::wrong_size, requested);
 }
 
-void pool_engine::end_live(block& freed, stream_key const& key, pool_shard& in) noexcept {
+[[gnu::always_inline]] void pool_engine::end_live(block& freed, stream_key const& key, pool_shard& in) noexcept {
   count_live(in, -static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)), 0);
   ++in.counts.frees;
   ++in.paths.locked_calls;
@@ -163,32 +163,31 @@ void pool_engine::end_live(block& freed, stream_key const& key, pool_shard& in) 
 // The end of a use on a stream. Evidence is recorded where somebody will want it, and only on a stream that this call
 // was given or that is gpumem's; the epoch is read after everything that the caller has enqueued. The stream's shelf
 // counts first, so that streams of many threads do not meet at one counter.
-tag pool_engine::end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept {
+[[gnu::always_inline]] tag pool_engine::end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept {
   auto& order = key.order();
-  auto const most = most_unrecorded();
-  bool many = false;
-  if (!shared_) {
-    // Nobody else would ask.
-  } else if (auto* const own = in.ranges.by_order().find(order); !own) {
-    many = order.count_unrecorded(1, bytes, most);
-  } else if (own->count_free(bytes, most)) {
-    many = order.count_unrecorded(own->unrecorded_frees, own->unrecorded_bytes, most);
-    own->unrecorded_frees = 0;
-    own->unrecorded_bytes = 0;
-  }
-  return leave_evidence(key, order.asked() || pressure_ || many);
+  bool const many = shared_ && many_unrecorded(order, bytes, in); // else nobody would ask
+  return leave_evidence(key, many || order.asked() || pressure_);
 }
 
-tag pool_engine::leave_evidence(stream_key const& key, bool due) noexcept {
+bool pool_engine::many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept {
+  auto const most = most_unrecorded();
+  auto* const own = in.ranges.by_order().find(order);
+  if (!own) return order.count_unrecorded(1, bytes, most);
+  if (!own->count_free(bytes, most)) return false;
+  auto const frees = std::exchange(own->unrecorded_frees, 0);
+  return order.count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), most);
+}
+
+tag pool_engine::record_evidence(stream_key const& key) noexcept {
   auto& order = key.order();
-  if (due && key.has_handle() && options_.cross_stream != reuse::own && !lost()) {
+  if (key.has_handle() && options_.cross_stream != reuse::own && !lost()) {
     if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded};
   }
   return {&order, order.now()};
 }
 
 // From live to free; the tags say what reuse will have to be ordered after.
-void pool_engine::end_block(block& freed) noexcept {
+[[gnu::always_inline]] void pool_engine::end_block(block& freed) noexcept {
   auto& in = freed.home->shard->ranges;
   if (stays_apart(freed) && in.keep(freed)) return;
   after_free(in.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any));
@@ -252,7 +251,7 @@ void pool_engine::begin_sharing() noexcept {
   set_caching();
 }
 
-void pool_engine::after_free(block const& range) noexcept {
+void pool_engine::look_after_free(block const& range) noexcept {
   if (pressure_) {
     auto const most = chunks_.limit() ? chunks_.limit() : chunks_.reserved();
     auto const granted = chunks_.reserved() - free_bytes();

@@ -28,6 +28,7 @@ namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
+inline constexpr std::size_t growth_pages = 4;
 
 std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
   return address - reinterpret_cast<std::uintptr_t>(in.pages->base());
@@ -127,11 +128,16 @@ std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_s
   return best;
 }
 
-// Small ones under a limit, where pages give way to others: of large ones few are wholly free. 0: as they come.
-std::size_t pool_engine::page_size(virtual_pages const& of) const noexcept {
-  if (!chunks_.limit()) return 0;
-  auto const share = chunks_.limit() / limit_pages / of.granularity() * of.granularity();
-  return std::clamp(share, std::max(smallest_page, of.granularity()), of.next_page());
+// Under a limit pages give way to others: of large ones few are wholly free. Where nothing presses they are fewer:
+// each costs the same, whatever its size.
+std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes) const noexcept {
+  auto const whole = [unit = of.granularity()](std::size_t size) { return size / unit * unit; };
+  auto const next = of.next_page();
+  if (chunks_.limit()) {
+    return std::clamp(whole(chunks_.limit() / limit_pages), std::max(smallest_page, of.granularity()), next);
+  }
+  if (options_.growth == growth::compact) return next;
+  return std::clamp(whole(bytes / growth_pages), next, std::max(next, largest_page));
 }
 
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
@@ -147,7 +153,7 @@ expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optiona
     // Holes are filled when the addresses come to an end: at the end ranges can grow.
     bool const fits_behind = bytes <= into.pages->addresses() - end;
     auto const at = gap ? *gap : fits_behind ? end : into.pages->place(bytes).value_or(end);
-    auto const page = page_size(*into.pages);
+    auto const page = page_size(*into.pages, bytes);
     made = into.pages->map(at, bytes, page);
     if (!made && bytes > least && made.error().what == outcome::exhausted) made = into.pages->map(at, least, page);
   } catch (cuda_error const& e) {

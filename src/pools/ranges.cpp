@@ -13,7 +13,7 @@ import :tags;
 
 namespace gpumem::detail {
 
-void range_map::link_below(block& one, block& upper) noexcept {
+[[gnu::always_inline]] void range_map::link_below(block& one, block& upper) noexcept {
   one.home = upper.home;
   one.lower = upper.lower;
   one.upper = &upper;
@@ -30,7 +30,7 @@ void range_map::link_above(block& one, block& lower) noexcept {
 }
 
 // Takes out a block of which another has become a part.
-void range_map::forget(block& joined) noexcept {
+[[gnu::always_inline]] void range_map::forget(block& joined) noexcept {
   (joined.lower ? joined.lower->upper : joined.home->first) = joined.upper;
   (joined.upper ? joined.upper->lower : joined.home->last) = joined.lower;
   records_.give(joined);
@@ -49,7 +49,7 @@ void range_map::unpair(block& lower) noexcept {
 }
 
 // A block becomes one that can be found.
-void range_map::put(block& range, block* beside) noexcept {
+[[gnu::always_inline]] void range_map::put(block& range, block* beside) noexcept {
   range.become(block_state::free);
   if (beside) {
     beside->place->put_beside(range, *beside);
@@ -61,7 +61,7 @@ void range_map::put(block& range, block* beside) noexcept {
 }
 
 // And no longer one.
-void range_map::pull(block& range) noexcept {
+[[gnu::always_inline]] void range_map::pull(block& range) noexcept {
   range.place->take(range);
   if (range.upper && range.upper->is_free()) unpair(range);
   if (range.lower && range.lower->is_free()) unpair(*range.lower);
@@ -82,23 +82,48 @@ bool range_map::absorb_upper(block& range) noexcept {
   return true;
 }
 
-// Joins a block that is not on a shelf with its neighbours, and puts the whole on one.
-block& range_map::settle(block& freed, joining with) noexcept {
-  auto const may = [&](block const* lower, block const* upper) {
-    return with == joining::any || lower->tags.same_streams(upper->tags);
-  };
-  if (auto* const upper = freed.upper; upper && upper->is_free() && may(&freed, upper)) absorb_upper(freed);
-  auto* whole = &freed;
-  if (auto* const lower = freed.lower; lower && lower->is_free() && may(lower, &freed)) {
-    pull(*lower);
-    if (absorb_upper(*lower)) {
-      whole = lower;
-    } else {
-      put(*lower, nullptr);
-    }
+// A block that is not on a shelf becomes a part of a free neighbour that waits for the same streams, where that lies.
+[[gnu::always_inline]] block& range_map::grow_lower(block& lower, block& by) noexcept {
+  lower.bytes += by.bytes;
+  lower.place->grow(lower, by.tags);
+  forget(by);
+  ++joins_;
+  if (lower.upper && lower.upper->is_free()) pair(lower);
+  return lower;
+}
+
+[[gnu::always_inline]] block& range_map::grow_upper(block& upper, block& by) noexcept {
+  upper.base = by.base;
+  upper.bytes += by.bytes;
+  upper.place->grow(upper, by.tags);
+  forget(by);
+  ++joins_;
+  if (upper.lower && upper.lower->is_free()) pair(*upper.lower);
+  return upper;
+}
+
+// Joins a block that is not on a shelf with its neighbours; the whole is on one then.
+[[gnu::always_inline]] block& range_map::settle(block& freed, joining with) noexcept {
+  auto* const upper = freed.upper;
+  auto* const lower = freed.lower;
+  bool const free_above = upper && upper->is_free(), free_below = lower && lower->is_free();
+  bool const alike_below = free_below && lower->tags.same_streams(freed.tags);
+  if (free_above && freed.tags.same_streams(upper->tags)) {
+    if (!free_below || (!alike_below && with == joining::alike)) return grow_upper(*upper, freed);
+    absorb_upper(freed);
+  } else if (free_above && with == joining::any) {
+    absorb_upper(freed);
   }
-  put(*whole, nullptr);
-  return *whole;
+  // By now it may wait for more streams.
+  if (free_below && lower->tags.same_streams(freed.tags)) return grow_lower(*lower, freed);
+  if (free_below && with == joining::any) {
+    pull(*lower);
+    bool const joined = absorb_upper(*lower);
+    put(*lower, nullptr);
+    if (joined) return *lower;
+  }
+  put(freed, nullptr);
+  return freed;
 }
 
 block& range_map::release(block& freed, joining with) noexcept {
@@ -167,7 +192,7 @@ block* range_map::covering(chunk const& home, void const* pointer) noexcept {
 
 // The range keeps what is left of it, in its place among those freed before and after; what is left on both sides of
 // the cut lies beside it.
-block& range_map::cut(block& range, std::size_t offset, std::size_t bytes) {
+[[gnu::always_inline]] block& range_map::cut(block& range, std::size_t offset, std::size_t bytes) {
   records_.reserve(2);
   shelves_.reserve();
   auto const left = range.bytes - offset - bytes;

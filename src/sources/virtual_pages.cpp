@@ -23,7 +23,6 @@ import :driver;
 namespace gpumem {
 namespace {
 
-inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 // Pages that grow with what is mapped: small ones cost calls, large ones keep memory for the sake of one small block.
 inline constexpr std::size_t page_fraction = 128;
 // Addresses beyond the memory there can be: moving pages leaves holes, which are filled, but not at once.
@@ -127,7 +126,7 @@ std::size_t virtual_pages::round_up(std::size_t bytes) const noexcept {
 std::size_t virtual_pages::next_page() const noexcept {
   auto const least = std::max(detail::smallest_page, granularity_);
   auto const share = mapped_bytes_ / page_fraction / granularity_ * granularity_;
-  return std::clamp(share, least, std::max(largest_page, least));
+  return std::clamp(share, least, std::max(detail::largest_page, least));
 }
 
 std::size_t virtual_pages::mapped_end() const noexcept {

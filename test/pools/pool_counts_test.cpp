@@ -162,7 +162,7 @@ TEST_F(pool_counts, a_million_warm_operations_draw_nothing) {
     }
     for (auto const& each : live) r.deallocate(a, each.pointer, each.bytes);
   };
-  for (int cold = 0; cold < 50; ++cold) pass();
+  for (int cold = 0; cold < 100; ++cold) pass();
   auto const warm = r.figures();
   while (r.figures().frees - warm.frees < 500'000) pass();
   EXPECT_EQ(r.figures().growths, warm.growths);

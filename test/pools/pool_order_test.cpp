@@ -138,6 +138,27 @@ TEST_F(pool_order, a_wait_is_inserted_when_nothing_else_helps) {
   checked.deallocate(a, q, 1 * MiB);
 }
 
+// While a stream is at long work, two others need not hand one block to and fro, a poll of all of them each time.
+TEST_F(pool_order, looks_that_come_too_early_give_way_to_growth) {
+  constexpr std::size_t bytes = 8 * MiB;
+  gpumem::pool_resource r{device};
+  gpumem::stream busy{device};
+  wait_for_flag(busy);
+  freed_in_use(r, busy, bytes);
+  auto const round = [&](gpumem::stream& on) {
+    freed_in_use(r, on, bytes);
+    simulator::run_until_idle();
+  };
+  for (int i = 0; i < 20; ++i) round(i % 2 ? b : a);
+  EXPECT_EQ(r.figures().growths, 3u) << "one for each stream";
+  EXPECT_GE(r.figures().reuse_completed, 4u) << "at first they shared";
+  auto const polls = gpumem::driver_calls("cuEventQuery");
+  for (int i = 0; i < 4; ++i) round(i % 2 ? b : a);
+  EXPECT_EQ(gpumem::driver_calls("cuEventQuery"), polls);
+  write_flag(a);
+  simulator::run_until_idle();
+}
+
 TEST_F(pool_order, only_what_is_allowed_is_done) {
   pool_resource own{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
   simulator::checked checked_own{own};
