@@ -16,8 +16,9 @@
 namespace bench {
 
 /// An allocation and its free, of one size, again and again.
-template <class Resource> void one_size(benchmark::State& state, context& with, Resource& resource, std::size_t bytes) {
-  auto const& stream = with.streams.front();
+template <class Resource>
+void one_size(benchmark::State& state, context& with, Resource& resource, gpumem::stream_ref stream,
+              std::size_t bytes) {
   auto const once = [&] {
     auto const got = resource.try_allocate(stream, bytes);
     if (!got) [[unlikely]]
@@ -29,6 +30,24 @@ template <class Resource> void one_size(benchmark::State& state, context& with, 
   for (auto _ : state) {
     auto const begin = clock::now();
     for (std::size_t i = 0; i < with.operations; i += 2) once();
+    auto const took = std::chrono::duration<double>(clock::now() - begin).count();
+    state.SetIterationTime(took);
+    seconds += took;
+  }
+  note_speed(state, static_cast<double>(with.operations) * static_cast<double>(state.iterations()), seconds);
+}
+
+/// The two calls of the driver by which a raw handle is identified, as often as operations would make them.
+inline void stream_queries(benchmark::State& state, context& with, gpumem::stream_ref stream) {
+  double seconds = 0;
+  for (auto _ : state) {
+    unsigned long long id = 0;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    auto const begin = clock::now();
+    for (std::size_t i = 0; i < with.operations; ++i) {
+      gpumem::check(gpumem::driver().stream_get_id(stream.get(), &id), "cuStreamGetId");
+      gpumem::check(gpumem::driver().stream_is_capturing(stream.get(), &status), "cuStreamIsCapturing");
+    }
     auto const took = std::chrono::duration<double>(clock::now() - begin).count();
     state.SetIterationTime(took);
     seconds += took;

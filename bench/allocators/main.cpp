@@ -74,6 +74,13 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
   for (auto const* each : others) {
     add_rows(each->name, with, [each](gpumem::device where) { return peers::peer_resource{*each, where}; });
   }
+  benchmark::RegisterBenchmark("stream_id_and_capture/driver",
+                               [&with](benchmark::State& state) {
+                                 replay::stream_set const foreign{with.device, 1, true};
+                                 bench::stream_queries(state, with, foreign.refs().front());
+                               })
+      ->UseManualTime()
+      ->Iterations(5);
 }
 
 int run(arguments const& asked) {

@@ -44,9 +44,14 @@ private:
   void add_calls() const {
     auto const size = [&](char const* text, std::size_t bytes) {
       add(std::string{"one_size_"} + text, 5,
-          [=](auto& state, auto& with, auto& from) { one_size(state, with, from, bytes); });
+          [=](auto& state, auto& with, auto& from) { one_size(state, with, from, with.streams.front(), bytes); });
     };
     size("256B", 256), size("64KiB", 64 * kib), size("1MiB", mib), size("16MiB", 16 * mib), size("256MiB", 256 * mib);
+    add("one_size_1MiB_foreign", 5, [](auto& state, auto& with, auto& from) {
+      replay::stream_set const foreign{with.device, 1, true};
+      one_size(state, with, from, foreign.refs().front(), mib);
+      foreign.synchronize();
+    });
     auto const blocks = [&](char const* text, std::size_t slots, mix sizes, std::size_t streams) {
       add(text, 5, [=](auto& state, auto& with, auto& from) { live(state, with, from, slots, sizes, streams); });
     };

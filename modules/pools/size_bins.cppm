@@ -6,27 +6,26 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Two-level segregated fit: a bin for each size below 64 granules, and from there 32 bins to each power of two, so
-/// that the sizes in a bin differ by 3 % at most. A search looks at a few blocks of a bin and takes the smallest:
-/// nearly the best fit. Guarded by the lock of the pool that keeps it.
+/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004): a bin for each size below 128 granules, and from
+/// there 64 bins to each power of two, so that the sizes in a bin differ by 1.6 % at most. A search takes the last that
+/// was put into the first bin where that is large enough: nearly the best fit. Guarded by the lock of the pool that
+/// keeps it.
 export class size_bins {
 public:
-  static constexpr unsigned exact_bins = 64;
-  static constexpr unsigned steps_log2 = 5;
-  static constexpr unsigned bin_count = exact_bins + 34 * (1u << steps_log2);
+  static constexpr unsigned steps_log2 = 6;
+  static constexpr unsigned exact_bins = 2u << steps_log2;
+  static constexpr unsigned bin_count = 35u << steps_log2;
 
   /// The bin of a size in bytes; the last holds all that is larger.
   static inline unsigned bin_of(std::size_t bytes) noexcept {
     auto const granules = bytes / granule;
-    if (granules < exact_bins) return static_cast<unsigned>(granules);
-    auto const power = static_cast<unsigned>(std::bit_width(granules)) - 1;
-    auto const step = static_cast<unsigned>(granules >> (power - steps_log2)) & ((1u << steps_log2) - 1);
-    auto const bin = exact_bins + (power - 6) * (1u << steps_log2) + step;
-    return bin < bin_count ? bin : bin_count - 1;
+    auto const shift = static_cast<unsigned>(std::bit_width(granules | 1u << steps_log2)) - steps_log2 - 1;
+    auto const bin = (std::size_t{shift} << steps_log2) + (granules >> shift);
+    return bin < bin_count ? static_cast<unsigned>(bin) : bin_count - 1;
   }
 
-  inline void put(block& one) noexcept {
-    auto const bin = bin_of(one.bytes);
+  inline void put(block& one) noexcept { put_into(bin_of(one.bytes), one); }
+  inline void put_into(unsigned bin, block& one) noexcept {
     one.bin = static_cast<std::uint16_t>(bin);
     one.prev = nullptr;
     one.next = heads_[bin];
@@ -52,13 +51,13 @@ public:
   }
   /// To be called after a block's size has changed.
   inline void resized(block& one) noexcept {
-    if (bin_of(one.bytes) == one.bin) return;
+    auto const bin = bin_of(one.bytes);
+    if (bin == one.bin) return;
     take(one);
-    put(one);
+    put_into(bin, one);
   }
 
-  /// A block in which so many bytes, whole granules, so aligned lie, and where; of those looked at the smallest. Null:
-  /// there is none.
+  /// A block in which so many bytes, whole granules, so aligned lie, and where. Null: there is none.
   inline block* find(std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
     auto const bin = next_used(bin_of(bytes));
     if (bin >= exact_bins || alignment > granule) return search(bin, bytes, alignment, offset);
@@ -94,8 +93,7 @@ private:
     return next * word_bits + static_cast<unsigned>(std::countr_zero(used_[next]));
   }
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
-  static block* find_in(block* head, std::size_t most, std::size_t bytes, std::size_t alignment,
-                        std::size_t& offset) noexcept;
+  static block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept;
 
   std::uint64_t used_words_ = 0;
   std::array<std::uint64_t, word_count> used_{};

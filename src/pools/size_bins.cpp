@@ -11,17 +11,11 @@ import :size_bins;
 import :block;
 
 namespace gpumem::detail {
-namespace {
 
-// How many blocks of a bin are compared: more cost a cache line each and find little that is better.
-inline constexpr std::size_t most_looks = 8;
-
-} // namespace
-
-block* size_bins::find_in(block* head, std::size_t most, std::size_t bytes, std::size_t alignment,
-                          std::size_t& offset) noexcept {
+// The smallest of a bin that is large enough.
+block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {
   block* best = nullptr;
-  for (auto* each = head; each && most > 0; each = each->next, --most) {
+  for (auto* each = head; each; each = each->next) {
     std::size_t where = 0;
     if (best && (each->bytes > best->bytes || (each->bytes == best->bytes && each->base > best->base))) continue;
     if (!fits(*each, bytes, alignment, where)) continue;
@@ -32,12 +26,13 @@ block* size_bins::find_in(block* head, std::size_t most, std::size_t bytes, std:
 }
 
 block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
+  // To compare more of a bin costs a cache line each and finds little that is better.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
-    if (auto* const found = find_in(heads_[bin], most_looks, bytes, alignment, offset)) return found;
+    if (fits(*heads_[bin], bytes, alignment, offset)) return heads_[bin];
   }
   // What was looked at is all too small, or does not lie well.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
-    if (auto* const found = find_in(heads_[bin], SIZE_MAX, bytes, alignment, offset)) return found;
+    if (auto* const found = find_in(heads_[bin], bytes, alignment, offset)) return found;
   }
   return nullptr;
 }
