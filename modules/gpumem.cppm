@@ -59,6 +59,8 @@ export import :chunks;
 export import :live_meter;
 export import :shards;
 export import :magazines;
+export import :pool_order;
+export import :pool_request;
 export import :pool_engine;
 export import :pattern;
 export import :block_history;

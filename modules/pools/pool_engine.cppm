@@ -12,6 +12,8 @@ import :executor;
 import :live_meter;
 import :magazines;
 import :misuse;
+import :pool_order;
+import :pool_request;
 import :ranges;
 import :services;
 import :shards;
@@ -43,32 +45,6 @@ export struct block_info {
 };
 
 namespace detail {
-
-/// How a stream may come to use a free range, the cheapest first.
-enum class rung : std::uint8_t { own, ordered, completed, wait, none };
-
-struct pool_request {
-  stream_key const& key;
-  std::size_t requested;
-  std::size_t bytes; // rounded up
-  std::size_t alignment;
-  pool_shard* own = nullptr; // the calling thread's
-
-  inline bool is_small() const noexcept { return bytes <= small_sizes::largest && alignment == granule; }
-};
-
-struct pool_place {
-  block* range = nullptr;
-  std::size_t offset = 0;
-  rung how = rung::none;
-};
-
-/// Whole pages of a free range, how far from its shard's first address.
-struct page_run {
-  pool_shard* shard;
-  block* range;
-  page_extent where;
-};
 
 /// What became of a free: a misuse was reported and nothing happened; it was done; it was done, of the last live block
 /// of a pool without handles, which is now the caller's to close.
@@ -148,8 +124,6 @@ private:
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
   void* allocate_near(pool_request& what);
   bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
-  rung classify(tag_set const& tags, stream_key const& key, rung furthest) const;
-  inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
   pool_place place_at_once(pool_request const& what, shard_span among);
   pool_place place_at_once(pool_request const& what, shelves& all);
   pool_place place_elsewhere(pool_request const& what, rung furthest, shard_span among);
@@ -169,22 +143,15 @@ private:
   void* reuse_alone(pool_request const& what);
   void* reuse_learning(pool_request const& what, shard_span among);
   void* reuse_behind_wait(pool_request const& what);
-  bool wait_for(tag_set const& tags, stream_key const& key);
   void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 
-  // pool_order.cpp: what is known of the order of free memory.
-  bool give_completed(shard_span among) noexcept;
-  static void give_completed(pool_shard& in) noexcept;
-  void join_free(stream_key const& key, rung furthest, shard_span among);
-  unsigned learn_completion(stream_key const* asking, shard_span among);
-  static std::vector<timeline*> open_timelines(bool without_evidence, shard_span among);
+  // pool_free.cpp: evidence of what is freed, and where it goes.
   tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
   bool many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept;
   inline tag leave_evidence(stream_key const& key, bool due) noexcept {
     return due ? record_evidence(key) : tag{&key.order(), key.order().now()};
   }
   tag record_evidence(stream_key const& key) noexcept;
-  void prune(tag_set& tags) const noexcept;
   void begin_sharing() noexcept;
   inline std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
   inline void note_stream(timeline const& order) noexcept {
@@ -286,6 +253,7 @@ private:
   pool_options const options_;
   std::optional<device> const device_;
   bool const host_accessible_;
+  pool_order const order_;
 
   shard_list shards_;
   sync::quick_condition changed_; // growth ended, or memory has left

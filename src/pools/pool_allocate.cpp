@@ -11,11 +11,13 @@ module;
 #include <optional>
 module gpumem:pool_allocate.impl;
 import :pool_engine;
+import :pool_order;
 import :block;
 import :chunks;
 import :cuda;
 import :driver;
 import :error;
+import :pool_request;
 import :ranges;
 import :shards;
 import :shelf;
@@ -145,33 +147,10 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   return p;
 }
 
-// The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
-// help.
-rung pool_engine::classify(tag_set const& tags, stream_key const& key, rung furthest) const {
-  if (by_host(key)) return tags.completed() ? rung::completed : rung::none;
-  if (tags.empty()) return rung::completed;
-  auto how = rung::own;
-  for (auto const& use : tags) {
-    auto needed = rung::none;
-    if (use.order == &key.order()) {
-      needed = rung::own;
-    } else if (key.order().ordered_after(*use.order, use.newest)) {
-      needed = rung::ordered;
-    } else if (options_.cross_stream != reuse::own && use.completed()) {
-      needed = rung::completed;
-    } else if (furthest == rung::wait && use.order->waitable(use.newest)) {
-      needed = rung::wait;
-    }
-    how = std::max(how, needed);
-    if (how > furthest) return rung::none;
-  }
-  return how;
-}
-
 // Of what the stream itself has freed and of what nobody uses, whichever fits better.
 [[gnu::always_inline]] pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
   pool_place place;
-  auto* const own = by_host(what.key) ? nullptr : all.find(what.key.order());
+  auto* const own = order_.by_host(what.key) ? nullptr : all.find(what.key.order());
   if (what.is_small()) {
     if (auto* const spare = own ? own->spans().last(what.bytes) : nullptr) return {spare, 0, rung::own};
     if (auto* const spare = all.common().spans().last(what.bytes)) return {spare, 0, rung::completed};
@@ -201,7 +180,7 @@ pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest,
   auto const look = [&](block& range) {
     std::size_t offset = 0;
     if (!fits(range, what.bytes, what.alignment, offset)) return;
-    auto const how = classify(range.tags, what.key, furthest);
+    auto const how = order_.classify(range.tags, what.key, furthest);
     if (how > best.how || how == rung::none) return;
     if (how == best.how && best.range && range.bytes >= best.range->bytes) return;
     best = {&range, offset, how};
@@ -209,11 +188,11 @@ pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest,
   for (auto* const shard : among) {
     auto& all = shard->ranges.by_order();
     for (auto* const each : all.own()) {
-      if (each->empty() || (each->order() == &what.key.order() && !by_host(what.key))) continue;
+      if (each->empty() || (each->order() == &what.key.order() && !order_.by_host(what.key))) continue;
       auto const oldest = each->oldest()->tags.begin()->newest;
       // By the oldest of a shelf one knows whether any of it is complete, or ordered before.
       bool const some = furthest == rung::wait || each->order()->completed(oldest) ||
-                        (!by_host(what.key) && what.key.order().ordered_after(*each->order(), oldest));
+                        (!order_.by_host(what.key) && what.key.order().ordered_after(*each->order(), oldest));
       if (some) each->bins().visit_from(what.bytes, look);
     }
     all.mixed().bins().visit_from(what.bytes, look);
@@ -281,7 +260,7 @@ void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
 // Neither the stream itself nor nobody has left anything that would do.
 void* pool_engine::reuse_elsewhere(pool_request const& what, shard_span among) {
   if (auto const place = place_elsewhere(what, rung::ordered, among); place.range) return grant(what, place);
-  return give_completed(among) ? reuse_at_once(what, among) : nullptr;
+  return order_.give_completed(among) ? reuse_at_once(what, among) : nullptr;
 }
 
 // Then after one look at what has completed.
@@ -306,8 +285,8 @@ pool_place pool_engine::better_place(pool_request const& what, pool_place const&
     --own.looks_left_out;
     return place;
   }
-  bool const early = learn_completion(&what.key, among) > 0;
-  bool const found = give_completed(among);
+  bool const early = order_.learn_completion(&what.key, among) > 0;
+  bool const found = order_.give_completed(among);
   own.looks_in_vain = found && !early ? 0 : std::min(2 * own.looks_in_vain + 1, most_left_out);
   own.looks_left_out = own.looks_in_vain;
   return found ? place_at_once(what, among) : place;
@@ -340,9 +319,9 @@ bool pool_engine::rather_grows(pool_shard const& own) const noexcept {
 
 void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
   if (rather_grows(*what.own)) return nullptr;
-  what.own->early_polls += learn_completion(&what.key, among);
-  give_completed(among);
-  join_free(what.key, rung::completed, among);
+  what.own->early_polls += order_.learn_completion(&what.key, among);
+  order_.give_completed(among);
+  order_.join_free(what.key, rung::completed, among);
   if (auto* const p = reuse_at_once(what, among)) return p;
   auto const place = place_elsewhere(what, rung::completed, among);
   return place.range ? grant(what, place) : nullptr;
@@ -351,22 +330,11 @@ void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
 void* pool_engine::reuse_behind_wait(pool_request const& what) {
   if (options_.cross_stream != reuse::wait || what.key.is_host() || !what.key.has_handle()) return nullptr;
   shard_list::from const all{shards_, *what.own};
-  join_free(what.key, rung::wait, all);
+  order_.join_free(what.key, rung::wait, all);
   auto place = place_at_once(what, all);
   if (!place.range) place = place_elsewhere(what, rung::wait, all);
-  if (!place.range || !wait_for(place.range->tags, what.key)) return nullptr;
+  if (!place.range || !pool_order::wait_for(place.range->tags, what.key)) return nullptr;
   return grant(what, place);
-}
-
-// Orders the stream after every use that it is not ordered after. False on an error of the driver.
-bool pool_engine::wait_for(tag_set const& tags, stream_key const& key) {
-  auto& order = key.order();
-  for (auto const& use : tags) {
-    if (use.order == &order || order.ordered_after(*use.order, use.newest) || use.completed()) continue;
-    if (use.order->order_before(order, key.handle(), use.newest) || use.completed()) continue;
-    return false;
-  }
-  return true;
 }
 
 } // namespace gpumem::detail

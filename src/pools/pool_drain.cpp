@@ -9,12 +9,14 @@ module;
 #include <vector>
 module gpumem:pool_drain.impl;
 import :pool_engine;
+import :pool_order;
 import :block;
 import :chunks;
 import :cuda;
 import :device;
 import :driver;
 import :executor;
+import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
@@ -117,14 +119,14 @@ bool pool_engine::settle(sync::duration longest) {
     shard_locks const held{shards_};
     serve_deferred();
     sweep();
-    open = open_timelines(false, everywhere());
+    open = pool_order::open_timelines(false, everywhere());
   }
   return (open.empty() || synchronise_with(open, longest)) && !lost();
 }
 
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
-  if (open_timelines(false, everywhere()).empty()) return false;
+  if (pool_order::open_timelines(false, everywhere()).empty()) return false;
   if (upstream_->paged() && free_bytes() + chunks_.room() >= what.bytes) return true;
   std::size_t run = 0;
   chunks_.visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
@@ -141,10 +143,10 @@ void* pool_engine::drain(pool_request const& what, shard_locks& held) {
     if (p) ++what.own->counts.reuse_drained;
     return p;
   };
-  learn_completion(nullptr, everywhere());
+  order_.learn_completion(nullptr, everywhere());
   for (sync::duration nap = 20us; draining_may_help(what); nap = std::min(2 * nap, longest_nap)) {
-    auto const open = open_timelines(false, everywhere());
-    auto const tails = open_timelines(true, everywhere());
+    auto const open = pool_order::open_timelines(false, everywhere());
+    auto const tails = pool_order::open_timelines(true, everywhere());
     bool const only_tails = open.size() == tails.size();
     if (lost() || (!only_tails && sync::now() >= deadline)) return nullptr;
     held.unlock();

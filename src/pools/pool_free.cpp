@@ -12,6 +12,7 @@ module;
 #include <vector>
 module gpumem:pool_free.impl;
 import :pool_engine;
+import :pool_order;
 import :block;
 import :chunks;
 import :cuda;
@@ -154,7 +155,7 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   ++in.paths.locked_calls;
   --in.live_blocks;
   if (key.capturing()) return defer(freed, key);
-  if (!freed.tags.empty()) prune(freed.tags);
+  if (!freed.tags.empty()) order_.prune(freed.tags);
   // What the host frees nobody uses any more, but for recorded uses.
   if (!key.is_host()) freed.tags.add(end_use(key, freed.bytes, in));
   end_block(freed);
@@ -276,7 +277,7 @@ void pool_engine::serve_deferred() noexcept {
   while (auto* const freed = deferred_) {
     deferred_ = freed->next;
     auto& order = *freed->stream.load(std::memory_order_relaxed);
-    prune(freed->tags);
+    order_.prune(freed->tags);
     freed->tags.add({&order, order.now()});
     end_block(*freed);
   }

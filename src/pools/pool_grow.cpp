@@ -11,6 +11,7 @@ module;
 #include <optional>
 module gpumem:pool_grow.impl;
 import :pool_engine;
+import :pool_order;
 import :block;
 import :chunks;
 import :cuda;
@@ -18,6 +19,7 @@ import :device;
 import :driver;
 import :error;
 import :executor;
+import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
@@ -166,7 +168,7 @@ pool_place pool_engine::adopt_chunk(pool_request const& what) {
     auto const& whole = *home.first;
     if (home.shard == what.own || home.last != &whole || !whole.is_free()) return false;
     return fits(whole, what.bytes, what.alignment, place.offset) &&
-           classify(whole.tags, what.key, rung::completed) != rung::none;
+           order_.classify(whole.tags, what.key, rung::completed) != rung::none;
   });
   if (!idle) return {};
   place.range = &what.own->ranges.take_over(*idle, idle->shard->ranges);
@@ -175,7 +177,7 @@ pool_place pool_engine::adopt_chunk(pool_request const& what) {
   idle->shard = what.own;
   ++what.own->paths.adopted;
   fits(*place.range, what.bytes, what.alignment, place.offset);
-  place.how = classify(place.range->tags, what.key, rung::completed);
+  place.how = order_.classify(place.range->tags, what.key, rung::completed);
   return place;
 }
 
@@ -215,7 +217,7 @@ std::size_t pool_engine::trim(std::size_t keep) {
   shard_locks held{shards_};
   serve_deferred();
   sweep();
-  learn_completion(nullptr, everywhere());
+  order_.learn_completion(nullptr, everywhere());
   return give_back(keep, held);
 }
 
@@ -246,10 +248,10 @@ void pool_engine::resume() noexcept {
 void pool_engine::pass(shard_locks& held) noexcept {
   try {
     sweep(); // near the threshold frees are kept apart again
-    learn_completion(nullptr, everywhere());
+    order_.learn_completion(nullptr, everywhere());
     give_back(closed_ ? 0 : options_.release_threshold, held);
-    auto const open = open_timelines(false, everywhere());
-    auto const tails = open_timelines(true, everywhere());
+    auto const open = pool_order::open_timelines(false, everywhere());
+    auto const tails = pool_order::open_timelines(true, everywhere());
     // Tails of streams that never came back; waited for by another thread, now and then.
     bool const only_tails = closed_ && !tails.empty() && open.size() == tails.size() && idle_passes_ >= next_wait_;
     if (only_tails) next_wait_ = idle_passes_ + most_passes;
@@ -289,7 +291,7 @@ void pool_engine::close() noexcept {
     if (posted_ && library_executor().retract(*this)) posted_ = false;
     if (posted_ || passing_) return; // the pass takes over
     try {
-      learn_completion(nullptr, everywhere());
+      order_.learn_completion(nullptr, everywhere());
     } catch (std::bad_alloc const&) {
       // The library thread looks again.
     }

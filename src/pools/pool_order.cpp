@@ -1,4 +1,4 @@
-// What a pool knows of the order of its free memory, and how it learns more.
+// Who may use free memory when, and how a pool learns of completion.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -6,9 +6,8 @@ module;
 #include <cstddef>
 #include <vector>
 module gpumem:pool_order.impl;
-import :pool_engine;
+import :pool_order;
 import :block;
-import :chunks;
 import :cuda;
 import :ranges;
 import :shards;
@@ -21,30 +20,12 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-// An event that was recorded behind nothing completes sooner: within some 5 us on an H200.
+// So long after its record an event that is still open stands behind a kernel: behind nothing it would be complete by
+// the next look, on an H200.
 inline constexpr sync::duration long_work = std::chrono::microseconds{2};
 
-} // namespace
-
-// With `own`, memory stays with the streams that freed it, even when the host has seen them complete.
-void pool_engine::prune(tag_set& tags) const noexcept {
-  if (options_.cross_stream != reuse::own) tags.prune();
-}
-
-// What the host has seen complete belongs to nobody from now on, and joins what belongs to nobody. Each range comes by
-// once, from the oldest on. Whether there was any.
-bool pool_engine::give_completed(shard_span among) noexcept {
-  if (options_.cross_stream == reuse::own) return false;
-  bool any = false;
-  for (auto* const shard : among) {
-    auto const before = shard->paths.completed;
-    give_completed(*shard);
-    any = any || shard->paths.completed != before;
-  }
-  return any;
-}
-
-void pool_engine::give_completed(pool_shard& in) noexcept {
+// What completed belongs to nobody; each range comes by once, from the oldest on.
+void give_completed_in(pool_shard& in) noexcept {
   auto& all = in.ranges.by_order();
   for (auto* const each : all.own()) {
     auto const& order = *each->order();
@@ -62,20 +43,51 @@ void pool_engine::give_completed(pool_shard& in) noexcept {
   }
 }
 
-// Joins free neighbours that the stream may use by these rungs. Across streams this happens only for a request that
-// would else fail: a range joined early is lost to each of its streams until the others are done.
-void pool_engine::join_free(stream_key const& key, rung furthest, shard_span among) {
+} // namespace
+
+// The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
+// help.
+rung pool_order::classify(tag_set const& tags, stream_key const& key, rung furthest) const {
+  if (by_host(key)) return tags.completed() ? rung::completed : rung::none;
+  if (tags.empty()) return rung::completed;
+  auto how = rung::own;
+  for (auto const& use : tags) {
+    auto needed = rung::none;
+    if (use.order == &key.order()) {
+      needed = rung::own;
+    } else if (key.order().ordered_after(*use.order, use.newest)) {
+      needed = rung::ordered;
+    } else if (shares_ && use.completed()) {
+      needed = rung::completed;
+    } else if (furthest == rung::wait && use.order->waitable(use.newest)) {
+      needed = rung::wait;
+    }
+    how = std::max(how, needed);
+    if (how > furthest) return rung::none;
+  }
+  return how;
+}
+
+bool pool_order::give_completed(shard_span among) const noexcept {
+  if (!shares_) return false;
+  bool any = false;
+  for (auto* const shard : among) {
+    auto const before = shard->paths.completed;
+    give_completed_in(*shard);
+    any = any || shard->paths.completed != before;
+  }
+  return any;
+}
+
+void pool_order::join_free(stream_key const& key, rung furthest, shard_span among) const {
   for (auto* const shard : among) {
     shard->ranges.join_all([&](block const& b) { return classify(b.tags, key, furthest) != rung::none; });
   }
 }
 
-// One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on
-// streams that are gpumem's or the asking one; the others are asked for it. How many are at long work: the look came
-// early for them, and so will the next.
-unsigned pool_engine::learn_completion(stream_key const* asking, shard_span among) {
+unsigned pool_order::learn_completion(stream_key const* asking, shard_span among) const {
   bool const host = host_accessible_ || (asking && asking->is_host());
-  if (options_.cross_stream == reuse::own && asking && !host) return 0;
+  if (!shares_ && asking && !host) return 0;
   for (auto* const order : open_timelines(true, among)) {
     bool const itself = asking && &asking->order() == order;
     if (itself && !host) continue; // what a stream has freed it may use as it is
@@ -96,8 +108,7 @@ unsigned pool_engine::learn_completion(stream_key const* asking, shard_span amon
   return early;
 }
 
-// The streams whose uses of free memory the host has not seen complete, each once.
-std::vector<timeline*> pool_engine::open_timelines(bool without_evidence, shard_span among) {
+std::vector<timeline*> pool_order::open_timelines(bool without_evidence, shard_span among) {
   std::vector<timeline*> found;
   for (auto* const shard : among) {
     auto& all = shard->ranges.by_order();
@@ -114,6 +125,16 @@ std::vector<timeline*> pool_engine::open_timelines(bool without_evidence, shard_
   auto const [first, last] = std::ranges::unique(found);
   found.erase(first, last);
   return found;
+}
+
+bool pool_order::wait_for(tag_set const& tags, stream_key const& key) {
+  auto& order = key.order();
+  for (auto const& use : tags) {
+    if (use.order == &order || order.ordered_after(*use.order, use.newest) || use.completed()) continue;
+    if (use.order->order_before(order, key.handle(), use.newest) || use.completed()) continue;
+    return false;
+  }
+  return true;
 }
 
 } // namespace gpumem::detail

@@ -12,11 +12,13 @@ module;
 #include <vector>
 module gpumem:pool_pages.impl;
 import :pool_engine;
+import :pool_order;
 import :block;
 import :chunks;
 import :cuda;
 import :device;
 import :error;
+import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
@@ -90,7 +92,7 @@ pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, sha
 
 // Free, and the stream may use it at once.
 bool pool_engine::usable(block const* range, stream_key const& key) const {
-  return range && range->is_free() && classify(range->tags, key, rung::completed) != rung::none;
+  return range && range->is_free() && order_.classify(range->tags, key, rung::completed) != rung::none;
 }
 
 // The range at the end of what is mapped, if the stream may use it at once.
@@ -308,7 +310,7 @@ std::size_t pool_engine::give_back_idle(std::size_t wanted, bool reach, block co
 
 // Pages that are wholly free give way to others for a request.
 void pool_engine::make_way(pool_request const& what, std::size_t bytes, shard_locks& held) {
-  learn_completion(nullptr, everywhere());
+  order_.learn_completion(nullptr, everywhere());
   what.own->paths.made_way += give_back_idle(bytes, true, usable_end(what, *what.own), held) > 0;
 }
 

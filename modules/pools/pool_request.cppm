@@ -1,0 +1,38 @@
+// A request on its way through a pool, and what is found for it.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:pool_request;
+import :block;
+import :pool_order;
+import :shards;
+import :spans;
+import :std;
+import :stream;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+export struct pool_request {
+  stream_key const& key;
+  std::size_t requested;
+  std::size_t bytes; // rounded up
+  std::size_t alignment;
+  pool_shard* own = nullptr; // the calling thread's
+
+  inline bool is_small() const noexcept { return bytes <= small_sizes::largest && alignment == granule; }
+};
+
+/// Where in which free range, and by which rung it is the stream's.
+export struct pool_place {
+  block* range = nullptr;
+  std::size_t offset = 0;
+  rung how = rung::none;
+};
+
+/// Whole pages of a free range, how far from its shard's first address.
+export struct page_run {
+  pool_shard* shard;
+  block* range;
+  page_extent where;
+};
+
+} // namespace gpumem::detail
