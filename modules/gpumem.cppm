@@ -11,7 +11,7 @@ export import :coroutine;
 export import :error;
 export import :device;
 export import :timeline;
-export import :handle_table;
+export import :timeline_table;
 export import :stream;
 export import :event;
 

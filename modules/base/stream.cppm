@@ -3,7 +3,7 @@
 export module gpumem:stream;
 import :cuda;
 import :device;
-import :handle_table;
+import :timeline_table;
 import :std;
 import :timeline;
 

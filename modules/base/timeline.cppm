@@ -108,7 +108,7 @@ public:
   bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t most_bytes) noexcept;
 
   // Queries evidence and publishes what is complete. Since when the oldest of the rest has been open; nothing: there is
-  // none, or another thread polls.
+  // none, another thread polls or records, or the driver is gone.
   std::optional<sync::time_point> poll() noexcept;
   bool has_evidence() const noexcept;
   // Newest epoch with evidence, complete or not.
@@ -151,7 +151,7 @@ private:
   inline evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
   evidence const* find_waitable(epoch e) const noexcept;
   static bool complete(evidence const& one) noexcept;
-  // Queries evidence, oldest first, publishes what is complete and gives its events back. Under evidence_guard_.
+  // Queries evidence, publishes what is complete and gives its events back. Under evidence_guard_.
   void drop_completed() noexcept;
 
   std::atomic<stream_kind> kind_;

@@ -20,12 +20,14 @@ public:
   inline void count(live_part& part, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
     part.bytes += change;
     auto const news = part.bytes - part.told;
-    if (news > slack || -news > slack) raise(tell(part) - nearby);
+    if (news <= slack && -news <= slack) return;
+    auto const all = tell(part);
+    if (change > 0) raise(all - nearby);
   }
   /// The same while there is no other part; nothing is told.
   inline void count_alone(live_part& part, std::int64_t change, std::int64_t nearby) noexcept {
     part.bytes += change;
-    raise(part.bytes - nearby);
+    if (change > 0) raise(part.bytes - nearby);
   }
   /// Under the lock of the part. What is live as far as parts have told.
   inline std::int64_t tell(live_part& part) noexcept {

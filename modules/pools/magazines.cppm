@@ -11,7 +11,7 @@ import :timeline;
 
 namespace gpumem::detail {
 
-/// Sums of what threads count for themselves; exact, whoever freed what, while none of them goes on.
+/// Sums of what threads count for themselves; exact but for `refused`, whoever freed what, while none of them goes on.
 export struct thread_counts {
   std::int64_t live = 0; ///< bytes requested less bytes freed, where negative too, less what was passed on
   std::uint64_t allocations = 0;
@@ -157,7 +157,7 @@ private:
     std::array<stack, small_sizes + large_sizes> stacks;
   };
   using cabinets = std::array<cabinet, cabinet_count>;
-  // Its lock's holder changes it; any thread reads the counts.
+  // Its lock's holder changes it, but for the refusals, which are counted without; any thread reads the counts.
   struct alignas(128) slot {
     sync::owned_mutex guard;
     std::atomic<std::uint32_t> refused_lately{0}; // since the last sweep

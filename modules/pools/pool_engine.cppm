@@ -137,7 +137,7 @@ private:
   void* reuse_in(pool_request const& what, shard_span among);
   inline bool scarce() const noexcept { return chunks_.limit() && chunks_.room() < chunks_.limit() / 4; }
   bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
-  bool rather_grows(pool_shard const& own) const noexcept;
+  bool rather_grows(pool_request const& what) const noexcept;
   pool_place better_place(pool_request const& what, pool_place const& place, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);

@@ -22,8 +22,6 @@ public:
   pool_order(reuse furthest, bool host_accessible) noexcept
       : shares_{furthest != reuse::own}, host_accessible_{host_accessible} {}
 
-  /// Whether streams may use what others have freed, once it is complete.
-  inline bool shares() const noexcept { return shares_; }
   /// Whether a request needs memory of which the host has seen every use complete.
   inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
   /// The first rung, `furthest` at most, by which the stream may use memory with these tags, or none.
@@ -51,7 +49,7 @@ public:
   static bool wait_for(tag_set const& tags, stream_key const& key);
 
 private:
-  bool shares_;
+  bool shares_; // across streams
   bool host_accessible_;
 };
 

@@ -17,6 +17,7 @@ export struct pool_request {
   std::size_t bytes; // rounded up
   std::size_t alignment;
   pool_shard* own = nullptr; // the calling thread's
+  bool cannot_grow = false;  // as was found
 
   inline bool is_small() const noexcept { return bytes <= small_sizes::largest && alignment == granule; }
 };

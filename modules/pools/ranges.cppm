@@ -34,6 +34,7 @@ public:
   inline block* granted_at(void const* pointer) const noexcept { return granted_.find(pointer); }
 
   inline shelves& by_order() noexcept { return shelves_; }
+  inline shelves const& by_order() const noexcept { return shelves_; }
 
   /// Cuts `bytes` at `offset` out of a free block and makes them live; what is left stays free, with the same tags.
   /// Throws std::bad_alloc, and nothing is changed.

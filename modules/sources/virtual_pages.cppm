@@ -74,13 +74,13 @@ export struct virtual_pages_options {
 namespace detail {
 /// What pages are multiples of, on every device so far; a device that wants more rounds up. Bytes.
 export inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
-/// What next_page() does not go beyond; bytes.
+/// Larger ones cost no less to a byte, and are more rarely free as a whole; bytes.
 export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 } // namespace detail
 
 /// Virtual memory of one device, as a page source. Addresses are reserved at construction and never move; they cost no
 /// memory. On an H200 a page took some 27 µs to make, 33 µs to move and 21 µs to give back, whatever its size; so pages
-/// grow with what is mapped: next_page().
+/// grow with what is mapped, next_page(), unless the owner knows better.
 ///
 /// No call waits for the device. Unmapping, and moving, want that the *host* has seen complete all work that uses the
 /// addresses: an order between streams is not enough. That is the caller's duty.

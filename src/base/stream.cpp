@@ -18,7 +18,7 @@ import :cuda;
 import :device;
 import :driver;
 import :fork;
-import :handle_table;
+import :timeline_table;
 import :sync;
 import :timeline;
 
@@ -26,6 +26,7 @@ namespace gpumem {
 namespace {
 
 using detail::known_handles;
+using detail::known_ids;
 using detail::stream_kind;
 using detail::timeline;
 
@@ -91,6 +92,7 @@ int device_of_context(CUcontext context) {
 }
 
 timeline& timeline_by_id(CUstream handle, std::uint64_t id, stream_kind kind) {
+  if (auto* const found = known_ids.find(id)) return *found;
   auto& all = streams();
   {
     sync::lock const held{all.guard};
@@ -103,6 +105,7 @@ timeline& timeline_by_id(CUstream handle, std::uint64_t id, stream_kind kind) {
   if (auto const found = all.by_id.find(id); found != all.by_id.end()) return *found->second;
   auto& order = all.add(kind, id, ordinal, context, handle);
   all.by_id.emplace(id, &order);
+  known_ids.put(id, &order);
   return order;
 }
 

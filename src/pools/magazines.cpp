@@ -109,9 +109,10 @@ thread_counts magazines::glance() const noexcept {
     all.allocations += each.allocations.load(std::memory_order_relaxed);
     all.frees += each.frees.load(std::memory_order_relaxed);
     all.refused += each.refused.load(std::memory_order_relaxed);
+    // Not of one moment, and in this order never more than is kept.
+    auto const credit = each.credit.load(std::memory_order_acquire);
     auto const allowance = each.allowance.load(std::memory_order_relaxed);
-    auto const kept = each.credit.load(std::memory_order_relaxed) - allowance;
-    all.cached += static_cast<std::size_t>(std::max(kept, std::int64_t{0})); // they are not of one moment
+    all.cached += static_cast<std::size_t>(std::max(credit - allowance, std::int64_t{0}));
     all.allowance += allowance;
   }
   return all;

@@ -93,6 +93,8 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     searching = grown == growth_result::changed || alone;
     if (grown == growth_result::failed) alone = false;
   }
+  what.cannot_grow = true;
+  own.early_polls = 0;
   set_pressure(true);
   sweep();
   if (auto* const p = reuse_now(what)) return p;
@@ -311,14 +313,17 @@ void* pool_engine::reuse_alone(pool_request const& what) {
 }
 
 // Looking for what has completed costs a driver call for each stream. While they are at work that comes again and
-// again: once it has cost as much as to grow, growing is better, and streams have more of their own from then on.
-bool pool_engine::rather_grows(pool_shard const& own) const noexcept {
-  return own.early_polls >= most_early_polls && options_.growth == growth::fast && upstream_->paged() && !pressure_ &&
-         !scarce();
+// again: then growing is better, until each stream could have as much of its own.
+bool pool_engine::rather_grows(pool_request const& what) const noexcept {
+  auto const& own = *what.own;
+  if (own.early_polls < most_early_polls || what.cannot_grow || !calm_ || scarce()) return false;
+  if (options_.growth != growth::fast || !upstream_->paged()) return false;
+  auto const streams = std::max(own.ranges.by_order().own().size(), std::size_t{1});
+  return own.ranges.free_bytes() / streams < what.bytes;
 }
 
 void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
-  if (rather_grows(*what.own)) return nullptr;
+  if (rather_grows(what)) return nullptr;
   what.own->early_polls += order_.learn_completion(&what.key, among);
   order_.give_completed(among);
   order_.join_free(what.key, rung::completed, among);

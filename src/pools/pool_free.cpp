@@ -56,11 +56,11 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
                                                    shard_list::found const& seen) noexcept {
   if (!seen.that || key.capturing() || magazines_.starved()) return false;
   auto& home = *seen.shard;
-  if (!home.guard.try_lock()) {
+  sync::quick_lock held{home.guard, std::try_to_lock};
+  if (!held) {
     if (post_free(key, bytes, seen)) return true;
-    home.guard.lock();
+    held = shards_.enter(home);
   }
-  sync::quick_lock const held{home.guard, std::adopt_lock};
   auto& freed = *seen.that;
   if (!stays_apart(freed)) freed.fetch_neighbours(); // they are looked at when the rest is done
   bool const right = calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() &&
@@ -242,7 +242,7 @@ void pool_engine::set_caching() noexcept {
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
   auto const least = std::min(chunks_.reserved() / 2, small_pools);
   calm_ = calm;
-  magazines_.allow(calm && !upstream_->host_accessible(), std::clamp(chunks_.reserved() / 100, least, most),
+  magazines_.allow(calm && !host_accessible_, std::clamp(chunks_.reserved() / 100, least, most),
                    shared_ ? most_unrecorded() : SIZE_MAX);
 }
 

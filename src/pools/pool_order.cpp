@@ -38,6 +38,7 @@ void give_completed_in(pool_shard& in) noexcept {
     auto& looked_at = *range;
     range = range->newer;
     if (std::ranges::none_of(looked_at.tags, &tag::completed)) continue;
+    if (range && range == looked_at.upper) range = range->newer; // it may become a part of this one
     in.ranges.prune(looked_at);
     ++in.paths.completed;
   }
@@ -103,7 +104,8 @@ unsigned pool_order::learn_completion(stream_key const* asking, shard_span among
   unsigned early = 0;
   for (auto* const order : open_timelines(false, among)) {
     auto const open_since = order->poll();
-    early += open_since && *open_since < long_ago;
+    bool const itself = asking && &asking->order() == order;
+    early += !itself && open_since && *open_since < long_ago;
   }
   return early;
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdint>
 #include <chrono>
 #include <mutex>
 #include <set>
@@ -51,28 +52,25 @@ TEST(sync, excludes_threads_by_a_quick_lock_that_many_want) {
 TEST(sync, excludes_the_owner_of_a_lock_by_another_thread) {
   sync::owned_mutex guard;
   guard.give_owner();
-  int count = 0;
-  constexpr int by_owner = 2'000'000;
+  constexpr std::int64_t by_other = 500;
+  std::int64_t count = 0, by_owner = 0;
   std::atomic<bool> ended{false};
-  int by_other = 0;
   sync::thread owner{[&] {
-    for (int i = 0; i < by_owner; ++i) {
+    for (; by_owner == 0 || !ended; ++by_owner) {
       std::scoped_lock const held{guard};
       ++count;
     }
-    ended = true;
   }};
-  while (!ended) {
+  for (int i = 0; i < by_other; ++i) {
     guard.want();
     sync::owned_mutex::stop_owners();
     guard.lock_from_owner();
-    for (int i = 0; i < 100; ++i) ++count;
-    by_other += 100;
+    for (int k = 0; k < 100; ++k) ++count;
     guard.unlock_to_owner();
   }
+  ended = true;
   owner.join();
-  EXPECT_GT(by_other, 0);
-  EXPECT_EQ(count, by_owner + by_other);
+  EXPECT_EQ(count, by_owner + 100 * by_other);
 }
 
 TEST(sync, excludes_threads_by_an_owned_lock_without_an_owner) {

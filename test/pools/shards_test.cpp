@@ -145,4 +145,38 @@ TEST_F(shards, what_one_has_free_the_others_use_before_they_grow) {
   EXPECT_GT(engine_of(r).read_paths().borrowed, 0u);
 }
 
+// Three neighbours that wait for several streams, of which the one in the middle becomes like the others once one of
+// its streams is done: it takes the upper one in, which the walk would have come to next.
+TEST_F(shards, completion_walks_over_what_becomes_a_part_of_another) {
+  using gpumem::detail::tag;
+  constexpr std::size_t part = 4096;
+  gpumem::stream c{device};
+  auto const use = [](gpumem::stream const& on) { return tag{&on.key().order(), on.key().order().close_epoch()}; };
+  gpumem::detail::pool_shard shard;
+  gpumem::detail::chunk home{.base = 0x10000, .bytes = 3 * part, .shard = &shard};
+  auto& whole = shard.ranges.add(home, {});
+  auto* const low = &shard.ranges.take(whole, 0, part);
+  auto* const middle = &shard.ranges.take(*low->upper, 0, part);
+  auto* const high = &shard.ranges.take(*middle->upper, 0, part);
+  auto const open = use(a), done = use(b), late = use(b), gone = use(c);
+  for (auto const& each : {open, late}) low->tags.add(each);
+  for (auto const& each : {open, late, gone}) middle->tags.add(each);
+  for (auto const& each : {open, done}) high->tags.add(each);
+  for (auto* const each : {low, middle, high}) shard.ranges.release(*each, gpumem::detail::range_map::joining::alike);
+  b.key().order().publish_completed(done.newest);
+  c.key().order().publish_completed(gone.newest);
+  gpumem::detail::pool_shard* const all[] = {&shard};
+  EXPECT_TRUE(gpumem::detail::pool_order(gpumem::reuse::wait, false).give_completed(all));
+  std::size_t pieces = 0, bytes = 0;
+  for (auto const* each = shard.ranges.by_order().mixed().oldest(); each; each = each->newer) {
+    ++pieces;
+    bytes += each->bytes;
+    EXPECT_EQ(each->place, &shard.ranges.by_order().mixed());
+  }
+  EXPECT_EQ(pieces, 1u);
+  EXPECT_EQ(bytes, 3 * part);
+  EXPECT_EQ(home.first->base, home.base);
+  EXPECT_EQ(shard.ranges.free_bytes(), 3 * part);
+}
+
 } // namespace

@@ -1,0 +1,56 @@
+// The timelines of streams by what a call knows of them, found without a lock.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:timeline_table;
+import :cuda;
+import :std;
+import :timeline;
+
+namespace gpumem::detail {
+
+/// Timelines by a word: a hash that is read without a lock. An entry once written stays; its timeline can be taken out,
+/// so a probe never stops early. Half of it stays empty, so that no probe is long.
+export template <class Key> class timeline_table {
+public:
+  /// Null: not here. `key` is not null. Any thread.
+  inline timeline* find(Key key) const noexcept {
+    for (std::size_t i = slot_of(key);; i = (i + 1) % size) {
+      auto const seen = slots_[i].key.load(std::memory_order_acquire);
+      if (seen == key) return slots_[i].order.load(std::memory_order_acquire);
+      if (!seen) return nullptr;
+    }
+  }
+
+  /// False when full. Under the registry's lock.
+  inline bool put(Key key, timeline* order) noexcept {
+    for (std::size_t i = slot_of(key);; i = (i + 1) % size) {
+      auto const seen = slots_[i].key.load(std::memory_order_relaxed);
+      if (seen && seen != key) continue;
+      if (!seen && used_ == size / 2) return false;
+      if (!seen) ++used_;
+      slots_[i].order.store(order, std::memory_order_release);
+      slots_[i].key.store(key, std::memory_order_release);
+      return true;
+    }
+  }
+
+private:
+  static constexpr unsigned size_log2 = 13;
+  static constexpr std::size_t size = std::size_t{1} << size_log2;
+  static inline std::size_t slot_of(Key key) noexcept {
+    return (std::bit_cast<std::uint64_t>(key) * 0x9e3779b97f4a7c15u) >> (64 - size_log2);
+  }
+  struct slot {
+    std::atomic<Key> key{};
+    std::atomic<timeline*> order{nullptr};
+  };
+  std::array<slot, size> slots_{};
+  std::size_t used_ = 0;
+};
+
+/// The process's: by the handles of streams whose owners promise that they live; streams beyond what it holds are
+/// identified like foreign ones.
+export inline constinit timeline_table<CUstream> known_handles;
+/// By the driver's ids of streams, which it never gives to another; those beyond what it holds the registry finds.
+export inline constinit timeline_table<std::uint64_t> known_ids;
+
+} // namespace gpumem::detail
