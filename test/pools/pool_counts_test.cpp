@@ -140,6 +140,18 @@ TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
   EXPECT_EQ(r.figures().reuse_waited - before, steals);
 }
 
+TEST_F(pool_counts, what_threads_keep_raises_no_peak) {
+  pool_resource r{upstream, {.initial_size = 128 * MiB}};
+  void* kept[2] = {r.allocate(a, MiB / 4), r.allocate(a, MiB / 4)};
+  for (auto* const each : kept) r.deallocate(a, each, MiB / 4);
+  ASSERT_EQ(r.figures().cached, MiB / 2);
+  auto* const live = r.allocate(a, MiB);
+  r.trim(128 * MiB); // sweeps
+  EXPECT_EQ(r.figures().cached, 0u);
+  EXPECT_EQ(r.figures().peak_live, MiB);
+  r.deallocate(a, live, MiB);
+}
+
 // The same requests over and over: what a pass needs is there after the first few.
 TEST_F(pool_counts, a_million_warm_operations_draw_nothing) {
   pool_resource r{upstream};
