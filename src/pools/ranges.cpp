@@ -13,6 +13,7 @@ import :tags;
 
 namespace gpumem::detail {
 
+// What is inlined by force is on the way of every call that reaches a range, whose cost is its instructions.
 [[gnu::always_inline]] void range_map::link_below(block& one, block& upper) noexcept {
   one.home = upper.home;
   one.lower = upper.lower;
