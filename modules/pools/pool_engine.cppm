@@ -160,7 +160,7 @@ private:
   }
   /// Whether a block that is freed stays apart, for the next who may have it as it is.
   inline bool stays_apart(block const& freed) const noexcept {
-    auto const most_streams = host_accessible_ ? 0u : 1u; // the host waits for all of them
+    auto const most_streams = order_.host_accessible() ? 0u : 1u; // the host waits for all of them
     return freed.bytes <= small_sizes::largest && calm_ && freed.tags.size() <= most_streams;
   }
   /// Whether a call may be served under the lock of one shard.
@@ -252,7 +252,6 @@ private:
   std::unique_ptr<pool_upstream> const upstream_;
   pool_options const options_;
   std::optional<device> const device_;
-  bool const host_accessible_;
   pool_order const order_;
 
   shard_list shards_;

@@ -22,6 +22,8 @@ public:
   pool_order(reuse furthest, bool host_accessible) noexcept
       : shares_{furthest != reuse::own}, host_accessible_{host_accessible} {}
 
+  /// The host may touch the memory at once.
+  inline bool host_accessible() const noexcept { return host_accessible_; }
   /// Whether a request needs memory of which the host has seen every use complete.
   inline bool by_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
   /// The first rung, `furthest` at most, by which the stream may use memory with these tags, or none.

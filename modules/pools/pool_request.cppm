@@ -11,6 +11,7 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
+/// Of one stream, checked and rounded up. One thread's, for the time of its call.
 export struct pool_request {
   stream_key const& key;
   std::size_t requested;

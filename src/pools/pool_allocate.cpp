@@ -37,6 +37,7 @@ inline constexpr std::uint64_t rarely = 1024;
 // further then raised what was in use of what was reserved from a half to three quarters.
 inline constexpr std::size_t loose = 2;
 inline constexpr unsigned most_left_out = 255;
+// Fewer make a pool on 16 streams of short kernels no faster, more keep it slow for longer.
 inline constexpr unsigned most_early_polls = 8;
 
 // Counted for each rung.

@@ -242,7 +242,7 @@ void pool_engine::set_caching() noexcept {
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
   auto const least = std::min(chunks_.reserved() / 2, small_pools);
   calm_ = calm;
-  magazines_.allow(calm && !host_accessible_, std::clamp(chunks_.reserved() / 100, least, most),
+  magazines_.allow(calm && !order_.host_accessible(), std::clamp(chunks_.reserved() / 100, least, most),
                    shared_ ? most_unrecorded() : SIZE_MAX);
 }
 

@@ -89,12 +89,12 @@ void pool_order::join_free(stream_key const& key, rung furthest, shard_span amon
 unsigned pool_order::learn_completion(stream_key const* asking, shard_span among) const {
   bool const host = host_accessible_ || (asking && asking->is_host());
   if (!shares_ && asking && !host) return 0;
+  auto const* const itself = asking ? &asking->order() : nullptr;
   for (auto* const order : open_timelines(true, among)) {
-    bool const itself = asking && &asking->order() == order;
-    if (itself && !host) continue; // what a stream has freed it may use as it is
+    if (order == itself && !host) continue; // what a stream has freed it may use as it is
     if (order->owns_handle()) {
       order->record_late(order->handle());
-    } else if (itself && asking->has_handle()) {
+    } else if (order == itself && asking->has_handle()) {
       order->record_late(asking->handle());
     } else {
       order->ask();
@@ -104,8 +104,7 @@ unsigned pool_order::learn_completion(stream_key const* asking, shard_span among
   unsigned early = 0;
   for (auto* const order : open_timelines(false, among)) {
     auto const open_since = order->poll();
-    bool const itself = asking && &asking->order() == order;
-    early += !itself && open_since && *open_since < long_ago;
+    early += order != itself && open_since && *open_since < long_ago;
   }
   return early;
 }
