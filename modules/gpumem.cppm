@@ -48,6 +48,7 @@ export import :async_pinned_resource;
 export import :virtual_pages;
 
 export import :tags;
+export import :relaxed;
 export import :block;
 export import :records;
 export import :block_table;

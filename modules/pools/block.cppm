@@ -1,6 +1,7 @@
 // A piece of a pool's memory, and what it is cut from.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
+import :relaxed;
 import :std;
 import :tags;
 import :timeline;
@@ -42,30 +43,30 @@ export enum class block_state : std::uint8_t {
 /// Memory that is granted or free as one. The first two cache lines, a pair that processors fetch together, are what
 /// allocations and frees touch.
 export struct alignas(128) block {
-  std::uintptr_t base = 0;
+  relaxed<std::uintptr_t> base; // looked at by who searches for another
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, of whatever state
   block* upper = nullptr;
   block* next = nullptr; ///< free: in its bin; else in the list of whoever keeps it
   block* prev = nullptr;
-  std::atomic<std::size_t> requested{0}; ///< while granted; bytes
-  std::atomic<block_state> state{block_state::free};
+  relaxed<std::size_t> requested; ///< while granted; bytes
+  relaxed<block_state> state = block_state::free;
   std::uint16_t bin = 0;
 
   chunk* home = nullptr;
   shelf* place = nullptr; ///< while free
   block* older = nullptr; ///< while free, neighbours on the shelf in order of free
   block* newer = nullptr;
-  std::atomic<timeline*> stream{nullptr}; ///< the stream that it was given to; deferred, the stream that freed it
-  tag_set tags; ///< free or cached: what must be over before reuse; granted: uses recorded so far
+  relaxed<timeline*> stream; ///< the stream that it was given to; deferred, the stream that freed it
+  tag_set tags;              ///< free or cached: what must be over before reuse; granted: uses recorded so far
 
   block* pair_prev = nullptr; ///< free and with a free neighbour above: the list of these
   block* pair_next = nullptr;
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
-  inline void* pointer() const noexcept { return reinterpret_cast<void*>(base); }
-  inline block_state now() const noexcept { return state.load(std::memory_order_relaxed); }
-  inline void become(block_state next_state) noexcept { state.store(next_state, std::memory_order_relaxed); }
+  inline void* pointer() const noexcept { return reinterpret_cast<void*>(std::uintptr_t{base}); }
+  inline block_state now() const noexcept { return state; }
+  inline void become(block_state next_state) noexcept { state = next_state; }
   inline bool is_free() const noexcept { return now() == block_state::free; }
   /// A hint to the processor.
   inline void fetch_neighbours() const noexcept {
@@ -76,6 +77,10 @@ export struct alignas(128) block {
 };
 
 static_assert(sizeof(block) == 256);
+
+/// All records lie below the address of so many bits: systems give out no higher ones unless they are asked to.
+export inline constexpr unsigned record_bits = 48;
+export inline constexpr std::uintptr_t records_end = std::uintptr_t{1} << record_bits;
 
 /// Whether `bytes` bytes so aligned lie in the block; `offset` is then where.
 export inline bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {

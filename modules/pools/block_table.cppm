@@ -9,6 +9,9 @@ namespace gpumem::detail {
 /// A hash from the address of every block that is not a part of free ranges to its record. Changed under the lock of
 /// the pool that keeps it; whoever owns a granted block may look it up without: its entry does not move, and tables
 /// that became too small are kept.
+///
+/// An entry is one word, the record's address below and a part of the hash above: eight of them share a cache line, and
+/// hardly ever is a record looked at that is not the one.
 export class block_table {
 public:
   block_table();
@@ -20,10 +23,11 @@ public:
   inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
   inline void drop(block const& freed) noexcept {
     auto& in = *current_.load(std::memory_order_relaxed);
-    auto i = in.slot_of(freed.base);
-    while (in.entries[i].address.load(std::memory_order_relaxed) != freed.base) i = (i + 1) & in.mask;
-    in.entries[i].address.store(dropped, std::memory_order_relaxed);
-    if (in.entries[(i + 1) & in.mask].address.load(std::memory_order_relaxed) == never_used) clean(in, i);
+    auto const hash = hash_of(freed.base);
+    auto i = in.slot_of(hash);
+    while (in.entries[i].load(std::memory_order_relaxed) != entry_of(freed, hash)) i = (i + 1) & in.mask;
+    in.entries[i].store(dropped, std::memory_order_relaxed);
+    if (in.entries[(i + 1) & in.mask].load(std::memory_order_relaxed) == never_used) clean(in, i);
   }
 
   /// The block that begins at the address and is not free, or null. Any thread that owns the block; under the lock,
@@ -31,48 +35,59 @@ public:
   inline block* find(void const* pointer) const noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);
     auto const& in = *current_.load(std::memory_order_acquire);
-    for (auto i = in.slot_of(address);; i = (i + 1) & in.mask) {
-      auto const seen = in.entries[i].address.load(std::memory_order_acquire);
-      if (seen == address) return in.entries[i].found.load(std::memory_order_relaxed);
+    auto const hash = hash_of(address);
+    for (auto i = in.slot_of(hash);; i = (i + 1) & in.mask) {
+      auto const seen = in.entries[i].load(std::memory_order_acquire);
+      if ((seen ^ mark_of(hash)) < records_end) {
+        auto* const found = record_of(seen);
+        if (found->base == address) return found;
+      }
       if (seen == never_used) return nullptr;
     }
   }
 
 private:
-  static constexpr std::uintptr_t never_used = 0;
-  static constexpr std::uintptr_t dropped = 1; // no block begins there
+  static_assert(sizeof(std::uintptr_t) == sizeof(std::uint64_t));
+  using entry = std::uint64_t;
+  static constexpr entry never_used = 0;
+  static constexpr entry dropped = 1; // no block begins there
   static constexpr std::size_t smallest = 256;
 
-  struct entry {
-    std::atomic<std::uintptr_t> address{never_used};
-    std::atomic<block*> found{nullptr};
-  };
   struct table {
     explicit table(std::size_t size);
-    inline std::size_t slot_of(std::uintptr_t address) const noexcept {
-      return ((address / granule) * 0x9e3779b97f4a7c15u) >> shift;
-    }
+    inline std::size_t slot_of(std::uint64_t hash) const noexcept { return hash >> shift; }
     std::size_t mask;
     unsigned shift;
-    std::unique_ptr<entry[]> entries;
+    std::unique_ptr<std::atomic<entry>[]> entries;
   };
+  static inline std::uint64_t hash_of(std::uintptr_t address) noexcept {
+    return (address / granule) * 0x9e3779b97f4a7c15u;
+  }
+  // Out of the middle of the hash, whose upper bits choose the slot; no mark is zero.
+  static inline entry mark_of(std::uint64_t hash) noexcept {
+    return (hash << (64 - record_bits) | entry{1} << 63) & ~(records_end - 1);
+  }
+  static inline entry entry_of(block const& of, std::uint64_t hash) noexcept {
+    return reinterpret_cast<std::uintptr_t>(&of) | mark_of(hash);
+  }
+  static inline block* record_of(entry one) noexcept { return reinterpret_cast<block*>(one & (records_end - 1)); }
   // Whether into an entry that was never used.
   static inline bool put_in(table& in, block& granted) noexcept {
-    auto i = in.slot_of(granted.base);
-    auto seen = in.entries[i].address.load(std::memory_order_relaxed);
+    auto const hash = hash_of(granted.base);
+    auto i = in.slot_of(hash);
+    auto seen = in.entries[i].load(std::memory_order_relaxed);
     while (seen > dropped) {
       i = (i + 1) & in.mask;
-      seen = in.entries[i].address.load(std::memory_order_relaxed);
+      seen = in.entries[i].load(std::memory_order_relaxed);
     }
-    in.entries[i].found.store(&granted, std::memory_order_relaxed);
-    in.entries[i].address.store(granted.base, std::memory_order_release);
+    in.entries[i].store(entry_of(granted, hash), std::memory_order_release);
     return seen == never_used;
   }
   // No search passes an entry behind which none was ever used: it, and what was dropped just before, is as good as
   // never used again.
   inline void clean(table& in, std::size_t i) noexcept {
-    for (; in.entries[i].address.load(std::memory_order_relaxed) == dropped; i = (i - 1) & in.mask) {
-      in.entries[i].address.store(never_used, std::memory_order_relaxed);
+    for (; in.entries[i].load(std::memory_order_relaxed) == dropped; i = (i - 1) & in.mask) {
+      in.entries[i].store(never_used, std::memory_order_relaxed);
       --used_;
     }
   }

@@ -4,6 +4,8 @@ module;
 #include <mutex>
 export module gpumem:magazines;
 import :block;
+import :relaxed;
+import :spans;
 import :std;
 import :sync;
 import :tags;
@@ -35,16 +37,19 @@ public:
   magazines(magazines const&) = delete;
   magazines& operator=(magazines const&) = delete;
 
-  /// Makes what the calling thread's slot keeps blocks in, if there is none. Under the pool's lock. Throws
-  /// std::bad_alloc.
-  inline void prepare() {
-    if (!prepared()) furnish(own());
+  /// Makes what the slot of the thread of number `me`, the calling one, keeps blocks in, if there is none. Under the
+  /// pool's lock. Throws std::bad_alloc.
+  inline void prepare(unsigned me) {
+    if (!prepared(me)) furnish(slot_of(me));
   }
-  inline bool prepared() const noexcept { return own().cabinets.load(std::memory_order_relaxed) != nullptr; }
+  inline bool prepared(unsigned me) const noexcept {
+    return slot_of(me).cabinets.load(std::memory_order_relaxed) != nullptr;
+  }
 
-  /// A kept block of so many bytes exactly, granted to the stream again; or null. Any thread.
-  [[gnu::always_inline]] inline block* take(timeline& order, std::size_t bytes, std::size_t requested) noexcept {
-    auto& mine = own();
+  /// A kept block of so many bytes exactly, granted to the stream again; or null. Any thread, of the number `me`.
+  [[gnu::always_inline]] inline block* take(timeline& order, std::size_t bytes, std::size_t requested,
+                                            unsigned me) noexcept {
+    auto& mine = slot_of(me);
     auto* const all = mine.cabinets.load(std::memory_order_acquire);
     if (!all) return nullptr;
     auto& in = (*all)[order.index() % cabinet_count];
@@ -53,13 +58,13 @@ public:
     std::scoped_lock const held{mine.guard};
     if (!from.holds(bytes) || !allowed() || in.order != &order) return nullptr;
     auto& found = unlink(mine, in, from);
-    from.misfits.store(0, std::memory_order_relaxed);
-    add(mine.not_live, -static_cast<std::int64_t>(requested)); // beside what is no longer kept
+    from.misfits = 0;
+    mine.not_live -= static_cast<std::int64_t>(requested); // beside what is no longer kept
     found.tags.clear();
-    found.requested.store(requested, std::memory_order_relaxed);
-    found.stream.store(&order, std::memory_order_relaxed);
+    found.requested = requested;
+    found.stream = &order;
     found.become(block_state::granted);
-    add(mine.allocations, std::uint64_t{1});
+    ++mine.allocations;
     return &found;
   }
 
@@ -72,7 +77,7 @@ public:
   [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
     auto const bytes = freed.bytes;
     if (bytes > most_.load(std::memory_order_relaxed)) return {false, nullptr};
-    auto& mine = slots_[slot_number(me)];
+    auto& mine = slot_of(me);
     auto* const all = mine.cabinets.load(std::memory_order_acquire);
     if (!all) return {false, nullptr};
     auto& in = (*all)[order.index() % cabinet_count];
@@ -81,7 +86,7 @@ public:
     std::scoped_lock const held{mine.guard};
     if (!allowed() || !claim(in, order) || due(in, order, bytes)) return {false, nullptr};
     auto* const out = on.holds_other(bytes) ? &pop(mine, in, on) : nullptr;
-    if ((out && on.top.load(std::memory_order_relaxed)) || !afford(mine, bytes)) return {false, out};
+    if ((out && on.top) || !afford(mine, bytes)) return {false, out};
     keep(mine, in, on, freed, order);
     return {true, out};
   }
@@ -89,7 +94,7 @@ public:
   /// Links a granted block whose use is over to others that are to be made free; false: not now, as nothing is kept.
   /// Any thread; a sweep that follows `allow(false)` comes after all of them.
   inline bool post(block& freed, tag const& use, std::atomic<block*>& to) noexcept {
-    std::scoped_lock const held{own().guard};
+    std::scoped_lock const held{slot_of(sync::thread_number()).guard};
     if (!allowed()) return false;
     freed.tags.assign(use);
     freed.become(block_state::posted);
@@ -113,8 +118,8 @@ public:
   /// Takes everything out: the blocks, linked by `next`. Under the pool's lock.
   block* sweep() noexcept;
 
-  /// The calling thread's part of what shards count as live, and is not.
-  inline std::int64_t own_not_live() const noexcept { return own().not_live.load(std::memory_order_relaxed); }
+  /// A thread's part of what shards count as live, and is not.
+  inline std::int64_t not_live_of(unsigned me) const noexcept { return slot_of(me).not_live; }
   /// The sums as one finds them while threads go on. Any thread.
   thread_counts glance() const noexcept;
   /// Calls `look(counts)` with the sums while no slot changes. Under the pool's lock.
@@ -128,9 +133,8 @@ private:
   static constexpr unsigned owned_slots = sync::most_owners;
   static constexpr unsigned shared_slots = owned_slots / 4;
   static constexpr unsigned cabinet_count = owned_slots / 4; // few where schedules are tried: streams meet there
-  static constexpr unsigned small_sizes = 64;                // granules
-  static constexpr unsigned large_sizes = 16;
-  static constexpr std::int64_t quantum = 64 << 10; // of credit
+  static constexpr unsigned large_stacks = 16;               // small sizes have one each
+  static constexpr std::int64_t quantum = 64 << 10;          // of credit
   // So rarely does a free go another way, on which evidence may be recorded.
   static constexpr std::uint32_t most_unrecorded_frees = 64;
   static constexpr std::uint32_t most_misfits = 16;
@@ -138,15 +142,11 @@ private:
 
   // Blocks of one size. Looked at without the lock too, for a hint.
   struct stack {
-    std::atomic<block*> top{nullptr};
-    std::atomic<std::size_t> bytes{0};
-    std::atomic<std::uint32_t> misfits{0}; // frees of another size since it was last made use of
-    inline bool holds(std::size_t size) const noexcept {
-      return top.load(std::memory_order_relaxed) && bytes.load(std::memory_order_relaxed) == size;
-    }
-    inline bool holds_other(std::size_t size) const noexcept {
-      return top.load(std::memory_order_relaxed) && bytes.load(std::memory_order_relaxed) != size;
-    }
+    relaxed<block*> top;
+    relaxed<std::size_t> bytes;
+    relaxed<std::uint32_t> misfits; // frees of another size since it was last made use of
+    inline bool holds(std::size_t size) const noexcept { return top && bytes == size; }
+    inline bool holds_other(std::size_t size) const noexcept { return top && bytes != size; }
   };
   // One stream's.
   struct cabinet {
@@ -154,47 +154,45 @@ private:
     std::uint32_t count = 0;
     std::uint32_t unrecorded_frees = 0;
     std::size_t unrecorded_bytes = 0;
-    std::array<stack, small_sizes + large_sizes> stacks;
+    std::array<stack, small_sizes::count + large_stacks> stacks;
   };
   using cabinets = std::array<cabinet, cabinet_count>;
   // Its lock's holder changes it, but for the refusals, which are counted without; any thread reads the counts.
   struct alignas(128) slot {
     sync::owned_mutex guard;
-    std::atomic<std::uint32_t> refused_lately{0}; // since the last sweep
-    std::atomic<std::int64_t> allowance{0};
-    std::atomic<std::int64_t> not_live{0};
-    std::atomic<std::uint64_t> allocations{0}, frees{0}, refused{0};
+    relaxed<std::uint32_t> refused_lately; // since the last sweep
+    relaxed<std::int64_t> allowance;
+    relaxed<std::int64_t> not_live;
+    relaxed<std::uint64_t> allocations, frees, refused;
     std::atomic<std::int64_t> credit{0};                 // taken, for what is kept or may be
     std::atomic<magazines::cabinets*> cabinets{nullptr}; // of threads that have allocated
   };
-  template <class T> static inline void add(std::atomic<T>& to, T change) noexcept {
-    to.store(to.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
-  }
 
   static inline unsigned slot_number(unsigned number) noexcept {
     return number < owned_slots ? number : owned_slots + number % shared_slots;
   }
-  inline slot& own() noexcept { return slots_[slot_number(sync::thread_number())]; }
-  inline slot const& own() const noexcept { return slots_[slot_number(sync::thread_number())]; }
+  inline slot& slot_of(unsigned number) noexcept { return slots_[slot_number(number)]; }
+  inline slot const& slot_of(unsigned number) const noexcept { return slots_[slot_number(number)]; }
   static inline stack& stack_of(cabinet& in, std::size_t bytes) noexcept {
-    auto const granules = bytes / granule;
-    return in.stacks[granules <= small_sizes ? granules - 1
-                                             : small_sizes + (granules * 0x9e3779b97f4a7c15u >> 60) % large_sizes];
+    static_assert(large_stacks == 16);
+    return in
+        .stacks[bytes <= small_sizes::largest ? small_sizes::index_of(bytes)
+                                              : small_sizes::count + (bytes / granule * 0x9e3779b97f4a7c15u >> 60)];
   }
 
   // The newest block of a stack, which is no longer kept.
   [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {
-    auto& found = *from.top.load(std::memory_order_relaxed);
-    from.top.store(found.next, std::memory_order_relaxed);
+    auto& found = *from.top;
+    from.top = found.next;
     --in.count;
-    add(mine.allowance, static_cast<std::int64_t>(from.bytes.load(std::memory_order_relaxed)));
+    mine.allowance += static_cast<std::int64_t>(from.bytes);
     return found;
   }
   // The same, on its way out.
   inline block& pop(slot& mine, cabinet& in, stack& from) noexcept {
     auto& found = unlink(mine, in, from);
     found.become(block_state::put_out);
-    add(mine.not_live, -static_cast<std::int64_t>(found.requested.load(std::memory_order_relaxed)));
+    mine.not_live -= static_cast<std::int64_t>(found.requested);
     return found;
   }
   // One stream a cabinet.
@@ -212,43 +210,43 @@ private:
   }
   // As things look without the lock.
   inline bool affordable(slot& mine, std::size_t bytes) noexcept {
-    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance.load(std::memory_order_relaxed);
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     if (need <= 0 || need <= credit_.load(std::memory_order_relaxed)) return true;
     count_refused(mine);
     return false;
   }
   // Counted roughly where threads share a slot.
   inline void count_refused(slot& mine) noexcept {
-    add(mine.refused, std::uint64_t{1});
-    add(mine.refused_lately, 1u);
-    if (mine.refused_lately.load(std::memory_order_relaxed) < most_refused) return;
+    ++mine.refused;
+    ++mine.refused_lately;
+    if (mine.refused_lately < most_refused) return;
     if (!starved()) starved_.store(true, std::memory_order_relaxed);
   }
   // Credit comes in quanta, so that threads rarely meet at it.
   inline bool afford(slot& mine, std::size_t bytes) noexcept {
-    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance.load(std::memory_order_relaxed);
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     return need <= 0 || borrow(mine, need);
   }
   // The epoch is read after all that the caller has enqueued.
   [[gnu::always_inline]] inline void keep(slot& mine, cabinet& in, stack& on, block& freed, timeline& order) noexcept {
     auto const bytes = freed.bytes;
-    auto const requested = static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed));
+    auto const requested = static_cast<std::int64_t>(freed.requested);
     freed.tags.assign({&order, order.now()});
     freed.become(block_state::cached);
-    freed.next = on.top.load(std::memory_order_relaxed);
-    on.top.store(&freed, std::memory_order_relaxed);
-    on.bytes.store(bytes, std::memory_order_relaxed);
-    on.misfits.store(0, std::memory_order_relaxed);
+    freed.next = on.top;
+    on.top = &freed;
+    on.bytes = bytes;
+    on.misfits = 0;
     ++in.count;
-    add(mine.allowance, -static_cast<std::int64_t>(bytes));
-    add(mine.frees, std::uint64_t{1});
-    add(mine.not_live, requested);
+    mine.allowance -= static_cast<std::int64_t>(bytes);
+    ++mine.frees;
+    mine.not_live += requested;
   }
   // A size that is not asked for any more makes place for others, one block at a time. Whether it is to, counted
   // roughly.
   static inline bool misfit(stack& on) noexcept {
-    auto const count = on.misfits.load(std::memory_order_relaxed) + 1;
-    on.misfits.store(count % most_misfits, std::memory_order_relaxed);
+    auto const count = on.misfits + 1;
+    on.misfits = count % most_misfits;
     return count == most_misfits;
   }
 

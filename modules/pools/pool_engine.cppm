@@ -60,9 +60,9 @@ public:
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
-    pool_request what{key, bytes, small_sizes::round_up(bytes), std::max(alignment, granule)};
+    pool_request what{key, bytes, small_sizes::round_up(bytes), std::max(alignment, granule), sync::thread_number()};
     if (alignment <= granule && !key.is_host()) {
-      if (auto* const near = magazines_.take(key.order(), what.bytes, bytes)) return near->pointer();
+      if (auto* const near = magazines_.take(key.order(), what.bytes, bytes, what.me)) return near->pointer();
     }
     return allocate_shared(what);
   }
@@ -153,7 +153,7 @@ private:
   }
   tag record_evidence(stream_key const& key) noexcept;
   void begin_sharing() noexcept;
-  inline std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 16, granule); }
+  inline std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 4, granule); }
   inline void note_stream(timeline const& order) noexcept {
     if (!first_stream_) first_stream_ = &order;
     if (!shared_ && first_stream_ != &order) begin_sharing();
@@ -206,8 +206,8 @@ private:
   // pool_free.cpp
   // Of a block that is the caller's, nothing changes behind his back.
   static inline bool may_keep(block const* freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
-    return freed && freed->is_live() && (!bytes || *bytes == freed->requested.load(std::memory_order_relaxed)) &&
-           freed->tags.empty() && !key.is_host() && !key.capturing();
+    return freed && freed->is_live() && (!bytes || *bytes == freed->requested) && freed->tags.empty() &&
+           !key.is_host() && !key.capturing();
   }
   free_result free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                           shard_list::found const& seen, magazines::result const& near) noexcept;

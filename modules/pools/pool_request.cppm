@@ -17,6 +17,7 @@ export struct pool_request {
   std::size_t requested;
   std::size_t bytes; // rounded up
   std::size_t alignment;
+  unsigned me;               // the calling thread's number
   pool_shard* own = nullptr; // the calling thread's
   bool cannot_grow = false;  // as was found
 

@@ -111,6 +111,10 @@ private:
   void put(block& range, block* beside) noexcept;
   void pull(block& range) noexcept;
   void pair(block& lower) noexcept;
+  // It and the one above it are free, and on the list of these.
+  inline bool paired(block const& lower) const noexcept {
+    return pairs_ && lower.is_free() && lower.upper && lower.upper->is_free();
+  }
   void unpair(block& lower) noexcept;
   bool absorb_upper(block& range) noexcept;
   block& grow_lower(block& lower, block& by) noexcept;

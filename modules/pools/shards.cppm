@@ -64,9 +64,9 @@ public:
 
   /// The calling thread's. Any thread.
   inline pool_shard& own() noexcept { return *own_seat().home.load(std::memory_order_acquire); }
-  /// The same; null where the thread has met others there too often.
-  inline pool_shard* quiet_own() noexcept {
-    auto const& mine = own_seat();
+  /// The same, of the thread of that number; null where it has met others there too often.
+  inline pool_shard* quiet_own(unsigned me) noexcept {
+    auto const& mine = seats_[me % (most - 1)];
     return mine.met.load(std::memory_order_relaxed) < sync::patience ? mine.home.load(std::memory_order_acquire)
                                                                      : nullptr;
   }

@@ -15,22 +15,26 @@ public:
 
   /// What a request is rounded up to: one of these sizes, or whole granules.
   static inline std::size_t round_up(std::size_t bytes) noexcept {
-    bool const by_granule = bytes <= exact || bytes > largest;
-    auto const unit = by_granule ? granule : std::size_t{1} << (std::bit_width(bytes - 1) - unit_log2);
+    auto const unit = std::size_t{1} << (bytes > largest ? granule_log2 : unit_log2_of(bytes));
     return (bytes + unit - 1) & ~(unit - 1);
   }
   /// The number of one of these sizes.
   static inline unsigned index_of(std::size_t bytes) noexcept {
-    if (bytes <= exact) return static_cast<unsigned>(bytes / granule) - 1;
-    auto const power = static_cast<unsigned>(std::bit_width(bytes - 1));
-    return exact / granule + std::size_t{power - 13} * steps + static_cast<unsigned>(bytes >> (power - unit_log2)) -
-           steps - 1;
+    auto const unit_log2 = unit_log2_of(bytes);
+    return (unit_log2 - granule_log2) * steps + static_cast<unsigned>((bytes - 1) >> unit_log2);
   }
 
 private:
-  static constexpr std::size_t exact = std::size_t{4} << 10;
-  static constexpr unsigned unit_log2 = 4; // of the power of two above
-  static constexpr unsigned steps = 8;
+  static constexpr unsigned granule_log2 = 8;
+  static_assert(granule == 1u << granule_log2);
+  static constexpr unsigned steps_log2 = 3;
+  static constexpr unsigned steps = 1u << steps_log2;
+  // What sizes near this one are multiples of: a sixteenth of the power of two above, or a granule. Without a branch,
+  // as sizes follow each other at random.
+  static inline unsigned unit_log2_of(std::size_t bytes) noexcept {
+    constexpr unsigned least = granule_log2 + steps_log2 + 1;
+    return std::max(static_cast<unsigned>(std::bit_width(bytes - 1)), least) - steps_log2 - 1;
+  }
 };
 
 /// Freed small blocks of the same order, by size, the last one first. They join no neighbours before `take_all`: most

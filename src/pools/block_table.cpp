@@ -16,7 +16,7 @@ namespace gpumem::detail {
 
 block_table::table::table(std::size_t size)
     : mask{size - 1}, shift{64u - static_cast<unsigned>(std::countr_zero(size))},
-      entries{std::make_unique<entry[]>(size)} {}
+      entries{std::make_unique<std::atomic<entry>[]>(size)} {}
 
 block_table::block_table() {
   tables_.push_back(std::make_unique<table>(smallest));
@@ -31,8 +31,8 @@ void block_table::rebuild() {
   auto next = std::make_unique<table>(2 * (old.mask + 1));
   used_ = 0;
   for (std::size_t i = 0; i <= old.mask; ++i) {
-    if (old.entries[i].address.load(std::memory_order_relaxed) <= dropped) continue;
-    used_ += put_in(*next, *old.entries[i].found.load(std::memory_order_relaxed));
+    auto const one = old.entries[i].load(std::memory_order_relaxed);
+    if (one > dropped) used_ += put_in(*next, *record_of(one));
   }
   current_.store(next.get(), std::memory_order_release);
   tables_.push_back(std::move(next));

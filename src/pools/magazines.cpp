@@ -50,8 +50,8 @@ bool magazines::borrow(slot& mine, std::int64_t need) noexcept {
   for (auto const want : {std::max(need, quantum), need}) {
     if (credit_.load(std::memory_order_relaxed) < want) continue;
     if (credit_.fetch_sub(want, std::memory_order_relaxed) >= want) {
-      add(mine.allowance, want);
-      add(mine.credit, want);
+      mine.allowance += want;
+      mine.credit.fetch_add(want, std::memory_order_relaxed);
       return true;
     }
     credit_.fetch_add(want, std::memory_order_relaxed);
@@ -75,17 +75,17 @@ block* magazines::sweep() noexcept {
   for (auto& each : slots_) {
     auto* const kept = each.cabinets.load(std::memory_order_relaxed);
     if (!kept) continue; // no thread of this number has allocated
-    each.refused_lately.store(0, std::memory_order_relaxed);
+    each.refused_lately = 0;
     for (auto& in : *kept) {
       for (auto at = in.stacks.begin(); in.count > 0; ++at) {
-        while (at->top.load(std::memory_order_relaxed)) {
+        while (at->top) {
           auto& found = pop(each, in, *at);
           found.next = all;
           all = &found;
         }
       }
     }
-    each.allowance.store(0, std::memory_order_relaxed); // nothing is kept: it is all of
+    each.allowance = 0; // nothing is kept: it is all of
     credit_.fetch_add(each.credit.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
   }
   unlock_all();
@@ -105,13 +105,13 @@ void magazines::unlock_all() noexcept {
 thread_counts magazines::glance() const noexcept {
   thread_counts all;
   for (auto const& each : slots_) {
-    all.not_live += each.not_live.load(std::memory_order_relaxed);
-    all.allocations += each.allocations.load(std::memory_order_relaxed);
-    all.frees += each.frees.load(std::memory_order_relaxed);
-    all.refused += each.refused.load(std::memory_order_relaxed);
+    all.not_live += each.not_live;
+    all.allocations += each.allocations;
+    all.frees += each.frees;
+    all.refused += each.refused;
     // Not of one moment, and in this order never more than is kept.
     auto const credit = each.credit.load(std::memory_order_acquire);
-    auto const allowance = each.allowance.load(std::memory_order_relaxed);
+    std::int64_t const allowance = each.allowance;
     all.cached += static_cast<std::size_t>(std::max(credit - allowance, std::int64_t{0}));
     all.allowance += allowance;
   }

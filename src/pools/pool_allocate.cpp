@@ -83,7 +83,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   ++own.paths.locked_calls;
   own.paths.all_locked += !shards_.single();
   note_stream(what.key.order());
-  magazines_.prepare();
+  magazines_.prepare(what.me);
   expected<void*, failure> result = nullptr;
   bool alone = !shards_.single() && own.borrowings >= most_borrowings && !long_ago(own);
   for (bool searching = true; searching;) {
@@ -132,8 +132,8 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
 // Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
 // the way with all locks, which is as short then.
 [[gnu::always_inline]] void* pool_engine::allocate_near(pool_request& what) {
-  what.own = shards_.quiet_own();
-  if (!what.own || !magazines_.prepared()) return nullptr;
+  what.own = shards_.quiet_own(what.me);
+  if (!what.own || !magazines_.prepared(what.me)) return nullptr;
   auto& own = *what.own;
   auto const held = shards_.enter(own);
   if (!calm_for(what.key.order())) return nullptr;
@@ -206,10 +206,10 @@ pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest,
 void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   auto& from = *place.range->home->shard;
   auto& taken = take(what, place);
-  taken.requested.store(what.requested, std::memory_order_relaxed);
-  taken.stream.store(&what.key.order(), std::memory_order_relaxed);
+  taken.requested = what.requested;
+  taken.stream = &what.key.order();
   ++from.live_blocks;
-  count_live(from, static_cast<std::int64_t>(what.requested), magazines_.own_not_live());
+  count_live(from, static_cast<std::int64_t>(what.requested), magazines_.not_live_of(what.me));
   if (&from != what.own) note_borrowing(*what.own);
   ++from.counts.allocations;
   if (place.how != rung::none) ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);

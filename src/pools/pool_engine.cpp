@@ -125,8 +125,7 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
   auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
   if (!found || found->now() == block_state::hole) return std::nullopt;
   if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
-  return block_info{found->pointer(), found->requested.load(std::memory_order_relaxed), found->bytes,
-                    found->stream.load(std::memory_order_relaxed)->id(), true};
+  return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
 }
 
 // What is free, in how many pieces, and what of it streams still use, as far as is known.
@@ -237,7 +236,7 @@ bool pool_engine::consistent_with(thread_counts const& near) {
       auto const state = each.now(); // what is posted meanwhile is counted as before
       bool const counted_live =
           state == block_state::granted || state == block_state::put_out || state == block_state::posted;
-      if (counted_live) live += static_cast<std::int64_t>(each.requested.load(std::memory_order_relaxed));
+      if (counted_live) live += static_cast<std::int64_t>(each.requested);
     });
     sound = sound && end == home.end() && lower == home.last && not_free == home.live_blocks;
   });

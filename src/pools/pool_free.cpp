@@ -63,8 +63,8 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
   }
   auto& freed = *seen.that;
   if (!stays_apart(freed)) freed.fetch_neighbours(); // they are looked at when the rest is done
-  bool const right = calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() &&
-                     (!bytes || *bytes == freed.requested.load(std::memory_order_relaxed));
+  bool const right =
+      calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() && (!bytes || *bytes == freed.requested);
   if (right) end_live(freed, key, home);
   return right;
 }
@@ -85,7 +85,7 @@ void pool_engine::take_in_posted(pool_shard& in) noexcept {
   for (auto* at = in.posted.exchange(nullptr, std::memory_order_acquire); at;) {
     auto& freed = *at;
     at = at->next;
-    count_live(in, -static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)), 0);
+    count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
     ++in.counts.frees;
     ++in.paths.posted;
     --in.live_blocks;
@@ -131,7 +131,7 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
 block* pool_engine::checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   auto* const found = shards_.granted_at(pointer).that;
   if (!found || !found->is_live()) return explain_misuse(key, pointer, bytes);
-  if (bytes && *bytes != found->requested.load(std::memory_order_relaxed)) return explain_misuse(key, pointer, bytes);
+  if (bytes && *bytes != found->requested) return explain_misuse(key, pointer, bytes);
   return found;
 }
 
@@ -143,14 +143,14 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   auto const* const home = chunks_.covering(pointer);
   auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
   if (!found || found->now() == block_state::hole) return refuse(misuse::kind::foreign_pointer, 0);
-  auto const requested = found->requested.load(std::memory_order_relaxed);
+  std::size_t const requested = found->requested;
   if (found->now() == block_state::deferred) return refuse(misuse::kind::double_free, requested);
   if (!found->is_live()) return refuse(misuse::kind::double_free, 0);
   return refuse(found->pointer() != pointer ? misuse::kind::foreign_pointer : misuse::kind::wrong_size, requested);
 }
 
 [[gnu::always_inline]] void pool_engine::end_live(block& freed, stream_key const& key, pool_shard& in) noexcept {
-  count_live(in, -static_cast<std::int64_t>(freed.requested.load(std::memory_order_relaxed)), 0);
+  count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
   ++in.counts.frees;
   ++in.paths.locked_calls;
   --in.live_blocks;
@@ -197,7 +197,7 @@ tag pool_engine::record_evidence(stream_key const& key) noexcept {
 // A block that was kept near a thread, where its free was counted.
 void pool_engine::end_cached(block& kept) noexcept {
   auto& home = *kept.home->shard;
-  count_live(home, -static_cast<std::int64_t>(kept.requested.load(std::memory_order_relaxed)), 0);
+  count_live(home, -static_cast<std::int64_t>(kept.requested), 0);
   --home.live_blocks;
   ++home.paths.swept;
   end_block(kept);
@@ -238,9 +238,9 @@ void pool_engine::set_pressure(bool on) noexcept {
 // Threads keep what they free unless it is wanted elsewhere: under pressure, by upstream, by the end of the pool, by
 // the host, which may not have what the device still uses, or where a call is to serve what was deferred.
 void pool_engine::set_caching() noexcept {
-  constexpr std::size_t most = std::size_t{64} << 20, small_pools = std::size_t{1} << 20;
+  constexpr std::size_t most = std::size_t{64} << 20, small_pools = std::size_t{4} << 20;
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
-  auto const least = std::min(chunks_.reserved() / 2, small_pools);
+  auto const least = std::min(chunks_.reserved() / 4, small_pools);
   calm_ = calm;
   magazines_.allow(calm && !order_.host_accessible(), std::clamp(chunks_.reserved() / 100, least, most),
                    shared_ ? most_unrecorded() : SIZE_MAX);
@@ -267,7 +267,7 @@ void pool_engine::look_after_free(block const& range) noexcept {
 // A capturing stream is not touched, and what it captures has not run: the free is done by the next call outside.
 void pool_engine::defer(block& freed, stream_key const& key) noexcept {
   freed.become(block_state::deferred);
-  freed.stream.store(&key.order(), std::memory_order_relaxed);
+  freed.stream = &key.order();
   freed.next = std::exchange(deferred_, &freed);
   set_caching();
 }
@@ -276,7 +276,7 @@ void pool_engine::serve_deferred() noexcept {
   if (!deferred_) return;
   while (auto* const freed = deferred_) {
     deferred_ = freed->next;
-    auto& order = *freed->stream.load(std::memory_order_relaxed);
+    auto& order = *freed->stream;
     order_.prune(freed->tags);
     freed->tags.add({&order, order.now()});
     end_block(*freed);

@@ -64,8 +64,8 @@ void range_map::unpair(block& lower) noexcept {
 // And no longer one.
 [[gnu::always_inline]] void range_map::pull(block& range) noexcept {
   range.place->take(range);
-  if (range.upper && range.upper->is_free()) unpair(range);
-  if (range.lower && range.lower->is_free()) unpair(*range.lower);
+  if (paired(range)) unpair(range);
+  if (range.lower && paired(*range.lower)) unpair(*range.lower);
   range.become(block_state::granted);
 }
 
@@ -207,14 +207,14 @@ block* range_map::covering(chunk const& home, void const* pointer) noexcept {
   taken.bytes = bytes;
   taken.become(block_state::granted);
   if (offset == 0) {
-    if (range.lower && range.lower->is_free()) unpair(*range.lower);
+    if (range.lower && paired(*range.lower)) unpair(*range.lower);
     link_below(taken, range);
     range.base += bytes;
     range.bytes = left;
     range.place->bins().resized(range);
     return taken;
   }
-  if (range.upper && range.upper->is_free()) unpair(range);
+  if (paired(range)) unpair(range);
   link_above(taken, range);
   range.bytes = offset;
   range.place->bins().resized(range);

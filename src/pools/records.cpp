@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <new>
 #include <ranges>
 #include <vector>
 module gpumem:records.impl;
@@ -14,6 +16,7 @@ namespace gpumem::detail {
 void record_slab::grow() {
   slabs_.reserve(slabs_.size() + 1);
   slabs_.push_back(std::make_unique<slab>());
+  if (reinterpret_cast<std::uintptr_t>(slabs_.back()->end()) > records_end) throw std::bad_alloc{};
   // The lowest first.
   for (auto& each : *slabs_.back() | std::views::reverse) give(each);
 }

@@ -195,7 +195,7 @@ TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
       live.pop_back();
     }
     auto const f = r.figures();
-    auto const credit = std::clamp(f.reserved / 100, std::min(f.reserved / 2, MiB), 64 * MiB);
+    auto const credit = std::clamp(f.reserved / 100, std::min(f.reserved / 4, 4 * MiB), 64 * MiB);
     ASSERT_LE(f.cached, credit);
     ASSERT_LE(f.granted + f.cached, f.reserved);
     most = std::max(most, f.cached);

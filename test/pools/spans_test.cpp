@@ -74,7 +74,7 @@ TEST_F(spans, are_cut_side_by_side_and_join_again) {
   EXPECT_EQ(kept.last(2 * KiB), nullptr);
   auto& second = *kept.last(KiB);
   map.take_spare(second);
-  EXPECT_EQ(second.requested.load(), 0u);
+  EXPECT_EQ(second.requested, 0u);
   EXPECT_EQ(home.live_blocks, 2u);
   EXPECT_EQ(map.granted_at(second.pointer()), &second);
 
