@@ -153,7 +153,10 @@ private:
   }
   tag record_evidence(stream_key const& key) noexcept;
   void begin_sharing() noexcept;
-  inline std::size_t most_unrecorded() const noexcept { return std::max(chunks_.reserved() / 4, granule); }
+  // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
+  inline std::size_t most_unrecorded() const noexcept {
+    return std::max(chunks_.reserved() / (scarce() ? 256 : 2), granule);
+  }
   inline void note_stream(timeline const& order) noexcept {
     if (!first_stream_) first_stream_ = &order;
     if (!shared_ && first_stream_ != &order) begin_sharing();
@@ -187,6 +190,7 @@ private:
   block* usable_end(pool_request const& what, pool_shard const& in) const;
   std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
   std::size_t page_size(virtual_pages const& of, std::size_t bytes) const noexcept;
+  std::size_t least_page(virtual_pages const& of) const noexcept;
   std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
   expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
                                        std::size_t least, shard_locks& held);

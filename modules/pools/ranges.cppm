@@ -62,8 +62,9 @@ public:
   bool join_spans() noexcept;
   /// Cuts them out as a hole: memory that leaves, in a chunk that stays. Throws std::bad_alloc, and nothing is changed.
   block& carve(block& range, std::size_t offset, std::size_t bytes);
-  /// The first bytes of a hole have memory again. Throws std::bad_alloc, and nothing is changed.
-  block& fill(block& hole, std::size_t bytes, tag_set const& tags);
+  /// So many bytes of a hole, from an offset in it on, have memory again. Throws std::bad_alloc, and nothing is
+  /// changed.
+  block& fill(block& hole, std::size_t offset, std::size_t bytes, tag_set const& tags);
   /// A chunk that ends in a hole ends before it; one that is nothing else is empty.
   void cut_off_hole(chunk& home) noexcept;
 
@@ -104,6 +105,7 @@ public:
 
 private:
   block& cut(block& range, std::size_t offset, std::size_t bytes);
+  block& cut_below(block& whole, std::size_t bytes) noexcept;
   void link_below(block& one, block& upper) noexcept;
   void link_above(block& one, block& lower) noexcept;
 

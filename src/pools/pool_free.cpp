@@ -240,7 +240,7 @@ void pool_engine::set_pressure(bool on) noexcept {
 void pool_engine::set_caching() noexcept {
   constexpr std::size_t most = std::size_t{64} << 20, small_pools = std::size_t{4} << 20;
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
-  auto const least = std::min(chunks_.reserved() / 4, small_pools);
+  auto const least = std::min(chunks_.reserved() / 2, small_pools);
   calm_ = calm;
   magazines_.allow(calm && !order_.host_accessible(), std::clamp(chunks_.reserved() / 100, least, most),
                    shared_ ? most_unrecorded() : SIZE_MAX);

@@ -31,12 +31,18 @@ namespace {
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
 inline constexpr std::size_t growth_pages = 4;
+// Fewer, larger ones left more of recorded traces unused.
+inline constexpr std::size_t compact_pages = 192;
 
 std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
   return address - reinterpret_cast<std::uintptr_t>(in.pages->base());
 }
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
+
+std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
+  return bytes / of.granularity() * of.granularity();
+}
 
 // From the top of a range down: what lies side by side is one run.
 void append(std::vector<page_run>& runs, page_run const& next) {
@@ -107,14 +113,14 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   auto const need = what.bytes + (what.alignment - granule);
   auto const* const end = usable_end(what, in);
   auto const missing = need - std::min(need - granule, end ? end->bytes : 0);
-  auto const page = exact || !in.pages ? smallest_page : in.pages->next_page();
+  auto const page = exact || !in.pages ? smallest_page : least_page(*in.pages);
   // Shards of many threads have some to spare: what one lacks it stops all of them for.
   auto const wanted = exact || shards_.single() ? missing : std::max(missing, in.reserved / spare_fraction);
   return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
 }
 
 // A hole between free memory, for which less is missing than at the end: what was large before has left one. The least
-// that is to be mapped in it, from its beginning on, and is within the limit.
+// that is to be mapped in it, at its beginning or at its end, and is within the limit.
 std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_shard const& in) const {
   auto const need = what.bytes + (what.alignment - granule);
   std::optional<page_extent> best;
@@ -123,9 +129,10 @@ std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_s
     auto const below = usable(at->lower, what.key) ? at->lower->bytes : 0;
     auto const above = usable(at->upper, what.key) ? at->upper->bytes : 0;
     if (below + at->bytes + above < need) continue;
-    auto const missing = std::min(round_up(need - std::min(need - granule, below), smallest_page), at->bytes);
+    auto const beside = std::max(below, above);
+    auto const missing = std::min(round_up(need - std::min(need - granule, beside), smallest_page), at->bytes);
     if (missing > chunks_.room() || (best && missing >= best->bytes)) continue;
-    best = page_extent{offset_of(in, at->base), missing};
+    best = page_extent{offset_of(in, above > below ? at->end() - missing : std::uintptr_t{at->base}), missing};
   }
   return best;
 }
@@ -133,13 +140,21 @@ std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_s
 // Under a limit pages give way to others: of large ones few are wholly free. Where nothing presses they are fewer:
 // each costs the same, whatever its size.
 std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes) const noexcept {
-  auto const whole = [unit = of.granularity()](std::size_t size) { return size / unit * unit; };
-  auto const next = of.next_page();
+  auto const next = least_page(of);
   if (chunks_.limit()) {
-    return std::clamp(whole(chunks_.limit() / limit_pages), std::max(smallest_page, of.granularity()), next);
+    auto const least = std::max(smallest_page, of.granularity());
+    return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), least, std::max(next, least));
   }
   if (options_.growth == growth::compact) return next;
-  return std::clamp(whole(bytes / growth_pages), next, std::max(next, largest_page));
+  return std::clamp(whole_pages(of, bytes / growth_pages), next, std::max(next, largest_page));
+}
+
+// What growth is a multiple of.
+std::size_t pool_engine::least_page(virtual_pages const& of) const noexcept {
+  auto const next = of.next_page();
+  if (options_.growth != growth::compact) return next;
+  return std::clamp(whole_pages(of, of.mapped_bytes() / compact_pages), std::max(smallest_page, of.granularity()),
+                    next);
 }
 
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
@@ -203,7 +218,8 @@ block& pool_engine::add_pages(pool_shard& into, page_extent const& where) {
   } else {
     auto& home = *into.paged;
     if (address < home.end()) {
-      added = &into.ranges.fill(*range_map::covering(home, reinterpret_cast<void*>(address)), where.bytes, {});
+      auto& hole = *range_map::covering(home, reinterpret_cast<void*>(address));
+      added = &into.ranges.fill(hole, address - hole.base, where.bytes, {});
     } else {
       // What the driver would not let go lies between: a hole.
       auto const gap = address - home.end();

@@ -22,6 +22,17 @@ namespace gpumem::detail {
   upper.lower = &one;
 }
 
+// The first bytes of a block become one of their own.
+[[gnu::always_inline]] block& range_map::cut_below(block& whole, std::size_t bytes) noexcept {
+  auto& cut_off = records_.take();
+  cut_off.base = whole.base;
+  cut_off.bytes = bytes;
+  link_below(cut_off, whole);
+  whole.base += bytes;
+  whole.bytes -= bytes;
+  return cut_off;
+}
+
 void range_map::link_above(block& one, block& lower) noexcept {
   one.home = lower.home;
   one.lower = &lower;
@@ -202,18 +213,15 @@ block* range_map::covering(chunk const& home, void const* pointer) noexcept {
     pull(range);
     return range;
   }
-  auto& taken = records_.take();
-  taken.base = range.base + offset;
-  taken.bytes = bytes;
-  taken.become(block_state::granted);
   if (offset == 0) {
     if (range.lower && paired(*range.lower)) unpair(*range.lower);
-    link_below(taken, range);
-    range.base += bytes;
-    range.bytes = left;
+    auto& taken = cut_below(range, bytes);
     range.place->bins().resized(range);
     return taken;
   }
+  auto& taken = records_.take();
+  taken.base = range.base + offset;
+  taken.bytes = bytes;
   if (paired(range)) unpair(range);
   link_above(taken, range);
   range.bytes = offset;
@@ -286,18 +294,12 @@ block& range_map::carve(block& range, std::size_t offset, std::size_t bytes) {
   return *hole;
 }
 
-block& range_map::fill(block& hole, std::size_t bytes, tag_set const& tags) {
-  records_.reserve(1);
+block& range_map::fill(block& hole, std::size_t offset, std::size_t bytes, tag_set const& tags) {
+  records_.reserve(2);
   shelves_.reserve();
   auto* filled = &hole;
-  if (bytes < hole.bytes) {
-    filled = &records_.take();
-    filled->base = hole.base;
-    filled->bytes = bytes;
-    link_below(*filled, hole);
-    hole.base += bytes;
-    hole.bytes -= bytes;
-  }
+  if (offset + bytes < hole.bytes) filled = &cut_below(hole, offset + bytes);
+  if (offset > 0) cut_below(*filled, offset).become(block_state::hole);
   filled->tags = tags;
   free_bytes_ += bytes;
   return settle(*filled, joining::alike);

@@ -195,7 +195,7 @@ TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
       live.pop_back();
     }
     auto const f = r.figures();
-    auto const credit = std::clamp(f.reserved / 100, std::min(f.reserved / 4, 4 * MiB), 64 * MiB);
+    auto const credit = std::clamp(f.reserved / 100, std::min(f.reserved / 2, 4 * MiB), 64 * MiB);
     ASSERT_LE(f.cached, credit);
     ASSERT_LE(f.granted + f.cached, f.reserved);
     most = std::max(most, f.cached);
@@ -212,6 +212,17 @@ TEST_F(pool_counts, few_frees_leave_a_record) {
   for (int i = 0; i < 64'000; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_LE(gpumem::driver_calls("cuEventRecord") - before, 1000u);
   EXPECT_GT(gpumem::driver_calls("cuEventRecord") - before, 0u);
+}
+
+TEST_F(pool_counts, large_frees_leave_a_record_near_the_limit_only) {
+  for (std::size_t const limit : {std::size_t{0}, 64 * MiB}) {
+    pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = limit}};
+    r.deallocate(b, r.allocate(b, 1000), 1000);
+    auto* const large = r.allocate(a, 8 * MiB);
+    auto const before = gpumem::driver_calls("cuEventRecord");
+    r.deallocate(a, large, 8 * MiB);
+    EXPECT_EQ(gpumem::driver_calls("cuEventRecord") - before, limit ? 1u : 0u);
+  }
 }
 
 TEST_F(pool_counts, streams_that_come_and_go_leave_no_events_behind) {

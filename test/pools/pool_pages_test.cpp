@@ -182,6 +182,27 @@ TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
   for (auto* const each : {below, above, less}) r.deallocate(a, each);
 }
 
+TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
+  gpumem::pool_resource r{device, {.limit = 10 * MiB}};
+  auto* const below = r.allocate(a, 2 * MiB);
+  auto* const gone = r.allocate(a, 7 * MiB);
+  auto* const above = r.allocate(a, 1 * MiB - 256);
+  r.deallocate(a, gone, 7 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 6 * MiB);
+  r.set_limit(8 * MiB);
+  auto* const again = r.try_allocate(a, 5 * MiB - 256).value_or(nullptr);
+  EXPECT_EQ(again, at(gone, 2 * MiB)) << "with the free memory above it is enough";
+  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, again);
+  a.synchronize();
+  r.set_limit(10 * MiB);
+  EXPECT_EQ(r.allocate(a, 7 * MiB), gone) << "what is left of the gap is filled too";
+  r.deallocate(a, gone);
+  for (auto* const each : {below, above}) r.deallocate(a, each);
+}
+
 TEST_F(pool_pages, give_way_to_growth_that_is_compact) {
   for (auto const growth : {gpumem::growth::fast, gpumem::growth::compact}) {
     gpumem::pool_resource r{device, {.growth = growth}};

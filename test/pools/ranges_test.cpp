@@ -204,7 +204,16 @@ TEST_F(ranges, memory_leaves_a_hole_that_can_be_filled) {
   auto& lowest = map.carve(*larger.lower, 0, 1024);
   EXPECT_EQ(lowest.bytes, 3072u);
   EXPECT_EQ(map.free_bytes(), 1024u);
-  map.fill(lowest, lowest.bytes, {});
+  auto& middle = map.fill(lowest, 1024, 1024, {});
+  EXPECT_EQ(map.free_bytes(), 2048u);
+  EXPECT_EQ(range_map::covering(home, at(1024)), &middle);
+  EXPECT_EQ(middle.bytes, 1024u);
+  ASSERT_EQ(middle.lower, home.first);
+  EXPECT_EQ(middle.lower->now(), block_state::hole);
+  EXPECT_EQ(middle.upper, &lowest) << "what is left of the hole above";
+  EXPECT_EQ(lowest.bytes, 1024u);
+  map.fill(*middle.lower, 0, 1024, {});
+  map.fill(lowest, 0, lowest.bytes, {});
   EXPECT_EQ(map.free_bytes(), 4096u);
   EXPECT_EQ(find(4096), home.first);
 }

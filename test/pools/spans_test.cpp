@@ -177,19 +177,19 @@ TEST_F(small_blocks, come_out_of_spans) {
 
 // More of them than threads may keep near them.
 TEST_F(small_blocks, of_a_stream_that_runs_stay_its_own) {
-  pool_resource r{upstream, {.initial_size = 8 * MiB}};
+  pool_resource r{upstream, {.initial_size = 16 * MiB}};
   r.deallocate(b, r.allocate(b, KiB), KiB);
-  auto freed = many(r, a, 4096);
+  auto freed = many(r, a, 8192);
   std::set<void*> const all(freed.begin(), freed.end());
   simulator::work(a, {simulator::write(freed[0], KiB)}, std::chrono::seconds{1});
   for (auto* const each : freed) r.deallocate(a, each, KiB);
   auto const hits = spare_hits(r);
   auto const others = many(r, b, 512);
   for (auto* const each : others) EXPECT_FALSE(all.contains(each));
-  auto const again = many(r, a, 4096);
+  auto const again = many(r, a, 8192);
   std::size_t same = 0;
   for (auto* const each : again) same += all.contains(each);
-  EXPECT_GT(same, 4000u);
+  EXPECT_GT(same, 8000u);
   EXPECT_GT(spare_hits(r) - hits, 2000u);
   EXPECT_EQ(r.figures().reuse_waited, 0u);
   for (auto* const each : again) r.deallocate(a, each, KiB);

@@ -63,7 +63,7 @@ inline constexpr program crossed{"steals across streams", few,
 inline constexpr program freed_beside{"frees side by side", every,
                                       [] {
                                         auto made =
-                                            std::make_unique<scene>(2 * MiB, gpumem::pool_options{.limit = 2 * MiB});
+                                            std::make_unique<scene>(2 * MiB, gpumem::pool_options{.limit = 8 * MiB});
                                         for (int i = 0; i < 4; ++i) {
                                           made->kept.push_back(made->allocate(scene::a(), 4 * KiB));
                                         }
