@@ -10,8 +10,8 @@ namespace gpumem::detail {
 /// the pool that keeps it; whoever owns a granted block may look it up without: its entry does not move, and tables
 /// that became too small are kept.
 ///
-/// An entry is one word, the record's address below and a part of the hash above: eight of them share a cache line, and
-/// hardly ever is a record looked at that is not the one.
+/// An entry is one word, the record's address below and fifteen bits of the hash above: eight of them share a cache
+/// line, and hardly ever is a record looked at that is not the one.
 export class block_table {
 public:
   block_table();

@@ -252,7 +252,7 @@ private:
 
   void furnish(slot& mine);
   static bool claim_empty(cabinet& one, timeline& order) noexcept;
-  static void pass_on(cabinet& one, timeline& order) noexcept;
+  void pass_on(cabinet& one, timeline& order) const noexcept;
   bool borrow(slot& mine, std::int64_t need) noexcept;
   void lock_all() noexcept;
   void unlock_all() noexcept;

@@ -135,7 +135,11 @@ private:
   void* reuse_known(pool_request const& what, shard_span among);
   void* reuse_elsewhere(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
-  inline bool scarce() const noexcept { return chunks_.limit() && chunks_.room() < chunks_.limit() / 4; }
+  // Of the limit, that is: how much the device has left nobody tells before a request fails.
+  inline bool scarce() const noexcept {
+    auto const limit = chunks_.limit();
+    return limit && limit - std::min(limit, chunks_.reserved()) < limit / 4;
+  }
   bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
   bool rather_grows(pool_request const& what) const noexcept;
   pool_place better_place(pool_request const& what, pool_place const& place, shard_span among);

@@ -6,7 +6,7 @@ import :std;
 namespace gpumem::detail {
 
 /// An atomic whose accesses are all relaxed, and whose changes are those of one thread at a time, the holder of some
-/// lock: they read and write, and cost what those of a plain value cost.
+/// lock: they read and write, and cost what those of a plain value cost. Where several threads do, changes may be lost.
 export template <class T> class relaxed {
 public:
   constexpr relaxed() noexcept = default;

@@ -40,8 +40,9 @@ bool magazines::claim_empty(cabinet& one, timeline& order) noexcept {
   return true;
 }
 
-void magazines::pass_on(cabinet& one, timeline& order) noexcept {
-  order.count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, 0);
+// Where enough have gathered this free leaves evidence, as if somebody had asked.
+void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
+  if (order.count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, most_unrecorded())) order.ask();
   one.unrecorded_frees = 0;
   one.unrecorded_bytes = 0;
 }

@@ -134,6 +134,7 @@ void pool_engine::set_limit(std::size_t bytes) {
   check_limit(bytes);
   shard_locks const held{shards_};
   chunks_.set_limit(bytes);
+  set_caching();
 }
 
 // Upstream's memory is valid in the order in which it was given.

@@ -31,7 +31,7 @@ namespace {
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
 inline constexpr std::size_t growth_pages = 4;
-// Fewer, larger ones left more of recorded traces unused.
+// Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
 inline constexpr std::size_t compact_pages = 192;
 
 std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
@@ -39,6 +39,9 @@ std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
 }
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
+
+std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
+std::size_t smallest_of(pool_shard const& in) noexcept { return in.pages ? smallest_of(*in.pages) : smallest_page; }
 
 std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
   return bytes / of.granularity() * of.granularity();
@@ -113,7 +116,7 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   auto const need = what.bytes + (what.alignment - granule);
   auto const* const end = usable_end(what, in);
   auto const missing = need - std::min(need - granule, end ? end->bytes : 0);
-  auto const page = exact || !in.pages ? smallest_page : least_page(*in.pages);
+  auto const page = exact || !in.pages ? smallest_of(in) : least_page(*in.pages);
   // Shards of many threads have some to spare: what one lacks it stops all of them for.
   auto const wanted = exact || shards_.single() ? missing : std::max(missing, in.reserved / spare_fraction);
   return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
@@ -130,7 +133,7 @@ std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_s
     auto const above = usable(at->upper, what.key) ? at->upper->bytes : 0;
     if (below + at->bytes + above < need) continue;
     auto const beside = std::max(below, above);
-    auto const missing = std::min(round_up(need - std::min(need - granule, beside), smallest_page), at->bytes);
+    auto const missing = std::min(round_up(need - std::min(need - granule, beside), smallest_of(in)), at->bytes);
     if (missing > chunks_.room() || (best && missing >= best->bytes)) continue;
     best = page_extent{offset_of(in, above > below ? at->end() - missing : std::uintptr_t{at->base}), missing};
   }
@@ -141,10 +144,7 @@ std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_s
 // each costs the same, whatever its size.
 std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes) const noexcept {
   auto const next = least_page(of);
-  if (chunks_.limit()) {
-    auto const least = std::max(smallest_page, of.granularity());
-    return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), least, std::max(next, least));
-  }
+  if (chunks_.limit()) { return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next); }
   if (options_.growth == growth::compact) return next;
   return std::clamp(whole_pages(of, bytes / growth_pages), next, std::max(next, largest_page));
 }
@@ -153,8 +153,7 @@ std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes) c
 std::size_t pool_engine::least_page(virtual_pages const& of) const noexcept {
   auto const next = of.next_page();
   if (options_.growth != growth::compact) return next;
-  return std::clamp(whole_pages(of, of.mapped_bytes() / compact_pages), std::max(smallest_page, of.granularity()),
-                    next);
+  return std::clamp(whole_pages(of, of.mapped_bytes() / compact_pages), smallest_of(of), next);
 }
 
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,

@@ -6,6 +6,7 @@ module;
 #include <memory>
 #include <new>
 #include <ranges>
+#include <utility>
 #include <vector>
 module gpumem:records.impl;
 import :records;
@@ -15,8 +16,9 @@ namespace gpumem::detail {
 
 void record_slab::grow() {
   slabs_.reserve(slabs_.size() + 1);
-  slabs_.push_back(std::make_unique<slab>());
-  if (reinterpret_cast<std::uintptr_t>(slabs_.back()->end()) > records_end) throw std::bad_alloc{};
+  auto made = std::make_unique<slab>();
+  if (reinterpret_cast<std::uintptr_t>(made->end()) > records_end) throw std::bad_alloc{};
+  slabs_.push_back(std::move(made));
   // The lowest first.
   for (auto& each : *slabs_.back() | std::views::reverse) give(each);
 }

@@ -225,6 +225,20 @@ TEST_F(pool_counts, large_frees_leave_a_record_near_the_limit_only) {
   }
 }
 
+TEST_F(pool_counts, what_threads_keep_leaves_records_near_a_limit_set_late) {
+  constexpr std::size_t bytes = 32 * 1024;
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  r.deallocate(b, r.allocate(b, 1000), 1000);
+  auto const records = [&] {
+    auto const before = gpumem::driver_calls("cuEventRecord");
+    for (int i = 0; i < 640; ++i) r.deallocate(a, r.allocate(a, bytes), bytes);
+    return gpumem::driver_calls("cuEventRecord") - before;
+  };
+  EXPECT_EQ(records(), 0u);
+  r.set_limit(64 * MiB);
+  EXPECT_GE(records(), 640 * bytes / (64 * MiB / 256) / 2) << "one at 256 KiB, or at the next free after";
+}
+
 TEST_F(pool_counts, streams_that_come_and_go_leave_no_events_behind) {
   pool_resource r{upstream};
   auto const create = gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate");

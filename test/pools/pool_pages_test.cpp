@@ -182,6 +182,17 @@ TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
   for (auto* const each : {below, above, less}) r.deallocate(a, each);
 }
 
+TEST_F(pool_pages, of_compact_pools_are_smaller) {
+  for (auto const how : {gpumem::growth::fast, gpumem::growth::compact}) {
+    gpumem::pool_resource r{device, {.initial_size = 768 * MiB, .growth = how}};
+    auto* const all = r.allocate(a, 768 * MiB);
+    auto* const more = r.allocate(a, 1 * MiB);
+    EXPECT_EQ(r.figures().reserved, how == gpumem::growth::fast ? 774 * MiB : 772 * MiB);
+    r.deallocate(a, more);
+    r.deallocate(a, all);
+  }
+}
+
 TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
   gpumem::pool_resource r{device, {.limit = 10 * MiB}};
   auto* const below = r.allocate(a, 2 * MiB);

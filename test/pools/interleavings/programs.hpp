@@ -59,7 +59,8 @@ inline constexpr program crossed{"steals across streams", few,
                                    s.allocate(s.b(), 1 * MiB);
                                  }};
 
-// Frees side by side, by two threads on two streams: of these every interleaving is run.
+// Frees side by side, by two threads on two streams, far from the limit, where they leave no evidence: of these every
+// interleaving is run.
 inline constexpr program freed_beside{"frees side by side", every,
                                       [] {
                                         auto made =
