@@ -73,8 +73,7 @@ uint64_t gpumem_simulator_step(uint64_t steps) {
 uint64_t gpumem_simulator_run_until_idle(void) {
   engine& device = the_engine();
   locked lock(device.mutex);
-  while (device.step(lock)) {}
-  return device.pending();
+  return device.run_until_idle(lock);
 }
 
 void gpumem_simulator_fail_allocation(uint64_t nth) {

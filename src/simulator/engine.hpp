@@ -72,6 +72,8 @@ public:
   CUresult enqueue(const stream_ptr& on, operation&& work);
   /// Runs one operation; false if none can run now.
   bool step(locked& lock);
+  /// Runs all that can run, and waits for what other threads are running; how many operations are left waiting.
+  std::uint64_t run_until_idle(locked& lock);
   /// Runs the device until `done`; fails when nothing can run and nobody can help.
   CUresult block_until(locked& lock, const std::string& what, const std::function<bool()>& done);
   /// Waits for a point of a stream and lets the host see what was ordered before it.

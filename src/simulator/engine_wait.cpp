@@ -42,6 +42,16 @@ CUresult engine::block_until(locked& lock, const std::string& what, const std::f
   return leave(CUDA_SUCCESS);
 }
 
+/// Of threads that a test schedules only one goes on at a time, so that none may be waited for; nor may a function be
+/// by its own thread.
+std::uint64_t engine::run_until_idle(locked& lock) {
+  for (;;) {
+    if (step(lock)) continue;
+    if (!executing_ || on_block != nullptr || this_host_thread().in_function) return pending();
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  }
+}
+
 /// Whether no thread of the process is outside a blocked call.
 bool engine::alone() const {
   std::error_code failed;

@@ -50,6 +50,24 @@ TEST_F(threads, use_the_device_at_once) {
   EXPECT_EQ(ran.load(), 2 * count * rounds);
 }
 
+TEST_F(threads, idle_is_after_what_another_runs) {
+  simulator::reset(stepped_by_hand());
+  const CUstream a = new_stream();
+  std::atomic<bool> begun{false};
+  std::atomic<int> ran{0};
+  simulator::work(a, {}, 1us, [&] {
+    begun = true;
+    std::this_thread::sleep_for(20ms);
+    ++ran;
+  });
+  simulator::work(a, {}, 1us, [&] { ++ran; });
+  std::thread other([] { simulator::step(1); });
+  while (!begun) std::this_thread::yield();
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_EQ(ran.load(), 2);
+  other.join();
+}
+
 TEST_F(threads, one_waits_for_what_another_enqueues_later) {
   char* flag = new_memory(4);
   const CUstream a = new_stream();
