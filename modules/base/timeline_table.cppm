@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_table;
 import :cuda;
+import :hash;
 import :std;
 import :timeline;
 
@@ -37,7 +38,7 @@ private:
   static constexpr unsigned size_log2 = 13;
   static constexpr std::size_t size = std::size_t{1} << size_log2;
   static inline std::size_t slot_of(Key key) noexcept {
-    return (std::bit_cast<std::uint64_t>(key) * 0x9e3779b97f4a7c15u) >> (64 - size_log2);
+    return spread(std::bit_cast<std::uint64_t>(key)) >> (64 - size_log2);
   }
   struct slot {
     std::atomic<Key> key{};

@@ -47,11 +47,13 @@ export struct alignas(128) block {
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, of whatever state
   block* upper = nullptr;
-  block* next = nullptr; ///< free: in its bin; else in the list of whoever keeps it
-  block* prev = nullptr;
+  block* next = nullptr;          ///< free: in its bin; else in the list of whoever keeps it
+  block** link = nullptr;         ///< free: what points at it in its bin
   relaxed<std::size_t> requested; ///< while granted; bytes
   relaxed<block_state> state = block_state::free;
+  relaxed<std::uint8_t> stack; ///< of magazines, for its size; while granted
   std::uint16_t bin = 0;
+  std::uint32_t entry = 0; ///< where in the table of blocks, while it is there
 
   chunk* home = nullptr;
   shelf* place = nullptr; ///< while free

@@ -2,13 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_table;
 import :block;
+import :hash;
 import :std;
 
 namespace gpumem::detail {
 
 /// A hash from the address of every block that is not a part of free ranges to its record. Changed under the lock of
 /// the pool that keeps it; whoever owns a granted block may look it up without: its entry does not move, and tables
-/// that became too small are kept.
+/// that became too small are kept. Three quarters of it are empty at least: few searches look at a second entry.
 ///
 /// An entry is one word, the record's address below and fifteen bits of the hash above: eight of them share a cache
 /// line, and hardly ever is a record looked at that is not the one.
@@ -18,16 +19,13 @@ public:
 
   /// Makes sure that so many more, a few, can be put. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
-    if (2 * (used_ + count) > (current_.load(std::memory_order_relaxed)->mask + 1)) rebuild();
+    if (4 * (used_ + count) > (current_.load(std::memory_order_relaxed)->mask + 1)) rebuild();
   }
   inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
   inline void drop(block const& freed) noexcept {
     auto& in = *current_.load(std::memory_order_relaxed);
-    auto const hash = hash_of(freed.base);
-    auto i = in.slot_of(hash);
-    while (in.entries[i].load(std::memory_order_relaxed) != entry_of(freed, hash)) i = (i + 1) & in.mask;
-    in.entries[i].store(dropped, std::memory_order_relaxed);
-    if (in.entries[(i + 1) & in.mask].load(std::memory_order_relaxed) == never_used) clean(in, i);
+    in.entries[freed.entry].store(dropped, std::memory_order_relaxed);
+    if (in.entries[(freed.entry + 1) & in.mask].load(std::memory_order_relaxed) == never_used) clean(in, freed.entry);
   }
 
   /// The block that begins at the address and is not free, or null. Any thread that owns the block; under the lock,
@@ -60,9 +58,7 @@ private:
     unsigned shift;
     std::unique_ptr<std::atomic<entry>[]> entries;
   };
-  static inline std::uint64_t hash_of(std::uintptr_t address) noexcept {
-    return (address / granule) * 0x9e3779b97f4a7c15u;
-  }
+  static inline std::uint64_t hash_of(std::uintptr_t address) noexcept { return spread(address / granule); }
   // Out of the middle of the hash, whose upper bits choose the slot; no mark is zero.
   static inline entry mark_of(std::uint64_t hash) noexcept {
     return (hash << (64 - record_bits) | entry{1} << 63) & ~(records_end - 1);
@@ -81,6 +77,7 @@ private:
       seen = in.entries[i].load(std::memory_order_relaxed);
     }
     in.entries[i].store(entry_of(granted, hash), std::memory_order_release);
+    granted.entry = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
   // No search passes an entry behind which none was ever used: it, and what was dropped just before, is as good as

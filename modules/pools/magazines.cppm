@@ -5,7 +5,7 @@ module;
 export module gpumem:magazines;
 import :block;
 import :relaxed;
-import :spans;
+import :size_class;
 import :std;
 import :sync;
 import :tags;
@@ -46,17 +46,17 @@ public:
     return slot_of(me).cabinets.load(std::memory_order_relaxed) != nullptr;
   }
 
-  /// A kept block of so many bytes exactly, granted to the stream again; or null. Any thread, of the number `me`.
-  [[gnu::always_inline]] inline block* take(timeline& order, std::size_t bytes, std::size_t requested,
+  /// A kept block of that size exactly, granted to the stream again; or null. Any thread, of the number `me`.
+  [[gnu::always_inline]] inline block* take(timeline& order, size_class const& size, std::size_t requested,
                                             unsigned me) noexcept {
     auto& mine = slot_of(me);
     auto* const all = mine.cabinets.load(std::memory_order_acquire);
     if (!all) return nullptr;
     auto& in = (*all)[order.index() % cabinet_count];
-    auto& from = stack_of(in, bytes);
-    if (!from.holds(bytes)) return nullptr;
+    auto& from = in.stacks[size.number];
+    if (!from.holds(size.bytes)) return nullptr;
     std::scoped_lock const held{mine.guard};
-    if (!from.holds(bytes) || !allowed() || in.order != &order) return nullptr;
+    if (!from.holds(size.bytes) || !allowed() || in.order != &order) return nullptr;
     auto& found = unlink(mine, in, from);
     from.misfits = 0;
     mine.not_live -= static_cast<std::int64_t>(requested); // beside what is no longer kept
@@ -81,7 +81,7 @@ public:
     auto* const all = mine.cabinets.load(std::memory_order_acquire);
     if (!all) return {false, nullptr};
     auto& in = (*all)[order.index() % cabinet_count];
-    auto& on = stack_of(in, bytes);
+    auto& on = in.stacks[freed.stack];
     if (on.holds_other(bytes) ? !misfit(on) : !affordable(mine, bytes)) return {false, nullptr};
     std::scoped_lock const held{mine.guard};
     if (!allowed() || !claim(in, order) || due(in, order, bytes)) return {false, nullptr};
@@ -133,7 +133,6 @@ private:
   static constexpr unsigned owned_slots = sync::most_owners;
   static constexpr unsigned shared_slots = owned_slots / 4;
   static constexpr unsigned cabinet_count = owned_slots / 4; // few where schedules are tried: streams meet there
-  static constexpr unsigned large_stacks = 16;               // small sizes have one each
   static constexpr std::int64_t quantum = 64 << 10;          // of credit
   // So rarely does a free go another way, on which evidence may be recorded.
   static constexpr std::uint32_t most_unrecorded_frees = 64;
@@ -154,7 +153,7 @@ private:
     std::uint32_t count = 0;
     std::uint32_t unrecorded_frees = 0;
     std::size_t unrecorded_bytes = 0;
-    std::array<stack, small_sizes::count + large_stacks> stacks;
+    std::array<stack, size_class::count> stacks; // small sizes have one each
   };
   using cabinets = std::array<cabinet, cabinet_count>;
   // Its lock's holder changes it, but for the refusals, which are counted without; any thread reads the counts.
@@ -173,12 +172,6 @@ private:
   }
   inline slot& slot_of(unsigned number) noexcept { return slots_[slot_number(number)]; }
   inline slot const& slot_of(unsigned number) const noexcept { return slots_[slot_number(number)]; }
-  static inline stack& stack_of(cabinet& in, std::size_t bytes) noexcept {
-    static_assert(large_stacks == 16);
-    return in
-        .stacks[bytes <= small_sizes::largest ? small_sizes::index_of(bytes)
-                                              : small_sizes::count + (bytes / granule * 0x9e3779b97f4a7c15u >> 60)];
-  }
 
   // The newest block of a stack, which is no longer kept.
   [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {

@@ -18,7 +18,7 @@ import :ranges;
 import :services;
 import :shards;
 import :shelf;
-import :spans;
+import :size_class;
 import :std;
 import :stream;
 import :sync;
@@ -58,16 +58,18 @@ public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
 
-  inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
-                                               std::size_t alignment) noexcept {
-    pool_request what{key, bytes, small_sizes::round_up(bytes), std::max(alignment, granule), sync::thread_number()};
+  [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                                                      std::size_t alignment) noexcept {
+    auto const size = size_class::of(bytes);
+    auto const me = sync::thread_number();
     if (alignment <= granule && !key.is_host()) {
-      if (auto* const near = magazines_.take(key.order(), what.bytes, bytes, what.me)) return near->pointer();
+      if (auto* const near = magazines_.take(key.order(), size, bytes, me)) return near->pointer();
     }
-    return allocate_shared(what);
+    return allocate_shared(key, size, bytes, alignment, me);
   }
   /// Without `bytes` any size is right.
-  inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  [[gnu::always_inline]] inline free_result deallocate(stream_key const& key, void* pointer,
+                                                       std::optional<std::size_t> bytes) noexcept {
     auto const me = sync::thread_number();
     auto const seen = shards_.granted_at(pointer, me);
     if (!may_keep(seen.that, key, bytes)) return free_shared(key, pointer, bytes, seen);
@@ -119,7 +121,8 @@ private:
   static void survey(pool_shard& in, figures& f, std::vector<timeline const*>& users);
 
   // pool_allocate.cpp: the ladder.
-  expected<void*, failure> allocate_shared(pool_request& what) noexcept;
+  expected<void*, failure> allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
+                                           std::size_t alignment, unsigned me) noexcept;
   expected<void*, failure> allocate(pool_request& what);
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
   void* allocate_near(pool_request& what);
@@ -168,7 +171,7 @@ private:
   /// Whether a block that is freed stays apart, for the next who may have it as it is.
   inline bool stays_apart(block const& freed) const noexcept {
     auto const most_streams = order_.host_accessible() ? 0u : 1u; // the host waits for all of them
-    return freed.bytes <= small_sizes::largest && calm_ && freed.tags.size() <= most_streams;
+    return freed.bytes <= size_class::largest_small && calm_ && freed.tags.size() <= most_streams;
   }
   /// Whether a call may be served under the lock of one shard.
   inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }

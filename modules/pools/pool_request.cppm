@@ -4,7 +4,7 @@ export module gpumem:pool_request;
 import :block;
 import :pool_order;
 import :shards;
-import :spans;
+import :size_class;
 import :std;
 import :stream;
 import :virtual_pages;
@@ -15,13 +15,14 @@ namespace gpumem::detail {
 export struct pool_request {
   stream_key const& key;
   std::size_t requested;
-  std::size_t bytes; // rounded up
+  std::size_t bytes;  // rounded up
+  std::uint8_t stack; // of magazines, for that size
   std::size_t alignment;
   unsigned me;               // the calling thread's number
   pool_shard* own = nullptr; // the calling thread's
   bool cannot_grow = false;  // as was found
 
-  inline bool is_small() const noexcept { return bytes <= small_sizes::largest && alignment == granule; }
+  inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
 /// Where in which free range, and by which rung it is the stream's.

@@ -122,8 +122,8 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
 /// coalescing, blocks in multiples of 256 bytes and, up to 64 KiB, of 48 sizes, any alignment. Of pages it maps what is
 /// missing behind the last free range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or
-/// larger for a larger request. It keeps what is freed: some of it (a hundredth of what is reserved, 64 MiB at most; of
-/// small pools up to half, 4 MiB at most) near the threads that freed it, for the same stream and size, until
+/// larger for a larger request. It keeps what is freed: some of it (a hundredth of what is reserved, or 4 MiB for each
+/// shard, half of it and 64 MiB at most) near the threads that freed it, for the same stream and size, until
 /// others would have to grow the pool.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a

@@ -12,6 +12,10 @@ namespace gpumem::detail {
 /// keeps it.
 export class size_bins {
 public:
+  inline size_bins() noexcept {
+    heads_.fill(&end_);
+    used_.back() = 1;
+  }
   static constexpr unsigned steps_log2 = 6;
   static constexpr unsigned exact_bins = 2u << steps_log2;
   static constexpr unsigned bin_count = 35u << steps_log2;
@@ -26,28 +30,22 @@ public:
 
   inline void put(block& one) noexcept { put_into(bin_of(one.bytes), one); }
   inline void put_into(unsigned bin, block& one) noexcept {
+    auto& head = heads_[bin];
     one.bin = static_cast<std::uint16_t>(bin);
-    one.prev = nullptr;
-    one.next = heads_[bin];
-    heads_[bin] = &one;
-    if (one.next) {
-      one.next->prev = &one;
-    } else {
-      used_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
-      used_words_ |= std::uint64_t{1} << bin / word_bits;
-    }
+    one.link = &head;
+    one.next = head;
+    head->link = &one.next;
+    head = &one;
+    used_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
+    used_words_ |= std::uint64_t{1} << bin / word_bits;
   }
   inline void take(block& one) noexcept {
-    if (one.next) one.next->prev = one.prev;
-    if (one.prev) {
-      one.prev->next = one.next;
-      return;
-    }
-    auto const bin = one.bin;
-    heads_[bin] = one.next;
-    if (one.next) return;
-    used_[bin / word_bits] &= ~(std::uint64_t{1} << bin % word_bits);
-    if (!used_[bin / word_bits]) used_words_ &= ~(std::uint64_t{1} << bin / word_bits);
+    one.next->link = one.link;
+    *one.link = one.next;
+    std::uint64_t const emptied = heads_[one.bin] == &end_;
+    auto& word = used_[one.bin / word_bits];
+    word &= ~(emptied << one.bin % word_bits);
+    used_words_ &= ~(std::uint64_t{word == 0} << one.bin / word_bits);
   }
   /// To be called after a block's size has changed.
   inline void resized(block& one) noexcept {
@@ -68,7 +66,7 @@ public:
   /// Visits every block that may be of that size or larger.
   template <class Visit> void visit_from(std::size_t bytes, Visit visitor) const {
     for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
-      for (auto* each = heads_[bin]; each; each = each->next) visitor(*each);
+      for (auto* each = heads_[bin]; each != &end_; each = each->next) visitor(*each);
     }
   }
 
@@ -82,22 +80,23 @@ private:
 
   // The first bin from there that is not empty, or bin_count.
   inline unsigned next_used(unsigned from) const noexcept {
-    if (from >= bin_count) return bin_count;
     auto const word = from / word_bits;
-    if (auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits)) {
-      return word * word_bits + static_cast<unsigned>(std::countr_zero(rest));
-    }
-    auto const words = used_words_ & (~std::uint64_t{1} << word);
-    if (!words) return bin_count;
-    auto const next = static_cast<unsigned>(std::countr_zero(words));
-    return next * word_bits + static_cast<unsigned>(std::countr_zero(used_[next]));
+    auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
+    auto const beyond = static_cast<unsigned>(std::countr_zero(used_words_ & (~std::uint64_t{1} << word)));
+    auto const next = __builtin_unpredictable(rest != 0) ? word : beyond;
+    auto const bits = __builtin_unpredictable(rest != 0) ? rest : used_[beyond];
+    return next * word_bits + static_cast<unsigned>(std::countr_zero(bits));
   }
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
-  static block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept;
+  block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
 
-  std::uint64_t used_words_ = 0;
-  std::array<std::uint64_t, word_count> used_{};
-  std::array<block*, bin_count> heads_{};
+  // Sizes follow each other at random, and with them what is in a bin, so that there are no branches: every list ends
+  // at a block that is nobody's, and behind the last word is one that is never empty.
+  static constexpr std::uint64_t guard = std::uint64_t{1} << word_count;
+  std::uint64_t used_words_ = guard;
+  std::array<std::uint64_t, word_count + 1> used_{};
+  std::array<block*, bin_count> heads_;
+  block end_;
 };
 
 } // namespace gpumem::detail

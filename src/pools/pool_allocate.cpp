@@ -21,6 +21,7 @@ import :pool_request;
 import :ranges;
 import :shards;
 import :shelf;
+import :size_class;
 import :stream;
 import :sync;
 import :tags;
@@ -50,7 +51,9 @@ bool long_ago(pool_shard const& borrower) noexcept {
 
 } // namespace
 
-expected<void*, failure> pool_engine::allocate_shared(pool_request& what) noexcept {
+expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
+                                                      std::size_t alignment, unsigned me) noexcept {
+  pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), me};
   if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(what, outcome::too_large);
   try {
     what.key.order().prepare();
@@ -76,6 +79,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   shard_locks held{shards_};
   if (shards_.crowded()) {
     shards_.spread();
+    set_caching();
     for (auto const& each : shards_.all()) live_.tell(each->live);
   }
   what.own = &shards_.own();
@@ -208,6 +212,7 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
   auto& taken = take(what, place);
   taken.requested = what.requested;
   taken.stream = &what.key.order();
+  taken.stack = what.stack;
   ++from.live_blocks;
   count_live(from, static_cast<std::int64_t>(what.requested), magazines_.not_live_of(what.me));
   if (&from != what.own) note_borrowing(*what.own);
@@ -274,8 +279,8 @@ void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
 
 // Near the limit everything but a good fit is too much.
 bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place) const noexcept {
-  auto const well = scarce() ? place.range->bytes : place.range->bytes / loose;
-  return well > what.bytes && what.own->ranges.by_order().own().size() > 1;
+  if (what.own->ranges.by_order().own().size() <= 1) return false;
+  return (scarce() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
 }
 
 // A large range is about to be cut for a small request: where others have freed memory, something may fit better once

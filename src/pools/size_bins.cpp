@@ -13,9 +13,9 @@ import :block;
 namespace gpumem::detail {
 
 // The smallest of a bin that is large enough.
-block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {
+block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
   block* best = nullptr;
-  for (auto* each = head; each; each = each->next) {
+  for (auto* each = head; each != &end_; each = each->next) {
     std::size_t where = 0;
     if (best && (each->bytes > best->bytes || (each->bytes == best->bytes && each->base > best->base))) continue;
     if (!fits(*each, bytes, alignment, where)) continue;
@@ -38,11 +38,11 @@ block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignmen
 }
 
 std::size_t size_bins::largest() const noexcept {
-  if (!used_words_) return 0;
-  auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_));
+  if (empty()) return 0;
+  auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_ ^ guard));
   auto const bin = word * word_bits + word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_[word]));
   std::size_t most = 0;
-  for (auto const* each = heads_[bin]; each; each = each->next) most = std::max(most, each->bytes);
+  for (auto const* each = heads_[bin]; each != &end_; each = each->next) most = std::max(most, each->bytes);
   return most;
 }
 

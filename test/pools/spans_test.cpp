@@ -24,31 +24,41 @@ using gpumem::detail::block;
 using gpumem::detail::block_state;
 using gpumem::detail::chunk;
 using gpumem::detail::range_map;
-using gpumem::detail::small_sizes;
+using gpumem::detail::size_class;
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-TEST(small_sizes, waste_an_eighth_at_most_and_are_numbered_one_by_one) {
+TEST(size_classes, small_ones_waste_an_eighth_at_most_and_are_numbered_one_by_one) {
   std::set<unsigned> numbers;
   std::size_t last = 0;
-  for (std::size_t bytes = 1; bytes <= small_sizes::largest; ++bytes) {
-    auto const size = small_sizes::round_up(bytes);
-    ASSERT_GE(size, bytes);
-    ASSERT_GE(size, last) << "not in order";
-    ASSERT_EQ(size % 256, 0u);
-    ASSERT_EQ(small_sizes::round_up(size), size);
-    ASSERT_LE(size - bytes, std::max<std::size_t>(255, bytes / 8)) << bytes;
-    if (size != last) ASSERT_TRUE(numbers.insert(small_sizes::index_of(size)).second) << size;
-    last = size;
+  for (std::size_t bytes = 1; bytes <= size_class::largest_small; ++bytes) {
+    auto const size = size_class::of(bytes);
+    ASSERT_GE(size.bytes, bytes);
+    ASSERT_GE(size.bytes, last) << "not in order";
+    ASSERT_EQ(size.bytes % 256, 0u);
+    ASSERT_EQ(size_class::of(size.bytes).bytes, size.bytes);
+    ASSERT_EQ(size_class::number_of_small(size.bytes), size.number);
+    ASSERT_LE(size.bytes - bytes, std::max<std::size_t>(255, bytes / 8)) << bytes;
+    if (size.bytes != last) ASSERT_TRUE(numbers.insert(size.number).second) << bytes;
+    last = size.bytes;
   }
-  EXPECT_EQ(last, small_sizes::largest);
-  EXPECT_EQ(numbers.size(), small_sizes::count);
-  EXPECT_EQ(*numbers.rbegin(), small_sizes::count - 1);
+  EXPECT_EQ(last, size_class::largest_small);
+  EXPECT_EQ(numbers.size(), size_class::small_count);
+  EXPECT_EQ(*numbers.rbegin(), size_class::small_count - 1);
 }
 
-TEST(small_sizes, what_is_larger_is_in_granules) {
-  EXPECT_EQ(small_sizes::round_up(64 * KiB + 1), 64 * KiB + 256);
-  EXPECT_EQ(small_sizes::round_up(MiB + 255), MiB + 256);
+TEST(size_classes, larger_ones_are_in_granules_and_share_the_other_numbers) {
+  std::set<unsigned> numbers;
+  for (std::size_t bytes = 64 * KiB + 1; bytes < 4 * MiB; bytes += 1000) {
+    auto const size = size_class::of(bytes);
+    ASSERT_EQ(size.bytes, (bytes + 255) / 256 * 256);
+    ASSERT_EQ(size_class::of(size.bytes).number, size.number);
+    numbers.insert(size.number);
+  }
+  EXPECT_EQ(size_class::of(std::size_t{PTRDIFF_MAX} + 1).bytes, std::size_t{PTRDIFF_MAX} + 1);
+  EXPECT_EQ(numbers.size(), size_class::large_count);
+  EXPECT_EQ(*numbers.begin(), size_class::small_count);
+  EXPECT_EQ(*numbers.rbegin(), size_class::count - 1);
 }
 
 class spans : public gpumem_test::simulated_test {

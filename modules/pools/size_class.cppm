@@ -1,0 +1,55 @@
+// What requests are rounded up to.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:size_class;
+import :block;
+import :hash;
+import :std;
+
+namespace gpumem::detail {
+
+/// A size of blocks: of small ones multiples of 256 bytes up to 4 KiB, and from there eight to each power of two up to
+/// 64 KiB, so that an eighth of a block at most was not asked for; of larger ones any multiple of 256 bytes. Sizes
+/// follow each other at random: what is worked out here has no branches.
+export struct size_class {
+  static constexpr std::size_t largest_small = std::size_t{64} << 10;
+  static constexpr unsigned small_count = 48;
+  static constexpr unsigned large_count = 16;
+  static constexpr unsigned count = small_count + large_count;
+
+  std::size_t bytes;
+  std::uint8_t number; ///< of a small size its own, below `small_count`; the others share the rest of `count`
+
+  /// The size of a request of at least one byte.
+  static inline size_class of(std::size_t requested) noexcept {
+    bool const small = requested <= largest_small;
+    auto const fine = unit_log2_of(requested);
+    auto const unit_log2 = __builtin_unpredictable(small) ? fine : granule_log2;
+    auto const steps = (requested - 1) >> unit_log2;
+    auto const own = number_of(steps, fine);
+    auto const shared = small_count + (spread(steps + 1) >> (64 - large_count_log2));
+    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(__builtin_unpredictable(small) ? own : shared)};
+  }
+  /// The number of a small size.
+  static inline unsigned number_of_small(std::size_t bytes) noexcept {
+    auto const unit_log2 = unit_log2_of(bytes);
+    return static_cast<unsigned>(number_of((bytes - 1) >> unit_log2, unit_log2));
+  }
+
+private:
+  static constexpr unsigned granule_log2 = 8;
+  static_assert(granule == 1u << granule_log2);
+  static constexpr unsigned steps_log2 = 3;
+  static constexpr unsigned large_count_log2 = 4;
+  static_assert(large_count == 1u << large_count_log2);
+
+  // What sizes near this one are multiples of: a sixteenth of the power of two above, or a granule.
+  static inline unsigned unit_log2_of(std::size_t bytes) noexcept {
+    constexpr std::size_t least = granule << steps_log2;
+    return static_cast<unsigned>(std::bit_width((bytes - 1) | least)) - steps_log2 - 1;
+  }
+  static inline std::size_t number_of(std::size_t steps, unsigned unit_log2) noexcept {
+    return ((std::size_t{unit_log2} - granule_log2) << steps_log2) + steps;
+  }
+};
+
+} // namespace gpumem::detail
