@@ -54,6 +54,7 @@ export import :block;
 export import :records;
 export import :block_table;
 export import :size_bins;
+export import :look_record;
 export import :size_class;
 export import :spans;
 export import :shelf;

@@ -7,6 +7,8 @@
 #include "team.hpp"
 #include "traffic.hpp"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <stdexcept>
@@ -16,7 +18,14 @@ namespace bench {
 constexpr std::size_t timeline_steps = 2'000;
 constexpr mix timeline_sizes{std::size_t{256} << 10, std::size_t{64} << 20};
 
-/// Each step allocates on one of the streams, runs a kernel there and frees. `cold`: the first stretch of the resource.
+inline double median(std::array<double, 5> of) {
+  std::ranges::sort(of);
+  return of[of.size() / 2];
+}
+
+/// Each step allocates on one of the streams, runs a kernel there and frees. `warm`: a stretch in the middle of
+/// several, against one of as many without a resource between them; `cold`: the first stretch; `cold_reserved`: the
+/// first of another resource that has reserved memory before, where it can.
 template <class Make>
 void timeline(benchmark::State& state, context& with, Make const& make, std::size_t streams, double microseconds) {
   replay::work_kernel const kernel{with.device, microseconds};
@@ -31,26 +40,38 @@ void timeline(benchmark::State& state, context& with, Make const& make, std::siz
     gpumem::cuda_resource const plain{with.device};
     auto ahead = plain;
     auto* const memory = ahead.allocate_sync(4096);
-    auto const bare = [&](replacement const& each) { kernel.launch(with.streams[each.stream], memory, 4); };
-    stretch(bare);
-    auto const reference = stretch(bare);
-    ahead.deallocate_sync(memory, 4096);
-
-    auto resource = make(with.device);
-    auto const full = [&](replacement const& each) {
-      auto const& stream = with.streams[each.stream];
-      auto const got = resource.try_allocate(stream, each.bytes);
-      if (!got) throw std::runtime_error("no memory");
-      kernel.launch(stream, *got, each.bytes);
-      resource.deallocate(stream, *got, each.bytes);
+    auto const bare = [&] {
+      return stretch([&](replacement const& each) { kernel.launch(with.streams[each.stream], memory, 4); });
     };
-    auto const cold = stretch(full);
-    stretch(full);
-    auto const warm = stretch(full);
-    state.SetIterationTime(warm);
+    bare();
+    auto const over = [&](auto& resource) {
+      return stretch([&](replacement const& each) {
+        auto const& stream = with.streams[each.stream];
+        auto const got = resource.try_allocate(stream, each.bytes);
+        if (!got) throw std::runtime_error("no memory");
+        kernel.launch(stream, *got, each.bytes);
+        resource.deallocate(stream, *got, each.bytes);
+      });
+    };
+    auto resource = make(with.device);
+    auto const cold = over(resource);
+    over(resource);
+    std::array<double, 5> bare_took{}, took{};
+    for (std::size_t i = 0; i < took.size(); ++i) {
+      bare_took[i] = bare();
+      took[i] = over(resource);
+    }
+    ahead.deallocate_sync(memory, 4096);
+    auto const reference = median(bare_took);
+    state.SetIterationTime(median(took));
     state.counters["cold"] = cold / reference;
-    state.counters["warm"] = warm / reference;
+    state.counters["warm"] = median(took) / reference;
     state.counters["reserved_MiB"] = static_cast<double>(resource.figures().peak_reserved) / (1 << 20);
+    auto spacious = make(with.device);
+    if constexpr (requires { spacious.reserve(1); }) {
+      spacious.reserve(4 * streams * timeline_sizes.largest);
+      state.counters["cold_reserved"] = over(spacious) / reference;
+    }
   }
 }
 

@@ -144,7 +144,8 @@ private:
     return limit && limit - std::min(limit, chunks_.reserved()) < limit / 4;
   }
   bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
-  bool rather_grows(pool_request const& what) const noexcept;
+  bool is_generous(pool_shard const& own) const noexcept;
+  std::size_t rather_grows(pool_request const& what) const noexcept;
   pool_place better_place(pool_request const& what, pool_place const& place, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);

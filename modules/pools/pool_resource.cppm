@@ -124,7 +124,9 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// missing behind the last free range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or
 /// larger for a larger request. It keeps what is freed: some of it (a hundredth of what is reserved, or 4 MiB for each
 /// shard, half of it and 64 MiB at most) near the threads that freed it, for the same stream and size, until
-/// others would have to grow the pool.
+/// others would have to grow the pool. Where streams run kernels beside each other it rather grows than asks the driver
+/// again and again what has completed, until each of them could have four times what it asks for, unless `limit` is
+/// near or `growth` is compact.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being

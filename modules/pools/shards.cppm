@@ -7,6 +7,7 @@ module;
 export module gpumem:shards;
 import :block;
 import :live_meter;
+import :look_record;
 import :ranges;
 import :std;
 import :sync;
@@ -42,9 +43,7 @@ export struct alignas(128) pool_shard {
   std::unique_ptr<virtual_pages> pages; ///< of pools that draw pages; one thread at a time calls it, without the lock
   chunk* paged = nullptr;               ///< what is mapped of them, holes included
   alignas(128) std::atomic<block*> posted{nullptr}; ///< linked by `next`; any thread puts, the lock's holder takes
-  alignas(128) unsigned looks_in_vain = 0;          ///< for completion, in a row
-  unsigned looks_left_out = 0;
-  unsigned early_polls = 0;      ///< of streams that still were at work, before growth, since it last grew
+  alignas(128) look_record looks;
   unsigned borrowings = 0;       ///< of its threads, in quick succession
   std::uint64_t borrowed_at = 0; ///< after how many locked calls it was the last time
 };

@@ -37,9 +37,8 @@ inline constexpr std::uint64_t rarely = 1024;
 // A range of more than so many times what was asked for fits loosely: on a recorded trace of six streams looking
 // further then raised what was in use of what was reserved from a half to three quarters.
 inline constexpr std::size_t loose = 2;
-inline constexpr unsigned most_left_out = 255;
-// Fewer make a pool on 16 streams of short kernels no faster, more keep it slow for longer.
-inline constexpr unsigned most_early_polls = 8;
+// What streams of their own memory came to have on 16 streams of short kernels.
+inline constexpr std::size_t times_its_own = 4;
 
 // Counted for each rung.
 inline constexpr std::array<std::uint64_t figures::*, 4> reuses{&figures::reuse_own, &figures::reuse_ordered,
@@ -99,7 +98,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     if (grown == growth_result::failed) alone = false;
   }
   what.cannot_grow = true;
-  own.early_polls = 0;
+  own.looks.forget_work();
   set_pressure(true);
   sweep();
   if (auto* const p = reuse_now(what)) return p;
@@ -165,7 +164,7 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   if (own) {
     place.range = own->bins().find(what.bytes, what.alignment, place.offset);
     place.how = rung::own;
-    if (place.range && place.range->bytes == what.bytes) return place;
+    if (place.range && (place.range->bytes == what.bytes || what.own->looks.at_work())) return place;
   }
   if (all.common().empty()) return place;
   pool_place free;
@@ -288,15 +287,12 @@ bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place
 // more.
 pool_place pool_engine::better_place(pool_request const& what, pool_place const& place, shard_span among) {
   auto& own = *what.own;
-  if (options_.cross_stream == reuse::own) return place;
-  if (own.looks_left_out > 0) {
-    --own.looks_left_out;
-    return place;
-  }
-  bool const early = order_.learn_completion(&what.key, among) > 0;
+  if (options_.cross_stream == reuse::own || is_generous(own)) return place;
+  if (own.looks.leave_out()) return place;
+  auto const early = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);
-  own.looks_in_vain = found && !early ? 0 : std::min(2 * own.looks_in_vain + 1, most_left_out);
-  own.looks_left_out = own.looks_in_vain;
+  own.looks.note(early, own.paths.locked_calls);
+  own.looks.note_better_fit(found && early == 0);
   return found ? place_at_once(what, among) : place;
 }
 
@@ -318,19 +314,26 @@ void* pool_engine::reuse_alone(pool_request const& what) {
   return place.range ? grant(what, place) : nullptr;
 }
 
-// Looking for what has completed costs a driver call for each stream. While they are at work that comes again and
-// again: then growing is better, until each stream could have as much of its own.
-bool pool_engine::rather_grows(pool_request const& what) const noexcept {
+// Looking for what has completed costs some driver calls for each stream, and where many streams run kernels it comes
+// again and again. While they are found at work, or it comes often though little of the pool is live, memory is spent
+// instead.
+bool pool_engine::is_generous(pool_shard const& own) const noexcept {
+  if (options_.growth != growth::fast || !upstream_->paged() || !calm_ || scarce()) return false;
+  bool const roomy = own.live.bytes < static_cast<std::int64_t>(own.reserved / 8) && !chunks_.limit();
+  return own.looks.at_work() || (roomy && own.looks.often());
+}
+
+// Until each stream could have some times as much of its own. How many bytes are missing to that.
+std::size_t pool_engine::rather_grows(pool_request const& what) const noexcept {
   auto const& own = *what.own;
-  if (own.early_polls < most_early_polls || what.cannot_grow || !calm_ || scarce()) return false;
-  if (options_.growth != growth::fast || !upstream_->paged()) return false;
-  auto const streams = std::max(own.ranges.by_order().own().size(), std::size_t{1});
-  return own.ranges.free_bytes() / streams < what.bytes;
+  if (what.cannot_grow || !is_generous(own)) return 0;
+  auto const enough = own.ranges.by_order().own().size() * times_its_own * std::min(what.bytes, chunks_.reserved());
+  return enough - std::min(enough, own.ranges.free_bytes());
 }
 
 void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
-  if (rather_grows(what)) return nullptr;
-  what.own->early_polls += order_.learn_completion(&what.key, among);
+  if (rather_grows(what) > 0) return nullptr;
+  what.own->looks.note(order_.learn_completion(&what.key, among), what.own->paths.locked_calls);
   order_.give_completed(among);
   order_.join_free(what.key, rung::completed, among);
   if (auto* const p = reuse_at_once(what, among)) return p;

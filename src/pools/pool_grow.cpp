@@ -155,7 +155,7 @@ block& pool_engine::add_chunk(stream_key const& key, pool_shard& into, void* bas
 
 void pool_engine::note_growth(pool_shard& into, std::size_t bytes) noexcept {
   into.reserved += bytes;
-  into.early_polls = 0;
+  into.looks.note_growth();
   ++into.counts.growths;
   set_caching();
   if (!magazines_.allowed()) sweep(); // beyond the threshold nothing stays near a thread

@@ -22,7 +22,7 @@ namespace {
 
 // So long after its record an event that is still open stands behind a kernel: behind nothing it would be complete by
 // the next look, on an H200.
-inline constexpr sync::duration long_work = std::chrono::microseconds{2};
+inline constexpr sync::duration long_work = std::chrono::microseconds{5};
 
 // What completed belongs to nobody; each range comes by once, from the oldest on.
 void give_completed_in(pool_shard& in) noexcept {

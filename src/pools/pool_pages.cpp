@@ -30,7 +30,8 @@ namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
-inline constexpr std::size_t growth_pages = 4;
+inline constexpr std::size_t growth_pages = 2;
+inline constexpr std::size_t largest_grown_page = 16 * largest_page;
 // Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
 inline constexpr std::size_t compact_pages = 192;
 
@@ -117,8 +118,11 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   auto const* const end = usable_end(what, in);
   auto const missing = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact || !in.pages ? smallest_of(in) : least_page(*in.pages);
+  auto wanted = missing;
   // Shards of many threads have some to spare: what one lacks it stops all of them for.
-  auto const wanted = exact || shards_.single() ? missing : std::max(missing, in.reserved / spare_fraction);
+  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
+  // Where streams are at long work the pool becomes twice as large, if that is not too much.
+  if (!exact) wanted = std::max(wanted, std::min(rather_grows(what), in.reserved));
   return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
 }
 
@@ -146,7 +150,7 @@ std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes) c
   auto const next = least_page(of);
   if (chunks_.limit()) { return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next); }
   if (options_.growth == growth::compact) return next;
-  return std::clamp(whole_pages(of, bytes / growth_pages), next, std::max(next, largest_page));
+  return std::clamp(whole_pages(of, bytes / growth_pages), next, std::max(next, largest_grown_page));
 }
 
 // What growth is a multiple of.

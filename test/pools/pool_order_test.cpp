@@ -4,6 +4,7 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <array>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -157,6 +158,36 @@ TEST_F(pool_order, looks_that_come_too_early_give_way_to_growth) {
   EXPECT_EQ(gpumem::driver_calls("cuEventQuery"), polls);
   write_flag(a);
   simulator::run_until_idle();
+}
+
+// Nothing is at long work, and each stream finds what the last one has freed: a look for each request.
+TEST_F(pool_order, looks_that_come_often_give_way_to_growth_where_little_is_live) {
+  constexpr std::size_t bytes = 8 * MiB;
+  gpumem::stream c{device}, d{device};
+  std::array const streams{&a, &b, &c, &d};
+  auto const rounds = [&](auto& r, int count) {
+    for (int i = 0; i < count; ++i) {
+      freed_in_use(r, *streams[static_cast<std::size_t>(i) % streams.size()], bytes);
+      simulator::run_until_idle();
+    }
+  };
+  gpumem::pool_resource r{device};
+  rounds(r, 4);
+  auto const at_first = r.figures().growths;
+  EXPECT_LE(at_first, 2u) << "what is handed on a few times is no reason to grow";
+  rounds(r, 40);
+  EXPECT_GT(r.figures().growths, at_first);
+  EXPECT_LE(r.figures().peak_reserved, 4 * streams.size() * bytes);
+  auto const polls = gpumem::driver_calls("cuEventQuery");
+  rounds(r, 40);
+  EXPECT_EQ(gpumem::driver_calls("cuEventQuery"), polls);
+
+  gpumem::pool_resource limited{device, {.limit = 1024 * MiB}};
+  rounds(limited, 80);
+  EXPECT_LE(limited.figures().growths, at_first) << "somebody minds how much it is";
+  gpumem::pool_resource compact{device, {.growth = gpumem::growth::compact}};
+  rounds(compact, 80);
+  EXPECT_LE(compact.figures().growths, at_first);
 }
 
 TEST_F(pool_order, only_what_is_allowed_is_done) {

@@ -1,0 +1,51 @@
+// What looks for completion have come to.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:look_record;
+import :std;
+
+namespace gpumem::detail {
+
+/// The looks of a shard for what the device has completed, each of which costs some driver calls for every stream.
+/// Guarded by the shard's lock.
+export class look_record {
+public:
+  /// `early`: how many streams the look has found at long work. `now`: locked calls of the shard so far.
+  inline void note(unsigned early, std::uint64_t now) noexcept {
+    at_work_ = early ? std::min(at_work_ + early, 4 * many) : at_work_ / 2;
+    in_succession_ = now - last_ <= soon ? in_succession_ + 1 : 0;
+    last_ = now;
+  }
+  /// They come one soon after the other.
+  inline bool often() const noexcept { return in_succession_ >= many; }
+  /// They have lately found streams at long work: memory of others is dear.
+  inline bool at_work() const noexcept { return at_work_ >= many; }
+  /// There is other memory now.
+  inline void note_growth() noexcept { at_work_ /= 2; }
+  inline void forget_work() noexcept { at_work_ = 0; }
+
+  /// Whether one for a better fit only is to be left out. After some of which nothing came, or that came too early, the
+  /// next are, ever more.
+  inline bool leave_out() noexcept {
+    if (to_leave_out_ == 0) return false;
+    --to_leave_out_;
+    return true;
+  }
+  inline void note_better_fit(bool of_use) noexcept {
+    in_vain_ = of_use ? 0 : std::min(2 * in_vain_ + 1, most_left_out);
+    to_leave_out_ = in_vain_;
+  }
+
+private:
+  // Fewer make a pool on 16 streams of short kernels no faster, more keep it slow for longer.
+  static constexpr unsigned many = 8;
+  static constexpr unsigned soon = 64; // locked calls
+  static constexpr unsigned most_left_out = 255;
+
+  unsigned at_work_ = 0;
+  unsigned in_vain_ = 0;
+  unsigned to_leave_out_ = 0;
+  unsigned in_succession_ = 0;
+  std::uint64_t last_ = 0;
+};
+
+} // namespace gpumem::detail
