@@ -71,7 +71,7 @@ public:
   /// What became of a block that was put.
   struct result {
     bool kept;
-    block* out; ///< another block, of the same stream, for which there is no place any more; or null
+    block* out; ///< another block, for which there is no place any more; or null
   };
   /// Keeps a granted block that is freed on the stream. Any thread, of the number `me`.
   [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
@@ -82,9 +82,12 @@ public:
     if (!all) return {false, nullptr};
     auto& in = (*all)[order.index() % cabinet_count];
     auto& on = in.stacks[freed.stack];
-    if (on.holds_other(bytes) ? !misfit(on) : !affordable(mine, bytes)) return {false, nullptr};
+    bool const lacking = !on.holds_other(bytes) && !affordable(mine, bytes);
+    if (lacking ? mine.refused % refusals_a_look != 0 : on.holds_other(bytes) && !misfit(on)) return {false, nullptr};
     std::scoped_lock const held{mine.guard};
-    if (!allowed() || !claim(in, order) || due(in, order, bytes)) return {false, nullptr};
+    if (!allowed()) return {false, nullptr};
+    if (lacking) return {false, pop_stale(mine, *all)};
+    if (!claim(in, order) || due(in, order, bytes)) return {false, nullptr};
     auto* const out = on.holds_other(bytes) ? &pop(mine, in, on) : nullptr;
     if ((out && on.top) || !afford(mine, bytes)) return {false, out};
     keep(mine, in, on, freed, order);
@@ -138,6 +141,9 @@ private:
   static constexpr std::uint32_t most_unrecorded_frees = 64;
   static constexpr std::uint32_t most_misfits = 16;
   static constexpr std::uint32_t most_refused = 1 << 20;
+  // Of a slot: so often it looks for what is kept for streams that have left it, and after so many they have.
+  static constexpr std::uint32_t refusals_a_look = 32;
+  static constexpr std::uint32_t refusals_till_stale = 4096;
 
   // Blocks of one size. Looked at without the lock too, for a hint.
   struct stack {
@@ -153,6 +159,7 @@ private:
     std::uint32_t count = 0;
     std::uint32_t unrecorded_frees = 0;
     std::size_t unrecorded_bytes = 0;
+    std::uint64_t last_put = 0;                  // after how many refusals of its slot
     std::array<stack, size_class::count> stacks; // small sizes have one each
   };
   using cabinets = std::array<cabinet, cabinet_count>;
@@ -231,6 +238,7 @@ private:
     on.bytes = bytes;
     on.misfits = 0;
     ++in.count;
+    in.last_put = mine.refused;
     mine.allowance -= static_cast<std::int64_t>(bytes);
     ++mine.frees;
     mine.not_live += requested;
@@ -246,6 +254,7 @@ private:
   void furnish(slot& mine);
   static bool claim_empty(cabinet& one, timeline& order) noexcept;
   void pass_on(cabinet& one, timeline& order) const noexcept;
+  block* pop_stale(slot& mine, cabinets& all) noexcept;
   bool borrow(slot& mine, std::int64_t need) noexcept;
   void lock_all() noexcept;
   void unlock_all() noexcept;

@@ -47,6 +47,16 @@ void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
   one.unrecorded_bytes = 0;
 }
 
+// A thread that has gone over to other streams gives up what it keeps for the old ones, while it lacks credit.
+block* magazines::pop_stale(slot& mine, cabinets& all) noexcept {
+  for (auto& in : all) {
+    if (in.count == 0 || mine.refused - in.last_put < refusals_till_stale) continue;
+    return &pop(mine, in,
+                *std::ranges::find_if(in.stacks, [](stack const& each) { return static_cast<bool>(each.top); }));
+  }
+  return nullptr;
+}
+
 bool magazines::borrow(slot& mine, std::int64_t need) noexcept {
   for (auto const want : {std::max(need, quantum), need}) {
     if (credit_.load(std::memory_order_relaxed) < want) continue;

@@ -205,6 +205,25 @@ TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
   for (auto* const each : live) r.deallocate(a, each);
 }
 
+// All of the credit is in what was kept for the first.
+TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_that_it_has_left_goes_in_the_end) {
+  constexpr std::size_t bytes = 64 * 1024;
+  pool_resource r{device, {.initial_size = 64 * MiB}};
+  std::vector<void*> blocks(128);
+  for (auto& each : blocks) each = r.allocate(a, bytes);
+  for (auto* const each : blocks) r.deallocate(a, each, bytes);
+  ASSERT_GE(r.figures().cached, 4 * MiB - bytes);
+  auto const near = r.figures().reuse_near;
+  auto const rounds = [&](int count) {
+    for (int i = 0; i < count; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
+  };
+  rounds(4000);
+  EXPECT_EQ(r.figures().reuse_near, near) << "it may come back to the first";
+  rounds(4000);
+  EXPECT_GT(r.figures().reuse_near, near + 3000);
+  EXPECT_GE(r.figures().cached, 3 * MiB) << "what is not in the way stays";
+}
+
 TEST_F(pool_counts, few_frees_leave_a_record) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);

@@ -74,6 +74,25 @@ TEST_F(shards, are_given_to_threads_that_meet_and_take_one_lock_from_then_on) {
   EXPECT_EQ(r.figures().live, 0u);
 }
 
+TEST_F(shards, each_has_some_credit) {
+  constexpr std::size_t bytes = 64 * 1024;
+  pool_resource r{device, {.initial_size = 256 * MiB}};
+  auto const keep = [&] {
+    std::vector<void*> blocks(512);
+    for (auto& each : blocks) each = r.allocate(a, bytes);
+    for (auto* const each : blocks) r.deallocate(a, each, bytes);
+    return r.figures().cached;
+  };
+  auto const alone = keep();
+  EXPECT_LE(alone, 4 * MiB);
+  crowd(r, [](int) {});
+  auto const count = engine_of(r).read_paths().shards;
+  ASSERT_GE(count, 2u);
+  auto const together = keep();
+  EXPECT_GT(together, alone + 3 * MiB);
+  EXPECT_LE(together, count * 4 * MiB);
+}
+
 TEST_F(shards, a_block_goes_back_to_where_it_came_from) {
   pool_resource r{gpumem::cuda_resource{device}};
   std::vector<void*> blocks(2);
