@@ -90,7 +90,7 @@ TEST_F(shards, each_has_some_credit) {
   ASSERT_GE(count, 2u);
   auto const together = keep();
   EXPECT_GT(together, alone + 3 * MiB);
-  EXPECT_LE(together, count * 4 * MiB);
+  EXPECT_LE(together, (count - 1) * 16 * MiB);
 }
 
 TEST_F(shards, a_block_goes_back_to_where_it_came_from) {
