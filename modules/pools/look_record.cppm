@@ -5,23 +5,31 @@ import :std;
 
 namespace gpumem::detail {
 
+/// What one look has come to.
+export struct look {
+  unsigned asked = 0; ///< streams whose events were queried
+  unsigned early = 0; ///< of these: at long work, so that the next look will come too early too
+};
+
 /// The looks of a shard for what the device has completed, each of which costs some driver calls for every stream.
 /// Guarded by the shard's lock.
 export class look_record {
 public:
-  /// `early`: how many streams the look has found at long work. `now`: locked calls of the shard so far.
-  inline void note(unsigned early, std::uint64_t now) noexcept {
-    at_work_ = early ? std::min(at_work_ + early, 4 * many) : at_work_ / 2;
-    in_succession_ = now - last_ <= soon ? in_succession_ + 1 : 0;
+  /// `now`: locked calls of the shard so far. A look that asked nobody cost nothing.
+  inline void note(look const& at, std::uint64_t now) noexcept {
+    if (at.asked == 0) return;
+    at_work_ = at.early ? std::min(at_work_ + at.early, most) : at_work_ / 2;
+    in_succession_ = now - last_ <= soon ? std::min(in_succession_ + 1, most) : in_succession_ / 2;
     last_ = now;
   }
-  /// They come one soon after the other.
-  inline bool often() const noexcept { return in_succession_ >= many; }
+  /// They came one soon after the other, and not long ago.
+  inline bool often(std::uint64_t now) const noexcept { return in_succession_ >= many && now - last_ <= long_ago; }
   /// They have lately found streams at long work: memory of others is dear.
   inline bool at_work() const noexcept { return at_work_ >= many; }
   /// There is other memory now.
   inline void note_growth() noexcept { at_work_ /= 2; }
-  inline void forget_work() noexcept { at_work_ = 0; }
+  /// There is none, whatever looks cost.
+  inline void note_refusal() noexcept { at_work_ = in_succession_ = 0; }
 
   /// Whether one for a better fit only is to be left out. After some of which nothing came, or that came too early, the
   /// next are, ever more.
@@ -38,13 +46,14 @@ public:
 private:
   // Fewer make a pool on 16 streams of short kernels no faster, more keep it slow for longer.
   static constexpr unsigned many = 8;
-  static constexpr unsigned soon = 64; // locked calls
+  static constexpr unsigned most = 4 * many;
   static constexpr unsigned most_left_out = 255;
+  static constexpr std::uint64_t soon = 64, long_ago = 1024; // locked calls
 
   unsigned at_work_ = 0;
+  unsigned in_succession_ = 0;
   unsigned in_vain_ = 0;
   unsigned to_leave_out_ = 0;
-  unsigned in_succession_ = 0;
   std::uint64_t last_ = 0;
 };
 

@@ -82,12 +82,13 @@ public:
     if (!all) return {false, nullptr};
     auto& in = (*all)[order.index() % cabinet_count];
     auto& on = in.stacks[freed.stack];
-    bool const lacking = !on.holds_other(bytes) && !affordable(mine, bytes);
-    if (lacking ? mine.refused % refusals_a_look != 0 : on.holds_other(bytes) && !misfit(on)) return {false, nullptr};
+    if (on.holds_other(bytes)) {
+      if (!misfit(on)) return {false, nullptr};
+    } else if (!affordable(mine, bytes)) {
+      return {false, mine.refused % refusals_a_look == 0 ? take_stale(mine, *all) : nullptr};
+    }
     std::scoped_lock const held{mine.guard};
-    if (!allowed()) return {false, nullptr};
-    if (lacking) return {false, pop_stale(mine, *all)};
-    if (!claim(in, order) || due(in, order, bytes)) return {false, nullptr};
+    if (!allowed() || !claim(in, order) || due(in, order, bytes)) return {false, nullptr};
     auto* const out = on.holds_other(bytes) ? &pop(mine, in, on) : nullptr;
     if ((out && on.top) || !afford(mine, bytes)) return {false, out};
     keep(mine, in, on, freed, order);
@@ -254,7 +255,7 @@ private:
   void furnish(slot& mine);
   static bool claim_empty(cabinet& one, timeline& order) noexcept;
   void pass_on(cabinet& one, timeline& order) const noexcept;
-  block* pop_stale(slot& mine, cabinets& all) noexcept;
+  block* take_stale(slot& mine, cabinets& all) noexcept;
   bool borrow(slot& mine, std::int64_t need) noexcept;
   void lock_all() noexcept;
   void unlock_all() noexcept;

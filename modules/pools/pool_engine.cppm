@@ -151,12 +151,16 @@ private:
   void* reuse_alone(pool_request const& what);
   void* reuse_learning(pool_request const& what, shard_span among);
   void* reuse_behind_wait(pool_request const& what);
-  void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
+  [[gnu::always_inline]] inline void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
+    if (!shards_.single()) return count_live_of_many(in, change, nearby);
+    live_.count_alone(in.live, change, nearby);
+  }
+  void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 
   // pool_free.cpp: evidence of what is freed, and where it goes.
   tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
   bool many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept;
-  inline tag leave_evidence(stream_key const& key, bool due) noexcept {
+  [[gnu::always_inline]] inline tag leave_evidence(stream_key const& key, bool due) noexcept {
     return due ? record_evidence(key) : tag{&key.order(), key.order().now()};
   }
   tag record_evidence(stream_key const& key) noexcept;
@@ -197,7 +201,7 @@ private:
   bool usable(block const* range, stream_key const& key) const;
   block* usable_end(pool_request const& what, pool_shard const& in) const;
   std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
-  std::size_t page_size(virtual_pages const& of, std::size_t bytes) const noexcept;
+  std::size_t page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept;
   std::size_t least_page(virtual_pages const& of) const noexcept;
   std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
   expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,

@@ -3,6 +3,7 @@
 module;
 #include <gpumem/pool_options.hpp>
 export module gpumem:pool_order;
+import :look_record;
 import :shards;
 import :std;
 import :stream;
@@ -41,9 +42,8 @@ public:
   void join_free(stream_key const& key, rung furthest, shard_span among) const;
 
   /// One poll of every stream whose frees stand in the way. Where there is no evidence yet it is recorded, late, on
-  /// streams that are gpumem's or the asking one; the others are asked for it. How many are at long work: the look came
-  /// early for them, and so will the next. Throws std::bad_alloc.
-  unsigned learn_completion(stream_key const* asking, shard_span among) const;
+  /// streams that are gpumem's or the asking one; the others are asked for it. Throws std::bad_alloc.
+  look learn_completion(stream_key const* asking, shard_span among) const;
   /// The streams whose uses of free memory the host has not seen complete, each once. Throws std::bad_alloc.
   static std::vector<timeline*> open_timelines(bool without_evidence, shard_span among);
 

@@ -43,7 +43,7 @@ public:
     bins_.take(range);
   }
   /// A range that is here has become larger by what waits for the same streams.
-  inline void grow(block& range, tag_set const& by) noexcept {
+  [[gnu::always_inline]] inline void grow(block& range, tag_set const& by) noexcept {
     bins_.resized(range);
     bool const later = order_ && epoch_of(range) < by.begin()->newest;
     if (!by.empty()) range.tags.join(by);

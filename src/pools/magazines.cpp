@@ -48,7 +48,9 @@ void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
 }
 
 // A thread that has gone over to other streams gives up what it keeps for the old ones, while it lacks credit.
-block* magazines::pop_stale(slot& mine, cabinets& all) noexcept {
+block* magazines::take_stale(slot& mine, cabinets& all) noexcept {
+  std::scoped_lock const held{mine.guard};
+  if (!allowed()) return nullptr;
   for (auto& in : all) {
     if (in.count == 0 || mine.refused - in.last_put < refusals_till_stale) continue;
     return &pop(mine, in,

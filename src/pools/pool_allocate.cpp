@@ -42,6 +42,7 @@ inline constexpr std::size_t loose = 2;
 inline constexpr std::size_t live_parts = 16;
 // What streams of their own memory came to have on 16 streams of short kernels.
 inline constexpr std::size_t times_its_own = 4;
+inline constexpr std::size_t most_spent = std::size_t{8} << 30;
 
 // Counted for each rung.
 inline constexpr std::array<std::uint64_t figures::*, 4> reuses{&figures::reuse_own, &figures::reuse_ordered,
@@ -101,7 +102,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     if (grown == growth_result::failed) alone = false;
   }
   what.cannot_grow = true;
-  own.looks.forget_work();
+  own.looks.note_refusal();
   set_pressure(true);
   sweep();
   if (auto* const p = reuse_now(what)) return p;
@@ -156,7 +157,8 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   return p;
 }
 
-// Of what the stream itself has freed and of what nobody uses, whichever fits better.
+// Of what the stream itself has freed and of what nobody uses, whichever fits better; the stream's own where memory is
+// spent.
 [[gnu::always_inline]] pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
   pool_place place;
   auto* const own = order_.by_host(what.key) ? nullptr : all.find(what.key.order());
@@ -167,7 +169,7 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   if (own) {
     place.range = own->bins().find(what.bytes, what.alignment, place.offset);
     place.how = rung::own;
-    if (place.range && (place.range->bytes == what.bytes || what.own->looks.at_work())) return place;
+    if (place.range && (place.range->bytes == what.bytes || is_generous(*what.own))) return place;
   }
   if (all.common().empty()) return place;
   pool_place free;
@@ -249,8 +251,7 @@ void* pool_engine::grant_fresh(pool_request const& what, block& fresh) {
   return grant(what, place);
 }
 
-void pool_engine::count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  if (shards_.single()) return live_.count_alone(in.live, change, nearby);
+void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
   auto const slack = chunks_.reserved() / (live_parts * shards_.all().size());
   live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
@@ -293,10 +294,10 @@ pool_place pool_engine::better_place(pool_request const& what, pool_place const&
   auto& own = *what.own;
   if (options_.cross_stream == reuse::own || is_generous(own)) return place;
   if (own.looks.leave_out()) return place;
-  auto const early = order_.learn_completion(&what.key, among);
+  auto const looked = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);
-  own.looks.note(early, own.paths.locked_calls);
-  own.looks.note_better_fit(found && early == 0);
+  own.looks.note(looked, own.paths.locked_calls);
+  own.looks.note_better_fit(found && looked.early == 0);
   return found ? place_at_once(what, among) : place;
 }
 
@@ -319,20 +320,26 @@ void* pool_engine::reuse_alone(pool_request const& what) {
 }
 
 // Looking for what has completed costs some driver calls for each stream, and where many streams run kernels it comes
-// again and again. While they are found at work, or it comes often though little of the pool is live, memory is spent
-// instead.
+// again and again. While they are found at work, or it comes often though little of the pool is in use, memory is spent
+// instead, where nobody has said that it is dear.
 bool pool_engine::is_generous(pool_shard const& own) const noexcept {
-  if (options_.growth != growth::fast || !upstream_->paged() || !calm_ || scarce()) return false;
-  bool const roomy = own.live.bytes < static_cast<std::int64_t>(own.reserved / 8) && !chunks_.limit();
-  return own.looks.at_work() || (roomy && own.looks.often());
+  bool const often = own.looks.often(own.paths.locked_calls);
+  if (!often && !own.looks.at_work()) return false;
+  if (options_.growth != growth::fast || options_.cross_stream == reuse::own || !upstream_->paged()) return false;
+  if (!calm_ || scarce() || options_.release_threshold != SIZE_MAX) return false;
+  auto const unused = std::min(own.ranges.free_bytes(), own.reserved);
+  return own.looks.at_work() || (!chunks_.limit() && own.reserved - unused < own.reserved / 8);
 }
 
 // Until each stream could have some times as much of its own. How many bytes are missing to that.
 std::size_t pool_engine::rather_grows(pool_request const& what) const noexcept {
   auto const& own = *what.own;
   if (what.cannot_grow || !is_generous(own)) return 0;
-  auto const enough = own.ranges.by_order().own().size() * times_its_own * std::min(what.bytes, chunks_.reserved());
-  return enough - std::min(enough, own.ranges.free_bytes());
+  auto const wanted = own.ranges.by_order().own().size() * times_its_own * std::min(what.bytes, most_spent);
+  auto const enough = std::min(wanted, most_spent);
+  auto const missing = enough - std::min(enough, own.ranges.free_bytes());
+  auto const plenty = chunks_.limit() - chunks_.limit() / 4;
+  return chunks_.limit() ? std::min(missing, plenty - std::min(plenty, chunks_.reserved())) : missing;
 }
 
 void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {

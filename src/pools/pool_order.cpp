@@ -9,6 +9,7 @@ module gpumem:pool_order.impl;
 import :pool_order;
 import :block;
 import :cuda;
+import :look_record;
 import :ranges;
 import :shards;
 import :shelf;
@@ -86,9 +87,9 @@ void pool_order::join_free(stream_key const& key, rung furthest, shard_span amon
   }
 }
 
-unsigned pool_order::learn_completion(stream_key const* asking, shard_span among) const {
+look pool_order::learn_completion(stream_key const* asking, shard_span among) const {
   bool const host = host_accessible_ || (asking && asking->is_host());
-  if (!shares_ && asking && !host) return 0;
+  if (!shares_ && asking && !host) return {};
   auto const* const itself = asking ? &asking->order() : nullptr;
   for (auto* const order : open_timelines(true, among)) {
     if (order == itself && !host) continue; // what a stream has freed it may use as it is
@@ -101,12 +102,13 @@ unsigned pool_order::learn_completion(stream_key const* asking, shard_span among
     }
   }
   auto const long_ago = sync::now() - long_work;
-  unsigned early = 0;
+  look at;
   for (auto* const order : open_timelines(false, among)) {
     auto const open_since = order->poll();
-    early += order != itself && open_since && *open_since < long_ago;
+    ++at.asked;
+    at.early += order != itself && open_since && *open_since < long_ago;
   }
-  return early;
+  return at;
 }
 
 std::vector<timeline*> pool_order::open_timelines(bool without_evidence, shard_span among) {

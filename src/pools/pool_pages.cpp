@@ -30,8 +30,10 @@ namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
-inline constexpr std::size_t growth_pages = 2;
-inline constexpr std::size_t largest_grown_page = 16 * largest_page;
+inline constexpr std::size_t growth_pages = 4;
+// Where memory is spent on speed.
+inline constexpr std::size_t generous_pages = 2;
+inline constexpr std::size_t largest_generous_page = 8 * largest_page;
 // Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
 inline constexpr std::size_t compact_pages = 192;
 
@@ -121,7 +123,7 @@ std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& i
   auto wanted = missing;
   // Shards of many threads have some to spare: what one lacks it stops all of them for.
   if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
-  // Where streams are at long work the pool becomes twice as large, if that is not too much.
+  // Where memory is spent the shard becomes twice as large, if that is not too much.
   if (!exact) wanted = std::max(wanted, std::min(rather_grows(what), in.reserved));
   return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
 }
@@ -146,11 +148,13 @@ std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_s
 
 // Under a limit pages give way to others: of large ones few are wholly free. Where nothing presses they are fewer:
 // each costs the same, whatever its size.
-std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes) const noexcept {
+std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept {
   auto const next = least_page(of);
   if (chunks_.limit()) { return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next); }
   if (options_.growth == growth::compact) return next;
-  return std::clamp(whole_pages(of, bytes / growth_pages), next, std::max(next, largest_grown_page));
+  auto const pages = generous ? generous_pages : growth_pages;
+  auto const largest = std::max(next, generous ? largest_generous_page : largest_page);
+  return std::clamp(whole_pages(of, bytes / pages), next, largest);
 }
 
 // What growth is a multiple of.
@@ -164,18 +168,22 @@ std::size_t pool_engine::least_page(virtual_pages const& of) const noexcept {
 // `least`. The range that holds it.
 expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
                                                   std::size_t least, shard_locks& held) {
+  bool const generous = is_generous(into);
   growing_ = true;
   held.unlock();
   expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
   try {
     if (!into.pages) into.pages = upstream_->make_pages();
-    auto const end = into.pages->mapped_end();
-    // Holes are filled when the addresses come to an end: at the end ranges can grow.
-    bool const fits_behind = bytes <= into.pages->addresses() - end;
-    auto const at = gap ? *gap : fits_behind ? end : into.pages->place(bytes).value_or(end);
-    auto const page = page_size(*into.pages, bytes);
-    made = into.pages->map(at, bytes, page);
-    if (!made && bytes > least && made.error().what == outcome::exhausted) made = into.pages->map(at, least, page);
+    auto const map = [&](std::size_t wanted) {
+      auto const end = into.pages->mapped_end();
+      // Holes are filled when the addresses come to an end: at the end ranges can grow.
+      bool const fits_behind = wanted <= into.pages->addresses() - end;
+      auto const at = gap ? *gap : fits_behind ? end : into.pages->place(wanted).value_or(end);
+      return into.pages->map(at, wanted, page_size(*into.pages, wanted, generous));
+    };
+    made = map(bytes);
+    bool const too_much = !made && (made.error().what == outcome::exhausted || made.error().what == outcome::too_large);
+    if (too_much && bytes > least) made = map(least);
   } catch (cuda_error const& e) {
     made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), bytes}};
   } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}}; }

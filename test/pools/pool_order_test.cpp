@@ -190,6 +190,41 @@ TEST_F(pool_order, looks_that_come_often_give_way_to_growth_where_little_is_live
   EXPECT_LE(compact.figures().growths, at_first);
 }
 
+TEST_F(pool_order, a_pool_that_is_filled_has_not_looked_for_anything) {
+  gpumem::pool_resource r{device};
+  std::vector<void*> blocks(128);
+  for (auto& each : blocks) each = r.allocate(a, 8 * MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, 8 * MiB);
+  a.synchronize();
+  auto const reserved = r.figures().reserved;
+  r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // leaves evidence, should it have grown
+  simulator::run_until_idle();
+  auto const grown = r.figures().reserved;
+  EXPECT_LE(grown, reserved + 512 * MiB) << "no more than was asked for";
+  for (auto* const on : {&a, &b, &a, &b}) {
+    r.deallocate(*on, r.allocate(*on, 512 * MiB), 512 * MiB);
+    simulator::run_until_idle();
+  }
+  EXPECT_EQ(r.figures().reserved, grown) << "one look finds what is complete";
+}
+
+// Looks come often, and yet these do not grow.
+TEST_F(pool_order, pools_of_which_memory_is_wanted_back_or_whose_streams_do_not_share_spend_none) {
+  gpumem::stream c{device}, d{device};
+  std::array const streams{&a, &b, &c, &d};
+  auto const most_reserved = [&](gpumem::pool_options const& options) {
+    gpumem::pool_resource r{device, options};
+    for (int i = 0; i < 80; ++i) {
+      freed_in_use(r, *streams[static_cast<std::size_t>(i) % streams.size()], 8 * MiB);
+      simulator::run_until_idle();
+    }
+    return r.figures().peak_reserved;
+  };
+  auto const spent = most_reserved({});
+  EXPECT_LT(most_reserved({.release_threshold = 1024 * MiB}), spent);
+  EXPECT_EQ(most_reserved({.cross_stream = gpumem::reuse::own}), streams.size() * 8 * MiB) << "one for each, at once";
+}
+
 TEST_F(pool_order, only_what_is_allowed_is_done) {
   pool_resource own{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse::own}};
   simulator::checked checked_own{own};

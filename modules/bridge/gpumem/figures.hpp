@@ -16,7 +16,7 @@ struct figures {
   std::size_t reserved = 0;      ///< drawn from upstream
   std::size_t largest_free = 0;  ///< largest free range, whatever its order
   std::size_t limit = 0;         ///< most that may be reserved; 0: none
-  std::size_t peak_live = 0;     ///< of a pool whose threads met there: to a sixteenth of what is reserved
+  std::size_t peak_live = 0;     ///< where threads met in a pool: to 1/16 of what is reserved, and what they keep
   std::size_t peak_reserved = 0; ///< at growth, before anything is given back
 
   std::uint64_t allocations = 0;
