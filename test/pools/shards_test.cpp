@@ -31,7 +31,7 @@ protected:
     auto const body = [&](int number) {
       auto const& on = number == 0 ? a : b;
       together.arrive_and_wait();
-      // Sizes that no magazine keeps.
+      // Sizes that no magazine of a single shard keeps.
       for (int i = 0; i < 1'000'000 && engine_of(pool).read_paths().shards < 2; ++i) {
         for (int k = 0; k < 100; ++k) pool.deallocate(on, pool.allocate(on, 4 * MiB), 4 * MiB);
       }
@@ -86,9 +86,15 @@ TEST_F(shards, each_has_some_credit) {
   auto const alone = keep();
   EXPECT_LE(alone, 4 * MiB);
   crowd(r, [](int) {});
+  auto together = alone;
+  // The other thread has to give back what it has of the credit, and frees that are to leave evidence are not kept.
+  for (int i = 0; i < 100 && together <= alone + 3 * MiB; ++i) {
+    gpumem::simulator::run_until_idle();
+    r.trim(256 * MiB);
+    together = keep();
+  }
   auto const count = engine_of(r).read_paths().shards;
-  ASSERT_GE(count, 2u);
-  auto const together = keep();
+  EXPECT_GE(count, 2u);
   EXPECT_GT(together, alone + 3 * MiB);
   EXPECT_LE(together, (count - 1) * 16 * MiB);
 }
