@@ -147,8 +147,9 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   take_in(own);
   shard_span const among{&what.own, 1};
   void* p = nullptr;
-  if (auto const place = place_at_once(what, own.ranges.by_order()); place.range) {
-    p = grant(what, fits_loosely(what, place) ? better_place(what, place, among) : place);
+  if (auto place = place_at_once(what, own.ranges.by_order()); place.range) {
+    if (fits_loosely(what, place)) place = better_place(what, place, among);
+    p = grant(what, place);
   } else {
     p = reuse_elsewhere(what, among);
     if (!p && !shards_.single()) p = reuse_learning(what, among);
@@ -160,22 +161,18 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
 // Of what the stream itself has freed and of what nobody uses, whichever fits better; the stream's own where memory is
 // spent.
 [[gnu::always_inline]] pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
-  pool_place place;
   auto* const own = order_.by_host(what.key) ? nullptr : all.find(what.key.order());
   if (what.is_small()) {
     if (auto* const spare = own ? own->spans().last(what.bytes) : nullptr) return {spare, 0, rung::own};
     if (auto* const spare = all.common().spans().last(what.bytes)) return {spare, 0, rung::completed};
   }
-  if (own) {
-    place.range = own->bins().find(what.bytes, what.alignment, place.offset);
-    place.how = rung::own;
-    if (place.range && (place.range->bytes == what.bytes || is_generous(*what.own))) return place;
-  }
-  if (all.common().empty()) return place;
-  pool_place free;
-  free.range = all.common().bins().find(what.bytes, what.alignment, free.offset);
-  free.how = rung::completed;
-  return free.range && (!place.range || free.range->bytes < place.range->bytes) ? free : place;
+  std::size_t own_offset = 0, offset = 0;
+  auto* const mine = own ? own->bins().find(what.bytes, what.alignment, own_offset) : nullptr;
+  bool const good = mine && (mine->bytes == what.bytes || is_generous(*what.own));
+  if (good || all.common().empty()) return {mine, own_offset, rung::own};
+  auto* const free = all.common().bins().find(what.bytes, what.alignment, offset);
+  if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, rung::completed};
+  return {mine, own_offset, rung::own};
 }
 
 pool_place pool_engine::place_at_once(pool_request const& what, shard_span among) {
