@@ -7,21 +7,16 @@
 #include "team.hpp"
 #include "traffic.hpp"
 
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 namespace bench {
 
 constexpr std::size_t timeline_steps = 2'000;
 constexpr mix timeline_sizes{std::size_t{256} << 10, std::size_t{64} << 20};
-
-inline double median(std::array<double, 5> of) {
-  std::ranges::sort(of);
-  return of[of.size() / 2];
-}
 
 /// Each step allocates on one of the streams, runs a kernel there and frees. `warm`: a stretch in the middle of
 /// several, against one of as many without a resource between them; `cold`: the first stretch; `cold_reserved`: the
@@ -56,16 +51,17 @@ void timeline(benchmark::State& state, context& with, Make const& make, std::siz
     auto resource = make(with.device);
     auto const cold = over(resource);
     over(resource);
-    std::array<double, 5> bare_took{}, took{};
-    for (std::size_t i = 0; i < took.size(); ++i) {
-      bare_took[i] = bare();
-      took[i] = over(resource);
+    std::vector<double> bare_took, took;
+    for (int i = 0; i < 5; ++i) {
+      bare_took.push_back(bare());
+      took.push_back(over(resource));
     }
     ahead.deallocate_sync(memory, 4096);
-    auto const reference = median(bare_took);
-    state.SetIterationTime(median(took));
+    auto const reference = replay::median(std::move(bare_took));
+    auto const warm = replay::median(std::move(took));
+    state.SetIterationTime(warm);
     state.counters["cold"] = cold / reference;
-    state.counters["warm"] = median(took) / reference;
+    state.counters["warm"] = warm / reference;
     state.counters["reserved_MiB"] = static_cast<double>(resource.figures().peak_reserved) / (1 << 20);
     auto spacious = make(with.device);
     if constexpr (requires { spacious.reserve(1); }) {

@@ -74,7 +74,7 @@ export struct virtual_pages_options {
 namespace detail {
 /// What pages are multiples of, on every device so far; a device that wants more rounds up. Bytes.
 export inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
-/// Larger ones cost no less to a byte, and are more rarely free as a whole; bytes.
+/// Larger ones are rarely free as a whole, and only where memory is spent on speed; bytes.
 export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 } // namespace detail
 

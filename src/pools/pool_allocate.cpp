@@ -37,8 +37,8 @@ inline constexpr std::uint64_t rarely = 1024;
 // A range of more than so many times what was asked for fits loosely: on a recorded trace of six streams looking
 // further then raised what was in use of what was reserved from a half to three quarters.
 inline constexpr std::size_t loose = 2;
-// So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. At 1/32 two
-// threads already took a third of their time telling each other of it.
+// So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
+// each shard two threads took a third of their time telling each other of it.
 inline constexpr std::size_t live_parts = 16;
 // What streams of their own memory came to have on 16 streams of short kernels.
 inline constexpr std::size_t times_its_own = 4;
