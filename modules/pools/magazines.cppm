@@ -146,13 +146,16 @@ private:
   static constexpr std::uint32_t refusals_a_look = 32;
   static constexpr std::uint32_t refusals_till_stale = 4096;
 
-  // Blocks of one size. Looked at without the lock too, for a hint.
+  // Blocks of one size. Whether it is empty nobody can foretell, nor the size: each question is one branch.
   struct stack {
-    relaxed<block*> top;
-    relaxed<std::size_t> bytes;
+    block* top = nullptr;
+    relaxed<std::size_t> bytes;     // 0: empty; looked at without the lock too, for a hint
     relaxed<std::uint32_t> misfits; // frees of another size since it was last made use of
-    inline bool holds(std::size_t size) const noexcept { return top && bytes == size; }
-    inline bool holds_other(std::size_t size) const noexcept { return top && bytes != size; }
+    inline bool holds(std::size_t size) const noexcept { return bytes == size; }
+    inline bool holds_other(std::size_t size) const noexcept {
+      std::size_t const held = bytes;
+      return (held != 0) & (held != size);
+    }
   };
   // One stream's.
   struct cabinet {
@@ -185,8 +188,9 @@ private:
   [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {
     auto& found = *from.top;
     from.top = found.next;
+    from.bytes = from.top ? found.bytes : 0;
     --in.count;
-    mine.allowance += static_cast<std::int64_t>(from.bytes);
+    mine.allowance += static_cast<std::int64_t>(found.bytes);
     return found;
   }
   // The same, on its way out.

@@ -83,8 +83,9 @@ private:
     auto const word = from / word_bits;
     auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
     auto const beyond = static_cast<unsigned>(std::countr_zero(used_words_ & (~std::uint64_t{1} << word)));
-    auto const next = __builtin_unpredictable(rest != 0) ? word : beyond;
-    auto const bits = __builtin_unpredictable(rest != 0) ? rest : used_[beyond];
+    auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits or none, where a choice would be a branch
+    auto const next = word ^ ((word ^ beyond) & none);
+    auto const bits = rest | (used_[beyond] & (0 - std::uint64_t{rest == 0}));
     return next * word_bits + static_cast<unsigned>(std::countr_zero(bits));
   }
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
