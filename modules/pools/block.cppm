@@ -80,10 +80,6 @@ export struct alignas(128) block {
 
 static_assert(sizeof(block) == 256);
 
-/// All records lie below the address of so many bits: systems give out no higher ones unless they are asked to.
-export inline constexpr unsigned record_bits = 48;
-export inline constexpr std::uintptr_t records_end = std::uintptr_t{1} << record_bits;
-
 /// Whether `bytes` bytes so aligned lie in the block; `offset` is then where.
 export inline bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {
   offset = (0 - range.base) & (alignment - 1);

@@ -3,23 +3,26 @@
 export module gpumem:block_table;
 import :block;
 import :hash;
+import :records;
 import :std;
 
 namespace gpumem::detail {
 
 /// A hash from the address of every block that is not a part of free ranges to its record. Changed under the lock of
 /// the pool that keeps it; whoever owns a granted block may look it up without: its entry does not move, and tables
-/// that became too small are kept. Three quarters of it are empty at least: few searches look at a second entry.
+/// that became too small are kept. Three quarters of it are empty at least, so that few searches look at a second
+/// entry; of a large one half, since a second entry costs less than one beyond the caches.
 ///
-/// An entry is one word, the record's address below and fifteen bits of the hash above: eight of them share a cache
-/// line, and hardly ever is a record looked at that is not the one.
+/// An entry is half a word, the record's number below and eight bits of the hash above: sixteen of them share a cache
+/// line, and rarely is a record looked at that is not the one.
 export class block_table {
 public:
-  block_table();
+  /// Of blocks that have these records.
+  explicit block_table(record_array const& records);
 
   /// Makes sure that so many more, a few, can be put. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
-    if (4 * (used_ + count) > (current_.load(std::memory_order_relaxed)->mask + 1)) rebuild();
+    if (used_ + count > current_.load(std::memory_order_relaxed)->most) rebuild();
   }
   inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
   inline void drop(block const& freed) noexcept {
@@ -36,39 +39,37 @@ public:
     auto const hash = hash_of(address);
     for (auto i = in.slot_of(hash);; i = (i + 1) & in.mask) {
       auto const seen = in.entries[i].load(std::memory_order_acquire);
-      if ((seen ^ mark_of(hash)) < records_end) {
-        auto* const found = record_of(seen);
-        if (found->base == address) return found;
+      if ((seen ^ mark_of(hash)) <= numbers && seen > dropped) {
+        auto& found = record_of(seen);
+        if (found.base == address) return &found;
       }
       if (seen == never_used) return nullptr;
     }
   }
 
 private:
-  static_assert(sizeof(std::uintptr_t) == sizeof(std::uint64_t));
-  using entry = std::uint64_t;
+  using entry = std::uint32_t;
   static constexpr entry never_used = 0;
   static constexpr entry dropped = 1; // no block begins there
+  static_assert(record_array::first_number > dropped);
+  static constexpr entry numbers = (entry{1} << record_array::number_bits) - 1;
   static constexpr std::size_t smallest = 256;
+  static constexpr std::size_t large = std::size_t{1} << 16;
 
   struct table {
     explicit table(std::size_t size);
     inline std::size_t slot_of(std::uint64_t hash) const noexcept { return hash >> shift; }
     std::size_t mask;
+    std::size_t most; // entries in use or dropped
     unsigned shift;
     std::unique_ptr<std::atomic<entry>[]> entries;
   };
   static inline std::uint64_t hash_of(std::uintptr_t address) noexcept { return spread(address / granule); }
-  // Out of the middle of the hash, whose upper bits choose the slot; no mark is zero.
-  static inline entry mark_of(std::uint64_t hash) noexcept {
-    return (hash << (64 - record_bits) | entry{1} << 63) & ~(records_end - 1);
-  }
-  static inline entry entry_of(block const& of, std::uint64_t hash) noexcept {
-    return reinterpret_cast<std::uintptr_t>(&of) | mark_of(hash);
-  }
-  static inline block* record_of(entry one) noexcept { return reinterpret_cast<block*>(one & (records_end - 1)); }
+  // Out of the middle of the hash, whose upper bits choose the slot.
+  static inline entry mark_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~numbers; }
+  inline block& record_of(entry one) const noexcept { return records_.at(one & numbers); }
   // Whether into an entry that was never used.
-  static inline bool put_in(table& in, block& granted) noexcept {
+  inline bool put_in(table& in, block& granted) noexcept {
     auto const hash = hash_of(granted.base);
     auto i = in.slot_of(hash);
     auto seen = in.entries[i].load(std::memory_order_relaxed);
@@ -76,7 +77,7 @@ private:
       i = (i + 1) & in.mask;
       seen = in.entries[i].load(std::memory_order_relaxed);
     }
-    in.entries[i].store(entry_of(granted, hash), std::memory_order_release);
+    in.entries[i].store(records_.number_of(granted) | mark_of(hash), std::memory_order_release);
     granted.entry = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
@@ -90,6 +91,7 @@ private:
   }
   void rebuild();
 
+  record_array const& records_;
   std::vector<std::unique_ptr<table>> tables_;
   std::atomic<table*> current_{nullptr};
   std::size_t used_ = 0; // or dropped

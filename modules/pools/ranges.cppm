@@ -123,8 +123,8 @@ private:
   block& grow_upper(block& upper, block& by) noexcept;
   block& settle(block& freed, joining with) noexcept;
 
-  record_slab records_;
-  block_table granted_;
+  record_array records_;
+  block_table granted_{records_};
   shelves shelves_;
   block* pairs_ = nullptr;
   std::size_t free_bytes_ = 0;

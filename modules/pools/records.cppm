@@ -6,13 +6,19 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Block records out of slabs that stay where they are while the pool lives, so a record may be looked at by a thread
-/// that comes too late. Guarded by the lock of the pool that keeps it.
-export class record_slab {
+/// Block records, numbered by where they lie: side by side in addresses that are reserved at first, and become memory
+/// as it is needed. They stay while the pool lives, so a record may be looked at by a thread that comes too late.
+/// Guarded by the lock of the pool that keeps them, but for `at`.
+export class record_array {
 public:
-  record_slab() = default;
-  record_slab(record_slab const&) = delete;
-  record_slab& operator=(record_slab const&) = delete;
+  /// Numbers have so many bits, and none is below the first.
+  static constexpr unsigned number_bits = 24;
+  static constexpr std::uint32_t first_number = 2;
+
+  record_array() = default;
+  record_array(record_array const&) = delete;
+  record_array& operator=(record_array const&) = delete;
+  ~record_array();
 
   /// Makes sure that so many can be taken. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
@@ -33,12 +39,20 @@ public:
     ++spare_count_;
   }
 
-private:
-  static constexpr std::size_t slab_records = 256;
-  using slab = std::array<block, slab_records>;
-  void grow();
+  inline std::uint32_t number_of(block const& one) const noexcept { return static_cast<std::uint32_t>(&one - base_); }
+  /// The record of that number. Any thread that has seen what was written after it was taken.
+  inline block& at(std::uint32_t number) const noexcept { return base_[number]; }
 
-  std::vector<std::unique_ptr<slab>> slabs_;
+private:
+  void grow();
+  void reserve_addresses();
+  void add_memory();
+
+  block* base_ = nullptr;
+  void* reserved_ = nullptr;
+  std::size_t next_ = first_number; // number that has no record yet
+  std::size_t backed_ = 0;          // numbers that have memory
+  std::size_t end_ = 0;             // that have an address
   block* spare_ = nullptr;
   std::size_t spare_count_ = 0;
 };

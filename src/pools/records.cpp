@@ -1,26 +1,65 @@
-// Slabs of block records.
+// Memory of block records.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <ranges>
-#include <utility>
-#include <vector>
+#include <sys/mman.h>
+#include <type_traits>
 module gpumem:records.impl;
 import :records;
 import :block;
 
 namespace gpumem::detail {
+namespace {
 
-void record_slab::grow() {
-  slabs_.reserve(slabs_.size() + 1);
-  auto made = std::make_unique<slab>();
-  if (reinterpret_cast<std::uintptr_t>(made->end()) > records_end) throw std::bad_alloc{};
-  slabs_.push_back(std::move(made));
-  // The lowest first.
-  for (auto& each : *slabs_.back() | std::views::reverse) give(each);
+inline constexpr std::size_t huge_page = std::size_t{2} << 20;
+inline constexpr std::size_t backed_at_once = huge_page / sizeof(block);
+inline constexpr std::size_t grown_at_once = 256;
+
+// Of addresses, with what is lost as the first record is aligned.
+constexpr std::size_t bytes_of(std::size_t count) noexcept { return count * sizeof(block) + huge_page; }
+
+} // namespace
+
+static_assert(std::is_trivially_destructible_v<block>);
+
+record_array::~record_array() {
+  if (reserved_) munmap(reserved_, bytes_of(end_));
+}
+
+// As many as there are numbers, or as the process may have.
+void record_array::reserve_addresses() {
+  for (auto count = std::size_t{1} << number_bits; count >= backed_at_once; count /= 2) {
+    auto* const begin = mmap(nullptr, bytes_of(count), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin == MAP_FAILED) continue;
+    auto const address = reinterpret_cast<std::uintptr_t>(begin);
+    reserved_ = begin;
+    base_ = reinterpret_cast<block*>((address + huge_page - 1) & ~(huge_page - 1));
+    end_ = count;
+    return;
+  }
+  throw std::bad_alloc{};
+}
+
+// Many records are reached at random: in huge pages, where the system has them, that costs no walk through its tables.
+// Small pools stay small: the first records are in none.
+void record_array::add_memory() {
+  if (!base_) reserve_addresses();
+  auto* const begin = base_ + backed_;
+  if (backed_ == end_ || mprotect(begin, huge_page, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc{};
+  if (backed_ > 0) madvise(begin, huge_page, MADV_HUGEPAGE);
+  backed_ += backed_at_once;
+}
+
+void record_array::grow() {
+  if (next_ >= backed_) add_memory();
+  auto const end = next_ / grown_at_once * grown_at_once + grown_at_once;
+  std::uninitialized_value_construct(base_ + next_, base_ + end);
+  for (auto number = end; number > next_; --number) give(base_[number - 1]); // the lowest is taken first
+  next_ = end;
 }
 
 } // namespace gpumem::detail

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <array>
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 import gpumem;
@@ -14,6 +14,7 @@ namespace {
 using gpumem::detail::block;
 using gpumem::detail::block_table;
 using gpumem::detail::granule;
+using gpumem::detail::record_array;
 
 // Addresses whose hashes are small numbers: of all tables the first slot, and all of one mark.
 std::vector<std::uintptr_t> alike(std::size_t count) {
@@ -27,37 +28,60 @@ std::vector<std::uintptr_t> alike(std::size_t count) {
   return found;
 }
 
+std::vector<block*> taken_from(record_array& records, std::size_t count) {
+  std::vector<block*> taken;
+  records.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) taken.push_back(&records.take());
+  return taken;
+}
+
 void const* at(std::uintptr_t address) { return reinterpret_cast<void const*>(address); }
 
 TEST(block_table, tells_blocks_apart_whose_hashes_are_alike) {
   auto const addresses = alike(4);
-  auto const blocks = std::make_unique<std::array<block, 3>>();
-  block_table table;
-  for (std::size_t i = 0; i < blocks->size(); ++i) {
-    (*blocks)[i].base = addresses[i];
+  record_array records;
+  auto const blocks = taken_from(records, 3);
+  block_table table{records};
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i]->base = addresses[i];
     table.reserve(1);
-    table.put((*blocks)[i]);
+    table.put(*blocks[i]);
   }
-  for (std::size_t i = 0; i < blocks->size(); ++i) EXPECT_EQ(table.find(at(addresses[i])), &(*blocks)[i]);
+  for (std::size_t i = 0; i < blocks.size(); ++i) EXPECT_EQ(table.find(at(addresses[i])), blocks[i]);
   EXPECT_EQ(table.find(at(addresses[3])), nullptr);
-  table.drop((*blocks)[1]);
+  table.drop(*blocks[1]);
   EXPECT_EQ(table.find(at(addresses[1])), nullptr);
-  EXPECT_EQ(table.find(at(addresses[2])), &(*blocks)[2]);
+  EXPECT_EQ(table.find(at(addresses[2])), blocks[2]);
 }
 
+// More than fit into one slab of records, and into a table that is large.
 TEST(block_table, keeps_what_it_holds_when_it_grows) {
-  constexpr std::size_t count = 2000;
-  auto const blocks = std::make_unique<std::array<block, count>>();
-  block_table table;
+  constexpr std::size_t count = 100'000;
+  record_array records;
+  auto const blocks = taken_from(records, count);
+  block_table table{records};
   for (std::size_t i = 0; i < count; ++i) {
-    (*blocks)[i].base = (i + 1) * granule;
+    blocks[i]->base = (i + 1) * granule;
     table.reserve(1);
-    table.put((*blocks)[i]);
-    if (i % 3 == 2) table.drop((*blocks)[i - 1]);
+    table.put(*blocks[i]);
+    if (i % 3 == 2) table.drop(*blocks[i - 1]);
   }
   for (std::size_t i = 0; i < count; ++i) {
-    EXPECT_EQ(table.find(at((i + 1) * granule)), i % 3 == 1 && i + 1 < count ? nullptr : &(*blocks)[i]) << i;
+    ASSERT_EQ(table.find(at((i + 1) * granule)), i % 3 == 1 && i + 1 < count ? nullptr : blocks[i]) << i;
   }
+}
+
+TEST(records, have_numbers_and_are_given_again) {
+  record_array records;
+  auto const blocks = taken_from(records, 20'000);
+  for (auto* const each : blocks) ASSERT_EQ(&records.at(records.number_of(*each)), each);
+  for (auto* const each : blocks) records.give(*each);
+  auto again = taken_from(records, blocks.size());
+  std::ranges::sort(again);
+  EXPECT_TRUE(std::ranges::adjacent_find(again) == again.end());
+  auto sorted = blocks;
+  std::ranges::sort(sorted);
+  EXPECT_EQ(again, sorted);
 }
 
 } // namespace
