@@ -188,7 +188,7 @@ private:
   [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, stack& from) noexcept {
     auto& found = *from.top;
     from.top = found.next;
-    from.bytes = from.top ? found.bytes : 0;
+    from.bytes = found.bytes & (0 - std::size_t{from.top != nullptr});
     --in.count;
     mine.allowance += static_cast<std::int64_t>(found.bytes);
     return found;

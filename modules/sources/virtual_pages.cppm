@@ -183,6 +183,7 @@ private:
   outcome refusal(page_extent run) const noexcept;
   page_map planned(page_extent run, std::size_t page) const;
   expected<page_extent, failure> install(page_map made, page_extent run, std::size_t requested) noexcept;
+  CUresult probe(std::size_t bytes) noexcept;
   CUresult back(page_map& made, page_extent run) noexcept;
   CUresult attach(std::size_t offset, mapped_page& at) noexcept;
   bool announce(page_extent run) const noexcept;
@@ -198,6 +199,7 @@ private:
   std::size_t addresses_ = 0;
   std::size_t granularity_ = 0;
   std::size_t mapped_bytes_ = 0;
+  bool full_ = false; // the device was, when it was last asked for a page
   page_map pages_;
   stray_map strays_; // what the driver has not let go yet
 };

@@ -105,7 +105,18 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
   return unexpected<failure>{detail::refusal_of(result, requested)};
 }
 
+// A device that has just been full is first asked for everything at once: where it refuses, that is one call, and pages
+// that come and go again would be many.
+CUresult virtual_pages::probe(std::size_t bytes) noexcept {
+  CUmemGenericAllocationHandle all = 0;
+  auto const result = driver().mem_create(&all, bytes, &properties_, 0);
+  return result == CUDA_SUCCESS ? driver().mem_release(all) : result;
+}
+
 CUresult virtual_pages::back(page_map& made, page_extent run) noexcept {
+  if (full_ && made.size() > 1) {
+    if (auto const result = probe(run.bytes); result != CUDA_SUCCESS) return result;
+  }
   for (auto& [offset, page] : made) {
     if (auto const result = attach(offset, page); result != CUDA_SUCCESS) return result;
   }
@@ -116,6 +127,7 @@ CUresult virtual_pages::attach(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
   if (!of.held) {
     auto const result = driver().mem_create(&of.handle, of.bytes, &properties_, 0);
+    full_ = result == CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) return result;
     of.held = true;
     mapped_bytes_ += of.bytes;

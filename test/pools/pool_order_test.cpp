@@ -4,7 +4,9 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -206,6 +208,75 @@ TEST_F(pool_order, a_pool_that_is_filled_has_not_looked_for_anything) {
     simulator::run_until_idle();
   }
   EXPECT_EQ(r.figures().reserved, grown) << "one look finds what is complete";
+}
+
+// Where memory would be spent and there is no more, what is there serves.
+TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_addresses_end) {
+  constexpr std::size_t bytes = 8 * MiB, left = 32 * MiB;
+  std::vector<gpumem::stream> streams;
+  for (int i = 0; i < 8; ++i) streams.emplace_back(device);
+  auto const creations = [] { return gpumem::driver_calls("cuMemCreate"); };
+  std::atomic<bool> ended{false};
+  std::thread device_goes_on{[&] { // for who waits on the host
+    while (!ended) {
+      simulator::run_until_idle();
+      std::this_thread::yield();
+    }
+  }};
+  auto const rounds = [&](auto& r) {
+    auto const before = creations();
+    for (int i = 0; i < 200; ++i) {
+      freed_in_use(r, streams[static_cast<std::size_t>(i) % streams.size()], bytes);
+      simulator::run_until_idle();
+    }
+    EXPECT_EQ(r.figures().failures, 0u);
+    return creations() - before;
+  };
+  auto const used = [] { return simulator::report().bytes_allocated; };
+  auto const used_before = used();
+  {
+    gpumem::pool_resource unconfined{device};
+    rounds(unconfined);
+    EXPECT_GT(unconfined.figures().peak_reserved, left);
+    gpumem::pool_resource confined{device, {}, {.addresses = left}};
+    EXPECT_LE(rounds(confined), left / (2 * MiB));
+    EXPECT_LE(confined.figures().peak_reserved, left);
+  }
+  while (used() > used_before) std::this_thread::yield(); // the library's thread gives it back
+
+  gpumem::pool_resource first{device, {}, {.addresses = std::size_t{128} << 30}};
+  first.reserve((std::size_t{80} << 30) - left - used());
+  gpumem::pool_resource last{device};
+  EXPECT_LE(rounds(last), 100u) << "what refuses is not asked at every miss";
+  EXPECT_LE(last.figures().peak_reserved, left);
+  ended = true;
+  device_goes_on.join();
+}
+
+// One that fails asks the driver a few times, however often it comes.
+TEST_F(pool_order, requests_that_fail_on_a_full_device_cost_few_calls) {
+  constexpr int failing = 100;
+  gpumem::pool_resource r{device, {}, {.addresses = std::size_t{128} << 30}};
+  r.reserve((std::size_t{80} << 30) - 64 * MiB - simulator::report().bytes_allocated);
+  auto* const held = r.allocate(a, r.figures().reserved);
+  auto* const more = r.allocate(b, 32 * MiB);
+  auto const calls = [] {
+    std::array const names{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuEventQuery", "cuStreamQuery"};
+    std::array<std::uint64_t, names.size()> counts{};
+    std::ranges::transform(names, counts.begin(), [](auto* each) { return gpumem::driver_calls(each); });
+    return counts;
+  };
+  EXPECT_FALSE(r.try_allocate(a, 256 * MiB)); // finds out
+  auto const before = calls();
+  for (int i = 0; i < failing; ++i) EXPECT_FALSE(r.try_allocate(i % 2 == 0 ? a : b, 256 * MiB));
+  auto const after = calls();
+  auto const count = [&](std::size_t i) { return after[i] - before[i]; };
+  EXPECT_LE(count(0), 4u * failing) << "pages";
+  EXPECT_GE(count(0), 1u * failing) << "the device is asked each time: others may have given back";
+  EXPECT_EQ(count(1) + count(2), 0u) << "mapped";
+  EXPECT_LE(count(3) + count(4), 16u * failing) << "polls";
+  r.deallocate(a, held, r.figures().live - 32 * MiB);
+  r.deallocate(b, more, 32 * MiB);
 }
 
 // Looks come often, and yet these do not grow.
