@@ -89,6 +89,11 @@ public:
   }
   /// What may be drawn beside what is reserved and what is leaving.
   std::size_t room() const noexcept;
+  /// Whether little is left of the limit: how much the device has left nobody tells before a request fails.
+  inline bool scarce() const noexcept {
+    auto const most = limit();
+    return most && most - std::min(most, reserved_) < most / 4;
+  }
   inline bool empty() const noexcept { return chunks_.empty(); }
 
   /// The chunk in which the address lies, or null.

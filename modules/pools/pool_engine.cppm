@@ -12,6 +12,7 @@ import :executor;
 import :live_meter;
 import :magazines;
 import :misuse;
+import :page_growth;
 import :pool_order;
 import :pool_request;
 import :ranges;
@@ -138,14 +139,7 @@ private:
   void* reuse_known(pool_request const& what, shard_span among);
   void* reuse_elsewhere(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
-  // Of the limit, that is: how much the device has left nobody tells before a request fails.
-  inline bool scarce() const noexcept {
-    auto const limit = chunks_.limit();
-    return limit && limit - std::min(limit, chunks_.reserved()) < limit / 4;
-  }
   bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
-  bool is_generous(pool_shard const& own) const noexcept;
-  std::size_t rather_grows(pool_request const& what) const noexcept;
   pool_place better_place(pool_request const& what, pool_place const& place, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
@@ -167,7 +161,7 @@ private:
   void begin_sharing() noexcept;
   // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
   inline std::size_t most_unrecorded() const noexcept {
-    return std::max(chunks_.reserved() / (scarce() ? 256 : 2), granule);
+    return std::max(chunks_.reserved() / (chunks_.scarce() ? 256 : 2), granule);
   }
   inline void note_stream(timeline const& order) noexcept {
     if (!first_stream_) first_stream_ = &order;
@@ -198,12 +192,6 @@ private:
 
   // pool_pages.cpp: upstream, of pools that draw pages.
   growth_result grow_pages(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
-  bool usable(block const* range, stream_key const& key) const;
-  block* usable_end(pool_request const& what, pool_shard const& in) const;
-  std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
-  std::size_t page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept;
-  std::size_t least_page(virtual_pages const& of) const noexcept;
-  std::size_t pages_for(pool_request const& what, pool_shard const& in, bool exact) const;
   expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
                                        std::size_t least, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
@@ -275,6 +263,7 @@ private:
 
   // What follows changes only under the locks of all shards.
   chunk_list chunks_;
+  page_growth growth_;
   live_meter live_;
   magazines magazines_;
   timeline const* first_stream_ = nullptr;

@@ -46,6 +46,11 @@ export struct alignas(128) pool_shard {
   alignas(128) look_record looks;
   unsigned borrowings = 0;       ///< of its threads, in quick succession
   std::uint64_t borrowed_at = 0; ///< after how many locked calls it was the last time
+
+  /// Of an address in its pages.
+  inline std::size_t offset_of(std::uintptr_t address) const noexcept {
+    return address - reinterpret_cast<std::uintptr_t>(pages->base());
+  }
 };
 
 /// Shards to look into, one after the other.

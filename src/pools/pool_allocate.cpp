@@ -17,6 +17,7 @@ import :chunks;
 import :cuda;
 import :driver;
 import :error;
+import :page_growth;
 import :pool_request;
 import :ranges;
 import :shards;
@@ -40,10 +41,6 @@ inline constexpr std::size_t loose = 2;
 // So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
 // each shard two threads took a third of their time telling each other of it.
 inline constexpr std::size_t live_parts = 16;
-// What streams of their own memory came to have on 16 streams of short kernels.
-inline constexpr std::size_t times_its_own = 4;
-inline constexpr std::size_t most_spent = std::size_t{8} << 30;
-
 // Counted for each rung.
 inline constexpr std::array<std::uint64_t figures::*, 4> reuses{&figures::reuse_own, &figures::reuse_ordered,
                                                                 &figures::reuse_completed, &figures::reuse_waited};
@@ -122,7 +119,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
 bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result) {
   if (upstream_->paged()) {
     while (growing_) held.wait(changed_); // pages are looked at only at rest
-    make_way(what, pages_for(what, *what.own, true), held);
+    make_way(what, growth_.missing(what, *what.own, true), held);
   } else {
     give_back(0, held);
   }
@@ -168,7 +165,7 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   }
   std::size_t own_offset = 0, offset = 0;
   auto* const mine = own ? own->bins().find(what.bytes, what.alignment, own_offset) : nullptr;
-  bool const good = mine && (mine->bytes == what.bytes || is_generous(*what.own));
+  bool const good = mine && (mine->bytes == what.bytes || growth_.is_generous(*what.own));
   if (good || all.common().empty()) return {mine, own_offset, rung::own};
   auto* const free = all.common().bins().find(what.bytes, what.alignment, offset);
   if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, rung::completed};
@@ -281,7 +278,7 @@ void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
 // Near the limit everything but a good fit is too much.
 bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place) const noexcept {
   if (what.own->ranges.by_order().own().size() <= 1) return false;
-  return (scarce() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
+  return (chunks_.scarce() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
 }
 
 // A large range is about to be cut for a small request: where others have freed memory, something may fit better once
@@ -289,7 +286,7 @@ bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place
 // more.
 pool_place pool_engine::better_place(pool_request const& what, pool_place const& place, shard_span among) {
   auto& own = *what.own;
-  if (options_.cross_stream == reuse::own || is_generous(own)) return place;
+  if (options_.cross_stream == reuse::own || growth_.is_generous(own)) return place;
   if (own.looks.leave_out()) return place;
   auto const looked = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);
@@ -316,31 +313,8 @@ void* pool_engine::reuse_alone(pool_request const& what) {
   return place.range ? grant(what, place) : nullptr;
 }
 
-// Looking for what has completed costs some driver calls for each stream, and where many streams run kernels it comes
-// again and again. While they are found at work, or it comes often though little of the pool is in use, memory is spent
-// instead, where nobody has said that it is dear.
-bool pool_engine::is_generous(pool_shard const& own) const noexcept {
-  bool const often = own.looks.often(own.paths.locked_calls);
-  if (!often && !own.looks.at_work()) return false;
-  if (options_.growth != growth::fast || options_.cross_stream == reuse::own || !upstream_->paged()) return false;
-  if (!calm_ || scarce() || options_.release_threshold != SIZE_MAX) return false;
-  auto const unused = std::min(own.ranges.free_bytes(), own.reserved);
-  return own.looks.at_work() || (!chunks_.limit() && own.reserved - unused < own.reserved / 8);
-}
-
-// Until each stream could have some times as much of its own. How many bytes are missing to that.
-std::size_t pool_engine::rather_grows(pool_request const& what) const noexcept {
-  auto const& own = *what.own;
-  if (what.cannot_grow || !is_generous(own)) return 0;
-  auto const wanted = own.ranges.by_order().own().size() * times_its_own * std::min(what.bytes, most_spent);
-  auto const enough = std::min(wanted, most_spent);
-  auto const missing = enough - std::min(enough, own.ranges.free_bytes());
-  auto const plenty = chunks_.limit() - chunks_.limit() / 4;
-  return chunks_.limit() ? std::min(missing, plenty - std::min(plenty, chunks_.reserved())) : missing;
-}
-
 void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
-  if (rather_grows(what) > 0) return nullptr;
+  if (growth_.to_be_spent(what) > 0) return nullptr;
   what.own->looks.note(order_.learn_completion(&what.key, among), what.own->paths.locked_calls);
   order_.give_completed(among);
   order_.join_free(what.key, rung::completed, among);

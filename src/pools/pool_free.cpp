@@ -244,6 +244,7 @@ void pool_engine::set_caching() noexcept {
   auto const least = std::min({chunks_.reserved() / 2, a_shard * shards_.all().size(), most});
   auto const credit = std::clamp(chunks_.reserved() / 100, least, most);
   calm_ = calm;
+  growth_.set_calm(calm);
   magazines_.allow(calm && !order_.host_accessible(), credit, shared_ ? most_unrecorded() : SIZE_MAX);
 }
 

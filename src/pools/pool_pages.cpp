@@ -18,6 +18,7 @@ import :chunks;
 import :cuda;
 import :device;
 import :error;
+import :page_growth;
 import :pool_request;
 import :ranges;
 import :shards;
@@ -27,28 +28,6 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 namespace {
-
-inline constexpr std::size_t spare_fraction = 8;
-inline constexpr std::size_t limit_pages = 4096;
-inline constexpr std::size_t growth_pages = 4;
-// Where memory is spent on speed.
-inline constexpr std::size_t generous_pages = 2;
-inline constexpr std::size_t largest_generous_page = 8 * largest_page;
-// Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
-inline constexpr std::size_t compact_pages = 192;
-
-std::size_t offset_of(pool_shard const& in, std::uintptr_t address) {
-  return address - reinterpret_cast<std::uintptr_t>(in.pages->base());
-}
-
-std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
-
-std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
-std::size_t smallest_of(pool_shard const& in) noexcept { return in.pages ? smallest_of(*in.pages) : smallest_page; }
-
-std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
-  return bytes / of.granularity() * of.granularity();
-}
 
 // From the top of a range down: what lies side by side is one run.
 void append(std::vector<page_run>& runs, page_run const& next) {
@@ -65,16 +44,16 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, shard_locks& held, bool exact,
                                                    expected<void*, failure>& result) {
   auto& own = *what.own;
-  auto bytes = pages_for(what, own, exact);
+  auto bytes = growth_.missing(what, own, exact);
   if (options_.growth == growth::compact && !exact) {
     make_way(what, bytes, held);
-    bytes = pages_for(what, own, exact);
+    bytes = growth_.missing(what, own, exact);
   }
-  auto least = pages_for(what, own, true);
+  auto least = growth_.missing(what, own, true);
   if (bytes > chunks_.room()) bytes = least;
   std::optional<std::size_t> gap;
   if (bytes > chunks_.room()) {
-    if (auto const found = exact ? gap_for(what, own) : std::nullopt; found) {
+    if (auto const found = exact ? growth_.gap_for(what, own) : std::nullopt; found) {
       gap = found->offset;
       bytes = least = found->bytes;
     }
@@ -93,82 +72,20 @@ pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, sha
   }
   auto* range = *fresh;
   auto* const before = range->lower;
-  bool const joins = usable(before, what.key);
+  bool const joins = growth_.usable(before, what.key);
   if (joins && own.ranges.join(*before)) range = before;
-  if (gap && usable(range->upper, what.key)) own.ranges.join(*range);
+  if (gap && growth_.usable(range->upper, what.key)) own.ranges.join(*range);
   std::size_t offset = 0;
   if (!fits(*range, what.bytes, what.alignment, offset)) return growth_result::changed;
   result = grant(what, {range, offset, rung::none});
   return growth_result::granted;
 }
 
-// Free, and the stream may use it at once.
-bool pool_engine::usable(block const* range, stream_key const& key) const {
-  return range && range->is_free() && order_.classify(range->tags, key, rung::completed) != rung::none;
-}
-
-// The range at the end of what is mapped, if the stream may use it at once.
-block* pool_engine::usable_end(pool_request const& what, pool_shard const& in) const {
-  auto* const last = in.paged ? in.paged->last : nullptr;
-  if (!usable(last, what.key)) return nullptr;
-  return offset_of(in, last->end()) == in.pages->mapped_end() ? last : nullptr;
-}
-
-// How much to map for a request: what is missing behind the usable end, in whole pages.
-std::size_t pool_engine::pages_for(pool_request const& what, pool_shard const& in, bool exact) const {
-  auto const need = what.bytes + (what.alignment - granule);
-  auto const* const end = usable_end(what, in);
-  auto const missing = need - std::min(need - granule, end ? end->bytes : 0);
-  auto const page = exact || !in.pages ? smallest_of(in) : least_page(*in.pages);
-  auto wanted = missing;
-  // Shards of many threads have some to spare: what one lacks it stops all of them for.
-  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
-  // Where memory is spent the shard becomes twice as large, if that is not too much.
-  if (!exact) wanted = std::max(wanted, std::min(rather_grows(what), in.reserved));
-  return wanted > SIZE_MAX - page ? missing : round_up(wanted, page);
-}
-
-// A hole between free memory, for which less is missing than at the end: what was large before has left one. The least
-// that is to be mapped in it, at its beginning or at its end, and is within the limit.
-std::optional<page_extent> pool_engine::gap_for(pool_request const& what, pool_shard const& in) const {
-  auto const need = what.bytes + (what.alignment - granule);
-  std::optional<page_extent> best;
-  for (auto const* at = in.paged ? in.paged->first : nullptr; at; at = at->upper) {
-    if (at->now() != block_state::hole) continue;
-    auto const below = usable(at->lower, what.key) ? at->lower->bytes : 0;
-    auto const above = usable(at->upper, what.key) ? at->upper->bytes : 0;
-    if (below + at->bytes + above < need) continue;
-    auto const beside = std::max(below, above);
-    auto const missing = std::min(round_up(need - std::min(need - granule, beside), smallest_of(in)), at->bytes);
-    if (missing > chunks_.room() || (best && missing >= best->bytes)) continue;
-    best = page_extent{offset_of(in, above > below ? at->end() - missing : std::uintptr_t{at->base}), missing};
-  }
-  return best;
-}
-
-// Under a limit pages give way to others: of large ones few are wholly free. Where nothing presses they are fewer:
-// each costs the same, whatever its size.
-std::size_t pool_engine::page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept {
-  auto const next = least_page(of);
-  if (chunks_.limit()) { return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next); }
-  if (options_.growth == growth::compact) return next;
-  auto const pages = generous ? generous_pages : growth_pages;
-  auto const largest = std::max(next, generous ? largest_generous_page : largest_page);
-  return std::clamp(whole_pages(of, bytes / pages), next, largest);
-}
-
-// What growth is a multiple of.
-std::size_t pool_engine::least_page(virtual_pages const& of) const noexcept {
-  auto const next = of.next_page();
-  if (options_.growth != growth::compact) return next;
-  return std::clamp(whole_pages(of, of.mapped_bytes() / compact_pages), smallest_of(of), next);
-}
-
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
 // `least`. The range that holds it.
 expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
                                                   std::size_t least, shard_locks& held) {
-  bool const generous = is_generous(into);
+  bool const generous = growth_.is_generous(into);
   growing_ = true;
   held.unlock();
   expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
@@ -179,7 +96,7 @@ expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optiona
       // Holes are filled when the addresses come to an end: at the end ranges can grow.
       bool const fits_behind = wanted <= into.pages->addresses() - end;
       auto const at = gap ? *gap : fits_behind ? end : into.pages->place(wanted).value_or(end);
-      return into.pages->map(at, wanted, page_size(*into.pages, wanted, generous));
+      return into.pages->map(at, wanted, growth_.page_size(*into.pages, wanted, generous));
     };
     made = map(bytes);
     bool const too_much = !made && (made.error().what == outcome::exhausted || made.error().what == outcome::too_large);
@@ -277,8 +194,8 @@ std::vector<page_run> pool_engine::idle_pages(std::size_t wanted, bool reach, bl
   std::size_t sum = 0;
   for (auto const& [in, range] : ranges) {
     auto const base = reinterpret_cast<std::byte const*>(in->pages->base());
-    auto const begin = offset_of(*in, range->base);
-    for (auto end = offset_of(*in, range->end()); end > begin && sum < wanted;) {
+    auto const begin = in->offset_of(range->base);
+    for (auto end = in->offset_of(range->end()); end > begin && sum < wanted;) {
       auto const page = in->pages->page_of(base + end - 1);
       if (!page || page->where.offset < begin) break;
       bool const whole = !page->pinned && page->where.end() <= end;
@@ -299,7 +216,7 @@ std::size_t pool_engine::give_back_pages(std::vector<page_run> const& idle, shar
   try {
     for (; carved != idle.end(); ++carved) {
       auto& [in, range, where] = *carved;
-      in->ranges.carve(*range, where.offset - offset_of(*in, range->base), where.bytes);
+      in->ranges.carve(*range, where.offset - in->offset_of(range->base), where.bytes);
       in->reserved -= where.bytes;
       ++in->counts.releases;
       given += where.bytes;
@@ -338,7 +255,7 @@ std::size_t pool_engine::give_back_idle(std::size_t wanted, bool reach, block co
 // Pages that are wholly free give way to others for a request.
 void pool_engine::make_way(pool_request const& what, std::size_t bytes, shard_locks& held) {
   order_.learn_completion(nullptr, everywhere());
-  what.own->paths.made_way += give_back_idle(bytes, true, usable_end(what, *what.own), held) > 0;
+  what.own->paths.made_way += give_back_idle(bytes, true, growth_.usable_end(what, *what.own), held) > 0;
 }
 
 // Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.

@@ -1,0 +1,66 @@
+// How a pool that draws pages grows.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+export module gpumem:page_growth;
+import :block;
+import :chunks;
+import :pool_order;
+import :pool_request;
+import :shards;
+import :std;
+import :stream;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+/// How much is mapped for a request, where, and in pages of which size; and when memory is spent so as not to look for
+/// what others have freed. Decides, and changes nothing. Each call is under the locks of the shards it is given.
+export class page_growth {
+public:
+  /// Refers to all of them.
+  page_growth(pool_options const& options, bool paged, chunk_list const& chunks, shard_list const& shards,
+              pool_order const& order) noexcept
+      : options_{options}, chunks_{chunks}, shards_{shards}, order_{order},
+        could_spend_{paged && options.growth == growth::fast && options.cross_stream != reuse::own &&
+                     options.release_threshold == SIZE_MAX} {}
+
+  /// Whether nothing presses the pool. Under all locks.
+  inline void set_calm(bool calm) noexcept { may_spend_ = could_spend_ && calm; }
+
+  /// Looking for what has completed costs some driver calls for each stream, and where many streams run kernels it
+  /// comes again and again. While they are found at work, or it comes often though little of the pool is in use, memory
+  /// is spent instead, where nobody has said that it is dear.
+  inline bool is_generous(pool_shard const& own) const noexcept {
+    return may_spend_ && (own.looks.at_work() || own.looks.often(own.paths.locked_calls)) && has_plenty(own);
+  }
+  /// How many bytes are to be spent so: until each stream could have some times as much of its own.
+  std::size_t to_be_spent(pool_request const& what) const noexcept;
+
+  /// Whether it is free, and the stream may use it at once.
+  bool usable(block const* range, stream_key const& key) const;
+  /// The range at the end of what is mapped, if the stream may use it at once.
+  block* usable_end(pool_request const& what, pool_shard const& in) const;
+
+  /// How much to map for a request: what is missing behind the usable end, in whole pages; if not `exact`, also what
+  /// those who ask next are to find.
+  std::size_t missing(pool_request const& what, pool_shard const& in, bool exact) const;
+  /// A hole between free memory, for which less is missing than at the end: what was large before has left one. The
+  /// least that is to be mapped in it, at its beginning or at its end, and is within the limit.
+  std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
+  /// Of the pages behind so many bytes.
+  std::size_t page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept;
+
+private:
+  bool has_plenty(pool_shard const& own) const noexcept;
+  std::size_t least_page(virtual_pages const& of) const noexcept;
+
+  pool_options const& options_;
+  chunk_list const& chunks_;
+  shard_list const& shards_;
+  pool_order const& order_;
+  bool const could_spend_;
+  bool may_spend_ = false;
+};
+
+} // namespace gpumem::detail

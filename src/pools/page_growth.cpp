@@ -1,0 +1,121 @@
+// What is mapped, and in which pages.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+module gpumem:page_growth.impl;
+import :page_growth;
+import :block;
+import :chunks;
+import :pool_order;
+import :pool_request;
+import :ranges;
+import :shards;
+import :shelf;
+import :stream;
+import :tags;
+import :virtual_pages;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t spare_fraction = 8;
+inline constexpr std::size_t limit_pages = 4096;
+inline constexpr std::size_t growth_pages = 4;
+// Where memory is spent on speed. So much streams of their own memory came to have on 16 streams of short kernels.
+inline constexpr std::size_t times_its_own = 4;
+inline constexpr std::size_t most_spent = std::size_t{8} << 30;
+inline constexpr std::size_t generous_pages = 2;
+inline constexpr std::size_t largest_generous_page = 8 * largest_page;
+// Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
+inline constexpr std::size_t compact_pages = 192;
+
+std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
+
+std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
+std::size_t smallest_of(pool_shard const& in) noexcept { return in.pages ? smallest_of(*in.pages) : smallest_page; }
+
+std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
+  return bytes / of.granularity() * of.granularity();
+}
+
+} // namespace
+
+bool page_growth::has_plenty(pool_shard const& own) const noexcept {
+  if (chunks_.scarce()) return false;
+  auto const unused = std::min(own.ranges.free_bytes(), own.reserved);
+  return own.looks.at_work() || (!chunks_.limit() && own.reserved - unused < own.reserved / 8);
+}
+
+std::size_t page_growth::to_be_spent(pool_request const& what) const noexcept {
+  auto const& own = *what.own;
+  if (what.cannot_grow || !is_generous(own)) return 0;
+  auto const wanted = own.ranges.by_order().own().size() * times_its_own * std::min(what.bytes, most_spent);
+  auto const enough = std::min(wanted, most_spent);
+  auto const lacking = enough - std::min(enough, own.ranges.free_bytes());
+  auto const plenty = chunks_.limit() - chunks_.limit() / 4;
+  return chunks_.limit() ? std::min(lacking, plenty - std::min(plenty, chunks_.reserved())) : lacking;
+}
+
+bool page_growth::usable(block const* range, stream_key const& key) const {
+  return range && range->is_free() && order_.classify(range->tags, key, rung::completed) != rung::none;
+}
+
+block* page_growth::usable_end(pool_request const& what, pool_shard const& in) const {
+  auto* const last = in.paged ? in.paged->last : nullptr;
+  if (!usable(last, what.key)) return nullptr;
+  return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
+}
+
+std::size_t page_growth::missing(pool_request const& what, pool_shard const& in, bool exact) const {
+  auto const need = what.bytes + (what.alignment - granule);
+  auto const* const end = usable_end(what, in);
+  auto const least = need - std::min(need - granule, end ? end->bytes : 0);
+  auto const page = exact || !in.pages ? smallest_of(in) : least_page(*in.pages);
+  auto wanted = least;
+  // Shards of many threads have some to spare: what one lacks it stops all of them for.
+  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
+  // Where memory is spent the shard becomes twice as large, if that is not too much.
+  if (!exact) wanted = std::max(wanted, std::min(to_be_spent(what), in.reserved));
+  return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
+}
+
+std::optional<page_extent> page_growth::gap_for(pool_request const& what, pool_shard const& in) const {
+  auto const need = what.bytes + (what.alignment - granule);
+  std::optional<page_extent> best;
+  for (auto const* at = in.paged ? in.paged->first : nullptr; at; at = at->upper) {
+    if (at->now() != block_state::hole) continue;
+    auto const below = usable(at->lower, what.key) ? at->lower->bytes : 0;
+    auto const above = usable(at->upper, what.key) ? at->upper->bytes : 0;
+    if (below + at->bytes + above < need) continue;
+    auto const beside = std::max(below, above);
+    auto const lacking = std::min(round_up(need - std::min(need - granule, beside), smallest_of(in)), at->bytes);
+    if (lacking > chunks_.room() || (best && lacking >= best->bytes)) continue;
+    best = page_extent{in.offset_of(above > below ? at->end() - lacking : std::uintptr_t{at->base}), lacking};
+  }
+  return best;
+}
+
+// Under a limit pages give way to others: of large ones few are wholly free. Where nothing presses they are fewer:
+// each costs the same, whatever its size.
+std::size_t page_growth::page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept {
+  auto const next = least_page(of);
+  if (chunks_.limit()) return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next);
+  if (options_.growth == growth::compact) return next;
+  auto const pages = generous ? generous_pages : growth_pages;
+  auto const largest = std::max(next, generous ? largest_generous_page : largest_page);
+  return std::clamp(whole_pages(of, bytes / pages), next, largest);
+}
+
+// What growth is a multiple of.
+std::size_t page_growth::least_page(virtual_pages const& of) const noexcept {
+  auto const next = of.next_page();
+  if (options_.growth != growth::compact) return next;
+  return std::clamp(whole_pages(of, of.mapped_bytes() / compact_pages), smallest_of(of), next);
+}
+
+} // namespace gpumem::detail
