@@ -88,7 +88,9 @@ public:
       return {false, mine.refused % refusals_a_look == 0 ? take_stale(mine, *all) : nullptr};
     }
     std::scoped_lock const held{mine.guard};
-    if (!allowed() || !claim(in, order) || due(in, order, bytes)) return {false, nullptr};
+    if (!allowed()) return {false, nullptr};
+    if (!claim(in, order)) return {false, give_way(mine, in)};
+    if (due(in, order, bytes)) return {false, nullptr};
     auto* const out = on.holds_other(bytes) ? &pop(mine, in, on) : nullptr;
     if ((out && on.top) || !afford(mine, bytes)) return {false, out};
     keep(mine, in, on, freed, order);
@@ -141,12 +143,14 @@ private:
   // So rarely does a free go another way, on which evidence may be recorded.
   static constexpr std::uint32_t most_unrecorded_frees = 64;
   static constexpr std::uint32_t most_misfits = 16;
+  static constexpr std::uint32_t most_strangers = 16;
   static constexpr std::uint32_t most_refused = 1 << 20;
   // Of a slot: so often it looks for what is kept for streams that have left it, and after so many they have.
   static constexpr std::uint32_t refusals_a_look = 32;
   static constexpr std::uint32_t refusals_till_stale = 4096;
 
-  // Blocks of one size. Whether it is empty nobody can foretell, nor the size: each question is one branch.
+  // Blocks of one size, which is not 0. Whether it is empty nobody can foretell, nor the size: each question is one
+  // branch.
   struct stack {
     block* top = nullptr;
     relaxed<std::size_t> bytes;     // 0: empty; looked at without the lock too, for a hint
@@ -163,6 +167,7 @@ private:
     std::uint32_t count = 0;
     std::uint32_t unrecorded_frees = 0;
     std::size_t unrecorded_bytes = 0;
+    std::uint32_t strangers = 0;                 // frees of other streams since the last of its own
     std::uint64_t last_put = 0;                  // after how many refusals of its slot
     std::array<stack, size_class::count> stacks; // small sizes have one each
   };
@@ -244,6 +249,7 @@ private:
     on.misfits = 0;
     ++in.count;
     in.last_put = mine.refused;
+    in.strangers = 0;
     mine.allowance -= static_cast<std::int64_t>(bytes);
     ++mine.frees;
     mine.not_live += requested;
@@ -259,6 +265,8 @@ private:
   void furnish(slot& mine);
   static bool claim_empty(cabinet& one, timeline& order) noexcept;
   void pass_on(cabinet& one, timeline& order) const noexcept;
+  block& pop_any(slot& mine, cabinet& in) noexcept;
+  block* give_way(slot& mine, cabinet& in) noexcept;
   block* take_stale(slot& mine, cabinets& all) noexcept;
   bool borrow(slot& mine, std::int64_t need) noexcept;
   void lock_all() noexcept;

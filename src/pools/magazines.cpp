@@ -47,14 +47,22 @@ void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
   one.unrecorded_bytes = 0;
 }
 
+block& magazines::pop_any(slot& mine, cabinet& in) noexcept {
+  return pop(mine, in, *std::ranges::find_if(in.stacks, [](stack const& each) { return each.top != nullptr; }));
+}
+
+// Where only other streams come any more, what is kept for one goes, a block at a time.
+block* magazines::give_way(slot& mine, cabinet& in) noexcept {
+  return ++in.strangers > most_strangers ? &pop_any(mine, in) : nullptr;
+}
+
 // A thread that has gone over to other streams gives up what it keeps for the old ones, while it lacks credit.
 block* magazines::take_stale(slot& mine, cabinets& all) noexcept {
   std::scoped_lock const held{mine.guard};
   if (!allowed()) return nullptr;
   for (auto& in : all) {
     if (in.count == 0 || mine.refused - in.last_put < refusals_till_stale) continue;
-    return &pop(mine, in,
-                *std::ranges::find_if(in.stacks, [](stack const& each) { return static_cast<bool>(each.top); }));
+    return &pop_any(mine, in);
   }
   return nullptr;
 }

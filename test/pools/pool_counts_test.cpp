@@ -224,6 +224,31 @@ TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_that_it_has_left_goes_in_th
   EXPECT_GE(r.figures().cached, 3 * MiB) << "what is not in the way stays";
 }
 
+// Among so many streams is one whose number meets that of the first where a thread keeps blocks.
+TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_makes_way_for_one_in_its_place) {
+  constexpr std::size_t bytes = 1000;
+  pool_resource r{device, {.initial_size = 64 * MiB}};
+  std::vector<void*> blocks(4);
+  for (auto& each : blocks) each = r.allocate(a, bytes);
+  for (auto* const each : blocks) r.deallocate(a, each, bytes);
+  auto const near_of = [&](gpumem::stream const& on, int count) {
+    auto const before = r.figures().reuse_near;
+    for (int i = 0; i < count; ++i) r.deallocate(on, r.allocate(on, bytes), bytes);
+    return r.figures().reuse_near - before;
+  };
+  std::vector<gpumem::stream> others;
+  for (int i = 0; i < 16; ++i) others.emplace_back(device);
+  for (auto const& each : others) EXPECT_GE(near_of(each, 100), 50u);
+  // In turns both stay: who has the place keeps it while it comes.
+  ASSERT_GE(near_of(a, 100), 50u);
+  std::uint64_t near = 0;
+  for (int i = 0; i < 50; ++i) {
+    near += near_of(a, 1);
+    for (auto const& each : others) near_of(each, 1);
+  }
+  EXPECT_GE(near, 45u);
+}
+
 TEST_F(pool_counts, few_frees_leave_a_record) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);
