@@ -137,6 +137,7 @@ private:
   void* reuse_at_once(pool_request const& what, shard_span among);
   static void note_borrowing(pool_shard& by) noexcept;
   void* reuse_known(pool_request const& what, shard_span among);
+  void* reuse_best(pool_request const& what, pool_place& at_once, shard_span among);
   void* reuse_elsewhere(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
   bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;

@@ -41,6 +41,7 @@ inline constexpr std::size_t loose = 2;
 // So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
 // each shard two threads took a third of their time telling each other of it.
 inline constexpr std::size_t live_parts = 16;
+
 // Counted for each rung.
 inline constexpr std::array<std::uint64_t figures::*, 4> reuses{&figures::reuse_own, &figures::reuse_ordered,
                                                                 &figures::reuse_completed, &figures::reuse_waited};
@@ -143,14 +144,9 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   if (!calm_for(what.key.order())) return nullptr;
   take_in(own);
   shard_span const among{&what.own, 1};
-  void* p = nullptr;
-  if (auto place = place_at_once(what, own.ranges.by_order()); place.range) {
-    if (fits_loosely(what, place)) place = better_place(what, place, among);
-    p = grant(what, place);
-  } else {
-    p = reuse_elsewhere(what, among);
-    if (!p && !shards_.single()) p = reuse_learning(what, among);
-  }
+  auto place = place_at_once(what, own.ranges.by_order());
+  void* p = reuse_best(what, place, among);
+  if (!p && !shards_.single()) p = reuse_learning(what, among);
   if (p) ++own.paths.locked_calls;
   return p;
 }
@@ -258,9 +254,16 @@ void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
 // The rungs that cost the stream nothing, as things are known.
 void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
   if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
-  auto const place = place_at_once(what, among);
-  if (!place.range) return reuse_elsewhere(what, among);
-  return grant(what, fits_loosely(what, place) ? better_place(what, place, among) : place);
+  auto place = place_at_once(what, among);
+  return reuse_best(what, place, among);
+}
+
+// What is there at once, unless something else fits better; that place is changed then, since to copy one costs as much
+// as to find it.
+[[gnu::always_inline]] void* pool_engine::reuse_best(pool_request const& what, pool_place& at_once, shard_span among) {
+  if (!at_once.range) return reuse_elsewhere(what, among);
+  if (fits_loosely(what, at_once)) at_once = better_place(what, at_once, among);
+  return grant(what, at_once);
 }
 
 // Neither the stream itself nor nobody has left anything that would do.
