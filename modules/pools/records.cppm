@@ -11,7 +11,7 @@ namespace gpumem::detail {
 /// Guarded by the lock of the pool that keeps them, but for `at`.
 export class record_array {
 public:
-  /// Numbers have so many bits, and none is below the first.
+  /// Numbers have so many bits, and none is below the first: sixteen million records.
   static constexpr unsigned number_bits = 24;
   static constexpr std::uint32_t first_number = 2;
 
@@ -20,7 +20,7 @@ public:
   record_array& operator=(record_array const&) = delete;
   ~record_array();
 
-  /// Makes sure that so many can be taken. Throws std::bad_alloc.
+  /// Makes sure that so many can be taken. Throws std::bad_alloc, also where there are no more numbers or addresses.
   inline void reserve(std::size_t count) {
     while (spare_count_ < count) grow();
   }

@@ -82,7 +82,7 @@ private:
   inline unsigned next_used(unsigned from) const noexcept {
     auto const word = from / word_bits;
     auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
-    auto const beyond = static_cast<unsigned>(std::countr_zero(used_words_ & (~std::uint64_t{1} << word)));
+    auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | guard));
     auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits or none, where a choice would be a branch
     auto const next = word ^ ((word ^ beyond) & none);
     auto const bits = rest | (used_[beyond] & (0 - std::uint64_t{rest == 0}));

@@ -183,8 +183,9 @@ private:
   outcome refusal(page_extent run) const noexcept;
   page_map planned(page_extent run, std::size_t page) const;
   expected<page_extent, failure> install(page_map made, page_extent run, std::size_t requested) noexcept;
-  CUresult probe(std::size_t bytes) noexcept;
   CUresult back(page_map& made, page_extent run) noexcept;
+  bool has_room(page_map page) noexcept;
+  CUresult create(memory& of) noexcept;
   CUresult attach(std::size_t offset, mapped_page& at) noexcept;
   bool announce(page_extent run) const noexcept;
   bool drop(std::size_t offset, mapped_page& at) noexcept;

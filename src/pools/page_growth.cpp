@@ -26,7 +26,7 @@ namespace {
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
 inline constexpr std::size_t growth_pages = 4;
-// Where memory is spent on speed. So much streams of their own memory came to have on 16 streams of short kernels.
+// Where memory is spent on speed. So much each of 16 streams of short kernels came to have.
 inline constexpr std::size_t times_its_own = 4;
 inline constexpr std::size_t most_spent = std::size_t{8} << 30;
 inline constexpr std::size_t generous_pages = 2;

@@ -161,7 +161,7 @@ block& range_map::add(chunk& home, tag_set const& tags) {
 }
 
 block& range_map::extend(chunk& home, std::size_t bytes, tag_set const& tags) {
-  records_.reserve(1);
+  records_.reserve(3); // two for a hole that the caller may carve from it
   shelves_.reserve();
   auto& more = records_.take();
   more.base = home.end();

@@ -30,9 +30,10 @@ record_array::~record_array() {
   if (reserved_) munmap(reserved_, bytes_of(end_));
 }
 
-// As many as there are numbers, or as the process may have.
+// As many as there are numbers; where the process may have few addresses, a small part, as others need some.
 void record_array::reserve_addresses() {
-  for (auto count = std::size_t{1} << number_bits; count >= backed_at_once; count /= 2) {
+  constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
+  for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
     auto* const begin = mmap(nullptr, bytes_of(count), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (begin == MAP_FAILED) continue;
     auto const address = reinterpret_cast<std::uintptr_t>(begin);
@@ -50,7 +51,7 @@ void record_array::add_memory() {
   if (!base_) reserve_addresses();
   auto* const begin = base_ + backed_;
   if (backed_ == end_ || mprotect(begin, huge_page, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc{};
-  if (backed_ > 0) madvise(begin, huge_page, MADV_HUGEPAGE);
+  madvise(begin, huge_page, backed_ > 0 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   backed_ += backed_at_once;
 }
 

@@ -47,7 +47,13 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
   auto const why = page % granularity_ != 0 ? outcome::invalid_argument : refusal(run);
   if (why != outcome::granted) return refused(why, bytes, device_.loss());
   try {
-    return install(planned(run, page != 0 ? page : next_page()), run, bytes);
+    auto pages = planned(run, page != 0 ? page : next_page());
+    // A device that has just been full is first asked for everything at once: where it refuses, that is one call, and
+    // pages that come and go again would be many.
+    if (full_ && pages.size() > 1 && !has_room(planned(run, run.bytes))) {
+      return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
+    }
+    return install(std::move(pages), run, bytes);
   } catch (std::bad_alloc const&) { return refused(outcome::exhausted, bytes); }
 }
 
@@ -105,32 +111,37 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
   return unexpected<failure>{detail::refusal_of(result, requested)};
 }
 
-// A device that has just been full is first asked for everything at once: where it refuses, that is one call, and pages
-// that come and go again would be many.
-CUresult virtual_pages::probe(std::size_t bytes) noexcept {
-  CUmemGenericAllocationHandle all = 0;
-  auto const result = driver().mem_create(&all, bytes, &properties_, 0);
-  return result == CUDA_SUCCESS ? driver().mem_release(all) : result;
+// Whether the device has memory for a page.
+bool virtual_pages::has_room(page_map page) noexcept {
+  auto result = CUDA_SUCCESS;
+  on_device([&] {
+    result = create(*page.begin()->second.of);
+    return CUDA_SUCCESS;
+  });
+  discard(page);
+  return result != CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult virtual_pages::back(page_map& made, page_extent run) noexcept {
-  if (full_ && made.size() > 1) {
-    if (auto const result = probe(run.bytes); result != CUDA_SUCCESS) return result;
-  }
   for (auto& [offset, page] : made) {
     if (auto const result = attach(offset, page); result != CUDA_SUCCESS) return result;
   }
   return driver().mem_set_access(base_ + run.offset, run.bytes, rights_.data(), rights_.size());
 }
 
+CUresult virtual_pages::create(memory& of) noexcept {
+  auto const result = driver().mem_create(&of.handle, of.bytes, &properties_, 0);
+  full_ = result == CUDA_ERROR_OUT_OF_MEMORY;
+  if (result != CUDA_SUCCESS) return result;
+  of.held = true;
+  mapped_bytes_ += of.bytes;
+  return result;
+}
+
 CUresult virtual_pages::attach(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
   if (!of.held) {
-    auto const result = driver().mem_create(&of.handle, of.bytes, &properties_, 0);
-    full_ = result == CUDA_ERROR_OUT_OF_MEMORY;
-    if (result != CUDA_SUCCESS) return result;
-    of.held = true;
-    mapped_bytes_ += of.bytes;
+    if (auto const result = create(of); result != CUDA_SUCCESS) return result;
   }
   auto const result = driver().mem_map(base_ + offset, of.bytes, 0, of.handle, 0);
   if (result != CUDA_SUCCESS) return result;

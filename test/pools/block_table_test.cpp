@@ -5,7 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
+#include <new>
 #include <vector>
+
+#include <sys/resource.h>
+#include <unistd.h>
 
 import gpumem;
 
@@ -54,7 +59,7 @@ TEST(block_table, tells_blocks_apart_whose_hashes_are_alike) {
   EXPECT_EQ(table.find(at(addresses[2])), blocks[2]);
 }
 
-// More than fit into one slab of records, and into a table that is large.
+// More than get memory at once, in a table that is large.
 TEST(block_table, keeps_what_it_holds_when_it_grows) {
   constexpr std::size_t count = 100'000;
   record_array records;
@@ -82,6 +87,21 @@ TEST(records, have_numbers_and_are_given_again) {
   auto sorted = blocks;
   std::ranges::sort(sorted);
   EXPECT_EQ(again, sorted);
+}
+
+// A process that may have few addresses has fewer records, and is told.
+TEST(records, are_as_many_as_there_are_addresses_for) {
+  std::size_t pages = 0;
+  std::ifstream{"/proc/self/statm"} >> pages;
+  rlimit usual{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &usual), 0);
+  rlimit const few{pages * static_cast<std::size_t>(getpagesize()) + (std::size_t{64} << 20), usual.rlim_max};
+  record_array records;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &few), 0);
+  EXPECT_NO_THROW(records.reserve(1000));
+  EXPECT_THROW(records.reserve(1 << 20), std::bad_alloc);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &usual), 0);
+  for (int i = 0; i < 1000; ++i) records.take();
 }
 
 } // namespace

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
 import gpumem;
 
 namespace {
@@ -22,6 +24,24 @@ namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
 template <class Function> Function* function(char const* name) { return gpumem_test::driver_function<Function>(name); }
+
+// Steps the device until it ends.
+class device_that_goes_on {
+public:
+  ~device_that_goes_on() {
+    ended_ = true;
+    steps_.join();
+  }
+
+private:
+  std::atomic<bool> ended_{false};
+  std::thread steps_{[this] {
+    while (!ended_) {
+      simulator::run_until_idle();
+      std::this_thread::yield();
+    }
+  }};
+};
 
 class pool_order : public gpumem_test::simulated_test {
 protected:
@@ -216,13 +236,7 @@ TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 8; ++i) streams.emplace_back(device);
   auto const creations = [] { return gpumem::driver_calls("cuMemCreate"); };
-  std::atomic<bool> ended{false};
-  std::thread device_goes_on{[&] { // for who waits on the host
-    while (!ended) {
-      simulator::run_until_idle();
-      std::this_thread::yield();
-    }
-  }};
+  device_that_goes_on const device_goes_on; // for who waits on the host
   auto const rounds = [&](auto& r) {
     auto const before = creations();
     for (int i = 0; i < 200; ++i) {
@@ -242,24 +256,25 @@ TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_
     EXPECT_LE(rounds(confined), left / (2 * MiB));
     EXPECT_LE(confined.figures().peak_reserved, left);
   }
-  while (used() > used_before) std::this_thread::yield(); // the library's thread gives it back
+  for (int i = 0; i < 10'000 && used() > used_before; ++i) usleep(1000); // the library's thread gives it back
+  ASSERT_EQ(used(), used_before);
 
   gpumem::pool_resource first{device, {}, {.addresses = std::size_t{128} << 30}};
-  first.reserve((std::size_t{80} << 30) - left - used());
+  first.reserve(simulator::options{}.capacity - left - used());
   gpumem::pool_resource last{device};
   EXPECT_LE(rounds(last), 100u) << "what refuses is not asked at every miss";
   EXPECT_LE(last.figures().peak_reserved, left);
-  ended = true;
-  device_goes_on.join();
 }
 
-// One that fails asks the driver a few times, however often it comes.
+// One that fails asks the driver a few times, however often it comes; and gets memory as soon as there is some.
 TEST_F(pool_order, requests_that_fail_on_a_full_device_cost_few_calls) {
   constexpr int failing = 100;
-  gpumem::pool_resource r{device, {}, {.addresses = std::size_t{128} << 30}};
-  r.reserve((std::size_t{80} << 30) - 64 * MiB - simulator::report().bytes_allocated);
-  auto* const held = r.allocate(a, r.figures().reserved);
-  auto* const more = r.allocate(b, 32 * MiB);
+  auto const used = [] { return simulator::report().bytes_allocated; };
+  auto const used_before = used();
+  gpumem::pool_resource other{device, {}, {.addresses = 2 * simulator::options{}.capacity}};
+  other.reserve(simulator::options{}.capacity - 64 * MiB - used_before);
+  gpumem::pool_resource r{device};
+  auto* const first = r.allocate(b, 32 * MiB);
   auto const calls = [] {
     std::array const names{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuEventQuery", "cuStreamQuery"};
     std::array<std::uint64_t, names.size()> counts{};
@@ -275,8 +290,21 @@ TEST_F(pool_order, requests_that_fail_on_a_full_device_cost_few_calls) {
   EXPECT_GE(count(0), 1u * failing) << "the device is asked each time: others may have given back";
   EXPECT_EQ(count(1) + count(2), 0u) << "mapped";
   EXPECT_LE(count(3) + count(4), 16u * failing) << "polls";
-  r.deallocate(a, held, r.figures().live - 32 * MiB);
-  r.deallocate(b, more, 32 * MiB);
+
+  EXPECT_GE(other.trim(other.figures().reserved - 1024 * MiB), 512 * MiB);
+  for (int i = 0; i < 2; ++i) {
+    auto const start = calls();
+    auto const got = r.try_allocate(a, 256 * MiB);
+    ASSERT_TRUE(got);
+    auto const end = calls();
+    EXPECT_GT(end[1] - start[1], 1u) << "several pages";
+    EXPECT_EQ(end[0] - start[0], end[1] - start[1] + (i == 0)) << "all at once the first time only";
+    EXPECT_EQ(used(), used_before + other.figures().reserved + r.figures().reserved);
+    r.deallocate(a, *got, 256 * MiB);
+    a.synchronize();
+    r.trim();
+  }
+  r.deallocate(b, first, 32 * MiB);
 }
 
 // Looks come often, and yet these do not grow.

@@ -112,6 +112,20 @@ TEST_F(ranges, a_bin_is_searched_to_its_end_before_the_search_fails) {
   EXPECT_EQ(find(256, large.bytes), blocks[0]) << "the only one in which so aligned an address lies";
 }
 
+// Nothing lies behind the last bin.
+TEST_F(ranges, a_search_ends_with_the_largest_blocks) {
+  gpumem::detail::size_bins bins;
+  block small, large;
+  small.bytes = 256;
+  large.bytes = std::size_t{1} << 60;
+  bins.put(small);
+  bins.put(large);
+  std::vector<block*> visited;
+  bins.visit_from(512, [&](block& each) { visited.push_back(&each); });
+  EXPECT_EQ(visited, std::vector{&large});
+  EXPECT_EQ(bins.largest(), large.bytes);
+}
+
 TEST_F(ranges, memory_is_on_the_shelf_of_its_stream) {
   gpumem::stream const a{device}, b{device};
   auto& all = map.by_order();

@@ -58,15 +58,13 @@ TEST_F(shards, one_is_all_that_a_single_thread_needs) {
 
 TEST_F(shards, are_given_to_threads_that_meet_and_take_one_lock_from_then_on) {
   pool_resource r{gpumem::cuda_resource{device}};
-  std::vector<std::uint64_t> all_locked(2), calls(2);
   std::barrier together{2};
   crowd(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    auto before = engine_of(r).read_paths();
     for (int i = 0; i < 10; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // ends with memory of its own
     together.arrive_and_wait();
     if (number == 0) {
-      before = engine_of(r).read_paths();
+      auto const before = engine_of(r).read_paths();
       for (int i = 0; i < 1000; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB);
       auto const after = engine_of(r).read_paths();
       EXPECT_EQ(after.all_locked, before.all_locked);

@@ -42,8 +42,13 @@ protected:
   /// The driver lets go what it kept.
   static void retry(gpumem::virtual_pages& pages) { EXPECT_FALSE(pages.unmap(pages.addresses(), 0)); }
 
-  static std::array<action, 4> actions() {
+  static std::array<action, 5> actions() {
     return {{{"map", [](auto& pages) { return bool{pages.map(8 * mib, 6 * mib)}; }},
+             {"map where the device was full",
+              [](auto& pages) {
+                simulator::fail_allocation(1);
+                return !pages.map(8 * mib, 6 * mib, 2 * mib) && pages.map(8 * mib, 6 * mib, 2 * mib);
+              }},
              {"alias", [](auto& pages) { return bool{pages.alias(0, 8 * mib)}; }},
              {"move", [](auto& pages) { return bool{pages.move(0, 8 * mib)}; }},
              {"unmap", [](auto& pages) { return pages.unmap(0, 4 * mib); }}}};
