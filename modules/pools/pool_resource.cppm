@@ -133,13 +133,13 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// granted counts as a use: free a block on a stream that is ordered after the one it was granted to.
 ///
 /// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
-/// one has free the others use before they grow, but not again and again.
+/// one has free the others use before they grow, but not again and again. A shard has sixteen million blocks at most,
+/// free ranges among them; a request beyond that fails as one beyond the host's memory does.
 ///
 /// With `hardened` it finds what its callers do wrong, at the price of some driver calls in each call, and reports it
 /// to the misuse handler with the history of the memory:
 /// - a free of a pointer that is not live, anywhere, by however many threads at once, or of another size; also after
-/// the
-///   address was granted again, as far as the history reaches;
+///   the address was granted again, as far as the history reaches;
 /// - bytes overwritten before or behind a block: guards lie around each and are looked at before its reuse;
 /// - bytes overwritten after the free, of the whole block or, of one larger than `poison`, of half of that at each of
 ///   its ends: they are filled behind the work of the stream that frees, stay in a quarantine while that holds less
