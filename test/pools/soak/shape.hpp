@@ -21,9 +21,9 @@ struct shape {
 };
 
 inline constexpr shape shapes[] = {
-    {"small sizes", 256, 4 * KiB, 128 * KiB, 512 * KiB, false, 4, 256, 300},
+    {"small sizes", 256, 4 * KiB, 128 * KiB, 448 * KiB, false, 16, 256, 300},
     {"mixed sizes", 256, 2 * MiB, 24 * MiB, 0, false, 16, 256, 300},
-    {"handed over", 256, 64 * KiB, 4 * MiB, 0, false, 64, 12, 300},
+    {"handed over", 256, 512 * KiB, 8 * MiB, 0, false, 16, 12, 300},
     {"pages under a limit", 4 * KiB, 2 * MiB, 24 * MiB, 160 * MiB, true, 16, 256, 300},
 };
 
