@@ -15,8 +15,8 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 /// How much is mapped for a request, where, and in pages of which size; and when memory is spent so as not to look for
-/// what others have freed. Decides, and changes nothing of the pool. Each call but `page_size` is under
-/// the locks of the shards that it is given.
+/// what others have freed. Decides, and changes nothing of the pool. Each call but `page_size` is under the locks
+/// of the shards that it is given. Sizes are in bytes.
 export class page_growth {
 public:
   /// Refers to all of them.

@@ -6,12 +6,9 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 import gpumem;
 
@@ -24,24 +21,6 @@ namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
 template <class Function> Function* function(char const* name) { return gpumem_test::driver_function<Function>(name); }
-
-// Steps the device until it ends.
-class device_that_goes_on {
-public:
-  ~device_that_goes_on() {
-    ended_ = true;
-    steps_.join();
-  }
-
-private:
-  std::atomic<bool> ended_{false};
-  std::thread steps_{[this] {
-    while (!ended_) {
-      simulator::run_until_idle();
-      std::this_thread::yield();
-    }
-  }};
-};
 
 class pool_order : public gpumem_test::simulated_test {
 protected:
@@ -236,7 +215,7 @@ TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 8; ++i) streams.emplace_back(device);
   auto const creations = [] { return gpumem::driver_calls("cuMemCreate"); };
-  device_that_goes_on const device_goes_on; // for who waits on the host
+  gpumem_test::running_device const running; // for who waits on the host
   auto const rounds = [&](auto& r) {
     auto const before = creations();
     for (int i = 0; i < 200; ++i) {
@@ -246,8 +225,7 @@ TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_
     EXPECT_EQ(r.figures().failures, 0u);
     return creations() - before;
   };
-  auto const used = [] { return simulator::report().bytes_allocated; };
-  auto const used_before = used();
+  auto const used_before = device_bytes();
   {
     gpumem::pool_resource unconfined{device};
     rounds(unconfined);
@@ -256,11 +234,10 @@ TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_
     EXPECT_LE(rounds(confined), left / (2 * MiB));
     EXPECT_LE(confined.figures().peak_reserved, left);
   }
-  for (int i = 0; i < 10'000 && used() > used_before; ++i) usleep(1000); // the library's thread gives it back
-  ASSERT_EQ(used(), used_before);
+  ASSERT_TRUE(comes_down_to(used_before));
 
-  gpumem::pool_resource first{device, {}, {.addresses = std::size_t{128} << 30}};
-  first.reserve(simulator::options{}.capacity - left - used());
+  gpumem::pool_resource first{device, {}, {.addresses = 2 * simulator::options{}.capacity}};
+  first.reserve(simulator::options{}.capacity - left - used_before);
   gpumem::pool_resource last{device};
   EXPECT_LE(rounds(last), 100u) << "what refuses is not asked at every miss";
   EXPECT_LE(last.figures().peak_reserved, left);
@@ -269,8 +246,7 @@ TEST_F(pool_order, what_would_spend_memory_does_without_where_the_device_or_the_
 // One that fails asks the driver a few times, however often it comes; and gets memory as soon as there is some.
 TEST_F(pool_order, requests_that_fail_on_a_full_device_cost_few_calls) {
   constexpr int failing = 100;
-  auto const used = [] { return simulator::report().bytes_allocated; };
-  auto const used_before = used();
+  auto const used_before = device_bytes();
   gpumem::pool_resource other{device, {}, {.addresses = 2 * simulator::options{}.capacity}};
   other.reserve(simulator::options{}.capacity - 64 * MiB - used_before);
   gpumem::pool_resource r{device};
@@ -299,7 +275,7 @@ TEST_F(pool_order, requests_that_fail_on_a_full_device_cost_few_calls) {
     auto const end = calls();
     EXPECT_GT(end[1] - start[1], 1u) << "several pages";
     EXPECT_EQ(end[0] - start[0], end[1] - start[1] + (i == 0)) << "all at once the first time only";
-    EXPECT_EQ(used(), used_before + other.figures().reserved + r.figures().reserved);
+    EXPECT_EQ(device_bytes(), used_before + other.figures().reserved + r.figures().reserved);
     r.deallocate(a, *got, 256 * MiB);
     a.synchronize();
     r.trim();

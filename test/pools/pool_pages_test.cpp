@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include <unistd.h>
-
 import gpumem;
 
 namespace {
@@ -19,16 +17,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_pages : public gpumem_test::simulated_test {
 protected:
-  // Of pools that have ended the library's thread gives back what completes late.
   void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
-  static bool comes_down_to(std::size_t bytes) {
-    for (int i = 0; i < 1000 && device_bytes() > bytes; ++i) {
-      simulator::run_until_idle();
-      usleep(1000);
-    }
-    return device_bytes() <= bytes;
-  }
-  static std::size_t device_bytes() { return simulator::report().bytes_allocated; }
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};

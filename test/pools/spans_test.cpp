@@ -6,12 +6,10 @@
 #include <gpumem/pool_options.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <set>
-#include <thread>
 #include <vector>
 
 import gpumem;
@@ -234,13 +232,10 @@ TEST_F(small_blocks, are_taken_by_others_at_the_limit) {
     simulator::work(a, {simulator::write(each, KiB)});
     r.deallocate(a, each, KiB);
   }
-  std::atomic<bool> over{false};
-  std::thread runs{[&] {
-    while (!over) simulator::run_until_idle();
-  }};
-  auto const taken = r.try_allocate(b, 64 * KiB);
-  over = true;
-  runs.join();
+  auto const taken = [&] {
+    gpumem_test::running_device const running;
+    return r.try_allocate(b, 64 * KiB);
+  }();
   ASSERT_TRUE(taken);
   simulator::work(b, {simulator::write(*taken, 64 * KiB)});
   r.deallocate(b, *taken, 64 * KiB);

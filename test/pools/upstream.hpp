@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -17,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include <cuda.h>
@@ -111,6 +113,24 @@ inline bool comes_back(upstream_state& state, std::size_t count) {
   return false;
 }
 
+// Steps the device until it ends.
+class running_device {
+public:
+  ~running_device() {
+    ended_ = true;
+    steps_.join();
+  }
+
+private:
+  std::atomic<bool> ended_{false};
+  std::thread steps_{[this] {
+    while (!ended_) {
+      gpumem::simulator::run_until_idle();
+      std::this_thread::yield();
+    }
+  }};
+};
+
 // Device work runs only when a test says so; nothing may be found that a test does not expect.
 class simulated_test : public testing::Test {
 protected:
@@ -118,6 +138,15 @@ protected:
   void TearDown() override {
     gpumem::simulator::run_until_idle();
     for (auto const& found : gpumem::simulator::take_findings()) ADD_FAILURE() << found.text;
+  }
+  static std::size_t device_bytes() { return gpumem::simulator::report().bytes_allocated; }
+  // Of pools that have ended the library's thread gives back what completes late. False after a second.
+  static bool comes_down_to(std::size_t bytes) {
+    for (int i = 0; i < 1000 && device_bytes() > bytes; ++i) {
+      gpumem::simulator::run_until_idle();
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
+    return device_bytes() <= bytes;
   }
 };
 
