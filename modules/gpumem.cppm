@@ -62,6 +62,8 @@ export import :ranges;
 export import :chunks;
 export import :live_meter;
 export import :shards;
+export import :credit;
+export import :recent_blocks;
 export import :magazines;
 export import :pool_order;
 export import :pool_request;

@@ -54,6 +54,7 @@ using std::memory_order_seq_cst;
 using std::addressof;
 using std::bit_cast;
 using std::bit_width;
+using std::countr_one;
 using std::countr_zero;
 using std::declval;
 using std::exchange;

@@ -123,10 +123,11 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// coalescing, blocks in multiples of 256 bytes and, up to 64 KiB, of 48 sizes, any alignment. Of pages it maps what is
 /// missing behind the last free range; of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or
 /// larger for a larger request. It keeps what is freed: some of it near the threads that freed it, for the same stream
-/// and size, until others would have to grow the pool (a hundredth of what is reserved, or up to half of it where that
-/// is 4 MiB at most for each shard; 64 MiB at most). Where streams run kernels beside each other it rather grows than
-/// asks the driver again and again what has completed, until each of them could have four times what it asks for, 8 GiB
-/// at most, unless `limit` is near, `growth` is compact or there is a `release_threshold`.
+/// and size, until others would have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB
+/// at most, and the last eight of the larger ones, a thirty-second of it, unless `growth` is compact; or up to half of
+/// it each, where that is 4 MiB at most for each shard. Where streams run kernels beside each other it rather grows
+/// than asks the driver again and again what has completed, until each of them could have four times what it asks for,
+/// 8 GiB at most, unless `limit` is near, `growth` is compact or there is a `release_threshold`.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:size_class;
 import :block;
-import :hash;
 import :std;
 
 namespace gpumem::detail {
@@ -13,11 +12,9 @@ namespace gpumem::detail {
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;
   static constexpr unsigned small_count = 48;
-  static constexpr unsigned large_count = 16;
-  static constexpr unsigned count = small_count + large_count;
 
   std::size_t bytes;
-  std::uint8_t number; ///< of a small size its own, below `small_count`; the others share the rest of `count`
+  std::uint8_t number; ///< of a small size its own; of the others `small_count`
 
   /// The size of a request of at least one byte.
   static inline size_class of(std::size_t requested) noexcept {
@@ -26,9 +23,9 @@ export struct size_class {
     auto const unit_log2 = __builtin_unpredictable(small) ? fine : granule_log2;
     auto const steps = (requested - 1) >> unit_log2;
     auto const own = number_of(steps, fine);
-    auto const shared = small_count + (spread(steps + 1) >> (64 - large_count_log2));
-    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(__builtin_unpredictable(small) ? own : shared)};
+    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(__builtin_unpredictable(small) ? own : small_count)};
   }
+  inline bool is_small() const noexcept { return number < small_count; }
   /// The number of a small size.
   static inline unsigned number_of_small(std::size_t bytes) noexcept {
     auto const unit_log2 = unit_log2_of(bytes);
@@ -39,8 +36,6 @@ private:
   static constexpr unsigned granule_log2 = 8;
   static_assert(granule == 1u << granule_log2);
   static constexpr unsigned steps_log2 = 3;
-  static constexpr unsigned large_count_log2 = 4;
-  static_assert(large_count == 1u << large_count_log2);
 
   // What sizes near this one are multiples of: a sixteenth of the power of two above, or a granule.
   static inline unsigned unit_log2_of(std::size_t bytes) noexcept {

@@ -16,9 +16,9 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-// No block takes more of the credit: of recorded traces a quarter keeps as many blocks as all of it, and refuses fewer.
+// No block takes more of what large ones may: what is left of recorded traces is less with fewer of the largest.
 inline constexpr std::size_t most_part = 4;
-inline constexpr std::size_t always_kept = std::size_t{1} << 20; // where the credit is so much
+inline constexpr std::size_t always_kept = std::size_t{1} << 20; // where there is so much
 
 } // namespace
 
@@ -27,8 +27,8 @@ magazines::magazines() noexcept {
 }
 
 void magazines::furnish(slot& mine) {
-  furniture_.push_back(std::make_unique<cabinets>());
-  mine.cabinets.store(furniture_.back().get(), std::memory_order_release);
+  all_furniture_.push_back(std::make_unique<furniture>());
+  mine.furniture.store(all_furniture_.back().get(), std::memory_order_release);
 }
 
 // The first that comes while it is empty.
@@ -48,7 +48,15 @@ void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
 }
 
 block& magazines::pop_any(slot& mine, cabinet& in) noexcept {
-  return pop(mine, in, *std::ranges::find_if(in.stacks, [](stack const& each) { return each.top != nullptr; }));
+  auto& from = *std::ranges::find_if(in.stacks, [](block* newest) { return newest != nullptr; });
+  return put_out(mine, unlink(mine, in, from));
+}
+
+block* magazines::evict(slot& mine, furniture& all) noexcept {
+  auto* const oldest = all.recent.evict();
+  if (!oldest) return nullptr;
+  mine.large.regain(oldest->bytes);
+  return &put_out(mine, *oldest);
 }
 
 // Where only other streams come any more, what is kept for one goes, a block at a time.
@@ -56,37 +64,28 @@ block* magazines::give_way(slot& mine, cabinet& in) noexcept {
   return ++in.strangers > most_strangers ? &pop_any(mine, in) : nullptr;
 }
 
+magazines::result magazines::put_beyond_credit(slot& mine, furniture& all) noexcept {
+  count_refused(mine);
+  return {false, mine.refused % refusals_a_look == 0 ? take_stale(mine, all) : nullptr};
+}
+
 // A thread that has gone over to other streams gives up what it keeps for the old ones, while it lacks credit.
-block* magazines::take_stale(slot& mine, cabinets& all) noexcept {
+block* magazines::take_stale(slot& mine, furniture& all) noexcept {
   std::scoped_lock const held{mine.guard};
   if (!allowed()) return nullptr;
-  for (auto& in : all) {
+  for (auto& in : all.cabinets) {
     if (in.count == 0 || mine.refused - in.last_put < refusals_till_stale) continue;
     return &pop_any(mine, in);
   }
   return nullptr;
 }
 
-bool magazines::borrow(slot& mine, std::int64_t need) noexcept {
-  for (auto const want : {std::max(need, quantum), need}) {
-    if (credit_.load(std::memory_order_relaxed) < want) continue;
-    if (credit_.fetch_sub(want, std::memory_order_relaxed) >= want) {
-      mine.allowance += want;
-      mine.credit.fetch_add(want, std::memory_order_relaxed);
-      return true;
-    }
-    credit_.fetch_add(want, std::memory_order_relaxed);
-  }
-  count_refused(mine);
-  return false;
-}
-
-void magazines::allow(bool on, std::size_t credit, std::size_t most_unrecorded) noexcept {
-  credit_.fetch_add(static_cast<std::int64_t>(credit) - static_cast<std::int64_t>(total_), std::memory_order_relaxed);
-  total_ = credit;
+void magazines::allow(bool on, std::size_t small, std::size_t large, std::size_t most_unrecorded) noexcept {
+  small_.set_total(small);
+  large_.set_total(large);
+  largest_.store(std::min(large, std::max(large / most_part, always_kept)), std::memory_order_relaxed);
   most_unrecorded_.store(most_unrecorded, std::memory_order_relaxed);
-  auto const most = std::min(credit, std::max(credit / most_part, always_kept));
-  most_.store(on ? most : 0, std::memory_order_relaxed);
+  allowed_.store(on, std::memory_order_relaxed);
 }
 
 block* magazines::sweep() noexcept {
@@ -94,23 +93,28 @@ block* magazines::sweep() noexcept {
   starved_.store(false, std::memory_order_relaxed);
   lock_all();
   for (auto& each : slots_) {
-    auto* const kept = each.cabinets.load(std::memory_order_relaxed);
+    auto* const kept = each.furniture.load(std::memory_order_relaxed);
     if (!kept) continue; // no thread of this number has allocated
     each.refused_lately = 0;
-    for (auto& in : *kept) {
-      for (auto at = in.stacks.begin(); in.count > 0; ++at) {
-        while (at->top) {
-          auto& found = pop(each, in, *at);
-          found.next = all;
-          all = &found;
-        }
-      }
-    }
-    each.allowance = 0; // nothing is kept: it is all of
-    credit_.fetch_add(each.credit.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+    all = take_out(each, *kept, all);
+    small_.give_back(each.small);
+    large_.give_back(each.large);
   }
   unlock_all();
   return all;
+}
+
+// Everything, linked before others.
+block* magazines::take_out(slot& from, furniture& all, block* others) noexcept {
+  auto const link = [&](block& found) {
+    found.next = others;
+    others = &found;
+  };
+  while (auto* const found = all.recent.pop()) link(put_out(from, *found));
+  for (auto& in : all.cabinets) {
+    while (in.count > 0) link(pop_any(from, in));
+  }
+  return others;
 }
 
 void magazines::lock_all() noexcept {
@@ -130,11 +134,13 @@ thread_counts magazines::glance() const noexcept {
     all.allocations += each.allocations;
     all.frees += each.frees;
     all.refused += each.refused;
-    // Not of one moment, and in this order never more than is kept.
-    auto const credit = each.credit.load(std::memory_order_acquire);
-    std::int64_t const allowance = each.allowance;
-    all.cached += static_cast<std::size_t>(std::max(credit - allowance, std::int64_t{0}));
-    all.allowance += allowance;
+    for (auto const* const part : {&each.small, &each.large}) {
+      // Not of one moment, and in this order never more than is kept.
+      auto const taken = part->taken.load(std::memory_order_acquire);
+      std::int64_t const allowance = part->allowance;
+      all.cached += static_cast<std::size_t>(std::max(taken - allowance, std::int64_t{0}));
+      all.allowance += allowance;
+    }
   }
   return all;
 }

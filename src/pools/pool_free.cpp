@@ -239,13 +239,14 @@ void pool_engine::set_pressure(bool on) noexcept {
 // the host, which may not have what the device still uses, or where a call is to serve what was deferred.
 void pool_engine::set_caching() noexcept {
   // With more for each shard threads on streams of their own were a tenth faster, and those on one a third slower.
-  constexpr std::size_t most = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
+  constexpr std::size_t most_small = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
-  auto const least = std::min({chunks_.reserved() / 2, a_shard * shards_.all().size(), most});
-  auto const credit = std::clamp(chunks_.reserved() / 100, least, most);
+  auto const least = std::min({chunks_.reserved() / 2, a_shard * shards_.all().size(), most_small});
+  auto const small = std::clamp(chunks_.reserved() / 100, least, most_small);
+  auto const large = options_.growth == growth::compact ? 0 : std::max(chunks_.reserved() / 32, least);
   calm_ = calm;
   growth_.set_calm(calm);
-  magazines_.allow(calm && !order_.host_accessible(), credit, shared_ ? most_unrecorded() : SIZE_MAX);
+  magazines_.allow(calm && !order_.host_accessible(), small, large, shared_ ? most_unrecorded() : SIZE_MAX);
 }
 
 // From now on evidence is of use.

@@ -73,8 +73,8 @@ static void a_pool_from_make_to_release(void) {
   EXPECT(figures_of(pool).allocations == 2 && figures_of(pool).frees == 2);
   EXPECT(gpumem_retain(pool) == GPUMEM_GRANTED);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
-  EXPECT(allocate(pool, stream, MIB) == first);
-  release(pool, stream, first, MIB);
+  EXPECT(allocate(pool, stream, 3 * MIB) == first);
+  release(pool, stream, first, 3 * MIB);
   size_t given_back = 1;
   EXPECT(gpumem_trim(pool, 0, &given_back) == GPUMEM_GRANTED);
   EXPECT(given_back == 0); // the host has seen nothing complete

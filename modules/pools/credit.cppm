@@ -1,0 +1,45 @@
+// Bytes that threads may keep together.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:credit;
+import :relaxed;
+import :std;
+
+namespace gpumem::detail {
+
+/// So many bytes, of which each thread takes a part when it needs one: in quanta, so that threads rarely meet at what
+/// is left. Parts belong to the holders of their locks; any thread reads what they count.
+export class credit {
+public:
+  struct part {
+    relaxed<std::int64_t> allowance;    ///< taken, and not in use
+    std::atomic<std::int64_t> taken{0}; ///< for what is in use or may be
+    inline void spend(std::size_t bytes) noexcept { allowance -= static_cast<std::int64_t>(bytes); }
+    inline void regain(std::size_t bytes) noexcept { allowance += static_cast<std::int64_t>(bytes); }
+  };
+
+  /// Whether so many bytes are there to spend, as things look without the part's lock.
+  inline bool affordable(part const& mine, std::size_t bytes) const noexcept {
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
+    return need <= 0 || need <= left();
+  }
+  /// Makes sure of it; false: there is not so much.
+  inline bool afford(part& mine, std::size_t bytes) noexcept {
+    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
+    return need <= 0 || borrow(mine, need);
+  }
+  /// Nothing of a part is in use any more.
+  void give_back(part& mine) noexcept;
+
+  /// In all, bytes; what is in use beyond stays. One thread at a time.
+  void set_total(std::size_t bytes) noexcept;
+  inline std::int64_t total() const noexcept { return total_.load(std::memory_order_relaxed); }
+  inline std::int64_t left() const noexcept { return left_.load(std::memory_order_relaxed); }
+
+private:
+  bool borrow(part& mine, std::int64_t need) noexcept;
+
+  std::atomic<std::int64_t> total_{0};
+  alignas(64) std::atomic<std::int64_t> left_{0};
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,88 @@
+// The last large blocks that a thread has freed.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:recent_blocks;
+import :block;
+import :hash;
+import :relaxed;
+import :std;
+import :tags;
+import :timeline;
+
+namespace gpumem::detail {
+
+/// A few freed blocks, found by stream and exact size. Of large blocks that are asked for again most are so at once: of
+/// recorded traces of training and inference the last eight serve a tenth to a half of all requests, and what is not
+/// kept any more is soon joined with its neighbours. Where they are not asked for, keeping is left out for a while.
+/// Guarded by the lock of its thread; `worthwhile` and `empty` are hints without it.
+export class recent_blocks {
+public:
+  static constexpr unsigned most = 8;
+
+  inline bool empty() const noexcept { return used_ == 0; }
+  inline bool full() const noexcept { return used_ == (1u << most) - 1; }
+  /// Whether blocks that were kept have been asked for, or it is time to try that again. Counted roughly.
+  inline bool worthwhile() noexcept {
+    if (worth_ > 0) return true;
+    left_out_ = left_out_ + 1;
+    if (left_out_ < most_left_out) return false;
+    left_out_ = 0;
+    worth_ = trial;
+    return true;
+  }
+
+  /// A block of that size that was kept for the stream, no longer kept; or null.
+  [[gnu::always_inline]] inline block* take(timeline const& order, std::size_t bytes) noexcept {
+    auto const found = alike(mark_of(order, bytes)) & used_;
+    if (found == 0) return nullptr;
+    auto const i = static_cast<unsigned>(std::countr_zero(found));
+    auto& kept = *cells_[i];
+    if (kept.bytes != bytes || kept.tags.begin()->order != &order) return nullptr;
+    clear(i);
+    worth_ = std::min(worth_ + use, most_worth);
+    return &kept;
+  }
+  /// Keeps a block for the stream of its only tag. There is place.
+  [[gnu::always_inline]] inline void keep(block& freed) noexcept {
+    auto const i = static_cast<unsigned>(std::countr_one(std::uint32_t{used_}));
+    auto const mark = mark_of(*freed.tags.begin()->order, freed.bytes);
+    cells_[i] = &freed;
+    // All marks are read at once, for which a store so small is no shortcut: what is allocated and freed by turns
+    // would wait for it.
+    if (marks_[i] != mark) marks_[i] = mark;
+    used_ = used_ | 1u << i;
+  }
+  /// One of the oldest, no longer kept; null where there is none. It was not asked for.
+  inline block* evict() noexcept {
+    auto* const oldest = pop();
+    if (oldest && worth_ > 0) worth_ = worth_ - 1;
+    return oldest;
+  }
+  /// The same, where nothing follows from that.
+  block* pop() noexcept;
+
+private:
+  using marks = std::uint32_t __attribute__((vector_size(most * sizeof(std::uint32_t))));
+  using answers = bool __attribute__((ext_vector_type(most)));
+  // A use saves more than five evictions cost, on an H200.
+  static constexpr int use = 5, trial = 16, most_worth = 256;
+  static constexpr std::uint32_t most_left_out = 1024;
+
+  static inline std::uint32_t mark_of(timeline const& order, std::size_t bytes) noexcept {
+    return static_cast<std::uint32_t>(spread(bytes + reinterpret_cast<std::uintptr_t>(&order)) >> 32);
+  }
+  // The cells of that mark, a bit each; empty ones too.
+  inline std::uint32_t alike(std::uint32_t mark) const noexcept {
+    auto const same = __builtin_convertvector(marks_ == mark, answers);
+    return std::bit_cast<std::uint8_t>(same);
+  }
+  inline void clear(unsigned i) noexcept { used_ = used_ & ~(1u << i); }
+
+  marks marks_{};
+  std::array<block*, most> cells_{};
+  relaxed<std::uint32_t> used_; // cells, a bit each
+  unsigned next_ = 0;           // the cell that goes next
+  relaxed<int> worth_{most_worth / 4};
+  relaxed<std::uint32_t> left_out_;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,42 @@
+// Taking parts of what may be kept, and giving them back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+module gpumem:credit.impl;
+import :credit;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::int64_t quantum = 64 << 10;
+
+} // namespace
+
+bool credit::borrow(part& mine, std::int64_t need) noexcept {
+  for (auto const want : {std::max(need, quantum), need}) {
+    if (left() < want) continue;
+    if (left_.fetch_sub(want, std::memory_order_relaxed) >= want) {
+      mine.allowance += want;
+      mine.taken.fetch_add(want, std::memory_order_relaxed);
+      return true;
+    }
+    left_.fetch_add(want, std::memory_order_relaxed);
+  }
+  return false;
+}
+
+void credit::give_back(part& mine) noexcept {
+  mine.allowance = 0;
+  left_.fetch_add(mine.taken.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+void credit::set_total(std::size_t bytes) noexcept {
+  auto const now = static_cast<std::int64_t>(bytes);
+  left_.fetch_add(now - total(), std::memory_order_relaxed);
+  total_.store(now, std::memory_order_relaxed);
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,24 @@
+// What of the recently freed goes first.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <bit>
+#include <cstdint>
+module gpumem:recent_blocks.impl;
+import :recent_blocks;
+import :block;
+
+namespace gpumem::detail {
+
+// The clock of page replacement (Corbato 1968): by turns, and what has come in between was put where one had been
+// asked for.
+block* recent_blocks::pop() noexcept {
+  std::uint32_t const used = used_;
+  if (used == 0) return nullptr;
+  auto const from_next = used >> next_ << next_;
+  auto const i = static_cast<unsigned>(std::countr_zero(from_next ? from_next : used));
+  next_ = (i + 1) % most;
+  clear(i);
+  return cells_[i];
+}
+
+} // namespace gpumem::detail
