@@ -94,7 +94,7 @@ private:
   record_array const& records_;
   std::vector<std::unique_ptr<table>> tables_;
   std::atomic<table*> current_{nullptr};
-  std::size_t used_ = 0; // or dropped
+  alignas(64) std::size_t used_ = 0; // or dropped; not beside what other threads read
 };
 
 } // namespace gpumem::detail

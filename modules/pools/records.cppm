@@ -50,9 +50,10 @@ private:
 
   block* base_ = nullptr;
   void* reserved_ = nullptr;
-  std::size_t next_ = first_number; // number that has no record yet
-  std::size_t backed_ = 0;          // numbers that have memory
-  std::size_t end_ = 0;             // that have an address
+  // Not beside what other threads read when they look for a block.
+  alignas(64) std::size_t next_ = first_number; // number that has no record yet
+  std::size_t backed_ = 0;                      // numbers that have memory
+  std::size_t end_ = 0;                         // that have an address
   block* spare_ = nullptr;
   std::size_t spare_count_ = 0;
 };

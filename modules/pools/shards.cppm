@@ -9,6 +9,7 @@ import :block;
 import :live_meter;
 import :look_record;
 import :ranges;
+import :relaxed;
 import :std;
 import :sync;
 import :virtual_pages;
@@ -46,7 +47,14 @@ export struct alignas(128) pool_shard {
   alignas(128) look_record looks;
   unsigned borrowings = 0;       ///< of its threads, in quick succession
   std::uint64_t borrowed_at = 0; ///< after how many locked calls it was the last time
+  alignas(128) relaxed<std::uintptr_t> first_address;
+  relaxed<std::size_t> addresses{SIZE_MAX}; ///< from there on its blocks lie; of chunks, anywhere
 
+  /// As of its ranges; what it cannot have is not searched for: who holds the lock writes there all the time.
+  inline block* granted_at(void const* pointer) const noexcept {
+    bool const may_be = reinterpret_cast<std::uintptr_t>(pointer) - first_address < addresses;
+    return may_be ? ranges.granted_at(pointer) : nullptr;
+  }
   /// Of an address in its pages.
   inline std::size_t offset_of(std::uintptr_t address) const noexcept {
     return address - reinterpret_cast<std::uintptr_t>(pages->base());
@@ -111,15 +119,15 @@ public:
   inline found granted_at(void const* pointer, unsigned me = sync::thread_number()) noexcept {
     auto& last = seats_[me % (most - 1)].freed_into;
     auto* const likely = last.load(std::memory_order_relaxed);
-    if (auto* const that = likely->ranges.granted_at(pointer)) return {that, likely};
+    if (auto* const that = likely->granted_at(pointer)) return {that, likely};
     if (single()) return {};
     return look_everywhere(pointer, last);
   }
 
 private:
   friend class shard_locks;
-  // A thread's.
-  struct seat {
+  // A thread's: on a line of its own, since it writes there when it frees what others have.
+  struct alignas(128) seat {
     std::atomic<pool_shard*> home{nullptr};
     std::atomic<pool_shard*> freed_into{nullptr}; // last
     std::atomic<std::uint32_t> met{0};            // locks found taken, while it has no shard of its own

@@ -131,7 +131,9 @@ void pool_engine::end_growth() noexcept {
 
 // Every stream may use them at once. Throws std::bad_alloc, and nothing is changed.
 block& pool_engine::add_pages(pool_shard& into, page_extent const& where) {
-  auto const address = reinterpret_cast<std::uintptr_t>(into.pages->base()) + where.offset;
+  into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
+  into.addresses = into.pages->addresses();
+  auto const address = into.first_address + where.offset;
   block* added = nullptr;
   if (!into.paged) {
     auto& home = chunks_.add(reinterpret_cast<void*>(address), where.bytes);

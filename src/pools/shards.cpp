@@ -55,7 +55,7 @@ shard_list::found shard_list::look_everywhere(void const* pointer, std::atomic<p
   auto const count = count_.load(std::memory_order_acquire);
   for (unsigned i = 0; i < count; ++i) {
     auto* const each = shards_[i].get();
-    if (auto* const that = each->ranges.granted_at(pointer)) {
+    if (auto* const that = each->granted_at(pointer)) {
       last.store(each, std::memory_order_relaxed);
       return {that, each};
     }
