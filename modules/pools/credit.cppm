@@ -13,8 +13,13 @@ public:
   struct part {
     relaxed<std::int64_t> allowance;    ///< taken, and not in use
     std::atomic<std::int64_t> taken{0}; ///< for what is in use or may be
-    inline void spend(std::size_t bytes) noexcept { allowance -= static_cast<std::int64_t>(bytes); }
     inline void regain(std::size_t bytes) noexcept { allowance += static_cast<std::int64_t>(bytes); }
+  };
+  /// What parts have, as one finds it while threads go on: never more in use than is.
+  struct sum {
+    std::size_t in_use = 0;
+    std::int64_t allowance = 0;
+    void add(part const& one) noexcept;
   };
 
   /// Whether so many bytes are there to spend, as things look without the part's lock.
@@ -22,23 +27,28 @@ public:
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     return need <= 0 || need <= left();
   }
-  /// Makes sure of it; false: there is not so much.
-  inline bool afford(part& mine, std::size_t bytes) noexcept {
+  /// From now on so many are in use; false: there is not so much.
+  inline bool spend(part& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
-    return need <= 0 || borrow(mine, need);
+    if (need > 0 && !borrow(mine, need)) return false;
+    mine.allowance -= static_cast<std::int64_t>(bytes);
+    return true;
   }
   /// Nothing of a part is in use any more.
   void give_back(part& mine) noexcept;
 
   /// In all, bytes; what is in use beyond stays. One thread at a time.
   void set_total(std::size_t bytes) noexcept;
-  inline std::int64_t total() const noexcept { return total_.load(std::memory_order_relaxed); }
   inline std::int64_t left() const noexcept { return left_.load(std::memory_order_relaxed); }
+  /// What is in use, in reserve and left is the total. While nobody takes any.
+  inline bool balanced(sum const& parts) const noexcept {
+    return static_cast<std::int64_t>(parts.in_use) + parts.allowance + left() == total_;
+  }
 
 private:
   bool borrow(part& mine, std::int64_t need) noexcept;
 
-  std::atomic<std::int64_t> total_{0};
+  std::int64_t total_ = 0;
   alignas(64) std::atomic<std::int64_t> left_{0};
 };
 

@@ -17,13 +17,12 @@ namespace gpumem::detail {
 
 /// Sums of what threads count for themselves; exact but for `refused`, whoever freed what, while none of them goes on.
 export struct thread_counts {
-  std::int64_t live = 0; ///< bytes requested less bytes freed, where negative too, less what was passed on
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
-  std::uint64_t refused = 0;  ///< frees that found no credit
-  std::size_t cached = 0;     ///< bytes kept
-  std::int64_t not_live = 0;  ///< requested bytes that the shards count as live, and that are not
-  std::int64_t allowance = 0; ///< bytes of credit taken, and not in use
+  std::uint64_t refused = 0; ///< frees of small blocks that found no credit
+  std::int64_t not_live = 0; ///< requested bytes that the shards count as live, and that are not
+  credit::sum small, large;  ///< bytes kept, and in reserve for that
+  inline std::size_t cached() const noexcept { return small.in_use + large.in_use; }
 };
 
 /// Freed blocks by thread number and stream: small ones by size, and the last large ones. They belong to the pool:
@@ -73,7 +72,7 @@ public:
   [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
-    if (!all) return {false, nullptr};
+    if (!all || !allowed()) return {false, nullptr};
     auto& in = all->cabinet_of(order);
     if (freed.bytes > size_class::largest_small) return put_recent(mine, *all, in, freed, order);
     if (!small_.affordable(mine.small, freed.bytes)) return put_beyond_credit(mine, *all);
@@ -81,8 +80,7 @@ public:
     if (!allowed()) return {false, nullptr};
     if (!claim(in, order)) return {false, give_way(mine, in)};
     if (due(in, order, freed.bytes)) return {false, nullptr};
-    if (!small_.afford(mine.small, freed.bytes)) return count_refused(mine), result{false, nullptr};
-    mine.small.spend(freed.bytes);
+    if (!small_.spend(mine.small, freed.bytes)) return refuse(mine);
     note_kept(mine, freed, order);
     freed.next = in.stacks[freed.stack];
     in.stacks[freed.stack] = &freed;
@@ -111,8 +109,7 @@ public:
   inline std::size_t most_unrecorded() const noexcept { return most_unrecorded_.load(std::memory_order_relaxed); }
   /// What is kept, in reserve near threads and left is the credit, and no more is kept. Within `look`.
   bool balanced(thread_counts const& sum) const noexcept {
-    auto const kept = static_cast<std::int64_t>(sum.cached);
-    return kept + sum.allowance + small_.left() + large_.left() == small_.total() + large_.total();
+    return small_.balanced(sum.small) && large_.balanced(sum.large);
   }
   /// Many frees have found no credit since the last sweep: it is where it is of no use.
   inline bool starved() const noexcept { return starved_.load(std::memory_order_relaxed); }
@@ -162,7 +159,7 @@ private:
   // Its lock's holder changes it, but for the refusals, which are counted without; any thread reads the counts.
   struct alignas(128) slot {
     sync::owned_mutex guard;
-    relaxed<std::uint32_t> refused_lately; // since the last sweep
+    relaxed<std::uint32_t> lacked; // credit, so often since the last sweep
     relaxed<std::int64_t> not_live;
     relaxed<std::uint64_t> allocations, frees, refused;
     credit::part small, large;
@@ -212,24 +209,28 @@ private:
   [[gnu::always_inline]] inline result put_recent(slot& mine, furniture& all, cabinet& in, block& freed,
                                                   timeline& order) noexcept {
     auto const bytes = freed.bytes;
-    bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && all.recent.worthwhile();
-    if (!keeps && all.recent.empty()) return {false, nullptr};
+    auto& recent = all.recent;
+    bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && recent.worthwhile();
+    if (!keeps && recent.empty()) return {false, nullptr};
     std::scoped_lock const held{mine.guard};
     if (!allowed()) return {false, nullptr};
-    if (!keeps) return {false, evict(mine, all)};
-    if (!claim(in, order)) return {false, give_way(mine, in)};
-    if (due(in, order, bytes)) return {false, nullptr};
-    auto* const out = all.recent.full() || !large_.afford(mine.large, bytes) ? evict(mine, all) : nullptr;
-    if (!large_.afford(mine.large, bytes)) return count_refused(mine), result{false, out};
-    mine.large.spend(bytes);
+    // Also where this one is too large: with what is kept it may become a larger range. Without that recorded traces
+    // used .01 to .05 less of what is reserved.
+    if (!keeps) return {false, evict(mine, recent)};
+    if (claim(in, order) ? due(in, order, bytes) : due_alone(order, bytes)) return {false, nullptr};
+    bool paid = !recent.full() && large_.spend(mine.large, bytes);
+    auto* const out = paid ? nullptr : evict(mine, recent);
+    paid = paid || large_.spend(mine.large, bytes);
+    if (!paid) {
+      count_lack(mine);
+      return {false, out};
+    }
     note_kept(mine, freed, order);
-    all.recent.keep(freed);
+    recent.keep(freed);
     return {true, out};
   }
   // One stream a cabinet.
-  static inline bool claim(cabinet& one, timeline& order) noexcept {
-    return one.order == &order || claim_empty(one, order);
-  }
+  inline bool claim(cabinet& one, timeline& order) noexcept { return one.order == &order || claim_empty(one, order); }
   // Whether this free should leave evidence, which it does where it takes the pool's lock.
   [[gnu::always_inline]] inline bool due(cabinet& one, timeline& order, std::size_t bytes) noexcept {
     auto const most = most_unrecorded();
@@ -239,12 +240,22 @@ private:
     if (many) pass_on(one, order);
     return many || order.asked();
   }
+  // The same, of a stream that has no cabinet there.
+  inline bool due_alone(timeline& order, std::size_t bytes) noexcept {
+    auto const most = most_unrecorded();
+    if (most != SIZE_MAX && order.count_unrecorded(1, bytes, most)) order.ask();
+    return order.asked();
+  }
   // Counted roughly where threads share a slot.
-  inline void count_refused(slot& mine) noexcept {
-    ++mine.refused;
-    ++mine.refused_lately;
-    if (mine.refused_lately < most_refused) return;
+  inline void count_lack(slot& mine) noexcept {
+    ++mine.lacked;
+    if (mine.lacked < most_refused) return;
     if (!starved()) starved_.store(true, std::memory_order_relaxed);
+  }
+  inline result refuse(slot& mine) noexcept {
+    ++mine.refused;
+    count_lack(mine);
+    return {false, nullptr};
   }
   // The epoch is read after all that the caller has enqueued.
   [[gnu::always_inline]] static inline void note_kept(slot& mine, block& freed, timeline& order) noexcept {
@@ -255,10 +266,10 @@ private:
   }
 
   void furnish(slot& mine);
-  static bool claim_empty(cabinet& one, timeline& order) noexcept;
+  bool claim_empty(cabinet& one, timeline& order) const noexcept;
   void pass_on(cabinet& one, timeline& order) const noexcept;
   block& pop_any(slot& mine, cabinet& in) noexcept;
-  block* evict(slot& mine, furniture& all) noexcept;
+  static block* evict(slot& mine, recent_blocks& recent) noexcept;
   block* give_way(slot& mine, cabinet& in) noexcept;
   result put_beyond_credit(slot& mine, furniture& all) noexcept;
   block* take_stale(slot& mine, furniture& all) noexcept;

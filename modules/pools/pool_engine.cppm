@@ -100,7 +100,7 @@ public:
   figures read_figures();
   pool_paths read_paths();
   /// Whether every byte is in exactly one place: granted + cached + free = reserved, no overlap, shelves and neighbours
-  /// agree, and what is cached is within the credit.
+  /// agree, and what is cached is within the credits.
   bool consistent();
 
   /// None over upstreams without one.
@@ -127,6 +127,7 @@ private:
   expected<void*, failure> allocate(pool_request& what);
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
   void* allocate_near(pool_request& what);
+  void wait_for_put_out(shard_locks& held);
   bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
   pool_place place_at_once(pool_request const& what, shard_span among);
   pool_place place_at_once(pool_request const& what, shelves& all);
@@ -260,7 +261,7 @@ private:
   pool_order const order_;
 
   shard_list shards_;
-  sync::quick_condition changed_; // growth ended, or memory has left
+  sync::quick_condition changed_; // growth ended, memory has left, or what was put out has arrived
 
   // What follows changes only under the locks of all shards.
   chunk_list chunks_;
@@ -278,6 +279,7 @@ private:
   bool passing_ = false;
   bool abandoned_ = false;
   bool closed_ = false;
+  unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   unsigned next_wait_ = 0;   // the pass that next waits for tails
 };

@@ -16,7 +16,7 @@ export struct pool_request {
   stream_key const& key;
   std::size_t requested;
   std::size_t bytes;  // rounded up
-  std::uint8_t stack; // of magazines, for that size
+  std::uint8_t stack; // of magazines, if that size is small
   std::size_t alignment;
   unsigned me;               // the calling thread's number
   pool_shard* own = nullptr; // the calling thread's

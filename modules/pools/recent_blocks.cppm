@@ -32,14 +32,15 @@ public:
 
   /// A block of that size that was kept for the stream, no longer kept; or null.
   [[gnu::always_inline]] inline block* take(timeline const& order, std::size_t bytes) noexcept {
-    auto const found = alike(mark_of(order, bytes)) & used_;
-    if (found == 0) return nullptr;
-    auto const i = static_cast<unsigned>(std::countr_zero(found));
-    auto& kept = *cells_[i];
-    if (kept.bytes != bytes || kept.tags.begin()->order != &order) return nullptr;
-    clear(i);
-    worth_ = std::min(worth_ + use, most_worth);
-    return &kept;
+    for (auto found = alike(mark_of(order, bytes)) & used_; found; found &= found - 1) {
+      auto const i = static_cast<unsigned>(std::countr_zero(found));
+      auto& kept = *cells_[i];
+      if (kept.bytes != bytes || kept.tags.begin()->order != &order) continue; // of the same mark
+      clear(i);
+      worth_ = std::min(worth_ + use, most_worth);
+      return &kept;
+    }
+    return nullptr;
   }
   /// Keeps a block for the stream of its only tag. There is place.
   [[gnu::always_inline]] inline void keep(block& freed) noexcept {
@@ -51,14 +52,17 @@ public:
     if (marks_[i] != mark) marks_[i] = mark;
     used_ = used_ | 1u << i;
   }
-  /// One of the oldest, no longer kept; null where there is none. It was not asked for.
+  /// The one whose turn it is, no longer kept; null where there is none. It was not asked for.
   inline block* evict() noexcept {
-    auto* const oldest = pop();
-    if (oldest && worth_ > 0) worth_ = worth_ - 1;
-    return oldest;
+    note_useless();
+    return pop();
   }
-  /// The same, where nothing follows from that.
+  /// As evict, for a sweep, which does not tell whether it would have been asked for.
   block* pop() noexcept;
+  /// Keeping one more has been of no use.
+  inline void note_useless() noexcept {
+    if (worth_ > 0) worth_ = worth_ - 1;
+  }
 
 private:
   using marks = std::uint32_t __attribute__((vector_size(most * sizeof(std::uint32_t))));

@@ -28,7 +28,7 @@ export struct pool_paths {
   std::uint64_t adopted = 0;      ///< chunks that changed shards
   std::uint64_t made_way = 0;     ///< times that free pages went for a growth
   std::uint64_t swept = 0;        ///< blocks taken out of magazines
-  std::uint64_t refused = 0;      ///< frees that found no credit
+  std::uint64_t refused = 0;      ///< frees of small blocks that found no credit
   std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all
 };
 

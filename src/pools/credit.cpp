@@ -20,7 +20,7 @@ bool credit::borrow(part& mine, std::int64_t need) noexcept {
     if (left() < want) continue;
     if (left_.fetch_sub(want, std::memory_order_relaxed) >= want) {
       mine.allowance += want;
-      mine.taken.fetch_add(want, std::memory_order_relaxed);
+      mine.taken.fetch_add(want, std::memory_order_release); // as sum reads
       return true;
     }
     left_.fetch_add(want, std::memory_order_relaxed);
@@ -35,8 +35,16 @@ void credit::give_back(part& mine) noexcept {
 
 void credit::set_total(std::size_t bytes) noexcept {
   auto const now = static_cast<std::int64_t>(bytes);
-  left_.fetch_add(now - total(), std::memory_order_relaxed);
-  total_.store(now, std::memory_order_relaxed);
+  left_.fetch_add(now - total_, std::memory_order_relaxed);
+  total_ = now;
+}
+
+void credit::sum::add(part const& one) noexcept {
+  // In this order.
+  auto const taken = one.taken.load(std::memory_order_acquire);
+  std::int64_t const spare = one.allowance;
+  in_use += static_cast<std::size_t>(std::max(taken - spare, std::int64_t{0}));
+  allowance += spare;
 }
 
 } // namespace gpumem::detail

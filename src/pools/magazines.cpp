@@ -10,13 +10,15 @@ module;
 module gpumem:magazines.impl;
 import :magazines;
 import :block;
+import :credit;
+import :recent_blocks;
 import :sync;
 import :timeline;
 
 namespace gpumem::detail {
 namespace {
 
-// No block takes more of what large ones may: what is left of recorded traces is less with fewer of the largest.
+// No block takes more of what large ones may: without that recorded traces used .01 less of what is reserved.
 inline constexpr std::size_t most_part = 4;
 inline constexpr std::size_t always_kept = std::size_t{1} << 20; // where there is so much
 
@@ -32,11 +34,10 @@ void magazines::furnish(slot& mine) {
 }
 
 // The first that comes while it is empty.
-bool magazines::claim_empty(cabinet& one, timeline& order) noexcept {
+bool magazines::claim_empty(cabinet& one, timeline& order) const noexcept {
   if (one.count > 0) return false;
+  if (one.unrecorded_frees > 0) pass_on(one, *one.order);
   one.order = &order;
-  one.unrecorded_frees = 0;
-  one.unrecorded_bytes = 0;
   return true;
 }
 
@@ -52,11 +53,11 @@ block& magazines::pop_any(slot& mine, cabinet& in) noexcept {
   return put_out(mine, unlink(mine, in, from));
 }
 
-block* magazines::evict(slot& mine, furniture& all) noexcept {
-  auto* const oldest = all.recent.evict();
-  if (!oldest) return nullptr;
-  mine.large.regain(oldest->bytes);
-  return &put_out(mine, *oldest);
+block* magazines::evict(slot& mine, recent_blocks& recent) noexcept {
+  auto* const gone = recent.evict();
+  if (!gone) return nullptr;
+  mine.large.regain(gone->bytes);
+  return &put_out(mine, *gone);
 }
 
 // Where only other streams come any more, what is kept for one goes, a block at a time.
@@ -65,8 +66,9 @@ block* magazines::give_way(slot& mine, cabinet& in) noexcept {
 }
 
 magazines::result magazines::put_beyond_credit(slot& mine, furniture& all) noexcept {
-  count_refused(mine);
-  return {false, mine.refused % refusals_a_look == 0 ? take_stale(mine, all) : nullptr};
+  auto refused = refuse(mine);
+  if (mine.refused % refusals_a_look == 0) refused.out = take_stale(mine, all);
+  return refused;
 }
 
 // A thread that has gone over to other streams gives up what it keeps for the old ones, while it lacks credit.
@@ -95,7 +97,7 @@ block* magazines::sweep() noexcept {
   for (auto& each : slots_) {
     auto* const kept = each.furniture.load(std::memory_order_relaxed);
     if (!kept) continue; // no thread of this number has allocated
-    each.refused_lately = 0;
+    each.lacked = 0;
     all = take_out(each, *kept, all);
     small_.give_back(each.small);
     large_.give_back(each.large);
@@ -134,13 +136,8 @@ thread_counts magazines::glance() const noexcept {
     all.allocations += each.allocations;
     all.frees += each.frees;
     all.refused += each.refused;
-    for (auto const* const part : {&each.small, &each.large}) {
-      // Not of one moment, and in this order never more than is kept.
-      auto const taken = part->taken.load(std::memory_order_acquire);
-      std::int64_t const allowance = part->allowance;
-      all.cached += static_cast<std::size_t>(std::max(taken - allowance, std::int64_t{0}));
-      all.allowance += allowance;
-    }
+    all.small.add(each.small);
+    all.large.add(each.large);
   }
   return all;
 }

@@ -101,8 +101,10 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   }
   what.cannot_grow = true;
   own.looks.note_refusal();
+  bool const kept_till_now = magazines_.allowed();
   set_pressure(true);
   sweep();
+  if (kept_till_now) wait_for_put_out(held);
   if (auto* const p = reuse_now(what)) return p;
   if (auto* const p = reuse_behind_wait(what)) return p;
   if (result.error().what != outcome::device_lost) {
@@ -114,6 +116,20 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   ++own.counts.failures;
   if (lost()) return unexpected<failure>{failure{outcome::device_lost, device_->loss(), what.requested}};
   return result;
+}
+
+// What has made way for others near a thread is in no list until it arrives.
+void pool_engine::wait_for_put_out(shard_locks& held) {
+  auto const on_the_way = [&] {
+    bool any = false;
+    chunks_.visit([&](chunk const& home) {
+      range_map::visit(home, [&](block const& each) { any |= each.now() == block_state::put_out; });
+    });
+    return any;
+  };
+  ++awaiting_;
+  while (on_the_way()) held.wait(changed_);
+  --awaiting_;
 }
 
 // Growth in the place of what nobody uses.

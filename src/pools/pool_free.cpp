@@ -116,6 +116,7 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
     if (calm_for(*kept.tags.begin()->order)) {
       ++home.paths.locked_calls;
       end_cached(kept);
+      if (awaiting_ > 0) changed_.notify_all();
       return free_result::done;
     }
   }
@@ -125,6 +126,7 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
   if (deferred_) serve_deferred();
   note_stream(*kept.tags.begin()->order);
   end_cached(kept);
+  if (awaiting_ > 0) changed_.notify_all();
   return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
 }
 

@@ -9,8 +9,7 @@ import :block;
 
 namespace gpumem::detail {
 
-// The clock of page replacement (Corbato 1968): by turns, and what has come in between was put where one had been
-// asked for.
+// By turns: the oldest, but for what was put where one had been asked for.
 block* recent_blocks::pop() noexcept {
   std::uint32_t const used = used_;
   if (used == 0) return nullptr;

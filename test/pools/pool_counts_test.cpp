@@ -131,6 +131,37 @@ TEST_F(pool_counts, large_blocks_that_nobody_asks_for_again_are_not_kept_for_lon
   EXPECT_EQ(paths_of(r).swept, put_out) << "nor put there first";
 }
 
+// Of 4 MiB for large blocks none may take more than one.
+TEST_F(pool_counts, large_blocks_make_way_where_their_credit_ends_and_for_what_is_too_large) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  std::vector<void*> blocks(6);
+  for (auto& each : blocks) each = r.allocate(a, MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, MiB);
+  EXPECT_EQ(r.figures().cached, 4 * MiB);
+  EXPECT_EQ(paths_of(r).swept, 2u);
+  r.deallocate(a, r.allocate(a, 2 * MiB), 2 * MiB);
+  EXPECT_EQ(r.figures().cached, 3 * MiB);
+  auto const near = paths_of(r).near_hits;
+  for (auto& each : blocks) each = r.allocate(a, MiB);
+  EXPECT_EQ(paths_of(r).near_hits, near + 3);
+  for (auto* const each : blocks) r.deallocate(a, each, MiB);
+}
+
+// Sixteen streams later their numbers meet where a thread keeps small blocks.
+TEST_F(pool_counts, large_blocks_of_streams_that_meet_are_kept_beside_each_other) {
+  pool_resource r{device, {.initial_size = 256 * MiB}};
+  std::vector<gpumem::stream> streams;
+  for (int i = 0; i < 40; ++i) streams.emplace_back(device);
+  for (int round = 0; round < 50; ++round) {
+    for (auto const& each : streams) r.deallocate(each, r.allocate(each, 1000), 1000);
+    for (int i = 0; i < 6; ++i) { // the first and the last of them
+      auto const& on = streams[static_cast<std::size_t>(i < 3 ? i : 34 + i)];
+      r.deallocate(on, r.allocate(on, MiB), MiB);
+    }
+  }
+  EXPECT_GE(paths_of(r).near_hits, 49u * 6u * 9 / 10) << "but for those frees that left evidence";
+}
+
 TEST_F(pool_counts, a_compact_pool_keeps_no_large_block_near_a_thread) {
   pool_resource r{device, {.initial_size = 256 * MiB, .growth = gpumem::growth::compact}};
   r.deallocate(a, r.allocate(a, MiB), MiB);

@@ -4,12 +4,12 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 
 import gpumem;
 
 using gpumem::detail::block;
 using gpumem::detail::tag;
-using gpumem::detail::tag_set;
 
 namespace {
 
@@ -47,6 +47,18 @@ TEST_F(recent_blocks, are_found_by_stream_and_exact_size_and_gone_then) {
   EXPECT_FALSE(recent.empty());
   EXPECT_EQ(recent.take(of(a), MiB), &first);
   EXPECT_TRUE(recent.empty());
+}
+
+// The marks by which they are looked for may be the same: here an address and a size make up for each other.
+TEST_F(recent_blocks, are_told_apart_where_their_marks_are_the_same) {
+  auto const apart = reinterpret_cast<std::uintptr_t>(&of(a)) - reinterpret_cast<std::uintptr_t>(&of(b));
+  auto& first = freed(2 * MiB, a);
+  auto& second = freed(2 * MiB + apart, b);
+  recent.keep(first);
+  EXPECT_EQ(recent.take(of(b), 2 * MiB + apart), nullptr);
+  recent.keep(second);
+  EXPECT_EQ(recent.take(of(b), 2 * MiB + apart), &second) << "behind the other";
+  EXPECT_EQ(recent.take(of(a), 2 * MiB), &first);
 }
 
 TEST_F(recent_blocks, of_one_size_all_are_found) {
@@ -104,6 +116,13 @@ TEST_F(recent_blocks, stay_worthwhile_where_a_few_are_asked_for) {
   }
 }
 
+TEST_F(recent_blocks, that_cannot_be_kept_are_useless_too) {
+  for (int i = 0; recent.worthwhile(); ++i) {
+    ASSERT_LT(i, 1000);
+    recent.note_useless();
+  }
+}
+
 TEST_F(recent_blocks, that_go_for_another_reason_say_nothing) {
   for (int i = 0; i < 1000; ++i) {
     count = 0;
@@ -111,46 +130,6 @@ TEST_F(recent_blocks, that_go_for_another_reason_say_nothing) {
     ASSERT_NE(recent.pop(), nullptr);
   }
   EXPECT_TRUE(recent.worthwhile());
-}
-
-class credit : public testing::Test {
-protected:
-  gpumem::detail::credit all;
-  gpumem::detail::credit::part one, other;
-};
-
-TEST_F(credit, is_taken_in_quanta_and_to_the_last_byte) {
-  all.set_total(100 * 1024);
-  EXPECT_TRUE(all.afford(one, 1000));
-  EXPECT_EQ(one.allowance, 64 * 1024);
-  one.spend(1000);
-  EXPECT_TRUE(all.afford(one, 63 * 1024)) << "out of what it has";
-  EXPECT_EQ(all.left(), 36 * 1024);
-  EXPECT_TRUE(all.affordable(other, 36 * 1024));
-  EXPECT_FALSE(all.affordable(other, 36 * 1024 + 1));
-  EXPECT_FALSE(all.afford(other, 36 * 1024 + 1));
-  EXPECT_EQ(all.left(), 36 * 1024) << "nothing was taken";
-  EXPECT_TRUE(all.afford(other, 36 * 1024));
-  EXPECT_EQ(all.left(), 0);
-  other.spend(36 * 1024);
-  one.regain(1000);
-  EXPECT_EQ(one.allowance, 64 * 1024);
-  all.give_back(one);
-  EXPECT_EQ(all.left(), 64 * 1024);
-  EXPECT_EQ(one.allowance, 0);
-  EXPECT_EQ(one.taken.load(), 0);
-}
-
-TEST_F(credit, that_is_made_less_stays_where_it_is_in_use) {
-  all.set_total(MiB);
-  ASSERT_TRUE(all.afford(one, MiB));
-  one.spend(MiB);
-  all.set_total(MiB / 2);
-  EXPECT_FALSE(all.afford(other, 1));
-  one.regain(MiB);
-  all.give_back(one);
-  EXPECT_EQ(all.left(), static_cast<std::int64_t>(MiB / 2));
-  EXPECT_TRUE(all.afford(other, MiB / 2));
 }
 
 } // namespace

@@ -33,8 +33,8 @@ protected:
     auto const body = [&](int number) {
       auto const& on = number == 0 ? a : b;
       together.arrive_and_wait();
-      // More than a single shard's credit, so that no magazine keeps them; what is consistent is looked at under the
-      // lock, so that two meet there however the host schedules them.
+      // Larger than what is kept near a thread; what is consistent is looked at under the lock, so that two meet there
+      // however the host schedules them.
       while (engine_of(pool).read_paths().shards < 2 && std::chrono::steady_clock::now() < given_up) {
         pool.deallocate(on, pool.allocate(on, 5 * MiB), 5 * MiB);
         EXPECT_TRUE(engine_of(pool).consistent());

@@ -176,7 +176,30 @@ inline constexpr program captured{
     },
     [](scene& s) { s.capture(s.a()); }, [](scene& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
-inline constexpr program const* programs[] = {&one_block, &freed_beside, &handed_over, &crossed, &trimmed, &grown,
-                                              &paged,     &many_streams, &closed,      &told,    &captured};
+// Of large blocks that a thread keeps the third makes way for the first, which lies between the others: no request may
+// miss it on its way.
+inline constexpr program made_way{"a kept block that makes way", few - 1,
+                                  [] {
+                                    auto made = std::make_unique<scene>(
+                                        4 * MiB, gpumem::pool_options{.initial_size = 4 * MiB, .limit = 4 * MiB});
+                                    for (int i = 0; i < 3; ++i)
+                                      made->kept.push_back(made->allocate(scene::a(), 1 * MiB));
+                                    return made;
+                                  },
+                                  [](scene& s) {
+                                    s.allocate(s.a(), 4 * KiB); // from then on the thread keeps what it frees
+                                    for (int i : {1, 0, 2}) {
+                                      s.free(s.a(), s.kept[i]);
+                                      s.kept[i] = nullptr;
+                                    }
+                                  },
+                                  [](scene& s) {
+                                    bool const there = !s.kept[0] && !s.kept[1];
+                                    if (!s.allocate(s.a(), 2 * MiB) && there)
+                                      s.fail("a request missed what had been freed before");
+                                  }};
+
+inline constexpr program const* programs[] = {&one_block, &freed_beside, &handed_over, &crossed, &trimmed,  &grown,
+                                              &paged,     &many_streams, &closed,      &told,    &captured, &made_way};
 
 } // namespace gpumem_test
