@@ -23,7 +23,7 @@ public:
   /// Whether blocks that were kept have been asked for, or it is time to try that again. Counted roughly.
   inline bool worthwhile() noexcept {
     if (worth_ > 0) return true;
-    left_out_ = left_out_ + 1;
+    ++left_out_;
     if (left_out_ < most_left_out) return false;
     left_out_ = 0;
     worth_ = trial;
@@ -52,22 +52,19 @@ public:
     if (marks_[i] != mark) marks_[i] = mark;
     used_ = used_ | 1u << i;
   }
-  /// The one whose turn it is, no longer kept; null where there is none. It was not asked for.
+  /// The one whose turn it is, no longer kept: it was not asked for. Null where there is none, and keeping is of no use
+  /// either.
   inline block* evict() noexcept {
-    note_useless();
+    if (worth_ > 0) worth_ -= 1;
     return pop();
   }
   /// As evict, for a sweep, which does not tell whether it would have been asked for.
   block* pop() noexcept;
-  /// Keeping one more has been of no use.
-  inline void note_useless() noexcept {
-    if (worth_ > 0) worth_ = worth_ - 1;
-  }
 
 private:
   using marks = std::uint32_t __attribute__((vector_size(most * sizeof(std::uint32_t))));
   using answers = bool __attribute__((ext_vector_type(most)));
-  // A use saves more than five evictions cost, on an H200.
+  // A use saves two calls of a shard, an eviction costs a part of one; that it is a fifth is a guess.
   static constexpr int use = 5, trial = 16, most_worth = 256;
   static constexpr std::uint32_t most_left_out = 1024;
 

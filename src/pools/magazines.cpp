@@ -18,7 +18,8 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-// No block takes more of what large ones may: without that recorded traces used .01 less of what is reserved.
+// No block takes more of what large ones may: without that two of four recorded traces used .01 and .03 less of what
+// is reserved.
 inline constexpr std::size_t most_part = 4;
 inline constexpr std::size_t always_kept = std::size_t{1} << 20; // where there is so much
 
