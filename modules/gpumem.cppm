@@ -63,6 +63,7 @@ export import :chunks;
 export import :live_meter;
 export import :shards;
 export import :credit;
+export import :cabinet;
 export import :recent_blocks;
 export import :magazines;
 export import :pool_order;

@@ -51,7 +51,7 @@ export struct alignas(128) block {
   block** link = nullptr;         ///< free: what points at it in its bin
   relaxed<std::size_t> requested; ///< while granted; bytes
   relaxed<block_state> state = block_state::free;
-  relaxed<std::uint8_t> stack; ///< of magazines, for its size if that is small; while granted
+  relaxed<std::uint8_t> stack; ///< of magazines, for its size if that has a number; while granted
   std::uint16_t bin = 0;
   std::uint32_t entry = 0; ///< where in the table of blocks, while it is there
 

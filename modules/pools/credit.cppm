@@ -7,7 +7,8 @@ import :std;
 namespace gpumem::detail {
 
 /// So many bytes, of which each thread takes a part when it needs one: in quanta, so that threads rarely meet at what
-/// is left. Parts belong to the holders of their locks; any thread reads what they count.
+/// is left, and not beyond its share, since what a part has taken it keeps. Parts belong to the holders of their locks;
+/// any thread reads what they count.
 export class credit {
 public:
   struct part {
@@ -25,7 +26,7 @@ public:
   /// Whether so many bytes are there to spend, as things look without the part's lock.
   inline bool affordable(part const& mine, std::size_t bytes) const noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
-    return need <= 0 || need <= left();
+    return need <= 0 || need <= most_for(mine);
   }
   /// From now on so many are in use; false: there is not so much.
   inline bool spend(part& mine, std::size_t bytes) noexcept {
@@ -37,8 +38,8 @@ public:
   /// Nothing of a part is in use any more.
   void give_back(part& mine) noexcept;
 
-  /// In all, bytes; what is in use beyond stays. One thread at a time.
-  void set_total(std::size_t bytes) noexcept;
+  /// In all, bytes, and of these at most for one part; what is in use beyond stays. One thread at a time.
+  void set_total(std::size_t bytes, std::size_t share) noexcept;
   inline std::int64_t left() const noexcept { return left_.load(std::memory_order_relaxed); }
   /// What is in use, in reserve and left is the total. While nobody takes any.
   inline bool balanced(sum const& parts) const noexcept {
@@ -46,9 +47,14 @@ public:
   }
 
 private:
+  inline std::int64_t most_for(part const& mine) const noexcept {
+    auto const own = share_.load(std::memory_order_relaxed) - mine.taken.load(std::memory_order_relaxed);
+    return std::min(own, left());
+  }
   bool borrow(part& mine, std::int64_t need) noexcept;
 
   std::int64_t total_ = 0;
+  std::atomic<std::int64_t> share_{0};
   alignas(64) std::atomic<std::int64_t> left_{0};
 };
 

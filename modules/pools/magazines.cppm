@@ -4,6 +4,7 @@ module;
 #include <mutex>
 export module gpumem:magazines;
 import :block;
+import :cabinet;
 import :credit;
 import :recent_blocks;
 import :relaxed;
@@ -19,18 +20,20 @@ namespace gpumem::detail {
 export struct thread_counts {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
-  std::uint64_t refused = 0; ///< frees of small blocks that found no credit
+  std::uint64_t refused = 0; ///< frees of small and medium blocks that found no credit for their size
   std::int64_t not_live = 0; ///< requested bytes that the shards count as live, and that are not
-  credit::sum small, large;  ///< bytes kept, and in reserve for that
-  inline std::size_t cached() const noexcept { return small.in_use + large.in_use; }
+  std::array<credit::sum, size_class::kinds> kept; ///< bytes, and what is in reserve for that
+  inline std::size_t cached() const noexcept {
+    return kept[size_class::small].in_use + kept[size_class::medium].in_use + kept[size_class::large].in_use;
+  }
 };
 
-/// Freed blocks by thread number and stream: small ones by size, and the last large ones. They belong to the pool:
-/// anybody can sweep them. A block goes out for its exact size, to the stream that freed it and to no other, so what
-/// that was given before is before the next use. What is kept comes out of two credits, one of small blocks and one of
-/// large. Nothing here allocates but `prepare`.
+/// Freed blocks by thread number and stream: small and medium ones by size, and the last others, large ones and medium
+/// ones that found no credit. They belong to the pool: anybody can sweep them. A block goes out to the stream that
+/// freed it and to no other, so what that was given before is before the next use; for its own size, or for one a
+/// little smaller. What is kept comes out of a credit for each kind of size. Nothing here allocates but `prepare`.
 ///
-/// Each slot has a lock of its own, on a cache line of its own, which belongs to its thread; threads of the highest
+/// Each slot has a lock of its own, far from those of others, which belongs to its thread; threads of the highest
 /// numbers share slots. Whether to keep is asked under the lock: a sweep that follows `allow(false)` finds every block
 /// that was put before, and none is put after (O11).
 export class magazines {
@@ -48,16 +51,16 @@ public:
     return slot_of(me).furniture.load(std::memory_order_relaxed) != nullptr;
   }
 
-  /// A kept block of that size exactly, granted to the stream again; or null. Any thread, of the number `me`.
+  /// A kept block of that size or a little more, granted to the stream again; or null. Any thread, of the number `me`.
   [[gnu::always_inline]] inline block* take(timeline& order, size_class const& size, std::size_t requested,
                                             unsigned me) noexcept {
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
     if (!all) return nullptr;
-    if (!size.is_small()) return take_recent(mine, *all, order, size.bytes, requested);
+    if (!size.is_numbered()) return take_recent(mine, *all, order, size.bytes, requested);
     auto& in = all->cabinet_of(order);
-    auto& from = in.stacks[size.number];
-    if (!from) return nullptr;
+    auto& from = in.nearest(size.number);
+    if (!from) return size.is_small() ? nullptr : take_recent(mine, *all, order, size.bytes, requested);
     std::scoped_lock const held{mine.guard};
     if (!from || !allowed() || in.order != &order) return nullptr;
     return &grant(mine, unlink(mine, in, from), order, requested);
@@ -74,17 +77,21 @@ public:
     auto* const all = mine.furniture.load(std::memory_order_acquire);
     if (!all || !allowed()) return {false, nullptr};
     auto& in = all->cabinet_of(order);
-    if (freed.bytes > size_class::largest_small) return put_recent(mine, *all, in, freed, order);
-    if (!small_.affordable(mine.small, freed.bytes)) return put_beyond_credit(mine, *all);
+    if (freed.stack >= size_class::count) return put_recent(mine, *all, in, freed, order);
+    auto const kind = size_class::kind_of(freed.bytes);
+    auto& from = credits_[kind];
+    auto& part = mine.parts[kind];
+    if (!from.affordable(part, freed.bytes)) {
+      auto const refused = put_beyond_credit(mine, *all, from.left() < static_cast<std::int64_t>(freed.bytes));
+      return refused.out || kind == size_class::small ? refused : put_recent(mine, *all, in, freed, order);
+    }
     std::scoped_lock const held{mine.guard};
     if (!allowed()) return {false, nullptr};
     if (!claim(in, order)) return {false, give_way(mine, in)};
     if (due(in, order, freed.bytes)) return {false, nullptr};
-    if (!small_.spend(mine.small, freed.bytes)) return refuse(mine);
+    if (!from.spend(part, freed.bytes)) return refuse(mine, true);
     note_kept(mine, freed, order);
-    freed.next = in.stacks[freed.stack];
-    in.stacks[freed.stack] = &freed;
-    ++in.count;
+    in.push(freed);
     in.last_put = mine.refused;
     in.strangers = 0;
     return {true, nullptr};
@@ -102,15 +109,14 @@ public:
     return true;
   }
 
-  /// Most bytes that are kept, of small blocks and of large ones, whether any more are, and after how many bytes freed
-  /// a stream's free goes another way, on which evidence may be recorded. Under the pool's lock.
-  void allow(bool on, std::size_t small, std::size_t large, std::size_t most_unrecorded) noexcept;
+  /// Whether any more are kept, most bytes of each kind, how many threads share those of stacks, and after how many
+  /// bytes freed a stream's free goes another way, on which evidence may be recorded. Under the pool's lock.
+  void allow(bool on, std::array<std::size_t, size_class::kinds> const& most, std::size_t threads,
+             std::size_t most_unrecorded) noexcept;
   inline bool allowed() const noexcept { return allowed_.load(std::memory_order_relaxed); }
   inline std::size_t most_unrecorded() const noexcept { return most_unrecorded_.load(std::memory_order_relaxed); }
   /// What is kept, in reserve near threads and left is the credit, and no more is kept. Within `look`.
-  bool balanced(thread_counts const& sum) const noexcept {
-    return small_.balanced(sum.small) && large_.balanced(sum.large);
-  }
+  bool balanced(thread_counts const& sum) const noexcept;
   /// Many frees have found no credit since the last sweep: it is where it is of no use.
   inline bool starved() const noexcept { return starved_.load(std::memory_order_relaxed); }
   /// Takes everything out: the blocks, linked by `next`. Under the pool's lock.
@@ -139,30 +145,19 @@ private:
   static constexpr std::uint32_t refusals_a_look = 32;
   static constexpr std::uint32_t refusals_till_stale = 4096;
 
-  // One stream's small blocks.
-  struct cabinet {
-    timeline* order = nullptr;
-    std::uint32_t count = 0;
-    std::uint32_t unrecorded_frees = 0; // with those of large blocks
-    std::size_t unrecorded_bytes = 0;
-    std::uint32_t strangers = 0; // frees of other streams since the last of its own
-    std::uint64_t last_put = 0;  // after how many refusals of its slot
-    // By size, the newest on top; looked at without the lock too, for a hint.
-    std::array<relaxed<block*>, size_class::small_count> stacks;
-  };
   // What a thread keeps.
-  struct furniture {
+  struct alignas(far_apart) furniture {
     recent_blocks recent;
     std::array<cabinet, cabinet_count> cabinets;
     inline cabinet& cabinet_of(timeline const& order) noexcept { return cabinets[order.index() % cabinet_count]; }
   };
   // Its lock's holder changes it, but for the refusals, which are counted without; any thread reads the counts.
-  struct alignas(128) slot {
+  struct alignas(far_apart) slot {
     sync::owned_mutex guard;
     relaxed<std::uint32_t> lacked; // credit, so often since the last sweep
     relaxed<std::int64_t> not_live;
     relaxed<std::uint64_t> allocations, frees, refused;
-    credit::part small, large;
+    std::array<credit::part, size_class::kinds> parts;
     std::atomic<magazines::furniture*> furniture{nullptr}; // of threads that have allocated
   };
 
@@ -174,10 +169,8 @@ private:
 
   // The newest block of a stack, which is no longer kept.
   [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, relaxed<block*>& from) noexcept {
-    block& found = *from;
-    from = found.next;
-    --in.count;
-    mine.small.regain(found.bytes);
+    auto& found = in.pop(from);
+    mine.parts[size_class::kind_of(found.bytes)].regain(found.bytes);
     return found;
   }
   // To whom it was kept for.
@@ -203,7 +196,7 @@ private:
     std::scoped_lock const held{mine.guard};
     auto* const found = allowed() ? all.recent.take(order, bytes) : nullptr;
     if (!found) return nullptr;
-    mine.large.regain(bytes);
+    mine.parts[size_class::large].regain(bytes);
     return &grant(mine, *found, order, requested);
   }
   [[gnu::always_inline]] inline result put_recent(slot& mine, furniture& all, cabinet& in, block& freed,
@@ -218,11 +211,13 @@ private:
     // recorded traces used .01 and .05 less of what is reserved.
     if (!keeps) return {false, evict(mine, recent)};
     if (claim(in, order) ? due(in, order, bytes) : due_alone(order, bytes)) return {false, nullptr};
-    bool paid = !recent.full() && large_.spend(mine.large, bytes);
+    auto& from = credits_[size_class::large];
+    auto& part = mine.parts[size_class::large];
+    bool paid = !recent.full() && from.spend(part, bytes);
     auto* const out = paid ? nullptr : evict(mine, recent);
-    paid = paid || large_.spend(mine.large, bytes);
+    paid = paid || from.spend(part, bytes);
     if (!paid) {
-      count_lack(mine);
+      if (from.left() < static_cast<std::int64_t>(bytes)) count_lack(mine);
       return {false, out};
     }
     note_kept(mine, freed, order);
@@ -252,9 +247,10 @@ private:
     if (mine.lacked < most_refused) return;
     if (!starved()) starved_.store(true, std::memory_order_relaxed);
   }
-  inline result refuse(slot& mine) noexcept {
+  // `lacking`: there is no credit, for nobody.
+  inline result refuse(slot& mine, bool lacking) noexcept {
     ++mine.refused;
-    count_lack(mine);
+    if (lacking) count_lack(mine);
     return {false, nullptr};
   }
   // The epoch is read after all that the caller has enqueued.
@@ -268,10 +264,10 @@ private:
   void furnish(slot& mine);
   bool claim_empty(cabinet& one, timeline& order) const noexcept;
   void pass_on(cabinet& one, timeline& order) const noexcept;
-  block& pop_any(slot& mine, cabinet& in) noexcept;
+  block& pop_largest(slot& mine, cabinet& in) noexcept;
   static block* evict(slot& mine, recent_blocks& recent) noexcept;
   block* give_way(slot& mine, cabinet& in) noexcept;
-  result put_beyond_credit(slot& mine, furniture& all) noexcept;
+  result put_beyond_credit(slot& mine, furniture& all, bool lacking) noexcept;
   block* take_stale(slot& mine, furniture& all) noexcept;
   block* take_out(slot& from, furniture& all, block* others) noexcept;
   void lock_all() noexcept;
@@ -283,7 +279,7 @@ private:
   std::atomic<bool> starved_{false};
   std::atomic<std::size_t> most_unrecorded_{0};
   std::atomic<std::size_t> largest_{0}; // that is kept
-  credit small_, large_;
+  std::array<credit, size_class::kinds> credits_;
 };
 
 } // namespace gpumem::detail

@@ -61,7 +61,7 @@ public:
 
   [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                                       std::size_t alignment) noexcept {
-    auto const size = size_class::of(bytes);
+    auto const size = size_class::of(bytes, largest_numbered_);
     auto const me = sync::thread_number();
     if (alignment <= granule && !key.is_host()) {
       if (auto* const near = magazines_.take(key.order(), size, bytes, me)) return near->pointer();
@@ -72,11 +72,9 @@ public:
   [[gnu::always_inline]] inline free_result deallocate(stream_key const& key, void* pointer,
                                                        std::optional<std::size_t> bytes) noexcept {
     auto const me = sync::thread_number();
-    auto const seen = shards_.granted_at(pointer, me);
-    if (!may_keep(seen.that, key, bytes)) return free_shared(key, pointer, bytes, seen);
-    auto const near = magazines_.put(*seen.that, key.order(), me);
-    if (near.out) return free_beside(key, pointer, bytes, seen, near);
-    return near.kept ? free_result::done : free_shared(key, pointer, bytes, seen);
+    auto& home = shards_.home_of(me);
+    auto* const freed = home.granted_at(pointer);
+    return freed ? keep_or_free(key, pointer, bytes, {freed, &home}, me) : free_borrowed(key, pointer, bytes, me);
   }
   /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
@@ -211,10 +209,21 @@ private:
 
   // pool_free.cpp
   // Of a block that is the caller's, nothing changes behind his back.
-  static inline bool may_keep(block const* freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
-    return freed && freed->is_live() && (!bytes || *bytes == freed->requested) && freed->tags.empty() &&
-           !key.is_host() && !key.capturing();
+  static inline bool may_keep(block const& freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
+    return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.tags.empty() && !key.is_host() &&
+           !key.capturing();
   }
+  [[gnu::always_inline]] inline free_result keep_or_free(stream_key const& key, void* pointer,
+                                                         std::optional<std::size_t> bytes,
+                                                         shard_list::found const& seen, unsigned me) noexcept {
+    auto& freed = *seen.that;
+    if (!may_keep(freed, key, bytes)) return free_shared(key, pointer, bytes, seen);
+    auto const near = magazines_.put(freed, key.order(), me);
+    if (near.out) return free_beside(key, pointer, bytes, seen, near);
+    return near.kept ? free_result::done : free_shared(key, pointer, bytes, seen);
+  }
+  free_result free_borrowed(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                            unsigned me) noexcept;
   free_result free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                           shard_list::found const& seen, magazines::result const& near) noexcept;
   free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -259,9 +268,13 @@ private:
   pool_options const options_;
   std::optional<device> const device_;
   pool_order const order_;
+  // Where pages give way to each other, what rounding up wastes is not to be had again: .01 to .02 of recorded traces.
+  std::size_t const largest_numbered_ =
+      options_.growth == growth::compact ? size_class::largest_small : size_class::largest_medium;
 
   shard_list shards_;
-  sync::quick_condition changed_; // growth ended, memory has left, or what was put out has arrived
+  std::atomic<bool> scarce_{false}; // little is left of the limit: see chunk_list
+  sync::quick_condition changed_;   // growth ended, memory has left, or what was put out has arrived
 
   // What follows changes only under the locks of all shards.
   chunk_list chunks_;

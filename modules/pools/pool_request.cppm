@@ -16,12 +16,19 @@ export struct pool_request {
   stream_key const& key;
   std::size_t requested;
   std::size_t bytes;  // rounded up
-  std::uint8_t stack; // of magazines, if that size is small
+  std::uint8_t stack; // of magazines, if that size has a number
   std::size_t alignment;
   unsigned me;               // the calling thread's number
   pool_shard* own = nullptr; // the calling thread's
   bool cannot_grow = false;  // as was found
 
+  /// Where there is not so much: a medium size as if it were large.
+  inline void give_up_rounding() noexcept {
+    if (bytes <= size_class::largest_small) return;
+    auto const exact = size_class::of(requested, size_class::largest_small);
+    bytes = exact.bytes;
+    stack = exact.number;
+  }
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 

@@ -1,4 +1,4 @@
-// The last large blocks that a thread has freed.
+// The last large blocks that a thread has freed, and medium ones beyond their credit.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:recent_blocks;
 import :block;

@@ -28,12 +28,12 @@ export struct pool_paths {
   std::uint64_t adopted = 0;      ///< chunks that changed shards
   std::uint64_t made_way = 0;     ///< times that free pages went for a growth
   std::uint64_t swept = 0;        ///< blocks taken out of magazines
-  std::uint64_t refused = 0;      ///< frees of small blocks that found no credit
+  std::uint64_t refused = 0;      ///< frees of small and medium blocks that found no credit for their size
   std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all
 };
 
 /// Some of a pool's chunks, and what was counted of them. Guarded by its lock.
-export struct alignas(128) pool_shard {
+export struct alignas(far_apart) pool_shard {
   sync::quick_mutex guard;
   range_map ranges;
   figures counts; ///< sizes are filled in when asked for
@@ -82,6 +82,10 @@ public:
     return mine.met.load(std::memory_order_relaxed) < sync::patience ? mine.home.load(std::memory_order_acquire)
                                                                      : nullptr;
   }
+  /// The shard of the thread of that number.
+  inline pool_shard& home_of(unsigned me) noexcept {
+    return *seats_[me % (most - 1)].home.load(std::memory_order_acquire);
+  }
   inline bool single() const noexcept { return count_.load(std::memory_order_relaxed) == 1; }
   /// They do not change under any of the locks; without one others may be added.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
@@ -126,10 +130,10 @@ public:
 
 private:
   friend class shard_locks;
-  // A thread's: on a line of its own, since it writes there when it frees what others have.
-  struct alignas(128) seat {
+  // A thread's: far from others', since it writes there when it frees what others have.
+  struct alignas(far_apart) seat {
     std::atomic<pool_shard*> home{nullptr};
-    std::atomic<pool_shard*> freed_into{nullptr}; // last
+    std::atomic<pool_shard*> freed_into{nullptr}; // last, what was not kept
     std::atomic<std::uint32_t> met{0};            // locks found taken, while it has no shard of its own
     std::atomic<bool> alone{false};
   };

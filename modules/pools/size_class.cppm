@@ -6,26 +6,35 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A size of blocks: of small ones multiples of 256 bytes up to 4 KiB, and from there eight to each power of two up to
-/// 64 KiB, so that an eighth of a block at most was not asked for; of larger ones any multiple of 256 bytes. Sizes
-/// follow each other at random: what is worked out here has no branches.
+/// A size of blocks: of small and medium ones multiples of 256 bytes up to 4 KiB, and from there eight to each power of
+/// two, so that an eighth of a block at most was not asked for; of large ones any multiple of 256 bytes. Sizes follow
+/// each other at random: what is worked out here has no branches.
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;
+  static constexpr std::size_t largest_medium = std::size_t{1} << 20;
   static constexpr unsigned small_count = 48;
+  static constexpr unsigned count = 80; ///< of small and medium sizes
+
+  /// By which blocks that are kept are told apart.
+  enum kind : std::uint8_t { small, medium, large };
+  static constexpr std::size_t kinds = 3;
+  /// Of blocks of sizes with numbers.
+  static inline kind kind_of(std::size_t bytes) noexcept { return bytes <= largest_small ? small : medium; }
 
   std::size_t bytes;
-  std::uint8_t number; ///< of a small size its own; of the others `small_count`
+  std::uint8_t number; ///< of a small or medium size its own; of the others `count`
 
-  /// The size of a request of at least one byte.
-  static inline size_class of(std::size_t requested) noexcept {
-    bool const small = requested <= largest_small;
+  /// The size of a request of at least one byte, in a pool where sizes up to `largest` have numbers.
+  static inline size_class of(std::size_t requested, std::size_t largest = largest_medium) noexcept {
+    bool const numbered = requested <= largest;
     auto const fine = unit_log2_of(requested);
-    auto const unit_log2 = __builtin_unpredictable(small) ? fine : granule_log2;
+    auto const unit_log2 = __builtin_unpredictable(numbered) ? fine : granule_log2;
     auto const steps = (requested - 1) >> unit_log2;
     auto const own = number_of(steps, fine);
-    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(__builtin_unpredictable(small) ? own : small_count)};
+    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(__builtin_unpredictable(numbered) ? own : count)};
   }
   inline bool is_small() const noexcept { return number < small_count; }
+  inline bool is_numbered() const noexcept { return number < count; }
   /// The number of a small size.
   static inline unsigned number_of_small(std::size_t bytes) noexcept {
     auto const unit_log2 = unit_log2_of(bytes);

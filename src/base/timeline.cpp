@@ -164,7 +164,11 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   auto* const event = take_own_event();
   if (!event) return 0;
   if (size_ == most_evidence) drop_completed();
-  if (size_ == most_evidence || captures(given, device_)) {
+  // No place for more while so many are open; who still wants some then asks again. Else every free of the stream would
+  // come here until its work ends, and none stay near its thread.
+  bool const full = size_ == most_evidence;
+  if (full) asked_.store(false, std::memory_order_relaxed);
+  if (full || captures(given, device_)) {
     give_own_event(event);
     return 0;
   }

@@ -17,7 +17,7 @@ inline constexpr std::int64_t quantum = 64 << 10;
 
 bool credit::borrow(part& mine, std::int64_t need) noexcept {
   for (auto const want : {std::max(need, quantum), need}) {
-    if (left() < want) continue;
+    if (most_for(mine) < want) continue;
     if (left_.fetch_sub(want, std::memory_order_relaxed) >= want) {
       mine.allowance += want;
       mine.taken.fetch_add(want, std::memory_order_release); // as sum reads
@@ -33,7 +33,8 @@ void credit::give_back(part& mine) noexcept {
   left_.fetch_add(mine.taken.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
-void credit::set_total(std::size_t bytes) noexcept {
+void credit::set_total(std::size_t bytes, std::size_t share) noexcept {
+  share_.store(static_cast<std::int64_t>(share), std::memory_order_relaxed);
   auto const now = static_cast<std::int64_t>(bytes);
   left_.fetch_add(now - total_, std::memory_order_relaxed);
   total_ = now;

@@ -55,6 +55,7 @@ bool long_ago(pool_shard const& borrower) noexcept {
 expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
                                                       std::size_t alignment, unsigned me) noexcept {
   pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), me};
+  if (scarce_.load(std::memory_order_relaxed)) what.give_up_rounding();
   if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(what, outcome::too_large);
   try {
     what.key.order().prepare();
@@ -100,6 +101,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     if (grown == growth_result::failed) alone = false;
   }
   what.cannot_grow = true;
+  what.give_up_rounding();
   own.looks.note_refusal();
   bool const kept_till_now = magazines_.allowed();
   set_pressure(true);

@@ -214,7 +214,7 @@ bool pool_engine::consistent() {
 }
 
 bool pool_engine::consistent_with(thread_counts const& near) {
-  std::size_t free = 0, small = 0, large = 0, taken = 0;
+  std::size_t free = 0, small = 0, larger = 0, taken = 0;
   std::int64_t live = 0;
   bool sound = true;
   chunks_.visit([&](chunk const& home) {
@@ -232,7 +232,7 @@ bool pool_engine::consistent_with(thread_counts const& near) {
       (unused ? free : taken) += each.bytes;
       not_free += !unused;
       if (!each.is_free()) sound = sound && home.shard->granted_at(each.pointer()) == &each;
-      if (each.now() == block_state::cached) (each.bytes <= size_class::largest_small ? small : large) += each.bytes;
+      if (each.now() == block_state::cached) (each.bytes <= size_class::largest_small ? small : larger) += each.bytes;
       auto const state = each.now(); // what is posted meanwhile is counted as before
       bool const counted_live =
           state == block_state::granted || state == block_state::put_out || state == block_state::posted;
@@ -248,8 +248,8 @@ bool pool_engine::consistent_with(thread_counts const& near) {
     counted += each->live.bytes;
   }
   return sound && free == on_shelves && free == free_bytes() && taken + free == chunks_.reserved() &&
-         reserved == chunks_.reserved() && small == near.small.in_use && large == near.large.in_use &&
-         magazines_.balanced(near) && live == counted;
+         reserved == chunks_.reserved() && small == near.kept[size_class::small].in_use &&
+         small + larger == near.cached() && magazines_.balanced(near) && live == counted;
 }
 
 } // namespace gpumem::detail

@@ -38,6 +38,15 @@ inline constexpr std::size_t most_uses = tag_set::most - 1;
 
 } // namespace
 
+// What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But near
+// the limit a thread may have nothing else, and borrowing stops all of them.
+free_result pool_engine::free_borrowed(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                       unsigned me) noexcept {
+  auto const seen = shards_.granted_at(pointer, me);
+  bool const keeps = seen.that && scarce_.load(std::memory_order_relaxed);
+  return keeps ? keep_or_free(key, pointer, bytes, seen, me) : free_shared(key, pointer, bytes, seen);
+}
+
 // What a magazine put out goes first: the free of the block itself may be the last.
 free_result pool_engine::free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                      shard_list::found const& seen, magazines::result const& near) noexcept {
@@ -74,7 +83,7 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
 bool pool_engine::post_free(stream_key const& key, std::optional<std::size_t> bytes,
                             shard_list::found const& seen) noexcept {
   auto const most = magazines_.most_unrecorded();
-  if (!may_keep(seen.that, key, bytes) || most == SIZE_MAX) return false;
+  if (!seen.that || !may_keep(*seen.that, key, bytes) || most == SIZE_MAX) return false;
   bool const many = key.order().count_unrecorded(1, seen.that->bytes, most);
   auto const use = leave_evidence(key, many || key.order().asked());
   return magazines_.post(*seen.that, use, seen.shard->posted);
@@ -240,15 +249,25 @@ void pool_engine::set_pressure(bool on) noexcept {
 // Threads keep what they free unless it is wanted elsewhere: under pressure, by upstream, by the end of the pool, by
 // the host, which may not have what the device still uses, or where a call is to serve what was deferred.
 void pool_engine::set_caching() noexcept {
-  // With more for each shard threads on streams of their own were a tenth faster, and those on one a third slower.
   constexpr std::size_t most_small = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
+  // Of threads with shards, which stop each other for what they lack: with a quarter of it half of what 16 threads
+  // asked for of medium sizes came out of their shards, so a twentieth does.
+  constexpr std::size_t times_for_threads = 4;
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
-  auto const least = std::min({chunks_.reserved() / 2, a_shard * shards_.all().size(), most_small});
+  auto const at_least = [&](std::size_t times) {
+    return std::min({chunks_.reserved() / 2, times * a_shard * shards_.all().size(), times * most_small});
+  };
+  auto const least = at_least(1);
   auto const small = std::clamp(chunks_.reserved() / 100, least, most_small);
-  auto const large = options_.growth == growth::compact ? 0 : std::max(chunks_.reserved() / 32, least);
+  auto const medium = std::max(chunks_.reserved() / 128, at_least(shards_.single() ? 1 : times_for_threads));
+  auto const large = std::max(chunks_.reserved() / 32, least);
+  auto const threads = std::max<std::size_t>(shards_.all().size() - 1, 1); // with shards of their own
   calm_ = calm;
   growth_.set_calm(calm);
-  magazines_.allow(calm && !order_.host_accessible(), small, large, shared_ ? most_unrecorded() : SIZE_MAX);
+  scarce_.store(chunks_.scarce(), std::memory_order_relaxed);
+  bool const compact = options_.growth == growth::compact;
+  magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,
+                   shared_ ? most_unrecorded() : SIZE_MAX);
 }
 
 // From now on evidence is of use.

@@ -23,7 +23,7 @@ protected:
 };
 
 TEST_F(credit, is_taken_in_quanta_and_to_the_last_byte) {
-  all.set_total(100 * 1024);
+  all.set_total(100 * 1024, 100 * 1024);
   EXPECT_TRUE(all.spend(one, 1000));
   EXPECT_EQ(one.allowance, 64 * 1024 - 1000);
   EXPECT_TRUE(all.affordable(one, 63 * 1024)) << "out of what it has";
@@ -43,10 +43,25 @@ TEST_F(credit, is_taken_in_quanta_and_to_the_last_byte) {
   EXPECT_EQ(one.taken.load(), 0);
 }
 
+TEST_F(credit, is_shared_and_nobody_takes_more_than_a_share) {
+  all.set_total(MiB, MiB / 4);
+  EXPECT_FALSE(all.affordable(one, MiB / 4 + 1));
+  EXPECT_FALSE(all.spend(one, MiB / 4 + 1));
+  EXPECT_EQ(all.left(), static_cast<std::int64_t>(MiB)) << "nothing was taken";
+  EXPECT_TRUE(all.spend(one, MiB / 4));
+  EXPECT_FALSE(all.spend(one, 1));
+  EXPECT_TRUE(all.affordable(other, MiB / 4)) << "left for others";
+  EXPECT_TRUE(all.spend(other, MiB / 4));
+  all.set_total(MiB, MiB / 2);
+  EXPECT_TRUE(all.spend(one, MiB / 4));
+  EXPECT_FALSE(all.spend(one, 1));
+  EXPECT_TRUE(balanced());
+}
+
 TEST_F(credit, that_is_made_less_stays_where_it_is_in_use) {
-  all.set_total(MiB);
+  all.set_total(MiB, MiB);
   ASSERT_TRUE(all.spend(one, MiB));
-  all.set_total(MiB / 2);
+  all.set_total(MiB / 2, MiB / 2);
   EXPECT_FALSE(all.spend(other, 1));
   EXPECT_TRUE(balanced());
   one.regain(MiB);

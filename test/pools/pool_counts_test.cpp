@@ -36,7 +36,7 @@ namespace {
 
 namespace simulator = gpumem::simulator;
 using gpumem::pool_resource;
-constexpr std::size_t MiB = std::size_t{1} << 20;
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 class pool_counts : public gpumem_test::simulated_test {
 protected:
@@ -120,31 +120,85 @@ TEST_F(pool_counts, large_blocks_that_nobody_asks_for_again_are_not_kept_for_lon
   pool_resource r{upstream, {.initial_size = 256 * MiB}};
   std::size_t most = 0;
   for (std::size_t i = 0; i < 500; ++i) {
-    r.deallocate(a, r.allocate(a, MiB / 2 + 256 * i), MiB / 2 + 256 * i);
+    r.deallocate(a, r.allocate(a, MiB + 256 * (i + 1)), MiB + 256 * (i + 1));
     most = std::max(most, r.figures().cached);
   }
   EXPECT_GT(most, 3 * MiB);
   EXPECT_EQ(r.figures().cached, 0u);
   EXPECT_EQ(paths_of(r).near_hits, 0u);
   auto const put_out = paths_of(r).swept;
-  for (std::size_t i = 0; i < 500; ++i) r.deallocate(a, r.allocate(a, MiB + 256 * i), MiB + 256 * i);
+  for (std::size_t i = 0; i < 500; ++i) r.deallocate(a, r.allocate(a, 3 * MiB / 2 + 256 * i), 3 * MiB / 2 + 256 * i);
   EXPECT_EQ(paths_of(r).swept, put_out) << "nor put there first";
 }
 
-// Of 4 MiB for large blocks none may take more than one.
+// Of 8 MiB for large blocks none may take more than two.
 TEST_F(pool_counts, large_blocks_make_way_where_their_credit_ends_and_for_what_is_too_large) {
-  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  pool_resource r{upstream, {.initial_size = 256 * MiB}};
   std::vector<void*> blocks(6);
-  for (auto& each : blocks) each = r.allocate(a, MiB);
-  for (auto* const each : blocks) r.deallocate(a, each, MiB);
-  EXPECT_EQ(r.figures().cached, 4 * MiB);
+  for (auto& each : blocks) each = r.allocate(a, 2 * MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, 2 * MiB);
+  EXPECT_EQ(r.figures().cached, 8 * MiB);
   EXPECT_EQ(paths_of(r).swept, 2u);
-  r.deallocate(a, r.allocate(a, 2 * MiB), 2 * MiB);
-  EXPECT_EQ(r.figures().cached, 3 * MiB);
+  r.deallocate(a, r.allocate(a, 4 * MiB), 4 * MiB);
+  EXPECT_EQ(r.figures().cached, 6 * MiB);
   auto const near = paths_of(r).near_hits;
-  for (auto& each : blocks) each = r.allocate(a, MiB);
+  for (auto& each : blocks) each = r.allocate(a, 2 * MiB);
   EXPECT_EQ(paths_of(r).near_hits, near + 3);
-  for (auto* const each : blocks) r.deallocate(a, each, MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, 2 * MiB);
+}
+
+TEST_F(pool_counts, medium_blocks_are_kept_in_stacks_and_beyond_their_credit_among_the_last) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  std::vector<void*> blocks(14);
+  for (auto& each : blocks) each = r.allocate(a, MiB / 2);
+  for (auto* const each : blocks) r.deallocate(a, each, MiB / 2);
+  EXPECT_EQ(r.figures().cached, 7 * MiB) << "8 by size, out of 4 MiB, and the last 6";
+  auto const near = paths_of(r).near_hits;
+  for (auto& each : blocks) each = r.allocate(a, MiB / 2);
+  EXPECT_EQ(paths_of(r).near_hits, near + 14);
+  for (auto* const each : blocks) r.deallocate(a, each, MiB / 2);
+}
+
+// Ten times 900 KiB: of the size that they are rounded up to nine would fit.
+TEST_F(pool_counts, near_the_limit_medium_blocks_are_not_rounded_up) {
+  for (std::size_t const count : {1, 10}) {
+    auto const limit = count * 900 * KiB;
+    pool_resource r{upstream, {.initial_size = limit, .limit = limit}};
+    std::vector<void*> blocks(count);
+    for (auto& each : blocks) {
+      auto const got = r.try_allocate(a, 900 * KiB);
+      ASSERT_TRUE(got);
+      each = *got;
+    }
+    EXPECT_FALSE(r.try_allocate(a, 1));
+    for (auto* const each : blocks) r.deallocate(a, each, 900 * KiB);
+    EXPECT_EQ(r.figures().live, 0u);
+  }
+}
+
+TEST_F(pool_counts, where_a_size_is_not_kept_a_block_of_the_next_two_does) {
+  pool_resource r{upstream, {.initial_size = 64 * MiB}};
+  auto const asked_for = [&](std::size_t kept, std::size_t wanted) {
+    auto const before = paths_of(r).near_hits;
+    auto* const p = r.allocate(a, kept);
+    r.deallocate(a, p, kept);
+    auto* const q = r.allocate(a, wanted);
+    bool const hit = paths_of(r).near_hits > before;
+    if (hit) EXPECT_EQ(p, q);
+    if (hit) EXPECT_EQ(r.find(q)->granted, kept);
+    r.deallocate(a, q, wanted);
+    r.trim(SIZE_MAX); // what is kept comes back
+    return hit;
+  };
+  for (std::size_t const size : {8 * KiB, 128 * KiB, 512 * KiB}) {
+    EXPECT_TRUE(asked_for(size + size / 8, size));
+    EXPECT_TRUE(asked_for(size + size / 4, size));
+    EXPECT_FALSE(asked_for(size + 3 * size / 8, size)) << "more than a quarter more";
+    EXPECT_FALSE(asked_for(size - size / 16, size)) << "too small";
+  }
+  EXPECT_FALSE(asked_for(512, 256)) << "twice as much";
+  EXPECT_TRUE(asked_for(72 * KiB, 64 * KiB)) << "a medium one for a small one";
+  EXPECT_FALSE(asked_for(2 * MiB, MiB));
 }
 
 // Sixteen streams later their numbers meet where a thread keeps small blocks.
@@ -152,19 +206,25 @@ TEST_F(pool_counts, large_blocks_of_streams_that_meet_are_kept_beside_each_other
   pool_resource r{device, {.initial_size = 256 * MiB}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 40; ++i) streams.emplace_back(device);
+  std::uint64_t near = 0;
   for (int round = 0; round < 50; ++round) {
     for (auto const& each : streams) r.deallocate(each, r.allocate(each, 1000), 1000);
+    auto const before = paths_of(r).near_hits;
     for (int i = 0; i < 6; ++i) { // the first and the last of them
       auto const& on = streams[static_cast<std::size_t>(i < 3 ? i : 34 + i)];
-      r.deallocate(on, r.allocate(on, MiB), MiB);
+      r.deallocate(on, r.allocate(on, MiB + 256), MiB + 256);
     }
+    near += paths_of(r).near_hits - before;
   }
-  EXPECT_GE(paths_of(r).near_hits, 49u * 6u * 9 / 10) << "but for those frees that left evidence";
+  EXPECT_GE(near, 49u * 6u * 9 / 10) << "but for those frees that left evidence";
 }
 
 TEST_F(pool_counts, a_compact_pool_keeps_no_large_block_near_a_thread) {
   pool_resource r{device, {.initial_size = 256 * MiB, .growth = gpumem::growth::compact}};
   r.deallocate(a, r.allocate(a, MiB), MiB);
+  auto* const p = r.allocate(a, 64 * KiB + 1);
+  EXPECT_EQ(r.figures().granted, 64 * KiB + 256) << "nor rounds it up";
+  r.deallocate(a, p, 64 * KiB + 1);
   EXPECT_EQ(r.figures().cached, 0u);
   r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(r.figures().cached, 1024u);
@@ -275,8 +335,9 @@ TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
     }
     auto const f = r.figures();
     auto const least = std::min(f.reserved / 2, 4 * MiB);
-    auto const small = std::clamp(f.reserved / 100, least, 64 * MiB), large = std::max(f.reserved / 32, least);
-    ASSERT_LE(f.cached, small + large);
+    auto const small = std::clamp(f.reserved / 100, least, 64 * MiB);
+    auto const medium = std::max(f.reserved / 128, least), large = std::max(f.reserved / 32, least);
+    ASSERT_LE(f.cached, small + medium + large);
     ASSERT_LE(f.granted + f.cached, f.reserved);
     most = std::max(most, f.cached);
   }
@@ -302,6 +363,38 @@ TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_that_it_has_left_goes_in_th
   rounds(4000);
   EXPECT_GT(r.figures().reuse_near, near + 3000);
   EXPECT_GE(r.figures().cached, 3 * MiB) << "what is not in the way stays";
+}
+
+// The host never sees anything of the stream complete.
+TEST_F(pool_counts, frees_stay_near_a_thread_behind_work_that_does_not_end) {
+  pool_resource r{device, {.initial_size = 64 * MiB}};
+  r.deallocate(b, r.allocate(b, 1000), 1000);
+  auto const rounds = [&](int count) {
+    auto const near = r.figures().reuse_near;
+    for (int i = 0; i < count; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
+    return r.figures().reuse_near - near;
+  };
+  rounds(100'000);
+  EXPECT_GE(rounds(1000), 970u);
+}
+
+// The same of medium blocks, of which the last few are kept elsewhere.
+TEST_F(pool_counts, medium_blocks_for_a_stream_that_a_thread_has_left_go_in_the_end) {
+  constexpr std::size_t bytes = MiB / 4;
+  pool_resource r{device, {.initial_size = 64 * MiB}};
+  std::vector<void*> blocks(16);
+  auto const round = [&](gpumem::stream const& on) {
+    auto const near = r.figures().reuse_near;
+    for (auto& each : blocks) each = r.allocate(on, bytes);
+    for (auto* const each : blocks) r.deallocate(on, each, bytes);
+    return r.figures().reuse_near - near;
+  };
+  round(a);
+  round(a);
+  for (int i = 0; i < 100; ++i) round(b);
+  EXPECT_LE(round(b), 8u);
+  for (int i = 0; i < 1000; ++i) round(b);
+  EXPECT_GE(round(b), 15u);
 }
 
 // Among so many streams is one whose number meets that of the first where a thread keeps blocks.

@@ -26,33 +26,42 @@ using gpumem::detail::size_class;
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-TEST(size_classes, small_ones_waste_an_eighth_at_most_and_are_numbered_one_by_one) {
+TEST(size_classes, small_and_medium_ones_waste_an_eighth_at_most_and_are_numbered_one_by_one) {
   std::set<unsigned> numbers;
   std::size_t last = 0;
-  for (std::size_t bytes = 1; bytes <= size_class::largest_small; ++bytes) {
+  for (std::size_t bytes = 1; bytes <= size_class::largest_medium; ++bytes) {
     auto const size = size_class::of(bytes);
     ASSERT_GE(size.bytes, bytes);
     ASSERT_GE(size.bytes, last) << "not in order";
     ASSERT_EQ(size.bytes % 256, 0u);
     ASSERT_EQ(size_class::of(size.bytes).bytes, size.bytes);
-    ASSERT_EQ(size_class::number_of_small(size.bytes), size.number);
+    ASSERT_EQ(size.is_small(), bytes <= size_class::largest_small);
+    ASSERT_TRUE(size.is_numbered());
+    if (size.is_small()) ASSERT_EQ(size_class::number_of_small(size.bytes), size.number);
     ASSERT_LE(size.bytes - bytes, std::max<std::size_t>(255, bytes / 8)) << bytes;
-    if (size.bytes != last) ASSERT_TRUE(numbers.insert(size.number).second) << bytes;
+    if (size.bytes != last) ASSERT_EQ(size.number, numbers.size()) << bytes;
+    numbers.insert(size.number);
     last = size.bytes;
   }
-  EXPECT_EQ(last, size_class::largest_small);
-  EXPECT_EQ(numbers.size(), size_class::small_count);
-  EXPECT_EQ(*numbers.rbegin(), size_class::small_count - 1);
+  EXPECT_EQ(last, size_class::largest_medium);
+  EXPECT_EQ(numbers.size(), size_class::count);
+  EXPECT_EQ(size_class::of(size_class::largest_small).number + 1u, size_class::small_count);
 }
 
-TEST(size_classes, larger_ones_are_in_granules_and_have_no_numbers) {
-  for (std::size_t bytes = 64 * KiB + 1; bytes < 4 * MiB; bytes += 1000) {
+TEST(size_classes, large_ones_are_in_granules_and_have_no_numbers) {
+  for (std::size_t bytes = MiB + 1; bytes < 8 * MiB; bytes += 1000) {
     auto const size = size_class::of(bytes);
     ASSERT_EQ(size.bytes, (bytes + 255) / 256 * 256);
-    ASSERT_FALSE(size.is_small());
+    ASSERT_FALSE(size.is_numbered());
   }
-  EXPECT_TRUE(size_class::of(64 * KiB).is_small());
   EXPECT_EQ(size_class::of(std::size_t{PTRDIFF_MAX} + 1).bytes, std::size_t{PTRDIFF_MAX} + 1);
+}
+
+TEST(size_classes, are_small_or_large_where_medium_ones_have_no_numbers) {
+  EXPECT_TRUE(size_class::of(64 * KiB, size_class::largest_small).is_small());
+  auto const medium = size_class::of(64 * KiB + 1, size_class::largest_small);
+  EXPECT_EQ(medium.bytes, 64 * KiB + 256);
+  EXPECT_FALSE(medium.is_numbered());
 }
 
 class spans : public gpumem_test::simulated_test {

@@ -1,0 +1,52 @@
+// Freed blocks of one stream that a thread keeps, by size.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:cabinet;
+import :block;
+import :relaxed;
+import :size_class;
+import :std;
+import :timeline;
+
+namespace gpumem::detail {
+
+/// Stacks of small and medium blocks, and what was counted of the stream's frees. Guarded by the lock of its thread;
+/// stacks are looked at without it too, for a hint.
+export struct cabinet {
+  timeline* order = nullptr;
+  std::uint32_t count = 0;            ///< of blocks
+  std::uint32_t unrecorded_frees = 0; ///< with those of large blocks
+  std::size_t unrecorded_bytes = 0;
+  std::uint32_t strangers = 0;                           ///< frees of other streams since the last of its own
+  std::uint64_t last_put = 0;                            ///< after how many refusals of its thread
+  std::array<relaxed<block*>, size_class::count> stacks; ///< the newest on top
+
+  /// The stack of that size; where it is empty, and sizes are close there, that of one of the next two, whose blocks
+  /// are a quarter larger at most. Of random sizes that comes out of it many that a search among free ranges would have
+  /// cost.
+  [[gnu::always_inline]] inline relaxed<block*>& nearest(unsigned number) noexcept {
+    auto& own = stacks[number];
+    if (own || number < first_close || number + 2 >= size_class::count) [[likely]]
+      return own;
+    if (auto& next = stacks[number + 1]) return next;
+    return stacks[number + 2];
+  }
+  inline void push(block& freed) noexcept {
+    auto& to = stacks[freed.stack];
+    freed.next = to;
+    to = &freed;
+    ++count;
+  }
+  inline block& pop(relaxed<block*>& from) noexcept {
+    block& found = *from;
+    from = found.next;
+    --count;
+    return found;
+  }
+  /// The largest. There is one.
+  block& pop_largest() noexcept;
+
+private:
+  static constexpr unsigned first_close = 8; // from there on two sizes more are a quarter more at most
+};
+
+} // namespace gpumem::detail
