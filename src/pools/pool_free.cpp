@@ -250,8 +250,8 @@ void pool_engine::set_pressure(bool on) noexcept {
 // the host, which may not have what the device still uses, or where a call is to serve what was deferred.
 void pool_engine::set_caching() noexcept {
   constexpr std::size_t most_small = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
-  // Of threads with shards, which stop each other for what they lack: with a quarter of it half of what 16 threads
-  // asked for of medium sizes came out of their shards, so a twentieth does.
+  // Of threads with shards, which stop each other for what they lack: with a quarter of it two fifths of what 16
+  // threads asked for of medium sizes came out of their shards, so a tenth does.
   constexpr std::size_t times_for_threads = 4;
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
   auto const at_least = [&](std::size_t times) {

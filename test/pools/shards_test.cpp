@@ -120,14 +120,14 @@ TEST_F(shards, each_has_some_credit) {
   crowd(r, [](int) {});
   auto together = alone;
   // The other thread has to give back what it has of the credit, and frees that are to leave evidence are not kept.
-  for (int i = 0; i < 100 && together <= alone + 2 * MiB; ++i) {
+  for (int i = 0; i < 100 && together <= alone + MiB; ++i) {
     gpumem::simulator::run_until_idle();
     r.trim(SIZE_MAX); // of its own shard is what it keeps: that stays
     together = keep();
   }
   auto const count = engine_of(r).read_paths().shards;
   EXPECT_GE(count, 2u);
-  EXPECT_GT(together, alone + 2 * MiB);
+  EXPECT_GT(together, alone + MiB) << "a share: of two shards 8 MiB, of three 6";
   EXPECT_LE(together, count * 4 * MiB);
 }
 
@@ -162,7 +162,11 @@ TEST_F(shards, a_free_that_finds_the_lock_taken_is_left_to_its_holder) {
       }
     }
   }};
-  for (int i = 0; i < 1'000'000 && (i % 1000 > 0 || engine_of(r).read_paths().posted == 0); ++i) {
+  auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1}; // the other may begin late
+  auto const lacks = [&] {
+    return engine_of(r).read_paths().posted == 0 && std::chrono::steady_clock::now() < given_up;
+  };
+  for (int i = 0; i % 1000 > 0 || lacks(); ++i) {
     auto* const p = r.allocate(a, 8192);
     void* none = nullptr;
     if (!handed[i % handed.size()].compare_exchange_strong(none, p)) r.deallocate(a, p, 8192);
