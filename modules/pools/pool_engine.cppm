@@ -177,6 +177,8 @@ private:
 
   // pool_grow.cpp: upstream.
   growth_result grow(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
+  void sweep_beyond_threshold() noexcept;
+  growth_result grow_chunk(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
   expected<block*, failure> draw_chunk(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least,
                                        shard_locks& held);
   void wait_for_return(shard_locks& held);

@@ -51,7 +51,7 @@ bool leaving() noexcept {
   return leaving_driver.load(std::memory_order_relaxed);
 }
 
-// Draws a chunk and grants from it. `changed`: another thread's growth or return has ended, look again.
+// Draws memory and grants from it. `changed`: another thread's growth or return has ended, look again.
 pool_engine::growth_result pool_engine::grow(pool_request const& what, shard_locks& held, bool exact,
                                              expected<void*, failure>& result) {
   result = unexpected<failure>{failure{outcome::exhausted, 0, what.requested}};
@@ -59,7 +59,19 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, shard_loc
     while (growing_) held.wait(changed_);
     return growth_result::changed;
   }
-  if (upstream_->paged()) return grow_pages(what, held, exact, result);
+  auto const grown = upstream_->paged() ? grow_pages(what, held, exact, result) : grow_chunk(what, held, exact, result);
+  if (grown == growth_result::granted) sweep_beyond_threshold();
+  return grown;
+}
+
+// Nothing stays near a thread there. Not while what has grown is to be granted: a neighbour that arrives may make it a
+// part of itself.
+void pool_engine::sweep_beyond_threshold() noexcept {
+  if (!magazines_.allowed()) sweep();
+}
+
+pool_engine::growth_result pool_engine::grow_chunk(pool_request const& what, shard_locks& held, bool exact,
+                                                   expected<void*, failure>& result) {
   auto const need = what.bytes + (what.alignment - granule);
   auto bytes = chunks_.growth(need, what.own->reserved);
   if (bytes == 0 && chunks_.leaving() > 0) {
@@ -126,6 +138,7 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
     auto const fresh = upstream_->paged() ? draw_pages(shards_.own(), std::nullopt, missing, missing, held)
                                           : draw_chunk(stream_key::host(), shards_.own(), missing, missing, held);
     if (!fresh) fail(fresh.error());
+    sweep_beyond_threshold();
     return missing;
   }
 }
@@ -158,7 +171,6 @@ void pool_engine::note_growth(pool_shard& into, std::size_t bytes) noexcept {
   into.looks.note_growth();
   ++into.counts.growths;
   set_caching();
-  if (!magazines_.allowed()) sweep(); // beyond the threshold nothing stays near a thread
 }
 
 // A chunk out of another thread's shard, wholly free and one, that the stream may use at once.

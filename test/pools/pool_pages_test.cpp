@@ -64,6 +64,33 @@ TEST_F(pool_pages, another_stream_grows_over_what_is_complete_at_the_end) {
   r.deallocate(b, q, 6 * MiB);
 }
 
+// While pages are mapped others free. What they keep arrives when growth crosses the threshold, and takes in what is
+// free beside it.
+TEST_F(pool_pages, growth_beyond_the_threshold_is_granted_before_what_was_kept_meanwhile_joins_it) {
+  std::function<void()> meanwhile = [] {};
+  auto const on_mapped = [&](void*, std::size_t) {
+    meanwhile();
+    return true;
+  };
+  gpumem::pool_resource r{device, {.release_threshold = 2 * MiB}, {.on_mapped = on_mapped}};
+  auto* const first = r.allocate(a, 1 * MiB);
+  auto* const last = r.allocate(a, 1 * MiB);
+  ASSERT_EQ(last, at(first, 1 * MiB));
+  meanwhile = [&] {
+    r.deallocate(a, last, 1 * MiB);
+    EXPECT_GT(r.figures().cached, 0u) << "kept near the thread";
+  };
+  auto* const grown = r.allocate(a, 3 * MiB);
+  EXPECT_EQ(r.figures().cached, 0u) << "beyond the threshold nothing is";
+  EXPECT_TRUE(sound(r));
+  auto* const next = r.allocate(a, 1 * MiB);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, next, 1 * MiB);
+  r.deallocate(a, grown, 3 * MiB);
+  r.deallocate(a, first, 1 * MiB);
+  EXPECT_TRUE(sound(r));
+}
+
 TEST_F(pool_pages, go_back_out_of_the_middle) {
   gpumem::pool_resource r{device};
   auto const blocks = four(r);
