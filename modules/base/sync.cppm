@@ -63,14 +63,14 @@ private:
 /// while and then yields its processor. Any thread.
 class quick_mutex {
 public:
-  inline void lock() noexcept {
+  [[gnu::always_inline]] inline void lock() noexcept {
     if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
   }
   inline bool try_lock() noexcept { return !taken_.exchange(true, std::memory_order_acquire); }
   inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
 private:
-  void lock_taken() noexcept;
+  [[clang::preserve_most]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
@@ -100,13 +100,13 @@ public:
   /// From now on it has an owner. Before anybody takes it.
   void give_owner() noexcept;
   /// By the owner, or by any thread where there is none.
-  inline void lock() noexcept {
+  [[gnu::always_inline]] inline void lock() noexcept {
     if (!biased_) return others_.lock();
     taken_.store(true, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     if (wanted_.load(std::memory_order_acquire)) lock_wanted();
   }
-  inline void unlock() noexcept {
+  [[gnu::always_inline]] inline void unlock() noexcept {
     if (!biased_) return others_.unlock();
     taken_.store(false, std::memory_order_release);
   }
@@ -119,11 +119,23 @@ public:
   void unlock_to_owner() noexcept;
 
 private:
-  void lock_wanted() noexcept;
+  [[clang::preserve_most]] void lock_wanted() noexcept;
   bool biased_ = false;
   std::atomic<bool> taken_{false};
   std::atomic<bool> wanted_{false};
   quick_mutex others_;
+};
+
+/// It is held for a scope. As std::scoped_lock, which compilers leave out of line where it is wanted most.
+class owned_lock {
+public:
+  [[gnu::always_inline]] inline explicit owned_lock(owned_mutex& held) noexcept : held_{held} { held_.lock(); }
+  owned_lock(owned_lock const&) = delete;
+  owned_lock& operator=(owned_lock const&) = delete;
+  [[gnu::always_inline]] inline ~owned_lock() { held_.unlock(); }
+
+private:
+  owned_mutex& held_;
 };
 
 /// Threads of numbers below this own locks of theirs.
@@ -150,7 +162,7 @@ inline constexpr unsigned no_number = 1u << 31;
 
 namespace detail {
 inline constinit thread_local unsigned own_number = no_number + 1; // none yet
-unsigned take_number() noexcept;
+[[clang::preserve_most]] unsigned take_number() noexcept;
 } // namespace detail
 
 /// The calling thread's dense number: small, unique among live threads, taken over by the next new thread after exit.

@@ -2,15 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cabinet;
 import :block;
-import :relaxed;
 import :size_class;
 import :std;
 import :timeline;
 
 namespace gpumem::detail {
 
-/// Stacks of small and medium blocks, and what was counted of the stream's frees. Guarded by the lock of its thread;
-/// stacks are looked at without it too, for a hint.
+/// Stacks of small and medium blocks, and what was counted of the stream's frees. Guarded by the lock of its thread.
 export struct cabinet {
   timeline* order = nullptr;
   std::uint32_t count = 0;            ///< of blocks
@@ -18,17 +16,17 @@ export struct cabinet {
   std::size_t unrecorded_bytes = 0;
   std::uint32_t strangers = 0;                           ///< frees of other streams since the last of its own
   std::uint64_t last_put = 0;                            ///< after how many refusals of its thread
-  std::array<relaxed<block*>, size_class::count> stacks; ///< the newest on top
+  std::array<block*, size_class::count> stacks{}; ///< the newest on top
 
-  /// The stack of that size; where it is empty, and sizes are close there, that of one of the next two, whose blocks
-  /// are a quarter larger at most. Of random sizes that comes out of it many that a search among free ranges would have
-  /// cost.
-  [[gnu::always_inline]] inline relaxed<block*>& nearest(unsigned number) noexcept {
-    auto& own = stacks[number];
-    if (own || number < first_close || number + 2 >= size_class::count) [[likely]]
-      return own;
-    if (auto& next = stacks[number + 1]) return next;
-    return stacks[number + 2];
+  /// The newest block of that size, or where sizes are close of one of the next two, which are a quarter larger at most;
+  /// no longer kept; or null. Of random sizes that comes out of it many that a search among free ranges would have cost.
+  [[gnu::always_inline]] inline block* take(unsigned number) noexcept {
+    if (stacks[number]) [[likely]]
+      return &pop(stacks[number]);
+    if (number < first_close || number + 2 >= size_class::count) return nullptr;
+    if (auto& next = stacks[number + 1]) return &pop(next);
+    auto& after = stacks[number + 2];
+    return after ? &pop(after) : nullptr;
   }
   inline void push(block& freed) noexcept {
     auto& to = stacks[freed.stack];
@@ -36,8 +34,8 @@ export struct cabinet {
     to = &freed;
     ++count;
   }
-  inline block& pop(relaxed<block*>& from) noexcept {
-    block& found = *from;
+  inline block& pop(block*& from) noexcept {
+    auto& found = *from;
     from = found.next;
     --count;
     return found;

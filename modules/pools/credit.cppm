@@ -23,11 +23,6 @@ public:
     void add(part const& one) noexcept;
   };
 
-  /// Whether so many bytes are there to spend, as things look without the part's lock.
-  inline bool affordable(part const& mine, std::size_t bytes) const noexcept {
-    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
-    return need <= 0 || need <= most_for(mine);
-  }
   /// From now on so many are in use; false: there is not so much.
   inline bool spend(part& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
@@ -51,7 +46,7 @@ private:
     auto const own = share_.load(std::memory_order_relaxed) - mine.taken.load(std::memory_order_relaxed);
     return std::min(own, left());
   }
-  bool borrow(part& mine, std::int64_t need) noexcept;
+  [[clang::preserve_most]] bool borrow(part& mine, std::int64_t need) noexcept;
 
   std::int64_t total_ = 0;
   std::atomic<std::int64_t> share_{0};

@@ -16,7 +16,7 @@ import :timeline;
 
 namespace gpumem::detail {
 
-/// Sums of what threads count for themselves; exact but for `refused`, whoever freed what, while none of them goes on.
+/// Sums of what threads count for themselves; exact, whoever freed what, while none of them goes on.
 export struct thread_counts {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
@@ -57,13 +57,11 @@ public:
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
     if (!all) return nullptr;
-    if (!size.is_numbered()) return take_recent(mine, *all, order, size.bytes, requested);
-    auto& in = all->cabinet_of(order);
-    auto& from = in.nearest(size.number);
-    if (!from) return size.is_small() ? nullptr : take_recent(mine, *all, order, size.bytes, requested);
-    std::scoped_lock const held{mine.guard};
-    if (!from || !allowed() || in.order != &order) return nullptr;
-    return &grant(mine, unlink(mine, in, from), order, requested);
+    sync::owned_lock const held{mine.guard};
+    if (!allowed()) return nullptr;
+    auto* found = size.is_numbered() ? take_numbered(mine, all->cabinet_of(order), order, size.number) : nullptr;
+    if (!found && !size.is_small()) found = take_recent(mine, all->recent, order, size.bytes);
+    return found ? &grant(mine, *found, order, requested) : nullptr;
   }
 
   /// What became of a block that was put.
@@ -75,32 +73,20 @@ public:
   [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
-    if (!all || !allowed()) return {false, nullptr};
-    auto& in = all->cabinet_of(order);
-    if (freed.stack >= size_class::count) return put_recent(mine, *all, in, freed, order);
-    auto const kind = size_class::kind_of(freed.bytes);
-    auto& from = credits_[kind];
-    auto& part = mine.parts[kind];
-    if (!from.affordable(part, freed.bytes)) {
-      auto const refused = put_beyond_credit(mine, *all, from.left() < static_cast<std::int64_t>(freed.bytes));
-      return refused.out || kind == size_class::small ? refused : put_recent(mine, *all, in, freed, order);
-    }
-    std::scoped_lock const held{mine.guard};
+    if (!all) return {false, nullptr};
+    sync::owned_lock const held{mine.guard};
     if (!allowed()) return {false, nullptr};
-    if (!claim(in, order)) return {false, give_way(mine, in)};
-    if (due(in, order, freed.bytes)) return {false, nullptr};
-    if (!from.spend(part, freed.bytes)) return refuse(mine, true);
-    note_kept(mine, freed, order);
-    in.push(freed);
-    in.last_put = mine.refused;
-    in.strangers = 0;
-    return {true, nullptr};
+    auto& in = all->cabinet_of(order);
+    if (freed.stack < size_class::count) {
+      if (auto const numbered = put_numbered(mine, *all, in, freed, order)) return *numbered;
+    }
+    return put_recent(mine, all->recent, in, freed, order);
   }
 
   /// Links a granted block whose use is over to others that are to be made free; false: not now, as nothing is kept.
   /// Any thread; a sweep that follows `allow(false)` comes after all of them.
   inline bool post(block& freed, tag const& use, std::atomic<block*>& to) noexcept {
-    std::scoped_lock const held{slot_of(sync::thread_number()).guard};
+    sync::owned_lock const held{slot_of(sync::thread_number()).guard};
     if (!allowed()) return false;
     freed.tags.assign(use);
     freed.become(block_state::posted);
@@ -151,7 +137,7 @@ private:
     std::array<cabinet, cabinet_count> cabinets;
     inline cabinet& cabinet_of(timeline const& order) noexcept { return cabinets[order.index() % cabinet_count]; }
   };
-  // Its lock's holder changes it, but for the refusals, which are counted without; any thread reads the counts.
+  // Its lock's holder changes it; any thread reads the counts.
   struct alignas(far_apart) slot {
     sync::owned_mutex guard;
     relaxed<std::uint32_t> lacked; // credit, so often since the last sweep
@@ -167,10 +153,16 @@ private:
   inline slot& slot_of(unsigned number) noexcept { return slots_[slot_number(number)]; }
   inline slot const& slot_of(unsigned number) const noexcept { return slots_[slot_number(number)]; }
 
-  // The newest block of a stack, which is no longer kept.
-  [[gnu::always_inline]] inline block& unlink(slot& mine, cabinet& in, relaxed<block*>& from) noexcept {
-    auto& found = in.pop(from);
-    mine.parts[size_class::kind_of(found.bytes)].regain(found.bytes);
+  [[gnu::always_inline]] static inline block* take_numbered(slot& mine, cabinet& in, timeline const& order,
+                                                            unsigned number) noexcept {
+    auto* const found = in.order == &order ? in.take(number) : nullptr;
+    if (found) mine.parts[size_class::kind_of(found->bytes)].regain(found->bytes);
+    return found;
+  }
+  [[gnu::always_inline]] static inline block* take_recent(slot& mine, recent_blocks& recent, timeline const& order,
+                                                          std::size_t bytes) noexcept {
+    auto* const found = recent.take(order, bytes);
+    if (found) mine.parts[size_class::large].regain(bytes);
     return found;
   }
   // To whom it was kept for.
@@ -190,23 +182,35 @@ private:
     mine.not_live -= static_cast<std::int64_t>(found.requested);
     return found;
   }
-  [[gnu::always_inline]] inline block* take_recent(slot& mine, furniture& all, timeline& order, std::size_t bytes,
-                                                   std::size_t requested) noexcept {
-    if (all.recent.empty()) return nullptr;
-    std::scoped_lock const held{mine.guard};
-    auto* const found = allowed() ? all.recent.take(order, bytes) : nullptr;
-    if (!found) return nullptr;
-    mine.parts[size_class::large].regain(bytes);
-    return &grant(mine, *found, order, requested);
+  // None: a medium block for which there is no place; it may be kept among the last ones.
+  [[gnu::always_inline]] inline std::optional<result> put_numbered(slot& mine, furniture& all, cabinet& in, block& freed,
+                                                                   timeline& order) noexcept {
+    auto const kind = size_class::kind_of(freed.bytes);
+    auto& from = credits_[kind];
+    auto& part = mine.parts[kind];
+    block* out = nullptr;
+    if (!claim(in, order)) {
+      out = give_way(mine, in);
+    } else if (!from.spend(part, freed.bytes)) {
+      out = refuse(mine, all, from.left() < static_cast<std::int64_t>(freed.bytes));
+    } else if (due(in, order, freed.bytes)) {
+      part.regain(freed.bytes);
+      return result{false, nullptr};
+    } else {
+      note_kept(mine, freed, order);
+      in.push(freed);
+      in.last_put = mine.refused;
+      in.strangers = 0;
+      return result{true, nullptr};
+    }
+    if (out || kind == size_class::small) return result{false, out};
+    return {};
   }
-  [[gnu::always_inline]] inline result put_recent(slot& mine, furniture& all, cabinet& in, block& freed,
+  [[gnu::always_inline]] inline result put_recent(slot& mine, recent_blocks& recent, cabinet& in, block& freed,
                                                   timeline& order) noexcept {
     auto const bytes = freed.bytes;
-    auto& recent = all.recent;
     bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && recent.worthwhile();
     if (!keeps && recent.empty()) return {false, nullptr};
-    std::scoped_lock const held{mine.guard};
-    if (!allowed()) return {false, nullptr};
     // Also where this one is too large: with what is kept it may become a larger range. Without that two of four
     // recorded traces used .01 and .05 less of what is reserved.
     if (!keeps) return {false, evict(mine, recent)};
@@ -235,23 +239,10 @@ private:
     if (many) pass_on(one, order);
     return many || order.asked();
   }
-  // The same, of a stream that has no cabinet there.
-  inline bool due_alone(timeline& order, std::size_t bytes) noexcept {
-    auto const most = most_unrecorded();
-    if (most != SIZE_MAX && order.count_unrecorded(1, bytes, most)) order.ask();
-    return order.asked();
-  }
-  // Counted roughly where threads share a slot.
   inline void count_lack(slot& mine) noexcept {
     ++mine.lacked;
     if (mine.lacked < most_refused) return;
     if (!starved()) starved_.store(true, std::memory_order_relaxed);
-  }
-  // `lacking`: there is no credit, for nobody.
-  inline result refuse(slot& mine, bool lacking) noexcept {
-    ++mine.refused;
-    if (lacking) count_lack(mine);
-    return {false, nullptr};
   }
   // The epoch is read after all that the caller has enqueued.
   [[gnu::always_inline]] static inline void note_kept(slot& mine, block& freed, timeline& order) noexcept {
@@ -262,12 +253,14 @@ private:
   }
 
   void furnish(slot& mine);
-  bool claim_empty(cabinet& one, timeline& order) const noexcept;
-  void pass_on(cabinet& one, timeline& order) const noexcept;
+  // What is rare saves its callers' registers itself: they save none for it.
+  [[clang::preserve_most]] bool claim_empty(cabinet& one, timeline& order) const noexcept;
+  [[clang::preserve_most]] void pass_on(cabinet& one, timeline& order) const noexcept;
+  [[clang::preserve_most]] bool due_alone(timeline& order, std::size_t bytes) const noexcept;
   block& pop_largest(slot& mine, cabinet& in) noexcept;
   static block* evict(slot& mine, recent_blocks& recent) noexcept;
-  block* give_way(slot& mine, cabinet& in) noexcept;
-  result put_beyond_credit(slot& mine, furniture& all, bool lacking) noexcept;
+  [[clang::preserve_most]] block* give_way(slot& mine, cabinet& in) noexcept;
+  [[clang::preserve_most]] block* refuse(slot& mine, furniture& all, bool lacking) noexcept;
   block* take_stale(slot& mine, furniture& all) noexcept;
   block* take_out(slot& from, furniture& all, block* others) noexcept;
   void lock_all() noexcept;

@@ -66,15 +66,27 @@ public:
     if (alignment <= granule && !key.is_host()) {
       if (auto* const near = magazines_.take(key.order(), size, bytes, me)) return near->pointer();
     }
-    return allocate_shared(key, size, bytes, alignment, me);
+    return allocate_shared(key, size, bytes, alignment);
   }
-  /// Without `bytes` any size is right.
-  [[gnu::always_inline]] inline free_result deallocate(stream_key const& key, void* pointer,
-                                                       std::optional<std::size_t> bytes) noexcept {
+  /// What became of a free near the calling thread.
+  struct near_free {
+    magazines::result put;
+    block* freed; ///< that, if it lies in the thread's own shard
+    inline bool done() const noexcept { return put.kept && !put.out; }
+  };
+  /// Keeps what is freed near the calling thread, if it may be; without `bytes` any size is right. What is left to do
+  /// `finish` does.
+  [[gnu::always_inline]] inline near_free keep(stream_key const& key, void* pointer,
+                                               std::optional<std::size_t> bytes) noexcept {
     auto const me = sync::thread_number();
-    auto& home = shards_.home_of(me);
-    auto* const freed = home.granted_at(pointer);
-    return freed ? keep_or_free(key, pointer, bytes, {freed, &home}, me) : free_borrowed(key, pointer, bytes, me);
+    auto* const freed = shards_.home_of(me).granted_at(pointer);
+    bool const may = freed && may_keep(*freed, key, bytes);
+    return {may ? magazines_.put(*freed, key.order(), me) : magazines::result{false, nullptr}, freed};
+  }
+  free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                     near_free const& near) noexcept;
+  inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+    return finish(key, pointer, bytes, keep(key, pointer, bytes));
   }
   /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
@@ -121,7 +133,7 @@ private:
 
   // pool_allocate.cpp: the ladder.
   expected<void*, failure> allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
-                                           std::size_t alignment, unsigned me) noexcept;
+                                           std::size_t alignment) noexcept;
   expected<void*, failure> allocate(pool_request& what);
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
   void* allocate_near(pool_request& what);
@@ -136,11 +148,11 @@ private:
   void* reuse_at_once(pool_request const& what, shard_span among);
   static void note_borrowing(pool_shard& by) noexcept;
   void* reuse_known(pool_request const& what, shard_span among);
-  void* reuse_best(pool_request const& what, pool_place& at_once, shard_span among);
+  void* reuse_best(pool_request const& what, pool_place const& at_once, shard_span among);
   void* reuse_elsewhere(pool_request const& what, shard_span among);
   void* reuse_in(pool_request const& what, shard_span among);
   bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
-  pool_place better_place(pool_request const& what, pool_place const& place, shard_span among);
+  bool completion_found(pool_request const& what, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
   void* reuse_learning(pool_request const& what, shard_span among);
@@ -215,19 +227,6 @@ private:
     return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.tags.empty() && !key.is_host() &&
            !key.capturing();
   }
-  [[gnu::always_inline]] inline free_result keep_or_free(stream_key const& key, void* pointer,
-                                                         std::optional<std::size_t> bytes,
-                                                         shard_list::found const& seen, unsigned me) noexcept {
-    auto& freed = *seen.that;
-    if (!may_keep(freed, key, bytes)) return free_shared(key, pointer, bytes, seen);
-    auto const near = magazines_.put(freed, key.order(), me);
-    if (near.out) return free_beside(key, pointer, bytes, seen, near);
-    return near.kept ? free_result::done : free_shared(key, pointer, bytes, seen);
-  }
-  free_result free_borrowed(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                            unsigned me) noexcept;
-  free_result free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                          shard_list::found const& seen, magazines::result const& near) noexcept;
   free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                           shard_list::found const& seen) noexcept;
   bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;

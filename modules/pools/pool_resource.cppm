@@ -58,8 +58,12 @@ private:
   inline std::atomic<std::int64_t>& handles() noexcept { return hardening_ ? hardened_handles_ : plain_handles_; }
   inline void free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
     if (hardening_) return hardening_->deallocate(key, pointer, bytes);
-    if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
+    auto const near = engine_->keep(key, pointer, bytes);
+    if (!near.done()) finish_free(key, pointer, bytes, near);
   }
+  // Apart, so that a free that is kept near its thread saves no registers.
+  void finish_free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                   pool_engine::near_free const& near) noexcept;
   expected<void*, failure> allocate_otherwise(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void dispose() noexcept;
 

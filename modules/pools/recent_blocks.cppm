@@ -3,7 +3,6 @@
 export module gpumem:recent_blocks;
 import :block;
 import :hash;
-import :relaxed;
 import :std;
 import :tags;
 import :timeline;
@@ -13,14 +12,14 @@ namespace gpumem::detail {
 /// A few freed blocks, found by stream and exact size. Of large blocks that are asked for again most are so at once: of
 /// recorded traces of training and inference the last eight serve a tenth to a half of all requests, and what is not
 /// kept any more is soon joined with its neighbours. Where they are not asked for, keeping is left out for a while.
-/// Guarded by the lock of its thread; `worthwhile` and `empty` are hints without it.
+/// Guarded by the lock of its thread.
 export class recent_blocks {
 public:
   static constexpr unsigned most = 8;
 
   inline bool empty() const noexcept { return used_ == 0; }
   inline bool full() const noexcept { return used_ == (1u << most) - 1; }
-  /// Whether blocks that were kept have been asked for, or it is time to try that again. Counted roughly.
+  /// Whether blocks that were kept have been asked for, or it is time to try that again.
   inline bool worthwhile() noexcept {
     if (worth_ > 0) return true;
     ++left_out_;
@@ -44,13 +43,12 @@ public:
   }
   /// Keeps a block for the stream of its only tag. There is place.
   [[gnu::always_inline]] inline void keep(block& freed) noexcept {
-    auto const i = static_cast<unsigned>(std::countr_one(std::uint32_t{used_}));
+    auto const i = static_cast<unsigned>(std::countr_one(used_));
     auto const mark = mark_of(*freed.tags.begin()->order, freed.bytes);
     cells_[i] = &freed;
-    // All marks are read at once, for which a store so small is no shortcut: what is allocated and freed by turns
-    // would wait for it.
-    if (marks_[i] != mark) marks_[i] = mark;
-    used_ = used_ | 1u << i;
+    // All marks are written at once, as they are read: what is read wider than it was written has to wait for that.
+    marks_ = numbers == i ? marks{} + mark : marks_;
+    used_ |= 1u << i;
   }
   /// The one whose turn it is, no longer kept: it was not asked for. Null where there is none, and keeping is of no use
   /// either.
@@ -76,14 +74,15 @@ private:
     auto const same = __builtin_convertvector(marks_ == mark, answers);
     return std::bit_cast<std::uint8_t>(same);
   }
-  inline void clear(unsigned i) noexcept { used_ = used_ & ~(1u << i); }
+  static constexpr marks numbers = {0, 1, 2, 3, 4, 5, 6, 7};
+  inline void clear(unsigned i) noexcept { used_ &= ~(1u << i); }
 
   marks marks_{};
   std::array<block*, most> cells_{};
-  relaxed<std::uint32_t> used_; // cells, a bit each
-  unsigned next_ = 0;           // the cell that goes next
-  relaxed<int> worth_{most_worth / 4};
-  relaxed<std::uint32_t> left_out_;
+  std::uint32_t used_ = 0; // cells, a bit each
+  unsigned next_ = 0;      // the cell that goes next
+  int worth_ = most_worth / 4;
+  std::uint32_t left_out_ = 0;
 };
 
 } // namespace gpumem::detail

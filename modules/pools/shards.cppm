@@ -120,8 +120,8 @@ public:
     block* that = nullptr;
     pool_shard* shard = nullptr;
   };
-  inline found granted_at(void const* pointer, unsigned me = sync::thread_number()) noexcept {
-    auto& last = seats_[me % (most - 1)].freed_into;
+  inline found granted_at(void const* pointer) noexcept {
+    auto& last = own_seat().freed_into;
     auto* const likely = last.load(std::memory_order_relaxed);
     if (auto* const that = likely->granted_at(pointer)) return {that, likely};
     if (single()) return {};

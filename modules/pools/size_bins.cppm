@@ -64,7 +64,7 @@ public:
   }
 
   /// Visits every block that may be of that size or larger.
-  template <class Visit> void visit_from(std::size_t bytes, Visit visitor) const {
+  template <class Visit> void visit_from(std::size_t bytes, Visit const& visitor) const {
     for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
       for (auto* each = heads_[bin]; each != &end_; each = each->next) visitor(*each);
     }

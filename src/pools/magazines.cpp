@@ -38,7 +38,7 @@ void magazines::furnish(slot& mine) {
 }
 
 // The first that comes while it is empty.
-bool magazines::claim_empty(cabinet& one, timeline& order) const noexcept {
+[[clang::preserve_most]] bool magazines::claim_empty(cabinet& one, timeline& order) const noexcept {
   if (one.count > 0) return false;
   if (one.unrecorded_frees > 0) pass_on(one, *one.order);
   one.order = &order;
@@ -46,7 +46,7 @@ bool magazines::claim_empty(cabinet& one, timeline& order) const noexcept {
 }
 
 // Where enough have gathered this free leaves evidence, as if somebody had asked.
-void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
+[[clang::preserve_most]] void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
   if (order.count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, most_unrecorded())) order.ask();
   one.unrecorded_frees = 0;
   one.unrecorded_bytes = 0;
@@ -58,6 +58,13 @@ block& magazines::pop_largest(slot& mine, cabinet& in) noexcept {
   return put_out(mine, found);
 }
 
+// As `due`, of a stream that has no cabinet there.
+[[clang::preserve_most]] bool magazines::due_alone(timeline& order, std::size_t bytes) const noexcept {
+  auto const most = most_unrecorded();
+  if (most != SIZE_MAX && order.count_unrecorded(1, bytes, most)) order.ask();
+  return order.asked();
+}
+
 block* magazines::evict(slot& mine, recent_blocks& recent) noexcept {
   auto* const gone = recent.evict();
   if (!gone) return nullptr;
@@ -66,20 +73,19 @@ block* magazines::evict(slot& mine, recent_blocks& recent) noexcept {
 }
 
 // Where only other streams come any more, what is kept for one goes, a block at a time.
-block* magazines::give_way(slot& mine, cabinet& in) noexcept {
+[[clang::preserve_most]] block* magazines::give_way(slot& mine, cabinet& in) noexcept {
   return ++in.strangers > most_strangers ? &pop_largest(mine, in) : nullptr;
 }
 
-magazines::result magazines::put_beyond_credit(slot& mine, furniture& all, bool lacking) noexcept {
-  auto refused = refuse(mine, lacking);
-  if (mine.refused % refusals_a_look == 0) refused.out = take_stale(mine, all);
-  return refused;
+// There is no credit; `lacking`: for nobody. A thread that has gone over to other streams gives up what it keeps for the
+// old ones.
+[[clang::preserve_most]] block* magazines::refuse(slot& mine, furniture& all, bool lacking) noexcept {
+  ++mine.refused;
+  if (lacking) count_lack(mine);
+  return mine.refused % refusals_a_look == 0 ? take_stale(mine, all) : nullptr;
 }
 
-// A thread that has gone over to other streams gives up what it keeps for the old ones, while it lacks credit.
 block* magazines::take_stale(slot& mine, furniture& all) noexcept {
-  std::scoped_lock const held{mine.guard};
-  if (!allowed()) return nullptr;
   for (auto& in : all.cabinets) {
     if (in.count == 0 || mine.refused - in.last_put < refusals_till_stale) continue;
     return &pop_largest(mine, in);

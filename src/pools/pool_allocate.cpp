@@ -53,8 +53,8 @@ bool long_ago(pool_shard const& borrower) noexcept {
 } // namespace
 
 expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
-                                                      std::size_t alignment, unsigned me) noexcept {
-  pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), me};
+                                                      std::size_t alignment) noexcept {
+  pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_number()};
   if (scarce_.load(std::memory_order_relaxed)) what.give_up_rounding();
   if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(what, outcome::too_large);
   try {
@@ -162,8 +162,7 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   if (!calm_for(what.key.order())) return nullptr;
   take_in(own);
   shard_span const among{&what.own, 1};
-  auto place = place_at_once(what, own.ranges.by_order());
-  void* p = reuse_best(what, place, among);
+  void* p = reuse_best(what, place_at_once(what, own.ranges.by_order()), among);
   if (!p && !shards_.single()) p = reuse_learning(what, among);
   if (p) ++own.paths.locked_calls;
   return p;
@@ -272,15 +271,16 @@ void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
 // The rungs that cost the stream nothing, as things are known.
 void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
   if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
-  auto place = place_at_once(what, among);
-  return reuse_best(what, place, among);
+  return reuse_best(what, place_at_once(what, among), among);
 }
 
-// What is there at once, unless something else fits better; that place is changed then, since a copy of it
-// cost a quarter of a call.
-[[gnu::always_inline]] void* pool_engine::reuse_best(pool_request const& what, pool_place& at_once, shard_span among) {
+// What is there at once, unless something else fits better.
+[[gnu::always_inline]] void* pool_engine::reuse_best(pool_request const& what, pool_place const& at_once,
+                                                     shard_span among) {
   if (!at_once.range) return reuse_elsewhere(what, among);
-  if (fits_loosely(what, at_once)) at_once = better_place(what, at_once, among);
+  // No place is copied: what was just written word by word is not read at twice the width before it has left the
+  // processor's buffers.
+  if (fits_loosely(what, at_once) && completion_found(what, among)) return grant(what, place_at_once(what, among));
   return grant(what, at_once);
 }
 
@@ -305,15 +305,15 @@ bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place
 // A large range is about to be cut for a small request: where others have freed memory, something may fit better once
 // their completion is known. After looks of which nothing came, or that came too early, the next are left out, ever
 // more.
-pool_place pool_engine::better_place(pool_request const& what, pool_place const& place, shard_span among) {
+bool pool_engine::completion_found(pool_request const& what, shard_span among) {
   auto& own = *what.own;
-  if (options_.cross_stream == reuse::own || growth_.is_generous(own)) return place;
-  if (own.looks.leave_out()) return place;
+  if (options_.cross_stream == reuse::own || growth_.is_generous(own)) return false;
+  if (own.looks.leave_out()) return false;
   auto const looked = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);
   own.looks.note(looked, own.paths.locked_calls);
   own.looks.note_better_fit(found && looked.early == 0);
-  return found ? place_at_once(what, among) : place;
+  return found;
 }
 
 // Then the same with what threads have kept.

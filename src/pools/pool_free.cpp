@@ -38,20 +38,21 @@ inline constexpr std::size_t most_uses = tag_set::most - 1;
 
 } // namespace
 
-// What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But near
-// the limit a thread may have nothing else, and borrowing stops all of them.
-free_result pool_engine::free_borrowed(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                                       unsigned me) noexcept {
-  auto const seen = shards_.granted_at(pointer, me);
-  bool const keeps = seen.that && scarce_.load(std::memory_order_relaxed);
-  return keeps ? keep_or_free(key, pointer, bytes, seen, me) : free_shared(key, pointer, bytes, seen);
-}
-
 // What a magazine put out goes first: the free of the block itself may be the last.
-free_result pool_engine::free_beside(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                                     shard_list::found const& seen, magazines::result const& near) noexcept {
-  auto const ended = end_put_out(*near.out);
-  return near.kept ? ended : free_shared(key, pointer, bytes, seen);
+free_result pool_engine::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                near_free const& near) noexcept {
+  auto const ended = near.put.out ? end_put_out(*near.put.out) : free_result::done;
+  if (near.put.kept) return ended;
+  if (near.freed) return free_shared(key, pointer, bytes, {near.freed, &shards_.own()});
+  // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
+  // near the limit a thread may have nothing else, and borrowing stops all of them.
+  auto const seen = shards_.granted_at(pointer);
+  if (!seen.that || !scarce_.load(std::memory_order_relaxed) || !may_keep(*seen.that, key, bytes)) {
+    return free_shared(key, pointer, bytes, seen);
+  }
+  auto const put = magazines_.put(*seen.that, key.order(), sync::thread_number());
+  auto const beside = put.out ? end_put_out(*put.out) : free_result::done;
+  return put.kept ? beside : free_shared(key, pointer, bytes, seen);
 }
 
 free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,

@@ -66,6 +66,11 @@ void pool_state::drop_handle() noexcept {
   if (engine_->abandon()) dispose();
 }
 
+void pool_state::finish_free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                             pool_engine::near_free const& near) noexcept {
+  if (engine_->finish(key, pointer, bytes, near) == free_result::last) dispose();
+}
+
 void pool_state::dispose() noexcept {
   engine_->close();
   delete this;

@@ -11,10 +11,9 @@ namespace gpumem::detail {
 
 // By turns: the oldest, but for what was put where one had been asked for.
 block* recent_blocks::pop() noexcept {
-  std::uint32_t const used = used_;
-  if (used == 0) return nullptr;
-  auto const from_next = used >> next_ << next_;
-  auto const i = static_cast<unsigned>(std::countr_zero(from_next ? from_next : used));
+  if (used_ == 0) return nullptr;
+  auto const from_next = used_ >> next_ << next_;
+  auto const i = static_cast<unsigned>(std::countr_zero(from_next ? from_next : used_));
   next_ = (i + 1) % most;
   clear(i);
   return cells_[i];

@@ -71,6 +71,8 @@ private:
   mutex taken_;
 };
 
+using owned_lock = std::unique_lock<owned_mutex>;
+
 inline constexpr unsigned most_owners = 4;
 inline constexpr unsigned patience = 1; // runs are short
 
