@@ -70,7 +70,9 @@ public:
   inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
 private:
-  [[clang::preserve_most]] void lock_taken() noexcept;
+  // What is rare saves its callers' registers itself, here and elsewhere: they save none for it. Hidden, since a
+  // linker's stub that looks for it at the first call would not.
+  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
@@ -119,7 +121,7 @@ public:
   void unlock_to_owner() noexcept;
 
 private:
-  [[clang::preserve_most]] void lock_wanted() noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_wanted() noexcept;
   bool biased_ = false;
   std::atomic<bool> taken_{false};
   std::atomic<bool> wanted_{false};
@@ -162,7 +164,7 @@ inline constexpr unsigned no_number = 1u << 31;
 
 namespace detail {
 inline constinit thread_local unsigned own_number = no_number + 1; // none yet
-[[clang::preserve_most]] unsigned take_number() noexcept;
+unsigned take_number() noexcept;
 } // namespace detail
 
 /// The calling thread's dense number: small, unique among live threads, taken over by the next new thread after exit.

@@ -14,12 +14,13 @@ export struct cabinet {
   std::uint32_t count = 0;            ///< of blocks
   std::uint32_t unrecorded_frees = 0; ///< with those of large blocks
   std::size_t unrecorded_bytes = 0;
-  std::uint32_t strangers = 0;                           ///< frees of other streams since the last of its own
-  std::uint64_t last_put = 0;                            ///< after how many refusals of its thread
+  std::uint32_t strangers = 0;                    ///< frees of other streams since the last of its own
+  std::uint64_t last_put = 0;                     ///< after how many refusals of its thread
   std::array<block*, size_class::count> stacks{}; ///< the newest on top
 
-  /// The newest block of that size, or where sizes are close of one of the next two, which are a quarter larger at most;
-  /// no longer kept; or null. Of random sizes that comes out of it many that a search among free ranges would have cost.
+  /// The newest block of that size, or where sizes are close of one of the next two, which are a quarter larger at
+  /// most; no longer kept; or null. Of random sizes that comes out of it many that a search among free ranges would
+  /// have cost.
   [[gnu::always_inline]] inline block* take(unsigned number) noexcept {
     if (stacks[number]) [[likely]]
       return &pop(stacks[number]);

@@ -46,7 +46,7 @@ private:
     auto const own = share_.load(std::memory_order_relaxed) - mine.taken.load(std::memory_order_relaxed);
     return std::min(own, left());
   }
-  [[clang::preserve_most]] bool borrow(part& mine, std::int64_t need) noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool borrow(part& mine, std::int64_t need) noexcept;
 
   std::int64_t total_ = 0;
   std::atomic<std::int64_t> share_{0};

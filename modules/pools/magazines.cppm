@@ -29,7 +29,7 @@ export struct thread_counts {
 };
 
 /// Freed blocks by thread number and stream: small and medium ones by size, and the last others, large ones and medium
-/// ones that found no credit. They belong to the pool: anybody can sweep them. A block goes out to the stream that
+/// ones that found no place there. They belong to the pool: anybody can sweep them. A block goes out to the stream that
 /// freed it and to no other, so what that was given before is before the next use; for its own size, or for one a
 /// little smaller. What is kept comes out of a credit for each kind of size. Nothing here allocates but `prepare`.
 ///
@@ -140,7 +140,7 @@ private:
   // Its lock's holder changes it; any thread reads the counts.
   struct alignas(far_apart) slot {
     sync::owned_mutex guard;
-    relaxed<std::uint32_t> lacked; // credit, so often since the last sweep
+    std::uint32_t lacked = 0; // credit, so often since the last sweep
     relaxed<std::int64_t> not_live;
     relaxed<std::uint64_t> allocations, frees, refused;
     std::array<credit::part, size_class::kinds> parts;
@@ -183,8 +183,8 @@ private:
     return found;
   }
   // None: a medium block for which there is no place; it may be kept among the last ones.
-  [[gnu::always_inline]] inline std::optional<result> put_numbered(slot& mine, furniture& all, cabinet& in, block& freed,
-                                                                   timeline& order) noexcept {
+  [[gnu::always_inline]] inline std::optional<result> put_numbered(slot& mine, furniture& all, cabinet& in,
+                                                                   block& freed, timeline& order) noexcept {
     auto const kind = size_class::kind_of(freed.bytes);
     auto& from = credits_[kind];
     auto& part = mine.parts[kind];
@@ -253,14 +253,14 @@ private:
   }
 
   void furnish(slot& mine);
-  // What is rare saves its callers' registers itself: they save none for it.
-  [[clang::preserve_most]] bool claim_empty(cabinet& one, timeline& order) const noexcept;
-  [[clang::preserve_most]] void pass_on(cabinet& one, timeline& order) const noexcept;
-  [[clang::preserve_most]] bool due_alone(timeline& order, std::size_t bytes) const noexcept;
+  // Rare: see sync::quick_mutex.
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool claim_empty(cabinet& one, timeline& order) const noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] void pass_on(cabinet& one, timeline& order) const noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool due_alone(timeline& order, std::size_t bytes) const noexcept;
   block& pop_largest(slot& mine, cabinet& in) noexcept;
   static block* evict(slot& mine, recent_blocks& recent) noexcept;
-  [[clang::preserve_most]] block* give_way(slot& mine, cabinet& in) noexcept;
-  [[clang::preserve_most]] block* refuse(slot& mine, furniture& all, bool lacking) noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] block* give_way(slot& mine, cabinet& in) noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] block* refuse(slot& mine, furniture& all, bool lacking) noexcept;
   block* take_stale(slot& mine, furniture& all) noexcept;
   block* take_out(slot& from, furniture& all, block* others) noexcept;
   void lock_all() noexcept;

@@ -71,7 +71,7 @@ public:
   /// What became of a free near the calling thread.
   struct near_free {
     magazines::result put;
-    block* freed; ///< that, if it lies in the thread's own shard
+    shard_list::found freed; ///< if it lies in the thread's own shard
     inline bool done() const noexcept { return put.kept && !put.out; }
   };
   /// Keeps what is freed near the calling thread, if it may be; without `bytes` any size is right. What is left to do
@@ -79,12 +79,15 @@ public:
   [[gnu::always_inline]] inline near_free keep(stream_key const& key, void* pointer,
                                                std::optional<std::size_t> bytes) noexcept {
     auto const me = sync::thread_number();
-    auto* const freed = shards_.home_of(me).granted_at(pointer);
+    auto& home = shards_.home_of(me);
+    auto* const freed = home.granted_at(pointer);
     bool const may = freed && may_keep(*freed, key, bytes);
-    return {may ? magazines_.put(*freed, key.order(), me) : magazines::result{false, nullptr}, freed};
+    return {may ? magazines_.put(*freed, key.order(), me) : magazines::result{false, nullptr}, {freed, &home}};
   }
+  /// `near`: what `keep` has done for the same call.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                      near_free const& near) noexcept;
+  /// Both.
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
     return finish(key, pointer, bytes, keep(key, pointer, bytes));
   }

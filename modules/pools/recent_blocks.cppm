@@ -1,4 +1,4 @@
-// The last large blocks that a thread has freed, and medium ones beyond their credit.
+// The last large blocks that a thread has freed, and medium ones for which it had no other place.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:recent_blocks;
 import :block;

@@ -81,7 +81,7 @@ bool owners_can_be_stopped() noexcept {
 
 } // namespace
 
-[[clang::preserve_most]] void quick_mutex::lock_taken() noexcept {
+void quick_mutex::lock_taken() noexcept {
   // Looked at without writing: the line stays shared while somebody else has the lock.
   do wait_while(taken_);
   while (!try_lock());
@@ -120,7 +120,7 @@ void owned_mutex::unlock_to_owner() noexcept {
   if (!biased_) others_.unlock();
 }
 
-[[clang::preserve_most]] void owned_mutex::lock_wanted() noexcept {
+void owned_mutex::lock_wanted() noexcept {
   do {
     taken_.store(false, std::memory_order_release);
     wait_while(wanted_);
@@ -129,7 +129,7 @@ void owned_mutex::unlock_to_owner() noexcept {
   } while (wanted_.load(std::memory_order_acquire));
 }
 
-[[clang::preserve_most]] unsigned detail::take_number() noexcept {
+unsigned detail::take_number() noexcept {
   thread_local number_holder const holder;
   return own_number;
 }

@@ -15,7 +15,7 @@ inline constexpr std::int64_t quantum = 64 << 10;
 
 } // namespace
 
-[[clang::preserve_most]] bool credit::borrow(part& mine, std::int64_t need) noexcept {
+bool credit::borrow(part& mine, std::int64_t need) noexcept {
   for (auto const want : {std::max(need, quantum), need}) {
     if (most_for(mine) < want) continue;
     if (left_.fetch_sub(want, std::memory_order_relaxed) >= want) {

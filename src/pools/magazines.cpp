@@ -38,7 +38,7 @@ void magazines::furnish(slot& mine) {
 }
 
 // The first that comes while it is empty.
-[[clang::preserve_most]] bool magazines::claim_empty(cabinet& one, timeline& order) const noexcept {
+bool magazines::claim_empty(cabinet& one, timeline& order) const noexcept {
   if (one.count > 0) return false;
   if (one.unrecorded_frees > 0) pass_on(one, *one.order);
   one.order = &order;
@@ -46,7 +46,7 @@ void magazines::furnish(slot& mine) {
 }
 
 // Where enough have gathered this free leaves evidence, as if somebody had asked.
-[[clang::preserve_most]] void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
+void magazines::pass_on(cabinet& one, timeline& order) const noexcept {
   if (order.count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, most_unrecorded())) order.ask();
   one.unrecorded_frees = 0;
   one.unrecorded_bytes = 0;
@@ -59,7 +59,7 @@ block& magazines::pop_largest(slot& mine, cabinet& in) noexcept {
 }
 
 // As `due`, of a stream that has no cabinet there.
-[[clang::preserve_most]] bool magazines::due_alone(timeline& order, std::size_t bytes) const noexcept {
+bool magazines::due_alone(timeline& order, std::size_t bytes) const noexcept {
   auto const most = most_unrecorded();
   if (most != SIZE_MAX && order.count_unrecorded(1, bytes, most)) order.ask();
   return order.asked();
@@ -73,13 +73,13 @@ block* magazines::evict(slot& mine, recent_blocks& recent) noexcept {
 }
 
 // Where only other streams come any more, what is kept for one goes, a block at a time.
-[[clang::preserve_most]] block* magazines::give_way(slot& mine, cabinet& in) noexcept {
+block* magazines::give_way(slot& mine, cabinet& in) noexcept {
   return ++in.strangers > most_strangers ? &pop_largest(mine, in) : nullptr;
 }
 
-// There is no credit; `lacking`: for nobody. A thread that has gone over to other streams gives up what it keeps for the
-// old ones.
-[[clang::preserve_most]] block* magazines::refuse(slot& mine, furniture& all, bool lacking) noexcept {
+// There is no credit; `lacking`: for nobody. A thread that has gone over to other streams gives up what it keeps for
+// the old ones.
+block* magazines::refuse(slot& mine, furniture& all, bool lacking) noexcept {
   ++mine.refused;
   if (lacking) count_lack(mine);
   return mine.refused % refusals_a_look == 0 ? take_stale(mine, all) : nullptr;

@@ -43,7 +43,7 @@ free_result pool_engine::finish(stream_key const& key, void* pointer, std::optio
                                 near_free const& near) noexcept {
   auto const ended = near.put.out ? end_put_out(*near.put.out) : free_result::done;
   if (near.put.kept) return ended;
-  if (near.freed) return free_shared(key, pointer, bytes, {near.freed, &shards_.own()});
+  if (near.freed.that) return free_shared(key, pointer, bytes, near.freed);
   // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
   // near the limit a thread may have nothing else, and borrowing stops all of them.
   auto const seen = shards_.granted_at(pointer);

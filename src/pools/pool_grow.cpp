@@ -59,13 +59,19 @@ pool_engine::growth_result pool_engine::grow(pool_request const& what, shard_loc
     while (growing_) held.wait(changed_);
     return growth_result::changed;
   }
-  auto const grown = upstream_->paged() ? grow_pages(what, held, exact, result) : grow_chunk(what, held, exact, result);
-  if (grown == growth_result::granted) sweep_beyond_threshold();
-  return grown;
+  try {
+    auto const grown =
+        upstream_->paged() ? grow_pages(what, held, exact, result) : grow_chunk(what, held, exact, result);
+    if (grown != growth_result::failed) sweep_beyond_threshold();
+    return grown;
+  } catch (...) {
+    sweep_beyond_threshold();
+    throw;
+  }
 }
 
-// Nothing stays near a thread there. Not while what has grown is to be granted: a neighbour that arrives may make it a
-// part of itself.
+// Nothing stays near a thread there. Not before what has grown is granted: a neighbour that arrives may make it a part
+// of itself.
 void pool_engine::sweep_beyond_threshold() noexcept {
   if (!magazines_.allowed()) sweep();
 }

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <bit>
-#include <cstdint>
 module gpumem:recent_blocks.impl;
 import :recent_blocks;
 import :block;
