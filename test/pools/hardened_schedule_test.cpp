@@ -138,7 +138,7 @@ private:
 
 TEST_F(hardened_schedule, finds_all_that_was_planted_and_nothing_else) {
   tally sum{};
-  test::schedule_seeds const seeds{1'000};
+  test::schedule_seeds const seeds{1'000, 10};
   seeds.each([&](std::uint64_t seed) {
     auto const result = run_culprits(seed, streams);
     ASSERT_EQ(result.found, result.planted) << "GPUMEM_SEED=" << seed;

@@ -17,21 +17,22 @@ namespace test {
 /// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many from 1: what the seeds before have left may matter.
 class schedule_seeds {
 public:
-  /// As many as that where nothing else is asked for.
-  explicit schedule_seeds(std::uint64_t count)
-      : only_{number_from("GPUMEM_SEED", 0)}, count_{only_ ? 1 : number_from("GPUMEM_SEEDS", count)} {}
+  /// As many as that where nothing else is asked for. A seed that takes longer than so many seconds hangs.
+  explicit schedule_seeds(std::uint64_t count, unsigned most_seconds = 60)
+      : only_{number_from("GPUMEM_SEED", 0)}, count_{only_ ? 1 : number_from("GPUMEM_SEEDS", count)},
+        most_seconds_{most_seconds} {}
 
   /// One seed was asked for: what many seeds meet with cannot be expected.
   bool alone() const noexcept { return only_ != 0; }
   std::uint64_t count() const noexcept { return count_; }
 
-  /// Calls with each seed, until a fatal failure. A seed that crashes or takes longer than a minute is told.
+  /// Calls with each seed, until a fatal failure. A seed that crashes or hangs is told.
   template <class Run> void each(Run run) const {
     for (auto const signal : {SIGABRT, SIGALRM, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
     auto const first = only_ ? only_ : 1;
     for (auto seed = first; seed < first + count_ && !testing::Test::HasFatalFailure(); ++seed) {
       running() = seed;
-      alarm(60);
+      alarm(most_seconds_);
       run(seed);
     }
     alarm(0);
@@ -58,6 +59,7 @@ private:
 
   std::uint64_t only_;
   std::uint64_t count_;
+  unsigned most_seconds_;
 };
 
 } // namespace test
