@@ -13,6 +13,7 @@ import :live_meter;
 import :magazines;
 import :misuse;
 import :page_growth;
+import :pool_ladder;
 import :pool_order;
 import :pool_request;
 import :ranges;
@@ -134,7 +135,7 @@ private:
   bool consistent_with(thread_counts const& near);
   static void survey(pool_shard& in, figures& f, std::vector<timeline const*>& users);
 
-  // pool_allocate.cpp: the ladder.
+  // pool_allocate.cpp: from a request to memory.
   expected<void*, failure> allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
                                            std::size_t alignment) noexcept;
   expected<void*, failure> allocate(pool_request& what);
@@ -142,24 +143,12 @@ private:
   void* allocate_near(pool_request& what);
   void wait_for_put_out(shard_locks& held);
   bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
-  pool_place place_at_once(pool_request const& what, shard_span among);
-  pool_place place_at_once(pool_request const& what, shelves& all);
-  pool_place place_elsewhere(pool_request const& what, rung furthest, shard_span among);
-  void* grant(pool_request const& what, pool_place const& place);
-  block& take(pool_request const& what, pool_place const& place);
+  void* grant(pool_request const& what, pool_place place);
+  block& take(pool_request const& what, pool_place place);
   void* grant_fresh(pool_request const& what, block& fresh);
-  void* reuse_at_once(pool_request const& what, shard_span among);
   static void note_borrowing(pool_shard& by) noexcept;
-  void* reuse_known(pool_request const& what, shard_span among);
-  void* reuse_best(pool_request const& what, pool_place const& at_once, shard_span among);
-  void* reuse_elsewhere(pool_request const& what, shard_span among);
-  void* reuse_in(pool_request const& what, shard_span among);
-  bool fits_loosely(pool_request const& what, pool_place const& place) const noexcept;
-  bool completion_found(pool_request const& what, shard_span among);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
-  void* reuse_learning(pool_request const& what, shard_span among);
-  void* reuse_behind_wait(pool_request const& what);
   [[gnu::always_inline]] inline void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
     if (!shards_.single()) return count_live_of_many(in, change, nearby);
     live_.count_alone(in.live, change, nearby);
@@ -283,6 +272,7 @@ private:
   // What follows changes only under the locks of all shards.
   chunk_list chunks_;
   page_growth growth_;
+  pool_ladder const ladder_;
   live_meter live_;
   magazines magazines_;
   timeline const* first_stream_ = nullptr;

@@ -32,12 +32,19 @@ export struct pool_request {
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
-/// Where in which free range, and by which rung it is the stream's.
+/// Where in which free range, and by which rung it is the stream's; or nowhere. Two words, so that it comes in
+/// registers: what was just written field by field and is then copied word by word stalls.
 export struct pool_place {
+  pool_place() = default;
+  pool_place(block* in, std::size_t at, rung by) noexcept : range{in}, offset{at & most_offset}, how{by} {}
+  inline explicit operator bool() const noexcept { return range != nullptr; }
+
+  static constexpr std::size_t most_offset = (std::size_t{1} << 56) - 1; // addresses have no more bits
   block* range = nullptr;
-  std::size_t offset = 0;
-  rung how = rung::none;
+  std::size_t offset : 56 = 0;
+  rung how : 8 = rung::none;
 };
+static_assert(sizeof(pool_place) == 2 * sizeof(void*));
 
 /// Whole pages of a free range, how far from its shard's first address.
 export struct page_run {

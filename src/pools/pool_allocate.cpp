@@ -21,11 +21,9 @@ import :page_growth;
 import :pool_request;
 import :ranges;
 import :shards;
-import :shelf;
 import :size_class;
 import :stream;
 import :sync;
-import :tags;
 import :timeline;
 
 namespace gpumem::detail {
@@ -35,9 +33,6 @@ namespace {
 // comes once in so many of its calls it is no matter.
 inline constexpr unsigned most_borrowings = std::max(sync::patience / 8, 2u);
 inline constexpr std::uint64_t rarely = 1024;
-// A range of more than so many times what was asked for fits loosely: on a recorded trace of six streams looking
-// further then raised what was in use of what was reserved from a half to three quarters.
-inline constexpr std::size_t loose = 2;
 // So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
 // each shard two threads took a third of their time telling each other of it.
 inline constexpr std::size_t live_parts = 16;
@@ -108,7 +103,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   sweep();
   if (kept_till_now) wait_for_put_out(held);
   if (auto* const p = reuse_now(what)) return p;
-  if (auto* const p = reuse_behind_wait(what)) return p;
+  if (auto const place = ladder_.behind_wait(what, shard_list::from{shards_, own})) return grant(what, place);
   if (result.error().what != outcome::device_lost) {
     // Pages are given up one by one, so at once; chunks all, so last.
     if (upstream_->paged() && grow_in_place(what, held, result)) return result;
@@ -162,63 +157,14 @@ bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, exp
   if (!calm_for(what.key.order())) return nullptr;
   take_in(own);
   shard_span const among{&what.own, 1};
-  void* p = reuse_best(what, place_at_once(what, own.ranges.by_order()), among);
-  if (!p && !shards_.single()) p = reuse_learning(what, among);
-  if (p) ++own.paths.locked_calls;
+  auto const place = shards_.single() ? ladder_.known(what, among) : ladder_.find(what, among);
+  if (!place) return nullptr;
+  auto* const p = grant(what, place);
+  ++own.paths.locked_calls;
   return p;
 }
 
-// Of what the stream itself has freed and of what nobody uses, whichever fits better; the stream's own where memory is
-// spent.
-[[gnu::always_inline]] pool_place pool_engine::place_at_once(pool_request const& what, shelves& all) {
-  auto* const own = order_.by_host(what.key) ? nullptr : all.find(what.key.order());
-  if (what.is_small()) {
-    if (auto* const spare = own ? own->spans().last(what.bytes) : nullptr) return {spare, 0, rung::own};
-    if (auto* const spare = all.common().spans().last(what.bytes)) return {spare, 0, rung::completed};
-  }
-  std::size_t own_offset = 0, offset = 0;
-  auto* const mine = own ? own->bins().find(what.bytes, what.alignment, own_offset) : nullptr;
-  bool const good = mine && (mine->bytes == what.bytes || growth_.is_generous(*what.own));
-  if (good || all.common().empty()) return {mine, own_offset, rung::own};
-  auto* const free = all.common().bins().find(what.bytes, what.alignment, offset);
-  if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, rung::completed};
-  return {mine, own_offset, rung::own};
-}
-
-pool_place pool_engine::place_at_once(pool_request const& what, shard_span among) {
-  for (auto* const each : among) {
-    if (auto const place = place_at_once(what, each->ranges.by_order()); place.range) return place;
-  }
-  return {};
-}
-
-// The smallest range of the cheapest rung, of what other streams have freed, or several.
-pool_place pool_engine::place_elsewhere(pool_request const& what, rung furthest, shard_span among) {
-  pool_place best;
-  auto const look = [&](block& range) {
-    std::size_t offset = 0;
-    if (!fits(range, what.bytes, what.alignment, offset)) return;
-    auto const how = order_.classify(range.tags, what.key, furthest);
-    if (how > best.how || how == rung::none) return;
-    if (how == best.how && best.range && range.bytes >= best.range->bytes) return;
-    best = {&range, offset, how};
-  };
-  for (auto* const shard : among) {
-    auto& all = shard->ranges.by_order();
-    for (auto* const each : all.own()) {
-      if (each->empty() || (each->order() == &what.key.order() && !order_.by_host(what.key))) continue;
-      auto const oldest = each->oldest()->tags.begin()->newest;
-      // By the oldest of a shelf one knows whether any of it is complete, or ordered before.
-      bool const some = furthest == rung::wait || each->order()->completed(oldest) ||
-                        (!order_.by_host(what.key) && what.key.order().ordered_after(*each->order(), oldest));
-      if (some) each->bins().visit_from(what.bytes, look);
-    }
-    all.mixed().bins().visit_from(what.bytes, look);
-  }
-  return best;
-}
-
-void* pool_engine::grant(pool_request const& what, pool_place const& place) {
+void* pool_engine::grant(pool_request const& what, pool_place place) {
   auto& from = *place.range->home->shard;
   auto& taken = take(what, place);
   taken.requested = what.requested;
@@ -233,7 +179,7 @@ void* pool_engine::grant(pool_request const& what, pool_place const& place) {
 }
 
 // A small block out of a large range comes with some others for those who ask next.
-[[gnu::always_inline]] block& pool_engine::take(pool_request const& what, pool_place const& place) {
+[[gnu::always_inline]] block& pool_engine::take(pool_request const& what, pool_place place) {
   auto& from = *place.range->home->shard;
   if (place.range->now() == block_state::spare) {
     from.ranges.take_spare(*place.range);
@@ -253,9 +199,9 @@ void pool_engine::note_borrowing(pool_shard& by) noexcept {
 }
 
 void* pool_engine::grant_fresh(pool_request const& what, block& fresh) {
-  pool_place place{&fresh, 0, rung::none};
-  fits(fresh, what.bytes, what.alignment, place.offset);
-  return grant(what, place);
+  std::size_t offset = 0;
+  fits(fresh, what.bytes, what.alignment, offset);
+  return grant(what, {&fresh, offset, rung::none});
 }
 
 void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
@@ -263,64 +209,11 @@ void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::i
   live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 
-void* pool_engine::reuse_at_once(pool_request const& what, shard_span among) {
-  auto const place = place_at_once(what, among);
-  return place.range ? grant(what, place) : nullptr;
-}
-
-// The rungs that cost the stream nothing, as things are known.
-void* pool_engine::reuse_known(pool_request const& what, shard_span among) {
-  if (std::ranges::none_of(among, [&](auto* each) { return each->ranges.free_bytes() >= what.bytes; })) return nullptr;
-  return reuse_best(what, place_at_once(what, among), among);
-}
-
-// What is there at once, unless something else fits better.
-[[gnu::always_inline]] void* pool_engine::reuse_best(pool_request const& what, pool_place const& at_once,
-                                                     shard_span among) {
-  if (!at_once.range) return reuse_elsewhere(what, among);
-  // No place is copied: what was just written word by word is not read at twice the width before it has left the
-  // processor's buffers.
-  if (fits_loosely(what, at_once) && completion_found(what, among)) return grant(what, place_at_once(what, among));
-  return grant(what, at_once);
-}
-
-// Neither the stream itself nor nobody has left anything that would do.
-void* pool_engine::reuse_elsewhere(pool_request const& what, shard_span among) {
-  if (auto const place = place_elsewhere(what, rung::ordered, among); place.range) return grant(what, place);
-  return order_.give_completed(among) ? reuse_at_once(what, among) : nullptr;
-}
-
-// Then after one look at what has completed.
-void* pool_engine::reuse_in(pool_request const& what, shard_span among) {
-  auto* const p = reuse_known(what, among);
-  return p ? p : reuse_learning(what, among);
-}
-
-// Near the limit everything but a good fit is too much.
-bool pool_engine::fits_loosely(pool_request const& what, pool_place const& place) const noexcept {
-  if (what.own->ranges.by_order().own().size() <= 1) return false;
-  return (chunks_.scarce() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
-}
-
-// A large range is about to be cut for a small request: where others have freed memory, something may fit better once
-// their completion is known. After looks of which nothing came, or that came too early, the next are left out, ever
-// more.
-bool pool_engine::completion_found(pool_request const& what, shard_span among) {
-  auto& own = *what.own;
-  if (options_.cross_stream == reuse::own || growth_.is_generous(own)) return false;
-  if (own.looks.leave_out()) return false;
-  auto const looked = order_.learn_completion(&what.key, among);
-  bool const found = order_.give_completed(among);
-  own.looks.note(looked, own.paths.locked_calls);
-  own.looks.note_better_fit(found && looked.early == 0);
-  return found;
-}
-
-// Then the same with what threads have kept.
+// What is free, and then what threads have kept.
 void* pool_engine::reuse_now(pool_request const& what) {
   take_in_all();
   do {
-    if (auto* const p = reuse_in(what, shard_list::from{shards_, *what.own})) return p;
+    if (auto const place = ladder_.find(what, shard_list::from{shards_, *what.own})) return grant(what, place);
   } while (sweep());
   return nullptr;
 }
@@ -329,29 +222,9 @@ void* pool_engine::reuse_now(pool_request const& what) {
 // small blocks stay apart: to join them here halved the speed of threads that allocate what others free.
 void* pool_engine::reuse_alone(pool_request const& what) {
   what.own->borrowings = 0;
-  if (auto* const p = reuse_in(what, {&what.own, 1})) return p;
-  auto const place = adopt_chunk(what);
-  return place.range ? grant(what, place) : nullptr;
-}
-
-void* pool_engine::reuse_learning(pool_request const& what, shard_span among) {
-  if (growth_.to_be_spent(what) > 0) return nullptr;
-  what.own->looks.note(order_.learn_completion(&what.key, among), what.own->paths.locked_calls);
-  order_.give_completed(among);
-  order_.join_free(what.key, rung::completed, among);
-  if (auto* const p = reuse_at_once(what, among)) return p;
-  auto const place = place_elsewhere(what, rung::completed, among);
-  return place.range ? grant(what, place) : nullptr;
-}
-
-void* pool_engine::reuse_behind_wait(pool_request const& what) {
-  if (options_.cross_stream != reuse::wait || what.key.is_host() || !what.key.has_handle()) return nullptr;
-  shard_list::from const all{shards_, *what.own};
-  order_.join_free(what.key, rung::wait, all);
-  auto place = place_at_once(what, all);
-  if (!place.range) place = place_elsewhere(what, rung::wait, all);
-  if (!place.range || !pool_order::wait_for(place.range->tags, what.key)) return nullptr;
-  return grant(what, place);
+  auto place = ladder_.find(what, {&what.own, 1});
+  if (!place) place = adopt_chunk(what);
+  return place ? grant(what, place) : nullptr;
 }
 
 } // namespace gpumem::detail

@@ -105,7 +105,8 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : upstream_{std::move(upstream)}, options_{checked_options(std::move(options), upstream_->paged())},
       device_{device_of(*upstream_)}, order_{options_.cross_stream, upstream_->host_accessible()},
-      chunks_{options_.limit}, growth_{options_, upstream_->paged(), chunks_, shards_, order_} {
+      chunks_{options_.limit}, growth_{options_, upstream_->paged(), chunks_, shards_, order_},
+      ladder_{options_.cross_stream, chunks_, growth_, order_} {
   shared_ = options_.growth == growth::compact; // pages go where the host has seen completion: frees leave evidence
   library_executor();                           // started here, because frees and destructors may not
   reserve(options_.initial_size);

@@ -181,23 +181,22 @@ void pool_engine::note_growth(pool_shard& into, std::size_t bytes) noexcept {
 
 // A chunk out of another thread's shard, wholly free and one, that the stream may use at once.
 pool_place pool_engine::adopt_chunk(pool_request const& what) {
-  pool_place place;
-  if (upstream_->paged()) return place; // they belong to the addresses where they are
+  if (upstream_->paged()) return {}; // they belong to the addresses where they are
+  std::size_t offset = 0;
   auto* const idle = chunks_.largest_idle(0, [&](chunk const& home) {
     auto const& whole = *home.first;
     if (home.shard == what.own || home.last != &whole || !whole.is_free()) return false;
-    return fits(whole, what.bytes, what.alignment, place.offset) &&
+    return fits(whole, what.bytes, what.alignment, offset) &&
            order_.classify(whole.tags, what.key, rung::completed) != rung::none;
   });
   if (!idle) return {};
-  place.range = &what.own->ranges.take_over(*idle, idle->shard->ranges);
+  auto& whole = what.own->ranges.take_over(*idle, idle->shard->ranges);
   idle->shard->reserved -= idle->bytes;
   what.own->reserved += idle->bytes;
   idle->shard = what.own;
   ++what.own->paths.adopted;
-  fits(*place.range, what.bytes, what.alignment, place.offset);
-  place.how = order_.classify(place.range->tags, what.key, rung::completed);
-  return place;
+  fits(whole, what.bytes, what.alignment, offset);
+  return {&whole, offset, order_.classify(whole.tags, what.key, rung::completed)};
 }
 
 bool pool_engine::idle_and_complete(chunk const& home) noexcept {
