@@ -12,10 +12,10 @@ import :executor;
 import :live_meter;
 import :magazines;
 import :misuse;
-import :page_growth;
 import :pool_ladder;
 import :pool_order;
 import :pool_request;
+import :pool_supply;
 import :ranges;
 import :services;
 import :shards;
@@ -26,7 +26,6 @@ import :stream;
 import :sync;
 import :tags;
 import :timeline;
-import :virtual_pages;
 
 namespace gpumem {
 
@@ -55,7 +54,7 @@ enum class free_result : std::uint8_t { refused, done, last };
 /// Allocations and frees that a magazine serves take the lock of a slot; those that the thread's shard serves take that
 /// shard's, and all others those of all shards. Under locks driver calls on streams are made, but no calls upstream,
 /// waits or synchronisation. Nothing in a free allocates host memory. Disposes of itself after close().
-export class pool_engine final : private resumption {
+export class pool_engine final : private resumption, private pool_supply::listener {
 public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
@@ -118,10 +117,10 @@ public:
   bool consistent();
 
   /// None over upstreams without one.
-  inline std::optional<device> where() const noexcept { return device_; }
+  inline std::optional<device> where() const noexcept { return supply_.where(); }
   inline pool_options const& options() const noexcept { return options_; }
-  inline pool_upstream& upstream() noexcept { return *upstream_; }
-  inline bool lost() const noexcept { return device_ && device_->lost(); }
+  inline pool_upstream& upstream() noexcept { return supply_.upstream(); }
+  inline bool lost() const noexcept { return supply_.lost(); }
 
   /// No handle is left; true if no live block is either. Else the free of the last one tells.
   bool abandon() noexcept;
@@ -130,8 +129,6 @@ public:
   void close() noexcept;
 
 private:
-  enum class growth_result : std::uint8_t { granted, changed, failed };
-
   bool consistent_with(thread_counts const& near);
   static void survey(pool_shard& in, figures& f, std::vector<timeline const*>& users);
 
@@ -142,10 +139,11 @@ private:
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
   void* allocate_near(pool_request& what);
   void wait_for_put_out(shard_locks& held);
-  bool grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result);
+  expected<void*, failure> grow(pool_request const& what, shard_locks& held, bool exact);
+  expected<void*, failure> grow_in_place(pool_request const& what, shard_locks& held);
+  void sweep_beyond_threshold() noexcept;
   void* grant(pool_request const& what, pool_place place);
   block& take(pool_request const& what, pool_place place);
-  void* grant_fresh(pool_request const& what, block& fresh);
   static void note_borrowing(pool_shard& by) noexcept;
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
@@ -165,7 +163,7 @@ private:
   void begin_sharing() noexcept;
   // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
   inline std::size_t most_unrecorded() const noexcept {
-    return std::max(chunks_.reserved() / (chunks_.scarce() ? 256 : 2), granule);
+    return std::max(supply_.chunks().reserved() / (supply_.chunks().scarce() ? 256 : 2), granule);
   }
   inline void note_stream(timeline const& order) noexcept {
     if (!first_stream_) first_stream_ = &order;
@@ -179,35 +177,11 @@ private:
   /// Whether a call may be served under the lock of one shard.
   inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
 
-  // pool_grow.cpp: upstream.
-  growth_result grow(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
-  void sweep_beyond_threshold() noexcept;
-  growth_result grow_chunk(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
-  expected<block*, failure> draw_chunk(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least,
-                                       shard_locks& held);
-  void wait_for_return(shard_locks& held);
-  block& add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes);
-  void note_growth(pool_shard& into, std::size_t bytes) noexcept;
-  pool_place adopt_chunk(pool_request const& what);
-  std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
-  bool idle_and_complete(chunk const& home) noexcept;
+  // pool_return.cpp: what goes back.
   void resume() noexcept override;
   void pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
   void leave_behind() noexcept;
-
-  // pool_pages.cpp: upstream, of pools that draw pages.
-  growth_result grow_pages(pool_request const& what, shard_locks& held, bool exact, expected<void*, failure>& result);
-  expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
-                                       std::size_t least, shard_locks& held);
-  block& add_pages(pool_shard& into, page_extent const& where);
-  void join_complete(pool_shard& in, bool over);
-  std::vector<page_run> idle_pages(std::size_t wanted, bool reach, block const* spared);
-  std::size_t give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept;
-  std::size_t give_back_idle(std::size_t wanted, bool reach, block const* spared, shard_locks& held) noexcept;
-  void make_way(pool_request const& what, std::size_t bytes, shard_locks& held);
-  void end_growth() noexcept;
-  virtual_pages* pages_of(void const* pointer, shard_locks& held);
 
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
   void* drain(pool_request const& what, shard_locks& held);
@@ -247,19 +221,18 @@ private:
   void set_pressure(bool on) noexcept;
   void end_cached(block& kept) noexcept;
   void set_caching() noexcept;
+  void note_reserved() noexcept override { set_caching(); }
   // Giving back begins an eighth beyond the threshold, and ends there.
   inline bool too_much_reserved() const noexcept {
     auto const slack = options_.release_threshold / 8;
-    return chunks_.reserved() > slack && chunks_.reserved() - slack > options_.release_threshold;
+    return supply_.chunks().reserved() > slack && supply_.chunks().reserved() - slack > options_.release_threshold;
   }
   bool sweep() noexcept;
   inline shard_list::from everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
   std::int64_t live_blocks() const noexcept;
   std::size_t free_bytes() const noexcept;
 
-  std::unique_ptr<pool_upstream> const upstream_;
   pool_options const options_;
-  std::optional<device> const device_;
   pool_order const order_;
   // Where pages give way to each other, what rounding up wastes is not to be had again: .01 to .02 of recorded traces.
   std::size_t const largest_numbered_ =
@@ -267,11 +240,10 @@ private:
 
   shard_list shards_;
   std::atomic<bool> scarce_{false}; // little is left of the limit: see chunk_list
-  sync::quick_condition changed_;   // growth ended, memory has left, or what was put out has arrived
+  sync::quick_condition arrived_;   // what was put out
 
   // What follows changes only under the locks of all shards.
-  chunk_list chunks_;
-  page_growth growth_;
+  pool_supply supply_;
   pool_ladder const ladder_;
   live_meter live_;
   magazines magazines_;
@@ -281,11 +253,9 @@ private:
   bool shared_ = false;   // a second stream has been served
   bool calm_ = false;     // nothing calls for the locks of all: no pressure, nothing deferred, nothing to give back
   bool pressure_ = false; // since a request failed all rungs before waiting
-  bool growing_ = false;
   bool posted_ = false;
   bool passing_ = false;
   bool abandoned_ = false;
-  bool closed_ = false;
   unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   unsigned next_wait_ = 0;   // the pass that next waits for tails

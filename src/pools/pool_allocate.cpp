@@ -51,7 +51,7 @@ expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, siz
                                                       std::size_t alignment) noexcept {
   pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_number()};
   if (scarce_.load(std::memory_order_relaxed)) what.give_up_rounding();
-  if (chunks_.limit() && what.bytes > chunks_.limit()) return refuse(what, outcome::too_large);
+  if (supply_.chunks().limit() && what.bytes > supply_.chunks().limit()) return refuse(what, outcome::too_large);
   try {
     what.key.order().prepare();
   } catch (...) {
@@ -85,15 +85,15 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   own.paths.all_locked += !shards_.single();
   note_stream(what.key.order());
   magazines_.prepare(what.me);
-  expected<void*, failure> result = nullptr;
+  expected<void*, failure> grown = nullptr;
   bool alone = !shards_.single() && own.borrowings >= most_borrowings && !long_ago(own);
   for (bool searching = true; searching;) {
     if (deferred_) serve_deferred();
     if (auto* const p = alone ? reuse_alone(what) : reuse_now(what)) return p;
-    auto const grown = grow(what, held, false, result);
-    if (grown == growth_result::granted) return result;
-    searching = grown == growth_result::changed || alone;
-    if (grown == growth_result::failed) alone = false;
+    grown = grow(what, held, false);
+    if (grown && *grown) return grown;
+    searching = grown || alone;
+    alone = alone && grown;
   }
   what.cannot_grow = true;
   what.give_up_rounding();
@@ -104,47 +104,59 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   if (kept_till_now) wait_for_put_out(held);
   if (auto* const p = reuse_now(what)) return p;
   if (auto const place = ladder_.behind_wait(what, shard_list::from{shards_, own})) return grant(what, place);
-  if (result.error().what != outcome::device_lost) {
+  if (grown.error().what != outcome::device_lost) {
     // Pages are given up one by one, so at once; chunks all, so last.
-    if (upstream_->paged() && grow_in_place(what, held, result)) return result;
+    if (supply_.paged() && (grown = grow_in_place(what, held))) return grown;
     if (auto* const p = drain(what, held)) return p;
-    if (grow_in_place(what, held, result)) return result;
+    if ((grown = grow_in_place(what, held))) return grown;
   }
   ++own.counts.failures;
-  if (lost()) return unexpected<failure>{failure{outcome::device_lost, device_->loss(), what.requested}};
-  return result;
+  if (lost()) return unexpected<failure>{failure{outcome::device_lost, where()->loss(), what.requested}};
+  return grown;
 }
 
 // What has made way for others near a thread is in no list until it arrives.
 void pool_engine::wait_for_put_out(shard_locks& held) {
   auto const on_the_way = [&] {
     bool any = false;
-    chunks_.visit([&](chunk const& home) {
+    supply_.chunks().visit([&](chunk const& home) {
       range_map::visit(home, [&](block const& each) { any |= each.now() == block_state::put_out; });
     });
     return any;
   };
   ++awaiting_;
-  while (on_the_way()) held.wait(changed_);
+  while (on_the_way()) held.wait(arrived_);
   --awaiting_;
 }
 
+// Memory from upstream, granted; null where others were faster: look again.
+expected<void*, failure> pool_engine::grow(pool_request const& what, shard_locks& held, bool exact) {
+  try {
+    auto const drawn = supply_.grow(what, held, exact);
+    if (!drawn) return unexpected<failure>{drawn.error()};
+    auto* const granted = *drawn ? grant(what, *drawn) : nullptr;
+    sweep_beyond_threshold();
+    return granted;
+  } catch (...) {
+    sweep_beyond_threshold();
+    throw;
+  }
+}
+
+// Nothing stays near a thread there. Not before what has grown is granted: a neighbour that arrives may make it a part
+// of itself.
+void pool_engine::sweep_beyond_threshold() noexcept {
+  if (!magazines_.allowed()) sweep();
+}
+
 // Growth in the place of what nobody uses.
-bool pool_engine::grow_in_place(pool_request const& what, shard_locks& held, expected<void*, failure>& result) {
-  if (upstream_->paged()) {
-    while (growing_) held.wait(changed_); // pages are looked at only at rest
-    make_way(what, growth_.missing(what, *what.own, true), held);
-  } else {
-    give_back(0, held);
+expected<void*, failure> pool_engine::grow_in_place(pool_request const& what, shard_locks& held) {
+  supply_.make_room(what, held);
+  for (;;) {
+    auto const grown = grow(what, held, true);
+    if (!grown || *grown) return grown;
+    if (auto* const p = reuse_now(what)) return p;
   }
-  auto grown = growth_result::changed;
-  while ((grown = grow(what, held, true, result)) == growth_result::changed) {
-    if (auto* const p = reuse_now(what)) {
-      result = p;
-      return true;
-    }
-  }
-  return grown == growth_result::granted;
 }
 
 // Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
@@ -198,14 +210,8 @@ void pool_engine::note_borrowing(pool_shard& by) noexcept {
   by.borrowed_at = by.paths.locked_calls;
 }
 
-void* pool_engine::grant_fresh(pool_request const& what, block& fresh) {
-  std::size_t offset = 0;
-  fits(fresh, what.bytes, what.alignment, offset);
-  return grant(what, {&fresh, offset, rung::none});
-}
-
 void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  auto const slack = chunks_.reserved() / (live_parts * shards_.all().size());
+  auto const slack = supply_.chunks().reserved() / (live_parts * shards_.all().size());
   live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 
@@ -223,7 +229,7 @@ void* pool_engine::reuse_now(pool_request const& what) {
 void* pool_engine::reuse_alone(pool_request const& what) {
   what.own->borrowings = 0;
   auto place = ladder_.find(what, {&what.own, 1});
-  if (!place) place = adopt_chunk(what);
+  if (!place) place = supply_.adopt(what);
   return place ? grant(what, place) : nullptr;
 }
 

@@ -127,11 +127,11 @@ bool pool_engine::settle(sync::duration longest) {
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
   if (pool_order::open_timelines(false, everywhere()).empty()) return false;
-  if (upstream_->paged() && free_bytes() + chunks_.room() >= what.bytes) return true;
+  if (supply_.paged() && free_bytes() + supply_.chunks().room() >= what.bytes) return true;
   std::size_t run = 0;
-  chunks_.visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
+  supply_.chunks().visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
   if (run >= what.bytes && (options_.cross_stream != reuse::own || what.key.is_host())) return true;
-  return chunks_.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
+  return supply_.chunks().largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
 // Polls for up to a second, then synchronises once with streams that left no evidence. Whatever completes is looked at

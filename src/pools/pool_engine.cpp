@@ -70,11 +70,6 @@ pool_options checked_options(pool_options options, bool paged) {
   return options;
 }
 
-std::optional<device> device_of(pool_upstream const& upstream) {
-  auto const ordinal = upstream.device();
-  return ordinal < 0 ? std::nullopt : std::optional{device{ordinal}};
-}
-
 void add(figures& sum, figures const& part) noexcept {
   for (auto const each : {&figures::allocations, &figures::frees, &figures::failures, &figures::growths,
                           &figures::releases, &figures::reuse_own, &figures::reuse_ordered, &figures::reuse_completed,
@@ -103,10 +98,10 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
 } // namespace
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : upstream_{std::move(upstream)}, options_{checked_options(std::move(options), upstream_->paged())},
-      device_{device_of(*upstream_)}, order_{options_.cross_stream, upstream_->host_accessible()},
-      chunks_{options_.limit}, growth_{options_, upstream_->paged(), chunks_, shards_, order_},
-      ladder_{options_.cross_stream, chunks_, growth_, order_} {
+    : options_{checked_options(std::move(options), upstream->paged())},
+      order_{options_.cross_stream, upstream->host_accessible()},
+      supply_{std::move(upstream), options_, order_, shards_, *this},
+      ladder_{options_.cross_stream, supply_.chunks(), supply_.growth(), order_} {
   shared_ = options_.growth == growth::compact; // pages go where the host has seen completion: frees leave evidence
   library_executor();                           // started here, because frees and destructors may not
   reserve(options_.initial_size);
@@ -119,10 +114,43 @@ void check_limit(std::size_t limit) {
   if (limit && limit < granule) throw std::invalid_argument{"gpumem: a pool's limit must be 256 bytes at least"};
 }
 
+std::size_t pool_engine::reserve(std::size_t bytes) {
+  auto const fail = [&](failure const& why) { throw_failure({why.what, why.code, bytes}); };
+  shard_locks held{shards_};
+  auto const limit = supply_.chunks().limit();
+  if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
+  auto const missing = supply_.grow_to(bytes, shards_.own(), held);
+  if (!missing) fail(missing.error());
+  sweep_beyond_threshold();
+  return *missing;
+}
+
+void pool_engine::set_limit(std::size_t bytes) {
+  check_limit(bytes);
+  shard_locks const held{shards_};
+  supply_.chunks().set_limit(bytes);
+  set_caching();
+}
+
+bool pool_engine::pin(void const* pointer, std::size_t bytes) {
+  shard_locks held{shards_};
+  return supply_.pin(pointer, bytes, held);
+}
+
+void pool_engine::unpin(void const* pointer, std::size_t bytes) {
+  shard_locks held{shards_};
+  supply_.unpin(pointer, bytes, held);
+}
+
+expected<int, failure> pool_engine::export_page(void const* pointer) {
+  shard_locks held{shards_};
+  return supply_.export_page(pointer, held);
+}
+
 std::optional<block_info> pool_engine::find(void const* pointer) {
   shard_locks const held{shards_};
   take_in_all();
-  auto const* const home = chunks_.covering(pointer);
+  auto const* const home = supply_.chunks().covering(pointer);
   auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
   if (!found || found->now() == block_state::hole) return std::nullopt;
   if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
@@ -169,9 +197,9 @@ figures pool_engine::read_figures() {
     f.joins_refused += each->ranges.refused_joins();
     f.largest_free = std::max(f.largest_free, each->ranges.largest_free());
     survey(*each, f, users);
-    f.reserved = chunks_.reserved() + chunks_.leaving();
-    f.limit = chunks_.limit();
-    f.peak_reserved = chunks_.peak();
+    f.reserved = supply_.chunks().reserved() + supply_.chunks().leaving();
+    f.limit = supply_.chunks().limit();
+    f.peak_reserved = supply_.chunks().peak();
   }
   auto const near = magazines_.glance();
   f.live = static_cast<std::size_t>(std::max(live - near.not_live, std::int64_t{0}));
@@ -218,7 +246,7 @@ bool pool_engine::consistent_with(thread_counts const& near) {
   std::size_t free = 0, small = 0, larger = 0, taken = 0;
   std::int64_t live = 0;
   bool sound = true;
-  chunks_.visit([&](chunk const& home) {
+  supply_.chunks().visit([&](chunk const& home) {
     auto end = home.base;
     std::size_t not_free = 0;
     block const* lower = nullptr;
@@ -248,8 +276,8 @@ bool pool_engine::consistent_with(thread_counts const& near) {
     reserved += each->reserved;
     counted += each->live.bytes;
   }
-  return sound && free == on_shelves && free == free_bytes() && taken + free == chunks_.reserved() &&
-         reserved == chunks_.reserved() && small == near.kept[size_class::small].in_use &&
+  return sound && free == on_shelves && free == free_bytes() && taken + free == supply_.chunks().reserved() &&
+         reserved == supply_.chunks().reserved() && small == near.kept[size_class::small].in_use &&
          small + larger == near.cached() && magazines_.balanced(near) && live == counted;
 }
 

@@ -126,7 +126,7 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
     if (calm_for(*kept.tags.begin()->order)) {
       ++home.paths.locked_calls;
       end_cached(kept);
-      if (awaiting_ > 0) changed_.notify_all();
+      if (awaiting_ > 0) arrived_.notify_all();
       return free_result::done;
     }
   }
@@ -136,7 +136,7 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
   if (deferred_) serve_deferred();
   note_stream(*kept.tags.begin()->order);
   end_cached(kept);
-  if (awaiting_ > 0) changed_.notify_all();
+  if (awaiting_ > 0) arrived_.notify_all();
   return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
 }
 
@@ -152,7 +152,7 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
     report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), options_.name.c_str()});
     return nullptr;
   };
-  auto const* const home = chunks_.covering(pointer);
+  auto const* const home = supply_.chunks().covering(pointer);
   auto const* const found = home ? range_map::covering(*home, pointer) : nullptr;
   if (!found || found->now() == block_state::hole) return refuse(misuse::kind::foreign_pointer, 0);
   std::size_t const requested = found->requested;
@@ -256,16 +256,16 @@ void pool_engine::set_caching() noexcept {
   constexpr std::size_t times_for_threads = 4;
   bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
   auto const at_least = [&](std::size_t times) {
-    return std::min({chunks_.reserved() / 2, times * a_shard * shards_.all().size(), times * most_small});
+    return std::min({supply_.chunks().reserved() / 2, times * a_shard * shards_.all().size(), times * most_small});
   };
   auto const least = at_least(1);
-  auto const small = std::clamp(chunks_.reserved() / 100, least, most_small);
-  auto const medium = std::max(chunks_.reserved() / 128, at_least(shards_.single() ? 1 : times_for_threads));
-  auto const large = std::max(chunks_.reserved() / 32, least);
+  auto const small = std::clamp(supply_.chunks().reserved() / 100, least, most_small);
+  auto const medium = std::max(supply_.chunks().reserved() / 128, at_least(shards_.single() ? 1 : times_for_threads));
+  auto const large = std::max(supply_.chunks().reserved() / 32, least);
   auto const threads = std::max<std::size_t>(shards_.all().size() - 1, 1); // with shards of their own
   calm_ = calm;
-  growth_.set_calm(calm);
-  scarce_.store(chunks_.scarce(), std::memory_order_relaxed);
+  supply_.growth().set_calm(calm);
+  scarce_.store(supply_.chunks().scarce(), std::memory_order_relaxed);
   bool const compact = options_.growth == growth::compact;
   magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,
                    shared_ ? most_unrecorded() : SIZE_MAX);
@@ -279,11 +279,11 @@ void pool_engine::begin_sharing() noexcept {
 
 void pool_engine::look_after_free(block const& range) noexcept {
   if (pressure_) {
-    auto const most = chunks_.limit() ? chunks_.limit() : chunks_.reserved();
-    auto const granted = chunks_.reserved() - free_bytes();
+    auto const most = supply_.chunks().limit() ? supply_.chunks().limit() : supply_.chunks().reserved();
+    auto const granted = supply_.chunks().reserved() - free_bytes();
     set_pressure(most - std::min(most, granted) < most / 16);
   }
-  bool const whole = upstream_->paged() ? range.bytes >= smallest_page : range.home->live_blocks == 0;
+  bool const whole = supply_.paged() ? range.bytes >= smallest_page : range.home->live_blocks == 0;
   if (!whole || !too_much_reserved()) return;
   idle_passes_ = 0;
   post_pass();

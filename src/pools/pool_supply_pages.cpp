@@ -1,4 +1,5 @@
-// A pool and its pages: growth behind what is free at the end, or in holes, and giving back what is wholly free.
+// A pool and its upstream's pages: growth behind what is free at the end, or in holes, and giving back what is wholly
+// free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -10,8 +11,8 @@ module;
 #include <ranges>
 #include <utility>
 #include <vector>
-module gpumem:pool_pages.impl;
-import :pool_engine;
+module gpumem:pool_supply_pages.impl;
+import :pool_supply;
 import :pool_order;
 import :block;
 import :chunks;
@@ -40,9 +41,8 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 
 } // namespace
 
-// Maps what is missing and grants it together with what is free before it. `changed`: others were faster.
-pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, shard_locks& held, bool exact,
-                                                   expected<void*, failure>& result) {
+// Maps what is missing, together with what is free before it.
+expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, shard_locks& held, bool exact) {
   auto& own = *what.own;
   auto bytes = growth_.missing(what, own, exact);
   if (options_.growth == growth::compact && !exact) {
@@ -59,31 +59,25 @@ pool_engine::growth_result pool_engine::grow_pages(pool_request const& what, sha
     }
   }
   if (bytes > chunks_.room()) {
-    if (chunks_.leaving() == 0) return growth_result::failed;
+    if (chunks_.leaving() == 0) return unexpected<failure>{failure{outcome::exhausted}};
     wait_for_return(held);
-    return growth_result::changed;
+    return pool_place{};
   }
   auto const fresh = draw_pages(own, gap, bytes, least, held);
-  if (!fresh) {
-    auto const& why = fresh.error();
-    result = unexpected<failure>{
-        failure{why.what == outcome::too_large ? outcome::exhausted : why.what, why.code, what.requested}};
-    return growth_result::failed;
-  }
+  if (!fresh) return unexpected<failure>{fresh.error()};
   auto* range = *fresh;
   auto* const before = range->lower;
   bool const joins = growth_.usable(before, what.key);
   if (joins && own.ranges.join(*before)) range = before;
   if (gap && growth_.usable(range->upper, what.key)) own.ranges.join(*range);
   std::size_t offset = 0;
-  if (!fits(*range, what.bytes, what.alignment, offset)) return growth_result::changed;
-  result = grant(what, {range, offset, rung::none});
-  return growth_result::granted;
+  if (!fits(*range, what.bytes, what.alignment, offset)) return pool_place{};
+  return pool_place{range, offset, rung::none};
 }
 
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
 // `least`. The range that holds it.
-expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
+expected<block*, failure> pool_supply::draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
                                                   std::size_t least, shard_locks& held) {
   bool const generous = growth_.is_generous(into);
   growing_ = true;
@@ -124,13 +118,8 @@ expected<block*, failure> pool_engine::draw_pages(pool_shard& into, std::optiona
   return unexpected<failure>{why};
 }
 
-void pool_engine::end_growth() noexcept {
-  growing_ = false;
-  changed_.notify_all();
-}
-
 // Every stream may use them at once. Throws std::bad_alloc, and nothing is changed.
-block& pool_engine::add_pages(pool_shard& into, page_extent const& where) {
+block& pool_supply::add_pages(pool_shard& into, page_extent const& where) {
   into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
   into.addresses = into.pages->addresses();
   auto const address = into.first_address + where.offset;
@@ -168,9 +157,9 @@ block& pool_engine::add_pages(pool_shard& into, page_extent const& where) {
 
 // Ranges side by side are one where nobody uses them, or, with `reuse::own`, where nobody does any more: a page may
 // reach from one into the next.
-void pool_engine::join_complete(pool_shard& in, bool over) {
+void pool_supply::join_complete(pool_shard& in) {
   if (!in.paged) return;
-  auto const complete = [over](block const& each) { return over || each.tags.completed(); };
+  auto const complete = [gone = over()](block const& each) { return gone || each.tags.completed(); };
   if (options_.cross_stream == reuse::own && !closed_) return in.ranges.join_all(complete);
   for (auto* at = in.paged->last; at; at = at->lower) {
     if (at->is_free() && !at->tags.empty() && complete(*at)) at = &in.ranges.complete(*at);
@@ -179,13 +168,13 @@ void pool_engine::join_complete(pool_shard& in, bool over) {
 
 // Whole pages of free memory of which the host has seen every use complete, out of the largest ranges first; together
 // so many bytes at most, or, to `reach` them, a page more. Not those of `spared`.
-std::vector<page_run> pool_engine::idle_pages(std::size_t wanted, bool reach, block const* spared) {
+std::vector<page_run> pool_supply::idle_pages(std::size_t wanted, bool reach, block const* spared) {
   std::vector<std::pair<pool_shard*, block*>> ranges;
-  bool const over = closed_ && lost();
+  bool const gone = over();
   for (auto const& in : shards_.all()) {
-    join_complete(*in, over);
+    join_complete(*in);
     for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
-      if (!at->is_free() || at->bytes < smallest_page || at == spared || !(over || at->tags.completed())) continue;
+      if (!at->is_free() || at->bytes < smallest_page || at == spared || !(gone || at->tags.completed())) continue;
       ranges.emplace_back(in.get(), at);
     }
   }
@@ -212,7 +201,7 @@ std::vector<page_run> pool_engine::idle_pages(std::size_t wanted, bool reach, bl
 }
 
 // Out of the ranges first, then unmapped without the lock; how many bytes.
-std::size_t pool_engine::give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept {
+std::size_t pool_supply::give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept {
   std::size_t given = 0;
   auto carved = idle.begin();
   try {
@@ -233,7 +222,7 @@ std::size_t pool_engine::give_back_pages(std::vector<page_run> const& idle, shar
     chunks_.forget(*std::exchange(in->paged, nullptr));
   }
   chunks_.begin_leave(given);
-  set_caching();
+  told_.note_reserved();
   growing_ = true;
   held.unlock();
   for (auto const& each : std::ranges::subrange{idle.begin(), carved}) {
@@ -245,9 +234,9 @@ std::size_t pool_engine::give_back_pages(std::vector<page_run> const& idle, shar
   return given;
 }
 
-std::size_t pool_engine::give_back_idle(std::size_t wanted, bool reach, block const* spared,
+std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, block const* spared,
                                         shard_locks& held) noexcept {
-  while (growing_) held.wait(changed_);
+  wait_till_grown(held);
   try {
     auto const idle = idle_pages(wanted, reach, spared);
     return idle.empty() ? 0 : give_back_pages(idle, held);
@@ -255,33 +244,30 @@ std::size_t pool_engine::give_back_idle(std::size_t wanted, bool reach, block co
 }
 
 // Pages that are wholly free give way to others for a request.
-void pool_engine::make_way(pool_request const& what, std::size_t bytes, shard_locks& held) {
-  order_.learn_completion(nullptr, everywhere());
+void pool_supply::make_way(pool_request const& what, std::size_t bytes, shard_locks& held) {
+  order_.learn_completion(nullptr, shard_list::from{shards_, *what.own});
   what.own->paths.made_way += give_back_idle(bytes, true, growth_.usable_end(what, *what.own), held) > 0;
 }
 
 // Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.
-virtual_pages* pool_engine::pages_of(void const* pointer, shard_locks& held) {
-  while (growing_) held.wait(changed_);
+virtual_pages* pool_supply::pages_of(void const* pointer, shard_locks& held) {
+  wait_till_grown(held);
   auto const* const home = chunks_.covering(pointer);
   return home ? home->shard->pages.get() : nullptr;
 }
 
-bool pool_engine::pin(void const* pointer, std::size_t bytes) {
-  shard_locks held{shards_};
+bool pool_supply::pin(void const* pointer, std::size_t bytes, shard_locks& held) {
   if (auto* const pages = pages_of(pointer, held)) return pages->pin(pointer, bytes);
   // A chunk stays as long as anything lives in it.
   auto const* const home = chunks_.covering(pointer);
   return home && bytes > 0 && bytes <= home->end() - reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-void pool_engine::unpin(void const* pointer, std::size_t bytes) {
-  shard_locks held{shards_};
+void pool_supply::unpin(void const* pointer, std::size_t bytes, shard_locks& held) {
   if (auto* const pages = pages_of(pointer, held)) pages->unpin(pointer, bytes);
 }
 
-expected<int, failure> pool_engine::export_page(void const* pointer) {
-  shard_locks held{shards_};
+expected<int, failure> pool_supply::export_page(void const* pointer, shard_locks& held) {
   if (auto* const pages = pages_of(pointer, held)) return pages->export_page(pointer);
   return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};
 }

@@ -1,0 +1,115 @@
+// What a pool has of its upstream.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+export module gpumem:pool_supply;
+import :block;
+import :chunks;
+import :device;
+import :error;
+import :page_growth;
+import :pool_order;
+import :pool_request;
+import :shards;
+import :std;
+import :stream;
+import :sync;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+/// Draws chunks, or pages behind what is free at the end of a shard's addresses and in holes, and gives back what
+/// nobody uses. Each call is under the locks of all shards; with `held` they are given up around calls upstream, which
+/// one thread at a time makes, and for waits. Sizes are in bytes.
+export class pool_supply {
+public:
+  /// Whom it concerns how much is reserved: is told of each change before the locks are given up.
+  class listener {
+  public:
+    virtual void note_reserved() noexcept = 0;
+
+  protected:
+    ~listener() = default;
+  };
+
+  /// Refers to all but the upstream, which it keeps.
+  pool_supply(std::unique_ptr<pool_upstream> upstream, pool_options const& options, pool_order const& order,
+              shard_list& shards, listener& told);
+
+  inline pool_upstream& upstream() noexcept { return *upstream_; }
+  inline bool paged() const noexcept { return upstream_->paged(); }
+  /// None over upstreams without one.
+  inline std::optional<device> where() const noexcept { return device_; }
+  inline bool lost() const noexcept { return device_ && device_->lost(); }
+  inline chunk_list& chunks() noexcept { return chunks_; }
+  inline chunk_list const& chunks() const noexcept { return chunks_; }
+  inline page_growth& growth() noexcept { return growth_; }
+  inline page_growth const& growth() const noexcept { return growth_; }
+
+  /// Draws memory for a request, `exact` or with some to spare, and joins it with what is free beside it; an empty
+  /// place where another thread was faster, and the request may find something. Throws std::bad_alloc.
+  expected<pool_place, failure> grow(pool_request const& what, shard_locks& held, bool exact);
+  /// Draws until so many bytes are reserved; how many were missing. Throws std::bad_alloc.
+  expected<std::size_t, failure> grow_to(std::size_t bytes, pool_shard& into, shard_locks& held);
+  /// A chunk out of another thread's shard, wholly free and one, that the stream may use at once; it is the
+  /// requester's from now on.
+  pool_place adopt(pool_request const& what);
+
+  /// Gives back what nobody uses, of which the host has seen every use complete, as long as at least `keep` bytes
+  /// remain; how many bytes went.
+  std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
+  /// The same, where growth for a request has no room: as much as it lacks, of pages, and all chunks. Throws
+  /// std::bad_alloc.
+  void make_room(pool_request const& what, shard_locks& held);
+  /// The pool has no users any more: what is on a lost device is over, and streams have no memory of their own.
+  void close() noexcept { closed_ = true; }
+  inline bool closed() const noexcept { return closed_; }
+
+  /// As of pool_engine.
+  bool pin(void const* pointer, std::size_t bytes, shard_locks& held);
+  void unpin(void const* pointer, std::size_t bytes, shard_locks& held);
+  expected<int, failure> export_page(void const* pointer, shard_locks& held);
+
+private:
+  inline bool over() const noexcept { return closed_ && lost(); }
+  inline void wait_till_grown(shard_locks& held) {
+    while (growing_) held.wait(changed_);
+  }
+  void wait_for_return(shard_locks& held);
+  void end_growth() noexcept;
+  void note_growth(pool_shard& into, std::size_t bytes) noexcept;
+
+  expected<pool_place, failure> grow_chunk(pool_request const& what, shard_locks& held, bool exact);
+  expected<block*, failure> draw_chunk(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least,
+                                       shard_locks& held);
+  block& add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes);
+  bool idle_and_complete(chunk const& home) const noexcept;
+  std::size_t give_back_chunks(std::size_t keep, shard_locks& held) noexcept;
+
+  // pool_supply_pages.cpp
+  expected<pool_place, failure> grow_pages(pool_request const& what, shard_locks& held, bool exact);
+  expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
+                                       std::size_t least, shard_locks& held);
+  block& add_pages(pool_shard& into, page_extent const& where);
+  void join_complete(pool_shard& in);
+  std::vector<page_run> idle_pages(std::size_t wanted, bool reach, block const* spared);
+  std::size_t give_back_idle(std::size_t wanted, bool reach, block const* spared, shard_locks& held) noexcept;
+  std::size_t give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept;
+  void make_way(pool_request const& what, std::size_t bytes, shard_locks& held);
+  virtual_pages* pages_of(void const* pointer, shard_locks& held);
+
+  std::unique_ptr<pool_upstream> const upstream_;
+  pool_options const& options_;
+  std::optional<device> const device_;
+  pool_order const& order_;
+  shard_list& shards_;
+  listener& told_;
+
+  chunk_list chunks_;
+  page_growth growth_;
+  sync::quick_condition changed_; // growth ended, or memory has left
+  bool growing_ = false;
+  bool closed_ = false;
+};
+
+} // namespace gpumem::detail
