@@ -46,10 +46,10 @@ export struct pool_place {
 };
 static_assert(sizeof(pool_place) == 2 * sizeof(void*));
 
-/// Whole pages of a free range, how far from its shard's first address.
+/// Whole pages of free memory, how far from their shard's first address.
 export struct page_run {
   pool_shard* shard;
-  block* range;
+  block* last; ///< the free block in which they end; it and those below it hold them
   page_extent where;
 };
 

@@ -92,8 +92,15 @@ private:
                                        std::size_t least, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
   void join_complete(pool_shard& in);
-  std::vector<page_run> idle_pages(std::size_t wanted, bool reach, block const* spared);
-  std::size_t give_back_idle(std::size_t wanted, bool reach, block const* spared, shard_locks& held) noexcept;
+  struct idle_run {
+    pool_shard* in;
+    block* last; // of those that it is made of
+    std::uintptr_t begin, end;
+    inline std::size_t bytes() const noexcept { return end - begin; }
+  };
+  std::vector<idle_run> idle_runs(std::uintptr_t spared);
+  std::vector<page_run> idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared);
+  std::size_t give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared, shard_locks& held) noexcept;
   std::size_t give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept;
   void make_way(pool_request const& what, std::size_t bytes, shard_locks& held);
   virtual_pages* pages_of(void const* pointer, shard_locks& held);

@@ -60,8 +60,9 @@ public:
   }
   /// What is kept apart joins its neighbours, as in `release`. Whether there was any.
   bool join_spans() noexcept;
-  /// Cuts them out as a hole: memory that leaves, in a chunk that stays. Throws std::bad_alloc, and nothing is changed.
-  block& carve(block& range, std::size_t offset, std::size_t bytes);
+  /// Cuts them out as a hole: memory that leaves, in a chunk that stays. So many bytes from an address on, which end in
+  /// a free block and lie in it and in free ones below it. Throws std::bad_alloc, and nothing is changed.
+  block& carve(block& last, std::uintptr_t base, std::size_t bytes);
   /// So many bytes of a hole, from an offset in it on, have memory again. Throws std::bad_alloc, and nothing is
   /// changed.
   block& fill(block& hole, std::size_t offset, std::size_t bytes, tag_set const& tags);
@@ -105,6 +106,7 @@ public:
 
 private:
   block& cut(block& range, std::size_t offset, std::size_t bytes);
+  block& hollow_out(block& range, std::size_t offset, std::size_t bytes);
   block& cut_below(block& whole, std::size_t bytes) noexcept;
   void link_below(block& one, block& upper) noexcept;
   void link_above(block& one, block& lower) noexcept;

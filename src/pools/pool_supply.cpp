@@ -165,7 +165,7 @@ pool_place pool_supply::adopt(pool_request const& what) {
 
 std::size_t pool_supply::give_back(std::size_t keep, shard_locks& held) noexcept {
   if (!paged()) return give_back_chunks(keep, held);
-  return give_back_idle(chunks_.reserved() - std::min(keep, chunks_.reserved()), false, nullptr, held);
+  return give_back_idle(chunks_.reserved() - std::min(keep, chunks_.reserved()), false, 0, held);
 }
 
 void pool_supply::make_room(pool_request const& what, shard_locks& held) {

@@ -30,10 +30,11 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
-// From the top of a range down: what lies side by side is one run.
+// From the top of free memory down: what lies side by side is one run.
 void append(std::vector<page_run>& runs, page_run const& next) {
-  if (!runs.empty() && runs.back().range == next.range && runs.back().where.offset == next.where.end()) {
-    runs.back().where = {next.where.offset, next.where.bytes + runs.back().where.bytes};
+  auto* const above = runs.empty() ? nullptr : &runs.back();
+  if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
+    above->where = {next.where.offset, next.where.bytes + above->where.bytes};
   } else {
     runs.push_back(next);
   }
@@ -143,11 +144,7 @@ block& pool_supply::add_pages(pool_shard& into, page_extent const& where) {
       // What the driver would not let go lies between: a hole.
       auto const gap = address - home.end();
       added = &into.ranges.extend(home, gap + where.bytes, {});
-      if (gap > 0) {
-        auto const all = added->bytes;
-        auto& hole = into.ranges.carve(*added, all - where.bytes - gap, gap);
-        added = hole.upper;
-      }
+      if (gap > 0) added = into.ranges.carve(*added, address - gap, gap).upper;
     }
     chunks_.note_more(where.bytes);
   }
@@ -155,44 +152,56 @@ block& pool_supply::add_pages(pool_shard& into, page_extent const& where) {
   return *added;
 }
 
-// Ranges side by side are one where nobody uses them, or, with `reuse::own`, where nobody does any more: a page may
-// reach from one into the next.
+// What nobody uses is one where it lies side by side; with `reuse::own` it stays with the streams that freed it.
 void pool_supply::join_complete(pool_shard& in) {
-  if (!in.paged) return;
+  if (!in.paged || (options_.cross_stream == reuse::own && !closed_)) return;
   auto const complete = [gone = over()](block const& each) { return gone || each.tags.completed(); };
-  if (options_.cross_stream == reuse::own && !closed_) return in.ranges.join_all(complete);
   for (auto* at = in.paged->last; at; at = at->lower) {
     if (at->is_free() && !at->tags.empty() && complete(*at)) at = &in.ranges.complete(*at);
   }
 }
 
-// Whole pages of free memory of which the host has seen every use complete, out of the largest ranges first; together
-// so many bytes at most, or, to `reach` them, a page more. Not those of `spared`.
-std::vector<page_run> pool_supply::idle_pages(std::size_t wanted, bool reach, block const* spared) {
-  std::vector<std::pair<pool_shard*, block*>> ranges;
+// Free memory side by side of which the host has seen every use complete, the most first; without the block in which
+// the address `spared` lies.
+std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared) {
+  std::vector<idle_run> found;
   bool const gone = over();
   for (auto const& in : shards_.all()) {
     join_complete(*in);
     for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
-      if (!at->is_free() || at->bytes < smallest_page || at == spared || !(gone || at->tags.completed())) continue;
-      ranges.emplace_back(in.get(), at);
+      bool const stays = spared - at->base < at->bytes;
+      if (!at->is_free() || stays || !(gone || at->tags.completed())) continue;
+      if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
+        found.back().begin = at->base;
+      } else {
+        found.push_back({in.get(), at, at->base, at->end()});
+      }
     }
   }
-  std::ranges::sort(ranges, [](auto const& a, auto const& b) {
-    return a.second->bytes != b.second->bytes ? a.second->bytes > b.second->bytes : a.second->base < b.second->base;
+  std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
+  std::ranges::sort(found, [](idle_run const& a, idle_run const& b) {
+    return a.bytes() != b.bytes() ? a.bytes() > b.bytes() : a.begin < b.begin;
   });
+  return found;
+}
+
+// Whole pages of it, so many bytes at most, or, to `reach` them, a page more.
+std::vector<page_run> pool_supply::idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared) {
   std::vector<page_run> found;
   std::size_t sum = 0;
-  for (auto const& [in, range] : ranges) {
-    auto const base = reinterpret_cast<std::byte const*>(in->pages->base());
-    auto const begin = in->offset_of(range->base);
-    for (auto end = in->offset_of(range->end()); end > begin && sum < wanted;) {
-      auto const page = in->pages->page_of(base + end - 1);
+  for (auto const& run : idle_runs(spared)) {
+    auto& in = *run.in;
+    auto const base = reinterpret_cast<std::byte const*>(in.pages->base());
+    auto const begin = in.offset_of(run.begin);
+    auto* last = run.last;
+    for (auto end = in.offset_of(run.end); end > begin && sum < wanted;) {
+      auto const page = in.pages->page_of(base + end - 1);
       if (!page || page->where.offset < begin) break;
       bool const whole = !page->pinned && page->where.end() <= end;
+      while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
       if (whole && (reach || page->where.bytes <= wanted - sum)) {
         sum += page->where.bytes;
-        append(found, {in, range, page->where});
+        append(found, {&in, last, page->where});
       }
       end = page->where.offset;
     }
@@ -206,8 +215,8 @@ std::size_t pool_supply::give_back_pages(std::vector<page_run> const& idle, shar
   auto carved = idle.begin();
   try {
     for (; carved != idle.end(); ++carved) {
-      auto& [in, range, where] = *carved;
-      in->ranges.carve(*range, where.offset - in->offset_of(range->base), where.bytes);
+      auto& [in, last, where] = *carved;
+      in->ranges.carve(*last, in->first_address + where.offset, where.bytes);
       in->reserved -= where.bytes;
       ++in->counts.releases;
       given += where.bytes;
@@ -234,7 +243,7 @@ std::size_t pool_supply::give_back_pages(std::vector<page_run> const& idle, shar
   return given;
 }
 
-std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, block const* spared,
+std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared,
                                         shard_locks& held) noexcept {
   wait_till_grown(held);
   try {
@@ -243,10 +252,12 @@ std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, block co
   } catch (std::bad_alloc const&) { return 0; }
 }
 
-// Pages that are wholly free give way to others for a request.
+// Pages that are wholly free give way to others for a request; not those behind which it would grow. These may become a
+// part of a larger range before they are looked at.
 void pool_supply::make_way(pool_request const& what, std::size_t bytes, shard_locks& held) {
   order_.learn_completion(nullptr, shard_list::from{shards_, *what.own});
-  what.own->paths.made_way += give_back_idle(bytes, true, growth_.usable_end(what, *what.own), held) > 0;
+  auto const* const end = growth_.usable_end(what, *what.own);
+  what.own->paths.made_way += give_back_idle(bytes, true, end ? std::uintptr_t{end->base} : 0, held) > 0;
 }
 
 // Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.

@@ -161,7 +161,7 @@ block& range_map::add(chunk& home, tag_set const& tags) {
 }
 
 block& range_map::extend(chunk& home, std::size_t bytes, tag_set const& tags) {
-  records_.reserve(3); // two for a hole that the caller may carve from it
+  records_.reserve(4); // three for a hole that the caller may carve from it
   shelves_.reserve();
   auto& more = records_.take();
   more.base = home.end();
@@ -279,7 +279,21 @@ bool range_map::join_spans() noexcept {
   return any;
 }
 
-block& range_map::carve(block& range, std::size_t offset, std::size_t bytes) {
+block& range_map::carve(block& last, std::uintptr_t base, std::size_t bytes) {
+  records_.reserve(3); // each cut asks for two; the first and the last of them take one each
+  shelves_.reserve();
+  auto end = base + bytes;
+  for (auto* at = &last;;) {
+    auto* const below = at->lower;
+    auto const begin = std::max(base, std::uintptr_t{at->base});
+    auto& hole = hollow_out(*at, begin - at->base, end - begin);
+    if (begin == base) return hole;
+    end = begin;
+    at = below;
+  }
+}
+
+block& range_map::hollow_out(block& range, std::size_t offset, std::size_t bytes) {
   auto* hole = &cut(range, offset, bytes);
   hole->tags.clear();
   hole->become(block_state::hole);

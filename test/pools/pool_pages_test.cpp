@@ -243,6 +243,39 @@ TEST_F(pool_pages, give_way_to_growth_that_is_compact) {
   }
 }
 
+// With reuse::own memory stays with the streams that freed it, and pages go in which that of several lies.
+TEST_F(pool_pages, of_several_streams_go_and_what_is_left_stays_with_each) {
+  gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse::own}};
+  auto* const keep = r.allocate(a, 256);
+  auto* const of_a = r.allocate(a, 3 * MiB);
+  auto* const of_b = r.allocate(b, 3 * MiB);
+  auto const reserved = r.figures().reserved;
+  r.deallocate(a, of_a, 3 * MiB);
+  r.deallocate(b, of_b, 3 * MiB);
+  a.synchronize();
+  b.synchronize();
+  EXPECT_EQ(r.trim(), reserved - 2 * MiB) << "all but the page in which a block lives";
+  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.allocate(a, 1 * MiB), of_a) << "what is left of its own";
+  EXPECT_EQ(r.figures().reserved, 2 * MiB);
+  r.deallocate(a, of_a, 1 * MiB);
+  r.deallocate(a, keep, 256);
+}
+
+// A request of one stream in a compact pool whose end lies beside what another has freed.
+TEST_F(pool_pages, behind_which_a_request_grows_do_not_give_way_to_it) {
+  gpumem::pool_resource r{device, {.growth = gpumem::growth::compact, .cross_stream = gpumem::reuse::own}};
+  auto* const below = r.allocate(a, 4 * MiB);
+  auto* const end = r.allocate(b, 4 * MiB);
+  r.deallocate(a, below, 4 * MiB);
+  r.deallocate(b, end, 4 * MiB);
+  a.synchronize();
+  b.synchronize();
+  auto* const large = r.allocate(b, 6 * MiB);
+  EXPECT_EQ(large, end);
+  r.deallocate(b, large, 6 * MiB);
+}
+
 TEST_F(pool_pages, compact_growth_is_refused_over_chunks) {
   EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.growth = gpumem::growth::compact}}),
                std::invalid_argument);

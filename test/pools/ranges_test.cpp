@@ -207,15 +207,15 @@ TEST_F(ranges, a_chunk_grows_at_its_end) {
 }
 
 TEST_F(ranges, memory_leaves_a_hole_that_can_be_filled) {
-  auto& hole = map.carve(whole(), 1024, 1024);
+  auto& hole = map.carve(whole(), base + 1024, 1024);
   EXPECT_EQ(map.free_bytes(), 3072u);
   EXPECT_EQ(home.live_blocks, 0u);
   EXPECT_EQ(range_map::covering(home, at(1024)), &hole);
   EXPECT_EQ(map.granted_at(at(1024)), nullptr);
-  auto& larger = map.carve(*hole.upper, 0, 1024);
+  auto& larger = map.carve(*hole.upper, hole.upper->base, 1024);
   EXPECT_EQ(&larger, &hole) << "holes side by side are one";
   EXPECT_EQ(larger.bytes, 2048u);
-  auto& lowest = map.carve(*larger.lower, 0, 1024);
+  auto& lowest = map.carve(*larger.lower, base, 1024);
   EXPECT_EQ(lowest.bytes, 3072u);
   EXPECT_EQ(map.free_bytes(), 1024u);
   auto& middle = map.fill(lowest, 1024, 1024, {});
@@ -230,6 +230,25 @@ TEST_F(ranges, memory_leaves_a_hole_that_can_be_filled) {
   map.fill(lowest, 0, lowest.bytes, {});
   EXPECT_EQ(map.free_bytes(), 4096u);
   EXPECT_EQ(find(4096), home.first);
+}
+
+TEST_F(ranges, a_hole_reaches_over_memory_of_several_orders) {
+  gpumem::stream const a{device}, b{device}, c{device};
+  auto* last = &whole();
+  for (auto const* const each : {&a, &b, &c}) {
+    last = &map.take(*home.last, 0, 1024);
+    last->tags.add({&of(*each), 1});
+    map.release(*last, range_map::joining::alike);
+  }
+  auto& hole = map.carve(*last, base + 512, 2048);
+  EXPECT_EQ(hole.base, base + 512);
+  EXPECT_EQ(hole.bytes, 2048u);
+  EXPECT_EQ(map.free_bytes(), 2048u);
+  ASSERT_EQ(hole.lower, home.first);
+  EXPECT_TRUE(hole.lower->tags.find(of(a))) << "what is left stays with its stream";
+  EXPECT_EQ(hole.lower->bytes, 512u);
+  EXPECT_TRUE(hole.upper->tags.find(of(c)));
+  EXPECT_EQ(hole.upper->bytes, 512u);
 }
 
 // Against a plain map of bytes.
