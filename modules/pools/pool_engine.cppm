@@ -131,6 +131,9 @@ public:
 private:
   bool consistent_with(thread_counts const& near);
   static void survey(pool_shard& in, figures& f, std::vector<timeline const*>& users);
+  inline shard_list::from everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
+  std::int64_t live_blocks() const noexcept;
+  std::size_t free_bytes() const noexcept;
 
   // pool_allocate.cpp: from a request to memory.
   expected<void*, failure> allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
@@ -138,6 +141,8 @@ private:
   expected<void*, failure> allocate(pool_request& what);
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
   void* allocate_near(pool_request& what);
+  void* reuse_now(pool_request const& what);
+  void* reuse_alone(pool_request const& what);
   void wait_for_put_out(shard_locks& held);
   expected<void*, failure> grow(pool_request const& what, shard_locks& held, bool exact);
   expected<void*, failure> grow_in_place(pool_request const& what, shard_locks& held);
@@ -145,56 +150,28 @@ private:
   void* grant(pool_request const& what, pool_place place);
   block& take(pool_request const& what, pool_place place);
   static void note_borrowing(pool_shard& by) noexcept;
-  void* reuse_now(pool_request const& what);
-  void* reuse_alone(pool_request const& what);
   [[gnu::always_inline]] inline void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
     if (!shards_.single()) return count_live_of_many(in, change, nearby);
     live_.count_alone(in.live, change, nearby);
   }
   void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 
-  // pool_free.cpp: evidence of what is freed, and where it goes.
-  tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
-  bool many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept;
-  [[gnu::always_inline]] inline tag leave_evidence(stream_key const& key, bool due) noexcept {
-    return due ? record_evidence(key) : tag{&key.order(), key.order().now()};
-  }
-  tag record_evidence(stream_key const& key) noexcept;
-  void begin_sharing() noexcept;
-  // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
-  inline std::size_t most_unrecorded() const noexcept {
-    return std::max(supply_.chunks().reserved() / (supply_.chunks().scarce() ? 256 : 2), granule);
-  }
-  inline void note_stream(timeline const& order) noexcept {
-    if (!first_stream_) first_stream_ = &order;
-    if (!shared_ && first_stream_ != &order) begin_sharing();
-  }
-  /// Whether a block that is freed stays apart, for the next who may have it as it is.
-  inline bool stays_apart(block const& freed) const noexcept {
-    auto const most_streams = order_.host_accessible() ? 0u : 1u; // the host waits for all of them
-    return freed.bytes <= size_class::largest_small && calm_ && freed.tags.size() <= most_streams;
-  }
-  /// Whether a call may be served under the lock of one shard.
-  inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
-
-  // pool_return.cpp: what goes back.
-  void resume() noexcept override;
-  void pass(shard_locks& held) noexcept;
-  void post_pass() noexcept;
-  void leave_behind() noexcept;
-
   // pool_drain.cpp: the end of the ladder, at out-of-memory.
   void* drain(pool_request const& what, shard_locks& held);
   bool draining_may_help(pool_request const& what);
 
-  // pool_free.cpp
+  // pool_free.cpp: from live to free, and the evidence that is left of it.
   // Of a block that is the caller's, nothing changes behind his back.
   static inline bool may_keep(block const& freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
     return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.tags.empty() && !key.is_host() &&
            !key.capturing();
   }
+  // Whether a call may be served under the lock of one shard.
+  inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
   free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                           shard_list::found const& seen) noexcept;
+  bool free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                 shard_list::found const& seen) noexcept;
   bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;
   inline void take_in(pool_shard& in) noexcept {
     if (in.posted.load(std::memory_order_relaxed)) take_in_posted(in);
@@ -203,34 +180,59 @@ private:
   inline void take_in_all() noexcept {
     for (auto const& each : shards_.all()) take_in(*each);
   }
-  bool free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                 shard_list::found const& seen) noexcept;
   free_result free_outright(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_result end_put_out(block& kept) noexcept;
-  block* explain_misuse(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  block* explain_misuse(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   void end_live(block& freed, stream_key const& key, pool_shard& in) noexcept;
+  tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
+  bool many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept;
+  [[gnu::always_inline]] inline tag leave_evidence(stream_key const& key, bool due) noexcept {
+    return due ? record_evidence(key) : tag{&key.order(), key.order().now()};
+  }
+  tag record_evidence(stream_key const& key) noexcept;
+  // Whether a block that is freed stays apart, for the next who may have it as it is.
+  inline bool stays_apart(block const& freed) const noexcept {
+    auto const most_streams = order_.host_accessible() ? 0u : 1u; // the host waits for all of them
+    return freed.bytes <= size_class::largest_small && calm_ && freed.tags.size() <= most_streams;
+  }
   void end_block(block& freed) noexcept;
+  void end_cached(block& kept) noexcept;
   inline void after_free(block const& range) noexcept {
     if (!calm_) look_after_free(range);
   }
   void look_after_free(block const& range) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;
   void serve_deferred() noexcept;
+
+  // pool_uses.cpp: recorded uses.
   void make_room(tag_set& uses, stream_key const& key, shard_locks& held);
+
+  // pool_caching.cpp: what threads may keep.
+  bool sweep() noexcept;
   void set_pressure(bool on) noexcept;
-  void end_cached(block& kept) noexcept;
   void set_caching() noexcept;
   void note_reserved() noexcept override { set_caching(); }
+  inline void note_stream(timeline const& order) noexcept {
+    if (!first_stream_) first_stream_ = &order;
+    if (!shared_ && first_stream_ != &order) begin_sharing();
+  }
+  void begin_sharing() noexcept;
+  // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
+  inline std::size_t most_unrecorded() const noexcept {
+    return std::max(supply_.chunks().reserved() / (supply_.chunks().scarce() ? 256 : 2), granule);
+  }
   // Giving back begins an eighth beyond the threshold, and ends there.
   inline bool too_much_reserved() const noexcept {
     auto const slack = options_.release_threshold / 8;
     return supply_.chunks().reserved() > slack && supply_.chunks().reserved() - slack > options_.release_threshold;
   }
-  bool sweep() noexcept;
-  inline shard_list::from everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
-  std::int64_t live_blocks() const noexcept;
-  std::size_t free_bytes() const noexcept;
+
+  // pool_return.cpp: what goes back.
+  void resume() noexcept override;
+  void pass(shard_locks& held) noexcept;
+  void post_pass() noexcept;
+  void leave_behind() noexcept;
 
   pool_options const options_;
   pool_order const order_;

@@ -157,6 +157,18 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
   return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
 }
 
+std::int64_t pool_engine::live_blocks() const noexcept {
+  std::int64_t sum = 0;
+  for (auto const& each : shards_.all()) sum += each->live_blocks;
+  return sum;
+}
+
+std::size_t pool_engine::free_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : shards_.all()) sum += each->ranges.free_bytes();
+  return sum;
+}
+
 // What is free, in how many pieces, and what of it streams still use, as far as is known.
 void pool_engine::survey(pool_shard& in, figures& f, std::vector<timeline const*>& users) {
   auto const look = [&](block const& free) {

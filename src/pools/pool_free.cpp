@@ -1,24 +1,19 @@
-// Freeing, recorded uses, and what callers do wrong. Nothing here allocates host memory.
+// From live to free, and what callers do wrong. Nothing here allocates host memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <utility>
-#include <vector>
 module gpumem:pool_free.impl;
 import :pool_engine;
 import :pool_order;
+import :pool_supply;
 import :block;
 import :chunks;
-import :cuda;
-import :device;
-import :driver;
-import :error;
 import :magazines;
 import :misuse;
 import :ranges;
@@ -31,12 +26,6 @@ import :timeline;
 import :virtual_pages;
 
 namespace gpumem::detail {
-namespace {
-
-// Uses on other streams that a live block keeps apart: the stream that frees it takes the fourth place.
-inline constexpr std::size_t most_uses = tag_set::most - 1;
-
-} // namespace
 
 // What a magazine put out goes first: the free of the block itself may be the last.
 free_result pool_engine::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -215,68 +204,6 @@ void pool_engine::end_cached(block& kept) noexcept {
   end_block(kept);
 }
 
-std::int64_t pool_engine::live_blocks() const noexcept {
-  std::int64_t sum = 0;
-  for (auto const& each : shards_.all()) sum += each->live_blocks;
-  return sum;
-}
-
-std::size_t pool_engine::free_bytes() const noexcept {
-  std::size_t sum = 0;
-  for (auto const& each : shards_.all()) sum += each->ranges.free_bytes();
-  return sum;
-}
-
-bool pool_engine::sweep() noexcept {
-  auto* all = magazines_.sweep();
-  take_in_all();
-  bool any = all;
-  while (all) {
-    auto& kept = *all;
-    all = all->next;
-    note_stream(*kept.tags.begin()->order);
-    end_cached(kept);
-  }
-  for (auto const& each : shards_.all()) any |= each->ranges.join_spans();
-  return any;
-}
-
-void pool_engine::set_pressure(bool on) noexcept {
-  if (pressure_ == on) return;
-  pressure_ = on;
-  set_caching();
-}
-
-// Threads keep what they free unless it is wanted elsewhere: under pressure, by upstream, by the end of the pool, by
-// the host, which may not have what the device still uses, or where a call is to serve what was deferred.
-void pool_engine::set_caching() noexcept {
-  constexpr std::size_t most_small = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
-  // Of threads with shards, which stop each other for what they lack: with a quarter of it two fifths of what 16
-  // threads asked for of medium sizes came out of their shards, so a tenth does.
-  constexpr std::size_t times_for_threads = 4;
-  bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
-  auto const at_least = [&](std::size_t times) {
-    return std::min({supply_.chunks().reserved() / 2, times * a_shard * shards_.all().size(), times * most_small});
-  };
-  auto const least = at_least(1);
-  auto const small = std::clamp(supply_.chunks().reserved() / 100, least, most_small);
-  auto const medium = std::max(supply_.chunks().reserved() / 128, at_least(shards_.single() ? 1 : times_for_threads));
-  auto const large = std::max(supply_.chunks().reserved() / 32, least);
-  auto const threads = std::max<std::size_t>(shards_.all().size() - 1, 1); // with shards of their own
-  calm_ = calm;
-  supply_.growth().set_calm(calm);
-  scarce_.store(supply_.chunks().scarce(), std::memory_order_relaxed);
-  bool const compact = options_.growth == growth::compact;
-  magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,
-                   shared_ ? most_unrecorded() : SIZE_MAX);
-}
-
-// From now on evidence is of use.
-void pool_engine::begin_sharing() noexcept {
-  shared_ = true;
-  set_caching();
-}
-
 void pool_engine::look_after_free(block const& range) noexcept {
   if (pressure_) {
     auto const most = supply_.chunks().limit() ? supply_.chunks().limit() : supply_.chunks().reserved();
@@ -307,48 +234,6 @@ void pool_engine::serve_deferred() noexcept {
     end_block(*freed);
   }
   set_caching();
-}
-
-tag_set pool_engine::uses_of(void const* pointer) noexcept {
-  shard_locks const held{shards_};
-  auto const* const used = shards_.granted_at(pointer).that;
-  return used ? used->tags : tag_set{};
-}
-
-bool pool_engine::record_use(stream_key const& key, void* pointer) {
-  key.order().prepare();
-  shard_locks held{shards_};
-  if (!key.capturing()) serve_deferred();
-  auto* const used = checked_block(key, pointer, std::nullopt);
-  if (!used) return false;
-  note_stream(key.order());
-  auto& order = key.order();
-  if (!used->tags.find(order)) make_room(used->tags, key, held);
-  auto const recorded = key.has_handle() ? order.record_precise(key.handle()) : epoch{0};
-  used->tags.add({&order, recorded ? recorded : order.now()});
-  return true;
-}
-
-// One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
-// evidence to wait for, the host waits for all of them.
-void pool_engine::make_room(tag_set& uses, stream_key const& key, shard_locks& held) {
-  uses.prune();
-  if (uses.size() < most_uses) return;
-  for (auto const& use : uses) {
-    if (!key.order().ordered_after(*use.order, use.newest) &&
-        !use.order->order_before(key.order(), key.handle(), use.newest)) {
-      continue;
-    }
-    uses.remove(*use.order);
-    return;
-  }
-  std::vector<timeline*> open;
-  for (auto const& use : uses) open.push_back(use.order);
-  held.unlock();
-  synchronise_with(open, std::chrono::seconds{1});
-  held.lock();
-  uses.prune();
-  if (uses.size() >= most_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");
 }
 
 } // namespace gpumem::detail

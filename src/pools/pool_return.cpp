@@ -6,25 +6,19 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
-#include <optional>
 module gpumem:pool_return.impl;
 import :pool_engine;
 import :pool_order;
+import :pool_supply;
 import :block;
 import :chunks;
-import :cuda;
-import :device;
 import :driver;
-import :error;
 import :executor;
-import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
 import :sync;
-import :tags;
 import :timeline;
 
 namespace gpumem::detail {

@@ -22,7 +22,6 @@ import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
-import :sync;
 import :tags;
 import :timeline;
 
