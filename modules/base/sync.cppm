@@ -78,10 +78,19 @@ private:
 
 using quick_lock = std::unique_lock<quick_mutex>;
 
-/// A condition that threads wait for under a quick_mutex, for long; as `condition`.
+/// A condition that threads wait for under quick mutexes, for long; as `condition`. Whoever notifies holds one of
+/// these.
 class quick_condition {
 public:
-  void wait(quick_lock& held);
+  /// The wait has begun before any of the locks is given up.
+  template <class Locks> void wait(Locks& held) {
+    {
+      std::unique_lock inner{guard_};
+      held.unlock();
+      native_.wait(inner);
+    }
+    held.lock();
+  }
   void notify_all() noexcept;
 
 private:

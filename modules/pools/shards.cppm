@@ -167,7 +167,7 @@ public:
     first_.unlock();
   }
   /// Gives them up for the time of the wait.
-  void wait(sync::quick_condition& changed);
+  inline void wait(sync::quick_condition& changed) { changed.wait(*this); }
   inline explicit operator bool() const noexcept { return static_cast<bool>(first_); }
 
 private:

@@ -88,15 +88,6 @@ void quick_mutex::lock_taken() noexcept {
 }
 
 // Whoever notifies takes the inner lock, which a waiter holds from before it gives up the outer one.
-void quick_condition::wait(quick_lock& held) {
-  {
-    std::unique_lock inner{guard_};
-    held.unlock();
-    native_.wait(inner);
-  }
-  held.lock();
-}
-
 void quick_condition::notify_all() noexcept {
   std::scoped_lock const inner{guard_};
   native_.notify_all();

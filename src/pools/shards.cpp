@@ -71,10 +71,4 @@ void shard_locks::unlock_rest() noexcept {
   for (auto const& each : of_->all().subspan(1)) each->guard.unlock();
 }
 
-void shard_locks::wait(sync::quick_condition& changed) {
-  if (!of_->single()) unlock_rest();
-  changed.wait(first_);
-  if (!of_->single()) lock_rest();
-}
-
 } // namespace gpumem::detail

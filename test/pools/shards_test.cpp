@@ -106,6 +106,52 @@ TEST_F(shards, are_given_to_threads_that_meet_and_take_one_lock_from_then_on) {
   EXPECT_EQ(r.figures().live, 0u);
 }
 
+// Who notifies under one of the locks, as soon as that is given up, is heard.
+TEST_F(shards, have_locks_of_which_none_is_given_up_before_the_wait_has_begun) {
+  namespace detail = gpumem::detail;
+  constexpr int threads = 40, rounds = 5'000;
+  detail::shard_list list;
+  std::barrier all{threads};
+  std::vector<std::thread> owners;
+  for (int i = 0; i < threads; ++i) {
+    owners.emplace_back([&] {
+      gpumem::sync::thread_number(); // each has one of its own
+      all.arrive_and_wait();
+      detail::shard_locks const held{list};
+      list.spread();
+    });
+  }
+  for (auto& each : owners) each.join();
+  ASSERT_GT(list.all().size(), threads / 2u);
+  gpumem::sync::quick_condition changed;
+  auto& second = *list.all()[1];
+  std::atomic<int> waiting{0}, heard{0};
+  int told = 0;
+  std::atomic<int> missed{0};
+  std::thread teller{[&] {
+    for (int round = 1; round <= rounds && missed == 0; ++round) {
+      while (waiting.load() < round) std::this_thread::yield();
+      {
+        gpumem::sync::quick_lock const held{second.guard};
+        told = round;
+        changed.notify_all();
+      }
+      auto const given_up = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+      while (heard.load() < round && std::chrono::steady_clock::now() < given_up) std::this_thread::yield();
+      missed += heard.load() < round ? 1 : 0;
+      changed.notify_all();
+    }
+  }};
+  for (int round = 1; round <= rounds && missed == 0; ++round) {
+    detail::shard_locks held{list};
+    waiting.store(round);
+    while (told < round) held.wait(changed);
+    heard.store(round);
+  }
+  teller.join();
+  EXPECT_EQ(missed, 0);
+}
+
 TEST_F(shards, each_has_some_credit) {
   constexpr std::size_t bytes = 64 * 1024;
   pool_resource r{device, {.initial_size = 256 * MiB}};

@@ -54,7 +54,22 @@ private:
 
 using quick_mutex = mutex;
 using quick_lock = lock;
-using quick_condition = condition;
+
+class quick_condition {
+public:
+  template <class Locks> void wait(Locks& held) {
+    auto const ticket = ++tickets_;
+    held.unlock();
+    wait_for(ticket);
+    held.lock();
+  }
+  void notify_all() noexcept { served_ = tickets_; }
+
+private:
+  void wait_for(std::uint64_t ticket);
+  std::uint64_t tickets_ = 0; // as of condition
+  std::uint64_t served_ = 0;
+};
 
 /// As the shipped one; every owner takes it as the others do.
 class owned_mutex {

@@ -205,6 +205,10 @@ void condition::notify_one() noexcept {
 
 void condition::notify_all() noexcept { served_ = tickets_; }
 
+void quick_condition::wait_for(std::uint64_t ticket) {
+  sync::wait_for([this, ticket] { return served_ >= ticket; }, "a condition");
+}
+
 struct thread::running {
   std::thread native;
   participant identity;
