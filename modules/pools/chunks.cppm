@@ -1,4 +1,4 @@
-// What a pool draws from its upstream: chunks, how large, how many.
+// A pool's upstream, and the list of chunks that are drawn from it.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:chunks;
 import :block;
@@ -97,14 +97,14 @@ public:
   inline bool empty() const noexcept { return chunks_.empty(); }
 
   /// The chunk in which the address lies, or null.
-  chunk* covering(void const* pointer) noexcept;
+  chunk* covering(void const* pointer) const noexcept;
   template <class Visit> void visit(Visit visitor) const {
     for (auto const& each : chunks_) visitor(*each);
   }
 
   /// The largest chunk without live blocks for which `may(chunk)` holds and without which at least `keep` bytes remain
   /// reserved, or null.
-  template <class May> chunk* largest_idle(std::size_t keep, May may) {
+  template <class May> chunk* largest_idle(std::size_t keep, May may) const {
     chunk* best = nullptr;
     for (auto const& each : chunks_) {
       if (each->live_blocks > 0 || reserved_ - each->bytes < keep || (best && each->bytes <= best->bytes)) continue;

@@ -5,21 +5,16 @@ module;
 export module gpumem:pool_engine;
 import :block;
 import :chunks;
-import :cuda;
 import :device;
 import :error;
 import :executor;
 import :live_meter;
 import :magazines;
-import :misuse;
 import :pool_ladder;
 import :pool_order;
 import :pool_request;
 import :pool_supply;
-import :ranges;
-import :services;
 import :shards;
-import :shelf;
 import :size_class;
 import :std;
 import :stream;
@@ -146,7 +141,6 @@ private:
   void wait_for_put_out(shard_locks& held);
   expected<void*, failure> grow(pool_request const& what, shard_locks& held, bool exact);
   expected<void*, failure> grow_in_place(pool_request const& what, shard_locks& held);
-  void sweep_beyond_threshold() noexcept;
   void* grant(pool_request const& what, pool_place place);
   block& take(pool_request const& what, pool_place place);
   static void note_borrowing(pool_shard& by) noexcept;
@@ -156,7 +150,7 @@ private:
   }
   void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 
-  // pool_drain.cpp: the end of the ladder, at out-of-memory.
+  // pool_drain.cpp: out of memory, the last resort.
   void* drain(pool_request const& what, shard_locks& held);
   bool draining_may_help(pool_request const& what);
 
@@ -206,10 +200,11 @@ private:
   void serve_deferred() noexcept;
 
   // pool_uses.cpp: recorded uses.
-  void make_room(tag_set& uses, stream_key const& key, shard_locks& held);
+  void admit_use(tag_set& uses, stream_key const& key, shard_locks& held);
 
   // pool_caching.cpp: what threads may keep.
   bool sweep() noexcept;
+  void sweep_beyond_threshold() noexcept;
   void set_pressure(bool on) noexcept;
   void set_caching() noexcept;
   void note_reserved() noexcept override { set_caching(); }
@@ -240,12 +235,12 @@ private:
   std::size_t const largest_numbered_ =
       options_.growth == growth::compact ? size_class::largest_small : size_class::largest_medium;
 
+  pool_supply supply_; // has the upstream of what the shards have, and outlives them
   shard_list shards_;
   std::atomic<bool> scarce_{false}; // little is left of the limit: see chunk_list
   sync::quick_condition arrived_;   // what was put out
 
   // What follows changes only under the locks of all shards.
-  pool_supply supply_;
   pool_ladder const ladder_;
   live_meter live_;
   magazines magazines_;

@@ -13,7 +13,6 @@ import :shards;
 import :shelf;
 import :std;
 import :stream;
-import :tags;
 import :timeline;
 
 namespace gpumem::detail {
@@ -36,7 +35,7 @@ public:
   }
   /// The same, and after one look at what has completed where nothing is known. Throws std::bad_alloc.
   pool_place find(pool_request const& what, shard_span among) const;
-  /// What streams still use, behind a wait on precise evidence that was enqueued.
+  /// What streams still use, behind a wait on precise evidence that was enqueued. Empty also on an error of the driver.
   pool_place behind_wait(pool_request const& what, shard_span among) const;
 
 private:

@@ -7,7 +7,6 @@ import :shards;
 import :size_class;
 import :std;
 import :stream;
-import :virtual_pages;
 
 namespace gpumem::detail {
 
@@ -45,12 +44,5 @@ export struct pool_place {
   rung how : 8 = rung::none;
 };
 static_assert(sizeof(pool_place) == 2 * sizeof(void*));
-
-/// Whole pages of free memory, how far from their shard's first address.
-export struct page_run {
-  pool_shard* shard;
-  block* last; ///< the free block in which they end; it and those below it hold them
-  page_extent where;
-};
 
 } // namespace gpumem::detail

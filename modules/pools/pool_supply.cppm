@@ -1,4 +1,4 @@
-// What a pool has of its upstream.
+// How a pool draws from its upstream, and gives back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -19,8 +19,9 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 /// Draws chunks, or pages behind what is free at the end of a shard's addresses and in holes, and gives back what
-/// nobody uses. Each call is under the locks of all shards; with `held` they are given up around calls upstream, which
-/// one thread at a time makes, and for waits. Sizes are in bytes.
+/// nobody uses. What changes anything is called under the locks of all shards; with `held` they are given up around
+/// calls upstream, which one thread at a time makes, and for waits. What it tells may be read under any of them;
+/// `upstream`, `paged`, `where`, `lost` and the limit by any thread. Sizes are in bytes.
 export class pool_supply {
 public:
   /// Whom it concerns how much is reserved: is told of each change before the locks are given up.
@@ -41,15 +42,19 @@ public:
   /// None over upstreams without one.
   inline std::optional<device> where() const noexcept { return device_; }
   inline bool lost() const noexcept { return device_ && device_->lost(); }
-  inline chunk_list& chunks() noexcept { return chunks_; }
   inline chunk_list const& chunks() const noexcept { return chunks_; }
-  inline page_growth& growth() noexcept { return growth_; }
   inline page_growth const& growth() const noexcept { return growth_; }
+  void set_limit(std::size_t bytes) noexcept { chunks_.set_limit(bytes); }
+  /// As of page_growth.
+  void set_calm(bool calm) noexcept { growth_.set_calm(calm); }
 
-  /// Draws memory for a request, `exact` or with some to spare, and joins it with what is free beside it; an empty
-  /// place where another thread was faster, and the request may find something. Throws std::bad_alloc.
+  /// Waits while another thread draws or gives back; whether one did.
+  bool wait_for_growth(shard_locks& held);
+  /// Draws memory for a request, `exact` or with some to spare, while no other thread does, and joins it with what is
+  /// free beside it; an empty place where that is not enough, or memory has left meanwhile: look again. A failure
+  /// carries the bytes requested; what is too large for upstream is exhausted. Throws std::bad_alloc.
   expected<pool_place, failure> grow(pool_request const& what, shard_locks& held, bool exact);
-  /// Draws until so many bytes are reserved; how many were missing. Throws std::bad_alloc.
+  /// Draws until so many bytes are reserved; how many were missing. A failure is upstream's. Throws std::bad_alloc.
   expected<std::size_t, failure> grow_to(std::size_t bytes, pool_shard& into, shard_locks& held);
   /// A chunk out of another thread's shard, wholly free and one, that the stream may use at once; it is the
   /// requester's from now on.
@@ -60,21 +65,34 @@ public:
   std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
   /// The same, where growth for a request has no room: as much as it lacks, of pages, and all chunks. Throws
   /// std::bad_alloc.
-  void make_room(pool_request const& what, shard_locks& held);
+  void give_back_for(pool_request const& what, shard_locks& held);
   /// The pool has no users any more: what is on a lost device is over, and streams have no memory of their own.
-  void close() noexcept { closed_ = true; }
+  void note_closed() noexcept { closed_ = true; }
   inline bool closed() const noexcept { return closed_; }
 
-  /// As of pool_engine.
+  /// As pool_engine's; they wait while memory is drawn or given back.
   bool pin(void const* pointer, std::size_t bytes, shard_locks& held);
   void unpin(void const* pointer, std::size_t bytes, shard_locks& held);
   expected<int, failure> export_page(void const* pointer, shard_locks& held);
 
 private:
+  // Free memory side by side, by address.
+  struct idle_run {
+    pool_shard* in;
+    block* last; // the highest of those that it is made of
+    std::uintptr_t begin, end;
+    inline std::size_t bytes() const noexcept { return end - begin; }
+  };
+  // Whole pages of such, by offset in the shard's pages.
+  struct page_run {
+    pool_shard* shard;
+    block* last; // in which they end; it and those below it hold them
+    page_extent where;
+  };
+  static void append(std::vector<page_run>& runs, page_run const& next);
+
+  // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
   inline bool over() const noexcept { return closed_ && lost(); }
-  inline void wait_till_grown(shard_locks& held) {
-    while (growing_) held.wait(changed_);
-  }
   void wait_for_return(shard_locks& held);
   void end_growth() noexcept;
   void note_growth(pool_shard& into, std::size_t bytes) noexcept;
@@ -92,12 +110,6 @@ private:
                                        std::size_t least, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
   void join_complete(pool_shard& in);
-  struct idle_run {
-    pool_shard* in;
-    block* last; // of those that it is made of
-    std::uintptr_t begin, end;
-    inline std::size_t bytes() const noexcept { return end - begin; }
-  };
   std::vector<idle_run> idle_runs(std::uintptr_t spared);
   std::vector<page_run> idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared);
   std::size_t give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared, shard_locks& held) noexcept;

@@ -60,8 +60,9 @@ public:
   }
   /// What is kept apart joins its neighbours, as in `release`. Whether there was any.
   bool join_spans() noexcept;
-  /// Cuts them out as a hole: memory that leaves, in a chunk that stays. So many bytes from an address on, which end in
-  /// a free block and lie in it and in free ones below it. Throws std::bad_alloc, and nothing is changed.
+  /// Cuts so many bytes from the address `base` on out as a hole: memory that leaves, in a chunk that stays. They end
+  /// in the free block `last`, and lie in it and in free ones below it. The hole, with those beside it. Throws
+  /// std::bad_alloc, and nothing is changed.
   block& carve(block& last, std::uintptr_t base, std::size_t bytes);
   /// So many bytes of a hole, from an offset in it on, have memory again. Throws std::bad_alloc, and nothing is
   /// changed.

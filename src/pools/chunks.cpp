@@ -63,7 +63,7 @@ void chunk_list::note_more(std::size_t bytes) noexcept {
   peak_ = std::max(peak_, reserved_ + leaving_);
 }
 
-chunk* chunk_list::covering(void const* pointer) noexcept {
+chunk* chunk_list::covering(void const* pointer) const noexcept {
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
   auto const after = std::ranges::upper_bound(chunks_, address, {}, &base_of);
   if (after == chunks_.begin()) return nullptr;

@@ -1,4 +1,4 @@
-// From a request to memory: own stream, ordered before, completed, growth, wait, and then the end of the ladder.
+// From a request to memory: by the ladder out of what is free, by growth, behind a wait, and at last by waiting.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -7,7 +7,6 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <optional>
 module gpumem:pool_allocate.impl;
 import :pool_engine;
 import :pool_ladder;
@@ -16,7 +15,6 @@ import :pool_supply;
 import :block;
 import :chunks;
 import :error;
-import :page_growth;
 import :pool_request;
 import :ranges;
 import :shards;
@@ -91,8 +89,9 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     if (auto* const p = alone ? reuse_alone(what) : reuse_now(what)) return p;
     grown = grow(what, held, false);
     if (grown && *grown) return grown;
-    searching = grown || alone;
-    alone = alone && grown;
+    bool const others_were_faster = grown.has_value();
+    searching = others_were_faster || alone;
+    alone = alone && others_were_faster;
   }
   what.cannot_grow = true;
   what.give_up_rounding();
@@ -130,6 +129,7 @@ void pool_engine::wait_for_put_out(shard_locks& held) {
 
 // Memory from upstream, granted; null where others were faster: look again.
 expected<void*, failure> pool_engine::grow(pool_request const& what, shard_locks& held, bool exact) {
+  if (supply_.wait_for_growth(held)) return nullptr;
   try {
     auto const drawn = supply_.grow(what, held, exact);
     if (!drawn) return unexpected<failure>{drawn.error()};
@@ -142,15 +142,9 @@ expected<void*, failure> pool_engine::grow(pool_request const& what, shard_locks
   }
 }
 
-// Nothing stays near a thread there. Not before what has grown is granted: a neighbour that arrives may make it a part
-// of itself.
-void pool_engine::sweep_beyond_threshold() noexcept {
-  if (!magazines_.allowed()) sweep();
-}
-
 // Growth in the place of what nobody uses.
 expected<void*, failure> pool_engine::grow_in_place(pool_request const& what, shard_locks& held) {
-  supply_.make_room(what, held);
+  supply_.give_back_for(what, held);
   for (;;) {
     auto const grown = grow(what, held, true);
     if (!grown || *grown) return grown;

@@ -6,6 +6,7 @@ module;
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 module gpumem:pool_caching.impl;
 import :pool_engine;
 import :block;
@@ -35,6 +36,12 @@ bool pool_engine::sweep() noexcept {
   return any;
 }
 
+// Beyond the threshold nothing stays near a thread. Not before what has grown is granted: a neighbour that arrives may
+// make it a part of itself.
+void pool_engine::sweep_beyond_threshold() noexcept {
+  if (!magazines_.allowed()) sweep();
+}
+
 void pool_engine::set_pressure(bool on) noexcept {
   if (pressure_ == on) return;
   pressure_ = on;
@@ -58,7 +65,7 @@ void pool_engine::set_caching() noexcept {
   auto const large = std::max(supply_.chunks().reserved() / 32, least);
   auto const threads = std::max<std::size_t>(shards_.all().size() - 1, 1); // with shards of their own
   calm_ = calm;
-  supply_.growth().set_calm(calm);
+  supply_.set_calm(calm);
   scarce_.store(supply_.chunks().scarce(), std::memory_order_relaxed);
   bool const compact = options_.growth == growth::compact;
   magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,

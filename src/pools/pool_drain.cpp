@@ -10,6 +10,7 @@ module;
 module gpumem:pool_drain.impl;
 import :pool_engine;
 import :pool_order;
+import :pool_supply;
 import :block;
 import :chunks;
 import :cuda;

@@ -1,4 +1,4 @@
-// A pool's beginning, its figures, and what it knows of a pointer.
+// A pool's beginning, what its owner asks of its memory, its figures, and what it knows of a pointer.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -16,9 +16,6 @@ module gpumem:pool_engine.impl;
 import :pool_engine;
 import :block;
 import :chunks;
-import :cuda;
-import :device;
-import :driver;
 import :error;
 import :executor;
 import :live_meter;
@@ -26,7 +23,9 @@ import :magazines;
 import :ranges;
 import :shards;
 import :shelf;
-import :stream;
+import :pool_ladder;
+import :pool_order;
+import :pool_supply;
 import :sync;
 import :tags;
 import :timeline;
@@ -121,14 +120,14 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
   if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
   auto const missing = supply_.grow_to(bytes, shards_.own(), held);
   if (!missing) fail(missing.error());
-  sweep_beyond_threshold();
+  if (*missing > 0) sweep_beyond_threshold();
   return *missing;
 }
 
 void pool_engine::set_limit(std::size_t bytes) {
   check_limit(bytes);
   shard_locks const held{shards_};
-  supply_.chunks().set_limit(bytes);
+  supply_.set_limit(bytes);
   set_caching();
 }
 

@@ -5,7 +5,6 @@ module;
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <new>
 module gpumem:pool_return.impl;
 import :pool_engine;
@@ -15,9 +14,7 @@ import :block;
 import :chunks;
 import :driver;
 import :executor;
-import :ranges;
 import :shards;
-import :stream;
 import :sync;
 import :timeline;
 
@@ -119,7 +116,7 @@ void pool_engine::close() noexcept {
   bool done = false;
   {
     shard_locks held{shards_};
-    supply_.close();
+    supply_.note_closed();
     if (!driver_alive()) return leave_behind(); // no call may be made any more
     serve_deferred();
     if (posted_ && library_executor().retract(*this)) posted_ = false;

@@ -40,11 +40,13 @@ pool_supply::pool_supply(std::unique_ptr<pool_upstream> upstream, pool_options c
     : upstream_{std::move(upstream)}, options_{options}, device_{device_of(*upstream_)}, order_{order}, shards_{shards},
       told_{told}, chunks_{options.limit}, growth_{options, paged(), chunks_, shards, order} {}
 
+bool pool_supply::wait_for_growth(shard_locks& held) {
+  bool const any = growing_;
+  while (growing_) held.wait(changed_);
+  return any;
+}
+
 expected<pool_place, failure> pool_supply::grow(pool_request const& what, shard_locks& held, bool exact) {
-  if (growing_) {
-    wait_till_grown(held);
-    return pool_place{};
-  }
   auto grown = paged() ? grow_pages(what, held, exact) : grow_chunk(what, held, exact);
   if (grown) return grown;
   auto const& why = grown.error();
@@ -54,7 +56,7 @@ expected<pool_place, failure> pool_supply::grow(pool_request const& what, shard_
 
 expected<std::size_t, failure> pool_supply::grow_to(std::size_t bytes, pool_shard& into, shard_locks& held) {
   for (;;) {
-    wait_till_grown(held);
+    wait_for_growth(held);
     auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks_.most());
     if (wanted <= chunks_.reserved()) return std::size_t{0};
     auto const missing = wanted - chunks_.reserved();
@@ -167,20 +169,19 @@ std::size_t pool_supply::give_back(std::size_t keep, shard_locks& held) noexcept
   return give_back_idle(chunks_.reserved() - std::min(keep, chunks_.reserved()), false, 0, held);
 }
 
-void pool_supply::make_room(pool_request const& what, shard_locks& held) {
+void pool_supply::give_back_for(pool_request const& what, shard_locks& held) {
   if (!paged()) {
     give_back_chunks(0, held);
     return;
   }
-  wait_till_grown(held); // pages are looked at only at rest
+  wait_for_growth(held); // pages are looked at only at rest
   make_way(what, growth_.missing(what, *what.own, true), held);
 }
 
 bool pool_supply::idle_and_complete(chunk const& home) const noexcept {
-  // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
-  bool complete = true;
+  bool complete = true, gone = over();
   range_map::visit(
-      home, [&](block const& each) { complete = complete && each.is_free() && (over() || each.tags.completed()); });
+      home, [&](block const& each) { complete = complete && each.is_free() && (gone || each.tags.completed()); });
   return complete;
 }
 

@@ -1,5 +1,4 @@
-// A pool and its upstream's pages: growth behind what is free at the end, or in holes, and giving back what is wholly
-// free.
+// A pool and its upstream's pages: growth at the end or in holes, and giving back what is wholly free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -8,6 +7,7 @@ module;
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <ranges>
 #include <utility>
 #include <vector>
@@ -28,10 +28,9 @@ import :tags;
 import :virtual_pages;
 
 namespace gpumem::detail {
-namespace {
 
 // From the top of free memory down: what lies side by side is one run.
-void append(std::vector<page_run>& runs, page_run const& next) {
+void pool_supply::append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
   if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
     above->where = {next.where.offset, next.where.bytes + above->where.bytes};
@@ -40,9 +39,7 @@ void append(std::vector<page_run>& runs, page_run const& next) {
   }
 }
 
-} // namespace
-
-// Maps what is missing, together with what is free before it.
+// Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
 expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, shard_locks& held, bool exact) {
   auto& own = *what.own;
   auto bytes = growth_.missing(what, own, exact);
@@ -161,8 +158,8 @@ void pool_supply::join_complete(pool_shard& in) {
   }
 }
 
-// Free memory side by side of which the host has seen every use complete, the most first; without the block in which
-// the address `spared` lies.
+// Joins what is complete. Free memory side by side of which the host has seen every use complete, the longest first;
+// without the block in which the address `spared` lies, if it is not 0.
 std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared) {
   std::vector<idle_run> found;
   bool const gone = over();
@@ -186,7 +183,7 @@ std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared)
 }
 
 // Whole pages of it, so many bytes at most, or, to `reach` them, a page more.
-std::vector<page_run> pool_supply::idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared) {
+std::vector<pool_supply::page_run> pool_supply::idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared) {
   std::vector<page_run> found;
   std::size_t sum = 0;
   for (auto const& run : idle_runs(spared)) {
@@ -245,7 +242,7 @@ std::size_t pool_supply::give_back_pages(std::vector<page_run> const& idle, shar
 
 std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared,
                                         shard_locks& held) noexcept {
-  wait_till_grown(held);
+  wait_for_growth(held);
   try {
     auto const idle = idle_pages(wanted, reach, spared);
     return idle.empty() ? 0 : give_back_pages(idle, held);
@@ -262,7 +259,7 @@ void pool_supply::make_way(pool_request const& what, std::size_t bytes, shard_lo
 
 // Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.
 virtual_pages* pool_supply::pages_of(void const* pointer, shard_locks& held) {
-  wait_till_grown(held);
+  wait_for_growth(held);
   auto const* const home = chunks_.covering(pointer);
   return home ? home->shard->pages.get() : nullptr;
 }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <vector>
 module gpumem:pool_uses.impl;
@@ -36,7 +37,7 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
   if (!used) return false;
   note_stream(key.order());
   auto& order = key.order();
-  if (!used->tags.find(order)) make_room(used->tags, key, held);
+  if (!used->tags.find(order)) admit_use(used->tags, key, held);
   auto const recorded = key.has_handle() ? order.record_precise(key.handle()) : epoch{0};
   used->tags.add({&order, recorded ? recorded : order.now()});
   return true;
@@ -44,7 +45,7 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
 
 // One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
 // evidence to wait for, the host waits for all of them.
-void pool_engine::make_room(tag_set& uses, stream_key const& key, shard_locks& held) {
+void pool_engine::admit_use(tag_set& uses, stream_key const& key, shard_locks& held) {
   uses.prune();
   if (uses.size() < most_uses) return;
   for (auto const& use : uses) {

@@ -2,7 +2,7 @@
 # Compiles one source file of the scheduled library with one fault, links a test with it, and succeeds if that test
 # fails, names a seed, and fails again with that seed. Arguments: source folder, build folder, ninja, fault, seeds;
 # the list of faults, the test's program, which of its tests, and the variable that replays a seed (GPUMEM_SEEDS: with
-# those before it, whose waits leave the library's thread as it is), where they are not the pool's.
+# those before it, where what they leave behind matters), where they are not the pool's.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 fault=$4 seeds=$5
@@ -23,7 +23,7 @@ fi
 seed=$(sed -nE 's/.*(replay with --seed |GPUMEM_SEED=)([0-9]+).*/\2/p' "$told" | head -1)
 [[ -n $seed ]] || { echo "caught, but no seed was named:"; tail -20 "$told"; exit 1; }
 if env "$replay=$seed" "$here/test" > "$here/again.txt" 2>&1; then
-  echo "seed $seed failed, and passes when it is replayed alone"
+  echo "seed $seed failed, and passes when it is replayed with $replay"
   exit 1
 fi
 grep -m1 -oE "(seed $seed |GPUMEM_SEED=$seed).*" "$told"

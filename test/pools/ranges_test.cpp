@@ -249,6 +249,11 @@ TEST_F(ranges, a_hole_reaches_over_memory_of_several_orders) {
   EXPECT_EQ(hole.lower->bytes, 512u);
   EXPECT_TRUE(hole.upper->tags.find(of(c)));
   EXPECT_EQ(hole.upper->bytes, 512u);
+  map.fill(hole, 0, hole.bytes, {});
+  map.join_all([](block const&) { return true; });
+  EXPECT_EQ(home.first, home.last);
+  EXPECT_EQ(home.first->bytes, 4096u);
+  EXPECT_EQ(map.free_bytes(), 4096u);
 }
 
 // Against a plain map of bytes.

@@ -17,7 +17,7 @@ namespace test {
 /// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many from 1: what the seeds before have left may matter.
 class schedule_seeds {
 public:
-  /// As many as that where nothing else is asked for. A seed that takes longer than so many seconds hangs.
+  /// As many as that where nothing else is asked for. A seed that takes longer than `most_seconds` is taken to hang.
   explicit schedule_seeds(std::uint64_t count, unsigned most_seconds = 60)
       : only_{number_from("GPUMEM_SEED", 0)}, count_{only_ ? 1 : number_from("GPUMEM_SEEDS", count)},
         most_seconds_{most_seconds} {}
