@@ -262,6 +262,30 @@ TEST_F(pool_pages, of_several_streams_go_and_what_is_left_stays_with_each) {
   r.deallocate(a, keep, 256);
 }
 
+TEST_F(pool_pages, that_are_pinned_stay_where_memory_of_several_streams_goes) {
+  gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse::own}};
+  auto* const of_a = r.allocate(a, 3 * MiB);
+  auto* const of_b = r.allocate(b, 3 * MiB);
+  ASSERT_EQ(of_b, at(of_a, 3 * MiB));
+  ASSERT_EQ(r.figures().reserved, 6 * MiB);
+  EXPECT_TRUE(r.pin(of_b, 1)) << "the page between, which has memory of both";
+  r.deallocate(a, of_a, 3 * MiB);
+  r.deallocate(b, of_b, 3 * MiB);
+  a.synchronize();
+  b.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.allocate(a, 1 * MiB), at(of_a, 2 * MiB));
+  EXPECT_EQ(r.allocate(b, 1 * MiB), of_b);
+  r.deallocate(a, at(of_a, 2 * MiB), 1 * MiB);
+  r.deallocate(b, of_b, 1 * MiB);
+  a.synchronize();
+  b.synchronize();
+  r.unpin(of_b, 1);
+  EXPECT_EQ(r.trim(), 2 * MiB);
+  EXPECT_EQ(r.figures().reserved, 0u);
+}
+
 // A request of one stream in a compact pool whose end lies beside what another has freed.
 TEST_F(pool_pages, behind_which_a_request_grows_do_not_give_way_to_it) {
   gpumem::pool_resource r{device, {.growth = gpumem::growth::compact, .cross_stream = gpumem::reuse::own}};

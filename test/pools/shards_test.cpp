@@ -109,7 +109,7 @@ TEST_F(shards, are_given_to_threads_that_meet_and_take_one_lock_from_then_on) {
 // Who notifies under one of the locks, as soon as that is given up, is heard.
 TEST_F(shards, have_locks_of_which_none_is_given_up_before_the_wait_has_begun) {
   namespace detail = gpumem::detail;
-  constexpr int threads = 40, rounds = 5'000;
+  constexpr int threads = 40, rounds = 2'000;
   detail::shard_list list;
   std::barrier all{threads};
   std::vector<std::thread> owners;
@@ -196,6 +196,23 @@ TEST_F(shards, a_block_goes_back_to_where_it_came_from) {
 }
 
 // One thread has its shard's lock most of the time; the other frees what it allocates.
+TEST_F(shards, of_pages_give_back_what_is_idle_in_each) {
+  gpumem::pool_resource r{device};
+  crowd(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    for (int i = 0; i < 10; ++i) r.deallocate(on, r.allocate(on, 16 * MiB), 16 * MiB); // ends with memory of its own
+  });
+  a.synchronize();
+  b.synchronize();
+  auto const reserved = r.figures().reserved;
+  EXPECT_GE(reserved, 32 * MiB);
+  auto const given = r.trim(20 * MiB);
+  EXPECT_EQ(r.figures().reserved, reserved - given);
+  EXPECT_TRUE(engine_of(r).consistent());
+  EXPECT_EQ(given + r.trim(), reserved);
+  EXPECT_EQ(device_bytes(), 0u);
+}
+
 TEST_F(shards, a_free_that_finds_the_lock_taken_is_left_to_its_holder) {
   pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
   std::vector<std::atomic<void*>> handed(64);
