@@ -19,17 +19,23 @@ public:
   inline void note(look const& at, std::uint64_t now) noexcept {
     if (at.asked == 0) return;
     at_work_ = at.early ? std::min(at_work_ + at.early, most) : at_work_ / 2;
-    in_succession_ = now - last_ <= soon ? std::min(in_succession_ + 1, most) : in_succession_ / 2;
+    in_succession_ = now - last_ <= soon ? in_succession_ + 1 : in_succession_ / 2;
     last_ = now;
+    if (in_succession_ == 0) pause_ = shortest_pause;
+    if (in_succession_ >= many) begin_pause(now);
   }
   /// They came one soon after the other, and not long ago.
-  inline bool often(std::uint64_t now) const noexcept { return in_succession_ >= many && now - last_ <= long_ago; }
+  inline bool often(std::uint64_t now) const noexcept { return now < paused_till_; }
   /// They have lately found streams at long work: memory of others is dear.
   inline bool at_work() const noexcept { return at_work_ >= many; }
   /// There is other memory now.
   inline void note_growth() noexcept { at_work_ /= 2; }
   /// There is none, whatever looks cost.
-  inline void note_refusal() noexcept { at_work_ = in_succession_ = 0; }
+  inline void note_refusal() noexcept {
+    at_work_ = in_succession_ = 0;
+    pause_ = shortest_pause;
+    paused_till_ = 0;
+  }
 
   /// Whether one for a better fit only is to be left out. After some of which nothing came, or that came too early, the
   /// next are, ever more.
@@ -48,10 +54,21 @@ private:
   static constexpr unsigned many = 8;
   static constexpr unsigned most = 4 * many;
   static constexpr unsigned most_left_out = 255;
-  static constexpr std::uint64_t soon = 64, long_ago = 1024; // locked calls
+  static constexpr std::uint64_t soon = 64, shortest_pause = 1024, longest_pause = 1 << 16; // locked calls
+
+  // Two that come soon after each other when it is over begin the next, which is twice as long: where they come as
+  // often as ever, to learn that again took 16 streams of short kernels a twentieth of their time.
+  inline void begin_pause(std::uint64_t now) noexcept {
+    in_succession_ = 2 * (many - 1);
+    if (often(now)) return;
+    paused_till_ = now + pause_;
+    pause_ = std::min(2 * pause_, longest_pause);
+  }
 
   unsigned at_work_ = 0;
   unsigned in_succession_ = 0;
+  std::uint64_t pause_ = shortest_pause;
+  std::uint64_t paused_till_ = 0;
   unsigned in_vain_ = 0;
   unsigned to_leave_out_ = 0;
   std::uint64_t last_ = 0;
