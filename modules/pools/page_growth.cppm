@@ -35,6 +35,8 @@ public:
   inline bool is_generous(pool_shard const& own) const noexcept {
     return may_spend_ && (own.looks.at_work() || own.looks.often(own.paths.locked_calls)) && has_plenty(own);
   }
+  /// Whether what is free may be cut as one finds it, without a look for what would fit better.
+  inline bool is_roomy(pool_shard const& own) const noexcept { return may_spend_ && has_plenty(own); }
   /// How many bytes are to be spent so: until each stream could have some times as much of its own.
   std::size_t to_be_spent(pool_request const& what) const noexcept;
 

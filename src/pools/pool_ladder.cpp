@@ -43,7 +43,7 @@ pool_place pool_ladder::better(pool_request const& what, pool_place place, shard
 // After looks of which nothing came, or that came too early, the next are left out, ever more.
 bool pool_ladder::completion_found(pool_request const& what, shard_span among) const {
   auto& own = *what.own;
-  if (furthest_ == reuse::own || growth_.is_generous(own)) return false;
+  if (furthest_ == reuse::own || growth_.is_roomy(own)) return false;
   if (own.looks.leave_out()) return false;
   auto const looked = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);

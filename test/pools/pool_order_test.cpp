@@ -191,6 +191,22 @@ TEST_F(pool_order, looks_that_come_often_give_way_to_growth_where_little_is_live
   EXPECT_LE(compact.figures().growths, at_first);
 }
 
+// Of much free memory a piece may be cut without asking whether others have left what fits better.
+TEST_F(pool_order, a_roomy_pool_does_not_look_for_a_better_fit) {
+  auto const polls_of = [&](gpumem::pool_options options) {
+    gpumem::pool_resource r{device, options};
+    r.reserve(256 * MiB);
+    for (auto* const on : {&a, &b}) freed_in_use(r, *on, 8 * MiB);
+    auto const before = gpumem::driver_calls("cuEventQuery");
+    r.deallocate(a, r.allocate(a, 16 * MiB), 16 * MiB);
+    simulator::run_until_idle();
+    return gpumem::driver_calls("cuEventQuery") - before;
+  };
+  EXPECT_EQ(polls_of({}), 0u);
+  EXPECT_GT(polls_of({.limit = 1024 * MiB}), 0u) << "somebody minds how much it is";
+  EXPECT_GT(polls_of({.growth = gpumem::growth::compact}), 0u);
+}
+
 TEST_F(pool_order, a_pool_that_is_filled_has_not_looked_for_anything) {
   gpumem::pool_resource r{device};
   std::vector<void*> blocks(128);
