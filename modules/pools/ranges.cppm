@@ -18,6 +18,8 @@ public:
   range_map(range_map const&) = delete;
   range_map& operator=(range_map const&) = delete;
 
+  /// Host memory for so many blocks and streams never seen, which would else be had bit by bit. Throws std::bad_alloc.
+  void prepare(std::size_t blocks, std::size_t streams);
   /// A new chunk, wholly free. Throws std::bad_alloc, and nothing is changed.
   block& add(chunk& home, tag_set const& tags);
   /// So many bytes more behind the end of a chunk; they join a free last block of the same order. The block that holds

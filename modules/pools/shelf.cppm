@@ -103,9 +103,10 @@ export class shelves {
 public:
   shelves();
 
-  /// Makes sure that a few streams never seen can be given a shelf. Throws std::bad_alloc.
-  inline void reserve() {
-    if (spare_.size() < fewest_spare) refill();
+  /// Makes sure that so many streams never seen, and a few, can be given a shelf. Throws std::bad_alloc.
+  inline void reserve(std::size_t streams = 0) {
+    auto const least = streams + fewest_spare;
+    if (spare_.size() < least) refill(std::max(least, spares_at_once));
   }
 
   /// Of ranges that nobody uses.
@@ -137,9 +138,9 @@ public:
   }
 
 private:
-  static constexpr std::size_t fewest_spare = 2;
+  static constexpr std::size_t fewest_spare = 2, spares_at_once = 4;
   shelf& give_to(timeline& order) noexcept;
-  void refill();
+  void refill(std::size_t spares);
   void index(shelf& one) noexcept;
   void reclaim() noexcept;
 

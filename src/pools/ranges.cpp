@@ -145,6 +145,12 @@ block& range_map::release(block& freed, joining with) noexcept {
   return settle(freed, with);
 }
 
+void range_map::prepare(std::size_t blocks, std::size_t streams) {
+  records_.reserve(blocks);
+  granted_.reserve(blocks);
+  shelves_.reserve(streams);
+}
+
 block& range_map::add(chunk& home, tag_set const& tags) {
   records_.reserve(1);
   shelves_.reserve();

@@ -16,7 +16,6 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t first_places = 64;
-inline constexpr std::size_t spares_at_once = 4;
 
 } // namespace
 
@@ -58,10 +57,10 @@ void shelves::index(shelf& one) noexcept {
 }
 
 // Streams come and go: shelves that stand empty serve the next, once there are many.
-void shelves::refill() {
+void shelves::refill(std::size_t spares) {
   constexpr std::size_t many = 64;
   if (own_.size() >= many) reclaim();
-  while (spare_.size() < spares_at_once) {
+  while (spare_.size() < spares) {
     auto const most = all_.size() + 1;
     all_.reserve(most);
     own_.reserve(most);

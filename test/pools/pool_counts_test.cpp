@@ -5,6 +5,7 @@
 #include <gpumem/pool_options.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -289,6 +290,20 @@ TEST_F(pool_counts, what_threads_keep_raises_no_peak) {
   EXPECT_EQ(r.figures().cached, 0u);
   EXPECT_EQ(r.figures().peak_live, MiB);
   r.deallocate(a, live, MiB);
+}
+
+TEST_F(pool_counts, what_the_host_needs_comes_with_what_is_reserved) {
+  std::vector<gpumem::stream> streams;
+  for (int i = 0; i < 16; ++i) streams.emplace_back(device);
+  pool_resource r{device};
+  r.reserve(256 * MiB);
+  std::array<void*, 16> blocks;
+  auto const before = host_allocations;
+  for (auto const& on : streams) {
+    for (auto& each : blocks) each = r.allocate(on, MiB / 2);
+    for (auto* const each : blocks) r.deallocate(on, each, MiB / 2);
+  }
+  EXPECT_EQ(host_allocations, before);
 }
 
 // The same requests over and over: what a pass needs is there after the first few.
