@@ -25,12 +25,12 @@ namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
-inline constexpr std::size_t growth_pages = 4;
+inline constexpr std::size_t growth_pages = 2;
 // Where memory is spent on speed. So much each of 16 streams of short kernels came to have.
 inline constexpr std::size_t times_its_own = 4;
 inline constexpr std::size_t most_spent = std::size_t{8} << 30;
-inline constexpr std::size_t generous_pages = 2;
-inline constexpr std::size_t largest_generous_page = 8 * largest_page;
+inline constexpr std::size_t generous_pages = 1;
+inline constexpr std::size_t largest_generous_page = 16 * largest_page;
 // Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
 inline constexpr std::size_t compact_pages = 192;
 
