@@ -72,9 +72,13 @@ for library in "$here"/libgpumem_peer_*.so; do
   [[ -f $library ]] && peers+=(--peer "$library")
 done
 # RMM's arena does not come to an end with 50,000 live blocks.
-table allocators bench.txt "$here/gpumem-bench" --device cuda "${peers[@]}" --operations 40000 \
-  --benchmark_filter=-live_50000/rmm_arena
+table allocators bench.txt "$here/gpumem-bench" --device cuda "${peers[@]}" --benchmark_filter=-live_50000/rmm_arena
 table replay replay.txt "$here/gpumem-replay" --device cuda "${peers[@]}" "$@" "$here"/traces/*.csv.gz
+torch=$here/libgpumem_peer_torch.so
+if [[ -f $torch ]]; then
+  table "PyTorch, expandable segments" torch_expandable.txt env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+    "$here/gpumem-replay" --device cuda --peer "$torch" --resource torch "$here"/traces/*.csv.gz
+fi
 if ((${#failed[@]})); then
   printf 'FAILED: %s\n' "${failed[@]}"
   exit 1

@@ -25,34 +25,25 @@ void one_size(benchmark::State& state, context& with, Resource& resource, gpumem
       throw std::runtime_error("no memory");
     resource.deallocate(stream, *got, bytes);
   };
-  for (int i = 0; i < 100; ++i) once();
-  double seconds = 0;
-  for (auto _ : state) {
-    auto const begin = clock::now();
-    for (std::size_t i = 0; i < with.operations; i += 2) once();
-    auto const took = std::chrono::duration<double>(clock::now() - begin).count();
-    state.SetIterationTime(took);
-    seconds += took;
-  }
-  note_speed(state, static_cast<double>(with.operations) * static_cast<double>(state.iterations()), seconds);
+  measure(state, with, 1, [&](std::size_t operations) {
+    return seconds_of([&] {
+      for (std::size_t i = 0; i < operations; i += 2) once();
+    });
+  });
 }
 
 /// The two calls of the driver by which a raw handle is identified, as often as operations would make them.
 inline void stream_queries(benchmark::State& state, context& with, gpumem::stream_ref stream) {
-  double seconds = 0;
-  for (auto _ : state) {
+  measure(state, with, 1, [&](std::size_t operations) {
     unsigned long long id = 0;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    auto const begin = clock::now();
-    for (std::size_t i = 0; i < with.operations; ++i) {
-      gpumem::check(gpumem::driver().stream_get_id(stream.get(), &id), "cuStreamGetId");
-      gpumem::check(gpumem::driver().stream_is_capturing(stream.get(), &status), "cuStreamIsCapturing");
-    }
-    auto const took = std::chrono::duration<double>(clock::now() - begin).count();
-    state.SetIterationTime(took);
-    seconds += took;
-  }
-  note_speed(state, static_cast<double>(with.operations) * static_cast<double>(state.iterations()), seconds);
+    return seconds_of([&] {
+      for (std::size_t i = 0; i < operations; ++i) {
+        gpumem::check(gpumem::driver().stream_get_id(stream.get(), &id), "cuStreamGetId");
+        gpumem::check(gpumem::driver().stream_is_capturing(stream.get(), &status), "cuStreamIsCapturing");
+      }
+    });
+  });
 }
 
 /// Random replacement among `slots` blocks that live.
@@ -62,19 +53,11 @@ void live(benchmark::State& state, context& with, Resource& resource, std::size_
   auto const traffic = draw_traffic(1, slots, streams, sizes);
   live_set<Resource, gpumem::stream> blocks{resource, with.first(streams), slots};
   blocks.fill(traffic);
-  auto const stretch = [&](std::size_t operations) {
-    for (std::size_t i = 0; i < operations / 2; ++i) blocks.replace(traffic[i % traffic.size()]);
-  };
-  stretch(with.operations);
-  double seconds = 0;
-  for (auto _ : state) {
-    auto const begin = clock::now();
-    stretch(with.operations);
-    auto const took = std::chrono::duration<double>(clock::now() - begin).count();
-    state.SetIterationTime(took);
-    seconds += took;
-  }
-  note_speed(state, static_cast<double>(with.operations) * static_cast<double>(state.iterations()), seconds);
+  measure(state, with, 1, [&](std::size_t operations) {
+    return seconds_of([&] {
+      for (std::size_t i = 0; i < operations / 2; ++i) blocks.replace(traffic[i % traffic.size()]);
+    });
+  });
   auto const reserved = resource.figures().peak_reserved;
   if (reserved)
     state.counters["filled/reserved"] = static_cast<double>(blocks.filled_bytes()) / static_cast<double>(reserved);
@@ -116,13 +99,13 @@ void call_distribution(benchmark::State& state, context& with, Resource& resourc
   for (std::size_t i = 0; i < with.operations / 2; ++i) blocks.replace(traffic[i % traffic.size()]);
   call_times allocations{with.operations / 2}, frees{with.operations / 2};
   for (auto _ : state) {
-    auto const begin = clock::now();
-    for (std::size_t i = 0; i < with.operations / 2; ++i) {
-      auto const& next = traffic[i % traffic.size()];
-      frees.time([&] { blocks.free_one(next.slot); });
-      allocations.time([&] { blocks.allocate_one(next); });
-    }
-    state.SetIterationTime(std::chrono::duration<double>(clock::now() - begin).count());
+    state.SetIterationTime(seconds_of([&] {
+      for (std::size_t i = 0; i < with.operations / 2; ++i) {
+        auto const& next = traffic[i % traffic.size()];
+        frees.time([&] { blocks.free_one(next.slot); });
+        allocations.time([&] { blocks.allocate_one(next); });
+      }
+    }));
   }
   auto const note = [&](std::string const& what, call_times& times) {
     state.counters[what + "_p50"] = times.quantile(.5);

@@ -4,8 +4,10 @@
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace bench {
@@ -14,19 +16,34 @@ namespace bench {
 struct context {
   gpumem::device device;
   bool simulated;
-  std::size_t operations; ///< of one measured stretch and thread
+  std::size_t operations; ///< of one measured stretch and thread, at least
+  double shortest;        ///< stretch on a real device, seconds
   std::vector<gpumem::stream> streams;
 
   std::span<gpumem::stream const> first(std::size_t count) const { return std::span{streams}.first(count); }
   void synchronize() {
     for (auto& each : streams) each.synchronize();
   }
+  /// How many operations make a stretch, where the fewest took so many seconds. Even: an allocation has its free.
+  std::size_t enough(double seconds) const {
+    if (simulated) return operations;
+    auto const times = std::clamp(shortest / std::max(seconds, 1e-6), 1.0, 1e4);
+    return static_cast<std::size_t>(static_cast<double>(operations / 2) * times) * 2;
+  }
 };
 
-/// `operations` in all threads took `seconds`: shown as nanoseconds of one, and as millions a second.
-inline void note_speed(benchmark::State& state, double operations, double seconds) {
-  state.counters["ns_per_op"] = seconds / operations * 1e9;
-  state.counters["Mops"] = operations / seconds / 1e6;
+/// Measures stretches of `run(operations)`, which gives seconds, after one that warms up and tells how many operations
+/// are long enough. `threads` do so many each. Of the median: nanoseconds of one operation, and millions a second.
+template <class Run> void measure(benchmark::State& state, context const& with, std::size_t threads, Run const& run) {
+  auto const operations = with.enough(run(with.operations));
+  std::vector<double> stretches;
+  for (auto _ : state) {
+    stretches.push_back(run(operations));
+    state.SetIterationTime(stretches.back());
+  }
+  auto const each = replay::median(std::move(stretches)) / static_cast<double>(operations * threads);
+  state.counters["ns_per_op"] = each * 1e9;
+  state.counters["Mops"] = 1e-6 / each;
 }
 
 } // namespace bench

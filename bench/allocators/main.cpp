@@ -28,7 +28,8 @@ constexpr std::size_t most_streams = 16;
 struct arguments {
   replay::device_choice device = replay::device_choice::automatic;
   std::vector<std::string> peers;
-  std::size_t operations = 400'000;
+  std::size_t operations = 40'000;
+  double milliseconds = 50;
 };
 
 // What went wrong, or null. Google Benchmark 1.8 gave the fields other names.
@@ -86,7 +87,7 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
 int run(arguments const& asked) {
   auto const where = replay::choose_device(asked.device);
   gpumem::current_device const here{where.device};
-  bench::context with{where.device, where.simulated, asked.operations, {}};
+  bench::context with{where.device, where.simulated, asked.operations, asked.milliseconds / 1000, {}};
   for (std::size_t i = 0; i < most_streams; ++i) with.streams.emplace_back(where.device);
   register_rows(with, asked.peers);
   if (!where.simulated) {
@@ -111,7 +112,10 @@ int main(int count, char** values) {
   app.add_option("--device", asked.device, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
   app.add_option("--peer", asked.peers, "shared library with other allocators, see bench/peers")
       ->check(CLI::ExistingFile);
-  app.add_option("--operations", asked.operations, "of one measured stretch and thread")->check(CLI::PositiveNumber);
+  app.add_option("--operations", asked.operations, "of one measured stretch and thread, at least (40000)")
+      ->check(CLI::Range(std::size_t{2}, std::size_t{1'000'000'000}));
+  app.add_option("--milliseconds", asked.milliseconds, "that a stretch takes at least, on a real device (50)")
+      ->check(CLI::Range(0.0, 10'000.0));
   benchmark::Initialize(&count, values); // takes its own options out
   CLI11_PARSE(app, count, values);
   try {

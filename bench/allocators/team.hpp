@@ -14,6 +14,13 @@ namespace bench {
 
 using clock = std::chrono::steady_clock;
 
+/// How long the work took.
+template <class Work> double seconds_of(Work const& work) {
+  auto const begin = clock::now();
+  work();
+  return std::chrono::duration<double>(clock::now() - begin).count();
+}
+
 /// Runs `prepare(i)`, which gives the work of thread i, then all work at once; seconds. Rethrows what a thread threw.
 template <class Prepare> double run_together(std::size_t threads, Prepare const& prepare) {
   struct span {

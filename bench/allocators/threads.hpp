@@ -20,37 +20,32 @@ constexpr mix thread_sizes{256, std::size_t{1} << 20};
 /// Random replacement by each thread among blocks of its own; on streams of their own, or all on the first.
 template <class Resource>
 void threads(benchmark::State& state, context& with, Resource& resource, std::size_t count, bool one_stream) {
-  double seconds = 0;
-  for (auto _ : state) {
-    auto const took = run_together(count, [&](std::size_t number) {
+  measure(state, with, count, [&](std::size_t operations) {
+    return run_together(count, [&](std::size_t number) {
       auto const stream = with.first(one_stream ? 1 : count).subspan(one_stream ? 0 : number, 1);
       auto traffic = draw_traffic(number + 1, thread_slots, 1, thread_sizes, std::size_t{1} << 14);
       auto blocks = std::make_unique<live_set<Resource, gpumem::stream>>(resource, stream, thread_slots);
       blocks->fill(traffic);
       for (auto const& each : traffic) blocks->replace(each);
-      return [&with, traffic = std::move(traffic), blocks = std::move(blocks)] {
-        for (std::size_t i = 0; i < with.operations / 2; ++i) blocks->replace(traffic[i % traffic.size()]);
+      return [operations, traffic = std::move(traffic), blocks = std::move(blocks)] {
+        for (std::size_t i = 0; i < operations / 2; ++i) blocks->replace(traffic[i % traffic.size()]);
       };
     });
-    state.SetIterationTime(took);
-    seconds += took;
-  }
-  note_speed(state, static_cast<double>(with.operations * count) * static_cast<double>(state.iterations()), seconds);
+  });
 }
 
 /// Pairs of threads: one allocates on its stream, the other frees on its own.
 template <class Resource>
 void hand_over_pairs(benchmark::State& state, context& with, Resource& resource, std::size_t pairs) {
   auto const traffic = draw_traffic(3, thread_slots, 1, thread_sizes, std::size_t{1} << 14);
-  auto const count = (with.operations + hand_over::batch - 1) / hand_over::batch * hand_over::batch;
-  auto const produce = [&](hand_over& queue, gpumem::stream const& on) {
+  auto const produce = [&](hand_over& queue, gpumem::stream const& on, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       auto const bytes = traffic[i % traffic.size()].bytes;
       auto const got = resource.try_allocate(on, bytes);
       queue.push({got ? *got : nullptr, bytes}, on);
     }
   };
-  auto const consume = [&](hand_over& queue, gpumem::stream const& on) {
+  auto const consume = [&](hand_over& queue, gpumem::stream const& on, std::size_t count) {
     bool lacking = false;
     for (std::size_t i = 0; i < count; ++i) {
       auto const block = queue.pop(on);
@@ -59,20 +54,17 @@ void hand_over_pairs(benchmark::State& state, context& with, Resource& resource,
     }
     if (lacking) throw std::runtime_error("no memory");
   };
-  double seconds = 0;
-  for (auto _ : state) {
+  measure(state, with, 2 * pairs, [&](std::size_t operations) {
+    auto const count = (operations + hand_over::batch - 1) / hand_over::batch * hand_over::batch;
     std::vector<std::unique_ptr<hand_over>> queues;
     for (std::size_t i = 0; i < pairs; ++i) queues.push_back(std::make_unique<hand_over>(with.device));
-    auto const took = run_together(2 * pairs, [&](std::size_t number) {
-      return [&, number] {
+    return run_together(2 * pairs, [&](std::size_t number) {
+      return [&, number, count] {
         auto const& on = with.streams[number];
-        number % 2 == 0 ? produce(*queues[number / 2], on) : consume(*queues[number / 2], on);
+        number % 2 == 0 ? produce(*queues[number / 2], on, count) : consume(*queues[number / 2], on, count);
       };
     });
-    state.SetIterationTime(took);
-    seconds += took;
-  }
-  note_speed(state, static_cast<double>(count * 2 * pairs) * static_cast<double>(state.iterations()), seconds);
+  });
 }
 
 } // namespace bench

@@ -7,7 +7,6 @@
 #include "team.hpp"
 #include "traffic.hpp"
 
-#include <chrono>
 #include <cstddef>
 #include <stdexcept>
 #include <utility>
@@ -26,10 +25,10 @@ void timeline(benchmark::State& state, context& with, Make const& make, std::siz
   replay::work_kernel const kernel{with.device, microseconds};
   auto const traffic = draw_traffic(4, 1, streams, timeline_sizes, timeline_steps);
   auto const stretch = [&](auto const& step) {
-    auto const begin = clock::now();
-    for (auto const& each : traffic) step(each);
-    with.synchronize();
-    return std::chrono::duration<double>(clock::now() - begin).count();
+    return seconds_of([&] {
+      for (auto const& each : traffic) step(each);
+      with.synchronize();
+    });
   };
   for (auto _ : state) {
     gpumem::cuda_resource const plain{with.device};
