@@ -74,6 +74,7 @@ done
 # RMM's arena does not come to an end with 50,000 live blocks.
 table allocators bench.txt "$here/gpumem-bench" --device cuda "${peers[@]}" --benchmark_filter=-live_50000/rmm_arena
 table replay replay.txt "$here/gpumem-replay" --device cuda "${peers[@]}" "$@" "$here"/traces/*.csv.gz
+# As the replay's defaults are: its arguments may name other resources.
 torch=$here/libgpumem_peer_torch.so
 if [[ -f $torch ]]; then
   table "PyTorch, expandable segments" torch_expandable.txt env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \

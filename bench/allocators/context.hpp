@@ -32,9 +32,11 @@ struct context {
   }
 };
 
-/// Measures stretches of `run(operations)`, which gives seconds, after one that warms up and tells how many operations
-/// are long enough. `threads` do so many each. Of the median: nanoseconds of one operation, and millions a second.
+/// Measures stretches of `run(operations)`, which gives seconds, after one that warms up and one that tells how many
+/// operations are long enough. `threads` do so many each. Of the median: nanoseconds of one operation, and millions a
+/// second.
 template <class Run> void measure(benchmark::State& state, context const& with, std::size_t threads, Run const& run) {
+  run(with.operations);
   auto const operations = with.enough(run(with.operations));
   std::vector<double> stretches;
   for (auto _ : state) {

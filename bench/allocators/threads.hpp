@@ -58,12 +58,13 @@ void hand_over_pairs(benchmark::State& state, context& with, Resource& resource,
     auto const count = (operations + hand_over::batch - 1) / hand_over::batch * hand_over::batch;
     std::vector<std::unique_ptr<hand_over>> queues;
     for (std::size_t i = 0; i < pairs; ++i) queues.push_back(std::make_unique<hand_over>(with.device));
-    return run_together(2 * pairs, [&](std::size_t number) {
+    auto const took = run_together(2 * pairs, [&](std::size_t number) {
       return [&, number, count] {
         auto const& on = with.streams[number];
         number % 2 == 0 ? produce(*queues[number / 2], on, count) : consume(*queues[number / 2], on, count);
       };
     });
+    return took * static_cast<double>(operations) / static_cast<double>(count);
   });
 }
 

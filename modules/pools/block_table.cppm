@@ -20,9 +20,9 @@ public:
   /// Of blocks that have these records.
   explicit block_table(record_array const& records);
 
-  /// Makes sure that so many more, a few, can be put. Throws std::bad_alloc.
+  /// Makes sure that so many more can be put. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
-    if (used_ + count > current_.load(std::memory_order_relaxed)->most) rebuild();
+    while (used_ + count > current_.load(std::memory_order_relaxed)->most) rebuild();
   }
   inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
   inline void drop(block const& freed) noexcept {

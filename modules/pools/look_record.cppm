@@ -19,12 +19,17 @@ public:
   inline void note(look const& at, std::uint64_t now) noexcept {
     if (at.asked == 0) return;
     at_work_ = at.early ? std::min(at_work_ + at.early, most) : at_work_ / 2;
+    if (often(now)) {
+      pause_ = shortest_pause; // it was made all the same: what the pause saves is little
+    } else if (now - std::max(last_, paused_till_) > longest_pause) {
+      in_succession_ = 0; // of what came long ago nothing follows
+    }
     in_succession_ = now - last_ <= soon ? in_succession_ + 1 : in_succession_ / 2;
     last_ = now;
     if (in_succession_ == 0) pause_ = shortest_pause;
     if (in_succession_ >= many) begin_pause(now);
   }
-  /// They came one soon after the other, and not long ago.
+  /// They came one soon after the other, so that for a while none is worth what it costs.
   inline bool often(std::uint64_t now) const noexcept { return now < paused_till_; }
   /// They have lately found streams at long work: memory of others is dear.
   inline bool at_work() const noexcept { return at_work_ >= many; }
@@ -67,8 +72,8 @@ private:
 
   unsigned at_work_ = 0;
   unsigned in_succession_ = 0;
-  std::uint64_t pause_ = shortest_pause;
-  std::uint64_t paused_till_ = 0;
+  std::uint64_t pause_ = shortest_pause; // the next; locked calls
+  std::uint64_t paused_till_ = 0;        // so many locked calls
   unsigned in_vain_ = 0;
   unsigned to_leave_out_ = 0;
   std::uint64_t last_ = 0;

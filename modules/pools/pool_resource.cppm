@@ -193,8 +193,9 @@ public:
   void record_use(void* pointer, stream_ref stream) { detail::pool_record_use(*state_, pointer, stream); }
 
   /// Draws, in one piece, what is missing until so many bytes are reserved, so that requests find them; returns how
-  /// many that were. What is beyond the release threshold may go back again. Throws as `throw_failure`, also where that
-  /// is more than the limit, and std::bad_alloc. Any thread.
+  /// many that were. With them come the host's records of a thousand blocks and sixteen streams. What is beyond the
+  /// release threshold may go back again. Throws as `throw_failure`, also where that is more than the limit, and
+  /// std::bad_alloc. Any thread.
   std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
 
   /// Another limit than that of the options, bytes; 0: none. Of what is reserved beyond it nothing is taken back, but

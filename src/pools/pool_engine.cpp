@@ -122,7 +122,7 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
   shard_locks held{shards_};
   auto const limit = supply_.chunks().limit();
   if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
-  if (bytes > 0) {
+  if (bytes > supply_.chunks().reserved()) {
     shards_.own().ranges.prepare(prepared_blocks, prepared_streams);
     magazines_.prepare(sync::thread_number());
   }

@@ -56,12 +56,18 @@ TEST_F(look_record, that_come_as_often_when_a_pause_is_over_begin_one_twice_as_l
   EXPECT_EQ(pass_pause(), 65'536u) << "which is the longest";
 }
 
-TEST_F(look_record, of_a_pause_itself_make_it_no_longer) {
+TEST_F(look_record, made_in_a_pause_all_the_same_make_neither_it_nor_the_next_longer) {
   look(8);
   look(5);
   EXPECT_EQ(pass_pause(), 1024u - 50);
   look(2);
+  EXPECT_EQ(pass_pause(), 1024u);
+  look(2);
   EXPECT_EQ(pass_pause(), 2048u);
+  look(100);
+  EXPECT_EQ(pass_pause(), 4096u - 980);
+  look(2);
+  EXPECT_EQ(pass_pause(), 1024u) << "the last has saved nothing";
 }
 
 TEST_F(look_record, that_have_become_rare_begin_anew) {
@@ -74,6 +80,21 @@ TEST_F(look_record, that_have_become_rare_begin_anew) {
   EXPECT_FALSE(record.often(now));
   look(1);
   EXPECT_EQ(pass_pause(), 1024u);
+}
+
+TEST_F(look_record, that_come_long_after_a_pause_begin_anew) {
+  for (int i = 0; i < 5; ++i) {
+    look(2);
+    pass_pause();
+    now += 100'000;
+  }
+  look(8);
+  EXPECT_FALSE(record.often(now));
+  look(1);
+  EXPECT_EQ(pass_pause(), 1024u);
+  now += 65'537;
+  look(2);
+  EXPECT_FALSE(record.often(now));
 }
 
 TEST_F(look_record, are_made_again_when_a_request_was_refused) {

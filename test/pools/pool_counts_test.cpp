@@ -297,12 +297,15 @@ TEST_F(pool_counts, what_the_host_needs_comes_with_what_is_reserved) {
   for (int i = 0; i < 16; ++i) streams.emplace_back(device);
   pool_resource r{device};
   r.reserve(256 * MiB);
-  std::array<void*, 16> blocks;
+  std::array<void*, 8> blocks;
+  std::array<void*, 600> others;
   auto const before = host_allocations;
+  for (auto& each : others) each = r.allocate(streams[0], 4 * KiB);
   for (auto const& on : streams) {
-    for (auto& each : blocks) each = r.allocate(on, MiB / 2);
-    for (auto* const each : blocks) r.deallocate(on, each, MiB / 2);
+    for (auto& each : blocks) each = r.allocate(on, 4 * KiB);
+    for (auto* const each : blocks) r.deallocate(on, each, 4 * KiB);
   }
+  for (auto* const each : others) r.deallocate(streams[0], each, 4 * KiB);
   EXPECT_EQ(host_allocations, before);
 }
 
