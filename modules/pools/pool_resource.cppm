@@ -133,7 +133,8 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// of it each, where that is 4 MiB at most for each shard, 16 of the second where there are several. Where streams run
 /// kernels beside each other it rather grows than asks the driver again and again what has completed, until each of
 /// them could have four times what it asks for, 8 GiB at most, unless `limit` is near, `growth` is compact or there is
-/// a `release_threshold`.
+/// a `release_threshold`; nor does it ask so for a better fit while less than an eighth of it is in use and there is no
+/// `limit` either.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being

@@ -195,7 +195,6 @@ TEST_F(shards, a_block_goes_back_to_where_it_came_from) {
   EXPECT_EQ(r.trim(), r.figures().peak_reserved) << "chunks of every shard go back";
 }
 
-// One thread has its shard's lock most of the time; the other frees what it allocates.
 TEST_F(shards, of_pages_give_back_what_is_idle_in_each) {
   gpumem::pool_resource r{device};
   crowd(r, [&](int number) {
@@ -213,6 +212,7 @@ TEST_F(shards, of_pages_give_back_what_is_idle_in_each) {
   EXPECT_EQ(device_bytes(), 0u);
 }
 
+// One thread has its shard's lock most of the time; the other frees what it allocates.
 TEST_F(shards, a_free_that_finds_the_lock_taken_is_left_to_its_holder) {
   pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
   std::vector<std::atomic<void*>> handed(64);
