@@ -129,7 +129,7 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// sixth of what it has, 2 to 512 MiB, or larger for a larger request. It keeps what is freed: some of it near the
 /// threads that freed it, if it lies in their shards, for the same stream and size or a little less, until others would
 /// have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most; unless `growth` is
-/// compact, a 128th of it of those up to 1 MiB, and the last eight of the larger ones, a thirty-second; or up to half
+/// compact, a 256th of it of those up to 1 MiB, and the last eight of the larger ones, a sixty-fourth; or up to half
 /// of it each, where that is 4 MiB at most for each shard, 16 of the second where there are several. Where streams run
 /// kernels beside each other it rather grows than asks the driver again and again what has completed, until each of
 /// them could have four times what it asks for, 8 GiB at most, unless `limit` is near, `growth` is compact or there is

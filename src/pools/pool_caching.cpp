@@ -61,8 +61,10 @@ void pool_engine::set_caching() noexcept {
   };
   auto const least = at_least(1);
   auto const small = std::clamp(supply_.chunks().reserved() / 100, least, most_small);
-  auto const medium = std::max(supply_.chunks().reserved() / 128, at_least(shards_.single() ? 1 : times_for_threads));
-  auto const large = std::max(supply_.chunks().reserved() / 32, least);
+  // Larger parts leave more unused: with twice as much of medium and large sizes two of four recorded traces used .007
+  // and .012 less of what is reserved.
+  auto const medium = std::max(supply_.chunks().reserved() / 256, at_least(shards_.single() ? 1 : times_for_threads));
+  auto const large = std::max(supply_.chunks().reserved() / 64, least);
   auto const threads = std::max<std::size_t>(shards_.all().size() - 1, 1); // with shards of their own
   calm_ = calm;
   supply_.set_calm(calm);

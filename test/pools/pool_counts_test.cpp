@@ -93,7 +93,7 @@ TEST_F(pool_counts, a_magazine_hit_takes_no_lock_of_the_pool) {
 }
 
 TEST_F(pool_counts, the_last_large_blocks_are_kept_near_their_thread_too) {
-  pool_resource r{upstream, {.initial_size = 256 * MiB}};
+  pool_resource r{upstream, {.initial_size = 512 * MiB}};
   auto const sizes = {MiB, 2 * MiB - 256, MiB / 2};
   auto const rounds = [&](int count) {
     for (int i = 0; i < count; ++i) {
@@ -118,7 +118,7 @@ TEST_F(pool_counts, the_last_large_blocks_are_kept_near_their_thread_too) {
 
 // One size after the other, of which none comes again.
 TEST_F(pool_counts, large_blocks_that_nobody_asks_for_again_are_not_kept_for_long) {
-  pool_resource r{upstream, {.initial_size = 256 * MiB}};
+  pool_resource r{upstream, {.initial_size = 512 * MiB}};
   std::size_t most = 0;
   for (std::size_t i = 0; i < 500; ++i) {
     r.deallocate(a, r.allocate(a, MiB + 256 * (i + 1)), MiB + 256 * (i + 1));
@@ -134,7 +134,7 @@ TEST_F(pool_counts, large_blocks_that_nobody_asks_for_again_are_not_kept_for_lon
 
 // Of 8 MiB for large blocks none may take more than two.
 TEST_F(pool_counts, large_blocks_make_way_where_their_credit_ends_and_for_what_is_too_large) {
-  pool_resource r{upstream, {.initial_size = 256 * MiB}};
+  pool_resource r{upstream, {.initial_size = 512 * MiB}};
   std::vector<void*> blocks(6);
   for (auto& each : blocks) each = r.allocate(a, 2 * MiB);
   for (auto* const each : blocks) r.deallocate(a, each, 2 * MiB);
@@ -204,7 +204,7 @@ TEST_F(pool_counts, where_a_size_is_not_kept_a_block_of_the_next_two_does) {
 
 // Sixteen streams later their numbers meet where a thread keeps small blocks.
 TEST_F(pool_counts, large_blocks_of_streams_that_meet_are_kept_beside_each_other) {
-  pool_resource r{device, {.initial_size = 256 * MiB}};
+  pool_resource r{device, {.initial_size = 512 * MiB}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 40; ++i) streams.emplace_back(device);
   std::uint64_t near = 0;
