@@ -14,6 +14,14 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
+/// What to map for a request, in bytes.
+export struct growth_plan {
+  std::optional<std::size_t> gap; ///< at this offset in a hole; else at the end
+  std::size_t bytes;
+  std::size_t least;         ///< where the device has not so much
+  std::uintptr_t beside = 0; ///< where free memory begins that the request is to have with it; 0: there is none
+};
+
 /// How much is mapped for a request, where, and in pages of which size; and when memory is spent so as not to look for
 /// what others have freed. Decides, and changes nothing of the pool. Each call but `page_size` is under the locks
 /// of the shards that it is given. Sizes are in bytes.
@@ -42,19 +50,17 @@ public:
 
   /// Whether it is free, and the stream may use it at once.
   bool usable(block const* range, stream_key const& key) const;
-  /// The range at the end of what is mapped, if the stream may use it at once.
-  block* usable_end(pool_request const& what, pool_shard const& in) const;
-
-  /// How much to map for a request: what is missing behind the usable end, in whole pages; if not `exact`, also what
-  /// those who ask next are to find.
-  std::size_t missing(pool_request const& what, pool_shard const& in, bool exact) const;
-  /// A hole between free memory, for which less is missing than at the end: what was large before has left one. The
-  /// least that is to be mapped in it, at its beginning or at its end, and is within the limit.
-  std::optional<page_extent> gap_for(pool_request const& what, pool_shard const& in) const;
+  /// Where and how much to map for a request; if not `exact`, with what those who ask next are to find. At the end,
+  /// while there are addresses behind it: there ranges can grow. Else, or where the limit leaves nothing else, in a
+  /// hole: what was large before has left one. Nothing: the addresses come to an end, and no hole is large enough.
+  std::optional<growth_plan> plan(pool_request const& what, pool_shard const& in, bool exact) const;
   /// Of the pages behind so many bytes.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept;
 
 private:
+  block* usable_end(pool_request const& what, pool_shard const& in) const;
+  std::size_t missing(pool_request const& what, pool_shard const& in, bool exact) const;
+  std::optional<growth_plan> gap_for(pool_request const& what, pool_shard const& in) const;
   bool has_plenty(pool_shard const& own) const noexcept;
   std::size_t least_page(virtual_pages const& of) const noexcept;
 

@@ -106,15 +106,15 @@ private:
 
   // pool_supply_pages.cpp
   expected<pool_place, failure> grow_pages(pool_request const& what, shard_locks& held, bool exact);
-  expected<block*, failure> draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
-                                       std::size_t least, shard_locks& held);
+  expected<block*, failure> draw_pages(pool_shard& into, growth_plan const& plan, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
   void join_complete(pool_shard& in);
   std::vector<idle_run> idle_runs(std::uintptr_t spared);
   std::vector<page_run> idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared);
   std::size_t give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared, shard_locks& held) noexcept;
   std::size_t give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept;
-  void make_way(pool_request const& what, std::size_t bytes, shard_locks& held);
+  std::size_t make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
+                       shard_locks& held);
   virtual_pages* pages_of(void const* pointer, shard_locks& held);
 
   std::unique_ptr<pool_upstream> const upstream_;

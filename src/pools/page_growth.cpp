@@ -37,6 +37,8 @@ inline constexpr std::size_t compact_pages = 192;
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
 
+std::uintptr_t address_of(block const* range) noexcept { return range ? std::uintptr_t{range->base} : 0; }
+
 std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
 std::size_t smallest_of(pool_shard const& in) noexcept { return in.pages ? smallest_of(*in.pages) : smallest_page; }
 
@@ -66,12 +68,14 @@ bool page_growth::usable(block const* range, stream_key const& key) const {
   return range && range->is_free() && order_.classify(range->tags, key, rung::completed) != rung::none;
 }
 
+// The range at the end of what is mapped, if the stream may use it at once.
 block* page_growth::usable_end(pool_request const& what, pool_shard const& in) const {
   auto* const last = in.paged ? in.paged->last : nullptr;
   if (!usable(last, what.key)) return nullptr;
   return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
 }
 
+// Behind the usable end, in whole pages.
 std::size_t page_growth::missing(pool_request const& what, pool_shard const& in, bool exact) const {
   auto const need = what.bytes + (what.alignment - granule);
   auto const* const end = usable_end(what, in);
@@ -85,9 +89,10 @@ std::size_t page_growth::missing(pool_request const& what, pool_shard const& in,
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
-std::optional<page_extent> page_growth::gap_for(pool_request const& what, pool_shard const& in) const {
+// The hole for which the least is to be mapped, at its beginning or at its end; within the limit.
+std::optional<growth_plan> page_growth::gap_for(pool_request const& what, pool_shard const& in) const {
   auto const need = what.bytes + (what.alignment - granule);
-  std::optional<page_extent> best;
+  std::optional<growth_plan> best;
   for (auto const* at = in.paged ? in.paged->first : nullptr; at; at = at->upper) {
     if (at->now() != block_state::hole) continue;
     auto const below = usable(at->lower, what.key) ? at->lower->bytes : 0;
@@ -96,9 +101,22 @@ std::optional<page_extent> page_growth::gap_for(pool_request const& what, pool_s
     auto const beside = std::max(below, above);
     auto const lacking = std::min(round_up(need - std::min(need - granule, beside), smallest_of(in)), at->bytes);
     if (lacking > chunks_.room() || (best && lacking >= best->bytes)) continue;
-    best = page_extent{in.offset_of(above > below ? at->end() - lacking : std::uintptr_t{at->base}), lacking};
+    bool const upwards = above <= below;
+    auto const from = in.offset_of(upwards ? std::uintptr_t{at->base} : at->end() - lacking);
+    best = growth_plan{from, lacking, lacking, address_of(beside == 0 ? nullptr : upwards ? at->lower : at->upper)};
   }
   return best;
+}
+
+std::optional<growth_plan> page_growth::plan(pool_request const& what, pool_shard const& in, bool exact) const {
+  auto const behind = in.pages ? in.pages->addresses() - in.pages->mapped_end() : SIZE_MAX;
+  auto const least = missing(what, in, true);
+  growth_plan at_end{std::nullopt, missing(what, in, exact), least, address_of(usable_end(what, in))};
+  if (at_end.bytes > std::min(chunks_.room(), behind)) at_end.bytes = least;
+  bool const fits_behind = at_end.bytes <= behind;
+  if (fits_behind && (at_end.bytes <= chunks_.room() || !exact)) return at_end;
+  auto const gap = gap_for(what, in);
+  return gap || !fits_behind ? gap : at_end;
 }
 
 // Under a limit pages give way to others: of large ones few are wholly free. Where nothing presses they are fewer:

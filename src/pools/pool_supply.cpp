@@ -64,7 +64,7 @@ expected<std::size_t, failure> pool_supply::grow_to(std::size_t bytes, pool_shar
       wait_for_return(held);
       continue;
     }
-    auto const fresh = paged() ? draw_pages(into, std::nullopt, missing, missing, held)
+    auto const fresh = paged() ? draw_pages(into, {std::nullopt, missing, missing}, held)
                                : draw_chunk(stream_key::host(), into, missing, missing, held);
     if (!fresh) return unexpected<failure>{fresh.error()};
     return missing;
@@ -175,7 +175,7 @@ void pool_supply::give_back_for(pool_request const& what, shard_locks& held) {
     return;
   }
   wait_for_growth(held); // pages are looked at only at rest
-  make_way(what, growth_.missing(what, *what.own, true), held);
+  make_way(what, growth_.plan(what, *what.own, true), 0, held);
 }
 
 bool pool_supply::idle_and_complete(chunk const& home) const noexcept {

@@ -42,32 +42,28 @@ void pool_supply::append(std::vector<page_run>& runs, page_run const& next) {
 // Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
 expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, shard_locks& held, bool exact) {
   auto& own = *what.own;
-  auto bytes = growth_.missing(what, own, exact);
-  if (options_.growth == growth::compact && !exact) {
-    make_way(what, bytes, held);
-    bytes = growth_.missing(what, own, exact);
+  auto plan = growth_.plan(what, own, exact);
+  // What has made way may have been beside another hole, for which more is missing then.
+  bool moving = options_.growth == growth::compact && !exact;
+  for (std::size_t given = 0; moving && (!plan || given < plan->bytes);) {
+    auto const more = make_way(what, plan, given, held);
+    given += more;
+    moving = more > 0;
+    plan = growth_.plan(what, own, exact);
   }
-  auto least = growth_.missing(what, own, true);
-  if (bytes > chunks_.room()) bytes = least;
-  std::optional<std::size_t> gap;
-  if (bytes > chunks_.room()) {
-    if (auto const found = exact ? growth_.gap_for(what, own) : std::nullopt; found) {
-      gap = found->offset;
-      bytes = least = found->bytes;
-    }
-  }
-  if (bytes > chunks_.room()) {
+  if (!plan) return unexpected<failure>{failure{outcome::exhausted}};
+  if (plan->bytes > chunks_.room()) {
     if (chunks_.leaving() == 0) return unexpected<failure>{failure{outcome::exhausted}};
     wait_for_return(held);
     return pool_place{};
   }
-  auto const fresh = draw_pages(own, gap, bytes, least, held);
+  auto const fresh = draw_pages(own, *plan, held);
   if (!fresh) return unexpected<failure>{fresh.error()};
   auto* range = *fresh;
   auto* const before = range->lower;
   bool const joins = growth_.usable(before, what.key);
   if (joins && own.ranges.join(*before)) range = before;
-  if (gap && growth_.usable(range->upper, what.key)) own.ranges.join(*range);
+  if (plan->gap && growth_.usable(range->upper, what.key)) own.ranges.join(*range);
   std::size_t offset = 0;
   if (!fits(*range, what.bytes, what.alignment, offset)) return pool_place{};
   return pool_place{range, offset, rung::none};
@@ -75,27 +71,25 @@ expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, 
 
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
 // `least`. The range that holds it.
-expected<block*, failure> pool_supply::draw_pages(pool_shard& into, std::optional<std::size_t> gap, std::size_t bytes,
-                                                  std::size_t least, shard_locks& held) {
+expected<block*, failure> pool_supply::draw_pages(pool_shard& into, growth_plan const& plan, shard_locks& held) {
   bool const generous = growth_.is_generous(into);
   growing_ = true;
   held.unlock();
-  expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}};
   try {
     if (!into.pages) into.pages = upstream_->make_pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
-      // Holes are filled when the addresses come to an end: at the end ranges can grow.
       bool const fits_behind = wanted <= into.pages->addresses() - end;
-      auto const at = gap ? *gap : fits_behind ? end : into.pages->place(wanted).value_or(end);
+      auto const at = plan.gap ? *plan.gap : fits_behind ? end : into.pages->place(wanted).value_or(end);
       return into.pages->map(at, wanted, growth_.page_size(*into.pages, wanted, generous));
     };
-    made = map(bytes);
+    made = map(plan.bytes);
     bool const too_much = !made && (made.error().what == outcome::exhausted || made.error().what == outcome::too_large);
-    if (too_much && bytes > least) made = map(least);
+    if (too_much && plan.bytes > plan.least) made = map(plan.least);
   } catch (cuda_error const& e) {
-    made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), bytes}};
-  } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, bytes}}; }
+    made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
+  } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
   held.lock();
   if (made) {
     try {
@@ -249,12 +243,16 @@ std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, std::uin
   } catch (std::bad_alloc const&) { return 0; }
 }
 
-// Pages that are wholly free give way to others for a request; not those behind which it would grow. These may become a
-// part of a larger range before they are looked at.
-void pool_supply::make_way(pool_request const& what, std::size_t bytes, shard_locks& held) {
+// Pages that are wholly free give way to others for a request; not those beside which it would grow. These may become a
+// part of a larger range before they are looked at. Where it has no place yet, to make a hole that is large enough.
+// `given`: before, for the same. How many bytes.
+std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
+                                  shard_locks& held) {
   order_.learn_completion(nullptr, shard_list::from{shards_, *what.own});
-  auto const* const end = growth_.usable_end(what, *what.own);
-  what.own->paths.made_way += give_back_idle(bytes, true, end ? std::uintptr_t{end->base} : 0, held) > 0;
+  auto const more =
+      plan ? give_back_idle(plan->bytes - given, true, plan->beside, held) : give_back_idle(what.bytes, true, 0, held);
+  what.own->paths.made_way += more > 0;
+  return more;
 }
 
 // Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.

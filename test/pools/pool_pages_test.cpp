@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <random>
 #include <functional>
 #include <stdexcept>
 #include <vector>
@@ -126,6 +128,62 @@ TEST_F(pool_pages, fill_holes_when_the_addresses_come_to_an_end) {
   r.deallocate(a, again, 6 * MiB);
   r.deallocate(a, rest, 2 * MiB);
   for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+}
+
+// What is missing at the end would not do by itself elsewhere.
+TEST_F(pool_pages, fill_a_hole_up_to_free_memory_when_the_addresses_come_to_an_end) {
+  gpumem::pool_resource r{device, {}, {.addresses = 18 * MiB}};
+  auto const blocks = four(r);
+  for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 8 * MiB);
+  r.deallocate(a, blocks[3], 4 * MiB);
+  auto* const large = r.allocate(a, 8 * MiB);
+  EXPECT_EQ(large, at(blocks[1], 4 * MiB));
+  EXPECT_EQ(r.figures().reserved, 12 * MiB);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, large, 8 * MiB);
+  r.deallocate(a, blocks[0], 4 * MiB);
+}
+
+// It was mapped where it did not fit, given back, and mapped again, for ever.
+TEST_F(pool_pages, fail_where_the_addresses_come_to_an_end_and_no_hole_is_large_enough) {
+  for (auto const growth : {gpumem::growth::fast, gpumem::growth::compact}) {
+    gpumem::pool_resource r{device, {.growth = growth}, {.addresses = 18 * MiB}};
+    auto const blocks = four(r);
+    for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+    a.synchronize();
+    EXPECT_EQ(r.try_allocate(a, 8 * MiB).error().what, gpumem::outcome::exhausted);
+    EXPECT_TRUE(sound(r));
+    auto* const less = r.allocate(a, 6 * MiB);
+    EXPECT_TRUE(sound(r));
+    r.deallocate(a, less, 6 * MiB);
+    for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  }
+}
+
+// Pages that give way were beside the hole in which they would have been missed.
+TEST_F(pool_pages, of_compact_pools_stay_few_when_the_addresses_have_come_to_an_end) {
+  constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
+  gpumem::pool_resource r{device, {.growth = gpumem::growth::compact}, {.addresses = addresses}};
+  std::mt19937 chance{1};
+  std::deque<void*> live;
+  std::uint64_t mapped = 0;
+  for (int i = 0; i < 5000; ++i) {
+    auto const bytes = MiB / 4 + MiB / 4 * (chance() % (1u << chance() % 8));
+    while (r.figures().granted + bytes > most_live) {
+      auto const which = live.begin() + static_cast<std::ptrdiff_t>(chance() % live.size());
+      r.deallocate(a, *which);
+      live.erase(which);
+    }
+    a.synchronize();
+    live.push_back(r.allocate(a, bytes));
+    mapped = gpumem::driver_calls("cuMemMap");
+  }
+  EXPECT_GT(mapped, 4 * addresses / (2 * MiB)) << "they have come to an end";
+  EXPECT_LE(r.figures().peak_reserved, most_live * 3 / 2);
+  EXPECT_TRUE(sound(r));
+  for (auto* const each : live) r.deallocate(a, each);
 }
 
 TEST_F(pool_pages, a_page_with_a_block_in_it_stays) {
