@@ -80,7 +80,7 @@ expected<block*, failure> pool_supply::draw_pages(pool_shard& into, growth_plan 
     if (!into.pages) into.pages = upstream_->make_pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
-      bool const fits_behind = wanted <= into.pages->addresses() - end;
+      bool const fits_behind = wanted <= into.pages->addresses() - end; // else any hole does that is as large
       auto const at = plan.gap ? *plan.gap : fits_behind ? end : into.pages->place(wanted).value_or(end);
       return into.pages->map(at, wanted, growth_.page_size(*into.pages, wanted, generous));
     };
