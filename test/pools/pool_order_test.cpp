@@ -207,6 +207,30 @@ TEST_F(pool_order, a_roomy_pool_does_not_look_for_a_better_fit) {
   EXPECT_GT(polls_of({.growth = gpumem::growth::compact}), 0u);
 }
 
+// Where looks have come to nothing the next are left out.
+TEST_F(pool_order, a_look_for_a_better_fit_is_not_left_out_for_what_is_large) {
+  gpumem::pool_resource r{device};
+  auto* const live = r.allocate(a, 64 * MiB); // so that it is not roomy
+  auto* const loose = r.allocate(a, 64 * MiB);
+  std::array<void*, 3> left{};
+  for (auto& each : left) each = r.allocate(b, 4 * MiB);
+  r.deallocate(a, loose, 64 * MiB);
+  r.deallocate(b, left[0], 4 * MiB); // leaves no evidence
+  std::vector<void*> small;
+  for (int i = 0; i < 7; ++i) small.push_back(r.allocate(a, MiB / 2));
+  r.deallocate(b, left[2], 4 * MiB); // has been asked for it
+  simulator::run_until_idle();
+  auto const asked = gpumem::driver_calls("cuEventQuery");
+  small.push_back(r.allocate(a, MiB / 2));
+  EXPECT_EQ(gpumem::driver_calls("cuEventQuery"), asked) << "it is left out";
+  auto* const large = r.allocate(a, 4 * MiB);
+  EXPECT_TRUE(large == left[0] || large == left[2]);
+  r.deallocate(a, large, 4 * MiB);
+  for (auto* const each : small) r.deallocate(a, each, MiB / 2);
+  r.deallocate(b, left[1], 4 * MiB);
+  r.deallocate(a, live, 64 * MiB);
+}
+
 TEST_F(pool_order, a_pool_that_is_filled_has_not_looked_for_anything) {
   gpumem::pool_resource r{device};
   std::vector<void*> blocks(128);
