@@ -85,5 +85,9 @@ export inline bool fits(block const& range, std::size_t bytes, std::size_t align
   offset = (0 - range.base) & (alignment - 1);
   return offset <= range.bytes && bytes <= range.bytes - offset;
 }
+/// The highest offset of bytes that fit so.
+export inline std::size_t last_fit(block const& range, std::size_t bytes, std::size_t alignment) noexcept {
+  return ((range.end() - bytes) & ~(alignment - 1)) - range.base;
+}
 
 } // namespace gpumem::detail

@@ -16,10 +16,16 @@ namespace gpumem::detail {
 
 /// What to map for a request, in bytes.
 export struct growth_plan {
-  std::optional<std::size_t> gap; ///< at this offset in a hole; else at the end
+  std::optional<page_extent> hole; ///< in this one; else at the end
   std::size_t bytes;
   std::size_t least;         ///< where the device has not so much
   std::uintptr_t beside = 0; ///< where free memory begins that the request is to have with it; 0: there is none
+  bool downwards = false;    ///< that memory is above the hole: what is mapped ends there
+
+  /// Where in the hole so many bytes go.
+  inline std::size_t offset(std::size_t mapped) const noexcept {
+    return downwards ? hole->end() - mapped : hole->offset;
+  }
 };
 
 /// How much is mapped for a request, where, and in pages of which size; and when memory is spent so as not to look for
@@ -30,8 +36,8 @@ public:
   /// Refers to all of them.
   page_growth(pool_options const& options, bool paged, chunk_list const& chunks, shard_list const& shards,
               pool_order const& order) noexcept
-      : options_{options}, chunks_{chunks}, shards_{shards}, order_{order},
-        could_spend_{paged && options.growth == growth::fast && options.cross_stream != reuse::own &&
+      : options_{options}, chunks_{chunks}, shards_{shards}, order_{order}, compact_{options.growth == growth::compact},
+        could_spend_{paged && !compact_ && options.cross_stream != reuse::own &&
                      options.release_threshold == SIZE_MAX} {}
 
   /// Whether nothing presses the pool. Under all locks.
@@ -52,12 +58,23 @@ public:
   bool usable(block const* range, stream_key const& key) const;
   /// Where and how much to map for a request; if not `exact`, with what those who ask next are to find. At the end,
   /// while there are addresses behind it: there ranges can grow. Else, or where the limit leaves nothing else, in a
-  /// hole: what was large before has left one. Nothing: the addresses come to an end, and no hole is large enough.
+  /// hole: what was large before has left one; there too where pages move and clearly less is missing. Nothing: the
+  /// addresses come to an end, and no hole is large enough.
   std::optional<growth_plan> plan(pool_request const& what, pool_shard const& in, bool exact) const;
+  /// Whether free pages move before others are made.
+  inline bool is_compact() const noexcept { return compact_; }
+  /// Whether a block lies at the end of the range that it is cut from. Of compact pools the large ones do: beside what
+  /// is mapped next, so that there they can grow when they are free again.
+  inline bool lies_at_end(std::size_t bytes, pool_shard const& in) const noexcept {
+    return is_compact() && bytes >= in.reserved / large_part;
+  }
+  /// The smallest page that is worth moving; from others larger ones are made.
+  std::size_t least_moved(virtual_pages const& of) const noexcept { return page_size(of, 0, false) / 4 * 3; }
   /// Of the pages behind so many bytes.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept;
 
 private:
+  static constexpr std::size_t large_part = 8; // of what is reserved
   block* usable_end(pool_request const& what, pool_shard const& in) const;
   std::size_t missing(pool_request const& what, pool_shard const& in, bool exact) const;
   std::optional<growth_plan> gap_for(pool_request const& what, pool_shard const& in) const;
@@ -68,6 +85,7 @@ private:
   chunk_list const& chunks_;
   shard_list const& shards_;
   pool_order const& order_;
+  bool const compact_;
   bool const could_spend_;
   bool may_spend_ = false;
 };

@@ -90,6 +90,14 @@ private:
     page_extent where;
   };
   static void append(std::vector<page_run>& runs, page_run const& next);
+  // Whole pages of idle runs: until so many bytes are found, and never more than `most`.
+  struct page_wish {
+    std::size_t wanted;
+    std::size_t most = SIZE_MAX;
+    std::uintptr_t spared = 0; // where a block begins that stays
+    pool_shard* in = nullptr;  // of it alone; null: of all
+    std::size_t smallest = 0;
+  };
 
   // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
   inline bool over() const noexcept { return closed_ && lost(); }
@@ -106,16 +114,22 @@ private:
 
   // pool_supply_pages.cpp
   expected<pool_place, failure> grow_pages(pool_request const& what, shard_locks& held, bool exact);
+  pool_place place_in(block& fresh, pool_request const& what) const;
+  pool_place move_pages(pool_request const& what, shard_locks& held);
   expected<block*, failure> draw_pages(pool_shard& into, growth_plan const& plan, shard_locks& held);
+  expected<block*, failure> take_pages(pool_shard& into, expected<page_extent, failure> const& made, shard_locks& held);
   block& add_pages(pool_shard& into, page_extent const& where);
+  virtual_pages* pages_of(void const* pointer, shard_locks& held);
+
+  // pool_supply_idle.cpp
   void join_complete(pool_shard& in);
   std::vector<idle_run> idle_runs(std::uintptr_t spared);
-  std::vector<page_run> idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared);
-  std::size_t give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared, shard_locks& held) noexcept;
-  std::size_t give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept;
+  std::vector<page_run> idle_pages(page_wish const& what);
+  std::size_t carve_out(std::vector<page_run>& idle) noexcept;
+  static void unmap(std::vector<page_run> const& carved) noexcept;
+  std::size_t give_back_idle(page_wish const& what, shard_locks& held) noexcept;
   std::size_t make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
                        shard_locks& held);
-  virtual_pages* pages_of(void const* pointer, shard_locks& held);
 
   std::unique_ptr<pool_upstream> const upstream_;
   pool_options const& options_;

@@ -27,6 +27,7 @@ export struct pool_paths {
   std::uint64_t posted = 0;       ///< freed into a shard whose lock was taken
   std::uint64_t adopted = 0;      ///< chunks that changed shards
   std::uint64_t made_way = 0;     ///< times that free pages went for a growth
+  std::uint64_t moved = 0;        ///< times that they moved to where it lacked them
   std::uint64_t swept = 0;        ///< blocks taken out of magazines
   std::uint64_t refused = 0;      ///< frees of small and medium blocks that found no credit for their size
   std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all

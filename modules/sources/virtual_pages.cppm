@@ -5,6 +5,8 @@ module;
 #include <functional>
 #include <map>
 #include <memory>
+#include <ranges>
+#include <span>
 export module gpumem:virtual_pages;
 import :cuda;
 import :device;
@@ -139,7 +141,11 @@ public:
   /// Maps the page that begins at `offset` at a second place too: both show the same bytes.
   expected<page_extent, failure> alias(std::size_t offset, std::size_t to) noexcept;
 
-  /// alias(), and unmap() of the first place. The host has seen all work complete that uses the page there.
+  /// Moves the memory of runs of whole pages, which do not overlap and none of which is pinned, to addresses side by
+  /// side, in that order: all of it, or nothing. The host has seen all work complete that uses the pages where they
+  /// are.
+  expected<page_extent, failure> move(std::span<page_extent const> runs, std::size_t to) noexcept;
+  /// The same of the page that begins at `offset`.
   expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
 
   /// The page in which the address lies, if one is mapped there.
@@ -172,6 +178,7 @@ private:
     bool mapped = false; // false in between: while it is made, and where its memory could not be released
   };
   using page_map = std::map<std::size_t, mapped_page>; // by offset; nodes move between maps without allocation
+  using page_span = std::ranges::subrange<page_map::const_iterator>;
   using stray_map = std::multimap<std::size_t, mapped_page>;
 
   bool over() const noexcept;
@@ -180,6 +187,8 @@ private:
   page_map::const_iterator covering(void const* address) const noexcept;
   std::size_t whole_run(void const* address, std::size_t bytes) const noexcept;
   bool vacant(page_extent run) const noexcept;
+  page_span made_of(page_extent run) const noexcept;
+  static bool any_pinned(page_span const& pages) noexcept;
   outcome refusal(page_extent run) const noexcept;
   page_map planned(page_extent run, std::size_t page) const;
   expected<page_extent, failure> install(page_map made, page_extent run, std::size_t requested) noexcept;

@@ -32,8 +32,11 @@ inline constexpr std::size_t times_its_own = 4;
 inline constexpr std::size_t most_spent = std::size_t{8} << 30;
 inline constexpr std::size_t generous_pages = 1;
 inline constexpr std::size_t largest_generous_page = 8 * largest_page;
-// Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused.
-inline constexpr std::size_t compact_pages = 192;
+// Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused, with smaller ones more
+// of them moved.
+inline constexpr std::size_t compact_pages = 160;
+// Of what would be missing at the end, in percent.
+inline constexpr std::size_t clearly_less = 60;
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
 
@@ -102,8 +105,9 @@ std::optional<growth_plan> page_growth::gap_for(pool_request const& what, pool_s
     auto const lacking = std::min(round_up(need - std::min(need - granule, beside), smallest_of(in)), at->bytes);
     if (lacking > chunks_.room() || (best && lacking >= best->bytes)) continue;
     bool const upwards = above <= below;
-    auto const from = in.offset_of(upwards ? std::uintptr_t{at->base} : at->end() - lacking);
-    best = growth_plan{from, lacking, lacking, address_of(beside == 0 ? nullptr : upwards ? at->lower : at->upper)};
+    page_extent const hole{in.offset_of(at->base), at->bytes};
+    auto const* const joins = beside == 0 ? nullptr : upwards ? at->lower : at->upper;
+    best = growth_plan{hole, lacking, lacking, address_of(joins), !upwards};
   }
   return best;
 }
@@ -114,8 +118,10 @@ std::optional<growth_plan> page_growth::plan(pool_request const& what, pool_shar
   growth_plan at_end{std::nullopt, missing(what, in, exact), least, address_of(usable_end(what, in))};
   if (at_end.bytes > std::min(chunks_.room(), behind)) at_end.bytes = least;
   bool const fits_behind = at_end.bytes <= behind;
-  if (fits_behind && (at_end.bytes <= chunks_.room() || !exact)) return at_end;
+  bool const at_once = fits_behind && (at_end.bytes <= chunks_.room() || !exact);
+  if (at_once && (exact || !is_compact())) return at_end;
   auto const gap = gap_for(what, in);
+  if (at_once) return gap && gap->bytes <= at_end.bytes / 100 * clearly_less ? gap : at_end;
   return gap || !fits_behind ? gap : at_end;
 }
 
@@ -124,7 +130,7 @@ std::optional<growth_plan> page_growth::plan(pool_request const& what, pool_shar
 std::size_t page_growth::page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept {
   auto const next = least_page(of);
   if (chunks_.limit()) return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next);
-  if (options_.growth == growth::compact) return next;
+  if (is_compact()) return next;
   auto const usual = options_.release_threshold == SIZE_MAX ? growth_pages : pages_to_return;
   auto const pages = generous ? generous_pages : usual;
   auto const largest = std::max(next, generous ? largest_generous_page : largest_page);
@@ -134,7 +140,7 @@ std::size_t page_growth::page_size(virtual_pages const& of, std::size_t bytes, b
 // What growth is a multiple of.
 std::size_t page_growth::least_page(virtual_pages const& of) const noexcept {
   auto const next = of.next_page();
-  if (options_.growth != growth::compact) return next;
+  if (!is_compact()) return next;
   return std::clamp(whole_pages(of, of.mapped_bytes() / compact_pages), smallest_of(of), next);
 }
 

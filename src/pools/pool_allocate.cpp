@@ -191,6 +191,7 @@ void* pool_engine::grant(pool_request const& what, pool_place place) {
     ++from.paths.spare_hits;
     return *place.range;
   }
+  if (supply_.growth().lies_at_end(what.bytes, from)) place.offset = last_fit(*place.range, what.bytes, what.alignment);
   bool const span = calm_ && what.is_small() && place.range->bytes >= range_map::least_for_span * what.bytes;
   return span ? from.ranges.take_span(*place.range, what.bytes)
               : from.ranges.take(*place.range, place.offset, what.bytes);

@@ -243,6 +243,7 @@ pool_paths pool_engine::read_paths() {
     paths.posted += each->paths.posted;
     paths.adopted += each->paths.adopted;
     paths.made_way += each->paths.made_way;
+    paths.moved += each->paths.moved;
     paths.swept += each->paths.swept;
     paths.completed += each->paths.completed;
   }

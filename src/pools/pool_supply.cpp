@@ -166,7 +166,8 @@ pool_place pool_supply::adopt(pool_request const& what) {
 
 std::size_t pool_supply::give_back(std::size_t keep, shard_locks& held) noexcept {
   if (!paged()) return give_back_chunks(keep, held);
-  return give_back_idle(chunks_.reserved() - std::min(keep, chunks_.reserved()), false, 0, held);
+  auto const most = chunks_.reserved() - std::min(keep, chunks_.reserved());
+  return give_back_idle({.wanted = most, .most = most}, held);
 }
 
 void pool_supply::give_back_for(pool_request const& what, shard_locks& held) {

@@ -1,4 +1,4 @@
-// A pool and its upstream's pages: growth at the end or in holes, and giving back what is wholly free.
+// A pool and its pages: growth at the end or in holes, of pages that nobody uses elsewhere or of new ones.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -8,7 +8,6 @@ module;
 #include <memory>
 #include <new>
 #include <optional>
-#include <ranges>
 #include <utility>
 #include <vector>
 module gpumem:pool_supply_pages.impl;
@@ -29,22 +28,15 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// From the top of free memory down: what lies side by side is one run.
-void pool_supply::append(std::vector<page_run>& runs, page_run const& next) {
-  auto* const above = runs.empty() ? nullptr : &runs.back();
-  if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
-    above->where = {next.where.offset, next.where.bytes + above->where.bytes};
-  } else {
-    runs.push_back(next);
-  }
-}
-
 // Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
 expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, shard_locks& held, bool exact) {
   auto& own = *what.own;
+  bool moving = growth_.is_compact() && !exact;
+  if (moving) {
+    if (auto const place = move_pages(what, held)) return place;
+  }
   auto plan = growth_.plan(what, own, exact);
   // What has made way may have been beside another hole, for which more is missing then.
-  bool moving = options_.growth == growth::compact && !exact;
   for (std::size_t given = 0; moving && (!plan || given < plan->bytes);) {
     auto const more = make_way(what, plan, given, held);
     given += more;
@@ -59,14 +51,46 @@ expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, 
   }
   auto const fresh = draw_pages(own, *plan, held);
   if (!fresh) return unexpected<failure>{fresh.error()};
-  auto* range = *fresh;
+  return place_in(**fresh, what);
+}
+
+// In what has been mapped and what is free beside it; empty where that is not enough.
+pool_place pool_supply::place_in(block& fresh, pool_request const& what) const {
+  auto& ranges = fresh.home->shard->ranges;
+  auto* range = &fresh;
   auto* const before = range->lower;
   bool const joins = growth_.usable(before, what.key);
-  if (joins && own.ranges.join(*before)) range = before;
-  if (plan->gap && growth_.usable(range->upper, what.key)) own.ranges.join(*range);
+  if (joins && ranges.join(*before)) range = before;
+  if (growth_.usable(range->upper, what.key)) ranges.join(*range);
   std::size_t offset = 0;
-  if (!fits(*range, what.bytes, what.alignment, offset)) return pool_place{};
-  return pool_place{range, offset, rung::none};
+  if (!fits(*range, what.bytes, what.alignment, offset)) return {};
+  return {range, offset, rung::none};
+}
+
+// What nobody uses moves to where it is missing: a page so costs two thirds of what it costs to give it back and to
+// draw another. Empty where that is not enough.
+pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held) {
+  auto& own = *what.own;
+  if (!own.pages) return {};
+  order_.learn_completion(nullptr, shard_list::from{shards_, own});
+  auto const plan = growth_.plan(what, own, false);
+  if (!plan) return {};
+  auto const end = own.pages->mapped_end();
+  auto const most = plan->hole ? plan->hole->bytes : own.pages->addresses() - end;
+  auto idle = idle_pages({plan->bytes, most, plan->beside, &own, growth_.least_moved(*own.pages)});
+  if (idle.empty()) return {};
+  std::vector<page_extent> runs(idle.size());
+  auto const given = carve_out(idle);
+  runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());
+  growing_ = true;
+  held.unlock();
+  auto const moved = own.pages->move(runs, plan->hole ? plan->offset(given) : end);
+  if (!moved) unmap(idle);
+  held.lock();
+  own.paths.moved += bool{moved};
+  chunks_.end_leave(given);
+  auto const there = take_pages(own, moved, held);
+  return there ? place_in(**there, what) : pool_place{};
 }
 
 // Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
@@ -81,7 +105,7 @@ expected<block*, failure> pool_supply::draw_pages(pool_shard& into, growth_plan 
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
       bool const fits_behind = wanted <= into.pages->addresses() - end; // else any hole does that is as large
-      auto const at = plan.gap ? *plan.gap : fits_behind ? end : into.pages->place(wanted).value_or(end);
+      auto const at = plan.hole ? plan.offset(wanted) : fits_behind ? end : into.pages->place(wanted).value_or(end);
       return into.pages->map(at, wanted, growth_.page_size(*into.pages, wanted, generous));
     };
     made = map(plan.bytes);
@@ -91,6 +115,12 @@ expected<block*, failure> pool_supply::draw_pages(pool_shard& into, growth_plan 
     made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
   } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
   held.lock();
+  return take_pages(into, made, held);
+}
+
+// What was mapped while the lock was given up. The range that holds it.
+expected<block*, failure> pool_supply::take_pages(pool_shard& into, expected<page_extent, failure> const& made,
+                                                  shard_locks& held) {
   if (made) {
     try {
       auto& added = add_pages(into, *made);
@@ -141,118 +171,6 @@ block& pool_supply::add_pages(pool_shard& into, page_extent const& where) {
   }
   note_growth(into, where.bytes);
   return *added;
-}
-
-// What nobody uses is one where it lies side by side; with `reuse::own` it stays with the streams that freed it.
-void pool_supply::join_complete(pool_shard& in) {
-  if (!in.paged || (options_.cross_stream == reuse::own && !closed_)) return;
-  auto const complete = [gone = over()](block const& each) { return gone || each.tags.completed(); };
-  for (auto* at = in.paged->last; at; at = at->lower) {
-    if (at->is_free() && !at->tags.empty() && complete(*at)) at = &in.ranges.complete(*at);
-  }
-}
-
-// Joins what is complete. Free memory side by side of which the host has seen every use complete, the longest first;
-// without the block in which the address `spared` lies, if it is not 0.
-std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared) {
-  std::vector<idle_run> found;
-  bool const gone = over();
-  for (auto const& in : shards_.all()) {
-    join_complete(*in);
-    for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
-      bool const stays = spared - at->base < at->bytes;
-      if (!at->is_free() || stays || !(gone || at->tags.completed())) continue;
-      if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
-        found.back().begin = at->base;
-      } else {
-        found.push_back({in.get(), at, at->base, at->end()});
-      }
-    }
-  }
-  std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
-  std::ranges::sort(found, [](idle_run const& a, idle_run const& b) {
-    return a.bytes() != b.bytes() ? a.bytes() > b.bytes() : a.begin < b.begin;
-  });
-  return found;
-}
-
-// Whole pages of it, so many bytes at most, or, to `reach` them, a page more.
-std::vector<pool_supply::page_run> pool_supply::idle_pages(std::size_t wanted, bool reach, std::uintptr_t spared) {
-  std::vector<page_run> found;
-  std::size_t sum = 0;
-  for (auto const& run : idle_runs(spared)) {
-    auto& in = *run.in;
-    auto const base = reinterpret_cast<std::byte const*>(in.pages->base());
-    auto const begin = in.offset_of(run.begin);
-    auto* last = run.last;
-    for (auto end = in.offset_of(run.end); end > begin && sum < wanted;) {
-      auto const page = in.pages->page_of(base + end - 1);
-      if (!page || page->where.offset < begin) break;
-      bool const whole = !page->pinned && page->where.end() <= end;
-      while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
-      if (whole && (reach || page->where.bytes <= wanted - sum)) {
-        sum += page->where.bytes;
-        append(found, {&in, last, page->where});
-      }
-      end = page->where.offset;
-    }
-  }
-  return found;
-}
-
-// Out of the ranges first, then unmapped without the lock; how many bytes.
-std::size_t pool_supply::give_back_pages(std::vector<page_run> const& idle, shard_locks& held) noexcept {
-  std::size_t given = 0;
-  auto carved = idle.begin();
-  try {
-    for (; carved != idle.end(); ++carved) {
-      auto& [in, last, where] = *carved;
-      in->ranges.carve(*last, in->first_address + where.offset, where.bytes);
-      in->reserved -= where.bytes;
-      ++in->counts.releases;
-      given += where.bytes;
-    }
-  } catch (std::bad_alloc const&) {
-    // The rest stays.
-  }
-  for (auto const& in : shards_.all()) {
-    if (!in->paged) continue;
-    in->ranges.cut_off_hole(*in->paged);
-    if (in->paged->first) continue;
-    chunks_.forget(*std::exchange(in->paged, nullptr));
-  }
-  chunks_.begin_leave(given);
-  told_.note_reserved();
-  growing_ = true;
-  held.unlock();
-  for (auto const& each : std::ranges::subrange{idle.begin(), carved}) {
-    each.shard->pages->unmap(each.where.offset, each.where.bytes);
-  }
-  held.lock();
-  chunks_.end_leave(given);
-  end_growth();
-  return given;
-}
-
-std::size_t pool_supply::give_back_idle(std::size_t wanted, bool reach, std::uintptr_t spared,
-                                        shard_locks& held) noexcept {
-  wait_for_growth(held);
-  try {
-    auto const idle = idle_pages(wanted, reach, spared);
-    return idle.empty() ? 0 : give_back_pages(idle, held);
-  } catch (std::bad_alloc const&) { return 0; }
-}
-
-// Pages that are wholly free give way to others for a request; not those beside which it would grow. These may become a
-// part of a larger range before they are looked at. Where it has no place yet, to make a hole that is large enough.
-// `given`: before, for the same. How many bytes.
-std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
-                                  shard_locks& held) {
-  order_.learn_completion(nullptr, shard_list::from{shards_, *what.own});
-  auto const more =
-      plan ? give_back_idle(plan->bytes - given, true, plan->beside, held) : give_back_idle(what.bytes, true, 0, held);
-  what.own->paths.made_way += more > 0;
-  return more;
 }
 
 // Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.

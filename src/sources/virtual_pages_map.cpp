@@ -7,6 +7,8 @@ module;
 #include <map>
 #include <memory>
 #include <new>
+#include <ranges>
+#include <span>
 #include <utility>
 #include <vector>
 module gpumem:virtual_pages_map.impl;
@@ -73,10 +75,33 @@ expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::siz
   } catch (std::bad_alloc const&) { return refused(outcome::exhausted, run.bytes); }
 }
 
+expected<page_extent, failure> virtual_pages::move(std::span<page_extent const> runs, std::size_t to) noexcept {
+  retry_strays();
+  page_extent there{to, 0};
+  page_map made;
+  try {
+    for (auto const& run : runs) {
+      auto const leaving = made_of(run);
+      if (leaving.empty()) return refused(outcome::invalid_argument, run.bytes);
+      if (any_pinned(leaving)) return refused(outcome::invalid_argument, run.bytes, CUDA_ERROR_NOT_PERMITTED);
+      for (auto const& [offset, page] : leaving) {
+        made.emplace_hint(made.end(), there.end(), mapped_page{page.of});
+        there.bytes += page.of->bytes;
+      }
+    }
+  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, there.bytes); }
+  auto const why = refusal(there);
+  if (why != outcome::granted) return refused(why, there.bytes, device_.loss());
+  auto const moved = install(std::move(made), there, there.bytes);
+  if (!moved) return moved;
+  for (auto const& run : runs) unmap(run.offset, run.bytes);
+  return moved;
+}
+
 expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size_t to) noexcept {
-  auto const there = alias(offset, to);
-  if (there) unmap(offset, there->bytes);
-  return there;
+  auto const found = pages_.find(offset);
+  page_extent const run{offset, found == pages_.end() ? 0 : found->second.of->bytes};
+  return move({&run, 1}, to);
 }
 
 // The pages to be made. Throws std::bad_alloc.
@@ -156,20 +181,26 @@ bool virtual_pages::announce(page_extent run) const noexcept {
   } catch (...) { return false; } // whatever it was, the memory is not wanted
 }
 
+// The pages of which it is made; none where it is not made of whole ones.
+virtual_pages::page_span virtual_pages::made_of(page_extent run) const noexcept {
+  auto const first = pages_.find(run.offset);
+  auto last = first;
+  auto next = run.offset;
+  for (; last != pages_.end() && last->first == next && next < run.end(); ++last) next += last->second.of->bytes;
+  return next == run.end() ? page_span{first, last} : page_span{};
+}
+
+bool virtual_pages::any_pinned(page_span const& pages) noexcept {
+  return std::ranges::any_of(pages, [](auto const& each) { return each.second.of->pins > 0; });
+}
+
 bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
   retry_strays();
-  auto const first = pages_.find(offset);
-  auto last = first;
-  for (auto next = offset; last != pages_.end() && last->first == next && next - offset < bytes; ++last) {
-    if (last->second.of->pins > 0) return false;
-    next += last->second.of->bytes;
-  }
-  if (first == last) return false;
-  auto const& [top, page] = *std::prev(last);
-  if (top + page.of->bytes - offset != bytes) return false;
+  auto const going = made_of({offset, bytes});
+  if (going.empty() || any_pinned(going)) return false;
   if (options_.on_unmapping && !over()) options_.on_unmapping(reinterpret_cast<void*>(base_ + offset), bytes);
   page_map leaving;
-  for (auto at = first; at != last;) leaving.insert(pages_.extract(at++));
+  for (auto at = going.begin(); at != going.end();) leaving.insert(pages_.extract(at++));
   discard(leaving);
   return true;
 }

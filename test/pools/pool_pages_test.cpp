@@ -4,10 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <random>
-#include <stdexcept>
 #include <vector>
 
 import gpumem;
@@ -162,30 +159,6 @@ TEST_F(pool_pages, fail_where_the_addresses_come_to_an_end_and_no_hole_is_large_
   }
 }
 
-// Pages that give way were beside the hole in which they would have been missed.
-TEST_F(pool_pages, of_compact_pools_stay_few_when_the_addresses_have_come_to_an_end) {
-  constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
-  gpumem::pool_resource r{device, {.growth = gpumem::growth::compact}, {.addresses = addresses}};
-  std::mt19937 chance{1};
-  std::deque<void*> live;
-  auto const mapped_before = gpumem::driver_calls("cuMemMap");
-  for (int i = 0; i < 5000; ++i) {
-    auto const most = 1u << chance() % 8;
-    auto const bytes = MiB / 4 * (1 + chance() % most);
-    while (r.figures().granted + bytes > most_live) {
-      auto const which = live.begin() + static_cast<std::ptrdiff_t>(chance() % live.size());
-      r.deallocate(a, *which);
-      live.erase(which);
-    }
-    a.synchronize();
-    live.push_back(r.allocate(a, bytes));
-  }
-  EXPECT_GT(gpumem::driver_calls("cuMemMap") - mapped_before, 4 * addresses / (2 * MiB)) << "they have come to an end";
-  EXPECT_LE(r.figures().peak_reserved, most_live * 3 / 2);
-  EXPECT_TRUE(sound(r));
-  for (auto* const each : live) r.deallocate(a, each);
-}
-
 TEST_F(pool_pages, a_page_with_a_block_in_it_stays) {
   gpumem::pool_resource r{device};
   auto* const large = r.allocate(a, 5 * MiB);
@@ -256,17 +229,6 @@ TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
   for (auto* const each : {below, above, less}) r.deallocate(a, each);
 }
 
-TEST_F(pool_pages, of_compact_pools_are_smaller) {
-  for (auto const how : {gpumem::growth::fast, gpumem::growth::compact}) {
-    gpumem::pool_resource r{device, {.initial_size = 768 * MiB, .growth = how}};
-    auto* const all = r.allocate(a, 768 * MiB);
-    auto* const more = r.allocate(a, 1 * MiB);
-    EXPECT_EQ(r.figures().reserved, how == gpumem::growth::fast ? 774 * MiB : 772 * MiB);
-    r.deallocate(a, more);
-    r.deallocate(a, all);
-  }
-}
-
 TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
   gpumem::pool_resource r{device, {.limit = 10 * MiB}};
   auto* const below = r.allocate(a, 2 * MiB);
@@ -286,19 +248,6 @@ TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
   EXPECT_EQ(r.allocate(a, 7 * MiB), gone) << "what is left of the gap is filled too";
   r.deallocate(a, gone);
   for (auto* const each : {below, above}) r.deallocate(a, each);
-}
-
-TEST_F(pool_pages, give_way_to_growth_that_is_compact) {
-  for (auto const growth : {gpumem::growth::fast, gpumem::growth::compact}) {
-    gpumem::pool_resource r{device, {.growth = growth}};
-    auto const blocks = four(r);
-    for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
-    a.synchronize();
-    auto* const large = r.allocate(a, 8 * MiB);
-    EXPECT_EQ(r.figures().peak_reserved, growth == gpumem::growth::fast ? 24 * MiB : 16 * MiB);
-    r.deallocate(a, large, 8 * MiB);
-    for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
-  }
 }
 
 // With reuse::own memory stays with the streams that freed it, and pages go in which that of several lies.
@@ -342,26 +291,6 @@ TEST_F(pool_pages, that_are_pinned_stay_where_memory_of_several_streams_goes) {
   r.unpin(of_b, 1);
   EXPECT_EQ(r.trim(), 2 * MiB);
   EXPECT_EQ(r.figures().reserved, 0u);
-}
-
-// A request of one stream in a compact pool whose end lies beside what another has freed.
-TEST_F(pool_pages, behind_which_a_request_grows_do_not_give_way_to_it) {
-  gpumem::pool_resource r{device, {.growth = gpumem::growth::compact, .cross_stream = gpumem::reuse::own}};
-  auto* const below = r.allocate(a, 4 * MiB);
-  auto* const end = r.allocate(b, 4 * MiB);
-  r.deallocate(a, below, 4 * MiB);
-  r.deallocate(b, end, 4 * MiB);
-  a.synchronize();
-  b.synchronize();
-  auto* const large = r.allocate(b, 6 * MiB);
-  EXPECT_EQ(large, end);
-  r.deallocate(b, large, 6 * MiB);
-}
-
-TEST_F(pool_pages, compact_growth_is_refused_over_chunks) {
-  EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.growth = gpumem::growth::compact}}),
-               std::invalid_argument);
-  EXPECT_THROW((gpumem::pool_resource{device, {.growth = static_cast<gpumem::growth>(7)}}), std::invalid_argument);
 }
 
 TEST_F(pool_pages, that_are_pinned_stay) {

@@ -196,6 +196,34 @@ TEST_F(virtual_pages, a_page_moves_once_its_uses_are_seen_complete) {
   EXPECT_EQ(pages.place(2 * mib), 0u);
 }
 
+TEST_F(virtual_pages, runs_move_side_by_side_or_not_at_all) {
+  gpumem::virtual_pages pages;
+  gpumem::stream stream{gpumem::device{0}};
+  map(pages, 0, 12 * mib, 2 * mib);
+  fill(stream, at(pages, 2 * mib), 7, 2 * mib);
+  fill(stream, at(pages, 8 * mib), 8, 4 * mib);
+  stream.synchronize();
+  auto const move = [&](std::vector<page_extent> const& runs) { return pages.move(runs, 32 * mib); };
+  EXPECT_EQ(why_not(move({})), outcome::invalid_argument);
+  EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {7 * mib, 4 * mib}})), outcome::invalid_argument)
+      << "no page begins there";
+  EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {8 * mib, 3 * mib}})), outcome::invalid_argument) << "nor ends";
+  EXPECT_TRUE(pages.pin(at(pages, 10 * mib), 1));
+  EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {8 * mib, 4 * mib}})), outcome::invalid_argument) << "pinned";
+  pages.unpin(at(pages, 10 * mib), 1);
+  EXPECT_EQ(pages.pages(), 6u);
+  EXPECT_EQ(pages.mapped_end(), 12 * mib);
+  auto const rights = gpumem::driver_calls("cuMemSetAccess");
+  auto const there = move({{8 * mib, 4 * mib}, {2 * mib, 2 * mib}});
+  ASSERT_TRUE(there);
+  EXPECT_EQ(*there, (page_extent{32 * mib, 6 * mib}));
+  EXPECT_EQ(gpumem::driver_calls("cuMemSetAccess") - rights, 1u);
+  EXPECT_EQ(pages.mapped_bytes(), 12 * mib);
+  EXPECT_EQ(value_at(at(pages, 34 * mib)), 8u);
+  EXPECT_EQ(value_at(at(pages, 36 * mib)), 7u);
+  EXPECT_EQ(pages.place(4 * mib), 8 * mib);
+}
+
 TEST_F(virtual_pages, the_judge_finds_a_page_that_goes_before_its_uses_are_seen_complete) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}}, other{gpumem::device{0}};

@@ -18,7 +18,7 @@ enum class reuse : unsigned char {
 /// How a pool over virtual pages grows.
 enum class growth : unsigned char {
   fast,    ///< new pages; free ones give way to them only at the limit
-  compact, ///< free pages give way to new ones where that is enough: less is reserved, and growing takes longer
+  compact, ///< free pages move to where memory is missing before others are made: reserves less, grows more slowly
 };
 
 /// What a pool spends on finding what its callers do wrong; sizes in bytes. See pool_resource.

@@ -128,6 +128,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["frees posted"] = paths.posted;
   counts["chunks adopted"] = paths.adopted;
   counts["free pages that gave way"] = paths.made_way;
+  counts["free pages that moved"] = paths.moved;
   if (figures.live != 0) fail("live bytes are left: " + std::to_string(figures.live));
   if (figures.limit && figures.peak_reserved > figures.limit) fail("more was reserved than the limit");
   checked_.reset();

@@ -1,0 +1,189 @@
+// Compact pools: free pages move to where memory is missing before others are made.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem::growth;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class pool_compact : public gpumem_test::simulated_test {
+protected:
+  void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  using pool = gpumem::pool_resource<gpumem::cuda_resource>;
+
+  static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
+  static bool sound(pool& r) {
+    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent();
+  }
+  // Pages made and released so far.
+  static std::uint64_t made() { return gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"); }
+  // Four blocks of 4 MiB side by side, of which the first and the third are free again.
+  std::vector<void*> every_second_of_four(pool& r) {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(r.allocate(a, 4 * MiB));
+    for (int i = 1; i < 4; ++i) EXPECT_EQ(blocks[i], at(blocks[0], i * 4 * MiB));
+    for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+    a.synchronize();
+    return {blocks[1], blocks[3]};
+  }
+};
+
+// Pages that give way were beside the hole in which they would have been missed.
+TEST_F(pool_compact, stays_small_when_the_addresses_have_come_to_an_end) {
+  constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
+  pool r{device, {.growth = growth::compact}, {.addresses = addresses}};
+  std::mt19937 chance{1};
+  std::deque<void*> live;
+  auto const mapped_before = gpumem::driver_calls("cuMemMap");
+  for (int i = 0; i < 5000; ++i) {
+    auto const most = 1u << chance() % 8;
+    auto const bytes = MiB / 4 * (1 + chance() % most);
+    while (r.figures().granted + bytes > most_live) {
+      auto const which = live.begin() + static_cast<std::ptrdiff_t>(chance() % live.size());
+      r.deallocate(a, *which);
+      live.erase(which);
+    }
+    a.synchronize();
+    live.push_back(r.allocate(a, bytes));
+  }
+  EXPECT_GT(gpumem::driver_calls("cuMemMap") - mapped_before, 4 * addresses / (2 * MiB)) << "they have come to an end";
+  EXPECT_LE(r.figures().peak_reserved, most_live * 3 / 2);
+  EXPECT_TRUE(sound(r));
+  for (auto* const each : live) r.deallocate(a, each);
+}
+
+TEST_F(pool_compact, has_smaller_pages) {
+  for (auto const how : {growth::fast, growth::compact}) {
+    gpumem::pool_resource r{device, {.initial_size = 768 * MiB, .growth = how}};
+    auto* const all = r.allocate(a, 768 * MiB);
+    auto* const more = r.allocate(a, 1 * MiB);
+    EXPECT_EQ(r.figures().reserved, how == growth::fast ? 774 * MiB : 772 * MiB);
+    r.deallocate(a, more);
+    r.deallocate(a, all);
+  }
+}
+
+TEST_F(pool_compact, moves_free_pages_before_it_makes_others) {
+  for (auto const how : {growth::fast, growth::compact}) {
+    pool r{device, {.growth = how}};
+    auto const blocks = every_second_of_four(r);
+    auto const before = made();
+    auto* const large = r.allocate(a, 8 * MiB);
+    EXPECT_EQ(r.figures().peak_reserved, how == growth::fast ? 24 * MiB : 16 * MiB);
+    EXPECT_EQ(made() - before, how == growth::fast ? 2u : 0u);
+    EXPECT_TRUE(sound(r));
+    r.deallocate(a, large, 8 * MiB);
+    for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
+  }
+}
+
+TEST_F(pool_compact, makes_what_is_missing_beyond_what_moves) {
+  pool r{device, {.growth = growth::compact}};
+  auto const blocks = every_second_of_four(r);
+  auto const before = made();
+  auto* const large = r.allocate(a, 10 * MiB);
+  EXPECT_EQ(r.figures().reserved, 18 * MiB);
+  EXPECT_EQ(made() - before, 1u);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, large, 10 * MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
+}
+
+TEST_F(pool_compact, moves_no_page_before_the_host_has_seen_its_use_complete) {
+  pool r{device, {.growth = growth::compact}};
+  auto* const used = r.allocate(a, 4 * MiB);
+  auto* const beside = r.allocate(a, 256);
+  simulator::work(a, {simulator::write(used, 4 * MiB)});
+  r.deallocate(a, used, 4 * MiB);
+  auto* const large = r.allocate(b, 8 * MiB);
+  EXPECT_EQ(r.figures().reserved, 14 * MiB);
+  a.synchronize();
+  EXPECT_TRUE(simulator::take_findings().empty());
+  r.deallocate(b, large, 8 * MiB);
+  r.deallocate(a, beside, 256);
+}
+
+// What cannot be mapped elsewhere goes back, and the request has new pages.
+TEST_F(pool_compact, makes_pages_where_none_can_be_moved) {
+  pool r{device, {.growth = growth::compact}};
+  auto const blocks = every_second_of_four(r);
+  simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
+  auto* const large = r.allocate(a, 8 * MiB);
+  EXPECT_EQ(r.figures().reserved, 16 * MiB);
+  EXPECT_EQ(device.memory().total - device.memory().free, 16 * MiB);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, large, 8 * MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
+}
+
+// At the end all four pages would be missing, in the hole one.
+TEST_F(pool_compact, fills_a_hole_where_clearly_less_is_missing) {
+  for (auto const how : {growth::fast, growth::compact}) {
+    pool r{device, {.growth = how}};
+    auto* const below = r.allocate(a, 6 * MiB);
+    auto* const gone = r.allocate(a, 6 * MiB);
+    auto* const last = r.allocate(a, 2 * MiB);
+    r.deallocate(a, gone, 6 * MiB);
+    a.synchronize();
+    EXPECT_EQ(r.trim(), 6 * MiB);
+    r.deallocate(a, below, 6 * MiB);
+    a.synchronize();
+    auto* const large = r.allocate(a, 8 * MiB);
+    EXPECT_EQ(large, how == growth::fast ? at(last, 2 * MiB) : below);
+    EXPECT_EQ(r.figures().reserved, how == growth::fast ? 16 * MiB : 10 * MiB);
+    EXPECT_TRUE(sound(r));
+    r.deallocate(a, large, 8 * MiB);
+    r.deallocate(a, last, 2 * MiB);
+  }
+}
+
+TEST_F(pool_compact, large_blocks_lie_at_the_end_of_what_is_free) {
+  pool r{device, {.initial_size = 64 * MiB, .growth = growth::compact}};
+  auto* const small = r.allocate(a, 1 * MiB);
+  auto* const large = r.allocate(a, 8 * MiB);
+  EXPECT_EQ(large, at(small, 56 * MiB));
+  auto* const aligned = r.allocate(a, 9 * MiB, 4 * MiB);
+  EXPECT_EQ(aligned, at(small, 44 * MiB)) << "there the addresses are aligned so";
+  EXPECT_EQ(r.allocate(a, 1 * MiB), at(small, 53 * MiB)) << "between them";
+  EXPECT_EQ(r.allocate(a, 4 * MiB), at(small, 1 * MiB));
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, at(small, 1 * MiB));
+  r.deallocate(a, at(small, 53 * MiB));
+  for (auto* const each : {small, large, aligned}) r.deallocate(a, each);
+}
+
+// A request of one stream in a compact pool whose end lies beside what another has freed.
+TEST_F(pool_compact, leaves_pages_behind_which_a_request_grows) {
+  gpumem::pool_resource r{device, {.growth = growth::compact, .cross_stream = gpumem::reuse::own}};
+  auto* const below = r.allocate(a, 4 * MiB);
+  auto* const end = r.allocate(b, 4 * MiB);
+  r.deallocate(a, below, 4 * MiB);
+  r.deallocate(b, end, 4 * MiB);
+  a.synchronize();
+  b.synchronize();
+  auto* const large = r.allocate(b, 6 * MiB);
+  EXPECT_EQ(large, end);
+  r.deallocate(b, large, 6 * MiB);
+}
+
+TEST_F(pool_compact, is_refused_over_chunks) {
+  EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.growth = growth::compact}}),
+               std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.growth = static_cast<gpumem::growth>(7)}}), std::invalid_argument);
+}
+
+} // namespace
