@@ -64,9 +64,10 @@ public:
   /// Whether free pages move before others are made.
   inline bool is_compact() const noexcept { return compact_; }
   /// Whether a block lies at the end of the range that it is cut from. Of compact pools the large ones do: beside what
-  /// is mapped next, so that there they can grow when they are free again.
+  /// is mapped next, so that there they can grow when they are free again. Not under a limit: there more pages were
+  /// partly in use, for which some of a recorded trace failed.
   inline bool lies_at_end(std::size_t bytes, pool_shard const& in) const noexcept {
-    return is_compact() && bytes >= in.reserved / large_part;
+    return is_compact() && !chunks_.limit() && bytes >= in.reserved / large_part;
   }
   /// The smallest page that is worth moving; from others larger ones are made.
   std::size_t least_moved(virtual_pages const& of) const noexcept { return page_size(of, 0, false) / 4 * 3; }

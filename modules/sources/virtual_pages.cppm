@@ -60,7 +60,8 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
 
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
-  std::size_t addresses = 0;      ///< how many to reserve; 0: twice the memory of the device
+  /// How many to reserve; 0: eight times the memory of the device, or half as many as long as they are not to be had.
+  std::size_t addresses = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be handed to other processes
   bool rdma = false;              ///< network devices may reach the memory

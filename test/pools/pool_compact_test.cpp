@@ -157,13 +157,26 @@ TEST_F(pool_compact, large_blocks_lie_at_the_end_of_what_is_free) {
   auto* const large = r.allocate(a, 8 * MiB);
   EXPECT_EQ(large, at(small, 56 * MiB));
   auto* const aligned = r.allocate(a, 9 * MiB, 4 * MiB);
-  EXPECT_EQ(aligned, at(small, 44 * MiB)) << "there the addresses are aligned so";
-  EXPECT_EQ(r.allocate(a, 1 * MiB), at(small, 53 * MiB)) << "between them";
-  EXPECT_EQ(r.allocate(a, 4 * MiB), at(small, 1 * MiB));
+  auto const highest = reinterpret_cast<std::uintptr_t>(at(small, 47 * MiB));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(aligned), highest / (4 * MiB) * (4 * MiB));
+  auto* const between = r.allocate(a, 1 * MiB);
+  EXPECT_EQ(between, at(aligned, 9 * MiB));
+  auto* const below = r.allocate(a, 4 * MiB);
+  EXPECT_EQ(below, at(small, 1 * MiB));
   EXPECT_TRUE(sound(r));
-  r.deallocate(a, at(small, 1 * MiB));
-  r.deallocate(a, at(small, 53 * MiB));
-  for (auto* const each : {small, large, aligned}) r.deallocate(a, each);
+  for (auto* const each : {small, large, aligned, between, below}) r.deallocate(a, each);
+}
+
+// There fewer pages are partly in use so.
+TEST_F(pool_compact, large_blocks_lie_at_the_beginning_under_a_limit) {
+  pool r{device, {.initial_size = 64 * MiB, .limit = 128 * MiB, .growth = growth::compact}};
+  auto* const small = r.allocate(a, 2 * MiB);
+  auto* const large = r.allocate(a, 8 * MiB);
+  EXPECT_EQ(large, at(small, 2 * MiB));
+  r.set_limit(0);
+  auto* const free = r.allocate(a, 8 * MiB);
+  EXPECT_EQ(free, at(small, 56 * MiB));
+  for (auto* const each : {small, large, free}) r.deallocate(a, each);
 }
 
 // A request of one stream in a compact pool whose end lies beside what another has freed.

@@ -28,7 +28,7 @@ TEST_F(virtual_pages, reserve_addresses_and_no_memory) {
   {
     gpumem::virtual_pages pages;
     EXPECT_EQ(pages.where(), gpumem::device{0});
-    EXPECT_EQ(pages.addresses(), 2 * gpumem::device{0}.memory().total);
+    EXPECT_EQ(pages.addresses(), 8 * gpumem::device{0}.memory().total);
     EXPECT_EQ(pages.granularity(), 2 * mib);
     EXPECT_EQ(pages.mapped_bytes(), 0u);
     EXPECT_EQ(pages.mapped_end(), 0u);
@@ -43,6 +43,24 @@ TEST_F(virtual_pages, reserve_addresses_and_no_memory) {
   EXPECT_EQ(simulator::report().bytes_reserved, reserved);
   EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = SIZE_MAX}}), std::invalid_argument);
   EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = std::size_t{1} << 60}}), gpumem::cuda_error);
+}
+
+TEST_F(virtual_pages, reserve_fewer_addresses_where_there_are_few) {
+  auto const memory = gpumem::device{0}.memory().total;
+  auto const refuse = [](int times) {
+    for (int i = 0; i < times; ++i) simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  };
+  for (int times : {1, 2, 3}) {
+    refuse(times);
+    EXPECT_EQ(gpumem::virtual_pages{}.addresses(), memory << (3 - times));
+  }
+  refuse(4);
+  EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
+  refuse(1);
+  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = 1}}), gpumem::cuda_error)
+      << "not fewer than told";
+  simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
 }
 
 TEST_F(virtual_pages, back_addresses_that_the_device_can_use) {
