@@ -12,8 +12,9 @@ function(gpumem_accept_nvcc result file)
   endif()
 endfunction()
 
-# Beside the headers: the finder of those has collected the toolkits that the environment names.
-find_program(GPUMEM_NVCC nvcc HINTS ${gpumem_toolkits} PATHS /usr/local/cuda PATH_SUFFIXES bin
+# Of the toolkit whose headers are used: another one's would put its own CCCL before the one that was found. Else of the
+# toolkits that the environment names, which the finder of the headers has collected.
+find_program(GPUMEM_NVCC nvcc HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/.." ${gpumem_toolkits} PATHS /usr/local/cuda PATH_SUFFIXES bin
   VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
 
 if(GPUMEM_NVCC)
