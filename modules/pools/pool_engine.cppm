@@ -161,7 +161,7 @@ private:
            !key.capturing();
   }
   // Whether a call may be served under the lock of one shard.
-  inline bool calm_for(timeline const& order) const noexcept { return calm_ && (shared_ || first_stream_ == &order); }
+  inline bool calm_for(timeline const& order) const noexcept { return calm_ && (several_ || first_stream_ == &order); }
   free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                           shard_list::found const& seen) noexcept;
   bool free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -210,9 +210,11 @@ private:
   void note_reserved() noexcept override { set_caching(); }
   inline void note_stream(timeline const& order) noexcept {
     if (!first_stream_) first_stream_ = &order;
-    if (!shared_ && first_stream_ != &order) begin_sharing();
+    if (!several_ && first_stream_ != &order) begin_sharing();
   }
   void begin_sharing() noexcept;
+  // Whether somebody asks when a stream's frees are over: another stream, or what moves pages.
+  inline bool leaves_evidence() const noexcept { return several_ || supply_.growth().is_compact(); }
   // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
   inline std::size_t most_unrecorded() const noexcept {
     return std::max(supply_.chunks().reserved() / (supply_.chunks().scarce() ? 256 : 2), granule);
@@ -247,7 +249,7 @@ private:
   timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
   pool_engine* next_left_ = nullptr;
-  bool shared_ = false;   // a second stream has been served
+  bool several_ = false;  // streams have been served
   bool calm_ = false;     // nothing calls for the locks of all: no pressure, nothing deferred, nothing to give back
   bool pressure_ = false; // since a request failed all rungs before waiting
   bool posted_ = false;

@@ -65,10 +65,10 @@ private:
     }
     return {};
   }
-  // Near the limit everything but a good fit is too much.
+  // Near the limit everything but a good fit is too much, and where pages are moved for what lacks memory.
   [[gnu::always_inline]] inline bool fits_loosely(pool_request const& what, pool_place place) const noexcept {
     if (what.own->ranges.by_order().own().size() <= 1) return false;
-    return (chunks_.scarce() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
+    return (chunks_.scarce() || growth_.is_compact() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
   }
   pool_place better(pool_request const& what, pool_place place, shard_span among) const;
   bool completion_found(pool_request const& what, shard_span among) const;

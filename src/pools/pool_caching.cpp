@@ -71,12 +71,12 @@ void pool_engine::set_caching() noexcept {
   scarce_.store(supply_.chunks().scarce(), std::memory_order_relaxed);
   bool const compact = options_.growth == growth::compact;
   magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,
-                   shared_ ? most_unrecorded() : SIZE_MAX);
+                   leaves_evidence() ? most_unrecorded() : SIZE_MAX);
 }
 
 // From now on evidence is of use.
 void pool_engine::begin_sharing() noexcept {
-  shared_ = true;
+  several_ = true;
   set_caching();
 }
 

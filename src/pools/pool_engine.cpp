@@ -105,8 +105,7 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       order_{options_.cross_stream, upstream->host_accessible()},
       supply_{std::move(upstream), options_, order_, shards_, *this},
       ladder_{options_.cross_stream, supply_.chunks(), supply_.growth(), order_} {
-  shared_ = options_.growth == growth::compact; // pages go where the host has seen completion: frees leave evidence
-  library_executor();                           // started here, because frees and destructors may not
+  library_executor(); // started here, because frees and destructors may not
   reserve(options_.initial_size);
 }
 

@@ -167,7 +167,7 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
 // counts first, so that streams of many threads do not meet at one counter.
 [[gnu::always_inline]] tag pool_engine::end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept {
   auto& order = key.order();
-  bool const many = shared_ && many_unrecorded(order, bytes, in); // else nobody would ask
+  bool const many = leaves_evidence() && many_unrecorded(order, bytes, in);
   return leave_evidence(key, many || order.asked() || pressure_);
 }
 
@@ -192,7 +192,7 @@ tag pool_engine::record_evidence(stream_key const& key) noexcept {
 [[gnu::always_inline]] void pool_engine::end_block(block& freed) noexcept {
   auto& in = freed.home->shard->ranges;
   if (stays_apart(freed) && in.keep(freed)) return;
-  after_free(in.release(freed, shared_ ? range_map::joining::alike : range_map::joining::any));
+  after_free(in.release(freed, several_ ? range_map::joining::alike : range_map::joining::any));
 }
 
 // A block that was kept near a thread, where its free was counted.

@@ -49,12 +49,14 @@ pool_place pool_ladder::better(pool_request const& what, pool_place place, shard
 }
 
 // After looks of which nothing came, or that came too early, the next are left out, ever more; but for what is large,
-// of which one wrong cut is enough for the pool to grow, only while streams are at long work.
+// of which one wrong cut is enough for the pool to grow, only while streams are at long work. A look costs less than
+// the page that a compact pool moves after a wrong cut.
 bool pool_ladder::completion_found(pool_request const& what, shard_span among) const {
   auto& own = *what.own;
   if (furthest_ == reuse::own || growth_.is_roomy(own)) return false;
   auto const large = std::max(size_class::largest_medium, own.reserved / large_part);
-  if ((what.bytes <= large || own.looks.at_work()) && own.looks.leave_out()) return false;
+  bool const dear = !growth_.is_compact() && (what.bytes <= large || own.looks.at_work());
+  if (dear && own.looks.leave_out()) return false;
   auto const looked = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);
   own.looks.note(looked, own.paths.locked_calls);

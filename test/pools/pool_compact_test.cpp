@@ -29,6 +29,11 @@ protected:
   static bool sound(pool& r) {
     return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent();
   }
+  // Leaves evidence of what is free, which is complete then; that the next look finds.
+  static void look(pool& r) {
+    EXPECT_EQ(r.trim(r.figures().reserved), 0u);
+    simulator::run_until_idle();
+  }
   // Pages made and released so far.
   static std::uint64_t made() { return gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"); }
   // Four blocks of 4 MiB side by side, of which the first and the third are free again.
@@ -79,6 +84,7 @@ TEST_F(pool_compact, has_smaller_pages) {
 
 TEST_F(pool_compact, moves_free_pages_before_it_makes_others) {
   for (auto const how : {growth::fast, growth::compact}) {
+    EXPECT_TRUE(comes_down_to(0)) << "what the last pool had goes later";
     pool r{device, {.growth = how}};
     auto const blocks = every_second_of_four(r);
     auto const before = made();
@@ -191,6 +197,54 @@ TEST_F(pool_compact, leaves_pages_behind_which_a_request_grows) {
   auto* const large = r.allocate(b, 6 * MiB);
   EXPECT_EQ(large, end);
   r.deallocate(b, large, 6 * MiB);
+}
+
+// Where others could use only what is complete, that stays apart from what was just freed.
+TEST_F(pool_compact, what_one_stream_alone_has_freed_is_one_range) {
+  for (bool const alone : {true, false}) {
+    pool r{device, {.growth = growth::compact}};
+    auto* const below = r.allocate(a, 4 * MiB);
+    auto* const above = r.allocate(a, 4 * MiB);
+    auto* const end = r.allocate(alone ? a : b, 4 * MiB);
+    r.deallocate(a, below, 4 * MiB);
+    look(r);
+    look(r);
+    EXPECT_EQ(r.figures().unfinished, 0u) << "it is known to be complete";
+    r.deallocate(a, above, 4 * MiB);
+    EXPECT_EQ(r.figures().free_ranges, alone ? 1u : 2u);
+    EXPECT_TRUE(sound(r));
+    r.deallocate(a, end, 4 * MiB);
+  }
+}
+
+// A look costs less than the pages that move after many wrong cuts, so none is left out either.
+TEST_F(pool_compact, looks_for_whatever_fits_better) {
+  for (auto const how : {growth::fast, growth::compact}) {
+    pool r{device, {.growth = how}};
+    auto* const loose = r.allocate(a, 6 * MiB);
+    auto* const between = r.allocate(a, 2 * MiB);
+    auto* const good = r.allocate(b, 4 * MiB);
+    auto* const end = r.allocate(b, 2 * MiB);
+    r.deallocate(a, loose, 6 * MiB);
+    r.deallocate(b, good, 4 * MiB);
+    look(r);
+    auto* const granted = r.allocate(a, 4 * MiB);
+    EXPECT_EQ(granted, how == growth::fast ? loose : good);
+    for (auto* const each : {granted, between, end}) r.deallocate(a, each);
+  }
+  pool r{device, {.growth = growth::compact}};
+  auto* const other = r.allocate(b, 2 * MiB);
+  r.deallocate(a, r.allocate(a, 62 * MiB), 62 * MiB);
+  std::vector<void*> live;
+  for (int i = 0; i < 32; ++i) {
+    r.deallocate(b, r.allocate(b, MiB / 2), MiB / 2);
+    simulator::run_until_idle();
+    auto const before = gpumem::driver_calls("cuEventQuery");
+    live.push_back(r.allocate(a, MiB));
+    EXPECT_GT(gpumem::driver_calls("cuEventQuery"), before);
+  }
+  live.push_back(other);
+  for (auto* const each : live) r.deallocate(a, each);
 }
 
 TEST_F(pool_compact, is_refused_over_chunks) {
