@@ -64,6 +64,9 @@ export stream_key identify(stream_ref handle);
 namespace detail {
 // The timeline of an own or adopted stream, by its handle; null for others. No driver call.
 inline timeline* known_timeline(CUstream handle) noexcept { return handle ? known_handles.find(handle) : nullptr; }
+// The timeline of a stream that is not gpumem's own, has been seen before and captures nothing, by its id: two driver
+// calls. Null for all others, and on an error.
+timeline* seen_timeline(CUstream handle) noexcept;
 // Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
 } // namespace detail
