@@ -112,13 +112,16 @@ public:
   void give_owner() noexcept;
   /// By the owner, or by any thread where there is none.
   [[gnu::always_inline]] inline void lock() noexcept {
-    if (!biased_) return others_.lock();
+    if (!biased_) [[unlikely]]
+      return others_.lock();
     taken_.store(true, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (wanted_.load(std::memory_order_acquire)) lock_wanted();
+    if (wanted_.load(std::memory_order_acquire)) [[unlikely]]
+      lock_wanted();
   }
   [[gnu::always_inline]] inline void unlock() noexcept {
-    if (!biased_) return others_.unlock();
+    if (!biased_) [[unlikely]]
+      return others_.unlock();
     taken_.store(false, std::memory_order_release);
   }
 

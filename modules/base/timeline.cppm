@@ -131,7 +131,8 @@ public:
 
   // Prepares for recording without allocation; throws std::bad_alloc, cuda_error.
   inline void prepare() {
-    if (spares_are_few.load(std::memory_order_relaxed) || !prepared_.load(std::memory_order_relaxed)) prepare_events();
+    if (spares_are_few.load(std::memory_order_relaxed) || !prepared_.load(std::memory_order_relaxed)) [[unlikely]]
+      prepare_events();
   }
 
 private:

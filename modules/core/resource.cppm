@@ -52,17 +52,18 @@ public:
   }
 
   /// The same without throwing.
-  expected<void*, failure> try_allocate(stream_ref stream, std::size_t bytes,
-                                        std::size_t alignment = default_alignment) noexcept {
+  [[gnu::always_inline]] inline expected<void*, failure>
+  try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     return detail::allocate_outermost(state(), stream, bytes, alignment);
   }
 
   /// Frees in the order of the stream: work enqueued on it before may still use the memory. Misuse goes to the handler.
-  void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
-                  std::size_t alignment = default_alignment) noexcept {
-    if (!pointer || !detail::may_free()) return;
+  [[gnu::always_inline]] inline void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
+                                                std::size_t alignment = default_alignment) noexcept {
+    if (!pointer || !detail::may_free()) [[unlikely]]
+      return;
     auto* const order = detail::known_timeline(stream.get());
-    if (!order) return deallocate_looked_up(stream, pointer, bytes, alignment);
+    if (!order) return deallocate_foreign(stream, pointer, bytes, alignment);
     state().deallocate(stream_key::known(*order, stream.get()), pointer, bytes, alignment);
   }
 
@@ -115,9 +116,12 @@ public:
   services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }
 
 private:
-  [[gnu::noinline]] void deallocate_looked_up(stream_ref stream, void* pointer, std::size_t bytes,
-                                              std::size_t alignment) noexcept {
-    if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
+  // On a stream that is not gpumem's own.
+  [[gnu::noinline]] void deallocate_foreign(stream_ref stream, void* pointer, std::size_t bytes,
+                                            std::size_t alignment) noexcept {
+    if (auto* const order = detail::seen_timeline(stream.get())) [[likely]] {
+      state().deallocate(stream_key::known(*order, stream.get()), pointer, bytes, alignment);
+    } else if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
     } else if (key.error().what == outcome::device_lost) {
       state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping

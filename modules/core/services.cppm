@@ -97,7 +97,7 @@ template <class Allocate> expected<void*, failure> allocate_external(Allocate al
   } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
-// Of a stream that has to be looked up, or with something wrong.
+// With something wrong, or of a stream never seen before.
 template <resource_state State>
 [[gnu::noinline]] expected<void*, failure> allocate_unusual(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment) noexcept {
@@ -108,13 +108,29 @@ template <resource_state State>
   return state.try_allocate(*key, bytes, alignment);
 }
 
+// Of a stream that is not gpumem's own.
 template <resource_state State>
-expected<void*, failure> allocate_outermost(State& state, stream_ref stream, std::size_t bytes,
-                                            std::size_t alignment) noexcept {
-  auto* const order = known_timeline(stream.get());
-  if (!order || bytes == 0) return allocate_unusual(state, stream, bytes, alignment);
+[[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
+                                                            std::size_t alignment) noexcept {
+  auto* const order = bytes > 0 ? seen_timeline(stream.get()) : nullptr;
+  if (!order) [[unlikely]]
+    return allocate_unusual(state, stream, bytes, alignment);
   auto const key = stream_key::known(*order, stream.get());
-  if (!plain_request(key, state.where(), bytes, alignment)) return allocate_unusual(state, stream, bytes, alignment);
+  if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
+    return explain_request(key, state.where(), bytes, alignment);
+  return state.try_allocate(key, bytes, alignment);
+}
+
+template <resource_state State>
+[[gnu::always_inline]] inline expected<void*, failure>
+allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+  auto* const order = known_timeline(stream.get());
+  if (!order) return allocate_foreign(state, stream, bytes, alignment);
+  if (bytes == 0) [[unlikely]]
+    return nullptr;
+  auto const key = stream_key::known(*order, stream.get());
+  if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
+    return allocate_unusual(state, stream, bytes, alignment);
   return state.try_allocate(key, bytes, alignment);
 }
 

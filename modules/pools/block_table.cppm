@@ -22,7 +22,8 @@ public:
 
   /// Makes sure that so many more can be put. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
-    while (used_ + count > current_.load(std::memory_order_relaxed)->most) rebuild();
+    while (used_ + count > current_.load(std::memory_order_relaxed)->most) [[unlikely]]
+      rebuild();
   }
   inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
   inline void drop(block const& freed) noexcept {
@@ -39,9 +40,10 @@ public:
     auto const hash = hash_of(address);
     for (auto i = in.slot_of(hash);; i = (i + 1) & in.mask) {
       auto const seen = in.entries[i].load(std::memory_order_acquire);
-      if ((seen ^ mark_of(hash)) <= numbers && seen > dropped) {
+      if ((seen ^ mark_of(hash)) <= numbers && seen > dropped) [[likely]] {
         auto& found = record_of(seen);
-        if (found.base == address) return &found;
+        if (found.base == address) [[likely]]
+          return &found;
       }
       if (seen == never_used) return nullptr;
     }

@@ -26,7 +26,9 @@ public:
   /// From now on so many are in use; false: there is not so much.
   inline bool spend(part& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
-    if (need > 0 && !borrow(mine, need)) return false;
+    if (need > 0) [[unlikely]] {
+      if (!borrow(mine, need)) return false;
+    }
     mine.allowance -= static_cast<std::int64_t>(bytes);
     return true;
   }

@@ -56,9 +56,11 @@ public:
                                             unsigned me) noexcept {
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
-    if (!all) return nullptr;
+    if (!all) [[unlikely]]
+      return nullptr;
     sync::owned_lock const held{mine.guard};
-    if (!allowed()) return nullptr;
+    if (!allowed()) [[unlikely]]
+      return nullptr;
     auto* found = size.is_numbered() ? take_numbered(mine, all->cabinet_of(order), order, size.number) : nullptr;
     if (!found && !size.is_small()) found = take_recent(mine, all->recent, order, size.bytes);
     return found ? &grant(mine, *found, order, requested) : nullptr;
@@ -73,9 +75,11 @@ public:
   [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
-    if (!all) return {false, nullptr};
+    if (!all) [[unlikely]]
+      return {false, nullptr};
     sync::owned_lock const held{mine.guard};
-    if (!allowed()) return {false, nullptr};
+    if (!allowed()) [[unlikely]]
+      return {false, nullptr};
     auto& in = all->cabinet_of(order);
     if (freed.stack < size_class::count) {
       if (auto const numbered = put_numbered(mine, *all, in, freed, order)) return *numbered;
@@ -189,11 +193,11 @@ private:
     auto& from = credits_[kind];
     auto& part = mine.parts[kind];
     block* out = nullptr;
-    if (!claim(in, order)) {
+    if (!claim(in, order)) [[unlikely]] {
       out = give_way(mine, in);
     } else if (!from.spend(part, freed.bytes)) {
       out = refuse(mine, all, from.left() < static_cast<std::int64_t>(freed.bytes));
-    } else if (due(in, order, freed.bytes)) {
+    } else if (due(in, order, freed.bytes)) [[unlikely]] {
       part.regain(freed.bytes);
       return result{false, nullptr};
     } else {
@@ -214,13 +218,14 @@ private:
     // Also where this one is too large: with what is kept it may become a larger range. Without that two of four
     // recorded traces used .01 and .05 less of what is reserved.
     if (!keeps) return {false, evict(mine, recent)};
-    if (claim(in, order) ? due(in, order, bytes) : due_alone(order, bytes)) return {false, nullptr};
+    if (claim(in, order) ? due(in, order, bytes) : due_alone(order, bytes)) [[unlikely]]
+      return {false, nullptr};
     auto& from = credits_[size_class::large];
     auto& part = mine.parts[size_class::large];
     bool paid = !recent.full() && from.spend(part, bytes);
     auto* const out = paid ? nullptr : evict(mine, recent);
     paid = paid || from.spend(part, bytes);
-    if (!paid) {
+    if (!paid) [[unlikely]] {
       if (from.left() < static_cast<std::int64_t>(bytes)) count_lack(mine);
       return {false, out};
     }
@@ -236,12 +241,14 @@ private:
     if (most == SIZE_MAX) return order.asked(); // nobody else would
     one.unrecorded_bytes += bytes;
     bool const many = ++one.unrecorded_frees >= most_unrecorded_frees || one.unrecorded_bytes >= most;
-    if (many) pass_on(one, order);
+    if (many) [[unlikely]]
+      pass_on(one, order);
     return many || order.asked();
   }
   inline void count_lack(slot& mine) noexcept {
     ++mine.lacked;
-    if (mine.lacked < most_refused) return;
+    if (mine.lacked < most_refused) [[likely]]
+      return;
     if (!starved()) starved_.store(true, std::memory_order_relaxed);
   }
   // The epoch is read after all that the caller has enqueued.

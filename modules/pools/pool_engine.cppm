@@ -58,7 +58,7 @@ public:
                                                                       std::size_t alignment) noexcept {
     auto const size = size_class::of(bytes, largest_numbered_);
     auto const me = sync::thread_number();
-    if (alignment <= granule && !key.is_host()) {
+    if (alignment <= granule && !key.is_host()) [[likely]] {
       if (auto* const near = magazines_.take(key.order(), size, bytes, me)) return near->pointer();
     }
     return allocate_shared(key, size, bytes, alignment);
@@ -77,7 +77,9 @@ public:
     auto& home = shards_.home_of(me);
     auto* const freed = home.granted_at(pointer);
     bool const may = freed && may_keep(*freed, key, bytes);
-    return {may ? magazines_.put(*freed, key.order(), me) : magazines::result{false, nullptr}, {freed, &home}};
+    if (!may) [[unlikely]]
+      return {{false, nullptr}, {freed, &home}};
+    return {magazines_.put(*freed, key.order(), me), {freed, &home}};
   }
   /// `near`: what `keep` has done for the same call.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -168,7 +170,8 @@ private:
                  shard_list::found const& seen) noexcept;
   bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;
   inline void take_in(pool_shard& in) noexcept {
-    if (in.posted.load(std::memory_order_relaxed)) take_in_posted(in);
+    if (in.posted.load(std::memory_order_relaxed)) [[unlikely]]
+      take_in_posted(in);
   }
   void take_in_posted(pool_shard& in) noexcept;
   inline void take_in_all() noexcept {
@@ -193,7 +196,8 @@ private:
   void end_block(block& freed) noexcept;
   void end_cached(block& kept) noexcept;
   inline void after_free(block const& range) noexcept {
-    if (!calm_) look_after_free(range);
+    if (!calm_) [[unlikely]]
+      look_after_free(range);
   }
   void look_after_free(block const& range) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;

@@ -30,7 +30,8 @@ public:
   /// better may come of it. Throws std::bad_alloc.
   [[gnu::always_inline]] inline pool_place known(pool_request const& what, shard_span among) const {
     auto const place = at_once(what, among);
-    if (!place) return left_by_others(what, among);
+    if (!place) [[unlikely]]
+      return left_by_others(what, among);
     return fits_loosely(what, place) ? better(what, place, among) : place;
   }
   /// The same, and after one look at what has completed where nothing is known. Throws std::bad_alloc.
@@ -61,7 +62,8 @@ private:
   }
   [[gnu::always_inline]] inline pool_place at_once(pool_request const& what, shard_span among) const {
     for (auto* const each : among) {
-      if (auto const place = at_once(what, each->ranges.by_order())) return place;
+      if (auto const place = at_once(what, each->ranges.by_order())) [[likely]]
+        return place;
     }
     return {};
   }

@@ -34,12 +34,14 @@ public:
   void add_handle() noexcept { handles().fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
 
-  inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
-                                               std::size_t alignment) noexcept {
-    if (plain_handles_.load(std::memory_order_relaxed) == 0) return allocate_otherwise(key, bytes, alignment);
+  [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                                                      std::size_t alignment) noexcept {
+    if (plain_handles_.load(std::memory_order_relaxed) == 0) [[unlikely]]
+      return allocate_otherwise(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
-  inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+  [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
+                                                std::size_t) noexcept {
     free(key, pointer, bytes);
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
@@ -56,8 +58,10 @@ public:
 private:
   ~pool_state() = default;
   inline std::atomic<std::int64_t>& handles() noexcept { return hardening_ ? hardened_handles_ : plain_handles_; }
-  inline void free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-    if (hardening_) return hardening_->deallocate(key, pointer, bytes);
+  [[gnu::always_inline]] inline void free(stream_key const& key, void* pointer,
+                                          std::optional<std::size_t> bytes) noexcept {
+    if (hardening_) [[unlikely]]
+      return hardening_->deallocate(key, pointer, bytes);
     auto const near = engine_->keep(key, pointer, bytes);
     if (!near.done()) finish_free(key, pointer, bytes, near);
   }

@@ -21,7 +21,8 @@ public:
   inline bool full() const noexcept { return used_ == (1u << most) - 1; }
   /// Whether blocks that were kept have been asked for, or it is time to try that again.
   inline bool worthwhile() noexcept {
-    if (worth_ > 0) return true;
+    if (worth_ > 0) [[likely]]
+      return true;
     ++left_out_;
     if (left_out_ < most_left_out) return false;
     left_out_ = 0;
@@ -34,7 +35,8 @@ public:
     for (auto found = alike(mark_of(order, bytes)) & used_; found; found &= found - 1) {
       auto const i = static_cast<unsigned>(std::countr_zero(found));
       auto& kept = *cells_[i];
-      if (kept.bytes != bytes || kept.tags.begin()->order != &order) continue; // of the same mark
+      if (kept.bytes != bytes || kept.tags.begin()->order != &order) [[unlikely]]
+        continue; // of the same mark
       clear(i);
       worth_ = std::min(worth_ + use, most_worth);
       return &kept;

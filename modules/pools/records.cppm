@@ -22,7 +22,8 @@ public:
 
   /// Makes sure that so many can be taken. Throws std::bad_alloc, also where there are no more numbers or addresses.
   inline void reserve(std::size_t count) {
-    while (spare_count_ < count) grow();
+    while (spare_count_ < count) [[unlikely]]
+      grow();
   }
   /// One that was reserved; without tags, on no shelf.
   inline block& take() noexcept {

@@ -83,7 +83,8 @@ private:
   inline void unlink(block& range) noexcept {
     (range.older ? range.older->newer : oldest_) = range.newer;
     (range.newer ? range.newer->older : newest_) = range.older;
-    if (late_ == &range) late_ = range.older ? range.older : range.newer;
+    if (late_ == &range) [[unlikely]]
+      late_ = range.older ? range.older : range.newer;
     --count_;
   }
 
@@ -106,7 +107,8 @@ public:
   /// Makes sure that so many streams never seen, and a few, can be given a shelf. Throws std::bad_alloc.
   inline void reserve(std::size_t streams = 0) {
     auto const least = streams + fewest_spare;
-    if (spare_.size() < least) refill(std::max(least, spares_at_once));
+    if (spare_.size() < least) [[unlikely]]
+      refill(std::max(least, spares_at_once));
   }
 
   /// Of ranges that nobody uses.
@@ -117,13 +119,15 @@ public:
   inline shelf* find(timeline const& order) const noexcept {
     for (auto i = order.index() & mask_;; i = (i + 1) & mask_) {
       auto* const seen = by_stream_[i];
-      if (!seen || seen->order_ == &order) return seen;
+      if (!seen || seen->order_ == &order) [[likely]]
+        return seen;
     }
   }
   /// Where a range of this order belongs. Allocates nothing.
   inline shelf& of(tag_set const& tags) noexcept {
     if (tags.empty()) return common_;
-    if (tags.size() > 1) return mixed_;
+    if (tags.size() > 1) [[unlikely]]
+      return mixed_;
     auto& order = *tags.begin()->order;
     auto* const found = find(order);
     return found ? *found : give_to(order);

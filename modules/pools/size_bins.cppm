@@ -50,7 +50,8 @@ public:
   /// To be called after a block's size has changed.
   inline void resized(block& one) noexcept {
     auto const bin = bin_of(one.bytes);
-    if (bin == one.bin) return;
+    if (bin == one.bin) [[unlikely]]
+      return;
     take(one);
     put_into(bin, one);
   }

@@ -41,13 +41,14 @@ public:
 
   /// Adds a use; false, and nothing changed, if that would be a fifth stream.
   inline bool add(tag const& use) noexcept {
-    if (size_ > 0) return add_to_others(use);
+    if (size_ > 0) [[unlikely]]
+      return add_to_others(use);
     assign(use);
     return true;
   }
   /// Adds the uses of another set; false, and nothing changed, if that would make more than four streams.
   inline bool join(tag_set const& other) noexcept {
-    if (other.size_ == 1 && size_ == 1 && other.tags_[0].order == tags_[0].order) {
+    if (other.size_ == 1 && size_ == 1 && other.tags_[0].order == tags_[0].order) [[likely]] {
       tags_[0].newest = std::max(tags_[0].newest, other.tags_[0].newest);
       return true;
     }

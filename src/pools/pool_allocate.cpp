@@ -47,15 +47,18 @@ bool long_ago(pool_shard const& borrower) noexcept {
 expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_number()};
-  if (scarce_.load(std::memory_order_relaxed)) what.give_up_rounding();
-  if (supply_.chunks().limit() && what.bytes > supply_.chunks().limit()) return refuse(what, outcome::too_large);
+  if (scarce_.load(std::memory_order_relaxed)) [[unlikely]]
+    what.give_up_rounding();
+  if (supply_.chunks().limit() && what.bytes > supply_.chunks().limit()) [[unlikely]]
+    return refuse(what, outcome::too_large);
   try {
     what.key.order().prepare();
   } catch (...) {
     // Without spare events frees leave no evidence until there are some; what the stream frees itself is not touched.
   }
   try {
-    if (auto* const p = allocate_near(what)) return p;
+    if (auto* const p = allocate_near(what)) [[likely]]
+      return p;
     return allocate(what);
   } catch (std::bad_alloc const&) { // of the host
     return refuse(what, outcome::exhausted);
@@ -156,14 +159,17 @@ expected<void*, failure> pool_engine::grow_in_place(pool_request const& what, sh
 // the way with all locks, which is as short then.
 [[gnu::always_inline]] void* pool_engine::allocate_near(pool_request& what) {
   what.own = shards_.quiet_own(what.me);
-  if (!what.own || !magazines_.prepared(what.me)) return nullptr;
+  if (!what.own || !magazines_.prepared(what.me)) [[unlikely]]
+    return nullptr;
   auto& own = *what.own;
   auto const held = shards_.enter(own);
-  if (!calm_for(what.key.order())) return nullptr;
+  if (!calm_for(what.key.order())) [[unlikely]]
+    return nullptr;
   take_in(own);
   shard_span const among{&what.own, 1};
   auto const place = shards_.single() ? ladder_.known(what, among) : ladder_.find(what, among);
-  if (!place) return nullptr;
+  if (!place) [[unlikely]]
+    return nullptr;
   auto* const p = grant(what, place);
   ++own.paths.locked_calls;
   return p;
@@ -177,9 +183,11 @@ void* pool_engine::grant(pool_request const& what, pool_place place) {
   taken.stack = what.stack;
   ++from.live_blocks;
   count_live(from, static_cast<std::int64_t>(what.requested), magazines_.not_live_of(what.me));
-  if (&from != what.own) note_borrowing(*what.own);
+  if (&from != what.own) [[unlikely]]
+    note_borrowing(*what.own);
   ++from.counts.allocations;
-  if (place.how != rung::none) ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
+  if (place.how != rung::none) [[likely]]
+    ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
   return taken.pointer();
 }
 
@@ -191,7 +199,8 @@ void* pool_engine::grant(pool_request const& what, pool_place place) {
     ++from.paths.spare_hits;
     return *place.range;
   }
-  if (supply_.growth().lies_at_end(what.bytes, from)) place.offset = last_fit(*place.range, what.bytes, what.alignment);
+  if (supply_.growth().lies_at_end(what.bytes, from)) [[unlikely]]
+    place.offset = last_fit(*place.range, what.bytes, what.alignment);
   bool const span = calm_ && what.is_small() && place.range->bytes >= range_map::least_for_span * what.bytes;
   return span ? from.ranges.take_span(*place.range, what.bytes)
               : from.ranges.take(*place.range, place.offset, what.bytes);

@@ -32,7 +32,8 @@ free_result pool_engine::finish(stream_key const& key, void* pointer, std::optio
                                 near_free const& near) noexcept {
   auto const ended = near.put.out ? end_put_out(*near.put.out) : free_result::done;
   if (near.put.kept) return ended;
-  if (near.freed.that) return free_shared(key, pointer, bytes, near.freed);
+  if (near.freed.that) [[likely]]
+    return free_shared(key, pointer, bytes, near.freed);
   // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
   // near the limit a thread may have nothing else, and borrowing stops all of them.
   auto const seen = shards_.granted_at(pointer);
@@ -53,10 +54,11 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
 [[gnu::always_inline]] bool pool_engine::free_near(stream_key const& key, void* pointer,
                                                    std::optional<std::size_t> bytes,
                                                    shard_list::found const& seen) noexcept {
-  if (!seen.that || key.capturing() || magazines_.starved()) return false;
+  if (!seen.that || key.capturing() || magazines_.starved()) [[unlikely]]
+    return false;
   auto& home = *seen.shard;
   sync::quick_lock held{home.guard, std::try_to_lock};
-  if (!held) {
+  if (!held) [[unlikely]] {
     if (post_free(key, bytes, seen)) return true;
     held = shards_.enter(home);
   }
@@ -64,7 +66,8 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
   if (!stays_apart(freed)) freed.fetch_neighbours(); // they are looked at when the rest is done
   bool const right =
       calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() && (!bytes || *bytes == freed.requested);
-  if (right) end_live(freed, key, home);
+  if (right) [[likely]]
+    end_live(freed, key, home);
   return right;
 }
 
@@ -112,10 +115,11 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
   auto& home = *kept.home->shard;
   {
     auto const held = shards_.enter(home);
-    if (calm_for(*kept.tags.begin()->order)) {
+    if (calm_for(*kept.tags.begin()->order)) [[likely]] {
       ++home.paths.locked_calls;
       end_cached(kept);
-      if (awaiting_ > 0) arrived_.notify_all();
+      if (awaiting_ > 0) [[unlikely]]
+        arrived_.notify_all();
       return free_result::done;
     }
   }
@@ -155,10 +159,13 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   ++in.counts.frees;
   ++in.paths.locked_calls;
   --in.live_blocks;
-  if (key.capturing()) return defer(freed, key);
-  if (!freed.tags.empty()) order_.prune(freed.tags);
+  if (key.capturing()) [[unlikely]]
+    return defer(freed, key);
+  if (!freed.tags.empty()) [[unlikely]]
+    order_.prune(freed.tags);
   // What the host frees nobody uses any more, but for recorded uses.
-  if (!key.is_host()) freed.tags.add(end_use(key, freed.bytes, in));
+  if (!key.is_host()) [[likely]]
+    freed.tags.add(end_use(key, freed.bytes, in));
   end_block(freed);
 }
 
@@ -174,8 +181,10 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
 bool pool_engine::many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept {
   auto const most = most_unrecorded();
   auto* const own = in.ranges.by_order().find(order);
-  if (!own) return order.count_unrecorded(1, bytes, most);
-  if (!own->count_free(bytes, most)) return false;
+  if (!own) [[unlikely]]
+    return order.count_unrecorded(1, bytes, most);
+  if (!own->count_free(bytes, most)) [[likely]]
+    return false;
   auto const frees = std::exchange(own->unrecorded_frees, 0);
   return order.count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), most);
 }

@@ -28,7 +28,8 @@ block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment,
 block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
   // To compare more of a bin costs a cache line each and finds little that is better.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
-    if (fits(*heads_[bin], bytes, alignment, offset)) return heads_[bin];
+    if (fits(*heads_[bin], bytes, alignment, offset)) [[likely]]
+      return heads_[bin];
   }
   // What was looked at is all too small, or does not lie well.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
