@@ -73,6 +73,7 @@ private:
     return (chunks_.scarce() || growth_.is_compact() ? place.range->bytes : place.range->bytes / loose) > what.bytes;
   }
   pool_place better(pool_request const& what, pool_place place, shard_span among) const;
+  bool others_fit_better(pool_request const& what, pool_place place, shard_span among) const;
   bool completion_found(pool_request const& what, shard_span among) const;
   pool_place elsewhere(pool_request const& what, rung furthest, shard_span among) const;
   pool_place left_by_others(pool_request const& what, shard_span among) const;

@@ -20,14 +20,6 @@ import :tags;
 import :timeline;
 
 namespace gpumem::detail {
-namespace {
-
-// Of what is reserved. Where looks for larger requests too were left out, a recorded trace of six streams used .05
-// less.
-inline constexpr std::size_t large_part = 512;
-
-} // namespace
-
 pool_place pool_ladder::find(pool_request const& what, shard_span among) const {
   bool const some = std::ranges::any_of(among, [&](auto* in) { return in->ranges.free_bytes() >= what.bytes; });
   auto const place = some ? known(what, among) : pool_place{};
@@ -42,21 +34,34 @@ pool_place pool_ladder::behind_wait(pool_request const& what, shard_span among) 
   return place && pool_order::wait_for(place.range->tags, what.key) ? place : pool_place{};
 }
 
-// A large range is about to be cut for a small request: where others have freed memory, something may fit better once
-// their completion is known.
+// A large range is about to be cut for a small request: what others have freed may fit better once its completion is
+// known. In compact pools a look is worth what it costs for what it joins alone: a wrong cut moves pages later.
 pool_place pool_ladder::better(pool_request const& what, pool_place place, shard_span among) const {
-  return completion_found(what, among) ? at_once(what, among) : place;
+  if (furthest_ == reuse::own || growth_.is_roomy(*what.own)) return place;
+  bool const may_be = growth_.is_compact() || others_fit_better(what, place, among);
+  return may_be && completion_found(what, among) ? at_once(what, among) : place;
 }
 
-// After looks of which nothing came, or that came too early, the next are left out, ever more; but for what is large,
-// of which one wrong cut is enough for the pool to grow, only while streams are at long work. A look costs less than
-// the page that a compact pool moves after a wrong cut.
+// Complete or not; to find that out costs two driver calls for each stream.
+bool pool_ladder::others_fit_better(pool_request const& what, pool_place place, shard_span among) const {
+  auto const fits_better = [&](shelf const& from) {
+    std::size_t offset = 0;
+    auto const* const found = from.bins().find(what.bytes, what.alignment, offset);
+    return found && found->bytes < place.range->bytes;
+  };
+  auto const left_by_others = [&](shelf const* each) {
+    return each->order() != &what.key.order() && fits_better(*each);
+  };
+  return std::ranges::any_of(among, [&](pool_shard* in) {
+    auto& all = in->ranges.by_order();
+    return std::ranges::any_of(all.own(), left_by_others) || fits_better(all.mixed());
+  });
+}
+
+// After looks of which nothing came, or that came too early, the next are left out, ever more.
 bool pool_ladder::completion_found(pool_request const& what, shard_span among) const {
   auto& own = *what.own;
-  if (furthest_ == reuse::own || growth_.is_roomy(own)) return false;
-  auto const large = std::max(size_class::largest_medium, own.reserved / large_part);
-  bool const dear = !growth_.is_compact() && (what.bytes <= large || own.looks.at_work());
-  if (dear && own.looks.leave_out()) return false;
+  if (!growth_.is_compact() && own.looks.leave_out()) return false;
   auto const looked = order_.learn_completion(&what.key, among);
   bool const found = order_.give_completed(among);
   own.looks.note(looked, own.paths.locked_calls);

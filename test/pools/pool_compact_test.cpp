@@ -237,7 +237,7 @@ TEST_F(pool_compact, looks_for_whatever_fits_better) {
   r.deallocate(a, r.allocate(a, 62 * MiB), 62 * MiB);
   std::vector<void*> live;
   for (int i = 0; i < 32; ++i) {
-    r.deallocate(b, r.allocate(b, MiB / 2), MiB / 2);
+    r.deallocate(b, r.allocate(b, 3 * MiB / 2), 3 * MiB / 2);
     simulator::run_until_idle();
     auto const before = gpumem::driver_calls("cuEventQuery");
     live.push_back(r.allocate(a, MiB));

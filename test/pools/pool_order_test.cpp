@@ -196,7 +196,8 @@ TEST_F(pool_order, a_roomy_pool_does_not_look_for_a_better_fit) {
   auto const polls_of = [&](gpumem::pool_options options) {
     gpumem::pool_resource r{device, options};
     r.reserve(256 * MiB);
-    for (auto* const on : {&a, &b}) freed_in_use(r, *on, 8 * MiB);
+    freed_in_use(r, a, 8 * MiB);
+    freed_in_use(r, b, 24 * MiB);
     auto const before = gpumem::driver_calls("cuEventQuery");
     r.deallocate(a, r.allocate(a, 16 * MiB), 16 * MiB);
     simulator::run_until_idle();
@@ -207,27 +208,29 @@ TEST_F(pool_order, a_roomy_pool_does_not_look_for_a_better_fit) {
   EXPECT_GT(polls_of({.growth = gpumem::growth::compact}), 0u);
 }
 
-// Where looks have come to nothing the next are left out.
-TEST_F(pool_order, a_look_for_a_better_fit_is_not_left_out_for_what_is_large) {
+// Where one has come to nothing the next is left out.
+TEST_F(pool_order, looks_for_a_better_fit_are_for_what_others_have_left) {
   gpumem::pool_resource r{device};
   auto* const live = r.allocate(a, 64 * MiB); // so that it is not roomy
   auto* const loose = r.allocate(a, 64 * MiB);
-  std::array<void*, 3> left{};
-  for (auto& each : left) each = r.allocate(b, 4 * MiB);
+  auto* const left = r.allocate(b, 4 * MiB);
+  auto* const end = r.allocate(b, 4 * MiB);
   r.deallocate(a, loose, 64 * MiB);
-  r.deallocate(b, left[0], 4 * MiB); // leaves no evidence
-  std::vector<void*> small;
-  for (int i = 0; i < 7; ++i) small.push_back(r.allocate(a, MiB / 2));
-  r.deallocate(b, left[2], 4 * MiB); // has been asked for it
-  simulator::run_until_idle();
-  auto const asked = gpumem::driver_calls("cuEventQuery");
-  small.push_back(r.allocate(a, MiB / 2));
-  EXPECT_EQ(gpumem::driver_calls("cuEventQuery"), asked) << "it is left out";
-  auto* const large = r.allocate(a, 4 * MiB);
-  EXPECT_TRUE(large == left[0] || large == left[2]);
-  r.deallocate(a, large, 4 * MiB);
-  for (auto* const each : small) r.deallocate(a, each, MiB / 2);
-  r.deallocate(b, left[1], 4 * MiB);
+  r.deallocate(b, left, 4 * MiB); // leaves no evidence
+  std::vector<void*> blocks;
+  auto const polls_of = [&](std::size_t bytes) {
+    simulator::run_until_idle();
+    auto const before = gpumem::driver_calls("cuEventQuery");
+    blocks.push_back(r.allocate(a, bytes));
+    return gpumem::driver_calls("cuEventQuery") - before;
+  };
+  EXPECT_EQ(polls_of(8 * MiB), 0u) << "they have nothing so large";
+  EXPECT_GT(polls_of(4 * MiB), 0u) << "whose evidence is recorded now";
+  EXPECT_EQ(polls_of(4 * MiB), 0u) << "it is left out";
+  EXPECT_GT(polls_of(4 * MiB), 0u);
+  EXPECT_EQ(blocks.back(), left);
+  for (auto* const each : blocks) r.deallocate(a, each);
+  r.deallocate(b, end, 4 * MiB);
   r.deallocate(a, live, 64 * MiB);
 }
 
