@@ -17,9 +17,9 @@ namespace bench {
 constexpr std::size_t timeline_steps = 2'000;
 constexpr mix timeline_sizes{std::size_t{256} << 10, std::size_t{64} << 20};
 
-/// Each step allocates on one of the streams, runs a kernel there and frees. `warm`: a stretch in the middle of
-/// several, against one of as many without a resource between them; `cold`: the first stretch; `cold_reserved`: the
-/// first of another resource that has reserved memory before, where it can.
+/// Each step allocates on one of the streams, runs a kernel there and frees. Each figure is a median, against that of
+/// as many stretches without a resource between them. `warm`: of one resource after its first; `cold`: of the first
+/// stretches of some; `cold_reserved`: the same where they have reserved memory before, if they can.
 template <class Make>
 void timeline(benchmark::State& state, context& with, Make const& make, std::size_t streams, double microseconds) {
   replay::work_kernel const kernel{with.device, microseconds};
@@ -47,25 +47,31 @@ void timeline(benchmark::State& state, context& with, Make const& make, std::siz
         resource.deallocate(stream, *got, each.bytes);
       });
     };
+    constexpr int often = 5;
+    std::vector<double> bare_took, warm_took, cold_took, reserved_took;
     auto resource = make(with.device);
-    auto const cold = over(resource);
     over(resource);
-    std::vector<double> bare_took, took;
-    for (int i = 0; i < 5; ++i) {
+    over(resource);
+    for (int i = 0; i < often; ++i) {
       bare_took.push_back(bare());
-      took.push_back(over(resource));
+      warm_took.push_back(over(resource));
+      auto fresh = make(with.device);
+      cold_took.push_back(over(fresh));
+      if constexpr (requires { fresh.reserve(1); }) {
+        auto spacious = make(with.device);
+        spacious.reserve(4 * streams * timeline_sizes.largest);
+        reserved_took.push_back(over(spacious));
+      }
     }
     ahead.deallocate_sync(memory, 4096);
     auto const reference = replay::median(std::move(bare_took));
-    auto const warm = replay::median(std::move(took));
+    auto const warm = replay::median(std::move(warm_took));
     state.SetIterationTime(warm);
-    state.counters["cold"] = cold / reference;
+    state.counters["cold"] = replay::median(std::move(cold_took)) / reference;
     state.counters["warm"] = warm / reference;
     state.counters["reserved_MiB"] = static_cast<double>(resource.figures().peak_reserved) / (1 << 20);
-    auto spacious = make(with.device);
-    if constexpr (requires { spacious.reserve(1); }) {
-      spacious.reserve(4 * streams * timeline_sizes.largest);
-      state.counters["cold_reserved"] = over(spacious) / reference;
+    if (!reserved_took.empty()) {
+      state.counters["cold_reserved"] = replay::median(std::move(reserved_took)) / reference;
     }
   }
 }
