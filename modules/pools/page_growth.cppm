@@ -75,7 +75,7 @@ public:
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, bool generous) const noexcept;
 
 private:
-  static constexpr std::size_t large_part = 12; // of what is reserved
+  static constexpr std::size_t large_part = 16; // of what is reserved
   block* usable_end(pool_request const& what, pool_shard const& in) const;
   std::size_t missing(pool_request const& what, pool_shard const& in, bool exact) const;
   std::optional<growth_plan> gap_for(pool_request const& what, pool_shard const& in) const;

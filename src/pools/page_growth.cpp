@@ -32,7 +32,7 @@ inline constexpr std::size_t most_spent = std::size_t{8} << 30;
 inline constexpr std::size_t largest_generous_page = 64 * largest_page;
 // Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused, with smaller ones more
 // of them moved.
-inline constexpr std::size_t compact_pages = 160;
+inline constexpr std::size_t compact_pages = 150;
 // Of what would be missing at the end, in percent.
 inline constexpr std::size_t clearly_less = 60;
 

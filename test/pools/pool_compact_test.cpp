@@ -167,7 +167,7 @@ TEST_F(pool_compact, large_blocks_lie_at_the_end_of_what_is_free) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(aligned), highest / (4 * MiB) * (4 * MiB));
   auto* const between = r.allocate(a, 1 * MiB);
   EXPECT_EQ(between, at(aligned, 9 * MiB));
-  auto* const below = r.allocate(a, 4 * MiB);
+  auto* const below = r.allocate(a, 3 * MiB);
   EXPECT_EQ(below, at(small, 1 * MiB));
   EXPECT_TRUE(sound(r));
   for (auto* const each : {small, large, aligned, between, below}) r.deallocate(a, each);
