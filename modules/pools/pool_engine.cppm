@@ -170,8 +170,7 @@ private:
                  shard_list::found const& seen) noexcept;
   bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;
   inline void take_in(pool_shard& in) noexcept {
-    if (in.posted.load(std::memory_order_relaxed)) [[unlikely]]
-      take_in_posted(in);
+    if (in.posted.load(std::memory_order_relaxed)) take_in_posted(in);
   }
   void take_in_posted(pool_shard& in) noexcept;
   inline void take_in_all() noexcept {

@@ -106,8 +106,7 @@ public:
 
   /// Takes a shard's lock.
   inline sync::quick_lock enter(pool_shard& one) {
-    if (!one.guard.try_lock()) [[unlikely]]
-      wait_for(one);
+    if (!one.guard.try_lock()) wait_for(one);
     return {one.guard, std::adopt_lock};
   }
 

@@ -25,11 +25,14 @@ namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
+inline constexpr std::size_t growth_pages = 2;
 inline constexpr std::size_t pages_to_return = 4; // where memory is wanted back, page by page
 // Where memory is spent on speed. So much each of 16 streams of short kernels came to have.
 inline constexpr std::size_t times_its_own = 4;
 inline constexpr std::size_t most_spent = std::size_t{8} << 30;
-inline constexpr std::size_t largest_generous_page = 64 * largest_page;
+inline constexpr std::size_t generous_pages = 1;
+// With half as many pages, the largest of 2 GiB, 16 streams of short kernels lost as much at first on an H200.
+inline constexpr std::size_t largest_generous_page = 8 * largest_page;
 // Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused, with smaller ones more
 // of them moved.
 inline constexpr std::size_t compact_pages = 150;
@@ -129,7 +132,8 @@ std::size_t page_growth::page_size(virtual_pages const& of, std::size_t bytes, b
   auto const next = least_page(of);
   if (chunks_.limit()) return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), smallest_of(of), next);
   if (is_compact()) return next;
-  auto const pages = options_.release_threshold == SIZE_MAX ? 1 : pages_to_return;
+  auto const usual = options_.release_threshold == SIZE_MAX ? growth_pages : pages_to_return;
+  auto const pages = generous ? generous_pages : usual;
   auto const largest = std::max(next, generous ? largest_generous_page : largest_page);
   return std::clamp(whole_pages(of, bytes / pages), next, largest);
 }

@@ -32,8 +32,7 @@ free_result pool_engine::finish(stream_key const& key, void* pointer, std::optio
                                 near_free const& near) noexcept {
   auto const ended = near.put.out ? end_put_out(*near.put.out) : free_result::done;
   if (near.put.kept) return ended;
-  if (near.freed.that) [[likely]]
-    return free_shared(key, pointer, bytes, near.freed);
+  if (near.freed.that) return free_shared(key, pointer, bytes, near.freed);
   // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
   // near the limit a thread may have nothing else, and borrowing stops all of them.
   auto const seen = shards_.granted_at(pointer);
@@ -58,7 +57,7 @@ free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::
     return false;
   auto& home = *seen.shard;
   sync::quick_lock held{home.guard, std::try_to_lock};
-  if (!held) [[unlikely]] {
+  if (!held) {
     if (post_free(key, bytes, seen)) return true;
     held = shards_.enter(home);
   }
