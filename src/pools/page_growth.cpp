@@ -31,7 +31,7 @@ inline constexpr std::size_t pages_to_return = 4; // where memory is wanted back
 inline constexpr std::size_t times_its_own = 4;
 inline constexpr std::size_t most_spent = std::size_t{8} << 30;
 inline constexpr std::size_t generous_pages = 1;
-// With half as many pages, the largest of 2 GiB, 16 streams of short kernels lost as much at first on an H200.
+// With half as many pages, the largest of 2 GiB, 16 streams of short kernels lost as much at first on an H100.
 inline constexpr std::size_t largest_generous_page = 8 * largest_page;
 // Of what is mapped, as of fast pools 1/128: larger pages left more of recorded traces unused, with smaller ones more
 // of them moved.
