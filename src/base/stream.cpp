@@ -169,17 +169,19 @@ stream_key stream_key::by_identity() const noexcept {
   return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
-detail::timeline* detail::seen_timeline(CUstream handle) noexcept {
+detail::timeline* detail::seen_timeline(CUstream handle) noexcept try {
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD || !driver_alive()) {
     return nullptr;
   }
-  auto const& ask = driver(); // which throws only before a stream was seen
+  auto const& ask = driver();
   unsigned long long id = 0;
-  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (ask.stream_get_id(handle, &id) != CUDA_SUCCESS) return nullptr;
   auto* const found = known_ids.find(id);
+  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = found && ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
   return known && status == CU_STREAM_CAPTURE_STATUS_NONE ? found : nullptr;
+} catch (...) { // there is no driver
+  return nullptr;
 }
 
 bool detail::is_capturing(CUstream handle) {

@@ -26,6 +26,8 @@ TEST(without_driver, a_stream_cannot_be_identified) {
   if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
   gpumem::host_resource subject;
   EXPECT_THROW(subject.allocate(gpumem::stream_ref{cudaStream_t{}}, 8), gpumem::cuda_error);
+  int somebodys = 0;
+  EXPECT_FALSE(subject.try_allocate(gpumem::stream_ref{reinterpret_cast<cudaStream_t>(&somebodys)}, 8));
   EXPECT_THROW(gpumem::cuda_resource{}, gpumem::cuda_error);
 }
 
