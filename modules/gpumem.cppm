@@ -12,6 +12,7 @@ export import :error;
 export import :device;
 export import :timeline;
 export import :hash;
+export import :timeline_registry;
 export import :timeline_table;
 export import :stream;
 export import :event;

@@ -10,6 +10,20 @@ import :timeline;
 namespace gpumem {
 
 export class event;
+export class stream_key;
+namespace detail {
+stream_key wait_without_identity(CUstream handle) noexcept;
+}
+
+/// What handle 0 means. A call cannot see it: the caller was compiled with per-thread default streams or without.
+export enum class default_stream : std::uint8_t {
+  either,     ///< not said: memory freed on it goes to other streams once both possible streams have done their work
+  legacy,     ///< the device's legacy stream, `cudaStreamLegacy`: one stream for all threads
+  per_thread, ///< the calling thread's, `cudaStreamPerThread`
+};
+/// Says what handle 0 means in calls from now on; for the process. A program that says it shares memory across threads
+/// (legacy) or streams (per_thread) sooner. At first it is `either`. Any thread.
+export void set_default_stream(default_stream means) noexcept;
 
 /// A stream as a resource sees it: identified once, in the outermost call, and passed down.
 export class stream_key {
@@ -28,13 +42,33 @@ public:
   /// Whether the call was given the handle: a free by identity touches none.
   inline bool has_handle() const noexcept { return has_handle_; }
   inline CUstream handle() const noexcept { return handle_; }
+  /// Whether a request may wait on the host, for a bounded time, for memory that is free but still in use.
+  inline bool may_wait() const noexcept { return may_wait_; }
+  inline stream_key waiting(bool may = true) const noexcept {
+    auto key = *this;
+    key.may_wait_ = may;
+    return key;
+  }
   /// The same stream, without leave to touch the handle unless gpumem knows that it lives.
   stream_key by_identity() const noexcept;
+  /// Of a stream that an object kept with its handle, which must still live. A thread's default stream seen from
+  /// another thread, and a handle that is another stream's by now, are keys by identity.
+  static stream_key at_end_of(detail::timeline& order, CUstream handle) noexcept;
 
   inline detail::timeline& order() const noexcept { return *timeline_; }
 
-  /// Waits on the host for all work enqueued on the stream so far: by the handle where it may be touched, else for its
-  /// whole context. The host's own key waits for nothing. Returns the driver's error; never throws.
+  /// The end of a use: returns the epoch of the memory's tag. On a stream that may die this is where an event is
+  /// recorded: at each of its first frees, then rarely, or always if `always`.
+  [[gnu::always_inline]] inline epoch end_use(std::size_t bytes, bool always = false) const noexcept {
+    if (!timeline_->is_mortal()) [[likely]]
+      return timeline_->now();
+    bool const may_record = has_handle_ && !capturing_;
+    return timeline_->end_use(may_record ? std::optional{handle_} : std::nullopt, bytes, always);
+  }
+
+  /// Waits on the host for all work enqueued on the stream so far. The host's own key waits for nothing. Returns the
+  /// driver's error; at once CUDA_ERROR_NOT_READY if the handle of a stream that may die may not be touched, and an
+  /// error of capture if the stream captures. Never throws.
   CUresult wait_on_host() const noexcept;
 
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
@@ -44,6 +78,7 @@ private:
   friend class allocation;
   friend stream_key identify(stream_ref, device);
   friend stream_key identify(stream_ref);
+  friend stream_key detail::wait_without_identity(CUstream) noexcept;
   inline stream_key(detail::timeline& order, CUstream handle, bool has_handle, bool capturing) noexcept
       : timeline_{&order}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
 
@@ -51,6 +86,7 @@ private:
   CUstream handle_;
   bool has_handle_;
   bool capturing_;
+  bool may_wait_ = false;
 };
 
 /// Identifies a stream for a resource on a device. Own and adopted streams by their handle (no driver call), others by
@@ -67,6 +103,9 @@ inline timeline* known_timeline(CUstream handle) noexcept { return handle ? know
 // The timeline of a stream that is not gpumem's own, has been seen before and captures nothing, by its id: two driver
 // calls. Null for all others, and on an error.
 timeline* seen_timeline(CUstream handle) noexcept;
+// The key of a free on a stream for which the host has no memory: after a wait for the stream the host's. Memory freed
+// on a stream that captures, which cannot be waited for, is never seen complete.
+stream_key wait_without_identity(CUstream handle) noexcept;
 // Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
 } // namespace detail

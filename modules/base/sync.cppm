@@ -185,6 +185,9 @@ inline unsigned thread_number() noexcept {
   return number <= no_number ? number : detail::take_number();
 }
 
+/// Has the function called when the calling thread ends, once; the last function given stands.
+void at_thread_exit(void (*function)() noexcept) noexcept;
+
 /// Sleeps for about that long.
 inline void sleep_for(duration span) { std::this_thread::sleep_for(span); }
 

@@ -46,37 +46,55 @@ void give_event(pooled_event* event) noexcept;
 // be looked at without a lock.
 inline constexpr int wanted_spares = 4;
 inline constinit std::atomic<bool> spares_are_few{true};
+// Streams have died with more frees that no event covers than the library puts up with: from then on each free on a
+// mortal stream records.
+inline constinit std::atomic<bool> streams_die{false};
+// Called after an event that memory waits for was recorded; null at first.
+inline constinit std::atomic<void (*)() noexcept> answered{nullptr};
 
 enum class stream_kind : std::uint8_t {
   own,        // of gpumem: never destroyed
-  adopted,    // somebody promised its lifetime
-  foreign,    // a handle that may die at any time: used only inside a call that was given it
+  adopted,    // its owner has promised that it lives
   legacy,     // cudaStreamLegacy of a device
+  foreign,    // a handle that may die at any time: used only inside a call that was given it
   per_thread, // cudaStreamPerThread of a thread
   null,       // handle 0 of one thread: which stream that is depends on how the caller was compiled
-  host,       // the host itself: what it frees nobody uses any more, what it is given it may touch at once
+  host,       // the host itself: memory that it frees is in no use, memory that it is given it may touch at once
 };
 
-// Never destroyed: pools keep pointers as tags. Any thread.
+// Never destroyed: pools keep pointers as tags. The timeline of a stream that has died serves a later stream, under the
+// same index and with later epochs: every epoch of the earlier stream is complete then. Any thread.
 //
 // Evidence of an epoch is an event that carries it. It is *precise* for a block if it was recorded inside the block's
 // freeing call, and may then be waited for; else *late*: it covers work enqueued after the free, which may depend on
-// the very stream that would wait, so it may only be queried. Nobody else's block has a precise epoch. Events of the
-// null and legacy streams cover other streams' work too and are late for every block.
+// the very stream that would wait, so it may only be queried. No other block has a precise epoch. Events of the null
+// and legacy streams cover other streams' work too and are late for every block.
+//
+// A *mortal* stream (foreign, per_thread, null) can be recorded only inside a call that is given its handle, and every
+// call may be the last one. Its timeline has one event more, the last event, which frees record again and again: late
+// evidence that no full ring and no lack of spare events can keep away.
+//
+// Handle 0 of a program that has not said what it means is the thread's per-thread stream or the legacy stream. An
+// event on the legacy stream would be a barrier between all blocking streams, so events of such a timeline are recorded
+// on the per-thread stream, and count as complete only while the driver says that the legacy stream is idle.
 class timeline {
 public:
-  timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context, CUstream handle);
+  // `last`: an event of the context, where the stream is or may become mortal.
+  timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context, CUstream handle,
+           pooled_event* last);
   timeline(timeline const&) = delete;
   timeline& operator=(timeline const&) = delete;
 
   inline stream_kind kind() const noexcept { return kind_.load(std::memory_order_relaxed); }
   inline std::uint32_t index() const noexcept { return index_; }
-  inline std::uint64_t id() const noexcept { return id_; }
+  // The driver's id, which it never gives to another stream; 0 of a default stream.
+  inline std::uint64_t id() const noexcept { return id_.load(std::memory_order_acquire); }
   inline int device() const noexcept { return device_; }
   inline CUcontext context() const noexcept { return context_; }
   // The handle may be used outside a call that was given it.
-  inline bool owns_handle() const noexcept { return kind() == stream_kind::own || kind() == stream_kind::adopted; }
-  inline CUstream handle() const noexcept { return handle_; }
+  inline bool owns_handle() const noexcept { return kind() <= stream_kind::adopted; }
+  inline bool is_mortal() const noexcept { return kind() >= stream_kind::foreign && kind() <= stream_kind::null; }
+  inline CUstream handle() const noexcept { return handle_.load(std::memory_order_relaxed); }
   // One more promise, or one less, that the handle lives; whether there is one now. The registry's lock guards it.
   bool adopt(bool promised) noexcept;
   inline int priority() const noexcept { return priority_; }
@@ -100,19 +118,67 @@ public:
   inline epoch record_precise(CUstream given) noexcept { return record(given, true); }
   inline epoch record_late(CUstream given) noexcept { return record(given, false); }
 
-  // Somebody wants evidence of the current epoch; the next call that is given the stream records it.
+  // The end of a use on a mortal stream: returns the epoch in which the caller tags the memory. The last event is
+  // recorded at each of the stream's first 64 frees, then ever more rarely, at most every 64th free and every 32 MiB;
+  // always if `always`, or once streams have been seen to die with frees that no event covers. `given`: the handle, in
+  // a call that was given it; none in other calls, which leave no event. Threads that free on one stream at the same
+  // time may miss counts of each other. Allocates no host memory.
+  epoch end_use(std::optional<CUstream> given, std::size_t bytes, bool always) noexcept;
+
+  // The thread of a default stream is about to end, or the owner of a foreign stream no longer promises its life:
+  // records the last event. Calls that come later, without a handle, find that all work is covered.
+  void record_last(CUstream given, bool final) noexcept;
+
+  // Of the legacy stream, whose handle never dies: asks the driver whether it is idle, and publishes that. Asks nothing
+  // while a blocking stream captures, since that would end the capture.
+  void query_legacy() noexcept;
+
+  // An object outside the pools keeps this timeline, and will free by it.
+  inline void hold() noexcept { holders_.fetch_add(1, std::memory_order_relaxed); }
+  inline void drop() noexcept { holders_.fetch_sub(1, std::memory_order_release); }
+
+  // Of a stream that has died, under the registry's lock. Whether the timeline may serve another stream: all is
+  // covered, seen complete, and no object keeps it. Polls.
+  bool is_over() noexcept;
+  // Frees and bytes that no event covers: of a dead stream they stay so.
+  inline std::uint32_t uncovered_frees() const noexcept { return uncovered_frees_.load(std::memory_order_relaxed); }
+  inline std::size_t uncovered_bytes() const noexcept { return uncovered_bytes_.load(std::memory_order_relaxed); }
+  // Becomes the timeline of another stream of the same context, which has not been used yet.
+  void serve(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
+  // The registry's: another timeline of the same list.
+  timeline* next = nullptr;
+
+  // Sees to evidence of what was freed so far: records it late where a handle may be touched, `given` or the stream's
+  // own, queries the legacy stream, and otherwise asks for it.
+  void cover(std::optional<CUstream> given) noexcept;
+  // Whether polling, or covering without a call that is given the handle, can show the epoch complete.
+  inline bool can_complete(epoch e) const noexcept {
+    return newest_evidence() >= e || owns_handle() || kind() == stream_kind::legacy || completed(e);
+  }
+
+  // Memory waits for an event that covers all frees so far: the next call that is given the stream's handle, of
+  // whatever kind, records it, and then calls `answered`.
+  inline void want() noexcept { wanted_.store(true, std::memory_order_relaxed); }
+  inline bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed); }
+  void answer(CUstream given) noexcept;
+
+  // Another stream wants evidence of the current epoch; the next free that is given the stream records it.
   inline void ask() noexcept { asked_.store(true, std::memory_order_relaxed); }
   inline bool asked() const noexcept { return asked_.load(std::memory_order_relaxed); }
 
   // Counts frees without evidence; true when enough have gathered that a record is due.
   bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t most_bytes) noexcept;
 
-  // Queries evidence and publishes what is complete. Since when the oldest of the rest has been open; nothing: there is
+  // Queries evidence and publishes what is complete. Since when the oldest of the rest has been open; null: there is
   // none, another thread polls or records, or the driver is gone.
   std::optional<sync::time_point> poll() noexcept;
   bool has_evidence() const noexcept;
   // Newest epoch with evidence, complete or not.
   inline epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
+
+  // Waits on the host until the epoch is complete; false, at once, if polling cannot show that. Without an end where
+  // the work has none.
+  bool wait(epoch e) noexcept;
 
   // Whether there is precise evidence of (this, e) that is still open.
   bool waitable(epoch e) const noexcept;
@@ -152,15 +218,25 @@ private:
   inline evidence const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % most_evidence]; }
   evidence const* find_waitable(epoch e) const noexcept;
   static bool complete(evidence const& one) noexcept;
+  // Whether the stream captures, so that its events are a graph's; an error counts as that.
+  bool captures(CUstream given) const noexcept;
   // Queries evidence, publishes what is complete and gives its events back. Under evidence_guard_.
   void drop_completed() noexcept;
+  void poll_last() noexcept;
+  epoch record_again(CUstream given) noexcept;
+  bool is_legacy_idle() const noexcept;
+  // Where events are recorded for a call that was given a handle.
+  CUstream recorded_on(CUstream given) const noexcept;
+  inline void note_evidence(epoch covers) noexcept {
+    recorded_.store(std::max(covers, recorded_.load(std::memory_order_relaxed)), std::memory_order_release);
+  }
 
   std::atomic<stream_kind> kind_;
   std::uint32_t const index_;
-  std::uint64_t const id_;
+  std::atomic<std::uint64_t> id_;
   int const device_;
   CUcontext const context_;
-  CUstream const handle_;
+  std::atomic<CUstream> handle_;
 
   int priority_ = 0;
   int adoptions_ = 0;
@@ -170,10 +246,16 @@ private:
   std::atomic<epoch> completed_;
   std::atomic<epoch> recorded_{0};
   std::atomic<bool> asked_{false};
+  std::atomic<bool> wanted_{false};
   std::atomic<bool> prepared_;
   // Written often: not beside what every free reads.
   alignas(64) std::atomic<std::uint32_t> unrecorded_frees_{0};
   std::atomic<std::size_t> unrecorded_bytes_{0};
+  // Of a mortal stream: its frees, and those since the last event was recorded.
+  std::atomic<std::uint32_t> frees_{0};
+  std::atomic<std::uint32_t> uncovered_frees_{0};
+  std::atomic<std::size_t> uncovered_bytes_{0};
+  std::atomic<int> holders_{0};
 
   alignas(64) mutable sync::mutex evidence_guard_;
   std::array<evidence, most_evidence> ring_{};
@@ -181,6 +263,11 @@ private:
   std::size_t size_ = 0;
   pooled_event* own_events_ = nullptr; // spare; a few, so that streams of many threads rarely meet at the common ones
   int own_event_count_ = 0;
+  pooled_event* const last_event_; // null of streams that are not mortal
+  epoch last_covers_ = 0;
+  sync::time_point last_recorded_ = {};
+  bool last_open_ = false;
+  std::atomic<bool> final_{false}; // nothing can be enqueued on the stream any more, and the last event covers all
 
   mutable sync::mutex clock_guard_;
   vector_clock clock_;

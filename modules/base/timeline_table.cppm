@@ -1,4 +1,4 @@
-// The timelines of streams by what a call knows of them, found without a lock.
+// The timelines of streams by their handles, found without a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_table;
 import :cuda;
@@ -8,8 +8,8 @@ import :timeline;
 
 namespace gpumem::detail {
 
-/// Timelines by a word: a hash that is read without a lock. An entry once written stays; its timeline can be taken out,
-/// so a probe never stops early. Half of it stays empty, so that no probe is long.
+/// Timelines by a word: a hash that is read without a lock. An entry once written stays; its timeline can be replaced,
+/// or taken out, so a probe never stops early. Half of it stays empty, so that no probe is long.
 export template <class Key> class timeline_table {
 public:
   /// Null: not here. `key` is not null. Any thread.
@@ -48,10 +48,11 @@ private:
   std::size_t used_ = 0;
 };
 
-/// The process's: by the handles of streams whose owners promise that they live; streams beyond what it holds are
-/// identified like foreign ones.
+/// The process's: by the handles of streams that are promised to live; those beyond what it holds are identified like
+/// foreign ones.
 export inline constinit timeline_table<CUstream> known_handles;
-/// By the driver's ids of streams, which it never gives to another; those beyond what it holds the registry finds.
-export inline constinit timeline_table<std::uint64_t> known_ids;
+/// By the handle of every stream seen. The handle of a stream that has died may be that of another now, so that ids are
+/// compared. Those beyond what it holds the registry finds.
+export inline constinit timeline_table<CUstream> seen_handles;
 
 } // namespace gpumem::detail

@@ -33,16 +33,19 @@ private:
 };
 
 /// Owns a block: move-only, 48 bytes. Its resource's state stays alive with it, whatever handles die. The destructor
-/// frees in the order of the block's stream, by the stream's identity: a foreign handle is not touched, so such memory
-/// is reused on other streams only once the host has seen it complete; own and adopted streams, or `reset(stream)`,
-/// have no such limit. One thread at a time.
+/// frees in the order of the block's stream, with the stream's handle, which must live until then, as with RMM's
+/// device_buffer; a program that destroys the stream earlier calls `reset(stream)` or `rehome(stream)` before. A block
+/// of a thread's default stream may die on another thread: it is freed by the stream's identity then, and reused on
+/// other streams once an event that the thread records later is complete. One thread at a time.
 export class allocation {
 public:
   allocation() noexcept = default;
   allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
              std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
-        order_{&stream.order()}, stream_{stream.handle()} {}
+        order_{&stream.order()}, stream_{stream.handle()} {
+    if (data_) hold();
+  }
   allocation(allocation&& other) noexcept { swap(other); }
   allocation& operator=(allocation&& other) noexcept {
     allocation{std::move(other)}.swap(*this);
@@ -79,6 +82,13 @@ private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
+  // The timeline serves no other stream while a block will be freed by it.
+  inline void hold() const noexcept {
+    if (order_->is_mortal()) order_->hold();
+  }
+  inline void drop() const noexcept {
+    if (order_->is_mortal()) order_->drop();
+  }
 
   void* data_ = nullptr;
   std::size_t bytes_ : 58 = 0;

@@ -44,18 +44,19 @@ public:
   using state_type = State;
   static constexpr std::size_t default_alignment = 256;
 
-  /// Memory usable by work enqueued on the stream from now on. Throws as `throw_failure`.
+  /// Memory usable by work enqueued on the stream from now on. Before it fails, a pool at its limit waits on the host,
+  /// for a second at most, for memory that is free but still in use. Throws as `throw_failure`.
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
-    auto const result = try_allocate(stream, bytes, alignment);
+    auto const result = detail::allocate_outermost(state(), stream, bytes, alignment, true);
     if (!result) detail::throw_failure_of(services(), stream.get(), result.error());
     return *result;
   }
 
-  /// The same without throwing. Inlined by force, as the free is: calls of what a pool serves near its thread took 7 %
-  /// of recorded traces.
+  /// The same without throwing and without waiting. Inlined by force, as the free is: calls of what a pool serves near
+  /// its thread took 7 % of recorded traces.
   [[gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    return detail::allocate_outermost(state(), stream, bytes, alignment);
+    return detail::allocate_outermost(state(), stream, bytes, alignment, false);
   }
 
   /// Frees in the order of the stream: work enqueued on it before may still use the memory. Misuse goes to the handler.
@@ -70,7 +71,7 @@ public:
 
   /// Memory that the host may hand to any stream, or touch, on return. Throws as `throw_failure`.
   void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    auto const key = stream_key::host();
+    auto const key = stream_key::host().waiting();
     if (bytes == 0) return nullptr;
     auto result = detail::checked_request(key, state().where(), bytes, alignment);
     if (result) result = state().try_allocate(key, bytes, alignment);
@@ -122,7 +123,7 @@ private:
                                             std::size_t alignment) noexcept {
     if (auto* const order = detail::seen_timeline(stream.get())) [[likely]] {
       state().deallocate(stream_key::known(*order, stream.get()), pointer, bytes, alignment);
-    } else if (auto const key = detail::try_identify(stream, state().where(), bytes)) {
+    } else if (auto const key = detail::identify_for_free(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
     } else if (key.error().what == outcome::device_lost) {
       state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping

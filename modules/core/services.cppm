@@ -72,6 +72,10 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
 // Identifies a stream without throwing.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept;
+// The same for a free, which host memory that is missing must not keep from its stream: it then waits for the stream,
+// and the key is the host's.
+expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
+                                                std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
                                                   std::size_t bytes) noexcept {
   if (auto* const order = known_timeline(stream.get())) return stream_key::known(*order, stream.get());
@@ -100,37 +104,38 @@ template <class Allocate> expected<void*, failure> allocate_external(Allocate al
 // With something wrong, or of a stream never seen before.
 template <resource_state State>
 [[gnu::noinline]] expected<void*, failure> allocate_unusual(State& state, stream_ref stream, std::size_t bytes,
-                                                            std::size_t alignment) noexcept {
+                                                            std::size_t alignment, bool may_wait) noexcept {
   if (bytes == 0) return nullptr;
   auto const key = try_identify(stream, state.where(), bytes);
   if (!key) return unexpected<failure>{key.error()};
   if (auto checked = checked_request(*key, state.where(), bytes, alignment); !checked) return checked;
-  return state.try_allocate(*key, bytes, alignment);
+  return state.try_allocate(key->waiting(may_wait), bytes, alignment);
 }
 
 // Of a stream that is not gpumem's own.
 template <resource_state State>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
-                                                            std::size_t alignment) noexcept {
+                                                            std::size_t alignment, bool may_wait) noexcept {
   auto* const order = bytes > 0 ? seen_timeline(stream.get()) : nullptr;
   if (!order) [[unlikely]]
-    return allocate_unusual(state, stream, bytes, alignment);
-  auto const key = stream_key::known(*order, stream.get());
+    return allocate_unusual(state, stream, bytes, alignment, may_wait);
+  auto const key = stream_key::known(*order, stream.get()).waiting(may_wait);
   if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
     return explain_request(key, state.where(), bytes, alignment);
   return state.try_allocate(key, bytes, alignment);
 }
 
+// `may_wait`: see stream_key.
 template <resource_state State>
 [[gnu::always_inline]] inline expected<void*, failure>
-allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept {
+allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, bool may_wait) noexcept {
   auto* const order = known_timeline(stream.get());
-  if (!order) return allocate_foreign(state, stream, bytes, alignment);
+  if (!order) return allocate_foreign(state, stream, bytes, alignment, may_wait);
   if (bytes == 0) [[unlikely]]
     return nullptr;
-  auto const key = stream_key::known(*order, stream.get());
+  auto const key = stream_key::known(*order, stream.get()).waiting(may_wait);
   if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
-    return allocate_unusual(state, stream, bytes, alignment);
+    return allocate_unusual(state, stream, bytes, alignment, may_wait);
   return state.try_allocate(key, bytes, alignment);
 }
 
@@ -138,7 +143,7 @@ template <resource_state S> services_table make_table(std::type_info const& serv
   services_table table{};
   table.serves = &serves;
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
-    return allocate_outermost(*static_cast<S*>(s), stream, n, a);
+    return allocate_outermost(*static_cast<S*>(s), stream, n, a, false);
   };
   table.try_allocate_keyed = [](void* s, void const* key, std::size_t n, std::size_t a) noexcept {
     return static_cast<S*>(s)->try_allocate(*static_cast<stream_key const*>(key), n, a);

@@ -49,15 +49,14 @@ public:
   void abandon() noexcept;
 
 private:
+  static constexpr sync::duration longest_flush{1'000'000}; // a millisecond
   enum class until : std::uint8_t { something, nothing_is_left };
-  enum class patience : std::uint8_t { polls, waits_for_tails, waits };
   using lock = sync::lock;
 
   expected<void*, failure> allocate(stream_key const& key, std::size_t bytes, std::size_t alignment);
   expected<void*, failure> draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept;
   void guard(guarded_block& fresh, stream_key const& key) noexcept;
-  bool drain(sync::time_point deadline, until goal, patience how) noexcept;
-  bool wait_for_device(sync::time_point deadline, patience how, sync::duration nap) noexcept;
+  bool drain(sync::time_point deadline, until goal) noexcept;
 
   guarded_block* claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   guarded_block* covering(void const* pointer) noexcept;

@@ -71,8 +71,9 @@ public:
     bool kept;
     block* out; ///< another block, for which there is no place any more; or null
   };
-  /// Keeps a granted block that is freed on the stream. Any thread, of the number `me`.
-  [[gnu::always_inline]] inline result put(block& freed, timeline& order, unsigned me) noexcept {
+  /// Keeps a granted block whose last use, on its stream, is over by that tag. Any thread, of the number `me`.
+  [[gnu::always_inline]] inline result put(block& freed, tag const& use, unsigned me) noexcept {
+    auto& order = *use.order;
     auto& mine = slot_of(me);
     auto* const all = mine.furniture.load(std::memory_order_acquire);
     if (!all) [[unlikely]]
@@ -82,9 +83,9 @@ public:
       return {false, nullptr};
     auto& in = all->cabinet_of(order);
     if (freed.stack < size_class::count) {
-      if (auto const numbered = put_numbered(mine, *all, in, freed, order)) return *numbered;
+      if (auto const numbered = put_numbered(mine, *all, in, freed, use)) return *numbered;
     }
-    return put_recent(mine, all->recent, in, freed, order);
+    return put_recent(mine, all->recent, in, freed, use);
   }
 
   /// Links a granted block whose use is over to others that are to be made free; false: not now, as nothing is kept.
@@ -188,7 +189,8 @@ private:
   }
   // None: a medium block for which there is no place; it may be kept among the last ones.
   [[gnu::always_inline]] inline std::optional<result> put_numbered(slot& mine, furniture& all, cabinet& in,
-                                                                   block& freed, timeline& order) noexcept {
+                                                                   block& freed, tag const& use) noexcept {
+    auto& order = *use.order;
     auto const kind = size_class::kind_of(freed.bytes);
     auto& from = credits_[kind];
     auto& part = mine.parts[kind];
@@ -201,7 +203,7 @@ private:
       part.regain(freed.bytes);
       return result{false, nullptr};
     } else {
-      note_kept(mine, freed, order);
+      note_kept(mine, freed, use);
       in.push(freed);
       in.last_put = mine.refused;
       in.strangers = 0;
@@ -211,7 +213,8 @@ private:
     return {};
   }
   [[gnu::always_inline]] inline result put_recent(slot& mine, recent_blocks& recent, cabinet& in, block& freed,
-                                                  timeline& order) noexcept {
+                                                  tag const& use) noexcept {
+    auto& order = *use.order;
     auto const bytes = freed.bytes;
     bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && recent.worthwhile();
     if (!keeps && recent.empty()) return {false, nullptr};
@@ -229,7 +232,7 @@ private:
       if (from.left() < static_cast<std::int64_t>(bytes)) count_lack(mine);
       return {false, out};
     }
-    note_kept(mine, freed, order);
+    note_kept(mine, freed, use);
     recent.keep(freed);
     return {true, out};
   }
@@ -251,9 +254,8 @@ private:
       return;
     if (!starved()) starved_.store(true, std::memory_order_relaxed);
   }
-  // The epoch is read after all that the caller has enqueued.
-  [[gnu::always_inline]] static inline void note_kept(slot& mine, block& freed, timeline& order) noexcept {
-    freed.tags.assign({&order, order.now()});
+  [[gnu::always_inline]] static inline void note_kept(slot& mine, block& freed, tag const& use) noexcept {
+    freed.tags.assign(use);
     freed.become(block_state::cached);
     ++mine.frees;
     mine.not_live += static_cast<std::int64_t>(freed.requested);

@@ -65,6 +65,7 @@ public:
   }
   /// What became of a free near the calling thread.
   struct near_free {
+    tag use; ///< that ends
     magazines::result put;
     shard_list::found freed; ///< if it lies in the thread's own shard
     inline bool done() const noexcept { return put.kept && !put.out; }
@@ -77,9 +78,11 @@ public:
     auto& home = shards_.home_of(me);
     auto* const freed = home.granted_at(pointer);
     bool const may = freed && may_keep(*freed, key, bytes);
+    // The epoch is read after all that the caller has enqueued, and before anything becomes of the block.
+    tag const use{&key.order(), end_use(key, freed, bytes)};
     if (!may) [[unlikely]]
-      return {{false, nullptr}, {freed, &home}};
-    return {magazines_.put(*freed, key.order(), me), {freed, &home}};
+      return {use, {false, nullptr}, {freed, &home}};
+    return {use, magazines_.put(*freed, use, me), {freed, &home}};
   }
   /// `near`: what `keep` has done for the same call.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -154,6 +157,7 @@ private:
 
   // pool_drain.cpp: out of memory, the last resort.
   void* drain(pool_request const& what, shard_locks& held);
+  void* reuse_drained(pool_request const& what);
   bool draining_may_help(pool_request const& what);
 
   // pool_free.cpp: from live to free, and the evidence that is left of it.
@@ -164,11 +168,25 @@ private:
   }
   // Whether a call may be served under the lock of one shard.
   inline bool calm_for(timeline const& order) const noexcept { return calm_ && (several_ || first_stream_ == &order); }
-  free_result free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                          shard_list::found const& seen) noexcept;
-  bool free_near(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                 shard_list::found const& seen) noexcept;
-  bool post_free(stream_key const& key, std::optional<std::size_t> bytes, shard_list::found const& seen) noexcept;
+  // The epoch of a use that ends on the stream. A free whose size is not known counts as a large one.
+  [[gnu::always_inline]] inline epoch end_use(stream_key const& key, block const* freed,
+                                              std::optional<std::size_t> bytes) const noexcept {
+    if (!key.order().is_mortal()) [[likely]]
+      return key.order().now();
+    return key.end_use(freed ? freed->bytes : bytes.value_or(SIZE_MAX / 2),
+                       frees_record_.load(std::memory_order_relaxed));
+  }
+  // One free on its way.
+  struct ending {
+    stream_key const& key;
+    void* pointer;
+    std::optional<std::size_t> bytes;
+    tag use;
+    inline bool fits(block const& freed) const noexcept { return !bytes || *bytes == freed.requested; }
+  };
+  free_result free_shared(ending const& what, shard_list::found const& seen) noexcept;
+  bool free_near(ending const& what, shard_list::found const& seen) noexcept;
+  bool post_free(ending const& what, shard_list::found const& seen) noexcept;
   inline void take_in(pool_shard& in) noexcept {
     if (in.posted.load(std::memory_order_relaxed)) take_in_posted(in);
   }
@@ -176,17 +194,14 @@ private:
   inline void take_in_all() noexcept {
     for (auto const& each : shards_.all()) take_in(*each);
   }
-  free_result free_outright(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  free_result free_outright(ending const& what) noexcept;
   free_result end_put_out(block& kept) noexcept;
   block* checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   block* explain_misuse(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  void end_live(block& freed, stream_key const& key, pool_shard& in) noexcept;
-  tag end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept;
+  void end_live(block& freed, ending const& what, pool_shard& in) noexcept;
+  tag leave_evidence(ending const& what, std::size_t bytes, pool_shard& in) noexcept;
   bool many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept;
-  [[gnu::always_inline]] inline tag leave_evidence(stream_key const& key, bool due) noexcept {
-    return due ? record_evidence(key) : tag{&key.order(), key.order().now()};
-  }
-  tag record_evidence(stream_key const& key) noexcept;
+  tag record_evidence(ending const& what) noexcept;
   // Whether a block that is freed stays apart, for the next who may have it as it is.
   inline bool stays_apart(block const& freed) const noexcept {
     auto const most_streams = order_.host_accessible() ? 0u : 1u; // the host waits for all of them
@@ -200,7 +215,7 @@ private:
   }
   void look_after_free(block const& range) noexcept;
   void defer(block& freed, stream_key const& key) noexcept;
-  void serve_deferred() noexcept;
+  void serve_deferred(stream_key const* now = nullptr) noexcept;
 
   // pool_uses.cpp: recorded uses.
   void admit_use(tag_set& uses, stream_key const& key, shard_locks& held);
@@ -230,9 +245,11 @@ private:
 
   // pool_return.cpp: what goes back.
   void resume() noexcept override;
-  void pass(shard_locks& held) noexcept;
+  bool pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
   void leave_behind() noexcept;
+  void want_events() noexcept;
+  static void revisit_left() noexcept;
 
   pool_options const options_;
   pool_order const order_;
@@ -243,7 +260,9 @@ private:
   pool_supply supply_; // has the upstream of what the shards have, and outlives them
   shard_list shards_;
   std::atomic<bool> scarce_{false}; // little is left of the limit: see chunk_list
-  sync::quick_condition arrived_;   // what was put out
+  // Each free on a stream that may die records an event: memory is wanted back, or near its limit.
+  std::atomic<bool> frees_record_{false};
+  sync::quick_condition arrived_; // what was put out
 
   // What follows changes only under the locks of all shards.
   pool_ladder const ladder_;
@@ -260,7 +279,6 @@ private:
   bool abandoned_ = false;
   unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
-  unsigned next_wait_ = 0;   // the pass that next waits for tails
 };
 
 /// Whether the process is exiting: the library thread must come to an end. From the first call on that is noted.
@@ -269,9 +287,10 @@ export bool leaving() noexcept;
 /// Throws std::invalid_argument for what no pool can have as its limit.
 void check_limit(std::size_t limit);
 
-/// Waits on the host, at most so long, for all work of the timelines' devices, and publishes the timelines' epochs;
-/// false if that was not seen by then. No lock may be held.
-export bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longest) noexcept;
+/// Polls, until `longest` has passed, until all that was freed on the streams so far is complete. False if that was not
+/// seen by then, or, once the rest is complete, if no event covers all of it. Records events on streams whose handles
+/// may be touched. No lock may be held.
+export bool wait_for_streams(std::vector<timeline*> const& orders, sync::duration longest) noexcept;
 
 } // namespace detail
 } // namespace gpumem

@@ -47,6 +47,9 @@ public:
   /// The streams whose uses of free memory the host has not seen complete, each once. Throws std::bad_alloc.
   static std::vector<timeline*> open_timelines(bool without_evidence, shard_span among);
 
+  /// Whether some use of free memory is open of which polling can show that it is complete.
+  static bool may_complete(shard_span among) noexcept;
+
   /// Orders the stream after every use that it is not ordered after. False on an error of the driver.
   static bool wait_for(tag_set const& tags, stream_key const& key);
 

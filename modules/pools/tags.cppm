@@ -15,6 +15,8 @@ export struct tag {
   inline bool completed() const noexcept { return order->completed(newest); }
   /// Some event covers the use, open or complete; only then can polling complete it.
   inline bool has_evidence() const noexcept { return completed() || order->newest_evidence() >= newest; }
+  /// It is open, and polling can complete it.
+  inline bool may_complete() const noexcept { return !completed() && order->can_complete(newest); }
 };
 
 /// At most four tags, one for each stream; the newest epoch stands for the older ones. No tag: nobody uses the memory.

@@ -16,11 +16,10 @@ namespace gpumem {
 ///
 /// `allocate_sync` waits on the host until the memory is there; `deallocate_sync` waits for nothing. A capturing stream
 /// is refused, also where the capture was begun on the raw handle; a free on one is kept until the next call outside a
-/// capture. A block freed by identity (by an allocation's destructor) on a foreign stream stays the pool's until that
-/// stream is passed again, at most 64 of them; then, when memory runs out, and with the last handle, the host waits for
-/// that stream's context. Streams of other devices may be given where the pool allows their device. A thread waits for
-/// its per-thread default stream before it ends: where that stream still works on memory of a driver pool, driver 580
-/// never lets the thread end, whoever made the calls.
+/// capture, for a foreign stream until the next call that is given it. The last handle waits on the host for the
+/// streams that freed. Streams of other devices may be given where the pool allows their device. A thread waits for its
+/// per-thread default stream before it ends: where that stream still works on memory of a driver pool, driver 580 never
+/// lets the thread end, whoever made the calls.
 ///
 /// `trim(keep)` gives back what is not in use and whose frees the host has seen complete. Figures: reserved and granted
 /// bytes with the peak of reserved from the driver, live bytes with their peak, allocations, frees, failures.

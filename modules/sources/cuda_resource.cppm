@@ -15,10 +15,10 @@ device_source& cuda_source(device where);
 /// cuMemAlloc and cuMemFree of one device: memory usable on every stream at once, tens of microseconds a call. The
 /// driver aligns to 256 bytes; larger alignments over-allocate.
 ///
-/// A free waits on the host for the stream it is given, by its handle where that may be touched (own and adopted
-/// streams always, others inside a `deallocate` that names them), else for the whole context. It does not rely on
-/// cuMemFree, which waits for the device too but makes no promise for every kind of memory. `deallocate_sync` waits for
-/// nothing but what cuMemFree waits for. A free on a capturing stream is kept until the next call outside a capture.
+/// A free waits on the host for the stream it is given. It does not rely on cuMemFree, which waits for the device too
+/// but makes no promise for every kind of memory. `deallocate_sync` waits for nothing but what cuMemFree waits for. A
+/// free on a capturing stream is kept until a call outside a capture can wait for the stream: any call for own and
+/// adopted streams, a call on the same stream for others.
 /// After the device is lost frees are bookkeeping.
 ///
 /// Figures: live and reserved bytes with their peaks, allocations, frees, failures; shared by all values of a device. A

@@ -41,11 +41,10 @@ driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool ho
 
 // Allocates and frees in stream order. A default stream stands for the legacy stream, which is ordered with whatever
 // the handle meant to the caller. A free by identity on a foreign stream touches no handle: it is kept for the next
-// call that is given the stream; too many of those, or memory that has run out, wait on the host for their contexts.
+// call that is given the stream.
 class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
-  bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   std::size_t trim(std::size_t keep);
   figures read_figures() noexcept;
 
@@ -65,8 +64,6 @@ protected:
   void reserve(std::size_t bytes);
   // Waits for what draws for the host have left behind, where one of them failed half-way.
   CUresult wait_for_draws() noexcept;
-  // Gives back what is kept of foreign streams, waiting on the host for their contexts; whether there was anything.
-  bool settle() noexcept;
 
 private:
   expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
@@ -75,7 +72,6 @@ private:
   bool may_serve(stream_key const& freed_on, stream_key const& now) const noexcept override;
   void lose(stream_key const& key, CUresult error) noexcept override;
 
-  expected<void*, failure> draw_once(stream_key const& key, std::size_t bytes) noexcept;
   expected<void*, failure> draw_ready(std::size_t bytes) noexcept;
   failure refused(CUresult error, std::size_t bytes) noexcept;
 

@@ -32,10 +32,8 @@ private:
 /// Pageable host memory by aligned operator new. The `_sync` forms need no device and no driver. Memory may be touched
 /// by the host, and by work on any stream that copies from or to it, as soon as it is given.
 ///
-/// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream: by its handle
-/// where that may be touched (own and adopted streams always, others inside a `deallocate` that names them), else for
-/// the whole context. A free on a capturing stream is kept until the next call outside a capture. Figures as
-/// cuda_resource's. A value; all are equal; any thread.
+/// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream. A free on a
+/// capturing stream is kept as cuda_resource keeps it. Figures as cuda_resource's. A value; all are equal; any thread.
 export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
 public:
   static constexpr bool stream_ordered = false;

@@ -11,6 +11,7 @@ module;
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -217,6 +218,9 @@ void check(CUresult result, char const* what) {
 void throw_cuda_error(CUresult result, char const* what) {
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::error_of_child{*made, result, what};
+  // CCCL's constructor ends the process where the host has no memory for the text: then std::bad_alloc is thrown.
+  constexpr std::size_t more_than_a_text = 1024;
+  ::operator delete(::operator new(more_than_a_text)); // a call, which no compiler leaves out
   throw cuda_error{static_cast<cudaError_t>(result), what};
 }
 

@@ -68,6 +68,7 @@ void stream::wait(event const& happened) { happened.make_wait(*this); }
 
 bool event::is_done() const {
   refuse_captured();
+  detail::relaxed_capture const relaxed;
   auto const result = driver().event_query(event_->handle);
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (sticky(result)) device_.lose(result);
@@ -78,6 +79,7 @@ bool event::is_done() const {
 
 void event::synchronize() const {
   refuse_captured();
+  detail::relaxed_capture const relaxed;
   auto const result = driver().event_synchronize(event_->handle);
   if (sticky(result)) device_.lose(result);
   check(result, "cuEventSynchronize");

@@ -1,112 +1,48 @@
-// Own streams and the registry of every stream's identity.
+// Own streams, and the identity of every stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
-#include <new>
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 module gpumem:stream.impl;
 import :stream;
 import :cuda;
 import :device;
 import :driver;
 import :fork;
-import :timeline_table;
-import :sync;
 import :timeline;
+import :timeline_registry;
+import :timeline_table;
 
 namespace gpumem {
 namespace {
 
-using detail::known_handles;
-using detail::known_ids;
 using detail::stream_kind;
 using detail::timeline;
+using detail::timeline_registry;
 
-struct idle_stream {
-  timeline* order;
-  int priority;
-};
+std::atomic<default_stream> meaning{default_stream::either};
 
-// Every stream ever seen. Leaked on purpose: tags keep pointers to timelines.
-struct registry {
-  sync::mutex guard;
-  std::vector<std::unique_ptr<timeline>> timelines;
-  std::unordered_map<std::uint64_t, timeline*> by_id;
-  std::unordered_map<std::uint64_t, timeline*> by_default; // handle 0 and legacy: (device, kind, thread)
-  std::vector<idle_stream> idle;
-  timeline host{stream_kind::host, 0, 0, -1, nullptr, nullptr};
-
-  timeline& add(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle) {
-    auto const index = static_cast<std::uint32_t>(timelines.size() + 1); // 0 is the host
-    timelines.push_back(std::make_unique<timeline>(kind, index, id, device, context, handle));
-    return *timelines.back();
+// What handle 0 means in this program.
+CUstream meant_by(CUstream handle) noexcept {
+  if (handle != nullptr) return handle;
+  switch (meaning.load(std::memory_order_relaxed)) {
+  case default_stream::legacy: return CU_STREAM_LEGACY;
+  case default_stream::per_thread: return CU_STREAM_PER_THREAD;
+  default: return nullptr;
   }
-};
-
-registry& streams() {
-  static auto* const instance = new registry;
-  return *instance;
 }
 
-// Never given to another thread, unlike a thread number.
-std::uint64_t unique_thread() noexcept {
-  static std::atomic<std::uint64_t> next{1};
-  thread_local std::uint64_t const mine = next.fetch_add(1, std::memory_order_relaxed);
-  return mine;
+bool is_default(CUstream handle) noexcept {
+  return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
 }
 
 void require_current(device where) {
   if (device::current() != where) {
     throw std::invalid_argument{"gpumem: a default stream was given while another device is current"};
   }
-}
-
-timeline& default_timeline(stream_kind kind, device where, CUstream handle) {
-  auto const thread = kind == stream_kind::null ? unique_thread() : 0;
-  auto const key = thread << 8 | static_cast<std::uint64_t>(where.ordinal());
-  auto& all = streams();
-  sync::lock const held{all.guard};
-  auto const found = all.by_default.find(key);
-  if (found != all.by_default.end()) return *found->second;
-  auto& order = all.add(kind, 0, where.ordinal(), where.context(), handle);
-  all.by_default.emplace(key, &order);
-  return order;
-}
-
-int device_of_context(CUcontext context) {
-  check(driver().ctx_push_current(context), "cuCtxPushCurrent");
-  CUdevice handle{};
-  auto const result = driver().ctx_get_device(&handle);
-  CUcontext popped = nullptr;
-  driver().ctx_pop_current(&popped);
-  check(result, "cuCtxGetDevice");
-  return static_cast<int>(handle);
-}
-
-timeline& timeline_by_id(CUstream handle, std::uint64_t id, stream_kind kind) {
-  if (auto* const found = known_ids.find(id)) return *found;
-  auto& all = streams();
-  {
-    sync::lock const held{all.guard};
-    if (auto const found = all.by_id.find(id); found != all.by_id.end()) return *found->second;
-  }
-  CUcontext context = nullptr;
-  check(driver().stream_get_ctx(handle, &context), "cuStreamGetCtx");
-  auto const ordinal = device_of_context(context);
-  sync::lock const held{all.guard};
-  if (auto const found = all.by_id.find(id); found != all.by_id.end()) return *found->second;
-  auto& order = all.add(kind, id, ordinal, context, handle);
-  all.by_id.emplace(id, &order);
-  known_ids.put(id, &order);
-  return order;
 }
 
 std::uint64_t id_of(CUstream handle) {
@@ -116,72 +52,65 @@ std::uint64_t id_of(CUstream handle) {
 }
 
 timeline& foreign_timeline(CUstream handle, device where) {
-  if (handle == nullptr || handle == CU_STREAM_LEGACY) {
-    require_current(where);
-    auto const kind = handle ? stream_kind::legacy : stream_kind::null;
-    return default_timeline(kind, where, handle);
-  }
-  if (handle == CU_STREAM_PER_THREAD) {
-    require_current(where);
-    return timeline_by_id(handle, id_of(handle), stream_kind::per_thread);
-  }
-  return timeline_by_id(handle, id_of(handle), stream_kind::foreign);
+  auto& all = timeline_registry::instance();
+  if (!is_default(handle)) return all.of_handle(handle, id_of(handle));
+  require_current(where);
+  auto const kind = handle == nullptr            ? stream_kind::null
+                    : handle == CU_STREAM_LEGACY ? stream_kind::legacy
+                                                 : stream_kind::per_thread;
+  return all.of_default(kind, where, handle);
 }
 
-timeline& own_timeline(device where, int priority) {
-  auto& all = streams();
-  {
-    sync::lock const held{all.guard};
-    for (auto& idle : all.idle) {
-      if (idle.order->device() != where.ordinal() || idle.priority != priority) continue;
-      auto* const order = idle.order;
-      idle = all.idle.back();
-      all.idle.pop_back();
-      return *order;
-    }
-  }
-  CUstream handle = nullptr;
-  {
-    current_device const scope{where};
-    check(driver().stream_create_with_priority(&handle, CU_STREAM_NON_BLOCKING, priority), "cuStreamCreate");
-  }
-  try {
-    auto const id = id_of(handle);
-    sync::lock const held{all.guard};
-    all.idle.reserve(all.timelines.size() + 1); // so that giving back cannot fail
-    auto& order = all.add(stream_kind::own, id, where.ordinal(), where.context(), handle);
-    order.set_priority(priority);
-    all.by_id.emplace(id, &order);
-    known_handles.put(handle, &order);
-    return order;
-  } catch (...) {
-    driver().stream_destroy(handle);
-    throw;
-  }
+// A stream that captures may not be waited for; the attempt would end the capture.
+CUresult wait_outside_capture(CUstream handle) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (auto const asked = driver().stream_is_capturing(handle, &status); asked != CUDA_SUCCESS) return asked;
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return driver().stream_synchronize(handle);
 }
 
 } // namespace
 
-stream_key stream_key::host() noexcept { return {streams().host, nullptr, false, false}; }
+void set_default_stream(default_stream means) noexcept { meaning.store(means, std::memory_order_relaxed); }
+
+stream_key stream_key::host() noexcept { return {timeline_registry::instance().host(), nullptr, false, false}; }
 
 stream_key stream_key::by_identity() const noexcept {
   bool const lives = timeline_->owns_handle();
   return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
+stream_key stream_key::at_end_of(detail::timeline& order, CUstream handle) noexcept {
+  if (!order.is_mortal()) return {order, handle, order.owns_handle(), order.capturing()};
+  bool const known = order.kind() == stream_kind::foreign ? detail::seen_timeline(handle) == &order
+                                                          : timeline_registry::is_own_default(order);
+  return {order, handle, known, false};
+}
+
 detail::timeline* detail::seen_timeline(CUstream handle) noexcept try {
-  if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD || !driver_alive()) {
-    return nullptr;
-  }
+  if (is_default(handle) || !driver_alive()) return nullptr;
   auto const& ask = driver();
+  auto* const found = seen_handles.find(handle);
   unsigned long long id = 0;
-  if (ask.stream_get_id(handle, &id) != CUDA_SUCCESS) return nullptr;
-  auto* const found = known_ids.find(id);
+  if (!found || ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-  bool const known = found && ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
-  return known && status == CU_STREAM_CAPTURE_STATUS_NONE ? found : nullptr;
+  bool const known = ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
+  if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr;
+  if (found->wanted()) [[unlikely]]
+    found->answer(handle);
+  return found;
 } catch (...) { // there is no driver
   return nullptr;
+}
+
+stream_key detail::wait_without_identity(CUstream handle) noexcept {
+  detail::relaxed_capture const relaxed;
+  auto result = CUDA_SUCCESS;
+  if (handle == nullptr) result = wait_outside_capture(CU_STREAM_PER_THREAD);
+  if (result == CUDA_SUCCESS) result = wait_outside_capture(handle ? handle : CU_STREAM_LEGACY);
+  if (result == CUDA_SUCCESS) return stream_key::host();
+  static timeline never{stream_kind::foreign, ~std::uint32_t{0}, 0, -1, nullptr, nullptr, nullptr};
+  return {never, handle, false, false};
 }
 
 bool detail::is_capturing(CUstream handle) {
@@ -193,10 +122,13 @@ bool detail::is_capturing(CUstream handle) {
 }
 
 stream_key identify(stream_ref stream, device where) {
-  auto const handle = stream.get();
+  auto const handle = meant_by(stream.get());
   if (auto* const order = detail::known_timeline(handle)) return stream_key::known(*order, handle);
   auto& order = foreign_timeline(handle, where);
-  return {order, handle, true, detail::is_capturing(handle)};
+  bool const capturing = detail::is_capturing(handle);
+  if (order.wanted() && !capturing) [[unlikely]]
+    order.answer(handle);
+  return {order, handle, true, capturing};
 }
 
 stream_key identify(stream_ref stream) {
@@ -205,14 +137,20 @@ stream_key identify(stream_ref stream) {
   return identify(stream, device::current());
 }
 
-// Handle 0 is a legacy or a per-thread stream, as the caller was compiled: only the context covers both.
+// Handle 0 is a legacy or a per-thread stream, as the caller was compiled: both are waited for.
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
+  if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
   auto const context = timeline_->context();
   auto const seen = timeline_->close_epoch();
   if (auto const result = driver().ctx_push_current(context); result != CUDA_SUCCESS) return result;
-  bool const by_handle = has_handle_ && timeline_->kind() != stream_kind::null;
-  auto const result = by_handle ? driver().stream_synchronize(handle_) : driver().ctx_synchronize();
+  auto result = CUDA_SUCCESS;
+  {
+    detail::relaxed_capture const relaxed;
+    bool const both = timeline_->kind() == stream_kind::null;
+    if (both) result = wait_outside_capture(CU_STREAM_PER_THREAD);
+    if (result == CUDA_SUCCESS) result = wait_outside_capture(both ? CU_STREAM_LEGACY : handle_);
+  }
   CUcontext popped = nullptr;
   driver().ctx_pop_current(&popped);
   if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
@@ -222,7 +160,8 @@ CUresult stream_key::wait_on_host() const noexcept {
 stream::stream(detail::timeline& order, bool owned) noexcept
     : stream_ref{order.handle()}, timeline_{&order}, owned_{owned} {}
 
-stream::stream(gpumem::device where, int priority) : stream{own_timeline(where, priority), true} {
+stream::stream(gpumem::device where, int priority)
+    : stream{timeline_registry::instance().take_own(where, priority), true} {
   timeline_->prepare();
 }
 
@@ -240,30 +179,21 @@ stream& stream::operator=(stream&& other) noexcept {
 
 stream::~stream() { retire(); }
 
+// What is freed on a stream that is not used again is covered by an event recorded while it lives.
 void stream::retire() noexcept {
   if (!timeline_ || detail::forked()) return;
-  auto& all = streams();
-  // The tail of a stream that nobody will use again is completed by an event recorded while it lives.
-  timeline_->record_late(timeline_->handle());
-  sync::lock const held{all.guard};
-  if (owned_) {
-    all.idle.push_back({timeline_, timeline_->priority()});
-  } else {
-    if (!timeline_->adopt(false)) known_handles.put(timeline_->handle(), nullptr);
-  }
-  timeline_ = nullptr;
+  auto& order = *std::exchange(timeline_, nullptr);
+  order.record_late(order.handle());
+  if (owned_) return timeline_registry::instance().give_own(order);
+  order.record_last(order.handle(), false);
+  timeline_registry::instance().adopt(order, false);
 }
 
 stream stream::adopt(CUstream handle) {
-  if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
-    throw std::invalid_argument{"gpumem: a default stream cannot be adopted"};
-  }
-  auto& order = timeline_by_id(handle, id_of(handle), stream_kind::foreign);
+  if (is_default(handle)) throw std::invalid_argument{"gpumem: a default stream cannot be adopted"};
+  auto& order = timeline_registry::instance().of_handle(handle, id_of(handle));
   order.prepare();
-  auto& all = streams();
-  sync::lock const held{all.guard};
-  if (!known_handles.put(handle, &order)) throw std::bad_alloc{};
-  order.adopt(true);
+  timeline_registry::instance().adopt(order, true);
   return stream{order, false};
 }
 
@@ -273,6 +203,7 @@ stream_key stream::key() const noexcept { return {*timeline_, get(), true, timel
 
 void stream::synchronize() {
   auto const seen = timeline_->close_epoch();
+  detail::relaxed_capture const relaxed;
   auto const result = driver().stream_synchronize(get());
   if (sticky(result)) device().lose(result);
   check(result, "cuStreamSynchronize");

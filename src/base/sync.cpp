@@ -120,6 +120,15 @@ void owned_mutex::lock_wanted() noexcept {
   } while (wanted_.load(std::memory_order_acquire));
 }
 
+void at_thread_exit(void (*function)() noexcept) noexcept {
+  struct caller {
+    void (*function)() noexcept = nullptr;
+    ~caller() { function(); }
+  };
+  thread_local caller at_exit;
+  at_exit.function = function;
+}
+
 unsigned detail::take_number() noexcept {
   thread_local number_holder const holder;
   return own_number;

@@ -59,14 +59,6 @@ int count_spare_events(CUcontext context, int enough) noexcept {
   return found;
 }
 
-// Whether the stream captures, so that its events are a graph's; an error is told as that.
-bool captures(CUstream given, int device) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  auto const answer = driver().stream_is_capturing(given, &status);
-  if (sticky(answer) && device >= 0) gpumem::device{device}.lose(answer);
-  return answer != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 } // namespace
 
 epoch vector_clock::at(std::uint32_t index) const noexcept {
@@ -115,9 +107,9 @@ void give_event(pooled_event* event) noexcept {
 }
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
-                   CUstream handle)
+                   CUstream handle, pooled_event* last)
     : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle},
-      completed_{kind == stream_kind::host ? ~epoch{0} : 0}, prepared_{kind == stream_kind::host} {}
+      completed_{kind == stream_kind::host ? ~epoch{0} : 0}, prepared_{kind == stream_kind::host}, last_event_{last} {}
 
 bool timeline::adopt(bool promised) noexcept {
   if (kind() == stream_kind::own) return true;
@@ -156,6 +148,13 @@ void timeline::give_own_event(pooled_event* event) noexcept {
   ++own_event_count_;
 }
 
+bool timeline::captures(CUstream given) const noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  auto const answer = driver().stream_is_capturing(given, &status);
+  if (sticky(answer) && device_ >= 0) gpumem::device{device_}.lose(answer);
+  return answer != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 // The epoch is closed before the event is recorded: what is freed in it was enqueued before the record.
 epoch timeline::record(CUstream given, bool precise) noexcept {
   if (kind() == stream_kind::host || !driver_alive()) return 0;
@@ -167,29 +166,30 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   // No place for more while so many are open; who still wants some then asks again. Else every free of the stream would
   // come here until its work ends, and none stay near its thread.
   bool const full = size_ == most_evidence;
+  auto const on = recorded_on(given);
   if (full) asked_.store(false, std::memory_order_relaxed);
-  if (full || captures(given, device_)) {
+  if (full || captures(on)) {
     give_own_event(event);
     return 0;
   }
   asked_.store(false, std::memory_order_relaxed); // who asks from here on means a later epoch
+  auto const uncovered = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   // A precise epoch is one that nobody else can have read: what others free on the stream meanwhile may come before
   // work that this event covers.
   auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : close_epoch();
-  if (auto const result = driver().event_record(event->handle, given); result != CUDA_SUCCESS) {
-    if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
-    give_own_event(event);
-    return 0;
-  }
   // Another thread may have begun a capture meanwhile, which a query of its event would spoil.
-  if (captures(given, device_)) {
+  auto const result = driver().event_record(event->handle, on);
+  if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+  if (result != CUDA_SUCCESS || captures(on)) {
+    uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
     give_own_event(event);
     return 0;
   }
+  uncovered_bytes_.store(0, std::memory_order_relaxed);
   // Legacy events cover other streams' work too: never to be waited for.
   bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
   at(size_++) = {covers, event, waitable, sync::now()};
-  recorded_.store(covers, std::memory_order_release);
+  note_evidence(covers);
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
   return covers;
@@ -215,7 +215,7 @@ timeline::evidence const* timeline::find_waitable(epoch e) const noexcept {
 
 bool timeline::has_evidence() const noexcept {
   sync::lock const held{evidence_guard_};
-  return size_ > 0;
+  return size_ > 0 || last_open_;
 }
 
 bool timeline::complete(evidence const& one) noexcept {
@@ -225,10 +225,14 @@ bool timeline::complete(evidence const& one) noexcept {
 std::optional<sync::time_point> timeline::poll() noexcept {
   if (!driver_alive()) return std::nullopt;
   sync::lock const held{evidence_guard_, std::try_to_lock};
-  if (!held || size_ == 0) return std::nullopt;
+  if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
   relaxed_capture const relaxed;
-  drop_completed();
-  return size_ > 0 ? std::optional{at(0).recorded} : std::nullopt;
+  if (kind() != stream_kind::null || is_legacy_idle()) {
+    drop_completed();
+    poll_last();
+  }
+  if (size_ > 0) return at(0).recorded;
+  return last_open_ ? std::optional{last_recorded_} : std::nullopt;
 }
 
 // A stream completes in order: where the oldest event is complete the newest is asked, and speaks for all between.
@@ -252,11 +256,14 @@ void timeline::drop_completed() noexcept {
     break;
   }
   if (done == 0) return;
+  if (captured) uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
   publish_completed(seen);
   for (std::size_t i = 0; i < done; ++i) give_own_event(at(i).event);
   first_ = (first_ + done) % most_evidence;
   size_ -= done;
-  if (captured) recorded_.store(size_ > 0 ? at(size_ - 1).covers : seen, std::memory_order_release);
+  if (!captured) return;
+  auto const rest = std::max(size_ > 0 ? at(size_ - 1).covers : seen, last_open_ ? last_covers_ : 0);
+  recorded_.store(rest, std::memory_order_release);
 }
 
 void timeline::publish_completed(epoch e) noexcept {
@@ -264,7 +271,9 @@ void timeline::publish_completed(epoch e) noexcept {
   while (seen < e && !completed_.compare_exchange_weak(seen, e, std::memory_order_acq_rel)) {}
 }
 
+// A wait on handle 0 would be one on the legacy stream, a barrier between all blocking streams.
 bool timeline::order_before(timeline& waiting, CUstream given, epoch e) noexcept {
+  if (waiting.kind() == stream_kind::null) return false;
   {
     sync::lock const held{evidence_guard_};
     auto const* const found = find_waitable(e);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -45,11 +46,18 @@ std::size_t share(double fraction, std::size_t total) {
   return static_cast<std::size_t>(fraction * static_cast<double>(total));
 }
 
-/// Frees once the device has done everything: the way out where its streams cannot be asked.
-gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes, int device) noexcept {
+/// Waits on the host for a stream's work.
+void wait_for(int device, void* stream) {
+  gpumem::device const where{device};
+  current_device const scope{where};
+  check(identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(), "cuStreamSynchronize");
+}
+
+/// Frees once the streams have done everything: the way out where no event can be recorded on them.
+gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes, int device,
+                              std::span<void* const> streams) noexcept {
   auto const waited = outcome_of([&] {
-    current_device const scope{gpumem::device{device}};
-    check(driver().ctx_synchronize(), "cuCtxSynchronize");
+    for (auto* const each : streams) wait_for(device, each);
   });
   return waited == GPUMEM_GRANTED ? gpumem_free_sync(pool, pointer, bytes) : waited;
 }
@@ -135,8 +143,11 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
     auto* const pool = made(device);
     if (!pool) throw std::invalid_argument{"gpumem: the device has no pool"};
     device_of_stream const scope{device, on};
-    if (record_uses(device, pointer, on)) outcome = gpumem_free_sized(pool, on, pointer, bytes);
-    if (outcome != GPUMEM_GRANTED) outcome = free_when_idle(pool, pointer, bytes, device);
+    auto users = recorded_.take(pointer);
+    if (record_uses(device, pointer, on, users)) outcome = gpumem_free_sized(pool, on, pointer, bytes);
+    if (outcome == GPUMEM_GRANTED) return;
+    users.push_back(on);
+    outcome = free_when_idle(pool, pointer, bytes, device, users);
   });
   if (tried == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
   std::fprintf(stderr, "gpumem: PyTorch freed %p, %zu bytes, on device %d: %s\n", pointer, bytes, device,
@@ -144,9 +155,9 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
 }
 
 // The recorded streams' work so far is what reuse has to wait for. False: it is not known what to wait for.
-bool torch_pools::record_uses(int device, void* pointer, void* stream) noexcept {
+bool torch_pools::record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept {
   bool all = true;
-  for (auto* const other : recorded_.take(pointer)) {
+  for (auto* const other : users) {
     if (other == stream) continue;
     auto const recorded = outcome_of([&] {
       device_of_stream const scope{device, other};

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -52,7 +53,7 @@ private:
   gpumem_pool* make(int device);
   bool any_made() const noexcept;
   bool holds_graphs(int device);
-  bool record_uses(int device, void* pointer, void* stream) noexcept;
+  bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
   std::array<std::atomic<gpumem_pool*>, most_devices> pools_{};
   std::mutex guard_; // of what follows; never held while a pool is called but for making one

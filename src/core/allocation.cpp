@@ -19,11 +19,13 @@ namespace gpumem {
 namespace {
 
 // Noexcept: what cannot be waited for runs no more.
-void wait_for_device(device where) noexcept {
-  CUcontext popped = nullptr;
-  if (driver().ctx_push_current(where.context()) != CUDA_SUCCESS) return;
-  driver().ctx_synchronize();
-  driver().ctx_pop_current(&popped);
+void wait_for(stream_ref used, device where) noexcept {
+  try {
+    current_device const scope{where};
+    identify(used, where).wait_on_host();
+  } catch (...) {
+    // The handle is dead, or the device lost.
+  }
 }
 
 } // namespace
@@ -40,8 +42,8 @@ stream_use::~stream_use() {
     happened_.make_wait(home_);
   } catch (...) {
     // The order could not be made: only a lost device or a dead handle fails here, and default streams of two devices.
-    // Waiting on the host is the order that is left.
-    wait_for_device(used_device_);
+    // Waiting on the host for the stream is the order that is left.
+    wait_for(used_, used_device_);
   }
 }
 
@@ -59,6 +61,7 @@ void allocation::swap(allocation& other) noexcept {
 
 void* allocation::release() noexcept {
   auto* const data = std::exchange(data_, nullptr);
+  if (data) drop();
   allocation{}.swap(*this);
   return data;
 }
@@ -68,10 +71,12 @@ void allocation::free(stream_key const& key) noexcept {
   auto* const data = std::exchange(data_, nullptr);
   if (driver_alive()) from_.table->deallocate_keyed(from_.state, &key, data, bytes_, alignment());
   bytes_ = 0;
+  drop();
 }
 
 void allocation::reset() noexcept {
-  if (data_) free(stream_key{*order_, stream_, false, order_->capturing()}.by_identity());
+  if (data_ && driver_alive()) free(stream_key::at_end_of(*order_, stream_));
+  data_ = nullptr;
 }
 
 void allocation::reset(stream_ref stream) {
@@ -99,8 +104,10 @@ void allocation::rehome(stream_ref stream) {
   event happened{device{order_->device()}};
   happened.record(this->stream());
   happened.make_wait(stream);
+  drop();
   order_ = &key.order();
   stream_ = key.handle();
+  hold();
 }
 
 } // namespace gpumem

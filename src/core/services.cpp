@@ -42,6 +42,15 @@ expected<stream_key, failure> identify_other(stream_ref stream, std::optional<de
   }
 }
 
+// A stream that has no timeline yet, no timeline to be had, and that captures: the memory is then never complete, which
+// is the only safe answer.
+expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
+                                                std::size_t bytes) noexcept {
+  auto const key = identify_other(stream, where, bytes);
+  if (key || key.error().what != outcome::exhausted) return key;
+  return wait_without_identity(stream.get());
+}
+
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept {
   try {
     return try_identify(stream, device_of(from), bytes);

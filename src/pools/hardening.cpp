@@ -117,9 +117,8 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
   if (result || result.error().what != outcome::exhausted) return result;
-  for (auto const deadline = sync::now() + longest_drain;
-       !result && result.error().what == outcome::exhausted &&
-       drain(deadline, until::something, patience::waits_for_tails);) {
+  for (auto const deadline = sync::now() + (key.may_wait() ? longest_drain : longest_flush);
+       !result && result.error().what == outcome::exhausted && drain(deadline, until::something);) {
     result = engine_.try_allocate(key, total, alignment);
   }
   return result;
@@ -138,7 +137,7 @@ void hardening::guard(guarded_block& fresh, stream_key const& key) noexcept {
     quarantine_.guard_by_itself(fresh);
   } else if (may_touch(key)) {
     fresh.guarded = paint(key, runs[0], pattern::guard) && paint(key, runs[1], pattern::guard);
-    fresh.given = {&key.order(), key.order().now()};
+    fresh.given = {&key.order(), key.end_use(fresh.granted, true)};
   }
 }
 
@@ -234,7 +233,8 @@ void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   }
   if (after) freed.given = {};
   auto const recorded = capturing || !key.has_handle() ? epoch{0} : order.record_late(key.handle());
-  freed.until.add({&order, recorded ? recorded : order.now()}); // there is room: three uses at most are declared
+  auto const ended = recorded ? recorded : key.end_use(freed.granted, true);
+  freed.until.add({&order, ended}); // there is room: three uses at most are declared
 }
 
 void hardening::record_use(stream_key const& key, void* pointer) {

@@ -31,9 +31,7 @@ using namespace std::chrono_literals;
 
 inline constexpr sync::duration shortest_nap = 20us;
 inline constexpr sync::duration longest_nap = 5ms;
-inline constexpr sync::duration longest_flush = 1ms;
 inline constexpr sync::duration longest_pause = 1ms; // of the library thread
-inline constexpr unsigned passes_between_waits = 1000;
 
 } // namespace
 
@@ -82,7 +80,7 @@ void hardening::tell(guarded_block const& leaving, lock& held) noexcept {
 }
 
 // Until something, or everything, has gone back to the engine; whether anything has.
-bool hardening::drain(sync::time_point deadline, until goal, patience how) noexcept {
+bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   auto const state = [this] {
     lock const held{guard_};
     return std::pair{released_, frees_ - released_};
@@ -92,34 +90,16 @@ bool hardening::drain(sync::time_point deadline, until goal, patience how) noexc
     advance(nullptr, 0);
     auto const [released, left] = state();
     if (left == 0 || (goal == until::something && released != before)) return released != before;
-    if (sync::now() >= deadline || !wait_for_device(deadline, how, nap)) return released != before;
+    if (sync::now() >= deadline || engine_.lost()) return released != before;
+    sync::sleep_for(nap);
   }
 }
 
-// False: there is nothing to wait with.
-bool hardening::wait_for_device(sync::time_point deadline, patience how, sync::duration nap) noexcept {
-  if (engine_.lost()) return false;
-  try {
-    std::vector<timeline*> open, tails;
-    {
-      lock const held{guard_};
-      open = quarantine_.open_timelines(false);
-      tails = quarantine_.open_timelines(true);
-    }
-    bool const only_tails = !tails.empty() && open.size() == tails.size();
-    if (!open.empty() && (how == patience::waits || (how == patience::waits_for_tails && only_tails))) {
-      return synchronise_with(open, deadline - sync::now());
-    }
-    sync::sleep_for(nap);
-    return true;
-  } catch (std::bad_alloc const&) { return false; }
-}
-
 // Its own copies are short, so they are worth some looks.
-void hardening::flush() noexcept { drain(sync::now() + longest_flush, until::nothing_is_left, patience::polls); }
+void hardening::flush() noexcept { drain(sync::now() + longest_flush, until::nothing_is_left); }
 
 bool hardening::settle(sync::duration longest) noexcept {
-  drain(sync::now() + longest, until::nothing_is_left, patience::waits);
+  drain(sync::now() + longest, until::nothing_is_left);
   lock const held{guard_};
   return frees_ == released_;
 }
@@ -180,9 +160,7 @@ void hardening::resume() noexcept {
     next_left_ = left.exchange(this);
     return;
   }
-  auto const pause = std::min<sync::duration>(shortest_nap * ++passes_, longest_pause);
-  bool const waits = passes_ % passes_between_waits == 0;
-  wait_for_device(sync::now(), waits ? patience::waits_for_tails : patience::polls, pause);
+  sync::sleep_for(std::min<sync::duration>(shortest_nap * ++passes_, longest_pause));
   library_executor().post(*this);
 }
 

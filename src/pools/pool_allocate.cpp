@@ -88,7 +88,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   expected<void*, failure> grown = nullptr;
   bool alone = !shards_.single() && own.borrowings >= most_borrowings && !long_ago(own);
   for (bool searching = true; searching;) {
-    if (deferred_) serve_deferred();
+    if (deferred_) serve_deferred(&what.key);
     if (auto* const p = alone ? reuse_alone(what) : reuse_now(what)) return p;
     grown = grow(what, held, false);
     if (grown && *grown) return grown;
@@ -108,7 +108,9 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   if (grown.error().what != outcome::device_lost) {
     // Pages are given up one by one, so at once; chunks all, so last.
     if (supply_.paged() && (grown = grow_in_place(what, held))) return grown;
-    if (auto* const p = drain(what, held)) return p;
+    if (what.key.may_wait()) {
+      if (auto* const p = drain(what, held)) return p;
+    }
     if ((grown = grow_in_place(what, held))) return grown;
   }
   ++own.counts.failures;

@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <utility>
 #include <vector>
 module gpumem:pool_drain.impl;
 import :pool_engine;
@@ -16,7 +14,6 @@ import :chunks;
 import :cuda;
 import :device;
 import :driver;
-import :executor;
 import :pool_request;
 import :ranges;
 import :shards;
@@ -32,84 +29,47 @@ using namespace std::chrono_literals;
 inline constexpr sync::duration longest_drain = 1s;
 inline constexpr sync::duration longest_nap = 5ms;
 
-// One host wait for all work of a context, made on a thread of its own: a kernel may run until the very thread that
-// wants memory goes on. Epochs are closed before the wait begins, so what is freed meanwhile belongs to later ones.
-class context_wait final : private resumption {
-public:
-  // False when not done by then; the wait goes on without the caller.
-  static bool run(std::vector<timeline*> const& orders, sync::time_point deadline) {
-    auto* const thread = waiting_thread();
-    if (!thread) return false;
-    auto* const wait = new context_wait{orders};
-    sync::lock held{wait->guard_};
-    thread->post(*wait);
-    while (!wait->done_ && sync::now() < deadline) wait->ended_.wait_until(held, deadline);
-    wait->abandoned_ = !wait->done_;
-    bool const done = wait->done_;
-    held.unlock();
-    if (done) delete wait;
-    return done;
-  }
-
-private:
-  explicit context_wait(std::vector<timeline*> const& orders) {
-    for (auto* const order : orders) {
-      seen_.emplace_back(order, order->close_epoch());
-      if (std::ranges::find(devices_, order->device()) == devices_.end()) devices_.push_back(order->device());
-    }
-  }
-
-  // Kept for the process, and stopped before the driver goes: null from then on.
-  static thread_executor* waiting_thread() {
-    static std::atomic<thread_executor*> running{new thread_executor};
-    static bool const registered = [] {
-      at_driver_exit([]() noexcept { delete running.exchange(nullptr); });
-      return true;
-    }();
-    static_cast<void>(registered);
-    return running.load();
-  }
-
-  void resume() noexcept override {
-    for (auto const ordinal : devices_) synchronise(ordinal);
-    sync::lock held{guard_};
-    done_ = true;
-    ended_.notify_one();
-    bool const abandoned = abandoned_;
-    held.unlock();
-    if (abandoned) delete this;
-  }
-
-  void synchronise(int ordinal) noexcept {
-    try {
-      device const where{ordinal};
-      current_device const scope{where};
-      relaxed_capture const relaxed; // other threads' captures are not to be disturbed
-      auto const result = driver().ctx_synchronize();
-      if (sticky(result)) where.lose(result);
-      if (result != CUDA_SUCCESS) return; // an error is not "complete"
-      for (auto const& [order, newest] : seen_) {
-        if (order->device() == ordinal) order->publish_completed(newest);
-      }
-    } catch (...) {
-      // Without a context nothing was learnt.
-    }
-  }
-
-  std::vector<std::pair<timeline*, epoch>> seen_;
-  std::vector<int> devices_;
-  sync::mutex guard_;
-  sync::condition ended_;
-  bool done_ = false;
-  bool abandoned_ = false;
+// What has to be seen complete of one stream.
+struct goal {
+  timeline* order;
+  epoch newest;
+  bool all; // that was freed on it
 };
+
+goal goal_of(timeline& order) noexcept {
+  if (!order.is_mortal()) return {&order, order.now(), true};
+  bool const all = order.uncovered_frees() == 0;
+  if (!all) order.want();
+  return {&order, order.newest_evidence(), all};
+}
+
+bool reached(goal const& one) noexcept {
+  auto& order = *one.order;
+  if (!order.completed(one.newest) && order.newest_evidence() < one.newest) order.cover(std::nullopt);
+  order.poll();
+  return order.completed(one.newest);
+}
+
+bool is_lost(goal const& one) {
+  auto const ordinal = one.order->device();
+  return ordinal >= 0 && device{ordinal}.lost();
+}
 
 } // namespace
 
-bool synchronise_with(std::vector<timeline*> const& orders, sync::duration longest) noexcept {
+bool wait_for_streams(std::vector<timeline*> const& orders, sync::duration longest) noexcept {
+  auto const deadline = sync::now() + longest;
   try {
-    return context_wait::run(orders, sync::now() + longest);
-  } catch (...) { // the host has no memory, or no thread, to wait with
+    std::vector<goal> open;
+    for (auto* const order : orders) open.push_back(goal_of(*order));
+    bool const all = std::ranges::all_of(open, &goal::all);
+    for (sync::duration nap = 20us;; nap = std::min(2 * nap, longest_nap)) {
+      std::erase_if(open, reached);
+      if (open.empty()) return all;
+      if (!driver_alive() || std::ranges::any_of(open, is_lost) || sync::now() >= deadline) return false;
+      sync::sleep_for(nap);
+    }
+  } catch (...) { // the host has no memory to wait with
     return false;
   }
 }
@@ -122,12 +82,12 @@ bool pool_engine::settle(sync::duration longest) {
     sweep();
     open = pool_order::open_timelines(false, everywhere());
   }
-  return (open.empty() || synchronise_with(open, longest)) && !lost();
+  return wait_for_streams(open, longest) && !lost();
 }
 
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::draining_may_help(pool_request const& what) {
-  if (pool_order::open_timelines(false, everywhere()).empty()) return false;
+  if (!pool_order::may_complete(everywhere())) return false;
   if (supply_.paged() && free_bytes() + supply_.chunks().room() >= what.bytes) return true;
   std::size_t run = 0;
   supply_.chunks().visit([&](chunk const& each) { run = std::max(run, range_map::largest_run(each)); });
@@ -135,33 +95,25 @@ bool pool_engine::draining_may_help(pool_request const& what) {
   return supply_.chunks().largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
-// Polls for up to a second, then synchronises once with streams that left no evidence. Whatever completes is looked at
-// at once; chunks that become idle are the caller's to give back.
+// Polls for up to a second. Memory that completes is looked at, at once; chunks that become idle the caller gives back.
 void* pool_engine::drain(pool_request const& what, shard_locks& held) {
   auto const deadline = sync::now() + longest_drain;
-  auto const again = [&] {
-    auto* const p = reuse_now(what);
-    if (p) ++what.own->counts.reuse_drained;
-    return p;
-  };
   order_.learn_completion(nullptr, everywhere());
   for (sync::duration nap = 20us; draining_may_help(what); nap = std::min(2 * nap, longest_nap)) {
-    auto const open = pool_order::open_timelines(false, everywhere());
-    auto const tails = pool_order::open_timelines(true, everywhere());
-    bool const only_tails = open.size() == tails.size();
-    if (lost() || (!only_tails && sync::now() >= deadline)) return nullptr;
+    if (lost() || sync::now() >= deadline) return nullptr;
     held.unlock();
-    if (only_tails) {
-      synchronise_with(tails, deadline - sync::now());
-    } else {
-      sync::sleep_for(nap);
-      for (auto* const order : open) order->poll();
-    }
+    sync::sleep_for(nap);
     held.lock();
-    if (auto* const p = again()) return p;
-    if (only_tails) return nullptr;
+    order_.learn_completion(nullptr, everywhere());
+    if (auto* const p = reuse_drained(what)) return p;
   }
-  return again();
+  return reuse_drained(what);
+}
+
+void* pool_engine::reuse_drained(pool_request const& what) {
+  auto* const p = reuse_now(what);
+  if (p) ++what.own->counts.reuse_drained;
+  return p;
 }
 
 } // namespace gpumem::detail

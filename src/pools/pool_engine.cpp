@@ -106,6 +106,7 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       supply_{std::move(upstream), options_, order_, shards_, *this},
       ladder_{options_.cross_stream, supply_.chunks(), supply_.growth(), order_} {
   library_executor(); // started here, because frees and destructors may not
+  revisit_left();
   reserve(options_.initial_size);
 }
 
@@ -175,13 +176,15 @@ std::size_t pool_engine::free_bytes() const noexcept {
   return sum;
 }
 
-// What is free, in how many pieces, and what of it streams still use, as far as is known.
+// What is free, in how many pieces, and what of it streams still use, as far as is known. `users`: of streams, each as
+// often as it uses a range.
 void pool_engine::survey(pool_shard& in, figures& f, std::vector<timeline const*>& users) {
   auto const look = [&](block const& free) {
     bool const over = free.tags.completed();
     f.unfinished += over ? 0 : free.bytes;
     for (auto const& use : free.tags) {
-      if (!use.completed() && std::ranges::find(users, use.order) == users.end()) users.push_back(use.order);
+      bool const counted = !users.empty() && users.back() == use.order;
+      if (!use.completed() && !counted) users.push_back(use.order);
     }
     return over;
   };
@@ -196,7 +199,6 @@ void pool_engine::survey(pool_shard& in, figures& f, std::vector<timeline const*
     });
   });
   f.free += in.ranges.free_bytes();
-  f.unfinished_streams = users.size();
 }
 
 // One shard at a time, so that nobody waits for all.
@@ -219,6 +221,8 @@ figures pool_engine::read_figures() {
     f.limit = supply_.chunks().limit();
     f.peak_reserved = supply_.chunks().peak();
   }
+  std::ranges::sort(users, {}, &timeline::index);
+  f.unfinished_streams = static_cast<std::size_t>(std::ranges::unique(users).begin() - users.begin());
   auto const near = magazines_.glance();
   f.live = static_cast<std::size_t>(std::max(live - near.not_live, std::int64_t{0}));
   f.cached = near.cached();

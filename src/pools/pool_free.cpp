@@ -32,52 +32,50 @@ free_result pool_engine::finish(stream_key const& key, void* pointer, std::optio
                                 near_free const& near) noexcept {
   auto const ended = near.put.out ? end_put_out(*near.put.out) : free_result::done;
   if (near.put.kept) return ended;
-  if (near.freed.that) return free_shared(key, pointer, bytes, near.freed);
+  ending const what{key, pointer, bytes, near.use};
+  if (near.freed.that) return free_shared(what, near.freed);
   // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
   // near the limit a thread may have nothing else, and borrowing stops all of them.
   auto const seen = shards_.granted_at(pointer);
   if (!seen.that || !scarce_.load(std::memory_order_relaxed) || !may_keep(*seen.that, key, bytes)) {
-    return free_shared(key, pointer, bytes, seen);
+    return free_shared(what, seen);
   }
-  auto const put = magazines_.put(*seen.that, key.order(), sync::thread_number());
+  auto const put = magazines_.put(*seen.that, near.use, sync::thread_number());
   auto const beside = put.out ? end_put_out(*put.out) : free_result::done;
-  return put.kept ? beside : free_shared(key, pointer, bytes, seen);
+  return put.kept ? beside : free_shared(what, seen);
 }
 
-free_result pool_engine::free_shared(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                                     shard_list::found const& seen) noexcept {
-  return free_near(key, pointer, bytes, seen) ? free_result::done : free_outright(key, pointer, bytes);
+free_result pool_engine::free_shared(ending const& what, shard_list::found const& seen) noexcept {
+  return free_near(what, seen) ? free_result::done : free_outright(what);
 }
 
 // Under the lock of the block's shard alone, where nothing calls for all of them; else, and of a misuse, false.
-[[gnu::always_inline]] bool pool_engine::free_near(stream_key const& key, void* pointer,
-                                                   std::optional<std::size_t> bytes,
-                                                   shard_list::found const& seen) noexcept {
-  if (!seen.that || key.capturing() || magazines_.starved()) [[unlikely]]
+[[gnu::always_inline]] bool pool_engine::free_near(ending const& what, shard_list::found const& seen) noexcept {
+  if (!seen.that || what.key.capturing() || magazines_.starved()) [[unlikely]]
     return false;
   auto& home = *seen.shard;
   sync::quick_lock held{home.guard, std::try_to_lock};
   if (!held) {
-    if (post_free(key, bytes, seen)) return true;
+    if (post_free(what, seen)) return true;
     held = shards_.enter(home);
   }
   auto& freed = *seen.that;
   if (!stays_apart(freed)) freed.fetch_neighbours(); // they are looked at when the rest is done
   bool const right =
-      calm_for(key.order()) && freed.pointer() == pointer && freed.is_live() && (!bytes || *bytes == freed.requested);
+      calm_for(*what.use.order) && freed.pointer() == what.pointer && freed.is_live() && what.fits(freed);
   if (right) [[likely]]
-    end_live(freed, key, home);
+    end_live(freed, what, home);
   return right;
 }
 
 // Where somebody has the lock, and evidence is of use: what is left to do waits for the next who takes it. Mimalloc's
 // lists of thread-delayed frees (Leijen, Zorn, de Moura 2019).
-bool pool_engine::post_free(stream_key const& key, std::optional<std::size_t> bytes,
-                            shard_list::found const& seen) noexcept {
+bool pool_engine::post_free(ending const& what, shard_list::found const& seen) noexcept {
   auto const most = magazines_.most_unrecorded();
-  if (!seen.that || !may_keep(*seen.that, key, bytes) || most == SIZE_MAX) return false;
-  bool const many = key.order().count_unrecorded(1, seen.that->bytes, most);
-  auto const use = leave_evidence(key, many || key.order().asked());
+  if (!seen.that || !may_keep(*seen.that, what.key, what.bytes) || most == SIZE_MAX) return false;
+  auto& order = *what.use.order;
+  bool const many = order.count_unrecorded(1, seen.that->bytes, most);
+  auto const use = many || order.asked() ? record_evidence(what) : what.use;
   return magazines_.post(*seen.that, use, seen.shard->posted);
 }
 
@@ -94,17 +92,17 @@ void pool_engine::take_in_posted(pool_shard& in) noexcept {
   }
 }
 
-free_result pool_engine::free_outright(stream_key const& key, void* pointer,
-                                       std::optional<std::size_t> bytes) noexcept {
+free_result pool_engine::free_outright(ending const& what) noexcept {
+  auto const& key = what.key;
   shard_locks const held{shards_};
   take_in_all();
-  if (deferred_ && !key.capturing()) serve_deferred();
-  auto* const freed = checked_block(key, pointer, bytes);
+  if (deferred_ && !key.capturing()) serve_deferred(&key);
+  auto* const freed = checked_block(key, what.pointer, what.bytes);
   if (!freed) return free_result::refused;
   auto& home = *freed->home->shard;
   home.paths.all_locked += !shards_.single();
   note_stream(key.order());
-  end_live(*freed, key, home);
+  end_live(*freed, what, home);
   if (magazines_.starved()) sweep();
   return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
 }
@@ -153,7 +151,8 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   return refuse(found->pointer() != pointer ? misuse::kind::foreign_pointer : misuse::kind::wrong_size, requested);
 }
 
-[[gnu::always_inline]] void pool_engine::end_live(block& freed, stream_key const& key, pool_shard& in) noexcept {
+[[gnu::always_inline]] void pool_engine::end_live(block& freed, ending const& what, pool_shard& in) noexcept {
+  auto const& key = what.key;
   count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
   ++in.counts.frees;
   ++in.paths.locked_calls;
@@ -164,17 +163,17 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
     order_.prune(freed.tags);
   // What the host frees nobody uses any more, but for recorded uses.
   if (!key.is_host()) [[likely]]
-    freed.tags.add(end_use(key, freed.bytes, in));
+    freed.tags.add(leave_evidence(what, freed.bytes, in));
   end_block(freed);
 }
 
 // The end of a use on a stream. Evidence is recorded where somebody will want it, and only on a stream that this call
-// was given or that is gpumem's; the epoch is read after everything that the caller has enqueued. The stream's shelf
-// counts first, so that streams of many threads do not meet at one counter.
-[[gnu::always_inline]] tag pool_engine::end_use(stream_key const& key, std::size_t bytes, pool_shard& in) noexcept {
-  auto& order = key.order();
+// was given or that is gpumem's. The stream's shelf counts first, so that streams of many threads do not meet at one
+// counter.
+[[gnu::always_inline]] tag pool_engine::leave_evidence(ending const& what, std::size_t bytes, pool_shard& in) noexcept {
+  auto& order = *what.use.order;
   bool const many = leaves_evidence() && many_unrecorded(order, bytes, in);
-  return leave_evidence(key, many || order.asked() || pressure_);
+  return many || order.asked() || pressure_ ? record_evidence(what) : what.use;
 }
 
 bool pool_engine::many_unrecorded(timeline& order, std::size_t bytes, pool_shard& in) noexcept {
@@ -188,12 +187,12 @@ bool pool_engine::many_unrecorded(timeline& order, std::size_t bytes, pool_shard
   return order.count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), most);
 }
 
-tag pool_engine::record_evidence(stream_key const& key) noexcept {
-  auto& order = key.order();
-  if (key.has_handle() && options_.cross_stream != reuse::own && !lost()) {
-    if (auto const recorded = order.record_precise(key.handle())) return {&order, recorded};
+tag pool_engine::record_evidence(ending const& what) noexcept {
+  auto& order = *what.use.order;
+  if (what.key.has_handle() && options_.cross_stream != reuse::own && !lost()) {
+    if (auto const recorded = order.record_precise(what.key.handle())) return {&order, recorded};
   }
-  return {&order, order.now()};
+  return what.use;
 }
 
 // From live to free; the tags say what reuse will have to be ordered after.
@@ -228,17 +227,24 @@ void pool_engine::look_after_free(block const& range) noexcept {
 void pool_engine::defer(block& freed, stream_key const& key) noexcept {
   freed.become(block_state::deferred);
   freed.stream = &key.order();
+  freed.stream->hold();
   freed.next = std::exchange(deferred_, &freed);
   set_caching();
 }
 
-void pool_engine::serve_deferred() noexcept {
+// `now`: the stream of a call that was given its handle.
+void pool_engine::serve_deferred(stream_key const* now) noexcept {
   if (!deferred_) return;
   while (auto* const freed = deferred_) {
     deferred_ = freed->next;
     auto& order = *freed->stream;
+    bool const given = now && &now->order() == &order && now->has_handle();
+    auto const ended = !order.is_mortal() ? order.now()
+                       : given            ? now->end_use(freed->bytes, true)
+                                          : order.end_use(std::nullopt, freed->bytes, false);
     order_.prune(freed->tags);
-    freed->tags.add({&order, order.now()});
+    freed->tags.add({&order, ended});
+    order.drop();
     end_block(*freed);
   }
   set_caching();

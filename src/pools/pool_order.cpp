@@ -4,6 +4,7 @@ module;
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <vector>
 module gpumem:pool_order.impl;
 import :pool_order;
@@ -93,13 +94,7 @@ look pool_order::learn_completion(stream_key const* asking, shard_span among) co
   auto const* const itself = asking ? &asking->order() : nullptr;
   for (auto* const order : open_timelines(true, among)) {
     if (order == itself && !host) continue; // what a stream has freed it may use as it is
-    if (order->owns_handle()) {
-      order->record_late(order->handle());
-    } else if (order == itself && asking->has_handle()) {
-      order->record_late(asking->handle());
-    } else {
-      order->ask();
-    }
+    order->cover(order == itself && asking->has_handle() ? std::optional{asking->handle()} : std::nullopt);
   }
   auto const long_ago = sync::now() - long_work;
   look at;
@@ -128,6 +123,23 @@ std::vector<timeline*> pool_order::open_timelines(bool without_evidence, shard_s
   auto const [first, last] = std::ranges::unique(found);
   found.erase(first, last);
   return found;
+}
+
+bool pool_order::may_complete(shard_span among) noexcept {
+  auto const may = [](block const& range) { return std::ranges::any_of(range.tags, &tag::may_complete); };
+  return std::ranges::any_of(among, [&](pool_shard* in) {
+    auto& all = in->ranges.by_order();
+    for (auto const* const each : all.own()) {
+      for (auto const* range = each->newest(); range; range = range->older) {
+        if (may(*range)) return true;
+        if (range->tags.completed()) break; // what is older is complete too
+      }
+    }
+    for (auto const* range = all.mixed().oldest(); range; range = range->newer) {
+      if (may(*range)) return true;
+    }
+    return false;
+  });
 }
 
 bool pool_order::wait_for(tag_set const& tags, stream_key const& key) {

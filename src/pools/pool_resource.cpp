@@ -118,7 +118,7 @@ void pool_state::record_use(stream_key const& key, void* pointer) {
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
   if (!pointer || !may_free()) return;
-  if (auto const key = try_identify(stream, state.where(), 0)) {
+  if (auto const key = identify_for_free(stream, state.where(), 0)) {
     state.deallocate(*key, pointer);
   } else if (key.error().what == outcome::device_lost) {
     state.deallocate(stream_key::host(), pointer);

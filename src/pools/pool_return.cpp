@@ -27,6 +27,8 @@ inline constexpr unsigned most_passes = 1000; // about a second
 inline constexpr auto shortest_pause = 20us;
 inline constexpr auto longest_pause = 1ms;
 
+std::atomic<pool_engine*> left{nullptr};
+
 // The process is exiting: the library thread must come to an end.
 std::atomic<bool> leaving_driver{false};
 void note_leaving() noexcept { leaving_driver.store(true, std::memory_order_relaxed); }
@@ -64,44 +66,65 @@ void pool_engine::resume() noexcept {
     shard_locks held{shards_};
     posted_ = false;
     passing_ = true;
-    pass(held);
+    bool const may_go_on = pass(held);
     passing_ = false;
     done = supply_.closed() && supply_.chunks().empty();
     bool const beyond = supply_.chunks().reserved() > options_.release_threshold;
     bool const more = supply_.closed() ? !done : beyond && idle_passes_ < most_passes;
-    if (more && !leaving()) post_pass();
-    if (more && leaving() && supply_.closed()) leave_behind();
+    bool const now = !leaving() && (may_go_on || !supply_.closed());
+    if (more && now) post_pass();
+    if (more && !now && supply_.closed()) {
+      want_events();
+      leave_behind();
+    }
   }
   if (done) delete this;
 }
 
-void pool_engine::pass(shard_locks& held) noexcept {
+// False: no event covers what is still to go back.
+bool pool_engine::pass(shard_locks& held) noexcept {
   try {
     sweep(); // near the threshold frees are kept apart again
     order_.learn_completion(nullptr, everywhere());
     supply_.give_back(supply_.closed() ? 0 : options_.release_threshold, held);
-    auto const open = pool_order::open_timelines(false, everywhere());
-    auto const tails = pool_order::open_timelines(true, everywhere());
-    // Tails of streams that never came back; waited for by another thread, now and then.
-    bool const only_tails =
-        supply_.closed() && !tails.empty() && open.size() == tails.size() && idle_passes_ >= next_wait_;
-    if (only_tails) next_wait_ = idle_passes_ + most_passes;
-    ++idle_passes_;
-    if (open.empty()) idle_passes_ = most_passes; // what is left is in use, or needed
-    auto const pause = std::min<sync::duration>(shortest_pause * idle_passes_, longest_pause);
+    bool const open = pool_order::may_complete(everywhere());
+    bool const stuck = !open && !pool_order::open_timelines(false, everywhere()).empty();
+    if (!open) idle_passes_ = most_passes;
+    auto const pause = std::min<sync::duration>(shortest_pause * ++idle_passes_, longest_pause);
     held.unlock();
-    if (only_tails) synchronise_with(tails, 0ns);
-    if (!open.empty()) sync::sleep_for(pause);
+    if (open) sync::sleep_for(pause);
     held.lock();
+    return !stuck;
   } catch (std::bad_alloc const&) {
     if (!held) held.lock(); // the next pass looks again
+    return true;
   }
 }
 
-// A pool that outlives the driver is leaked on purpose, and stays reachable.
+// A pool that outlives the driver is leaked on purpose, and stays reachable. So does one with memory that no event
+// covers, until such an event is recorded, or the next pool is made or ends.
 void pool_engine::leave_behind() noexcept {
-  static std::atomic<pool_engine*> left{nullptr};
-  next_left_ = left.exchange(this);
+  next_left_ = left.load(std::memory_order_relaxed);
+  while (!left.compare_exchange_weak(next_left_, this, std::memory_order_acq_rel)) {}
+}
+
+void pool_engine::want_events() noexcept {
+  answered.store(revisit_left, std::memory_order_release);
+  try {
+    for (auto* const order : pool_order::open_timelines(true, everywhere())) order->want();
+  } catch (std::bad_alloc const&) {
+    // The next pool that is made or ends looks again.
+  }
+}
+
+void pool_engine::revisit_left() noexcept {
+  if (!left.load(std::memory_order_relaxed) || !driver_alive() || leaving()) return;
+  for (auto* at = left.exchange(nullptr, std::memory_order_acq_rel); at;) {
+    auto& one = *at;
+    at = at->next_left_;
+    shard_locks const held{one.shards_};
+    one.post_pass();
+  }
 }
 
 bool pool_engine::abandon() noexcept {
@@ -113,6 +136,7 @@ bool pool_engine::abandon() noexcept {
 }
 
 void pool_engine::close() noexcept {
+  revisit_left();
   bool done = false;
   {
     shard_locks held{shards_};

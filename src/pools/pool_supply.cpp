@@ -127,7 +127,7 @@ block& pool_supply::add_chunk(stream_key const& key, pool_shard& into, void* bas
   bool const ordered = upstream_->stream_ordered() && !key.is_host();
   auto& added = chunks_.add(base, bytes);
   try {
-    auto& fresh = into.ranges.add(added, ordered ? tag_set{{&key.order(), key.order().now()}} : tag_set{});
+    auto& fresh = into.ranges.add(added, ordered ? tag_set{{&key.order(), key.end_use(bytes, true)}} : tag_set{});
     added.shard = &into;
     note_growth(into, bytes);
     return fresh;

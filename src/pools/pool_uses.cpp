@@ -32,19 +32,19 @@ tag_set pool_engine::uses_of(void const* pointer) noexcept {
 bool pool_engine::record_use(stream_key const& key, void* pointer) {
   key.order().prepare();
   shard_locks held{shards_};
-  if (!key.capturing()) serve_deferred();
+  if (!key.capturing()) serve_deferred(&key);
   auto* const used = checked_block(key, pointer, std::nullopt);
   if (!used) return false;
   note_stream(key.order());
   auto& order = key.order();
   if (!used->tags.find(order)) admit_use(used->tags, key, held);
   auto const recorded = key.has_handle() ? order.record_precise(key.handle()) : epoch{0};
-  used->tags.add({&order, recorded ? recorded : order.now()});
+  used->tags.add({&order, recorded ? recorded : key.end_use(used->bytes, true)});
   return true;
 }
 
 // One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
-// evidence to wait for, the host waits for all of them.
+// evidence to wait for, the host waits until their events are complete.
 void pool_engine::admit_use(tag_set& uses, stream_key const& key, shard_locks& held) {
   uses.prune();
   if (uses.size() < most_uses) return;
@@ -59,7 +59,7 @@ void pool_engine::admit_use(tag_set& uses, stream_key const& key, shard_locks& h
   std::vector<timeline*> open;
   for (auto const& use : uses) open.push_back(use.order);
   held.unlock();
-  synchronise_with(open, std::chrono::seconds{1});
+  wait_for_streams(open, std::chrono::seconds{1});
   held.lock();
   uses.prune();
   if (uses.size() >= most_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");

@@ -131,13 +131,8 @@ void quarantine::learn(list const& oldest, stream_key const* asking) noexcept {
 void quarantine::learn(tag const& use, stream_key const* asking) noexcept {
   auto& order = *use.order;
   if (!use.has_evidence()) {
-    if (order.owns_handle()) {
-      order.record_late(order.handle());
-    } else if (asking && &asking->order() == &order && asking->has_handle()) {
-      order.record_late(asking->handle());
-    } else {
-      order.ask();
-    }
+    bool const given = asking && &asking->order() == &order && asking->has_handle();
+    order.cover(given ? std::optional{asking->handle()} : std::nullopt);
   }
   order.poll();
 }

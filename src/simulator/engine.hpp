@@ -113,6 +113,8 @@ public:
   void invalidate(capture& broken) const { broken.invalid = true; }
   /// Invalidates the captures that forbid an unsafe call on this thread; whether there was one.
   bool forbidden_by_capture();
+  /// A call about the whole context, which invalidates the captures of all its streams; whether there was one.
+  bool breaks_captures_of(const context& home);
   /// A use of the legacy stream while a blocking stream of its context captures.
   bool legacy_breaks_capture(const stream& on);
   /// Whether it would be one.

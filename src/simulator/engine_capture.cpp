@@ -21,6 +21,19 @@ bool engine::forbidden_by_capture() {
   return found;
 }
 
+// Driver 580, in each of the modes of a capture and of a thread.
+bool engine::breaks_captures_of(const context& home) {
+  bool found = false;
+  for (const auto& open : captures) {
+    const bool here = std::any_of(open->members.begin(), open->members.end(),
+                                  [&](const auto& member) { return member.on->home == &home; });
+    if (!here) continue;
+    invalidate(*open);
+    found = true;
+  }
+  return found;
+}
+
 bool engine::legacy_breaks_capture(const stream& on) {
   if (on.kind != stream_kind::legacy) return false;
   bool found = false;

@@ -156,6 +156,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
 CUresult cuCtxSynchronize() {
   return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](engine& device, locked& lock) {
     context& home = *device.current();
+    if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     vector_clock seen = home.ended;
     for (const stream_ptr& on : home.streams) seen.join(on->order);
     const CUresult result = device.wait_for_all(lock, home, "cuCtxSynchronize");

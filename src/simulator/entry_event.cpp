@@ -74,17 +74,6 @@ CUresult wait_on(engine& device, const stream_ptr& on, const event& awaited) {
   return device.enqueue(on, std::move(work));
 }
 
-/// Invalidates every capture of the context; whether there was one.
-bool spoil_captures(engine& device, const context& home) {
-  bool found = false;
-  for (const auto& open : device.captures) {
-    if (open->members.front().on->home != &home) continue;
-    device.invalidate(*open);
-    found = true;
-  }
-  return found;
-}
-
 CUresult refuse_captured(engine& device, const event& asked) {
   if (!asked.captured) return device.forbidden_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
   device.invalidate(*asked.captured);
@@ -136,7 +125,7 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
     auto* home = reinterpret_cast<context*>(context_handle);
     if (home == nullptr) home = device.current();
     if (home == nullptr || !home->active || marked.home != home) return CUDA_ERROR_INVALID_HANDLE;
-    if (spoil_captures(device, *home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (device.breaks_captures_of(*home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     marked.captured.reset();
     marked.last = new_record(marked);
     for (const stream_ptr& on : home->streams) {

@@ -31,8 +31,6 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
-// Each of them costs a look at each call.
-inline constexpr std::size_t most_deferred = 64;
 
 // Memory that the host wants to see ready is drawn on a stream of its own. One a device, never destroyed.
 stream& ready_stream(device where) {
@@ -83,20 +81,7 @@ template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on
 driver_pool_state::driver_pool_state(char const* name, driver_pool const& pool)
     : source_state{name, driver_alignment}, pool_{pool}, ready_{ready_stream(pool.where)} {}
 
-bool driver_pool_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes,
-                                   std::size_t alignment) noexcept {
-  bool const ours = source_state::deallocate(key, pointer, bytes, alignment);
-  if (deferred() > most_deferred) settle();
-  return ours;
-}
-
 expected<void*, failure> driver_pool_state::draw(stream_key const& key, std::size_t bytes, std::size_t) noexcept {
-  auto result = draw_once(key, bytes);
-  if (!result && result.error().what == outcome::exhausted && settle()) result = draw_once(key, bytes);
-  return result;
-}
-
-expected<void*, failure> driver_pool_state::draw_once(stream_key const& key, std::size_t bytes) noexcept {
   if (pool_.limit != 0 && bytes > pool_.limit) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   auto const on = stream_for(key);
   if (pool_.host_ready || !on) return draw_ready(bytes);
@@ -152,22 +137,6 @@ bool driver_pool_state::may_serve(stream_key const& freed_on, stream_key const& 
   return freed_on.order().kind() != stream_kind::foreign || freed_on == now;
 }
 
-bool driver_pool_state::settle() noexcept {
-  auto owed = take_deferred([](stream_key const& on) { return on.order().kind() == stream_kind::foreign; });
-  CUcontext waited = nullptr; // all was freed before the first wait: once a context is enough
-  while (!owed.empty()) {
-    relaxed_capture const mode;
-    auto leaving = owed.extract(owed.begin());
-    auto const key = leaving.mapped().freed_on.by_identity();
-    auto const context = key.order().context();
-    auto const& block = leaving.mapped();
-    bool const gone = context == waited ? give(block.base, block.alignment) : give_after_wait(key, block);
-    if (gone) waited = context;
-    end_free(key, std::move(leaving), gone);
-  }
-  return waited != nullptr;
-}
-
 void driver_pool_state::lose(stream_key const&, CUresult error) noexcept { pool_.where.lose(error); }
 
 void driver_pool_state::reserve(std::size_t bytes) {
@@ -208,7 +177,6 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
 // A pool that cannot be waited for is kept by the process, with no more memory than what is under way.
 async_state::~async_state() {
   if (!driver_alive() || where().lost()) return;
-  settle();
   if (wait_for_frees()) {
     destroy(handle(), where());
   } else if (!where().lost()) {
@@ -221,7 +189,7 @@ void async_state::given_behind(stream_key const& key, block_map::node_type given
   if (key.is_host()) return;
   given.key() = &key.order();
   given.mapped().freed_on = key.by_identity();
-  given.mapped().freed_at = key.order().now();
+  given.mapped().freed_at = key.end_use(given.mapped().drawn, true); // the end of the pool waits for it
   sync::lock const held{frees_guard_};
   frees_.erase(given.key());
   frees_.insert(std::move(given));
@@ -230,9 +198,10 @@ void async_state::given_behind(stream_key const& key, block_map::node_type given
 bool async_state::wait_for_frees() noexcept {
   relaxed_capture const mode;
   if (wait_for_draws() != CUDA_SUCCESS) return false;
-  for (auto const& [order, newest] : frees_) {
+  for (auto const& [stream, newest] : frees_) {
     auto const& key = newest.freed_on;
-    if (key.order().completed(newest.freed_at)) continue;
+    auto& order = key.order();
+    if (order.completed(newest.freed_at) || (order.is_mortal() && order.wait(newest.freed_at))) continue;
     auto const waited = key.wait_on_host();
     if (sticky(waited)) where().lose(waited);
     if (waited != CUDA_SUCCESS) return false;
@@ -252,7 +221,7 @@ expected<void*, failure> async_state::try_allocate(stream_key const& key, std::s
 }
 
 void async_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
-  if (driver_pool_state::deallocate(key, pointer, bytes, alignment)) drop_live();
+  if (source_state::deallocate(key, pointer, bytes, alignment)) drop_live();
 }
 
 } // namespace gpumem::detail

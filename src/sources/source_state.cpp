@@ -99,6 +99,7 @@ source_state::block_map::node_type source_state::end_free(stream_key const& key,
     counts_.reserved -= leaving.mapped().drawn;
     return leaving;
   }
+  key.end_use(leaving.mapped().drawn); // no event covers it: the timeline stays this stream's
   leaving.mapped().freed_on = key.by_identity();
   deferred_.insert(std::move(leaving));
   any_deferred_.store(true, std::memory_order_relaxed);
@@ -106,8 +107,7 @@ source_state::block_map::node_type source_state::end_free(stream_key const& key,
 }
 
 bool source_state::give_after_wait(stream_key const& key, block const& leaving) noexcept {
-  auto waited = key.wait_on_host();
-  if (waited == CUDA_ERROR_INVALID_HANDLE && key.has_handle()) waited = key.by_identity().wait_on_host();
+  auto const waited = key.wait_on_host();
   if (sticky(waited)) {
     lose(key, waited); // no work runs there any more
   } else if (waited != CUDA_SUCCESS) {

@@ -96,19 +96,29 @@ TEST_F(stream_test, foreign_is_known_by_its_id_in_two_calls) {
   destroy(handle);
 }
 
+// The timeline of a stream that has died serves the next one, under later epochs.
 TEST_F(stream_test, foreign_with_a_recycled_handle_is_another_stream) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
+  auto const id = key.id();
+  auto const ended = key.end_use(1);
+  gpumem::simulator::run_until_idle();
   destroy(handle);
   auto const recycled = make_foreign();
   ASSERT_EQ(recycled, handle);
-  EXPECT_NE(identify(stream_ref{recycled}, first), key);
+  auto const next = identify(stream_ref{recycled}, first);
+  EXPECT_NE(next.id(), id);
+  EXPECT_EQ(next, key) << "all of the first is complete";
+  EXPECT_GT(next.order().now(), ended);
+  EXPECT_TRUE(next.order().completed(ended));
+  EXPECT_FALSE(next.order().completed(next.order().now()));
   destroy(recycled);
 }
 
 TEST_F(stream_test, adopted_has_the_fast_path_until_the_promise_ends) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
+  auto const id = key.id();
   {
     auto const promised = stream::adopt(handle);
     EXPECT_EQ(promised.key(), key);
@@ -121,7 +131,7 @@ TEST_F(stream_test, adopted_has_the_fast_path_until_the_promise_ends) {
   destroy(handle);
   auto const recycled = make_foreign();
   ASSERT_EQ(recycled, handle);
-  EXPECT_NE(identify(stream_ref{recycled}, first), key); // the table does not say that it is the old one
+  EXPECT_NE(identify(stream_ref{recycled}, first).id(), id); // the table does not say that it is the old one
   destroy(recycled);
 }
 
@@ -167,9 +177,25 @@ TEST_F(stream_test, null_is_another_on_each_thread_and_device) {
   EXPECT_NE(*theirs, mine);
   EXPECT_NE(*elsewhere, mine);
   EXPECT_NE(*elsewhere, *theirs);
-  std::optional<stream_key> later; // a thread that takes over the number of one that ended is another
-  std::thread{[&] { later = identify(null, first); }}.join();
-  EXPECT_NE(*later, *theirs);
+}
+
+// The timeline of a thread that has ended serves a later one, under later epochs.
+TEST_F(stream_test, null_of_a_thread_that_ended_is_complete_for_the_next) {
+  stream_ref const null{CUstream{}};
+  gpumem::epoch ended = 0, later = 0;
+  std::optional<stream_key> theirs;
+  std::thread{[&] {
+    theirs = identify(null, first);
+    ended = theirs->end_use(1);
+  }}.join();
+  gpumem::simulator::run_until_idle();
+  std::thread{[&] {
+    auto const key = identify(null, first);
+    EXPECT_EQ(key, *theirs);
+    later = key.order().now();
+  }}.join();
+  EXPECT_GT(later, ended);
+  EXPECT_TRUE(theirs->order().completed(ended));
 }
 
 TEST_F(stream_test, legacy_is_one_for_a_device) {

@@ -79,6 +79,7 @@ static void a_pool_from_make_to_release(void) {
   EXPECT(gpumem_trim(pool, 0, &given_back) == GPUMEM_GRANTED);
   EXPECT(given_back == 0); // the host has seen nothing complete
   EXPECT_REFUSED(gpumem_settle(pool, 0), GPUMEM_DEADLINE, "a wait was not completed: deadline");
+  simulated_run();
   EXPECT(gpumem_settle(pool, 1000000000) == GPUMEM_GRANTED);
   EXPECT(gpumem_trim(pool, 0, &given_back) == GPUMEM_GRANTED);
   EXPECT(given_back == 16 * MIB && simulated_device_bytes() == 0);
@@ -291,6 +292,7 @@ static void reuse_is_ordered(void) {
   release(pool, first, block, 4 * MIB);
   EXPECT(figures_of(pool).reserved == 4 * MIB);
   // The host is a stream too.
+  simulated_run();
   EXPECT(gpumem_settle(pool, 1000000000) == GPUMEM_GRANTED);
   void* at_once = NULL;
   EXPECT(gpumem_allocate_sync(pool, MIB, GPUMEM_ALIGNMENT, &at_once) == GPUMEM_GRANTED && at_once);

@@ -10,6 +10,9 @@
 /// all.
 void simulated_reset(int devices);
 
+/// Runs the device until nothing is left.
+void simulated_run(void);
+
 /// Runs the device until nothing is left, and counts and prints what it found wrong.
 int simulated_finish(void);
 

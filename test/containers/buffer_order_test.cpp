@@ -222,7 +222,7 @@ TEST_F(buffer_order, dies_after_its_stream_was_retired) {
   writes(b, next);
 }
 
-TEST_F(buffer_order, dies_after_a_foreign_stream_was_destroyed) {
+TEST_F(buffer_order, dies_after_a_foreign_stream_that_it_left_was_destroyed) {
   gpumem::pool_resource const plain{cuda_resource{first}};
   gpumem::current_device const current{first};
   CUstream handle = nullptr;
@@ -230,6 +230,7 @@ TEST_F(buffer_order, dies_after_a_foreign_stream_was_destroyed) {
   std::optional<buffer> block{std::in_place, gpumem::stream_ref{handle}, plain, size};
   writes(gpumem::stream_ref{handle}, *block);
   block->resize(2 * size);
+  block->rehome(b);
   gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
   block.reset();
   buffer const next{b, plain, size};

@@ -109,15 +109,27 @@ TEST_F(allocation_test, rehomed_belongs_to_the_other_stream) {
   EXPECT_EQ(block.stream().get(), b.get()); // as before
 }
 
-TEST_F(allocation_test, freed_by_identity_touches_no_foreign_handle) {
+TEST_F(allocation_test, is_freed_with_the_handle_of_its_foreign_stream) {
   gpumem::current_device const scope{first};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
-  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
-  auto const calls = gpumem::driver_calls();
+  auto const ids = gpumem::driver_calls("cuStreamGetId"), captures = gpumem::driver_calls("cuStreamIsCapturing");
   block.reset();
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamGetId"), ids + 1);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamIsCapturing"), captures + 1);
+  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  EXPECT_NO_THROW(gpumem::simulator::expect_silent());
+}
+
+TEST_F(allocation_test, may_outlive_a_foreign_stream_that_it_was_rehomed_from) {
+  gpumem::current_device const scope{first};
+  CUstream handle = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
+  block.rehome(a);
+  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  block.reset();
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
 }
 

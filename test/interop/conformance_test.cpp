@@ -56,6 +56,8 @@ protected:
   }
   void TearDown() override {
     resource_.reset();
+    // The end of a promise that a stream lives is where its last frees are covered by an event.
+    { auto const promised = gpumem::stream::adopt(foreign_); }
     ASSERT_EQ(gpumem::driver().stream_destroy(foreign_), CUDA_SUCCESS);
     own_.reset();
     EXPECT_EQ(gpumem::driver().ctx_synchronize(), CUDA_SUCCESS); // then the driver's default pool keeps nothing

@@ -6,6 +6,7 @@
 namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
+constexpr std::chrono::seconds long_enough{10};
 
 // A report with its own copy of the events, which the handler's lives no longer than.
 struct told_misuse : gpumem::misuse {
@@ -50,6 +51,12 @@ protected:
     simulator::work(on, {}, {}, [=] { std::memset(first, with, bytes); });
   }
 
+  // Waits until all is looked at, while the device runs.
+  template <class Pool> static bool settled(Pool& of) {
+    gpumem_test::running_device const running;
+    return of.settle(long_enough);
+  }
+
   gpumem::device device = gpumem::device::current();
   gpumem::stream s{device}, t{device};
 
@@ -57,7 +64,6 @@ private:
   gpumem::misuse_handler before_;
 };
 
-constexpr std::chrono::seconds long_enough{10};
 constexpr std::size_t KiB = std::size_t{1} << 10, MiB = std::size_t{1} << 20;
 
 } // namespace gpumem_test

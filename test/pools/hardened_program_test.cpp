@@ -83,7 +83,7 @@ TEST_F(hardened_program, random_and_correct_finds_nothing) {
     run_program(seed, device, simulator::checked{r});
     ASSERT_TRUE(take_told().empty()) << "seed " << seed;
     for (auto const& found : simulator::take_findings()) FAIL() << "seed " << seed << ": " << found.text;
-    ASSERT_TRUE(r.settle(long_enough));
+    ASSERT_TRUE(settled(r));
     auto const f = r.figures();
     ASSERT_EQ(f.allocations, f.frees);
     ASSERT_EQ(f.quarantined + f.live + f.granted, 0u) << "seed " << seed;
@@ -99,7 +99,7 @@ TEST_F(hardened_program, of_threads_finds_nothing) {
     threads.emplace_back([&, i] { run_program(100 + i, device, told); });
   }
   for (auto& each : threads) each.join();
-  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_TRUE(settled(r));
   EXPECT_EQ(r.figures().quarantined + r.figures().live, 0u);
 }
 
@@ -118,7 +118,7 @@ TEST_F(hardened_program, finds_room_in_the_quarantine_where_a_request_would_fail
   EXPECT_EQ(r.try_allocate(s, 900 * KiB).error().requested, 900 * KiB);
   EXPECT_EQ(r.figures().failures, 2u);
   r.deallocate(s, p, 900 * KiB);
-  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_TRUE(settled(r));
 }
 
 TEST_F(hardened_program, a_stream_that_stands_still_holds_up_nobody_else) {

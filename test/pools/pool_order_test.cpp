@@ -415,7 +415,7 @@ TEST_F(pool_order, the_tail_of_a_destroyed_stream_is_recovered) {
   destroy(foreign);
   simulator::run_until_idle();
   EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
-  EXPECT_EQ(r.figures().reuse_drained, 1u);
+  EXPECT_EQ(r.figures().reuse_completed, 1u);
   checked.deallocate(b, p, 1 * MiB);
 }
 

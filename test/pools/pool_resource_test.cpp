@@ -218,7 +218,10 @@ TEST_F(pool_interface, the_limit_is_changed_while_the_pool_is_used) {
   EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().what, outcome::exhausted);
   EXPECT_THROW(r.reserve(2 * MiB), gpumem::out_of_memory);
   r.deallocate(s, p, 2 * MiB);
-  EXPECT_TRUE(r.settle(std::chrono::seconds{1}));
+  {
+    gpumem_test::running_device const running;
+    EXPECT_TRUE(r.settle(std::chrono::seconds{1}));
+  }
   EXPECT_EQ(r.trim(), 2 * MiB);
   r.set_limit(0);
   auto* const large = r.allocate(s, 16 * MiB);
@@ -283,6 +286,7 @@ TEST_F(pool_interface, settle_lets_trim_know_of_foreign_streams) {
   gpumem::simulator::work(other, {gpumem::simulator::write(p, 4 * MiB)});
   r.deallocate(other, p, 4 * MiB);
   EXPECT_FALSE(r.settle(std::chrono::nanoseconds{0}));
+  gpumem::simulator::run_until_idle();
   EXPECT_TRUE(r.settle(std::chrono::seconds{10}));
   EXPECT_EQ(r.trim(), 4 * MiB);
   EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);

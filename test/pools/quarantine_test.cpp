@@ -66,7 +66,7 @@ TEST_F(quarantine, keeps_memory_from_reuse) {
     others.push_back(r.allocate(s, 1000));
     EXPECT_NE(others.back(), p);
   }
-  ASSERT_TRUE(r.settle(long_enough));
+  ASSERT_TRUE(settled(r));
   others.push_back(r.allocate(s, 1000));
   EXPECT_EQ(others.back(), p) << "the best fit again";
   for (auto* const each : others) r.deallocate(s, each, 1000);
@@ -234,7 +234,7 @@ TEST_P(quarantine_in_capture, nothing_is_captured_and_the_free_is_seen_to_later)
   gpumem::driver().graph_destroy(graph);
   r.deallocate(on, q, 1000);
   simulator::run_until_idle();
-  EXPECT_TRUE(r.settle(long_enough));
+  EXPECT_TRUE(settled(r));
   EXPECT_EQ(r.figures().quarantined, 0u);
   EXPECT_EQ(r.figures().failures, 0u);
 }
@@ -255,7 +255,7 @@ protected:
     r.deallocate_sync(q, 1000);
     r.deallocate(s, p, 1000);
     EXPECT_EQ(only().what, misuse::kind::double_free);
-    EXPECT_TRUE(r.settle(long_enough));
+    EXPECT_TRUE(settled(r));
     auto const found = take_told();
     ASSERT_EQ(found.size(), 2u);
     for (auto const& each : found) {

@@ -147,6 +147,24 @@ TEST_F(capture, an_event_of_the_whole_context_spoils_it) {
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
+// As driver 580 does it.
+TEST_F(capture, of_any_mode_is_spoilt_by_a_wait_for_the_context_on_any_thread) {
+  for (const auto mode :
+       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    char* memory = new_memory(8);
+    const CUstream s = begin(mode);
+    std::thread([&] {
+      cu().set_current(context_);
+      CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+      cu().exchange_mode(&relaxed);
+      EXPECT_EQ(cu().context_synchronize(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }).join();
+    EXPECT_EQ(cu().fill_async(address(memory), 0, 8, s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  }
+  EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
+}
+
 TEST_F(capture, of_the_legacy_stream_is_refused) {
   EXPECT_EQ(cu().begin_capture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   const CUstream s = new_stream();

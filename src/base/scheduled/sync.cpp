@@ -79,6 +79,7 @@ baton& the_baton() {
 }
 
 thread_local participant* self = nullptr;
+thread_local void (*exit_function)() noexcept = nullptr;
 
 // A thread that the schedule did not start (the main thread, as a rule) takes part from its first use.
 participant& own() {
@@ -225,6 +226,7 @@ thread::thread(std::function<void()> body) : running_{std::make_unique<running>(
     self = &state->identity;
     self->take();
     body();
+    if (exit_function) exit_function();
     state->finished = true;
     leave(self);
   }};
@@ -251,6 +253,8 @@ void thread::join() {
 }
 
 unsigned thread_number() noexcept { return own().number; }
+
+void at_thread_exit(void (*function)() noexcept) noexcept { exit_function = function; }
 
 void sleep_for(duration span) {
   auto const deadline = now() + span;

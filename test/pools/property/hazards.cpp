@@ -69,6 +69,36 @@ template <class Memory> void random_program<Memory>::recycle_stream(actor& who) 
   recycling_[which] = false;
 }
 
+// Some blocks of one stream, used and freed there; the work is still to run when this returns.
+template <class Memory> void random_program<Memory>::serve_some(actor& who, cuda::stream_ref on) {
+  auto const many = 1 + who.random.below(3);
+  for (std::uint64_t i = 0; i < many; ++i) {
+    auto const bytes = 1 + who.random.below(who.random.one_in(2) ? 4096 : 256 * 1024);
+    auto const got = checked_->try_allocate(on, bytes);
+    if (!got) return;
+    simulator::work(on, {simulator::write(*got, bytes)}, std::chrono::microseconds{5});
+    checked_->deallocate(on, *got, bytes);
+  }
+}
+
+// A stream for one request, which dies whether its work is over or not.
+template <class Memory> void random_program<Memory>::live_shortly(actor& who) {
+  auto const made = lane_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  serve_some(who, cuda::stream_ref{made});
+  if (who.random.one_in(2)) gpumem::stream::adopt(made); // the end of a promise
+  lane_fixtures::destroy_stream(made);
+  count("streams that lived shortly");
+}
+
+template <class Memory> void random_program<Memory>::live_shortly_as_a_thread(actor& who) {
+  gpumem::sync::thread one{[&] {
+    gpumem::current_device const here{fixed().device};
+    for (auto const which : {null, per_thread}) serve_some(who, stream_of(which));
+  }};
+  one.join();
+  count("threads that lived shortly");
+}
+
 // What is captured has not run, and its stream's events are the graph's: the free waits for a call outside.
 template <class Memory> void random_program<Memory>::free_in_capture(actor& who) {
   auto& f = fixed();

@@ -106,12 +106,13 @@ template <class Memory> void random_program<Memory>::free_elsewhere(actor& who) 
   leave(block->home);
 }
 
-// As an allocation's destructor does: the pool may not touch a foreign handle.
+// As an allocation's destructor does.
 template <class Memory> void random_program<Memory>::free_by_identity(actor& who) {
   auto const block = pick(who);
   if (!block) return;
   if (block->home < 0) return put(*block);
-  auto const key = gpumem::identify(stream_of(block->home), fixed().device).by_identity();
+  auto const on = gpumem::identify(stream_of(block->home), fixed().device);
+  auto const key = gpumem::stream_key::at_end_of(on.order(), on.handle());
   simulator::detail::freed(0, stream_of(block->home).get(), false, block->pointer, block->bytes);
   auto const services = pool_->services();
   services.table->deallocate_keyed(services.state, &key, block->pointer, block->bytes, 256);
@@ -205,13 +206,15 @@ template <class Memory> void random_program<Memory>::step(actor& who) {
                                       {3, &random_program::order_lanes},
                                       {4, &random_program::look_for_completion},
                                       {2, &random_program::trim},
-                                      {1, &random_program::recycle_stream},
+                                      {3, &random_program::recycle_stream},
+                                      {3, &random_program::live_shortly},
+                                      {2, &random_program::live_shortly_as_a_thread},
                                       {1, &random_program::check_conservation},
                                       {1, &random_program::reserve},
                                       {1, &random_program::pin}};
   if (who.thread == 0 && who.random.one_in(24)) return spin_and_allocate(who);
   if (who.thread == 0 && who.random.one_in(24)) return free_in_capture(who);
-  auto at = who.random.below(87);
+  auto at = who.random.below(94);
   for (auto const& each : operations) {
     if (at < each.weight) return (this->*each.run)(who);
     at -= each.weight;

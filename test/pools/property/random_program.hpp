@@ -139,6 +139,9 @@ private:
   void reserve(actor& who);
   void spin_and_allocate(actor& who);
   void recycle_stream(actor& who);
+  void serve_some(actor& who, cuda::stream_ref on);
+  void live_shortly(actor& who);
+  void live_shortly_as_a_thread(actor& who);
   void free_in_capture(actor& who);
   void pin(actor& who);
   void check_conservation(actor& who);

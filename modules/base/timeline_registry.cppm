@@ -1,0 +1,69 @@
+// The timelines of all streams: one a stream, which serves another stream once its own has died.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <unordered_map>
+export module gpumem:timeline_registry;
+import :cuda;
+import :device;
+import :std;
+import :sync;
+import :timeline;
+
+namespace gpumem::detail {
+
+/// Every stream ever seen. A foreign stream has died when the driver gives its handle's value to another one, whose id
+/// differs; a thread's default streams die with the thread. Leaked on purpose: tags keep pointers to timelines. Any
+/// thread.
+export class timeline_registry {
+public:
+  static timeline_registry& instance() noexcept;
+
+  inline timeline& host() noexcept { return host_; }
+  /// The timeline of the stream that has this handle and id. Makes one, or takes that of a dead stream, if there is
+  /// none. Throws std::bad_alloc, cuda_error.
+  timeline& of_handle(CUstream handle, std::uint64_t id);
+  /// The timeline of a default stream of the device, which is current: the legacy stream's is one for all threads, the
+  /// others are the calling thread's. Throws std::bad_alloc, cuda_error.
+  timeline& of_default(stream_kind kind, device where, CUstream handle);
+  /// Whether the timeline is one of the calling thread's default streams.
+  static bool is_own_default(timeline const& order) noexcept;
+  /// The timeline of an own stream that is not in use. Makes the stream if there is none. Throws cuda_error,
+  /// std::bad_alloc.
+  timeline& take_own(device where, int priority);
+  void give_own(timeline& order) noexcept;
+  /// One more promise that the stream lives, or one less.
+  void adopt(timeline& order, bool promised) noexcept;
+  /// How many timelines there are.
+  std::size_t size() const noexcept;
+
+private:
+  struct list {
+    timeline* first = nullptr;
+    timeline* last = nullptr;
+    void push(timeline& one) noexcept;
+    timeline& pop() noexcept;
+  };
+  timeline_registry() = default;
+  timeline* find(CUstream handle) const noexcept;
+  void put(CUstream handle, timeline& order);
+  timeline& take(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle);
+  timeline* take_dead(CUcontext context) noexcept;
+  timeline* take_spare(CUcontext context) noexcept;
+  timeline& make(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle, bool may_die);
+  void make_spares(int device, CUcontext context) noexcept;
+  void bury(timeline& dead) noexcept;
+  static void end_thread() noexcept;
+
+  mutable sync::mutex guard_;
+  std::vector<std::unique_ptr<timeline>> timelines_;
+  std::unordered_map<CUstream, timeline*> others_; // those for which the table of handles has no place
+  std::vector<timeline*> legacy_;                  // by device
+  std::vector<timeline*> idle_;                    // of own streams
+  list dead_;                                      // may serve other streams once they are over
+  list spare_;                                     // never used, for a free while the host has no memory
+  std::size_t stranded_ = 0;                       // of dead streams with frees that no event covers
+  std::size_t stranded_bytes_ = 0;
+  timeline host_{stream_kind::host, 0, 0, -1, nullptr, nullptr, nullptr};
+};
+
+} // namespace gpumem::detail

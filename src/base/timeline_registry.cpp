@@ -1,0 +1,262 @@
+// Finding timelines, and passing those of dead streams on.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+module gpumem:timeline_registry.impl;
+import :timeline_registry;
+import :cuda;
+import :device;
+import :driver;
+import :fork;
+import :sync;
+import :timeline;
+import :timeline_table;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t wanted_spare_timelines = 2;
+inline constexpr int most_tries = 2; // of dead streams, each a poll
+// Beyond either, streams are known to die with frees that no event covers.
+inline constexpr std::size_t most_stranded = 64, most_stranded_bytes = std::size_t{32} << 20;
+
+// The calling thread's default streams, linked.
+thread_local timeline* own_defaults = nullptr;
+
+int device_of_context(CUcontext context) {
+  check(driver().ctx_push_current(context), "cuCtxPushCurrent");
+  CUdevice handle{};
+  auto const result = driver().ctx_get_device(&handle);
+  CUcontext popped = nullptr;
+  driver().ctx_pop_current(&popped);
+  check(result, "cuCtxGetDevice");
+  return static_cast<int>(handle);
+}
+
+std::uint64_t id_of(CUstream handle) {
+  unsigned long long id = 0;
+  check(driver().stream_get_id(handle, &id), "cuStreamGetId");
+  return id;
+}
+
+} // namespace
+
+void timeline_registry::list::push(timeline& one) noexcept {
+  one.next = nullptr;
+  (first ? last->next : first) = &one;
+  last = &one;
+}
+
+timeline& timeline_registry::list::pop() noexcept {
+  auto& one = *first;
+  first = one.next;
+  return one;
+}
+
+timeline_registry& timeline_registry::instance() noexcept {
+  static auto* const registry = new timeline_registry;
+  return *registry;
+}
+
+timeline* timeline_registry::find(CUstream handle) const noexcept {
+  if (auto* const found = seen_handles.find(handle)) return found;
+  auto const found = others_.find(handle);
+  return found == others_.end() ? nullptr : found->second;
+}
+
+void timeline_registry::put(CUstream handle, timeline& order) {
+  if (!seen_handles.put(handle, &order)) others_.insert_or_assign(handle, &order);
+}
+
+timeline& timeline_registry::of_handle(CUstream handle, std::uint64_t id) {
+  {
+    sync::lock const held{guard_};
+    if (auto* const found = find(handle); found && found->id() == id) return *found;
+  }
+  CUcontext context = nullptr;
+  check(driver().stream_get_ctx(handle, &context), "cuStreamGetCtx");
+  auto const device = device_of_context(context);
+  sync::lock const held{guard_};
+  auto* const before = find(handle);
+  if (before && before->id() == id) return *before; // another thread was faster
+  // As a rule the stream before it is over: then nothing but the id changes.
+  if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_over()) {
+    before->serve(stream_kind::foreign, id, handle);
+    return *before;
+  }
+  auto& order = take(stream_kind::foreign, id, device, context, handle);
+  put(handle, order);
+  if (before) bury(*before);
+  return order;
+}
+
+timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle) {
+  auto const device = static_cast<std::size_t>(where.ordinal());
+  if (kind == stream_kind::legacy) {
+    sync::lock const held{guard_};
+    if (legacy_.size() <= device) legacy_.resize(device + 1);
+    if (!legacy_[device]) legacy_[device] = &make(kind, 0, where.ordinal(), where.context(), handle, false);
+    return *legacy_[device];
+  }
+  auto const id = kind == stream_kind::per_thread ? id_of(handle) : 0;
+  for (auto* each = own_defaults; each; each = each->next) {
+    if (each->kind() == kind && each->device() == where.ordinal() && each->id() == id) return *each;
+  }
+  sync::at_thread_exit(end_thread);
+  sync::lock const held{guard_};
+  auto& order = take(kind, id, where.ordinal(), where.context(), handle);
+  order.next = std::exchange(own_defaults, &order);
+  return order;
+}
+
+bool timeline_registry::is_own_default(timeline const& order) noexcept {
+  for (auto const* each = own_defaults; each; each = each->next) {
+    if (each == &order) return true;
+  }
+  return false;
+}
+
+// An event that is recorded at the end of a thread completes after the thread is gone, as on an H200.
+void timeline_registry::end_thread() noexcept {
+  auto* at = std::exchange(own_defaults, nullptr);
+  if (forked() || !driver_alive()) return;
+  auto& all = instance();
+  while (at) {
+    auto& ended = *at;
+    at = at->next;
+    ended.record_last(CU_STREAM_PER_THREAD, true);
+    sync::lock const held{all.guard_};
+    all.bury(ended);
+  }
+}
+
+// A timeline with frees that no event covers is never over: it serves no other stream.
+void timeline_registry::bury(timeline& dead) noexcept {
+  if (dead.uncovered_frees() == 0) return dead_.push(dead);
+  ++stranded_;
+  stranded_bytes_ += dead.uncovered_bytes();
+  if (stranded_ >= most_stranded || stranded_bytes_ >= most_stranded_bytes) {
+    streams_die.store(true, std::memory_order_relaxed);
+  }
+}
+
+timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle) {
+  auto* found = take_dead(context);
+  if (!found) {
+    try {
+      auto& made = make(kind, id, device, context, handle, true);
+      make_spares(device, context);
+      return made;
+    } catch (...) {
+      found = take_spare(context);
+      if (!found) throw;
+    }
+  }
+  found->serve(kind, id, handle);
+  return *found;
+}
+
+// Those that were tried in vain come last: one that runs for long does not stand before the others.
+timeline* timeline_registry::take_dead(CUcontext context) noexcept {
+  for (int tries = 0; tries < most_tries && dead_.first; ++tries) {
+    auto& oldest = dead_.pop();
+    if (oldest.context() == context && oldest.is_over()) return &oldest;
+    dead_.push(oldest);
+  }
+  return nullptr;
+}
+
+timeline* timeline_registry::take_spare(CUcontext context) noexcept {
+  for (auto** link = &spare_.first; *link; link = &(*link)->next) {
+    auto* const found = *link;
+    if (found->context() != context) continue;
+    *link = found->next;
+    for (auto* each = spare_.first; each; each = each->next) spare_.last = each;
+    return found;
+  }
+  return nullptr;
+}
+
+timeline& timeline_registry::make(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle,
+                                  bool may_die) {
+  auto* const last = may_die ? take_event(context) : nullptr;
+  try {
+    auto const index = static_cast<std::uint32_t>(timelines_.size() + 1); // 0 is the host
+    timelines_.push_back(std::make_unique<timeline>(kind, index, id, device, context, handle, last));
+    return *timelines_.back();
+  } catch (...) {
+    if (last) give_event(last);
+    throw;
+  }
+}
+
+void timeline_registry::make_spares(int device, CUcontext context) noexcept {
+  std::size_t spares = 0;
+  for (auto const* each = spare_.first; each; each = each->next) spares += each->context() == context;
+  try {
+    for (; spares < wanted_spare_timelines; ++spares) {
+      spare_.push(make(stream_kind::foreign, 0, device, context, nullptr, true));
+    }
+  } catch (...) {
+    // The next stream that is seen first tries again.
+  }
+}
+
+timeline& timeline_registry::take_own(device where, int priority) {
+  {
+    sync::lock const held{guard_};
+    auto const found = std::ranges::find_if(
+        idle_, [&](timeline const* each) { return each->device() == where.ordinal() && each->priority() == priority; });
+    if (found != idle_.end()) {
+      auto* const order = *found;
+      *found = idle_.back();
+      idle_.pop_back();
+      return *order;
+    }
+  }
+  CUstream handle = nullptr;
+  {
+    current_device const scope{where};
+    check(driver().stream_create_with_priority(&handle, CU_STREAM_NON_BLOCKING, priority), "cuStreamCreate");
+  }
+  try {
+    auto const id = id_of(handle);
+    sync::lock const held{guard_};
+    idle_.reserve(timelines_.size() + 1); // so that giving back cannot fail
+    auto* const before = find(handle);
+    auto& order = make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
+    order.set_priority(priority);
+    put(handle, order);
+    known_handles.put(handle, &order);
+    if (before) bury(*before);
+    return order;
+  } catch (...) {
+    driver().stream_destroy(handle);
+    throw;
+  }
+}
+
+void timeline_registry::give_own(timeline& order) noexcept {
+  sync::lock const held{guard_};
+  idle_.push_back(&order);
+}
+
+void timeline_registry::adopt(timeline& order, bool promised) noexcept {
+  sync::lock const held{guard_};
+  known_handles.put(order.handle(), order.adopt(promised) ? &order : nullptr);
+}
+
+std::size_t timeline_registry::size() const noexcept {
+  sync::lock const held{guard_};
+  return timelines_.size();
+}
+
+} // namespace gpumem::detail

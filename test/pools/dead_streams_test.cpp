@@ -1,0 +1,339 @@
+// Memory and bookkeeping of streams that die: raw streams, threads with default streams, adopted streams.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::pool_options;
+using gpumem::pool_resource;
+using gpumem::stream_ref;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+stream_ref make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
+  CUstream made = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&made, flags), "cuStreamCreate");
+  return stream_ref{made};
+}
+
+void destroy(stream_ref foreign) { gpumem::check(gpumem::driver().stream_destroy(foreign.get()), "cuStreamDestroy"); }
+
+std::size_t timelines() { return gpumem::detail::timeline_registry::instance().size(); }
+
+// A stream that dies when the scope ends, and with it all of its work is over.
+class request_stream {
+public:
+  request_stream() : handle_{make_foreign()} {}
+  request_stream(request_stream const&) = delete;
+  request_stream& operator=(request_stream const&) = delete;
+  ~request_stream() {
+    gpumem::driver().stream_synchronize(handle_.get());
+    destroy(handle_);
+  }
+  operator stream_ref() const { return handle_; } // NOLINT: as a stream
+
+private:
+  stream_ref handle_;
+};
+
+class dead_streams : public gpumem_test::simulated_test {
+protected:
+  void SetUp() override {
+    gpumem::check(gpumem::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
+    *static_cast<std::uint32_t volatile*>(flag_) = 0;
+  }
+  void TearDown() override {
+    simulated_test::TearDown();
+    gpumem::driver().mem_free_host(flag_);
+  }
+  // A kernel that runs until it is told to end.
+  void run_long(stream_ref on) {
+    gpumem_test::driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(
+        on.get(), reinterpret_cast<CUdeviceptr>(flag_), 1, CU_STREAM_WAIT_VALUE_EQ);
+  }
+  void end_long() { *static_cast<std::uint32_t volatile*>(flag_) = 1; }
+
+  // One request: a block, work on it, and its free.
+  template <class Pool> static void serve(Pool& pool, stream_ref on, std::size_t bytes) {
+    auto* const p = pool.allocate(on, bytes);
+    simulator::work(on, {simulator::write(p, bytes)});
+    pool.deallocate(on, p, bytes);
+  }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream lasting{device};
+  void* flag_ = nullptr;
+};
+
+// Memory of one request at a time, over each kind of pool.
+template <class Pool> void expect_one_request_is_reserved(Pool pool, std::size_t bytes) {
+  simulator::checked checked{pool};
+  for (int i = 0; i < 400; ++i) {
+    request_stream const s;
+    auto* const p = checked.allocate(s, bytes);
+    simulator::work(s, {simulator::write(p, bytes)});
+    checked.deallocate(s, p, bytes);
+  }
+  auto const f = pool.figures();
+  EXPECT_LE(f.peak_reserved, std::max(2 * bytes, 32 * MiB));
+}
+
+TEST_F(dead_streams, a_stream_for_each_request_reserves_what_one_request_takes) {
+  for (auto const bytes : {std::size_t{4096}, 1 * MiB, 256 * MiB}) {
+    expect_one_request_is_reserved(pool_resource{device}, bytes);
+    expect_one_request_is_reserved(pool_resource{device, {.release_threshold = 0}}, bytes);
+    expect_one_request_is_reserved(pool_resource{gpumem::cuda_resource{device}}, bytes);
+    expect_one_request_is_reserved(pool_resource{device, {.growth = gpumem::growth::compact}}, bytes);
+  }
+}
+
+TEST_F(dead_streams, blocks_that_free_themselves_leave_no_memory_behind) {
+  pool_resource pool{device};
+  for (int i = 0; i < 100; ++i) {
+    request_stream const s;
+    auto const block = pool.acquire(s, 256 * MiB).wait();
+  }
+  EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
+}
+
+TEST_F(dead_streams, adopted_streams_leave_no_memory_behind) {
+  pool_resource pool{device};
+  for (int i = 0; i < 100; ++i) {
+    request_stream const s;
+    auto const promised = gpumem::stream::adopt(stream_ref{s}.get());
+    serve(pool, promised, 256 * MiB);
+  }
+  EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
+}
+
+TEST_F(dead_streams, threads_that_end_leave_no_memory_of_their_default_streams_behind) {
+  for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
+    pool_resource pool{device};
+    simulator::checked checked{pool};
+    auto const before = timelines();
+    for (int i = 0; i < 200; ++i) {
+      std::thread{[&] {
+        gpumem::current_device const here{device};
+        serve(checked, stream_ref{handle}, 256 * MiB);
+      }}.join();
+      simulator::run_until_idle();
+    }
+    EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
+    EXPECT_LE(timelines() - before, 4u);
+  }
+}
+
+TEST_F(dead_streams, a_request_at_the_limit_is_granted_beside_a_long_kernel) {
+  for (bool const beside : {false, true}) {
+    pool_resource pool{device, {.limit = 1024 * MiB}};
+    *static_cast<std::uint32_t volatile*>(flag_) = 0;
+    gpumem::stream busy{device};
+    if (beside) run_long(busy);
+    for (int i = 0; i < 5; ++i) {
+      auto const s = make_foreign();
+      auto const p = pool.try_allocate(s, 600 * MiB);
+      ASSERT_TRUE(p) << "request " << i;
+      simulator::work(s, {simulator::write(*p, 600 * MiB)});
+      pool.deallocate(s, *p, 600 * MiB);
+      gpumem::driver().stream_synchronize(s.get());
+      destroy(s);
+    }
+    EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), 0u);
+    end_long();
+    simulator::run_until_idle();
+  }
+}
+
+// A burst of destructors: each of the frees may be the last.
+TEST_F(dead_streams, each_free_of_a_burst_leaves_an_event) {
+  pool_resource pool{device, {.limit = 1024 * MiB}};
+  auto const s = make_foreign();
+  std::vector<void*> blocks;
+  while (auto const p = pool.try_allocate(s, 10 * MiB)) blocks.push_back(*p);
+  EXPECT_FALSE(pool.try_allocate(lasting, 10 * MiB));
+  for (auto* const p : blocks) {
+    auto const records = gpumem::driver_calls("cuEventRecord");
+    pool.deallocate(s, p, 10 * MiB);
+    EXPECT_GE(gpumem::driver_calls("cuEventRecord"), records + 1);
+  }
+  gpumem::driver().stream_synchronize(s.get());
+  destroy(s);
+  auto const all = blocks.size() * 10 * MiB;
+  EXPECT_TRUE(pool.try_allocate(lasting, all)) << "all of it is complete";
+}
+
+TEST_F(dead_streams, a_burst_of_a_hundred_frees_is_all_granted_to_another_stream) {
+  pool_resource pool{device, {.limit = 1024 * MiB}};
+  auto const s = make_foreign();
+  std::vector<void*> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(pool.allocate(s, 8 * MiB));
+  auto const reserved = pool.figures().reserved;
+  for (auto* const p : blocks) pool.deallocate(s, p, 8 * MiB);
+  gpumem::driver().stream_synchronize(s.get());
+  destroy(s);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.try_allocate(lasting, 8 * MiB));
+  EXPECT_EQ(pool.figures().reserved, reserved);
+}
+
+// 64 records stand behind a long kernel, so that the ring has no place for more.
+TEST_F(dead_streams, a_full_ring_of_events_loses_no_free) {
+  pool_resource pool{device};
+  auto const s = make_foreign();
+  run_long(s);
+  auto& order = gpumem::identify(s, device).order();
+  order.prepare();
+  for (int i = 0; i < 70; ++i) order.record_late(s.get());
+  serve(pool, s, 64 * MiB);
+  destroy(s);
+  end_long();
+  simulator::run_until_idle();
+  auto const reserved = pool.figures().reserved;
+  EXPECT_TRUE(pool.try_allocate(lasting, 64 * MiB));
+  EXPECT_EQ(pool.figures().reserved, reserved);
+}
+
+TEST_F(dead_streams, memory_of_a_stream_that_still_runs_is_not_given_to_the_next_with_its_handle) {
+  pool_resource pool{device};
+  simulator::checked checked{pool};
+  auto const s = make_foreign();
+  auto* const p = checked.allocate(s, 64 * MiB);
+  run_long(s);
+  simulator::work(s, {simulator::write(p, 64 * MiB)});
+  checked.deallocate(s, p, 64 * MiB);
+  destroy(s);
+  auto const next = make_foreign();
+  ASSERT_EQ(next.get(), s.get());
+  EXPECT_NE(checked.allocate(next, 64 * MiB), p);
+  end_long();
+  simulator::run_until_idle();
+  EXPECT_EQ(checked.allocate(next, 64 * MiB), p);
+  destroy(next);
+}
+
+// What another stream and an event of the user's knew of the first stream is true of it alone.
+TEST_F(dead_streams, the_order_after_a_dead_stream_is_none_after_the_next) {
+  pool_resource pool{device};
+  simulator::checked checked{pool};
+  auto const s = make_foreign();
+  gpumem::event told{device};
+  serve(checked, s, 1 * MiB);
+  told.record(s);
+  lasting.wait(told);
+  auto& order = gpumem::identify(s, device).order();
+  simulator::run_until_idle();
+  destroy(s);
+  auto const next = make_foreign();
+  ASSERT_EQ(&gpumem::identify(next, device).order(), &order) << "the timeline serves the next stream";
+  auto* const p = checked.allocate(next, 64 * MiB);
+  simulator::work(next, {simulator::write(p, 64 * MiB)});
+  checked.deallocate(next, p, 64 * MiB);
+  lasting.wait(told);
+  EXPECT_NE(checked.allocate(lasting, 64 * MiB), p) << "not ordered after the next stream's use";
+  destroy(next);
+}
+
+// Nor is the next stream ordered after what the first one waited for.
+TEST_F(dead_streams, the_order_of_a_dead_stream_is_not_that_of_the_next) {
+  pool_resource pool{device};
+  simulator::checked checked{pool};
+  auto const s = make_foreign();
+  auto* const p = checked.allocate(lasting, 64 * MiB);
+  run_long(lasting);
+  simulator::work(lasting, {simulator::write(p, 64 * MiB)});
+  checked.deallocate(lasting, p, 64 * MiB);
+  gpumem::event told{device};
+  told.record(lasting);
+  auto const key = gpumem::identify(s, device);
+  told.make_wait(s);
+  ASSERT_TRUE(key.order().ordered_after(lasting.key().order(), lasting.key().order().now() - 1));
+  destroy(s);
+  auto const next = make_foreign();
+  ASSERT_EQ(gpumem::identify(next, device), key) << "the timeline serves the next stream";
+  EXPECT_NE(checked.allocate(next, 64 * MiB), p);
+  end_long();
+  simulator::run_until_idle();
+  destroy(next);
+}
+
+TEST_F(dead_streams, a_timeline_that_a_block_keeps_serves_no_other_stream) {
+  pool_resource pool{device};
+  std::optional<gpumem::allocation> block;
+  std::optional<gpumem::stream_key> key;
+  std::thread{[&] {
+    gpumem::current_device const here{device};
+    block = pool.acquire(stream_ref{CU_STREAM_PER_THREAD}, 1 * MiB).wait();
+    key = gpumem::identify(stream_ref{CU_STREAM_PER_THREAD}, device);
+  }}.join();
+  simulator::run_until_idle();
+  for (int i = 0; i < 4; ++i) {
+    std::thread{[&] {
+      gpumem::current_device const here{device};
+      EXPECT_NE(gpumem::identify(stream_ref{CU_STREAM_PER_THREAD}, device), *key);
+    }}.join();
+  }
+  block.reset();
+  EXPECT_TRUE(pool.try_allocate(lasting, 1 * MiB));
+  EXPECT_EQ(pool.figures().growths, 1u) << "all work of a thread that has ended is covered by its last event";
+}
+
+// Frees that no event covers stay: at most one in 64, and once enough have stayed each free leaves an event.
+TEST_F(dead_streams, what_no_event_covers_is_bounded) {
+  constexpr int frees = 1000;
+  pool_resource pool{device};
+  auto const live = 100 * std::size_t{4096};
+  for (int i = 0; i < 200; ++i) {
+    request_stream const s;
+    for (int k = 0; k < frees; ++k) serve(pool, s, 4096);
+  }
+  simulator::run_until_idle();
+  auto const before = timelines();
+  for (int i = 0; i < 200; ++i) {
+    request_stream const s;
+    for (int k = 0; k < frees; ++k) serve(pool, s, 4096);
+  }
+  EXPECT_LE(timelines() - before, 2u) << "streams are known to die: each free leaves an event";
+  EXPECT_LE(pool.figures().peak_reserved, live + 32 * MiB);
+}
+
+TEST_F(dead_streams, a_long_lived_stream_records_at_one_free_in_64) {
+  pool_resource pool{device};
+  auto const s = make_foreign();
+  auto const of = [&](int frees) {
+    auto const before = gpumem::driver_calls("cuEventRecord");
+    for (int i = 0; i < frees; ++i) pool.deallocate(s, pool.allocate(s, 4096), 4096);
+    return gpumem::driver_calls("cuEventRecord") - before;
+  };
+  EXPECT_EQ(of(64), 64u) << "each of the first may be the last";
+  of(4096 - 64);
+  auto const records = of(64 * 100);
+  EXPECT_GE(records, 100u);
+  EXPECT_LE(records, 102u);
+  destroy(s);
+}
+
+TEST_F(dead_streams, more_streams_are_adopted_than_the_table_has_places) {
+  constexpr std::size_t many = 5000;
+  std::vector<stream_ref> streams;
+  for (std::size_t i = 0; i < many; ++i) streams.push_back(make_foreign());
+  pool_resource pool{device};
+  for (auto const s : streams) {
+    auto const promised = gpumem::stream::adopt(s.get());
+    EXPECT_EQ(gpumem::identify(s, device), promised.key());
+    pool.deallocate(promised, pool.allocate(promised, 4096), 4096);
+  }
+  auto const before = timelines();
+  for (auto const s : streams) EXPECT_NO_THROW(gpumem::identify(s, device));
+  EXPECT_EQ(timelines(), before) << "each is found again";
+  for (auto const s : streams) destroy(s);
+}
+
+} // namespace

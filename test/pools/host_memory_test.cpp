@@ -1,0 +1,143 @@
+// A host without memory: correct frees are done, and requests fail as requests do.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+import gpumem;
+
+// Where this program's own code lies: the simulated device, a library, has memory all the time.
+extern "C" char const __executable_start;
+extern "C" char const etext;
+
+namespace {
+thread_local bool no_memory = false;
+bool refused(void const* caller) noexcept {
+  auto const* const at = static_cast<char const*>(caller);
+  return no_memory && at >= &__executable_start && at < &etext;
+}
+} // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  if (!refused(__builtin_return_address(0))) {
+    if (void* const p = std::malloc(bytes ? bytes : 1)) return p;
+  }
+  throw std::bad_alloc{};
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem::stream_ref;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+stream_ref make_foreign() {
+  CUstream made = nullptr;
+  gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  return stream_ref{made};
+}
+
+class host_memory : public gpumem_test::simulated_test {
+protected:
+  static inline int told = 0;
+  void SetUp() override {
+    told = 0;
+    before_ = gpumem::set_misuse_handler([](gpumem::misuse const&) noexcept { ++told; });
+  }
+  void TearDown() override {
+    gpumem::set_misuse_handler(before_);
+    simulated_test::TearDown();
+  }
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device};
+
+private:
+  gpumem::misuse_handler before_ = nullptr;
+};
+
+// More streams that the library has not seen than it keeps timelines for.
+TEST_F(host_memory, that_is_missing_keeps_no_free_from_a_stream_never_seen) {
+  pool_resource pool{device};
+  simulator::checked checked{pool};
+  constexpr std::size_t many = 8;
+  std::vector<void*> blocks;
+  std::vector<stream_ref> streams;
+  for (std::size_t i = 0; i < many; ++i) {
+    blocks.push_back(checked.allocate(a, 8 * MiB));
+    streams.push_back(make_foreign());
+    gpumem::driver().memset_d8_async(reinterpret_cast<CUdeviceptr>(blocks[i]), 0, 8 * MiB, a.get());
+  }
+  a.synchronize();
+  for (std::size_t i = 0; i < many; ++i) simulator::work(streams[i], {simulator::write(blocks[i], 8 * MiB)});
+  no_memory = true;
+  for (std::size_t i = 0; i < many; ++i) pool.deallocate(streams[i], blocks[i], 8 * MiB);
+  no_memory = false;
+  EXPECT_EQ(told, 0);
+  EXPECT_EQ(pool.figures().live, 0u);
+  for (auto const s : streams) {
+    gpumem::driver().stream_synchronize(s.get());
+    gpumem::driver().stream_destroy(s.get());
+  }
+  auto const reserved = pool.figures().reserved;
+  for (std::size_t i = 0; i < many; ++i) EXPECT_TRUE(pool.try_allocate(a, 8 * MiB));
+  EXPECT_EQ(pool.figures().reserved, reserved) << "all of it can be reused";
+}
+
+TEST_F(host_memory, that_is_missing_keeps_no_free_from_a_stream_that_captures) {
+  pool_resource pool{device};
+  std::vector<void*> blocks;
+  std::vector<stream_ref> streams;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(pool.allocate(a, MiB));
+    streams.push_back(make_foreign());
+    auto const mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    gpumem::check(gpumem::driver().stream_begin_capture(streams.back().get(), mode), "cuStreamBeginCapture");
+  }
+  no_memory = true;
+  for (std::size_t i = 0; i < 4; ++i) pool.deallocate(streams[i], blocks[i], MiB);
+  no_memory = false;
+  EXPECT_EQ(told, 0);
+  for (auto const s : streams) {
+    CUgraph graph = nullptr;
+    EXPECT_EQ(gpumem::driver().stream_end_capture(s.get(), &graph), CUDA_SUCCESS);
+    gpumem::driver().graph_destroy(graph);
+    gpumem::driver().stream_destroy(s.get());
+  }
+  EXPECT_EQ(pool.figures().live, 0u);
+}
+
+// A driver's error has a text, for which there is no memory either.
+TEST_F(host_memory, that_is_missing_beside_an_error_of_the_driver_ends_nothing) {
+  pool_resource pool{device};
+  for (auto const* const call : {"cuStreamGetId", "cuStreamGetCtx", "cuStreamIsCapturing"}) {
+    auto const s = make_foreign();
+    simulator::fail_call(call, 1, CUDA_ERROR_INVALID_VALUE);
+    no_memory = true;
+    auto const got = pool.try_allocate(s, 64 * MiB);
+    no_memory = false;
+    EXPECT_FALSE(got) << call;
+    auto const again = pool.try_allocate(s, 64 * MiB);
+    ASSERT_TRUE(again) << call;
+    pool.deallocate(s, *again, 64 * MiB);
+    gpumem::driver().stream_destroy(s.get());
+  }
+}
+
+TEST_F(host_memory, that_is_missing_fails_a_request_as_exhausted) {
+  pool_resource pool{device};
+  no_memory = true;
+  auto const got = pool.try_allocate(a, MiB);
+  no_memory = false;
+  if (!got) EXPECT_EQ(got.error().what, outcome::exhausted);
+  EXPECT_TRUE(pool.try_allocate(a, MiB));
+}
+
+} // namespace

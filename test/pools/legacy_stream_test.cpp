@@ -1,0 +1,148 @@
+// Handle 0: no free puts a barrier between other streams, and what it means can be said.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <cstdint>
+#include <thread>
+
+import gpumem;
+
+namespace {
+
+using gpumem::default_stream;
+using gpumem::pool_resource;
+using gpumem::stream_ref;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class legacy_stream : public gpumem_test::simulated_test {
+protected:
+  void SetUp() override {
+    gpumem::check(gpumem::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
+    *static_cast<std::uint32_t volatile*>(flag_) = 0;
+  }
+  void TearDown() override {
+    gpumem::set_default_stream(default_stream::either);
+    simulated_test::TearDown();
+    gpumem::driver().mem_free_host(flag_);
+  }
+  template <class Function> static Function* function(char const* name) {
+    return gpumem_test::driver_function<Function>(name);
+  }
+  void wait_for_flag(CUstream on) {
+    function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(on, reinterpret_cast<CUdeviceptr>(flag_), 1,
+                                                                      CU_STREAM_WAIT_VALUE_EQ);
+  }
+  void write_flag(CUstream on) {
+    function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32_v2")(on, reinterpret_cast<CUdeviceptr>(flag_), 1, 0);
+  }
+  static CUstream make_blocking() {
+    CUstream made = nullptr;
+    gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_DEFAULT), "cuStreamCreate");
+    return made;
+  }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream b{device};
+  stream_ref const null{CUstream{}};
+  void* flag_ = nullptr;
+};
+
+// A kernel on x waits for one on y: what stands between them for the device hangs a correct program.
+TEST_F(legacy_stream, frees_on_handle_0_stand_between_no_streams) {
+  pool_resource pool{device};
+  auto const x = make_blocking(), y = make_blocking();
+  for (auto const bytes : {64 * MiB, 128 * MiB}) { // a second stream asks
+    pool.deallocate(null, pool.allocate(null, bytes), bytes);
+    pool.deallocate(b, pool.allocate(b, bytes), bytes);
+  }
+  wait_for_flag(x);
+  for (std::size_t i = 0; i < 70; ++i) {
+    auto const bytes = 64 * MiB + i * 4096;
+    pool.deallocate(null, pool.allocate(null, bytes), bytes);
+  }
+  write_flag(y);
+  EXPECT_EQ(simulator::run_until_idle(), 0u) << "y was to run first";
+  for (auto const each : {x, y}) gpumem::driver().stream_destroy(each);
+}
+
+TEST_F(legacy_stream, the_end_of_a_thread_stands_between_no_streams) {
+  pool_resource pool{device};
+  auto const x = make_blocking(), y = make_blocking();
+  wait_for_flag(x);
+  for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
+    std::thread{[&] {
+      gpumem::current_device const here{device};
+      pool.deallocate(stream_ref{handle}, pool.allocate(stream_ref{handle}, MiB), MiB);
+    }}.join();
+  }
+  write_flag(y);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  for (auto const each : {x, y}) gpumem::driver().stream_destroy(each);
+}
+
+// Either of the two streams that it may be can still be at work.
+TEST_F(legacy_stream, memory_freed_on_handle_0_is_complete_once_both_streams_are) {
+  for (auto const means : {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
+    *static_cast<std::uint32_t volatile*>(flag_) = 0;
+    pool_resource pool{device};
+    auto* const p = pool.allocate(null, 64 * MiB);
+    wait_for_flag(means);
+    simulator::work(stream_ref{means}, {simulator::write(p, 64 * MiB)});
+    pool.deallocate(null, p, 64 * MiB);
+    simulator::run_until_idle();
+    EXPECT_NE(pool.allocate(b, 64 * MiB), p);
+    *static_cast<std::uint32_t volatile*>(flag_) = 1;
+    simulator::run_until_idle();
+    EXPECT_EQ(pool.allocate(b, 64 * MiB), p);
+  }
+}
+
+// The question whether the legacy stream is idle would end a capture of a blocking stream.
+TEST_F(legacy_stream, a_capture_of_a_blocking_stream_goes_on) {
+  pool_resource pool{device};
+  pool.deallocate(null, pool.allocate(null, 64 * MiB), 64 * MiB);
+  stream_ref const legacy{CU_STREAM_LEGACY};
+  pool.deallocate(legacy, pool.allocate(legacy, 8 * MiB), 8 * MiB);
+  simulator::run_until_idle();
+  auto const x = make_blocking();
+  gpumem::check(gpumem::driver().stream_begin_capture(x, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  auto* const p = pool.allocate(b, 64 * MiB);
+  pool.trim();
+  pool.settle(std::chrono::nanoseconds{0});
+  CUgraph graph = nullptr;
+  EXPECT_EQ(gpumem::driver().stream_end_capture(x, &graph), CUDA_SUCCESS);
+  gpumem::driver().graph_destroy(graph);
+  pool.deallocate(b, p, 64 * MiB);
+  gpumem::driver().stream_destroy(x);
+}
+
+TEST_F(legacy_stream, handle_0_is_what_the_program_says) {
+  stream_ref const legacy{CU_STREAM_LEGACY}, per_thread{CU_STREAM_PER_THREAD};
+  EXPECT_NE(gpumem::identify(null, device), gpumem::identify(legacy, device));
+  gpumem::set_default_stream(default_stream::legacy);
+  EXPECT_EQ(gpumem::identify(null, device), gpumem::identify(legacy, device));
+  EXPECT_EQ(gpumem::identify(null, device).handle(), CU_STREAM_LEGACY);
+  gpumem::set_default_stream(default_stream::per_thread);
+  EXPECT_EQ(gpumem::identify(null, device), gpumem::identify(per_thread, device));
+  EXPECT_EQ(gpumem::identify(null, device).handle(), CU_STREAM_PER_THREAD);
+  gpumem::set_default_stream(default_stream::either);
+  EXPECT_NE(gpumem::identify(null, device), gpumem::identify(per_thread, device));
+}
+
+// What one thread frees on the legacy stream another has at once.
+TEST_F(legacy_stream, a_program_of_legacy_streams_shares_between_threads) {
+  gpumem::set_default_stream(default_stream::legacy);
+  pool_resource pool{device};
+  auto* const p = pool.allocate(null, 64 * MiB);
+  simulator::work(null, {simulator::write(p, 64 * MiB)});
+  pool.deallocate(null, p, 64 * MiB);
+  std::thread{[&] {
+    gpumem::current_device const here{device};
+    EXPECT_EQ(pool.allocate(null, 64 * MiB), p);
+  }}.join();
+}
+
+} // namespace
