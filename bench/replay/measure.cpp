@@ -8,6 +8,7 @@ module;
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 module replay:measure.impl;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats the sources and runs clang-tidy over every unit of build/release, which has to be built.
+# Checks the includes, formats the sources and runs clang-tidy over every unit of build/release, which has to be built.
 # SPDX-License-Identifier: Apache-2.0
 # usage: lint.sh [--check]
 set -euo pipefail
@@ -9,6 +9,7 @@ major=$("$CXX" -dM -E -x c++ /dev/null | sed -n 's/^#define __clang_major__ //p'
 format=(-i)
 [[ ${1-} != --check ]] || format=(--dry-run --Werror)
 status=0
+python3 test/static/includes/check_includes.py . || status=1
 find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
   -print0 | xargs -0 -r "clang-format-$major" "${format[@]}" || status=1
 

@@ -9,6 +9,14 @@ fail() {
   exit 1
 }
 
+# PATH without .tools/bin, which a sourced .tools/environment puts there: its links would be linked to themselves.
+path_of_system() {
+  local folders list=() folder
+  IFS=: read -ra folders <<<"$PATH"
+  for folder in "${folders[@]}"; do [[ $folder -ef .tools/bin ]] || list+=("$folder"); done
+  (IFS=: && printf '%s\n' "${list[*]}")
+}
+
 # What an earlier set-up depends on; where it is unchanged, nothing is probed again.
 setup_key() {
   local tool
@@ -43,6 +51,7 @@ write_environment() {
 # set_up build|test|lint: afterwards the environment names every tool that the command needs.
 set_up() {
   local level=$1 key
+  PATH=$(path_of_system)
   key=$(setup_key)
   if [[ ! -f .tools/ready.$level || $(<".tools/ready.$level") != "$key" ]]; then
     probe_all "$level"

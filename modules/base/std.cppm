@@ -2,6 +2,7 @@
 // each BMI, and merged again wherever they meet.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -45,6 +46,7 @@ using std::reference_wrapper;
 
 using std::atomic;
 using std::atomic_flag;
+using std::atomic_signal_fence;
 using std::memory_order_acq_rel;
 using std::memory_order_acquire;
 using std::memory_order_relaxed;

@@ -1,6 +1,7 @@
 // Last freed blocks, kept near the threads that freed them.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <mutex>
 export module gpumem:magazines;
 import :block;

@@ -1,6 +1,7 @@
 // How a pool that draws pages grows.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <gpumem/pool_options.hpp>
 export module gpumem:page_growth;
 import :block;

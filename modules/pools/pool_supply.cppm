@@ -1,6 +1,7 @@
 // How a pool draws from its upstream, and gives back.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <gpumem/pool_options.hpp>
 export module gpumem:pool_supply;
 import :block;

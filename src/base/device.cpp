@@ -4,6 +4,7 @@ module;
 #include <cuda.h>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <mutex>
 #include <stdexcept>
 #include <string>

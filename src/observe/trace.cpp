@@ -11,6 +11,7 @@ module;
 #include <iterator>
 #include <optional>
 #include <ostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>

@@ -3,6 +3,7 @@
 #include "checker.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 

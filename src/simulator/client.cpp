@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "client_library.hpp"
 #include "gpumem/simulator.hpp"

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "engine.hpp"

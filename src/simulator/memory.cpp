@@ -4,6 +4,7 @@
 #include "memory.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace simulated {

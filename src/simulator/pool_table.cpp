@@ -3,6 +3,7 @@
 #include "pool_table.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "engine.hpp"

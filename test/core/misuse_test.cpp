@@ -4,8 +4,10 @@
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 

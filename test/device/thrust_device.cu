@@ -11,6 +11,7 @@
 #include <thrust/unique.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <vector>
 

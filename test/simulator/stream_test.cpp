@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <stdexcept>
 
 import gpumem;
 

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <coroutine>
 #include <cstddef>
+#include <new>
 #include <stop_token>
 #include <type_traits>
 

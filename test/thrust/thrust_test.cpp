@@ -9,6 +9,7 @@
 #include <thrust/sort.h>
 
 #include <cstddef>
+#include <new>
 
 import gpumem;
 import gpumem.thrust;
