@@ -37,8 +37,10 @@ private:
   resumption* last_ = nullptr;
 };
 
-/// Runs resumptions. An executor of the user's derives from it; it must outlive what is posted to it, and, if it
-/// flushes, the threads that post.
+/// Runs resumptions. An executor of the user's derives from it; it must outlive what is posted to it. What is posted
+/// last may run, and its owner destroy the executor, before the posting thread has left post(): thread_executor,
+/// thread_pool_executor and executor_adaptor allow that. An executor that flushes must outlive the threads that post;
+/// gpumem's own end with the process.
 export class executor {
 public:
   /// Enqueues without running it; gpumem may hold a lock. The last touch of the item, which may run at once elsewhere.

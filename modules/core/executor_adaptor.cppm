@@ -20,14 +20,16 @@ public:
   adapted_queue& operator=(adapted_queue const&) = delete;
   virtual ~adapted_queue() = default;
 
-  void push(resumption& item) noexcept;
   bool remove(resumption& item) noexcept;
   // Runs the first, if there is one.
   bool run_one() noexcept;
   // Has the library thread run all that is queued, since no job came.
   void rescue() noexcept;
+  // Returns once no other thread is in a call; whether the calling thread is in none either.
+  bool wait_for_calls() noexcept;
 
 private:
+  friend class adapted_call;
   class rescuer final : public resumption {
   public:
     // Keeps the queue alive until it has run.
@@ -35,14 +37,31 @@ private:
     void resume() noexcept override;
   };
   sync::mutex guard_;
+  sync::condition call_ended_;
   resumption_queue queue_;
+  std::size_t calls_ = 0;
   rescuer rescuer_;
+};
+
+// The call of the function for one item. Begins before another thread can run the item; the queue must outlive it.
+class adapted_call {
+public:
+  adapted_call(adapted_queue& queue, resumption& item) noexcept;
+  adapted_call(adapted_call const&) = delete;
+  adapted_call& operator=(adapted_call const&) = delete;
+  ~adapted_call();
+  // The calling thread's own, for this queue: more than one where the function runs jobs.
+  static std::size_t count_own(adapted_queue const& queue) noexcept;
+
+private:
+  adapted_queue& queue_;
+  adapted_call const* const outer_; // the thread's call that this one is inside
 };
 
 template <class Post> class adapted_queue_of final : public adapted_queue {
 public:
   explicit adapted_queue_of(Post post) : post{std::move(post)} {}
-  Post post;
+  std::optional<Post> post;
 };
 
 } // namespace detail
@@ -58,10 +77,11 @@ private:
   std::shared_ptr<detail::adapted_queue> from_;
 };
 
-/// Makes an executor of a callable that hands a resumption_job to a job system, which must run it later and not inside
-/// the call: `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. It is called from any
-/// thread, and gpumem may hold a lock. Where it throws, the library thread runs what was posted. The job system must
-/// run its jobs, or all operations that resume there must be destroyed, before the executor is.
+/// Makes an executor of a function that hands a resumption_job to a job system:
+/// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. The function is called from any
+/// thread, and gpumem may hold a lock: the job must run later, not inside the call. Where the function throws, the
+/// library thread runs what was posted. Before the executor is destroyed, all operations that resume there must have
+/// been resumed or destroyed.
 export template <class Post>
   requires std::invocable<Post&, resumption_job>
 class executor_adaptor final : public executor {
@@ -74,14 +94,21 @@ public:
   executor_adaptor(executor_adaptor const&) = delete;
   executor_adaptor& operator=(executor_adaptor const&) = delete;
 
+  /// Waits until no other thread is inside the function, and then destroys it: the job system may end next. Any thread
+  /// may call it, also one that runs a job. A function that the calling thread itself is inside lives on until that
+  /// call and all jobs are over.
+  ~executor_adaptor() {
+    if (state_->wait_for_calls()) state_->post.reset();
+  }
+
   void post(resumption& item) noexcept override {
-    auto const state = state_; // once the item is queued, another job may run it, and end this
-    state->push(item);
+    auto const state = state_; // a job that the function runs inside the call may end this
+    detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {
-      state->post(resumption_job{state});
+      (*state->post)(resumption_job{state});
     } else {
       try {
-        state->post(resumption_job{state});
+        (*state->post)(resumption_job{state});
       } catch (...) { state->rescue(); }
     }
   }

@@ -1,19 +1,48 @@
 // The queue between gpumem and a job system.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <utility>
 module gpumem:executor_adaptor.impl;
 import :executor_adaptor;
 import :executor;
+import :fork;
 import :sync;
 
 namespace gpumem::detail {
+namespace {
+// The calling thread's innermost call of a function.
+thread_local adapted_call const* innermost = nullptr;
+} // namespace
 
-void adapted_queue::push(resumption& item) noexcept {
-  sync::lock const held{guard_};
-  queue_.push(item);
+adapted_call::adapted_call(adapted_queue& queue, resumption& item) noexcept
+    : queue_{queue}, outer_{std::exchange(innermost, this)} {
+  sync::lock const held{queue_.guard_};
+  ++queue_.calls_;
+  queue_.queue_.push(item);
+}
+
+adapted_call::~adapted_call() {
+  innermost = outer_;
+  sync::lock const held{queue_.guard_};
+  --queue_.calls_;
+  queue_.call_ended_.notify_all();
+}
+
+std::size_t adapted_call::count_own(adapted_queue const& queue) noexcept {
+  std::size_t count = 0;
+  for (auto const* call = innermost; call; call = call->outer_) count += &call->queue_ == &queue;
+  return count;
+}
+
+bool adapted_queue::wait_for_calls() noexcept {
+  if (forked()) return false; // a call of another thread never ends here
+  auto const own = adapted_call::count_own(*this);
+  sync::lock held{guard_};
+  while (calls_ > own) call_ended_.wait(held);
+  return own == 0;
 }
 
 bool adapted_queue::remove(resumption& item) noexcept {

@@ -85,4 +85,22 @@ TEST_F(asio_test, forgets_what_was_destroyed_before_asio_ran_it) {
   EXPECT_EQ(resource.state().used(), 0u);
 }
 
+// The library's thread may still be inside asio::post when the coroutine that it posted has ended.
+TEST_F(asio_test, ends_with_its_context_as_soon_as_the_last_coroutine_has) {
+  int suspended = 0;
+  for (int round = 0; round < 3'000; ++round) {
+    asio::io_context last;
+    gpumem::executor_adaptor on_last{[&](auto job) { asio::post(last, std::move(job)); }};
+    auto body = [&]() -> task<> {
+      simulator::work(stream, {}, 1us);
+      co_await gpumem::completion(stream, {.resume_on = &on_last});
+    };
+    auto const running = test::start(body());
+    if (!running.done()) ++suspended;
+    auto const keep = asio::make_work_guard(last);
+    while (!running.done()) last.run_one();
+  }
+  EXPECT_GT(suspended, 100); // otherwise the work was complete at once
+}
+
 } // namespace

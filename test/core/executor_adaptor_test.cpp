@@ -93,6 +93,38 @@ TEST(executor_adaptor, may_be_destroyed_by_what_it_runs) {
   EXPECT_FALSE(executor.has_value());
 }
 
+TEST(executor_adaptor, may_be_destroyed_by_a_job_that_its_function_runs) {
+  // Against the rule: the job should run later. The function still has what it captured.
+  auto const captured = std::make_shared<int>(1);
+  bool ended = false;
+  auto post = [&ended, mine = captured](gpumem::resumption_job const& job) noexcept {
+    job();
+    EXPECT_TRUE(ended);
+    EXPECT_EQ(mine.use_count(), 2);
+  };
+  std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, std::move(post)};
+  auto* const where = &*executor;
+  item last{[&] {
+    executor.reset();
+    ended = true;
+  }};
+  where->post(last);
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(captured.use_count(), 1);
+}
+
+TEST(executor_adaptor, lets_go_of_its_function_though_jobs_are_left) {
+  auto const jobs = std::make_shared<job_system>();
+  item one{[] { ADD_FAILURE() << "it was taken back"; }};
+  {
+    gpumem::executor_adaptor executor{[jobs](auto job) { jobs->post(std::move(job)); }};
+    executor.post(one);
+    EXPECT_TRUE(executor.retract(one));
+  }
+  EXPECT_EQ(jobs.use_count(), 1); // the job that is left in it does not keep it
+  EXPECT_TRUE(jobs->run_one());
+}
+
 TEST(executor_adaptor, has_the_library_thread_run_what_the_job_system_refuses) {
   std::atomic<int> ran{0};
   std::atomic<bool> refuses{true};

@@ -1,0 +1,74 @@
+// The end of an executor and of its job system while a thread that posted may still be inside the function.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/schedule_seeds.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/resumption_item.hpp"
+
+namespace {
+
+// A job system that says how many threads are inside its post().
+class job_system {
+public:
+  void post(gpumem::resumption_job job) {
+    ++inside_;
+    gpumem::sync::mark();
+    {
+      gpumem::sync::lock const held{guard_};
+      jobs_.push_back(std::move(job));
+    }
+    gpumem::sync::mark();
+    --inside_;
+  }
+  void run_one() {
+    gpumem::sync::lock held{guard_};
+    if (jobs_.empty()) return;
+    auto const job = std::move(jobs_.front());
+    jobs_.pop_front();
+    held.unlock();
+    job();
+  }
+  std::size_t inside() const noexcept { return inside_; }
+
+private:
+  gpumem::sync::mutex guard_;
+  std::deque<gpumem::resumption_job> jobs_;
+  std::size_t inside_ = 0;
+};
+
+TEST(executor_adaptor_schedule, no_thread_is_inside_the_function_once_it_is_destroyed) {
+  std::size_t met = 0;
+  test::schedule_seeds const seeds{2'000};
+  seeds.each([&](std::uint64_t seed) {
+    job_system jobs;
+    auto post = [&](gpumem::resumption_job job) noexcept { jobs.post(std::move(job)); };
+    std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
+    int resumed = 0;
+    std::size_t left_inside = 0;
+    test::item one{[&] { ++resumed; }}, two{[&] { ++resumed; }};
+    auto poster = [where = &*executor](gpumem::resumption& item) { return [where, &item] { where->post(item); }; };
+    auto owner = [&] {
+      while (resumed < 2) {
+        jobs.run_one();
+        gpumem::sync::mark();
+      }
+      if (jobs.inside() > 0) ++met;
+      executor.reset();
+      left_inside = jobs.inside();
+    };
+    gpumem::schedule::run(seed, {poster(one), poster(two), owner});
+    ASSERT_EQ(left_inside, 0u) << "GPUMEM_SEED=" << seed;
+  });
+  if (!seeds.alone()) EXPECT_GT(met, 0u);
+}
+
+} // namespace
