@@ -25,6 +25,8 @@ public:
   /// The timeline of a default stream of the device, which is current: the legacy stream's is one for all threads, the
   /// others are the calling thread's. Throws std::bad_alloc, cuda_error.
   timeline& of_default(stream_kind kind, device where, CUstream handle);
+  /// Covers what was freed on the calling thread's default streams, whose handles this thread may touch at any time.
+  static void cover_own_defaults() noexcept;
   /// Whether the timeline is one of the calling thread's default streams.
   static bool is_own_default(timeline const& order) noexcept;
   /// The timeline of an own stream that is not in use. Makes the stream if there is none. Throws cuda_error,

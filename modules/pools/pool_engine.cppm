@@ -173,7 +173,7 @@ private:
                                               std::optional<std::size_t> bytes) const noexcept {
     if (!key.order().is_mortal()) [[likely]]
       return key.order().now();
-    return key.end_use(freed ? freed->bytes : bytes.value_or(SIZE_MAX / 2),
+    return key.end_use(freed ? freed->bytes : bytes.value_or(~std::size_t{0} / 2),
                        frees_record_.load(std::memory_order_relaxed));
   }
   // One free on its way.

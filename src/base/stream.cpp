@@ -185,7 +185,7 @@ void stream::retire() noexcept {
   auto& order = *std::exchange(timeline_, nullptr);
   order.record_late(order.handle());
   if (owned_) return timeline_registry::instance().give_own(order);
-  order.record_last(order.handle(), false);
+  order.answer(order.handle());
   timeline_registry::instance().adopt(order, false);
 }
 

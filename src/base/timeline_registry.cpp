@@ -3,6 +3,7 @@
 module;
 #include <cuda.h>
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -115,6 +116,12 @@ timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream
   auto& order = take(kind, id, where.ordinal(), where.context(), handle);
   order.next = std::exchange(own_defaults, &order);
   return order;
+}
+
+void timeline_registry::cover_own_defaults() noexcept {
+  for (auto* each = own_defaults; each; each = each->next) {
+    if (each->uncovered_frees() > 0) each->answer(CU_STREAM_PER_THREAD);
+  }
 }
 
 bool timeline_registry::is_own_default(timeline const& order) noexcept {

@@ -4,6 +4,7 @@ module;
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <vector>
 module gpumem:pool_drain.impl;
 import :pool_engine;
@@ -21,6 +22,7 @@ import :stream;
 import :sync;
 import :tags;
 import :timeline;
+import :timeline_registry;
 
 namespace gpumem::detail {
 namespace {
@@ -75,6 +77,7 @@ bool wait_for_streams(std::vector<timeline*> const& orders, sync::duration longe
 }
 
 bool pool_engine::settle(sync::duration longest) {
+  timeline_registry::cover_own_defaults();
   std::vector<timeline*> open;
   {
     shard_locks const held{shards_};

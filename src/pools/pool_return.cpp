@@ -17,6 +17,7 @@ import :executor;
 import :shards;
 import :sync;
 import :timeline;
+import :timeline_registry;
 
 namespace gpumem::detail {
 namespace {
@@ -45,6 +46,7 @@ bool leaving() noexcept {
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {
+  timeline_registry::cover_own_defaults();
   shard_locks held{shards_};
   serve_deferred();
   sweep();
@@ -61,7 +63,7 @@ void pool_engine::post_pass() noexcept {
 
 // A pass of the library thread: gives back what is beyond the threshold, or all of a closed pool, as it completes.
 void pool_engine::resume() noexcept {
-  bool done = false;
+  bool done = false, answered_meanwhile = false;
   {
     shard_locks held{shards_};
     posted_ = false;
@@ -74,10 +76,12 @@ void pool_engine::resume() noexcept {
     bool const now = !leaving() && (may_go_on || !supply_.closed());
     if (more && now) post_pass();
     if (more && !now && supply_.closed()) {
-      want_events();
       leave_behind();
+      want_events();
+      answered_meanwhile = !leaving() && pool_order::may_complete(everywhere());
     }
   }
+  if (answered_meanwhile) return revisit_left();
   if (done) delete this;
 }
 
@@ -128,6 +132,7 @@ void pool_engine::revisit_left() noexcept {
 }
 
 bool pool_engine::abandon() noexcept {
+  timeline_registry::cover_own_defaults();
   shard_locks const held{shards_};
   abandoned_ = true;
   set_caching();

@@ -160,6 +160,7 @@ class Memory(Plugged):
         self.assertFalse(gpumem_torch.find(block)["live"])
         self.assertEqual(gpumem_torch.figures(0)["live"], 0)
         self.assertEqual(gpumem_torch.figures(0)["peak_live"], 3 * MIB)
+        self.simulator.driver.gpumem_simulator_run_until_idle()
         self.assertEqual(gpumem_torch.trim(keep=told["reserved"]), 0)
         self.assertEqual(gpumem_torch.trim(), told["reserved"])
         self.assertEqual(gpumem_torch.figures(0)["reserved"], 0)

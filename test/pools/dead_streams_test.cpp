@@ -4,6 +4,7 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <thread>

@@ -1,0 +1,212 @@
+// Streams that die, on a real device: their memory is reused, none of it before their work is over, and calls beside a
+// capture leave the capture alone.
+// SPDX-License-Identifier: Apache-2.0
+#include "device_test.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+import gpumem;
+
+using namespace gpumem;
+
+namespace {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+cudaStream_t make_stream(unsigned flags = cudaStreamNonBlocking) {
+  cudaStream_t made = nullptr;
+  EXPECT_EQ(cudaStreamCreateWithFlags(&made, flags), cudaSuccess);
+  return made;
+}
+
+} // namespace
+
+class dead_streams_on_device : public device_test {
+protected:
+  void SetUp() override {
+    device_test::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_EQ(cudaHostAlloc(reinterpret_cast<void**>(&flag_), sizeof *flag_, cudaHostAllocMapped), cudaSuccess);
+    *flag_ = 0;
+  }
+  void TearDown() override {
+    device_test::TearDown();
+    if (flag_) EXPECT_EQ(cudaFreeHost(const_cast<unsigned*>(flag_)), cudaSuccess);
+  }
+  // A block of one request, stamped and looked at on its stream.
+  template <class Pool> void serve(Pool& pool, cudaStream_t on, std::size_t bytes, std::uint64_t value) {
+    auto* const p = pool.allocate(stream_ref{on}, bytes);
+    stamp::write(on, p, bytes, value);
+    stamp::check(on, p, bytes, value, wrong_);
+    pool.deallocate(stream_ref{on}, p, bytes);
+  }
+  unsigned volatile* flag_ = nullptr;
+};
+
+TEST_F(dead_streams_on_device, a_stream_for_each_request_reserves_what_two_requests_take) {
+  pool_resource pool{device{0}};
+  for (std::uint64_t i = 0; i < 400; ++i) {
+    auto const on = make_stream();
+    serve(pool, on, 256 * mib, i);
+    EXPECT_EQ(cudaStreamSynchronize(on), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
+  }
+  EXPECT_LE(pool.figures().peak_reserved, 512 * mib);
+}
+
+// Streams that die with work to do: their memory goes to no other stream before that is over.
+TEST_F(dead_streams_on_device, memory_of_streams_that_still_run_is_not_given_on) {
+  pool_resource pool{device{0}, {.limit = 512 * mib}};
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    auto const on = make_stream(i % 2 ? cudaStreamNonBlocking : cudaStreamDefault);
+    for (std::uint64_t k = 0; k < 1 + i % 4; ++k) {
+      auto const bytes = (1 + (i * 7 + k) % 13) * mib;
+      auto const p = pool.try_allocate(stream_ref{on}, bytes);
+      if (!p) continue;
+      stamp::write(on, *p, bytes, i);
+      stamp::check(on, *p, bytes, i, wrong_, 200);
+      pool.deallocate(stream_ref{on}, *p, bytes);
+    }
+    EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
+  }
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  stream last{device{0}};
+  EXPECT_TRUE(pool.try_allocate(last, 400 * mib)) << "all of it is complete";
+}
+
+TEST_F(dead_streams_on_device, requests_at_the_limit_are_granted_beside_a_long_kernel) {
+  pool_resource pool{device{0}, {.limit = 1024 * mib}};
+  auto const busy = make_stream();
+  stamp::wait_for(busy, flag_);
+  double longest = 0;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    auto const on = make_stream();
+    auto const begin = std::chrono::steady_clock::now();
+    auto const p = pool.try_allocate(stream_ref{on}, 600 * mib);
+    std::chrono::duration<double, std::milli> const took = std::chrono::steady_clock::now() - begin;
+    if (i > 0) longest = std::max(longest, took.count()); // the first maps the pages
+    EXPECT_TRUE(p) << "request " << i;
+    if (p) {
+      stamp::write(on, *p, 600 * mib, i);
+      stamp::check(on, *p, 600 * mib, i, wrong_);
+      pool.deallocate(stream_ref{on}, *p, 600 * mib);
+    }
+    EXPECT_EQ(cudaStreamSynchronize(on), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
+  }
+  RecordProperty("longest_request_ms", std::to_string(longest));
+  EXPECT_LE(longest, 10);
+  *flag_ = 1;
+  EXPECT_EQ(cudaStreamSynchronize(busy), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(busy), cudaSuccess);
+}
+
+TEST_F(dead_streams_on_device, threads_that_end_leave_no_memory_of_their_default_streams_behind) {
+  for (auto const handle : {cudaStream_t{}, cudaStreamPerThread}) {
+    pool_resource pool{device{0}};
+    for (std::uint64_t i = 0; i < 200; ++i) {
+      std::thread{[&] {
+        EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+        serve(pool, handle, 256 * mib, i);
+      }}.join();
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
+    EXPECT_LE(pool.figures().peak_reserved, 512 * mib);
+  }
+}
+
+// A kernel on x waits for one on y, both blocking streams: an event on the legacy stream would stand between them.
+TEST_F(dead_streams_on_device, frees_on_handle_0_stand_between_no_streams) {
+  pool_resource pool{device{0}};
+  stream other{device{0}};
+  auto const x = make_stream(cudaStreamDefault), y = make_stream(cudaStreamDefault);
+  stream_ref const null{cudaStream_t{}};
+  for (auto const bytes : {64 * mib, 128 * mib}) {
+    pool.deallocate(null, pool.allocate(null, bytes), bytes);
+    pool.deallocate(other, pool.allocate(other, bytes), bytes);
+  }
+  stamp::wait_for(x, flag_);
+  for (std::size_t i = 0; i < 70; ++i) {
+    auto const bytes = 64 * mib + i * 4096;
+    pool.deallocate(null, pool.allocate(null, bytes), bytes);
+  }
+  stamp::raise(y, flag_);
+  auto const latest = std::chrono::steady_clock::now() + std::chrono::seconds{2};
+  while (cudaStreamQuery(y) != cudaSuccess && std::chrono::steady_clock::now() < latest) std::this_thread::yield();
+  EXPECT_EQ(cudaStreamQuery(y), cudaSuccess) << "y was held back";
+  *flag_ = 1;
+  for (auto const each : {x, y}) {
+    EXPECT_EQ(cudaStreamSynchronize(each), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(each), cudaSuccess);
+  }
+}
+
+TEST_F(dead_streams_on_device, a_capture_survives_a_pool_that_runs_out_of_memory_is_settled_and_ends) {
+  for (auto const mode :
+       {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed}) {
+    for (auto const flags : {cudaStreamNonBlocking, cudaStreamDefault}) {
+      auto const captured = make_stream(flags), on = make_stream();
+      std::uint64_t* target = nullptr;
+      ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&target), 4096), cudaSuccess);
+      std::optional<pool_resource<cuda_resource>> pool{std::in_place, device{0}, pool_options{.limit = 64 * mib}};
+      stream own{device{0}};
+      ASSERT_EQ(cudaStreamBeginCapture(captured, mode), cudaSuccess);
+      stamp::write(captured, target, 4096, 5);
+      std::thread{[&] {
+        current_device const here{device{0}};
+        for (auto const each : {stream_ref{on}, stream_ref{own}, stream_ref{CU_STREAM_PER_THREAD}}) {
+          auto* const p = pool->allocate(each, 60 * mib);
+          stamp::write(each.get(), p, 60 * mib, 3, 1000);
+          EXPECT_THROW((void)pool->allocate(each, 60 * mib), out_of_memory);
+          pool->deallocate(each, p, 60 * mib);
+          EXPECT_TRUE(pool->settle(std::chrono::seconds{10}));
+          pool->trim();
+        }
+        pool.reset();
+      }}.join();
+      stamp::write(captured, target, 4096, 7);
+      cudaGraph_t graph = nullptr;
+      ASSERT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess) << "the capture was disturbed";
+      cudaGraphExec_t executable = nullptr;
+      ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+      EXPECT_EQ(cudaGraphLaunch(executable, on), cudaSuccess);
+      stamp::check(on, target, 4096, 7, wrong_);
+      EXPECT_EQ(cudaStreamSynchronize(on), cudaSuccess);
+      EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      EXPECT_EQ(cudaFree(target), cudaSuccess);
+      for (auto const each : {captured, on}) EXPECT_EQ(cudaStreamDestroy(each), cudaSuccess);
+    }
+  }
+}
+
+// Counts and times of one request after many streams, told beside each other.
+TEST_F(dead_streams_on_device, a_request_costs_the_same_after_35000_streams) {
+  pool_resource pool{device{0}};
+  auto const of = [&](int streams) {
+    auto const calls = driver_calls();
+    auto const begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < streams; ++i) {
+      auto const on = make_stream();
+      pool.deallocate(stream_ref{on}, pool.allocate(stream_ref{on}, 4096), 4096);
+      EXPECT_EQ(cudaStreamSynchronize(on), cudaSuccess);
+      EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
+    }
+    std::chrono::duration<double, std::micro> const took = std::chrono::steady_clock::now() - begin;
+    std::printf("%6d streams: %.2f us and %.2f driver calls each\n", streams, took.count() / streams,
+                static_cast<double>(driver_calls() - calls) / streams);
+    return (driver_calls() - calls) / static_cast<std::uint64_t>(streams);
+  };
+  of(100);
+  auto const first = of(1000);
+  of(35'000);
+  EXPECT_LE(of(1000), first);
+}
