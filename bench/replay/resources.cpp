@@ -84,11 +84,13 @@ template <class Make> resource_entry entry_of(resource_name name, Make make) {
 
 // All that can be replayed over: one line each, and then the peers.
 std::vector<resource_entry>& resource_table() {
-  static std::vector<resource_entry> table{entry_of(make_cuda::name, make_cuda{}),
-                                           entry_of(make_pool::name, make_pool{}),
-                                           entry_of(make_compact_pool::name, make_compact_pool{}),
-                                           entry_of(make_chunk_pool::name, make_chunk_pool{}),
-                                           entry_of(make_async::name, make_async{})};
+  static std::vector<resource_entry> table{
+      entry_of(make_cuda::name, make_cuda{}),
+      entry_of(make_pool::name, make_pool{}),
+      entry_of(make_compact_pool::name, make_compact_pool{}),
+      entry_of(make_chunk_pool::name, make_chunk_pool{}),
+      entry_of(make_async::name, make_async{}),
+  };
   return table;
 }
 
