@@ -34,7 +34,9 @@ protected:
   void SetUp() override {
     device_test::SetUp();
     if (IsSkipped()) return;
-    ASSERT_EQ(cudaHostAlloc(reinterpret_cast<void**>(&flag_), sizeof *flag_, cudaHostAllocMapped), cudaSuccess);
+    void* memory = nullptr;
+    ASSERT_EQ(cudaHostAlloc(&memory, sizeof *flag_, cudaHostAllocMapped), cudaSuccess);
+    flag_ = static_cast<unsigned volatile*>(memory);
     *flag_ = 0;
   }
   void TearDown() override {
