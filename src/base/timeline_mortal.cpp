@@ -69,11 +69,15 @@ epoch timeline::end_use(std::optional<CUstream> given, std::size_t bytes, bool a
 epoch timeline::record_again(CUstream given) noexcept {
   if (!last_event_) return 0;
   auto const on = recorded_on(given);
-  uncovered_frees_.store(0, std::memory_order_relaxed);
+  auto const uncovered = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   auto const covers = close_epoch();
   auto const result = driver().event_record(last_event_->handle, on);
   if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
-  last_open_ = result == CUDA_SUCCESS && !captures(on); // another thread may have begun a capture
+  if (result != CUDA_SUCCESS) { // what the event covered before it still covers
+    uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
+    return 0;
+  }
+  last_open_ = !captures(on); // another thread may have begun a capture
   if (!last_open_) {
     uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
     return 0;
