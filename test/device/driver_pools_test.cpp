@@ -99,7 +99,7 @@ TEST_F(driver_pools_on_device, alignments_up_to_a_mebibyte_are_honoured) {
   }
 }
 
-TEST_F(driver_pools_on_device, a_free_by_identity_is_behind_the_foreign_stream) {
+TEST_F(driver_pools_on_device, a_block_that_dies_is_freed_behind_its_foreign_stream) {
   async_resource pool;
   cudaStream_t foreign = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), cudaSuccess);
@@ -110,8 +110,8 @@ TEST_F(driver_pools_on_device, a_free_by_identity_is_behind_the_foreign_stream) 
   }
   auto last = pool.acquire(stream_ref{foreign}, mib).wait();
   stamp::write(foreign, last.data(), mib, 1, 200);
-  ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
   last.reset();
+  ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
   stream on{device{0}};
   use(pool, on, mib, 7);
 }

@@ -128,7 +128,7 @@ TEST_F(hazards_on_device, a_guarded_use_is_behind_the_streams_work_and_before_wh
   }
 }
 
-TEST_F(hazards_on_device, a_driver_pools_block_freed_by_identity_is_behind_its_foreign_stream) {
+TEST_F(hazards_on_device, a_driver_pools_block_that_dies_is_freed_behind_its_foreign_stream) {
   async_resource pool{device{0}, {.limit = std::size_t{32} << 20}};
   for (std::uint64_t round = 0; round < rounds; ++round) {
     cudaStream_t foreign = nullptr;
@@ -136,9 +136,9 @@ TEST_F(hazards_on_device, a_driver_pools_block_freed_by_identity_is_behind_its_f
     auto block = pool.acquire(stream_ref{foreign}, 20 * (size / 4)).wait(); // a second one does not fit beside it
     stamp::write(foreign, block.data(), block.bytes(), round);
     hold(stream_ref{foreign}, block.data(), round, block.bytes());
-    ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
     auto const bytes = block.bytes();
     block.reset();
+    ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
     auto* const next = pool.allocate(a(), bytes);
     fill(a(), next, ~round, bytes);
     pool.deallocate(a(), next, bytes);
