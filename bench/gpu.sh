@@ -9,7 +9,8 @@ build=$root/build/gpu bundle=$root/build/gpu/bundle
 usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh gpu [bundle|run|all] [REPLAY ARGUMENT...]
-  bundle  build all that is run, static but for the driver and libc, into build/gpu/bundle, which can be carried away
+  bundle  build all that is run into build/gpu/bundle, which can be carried away: programs static but for the driver and
+          libc, and the C library, which shares the C++ runtime with PyTorch
   run     run it and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, replay; needs a GPU
   all     both; without a GPU the bundle, and how to run it (the default)
 TEXT
@@ -22,6 +23,7 @@ make_bundle() {
   local ninja
   cmake --preset gpu
   cmake --build --preset gpu
+  ctest --test-dir "$build" --output-on-failure --no-tests=error -R '^c\.runtime\.gpumem_c$'
   rm -rf "$bundle"
   mkdir -p "$bundle"/{traces,test/device,modules/bridge/python}
   cp "$build"/test/device/test_{device,thrust_device} \

@@ -60,6 +60,7 @@ part "Thrust and CUB, $runs times" test_thrust_device.txt run_test test_thrust_d
 table "planted faults" mutants.txt bash "$here/run_gpu_mutants.sh" "$here/mutants"
 if python=$(command -v python3); then
   table "PyTorch" torch.txt "$python" "$here/test/device/torch_compare.py"
+  table "PyTorch, out of memory" torch_out_of_memory.txt "$python" "$here/test/device/torch_out_of_memory.py"
 else
   printf '%-28s skipped: no Python here\n' PyTorch
 fi

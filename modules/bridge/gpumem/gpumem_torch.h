@@ -14,7 +14,8 @@ extern "C" {
 /// Common to all functions: any thread. Stream NULL is the legacy default stream of the device, as in PyTorch,
 /// whichever device is current. Functions marked *throws* are for PyTorch's C++ only, which has no other way to be
 /// told: they throw what is a std::exception (std::bad_alloc for want of memory), and Python sees a RuntimeError with
-/// the sentence of gpumem_last_error.
+/// the sentence of gpumem_last_error. For that the library takes libstdc++ and libgcc_s from the system, as PyTorch
+/// does: linked with copies of its own, an exception would end the process.
 struct CUstream_st; // what a CUstream or cudaStream_t points to
 
 /// The options of all pools that are yet to be made, as gpumem_make_pool takes them; NULL: those of the environment
