@@ -129,6 +129,7 @@ timeline& foreign_timeline(CUstream handle, device where) {
 }
 
 timeline& own_timeline(device where, int priority) {
+  where.require();
   auto& all = streams();
   {
     sync::lock const held{all.guard};
@@ -185,10 +186,12 @@ detail::timeline* detail::seen_timeline(CUstream handle) noexcept try {
 }
 
 bool detail::is_capturing(CUstream handle) {
+  auto const* const known = known_timeline(handle);
+  if (known) check(loss_of(known->device()), "cuStreamIsCapturing");
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const result = driver().stream_is_capturing(handle, &status);
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even the question
-  check(result, "cuStreamIsCapturing");
+  check(known ? judge(known->device(), result) : result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -208,6 +211,7 @@ stream_key identify(stream_ref stream) {
 // Handle 0 is a legacy or a per-thread stream, as the caller was compiled: only the context covers both.
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
+  if (auto const loss = detail::loss_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
   auto const context = timeline_->context();
   auto const seen = timeline_->close_epoch();
   if (auto const result = driver().ctx_push_current(context); result != CUDA_SUCCESS) return result;
@@ -216,7 +220,7 @@ CUresult stream_key::wait_on_host() const noexcept {
   CUcontext popped = nullptr;
   driver().ctx_pop_current(&popped);
   if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
-  return result;
+  return detail::judge(timeline_->device(), result);
 }
 
 stream::stream(detail::timeline& order, bool owned) noexcept
@@ -272,15 +276,15 @@ gpumem::device stream::device() const { return gpumem::device{timeline_->device(
 stream_key stream::key() const noexcept { return {*timeline_, get(), true, timeline_->capturing()}; }
 
 void stream::synchronize() {
+  device().refuse_lost();
   auto const seen = timeline_->close_epoch();
-  auto const result = driver().stream_synchronize(get());
-  if (sticky(result)) device().lose(result);
-  check(result, "cuStreamSynchronize");
+  check(device().judge(driver().stream_synchronize(get())), "cuStreamSynchronize");
   timeline_->publish_completed(seen);
 }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {
-  check(driver().stream_begin_capture(get(), mode), "cuStreamBeginCapture");
+  device().refuse_lost();
+  check(device().judge(driver().stream_begin_capture(get(), mode)), "cuStreamBeginCapture");
   timeline_->set_capturing(true);
 }
 

@@ -6,10 +6,17 @@ module;
 #include <utility>
 module gpumem:executor_adaptor.impl;
 import :executor_adaptor;
+import :driver;
 import :executor;
+import :fork;
 import :sync;
 
 namespace gpumem::detail {
+
+adapted_queue::adapted_queue() {
+  refuse_child();
+  note_use();
+}
 
 void adapted_queue::push(resumption& item) noexcept {
   sync::lock const held{guard_};
@@ -17,11 +24,13 @@ void adapted_queue::push(resumption& item) noexcept {
 }
 
 bool adapted_queue::remove(resumption& item) noexcept {
+  if (forked()) return false;
   sync::lock const held{guard_};
   return queue_.remove(item);
 }
 
 bool adapted_queue::run_one() noexcept {
+  if (forked()) return false;
   resumption* item = nullptr;
   {
     sync::lock const held{guard_};

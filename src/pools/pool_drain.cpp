@@ -83,10 +83,10 @@ private:
   void synchronise(int ordinal) noexcept {
     try {
       device const where{ordinal};
+      where.require();
       current_device const scope{where};
       relaxed_capture const relaxed; // other threads' captures are not to be disturbed
-      auto const result = driver().ctx_synchronize();
-      if (sticky(result)) where.lose(result);
+      auto const result = where.judge(driver().ctx_synchronize());
       if (result != CUDA_SUCCESS) return; // an error is not "complete"
       for (auto const& [order, newest] : seen_) {
         if (order->device() == ordinal) order->publish_completed(newest);

@@ -74,7 +74,7 @@ struct objects : own_device {
   }
 };
 
-// What a call throws; "" if nothing.
+// The text of the exception; "" if there is none.
 template <class Function> std::string told(Function run) {
   try {
     run();
@@ -91,7 +91,7 @@ struct call {
   void (*make)(objects& o);
 };
 
-// Those that ask the driver, or give something.
+// Calls that ask the driver or give something.
 constexpr call calls[] = {
     {"stream", [](objects& o) { gpumem::stream{o.device}; }},
     {"stream::synchronize", [](objects& o) { o.a.synchronize(); }},
@@ -128,7 +128,7 @@ protected:
   void TearDown() override {
     for (auto const& found : simulator::take_findings()) ADD_FAILURE() << found.text;
   }
-  // As this part of the program sees it, or as another part does that goes on with the device.
+  // Alone, or with another part of the program that goes on using the device.
   static void reset_device(objects& o) {
     o.reset();
     if (GetParam()) o.activate();
@@ -138,7 +138,7 @@ protected:
 INSTANTIATE_TEST_SUITE_P(context, reset, testing::Bool(),
                          [](auto const& of) { return of.param ? "is_active_again" : "stays_destroyed"; });
 
-// Handles that are dead the driver may be given until one call is told; none of the later calls may.
+// The first call may still pass dead handles to the driver; none of the later ones may.
 TEST_P(reset, is_told_by_whichever_call_is_the_first_and_by_all_others) {
   for (auto const& first : calls) {
     objects o;
@@ -160,7 +160,7 @@ TEST_P(reset, leaves_frees_and_figures_as_they_are) {
   reset_device(o);
   EXPECT_TRUE(says_it(told([&] { gpumem::event{o.device}; })));
   auto const before = gpumem::driver_calls();
-  auto const live = o.cuda.figures().live; // with what the pools have
+  auto const live = o.cuda.figures().live; // includes the chunks of the pools
   EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().what, gpumem::outcome::device_lost) << "what is near, too";
   o.pages.deallocate(o.a, o.page, bytes);
   o.chunks.deallocate(o.b, o.chunk);
@@ -207,7 +207,8 @@ TEST_P(reset, ends_with_objects_that_never_learned_of_it) {
   made.reset();
   EXPECT_TRUE(device.lost());
   for (auto const& found : simulator::take_findings()) {
-    bool const dead = found.kind == simulator::finding_kind::dead_stream || found.kind == simulator::finding_kind::dead_event;
+    bool const dead =
+        found.kind == simulator::finding_kind::dead_stream || found.kind == simulator::finding_kind::dead_event;
     EXPECT_TRUE(dead) << found.text;
   }
 }

@@ -29,7 +29,7 @@ namespace {
 
 constexpr unsigned longest_seconds = 20; // far above what a child takes
 
-// Stops a thread wherever it may hold a lock, at its driver calls and at its allocations, until it is told to go on.
+// Stops a thread at each of its driver calls and allocations, where it may hold locks, until the test lets it go on.
 class stops {
 public:
   // From now on the calling thread stops.
@@ -66,7 +66,7 @@ public:
   }
 
 private:
-  // Never destroyed: in a child the condition would wait for those who wait for it.
+  // Never destroyed: in a child the condition's destructor would wait for the thread that waits.
   static stops& the() noexcept {
     static auto* const all = new (std::malloc(sizeof(stops))) stops;
     return *all;
@@ -109,10 +109,10 @@ private:
   at.set(all.size());
   forked::destroy(own);
   if (gpumem::driver_calls() != before) _exit(2);
-  std::exit(0); // with the destructors of static objects and what is registered for the exit
+  std::exit(0); // runs the destructors of static objects and the exit functions
 }
 
-// Forks such a child; what went wrong there, or "".
+// Forks such a child. Returns what went wrong there; "" if nothing.
 std::string fork_child(forked::own_objects* own) {
   static progress at;
   std::fflush(nullptr);
@@ -123,7 +123,8 @@ std::string fork_child(forked::own_objects* own) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
   if (WIFEXITED(status) && WEXITSTATUS(status) == 2) return "the child made driver calls";
   if (WIFEXITED(status)) return at.name() + ": not as it must be in a child";
-  return at.name() + (WTERMSIG(status) == SIGALRM ? ": hangs" : ": ended by signal " + std::to_string(WTERMSIG(status)));
+  return at.name() +
+         (WTERMSIG(status) == SIGALRM ? ": hangs" : ": ended by signal " + std::to_string(WTERMSIG(status)));
 }
 
 class forked_child : public testing::Test {
@@ -132,7 +133,7 @@ protected:
     gpumem::simulator::load({.devices = 2});
     gpumem::simulator::set_schedule_hooks([](void*) { stops::pause(); }, nullptr, nullptr);
   }
-  // Never destroyed, as most of what a program has when it forks.
+  // Never destroyed, as most objects of a program that forks.
   forked::shared_objects& shared_ = *new forked::shared_objects;
   forked::own_objects* const childs_ = new forked::own_objects{shared_};
 };
@@ -175,7 +176,7 @@ TEST_F(forked_child, returns_from_every_call_while_threads_of_its_parent_run) {
   EXPECT_EQ(wrong, "");
 }
 
-// A process that imports gpumem, or links it, and forks before it uses it is what servers of workers are.
+// A server that forks its workers links gpumem and uses it in the workers only.
 TEST(forked_early, uses_all_of_it) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
