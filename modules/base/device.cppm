@@ -12,9 +12,14 @@ struct device_state {
   int ordinal = -1;
   CUdevice handle{};
   CUcontext primary = nullptr;
-  std::atomic<bool> known{false}; // the rest is written and stays
+  unsigned long long context_id = 0; // another one after a reset, which leaves the handle as it is
+  std::atomic<bool> known{false};    // the rest is written and stays
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
+// device::loss and device::judge by ordinal. Of a device that gpumem has not used, and of -1, they return success and
+// the answer as it is.
+CUresult loss_of(int ordinal) noexcept;
+CUresult judge(int ordinal, CUresult answer) noexcept;
 } // namespace detail
 
 /// Free and total memory of a device, in bytes.
@@ -24,7 +29,13 @@ export struct device_memory {
 };
 
 /// A device by its ordinal; a small value. Keeps the device's primary context retained for the life of the process, so
-/// it lives beside the runtime API. Any thread.
+/// it lives beside the runtime API.
+///
+/// A reset of the primary context (cudaDeviceReset, cuDevicePrimaryCtxReset) ends all streams, events and blocks that
+/// gpumem has on the device, and so does a sticky error. The device is then lost to gpumem until the process ends.
+/// gpumem notices a reset when it next asks the driver about the device; until then a pool may grant memory that no
+/// longer exists. Afterwards calls throw cuda_error with a sentence that names the cause, and frees only keep the
+/// books. Any thread.
 export class device {
 public:
   /// Throws std::invalid_argument for an ordinal that does not exist, cuda_error without a driver.
@@ -38,12 +49,20 @@ public:
   /// Asks the driver; throws cuda_error.
   device_memory memory() const;
 
-  /// Whether a sticky error was seen on it: nothing can be allocated there any more.
+  /// Whether a sticky error was seen on it, or a reset: nothing can be allocated there any more.
   inline bool lost() const noexcept { return loss() != CUDA_SUCCESS; }
   /// The error by which the device was lost, or success.
   inline CUresult loss() const noexcept { return state_->lost.load(std::memory_order_relaxed); }
   /// Remembers the first sticky error.
   void lose(CUresult error) const noexcept;
+  /// Interprets the driver's answer to a call for the device. Returns the answer, or the error by which the device is
+  /// lost, which is then noted. Asks the driver whether the device was reset where that could explain an error.
+  CUresult judge(CUresult answer) const noexcept;
+  /// Throws cuda_error if the device is lost. Asks no driver.
+  void refuse_lost() const;
+  /// The same, but first asks the driver whether the device was reset. Throws cuda_error in a forked child as well (see
+  /// `driver_alive`). The first line of every function that makes something for the device.
+  void require() const;
 
   /// How many devices there are; throws cuda_error without a driver.
   static int count();
@@ -55,6 +74,11 @@ public:
   friend bool operator==(device a, device b) noexcept { return a.state_ == b.state_; }
 
 private:
+  friend CUresult detail::loss_of(int) noexcept;
+  friend CUresult detail::judge(int, CUresult) noexcept;
+  explicit device(detail::device_state& known) noexcept : state_{&known} {}
+  bool was_reset() const noexcept;
+  static void refuse_lost_context(CUcontext context, CUresult answer);
   detail::device_state* state_;
 };
 
@@ -69,8 +93,5 @@ public:
 private:
   bool pushed_;
 };
-
-/// Whether an error of the driver means that the context is gone for good.
-export bool sticky(CUresult error) noexcept;
 
 } // namespace gpumem

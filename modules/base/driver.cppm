@@ -4,10 +4,13 @@ module;
 #include <cuda.h>
 #include <string_view>
 export module gpumem:driver;
+import :fork;
 import :std;
 import :sync;
 
 namespace gpumem {
+
+export struct driver_table;
 
 namespace detail {
 // Set once; every call of a resource reads it.
@@ -32,6 +35,7 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(ctx_push_current, cuCtxPushCurrent)                                                                                \
   X(ctx_pop_current, cuCtxPopCurrent)                                                                                  \
   X(ctx_get_device, cuCtxGetDevice)                                                                                    \
+  X(ctx_get_id, cuCtxGetId)                                                                                            \
   X(ctx_synchronize, cuCtxSynchronize)                                                                                 \
   X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange)                                                        \
   X(stream_create, cuStreamCreate)                                                                                     \
@@ -111,11 +115,13 @@ template <class Function> class driver_entry;
 
 template <class... Arguments> class driver_entry<CUresult(Arguments...)> {
 public:
-  explicit driver_entry(driver_function which) : which_{which} {}
+  explicit constexpr driver_entry(driver_function which) : which_{which} {}
   driver_entry(driver_entry const&) = delete;
   driver_entry& operator=(driver_entry const&) = delete;
 
   inline CUresult operator()(Arguments... arguments) const noexcept {
+    if (!function_) [[unlikely]]
+      return CUDA_ERROR_DEINITIALIZED;
     sync::mark();
     count_driver_call(which_);
     return function_(arguments...);
@@ -136,9 +142,20 @@ export struct driver_table {
 #undef GPUMEM_DRIVER_MEMBER
 };
 
+namespace detail {
+// The table of a forked child. It has no functions: every call returns CUDA_ERROR_DEINITIALIZED.
+inline constinit driver_table const absent_driver;
+// Null until it is loaded.
+inline constinit std::atomic<driver_table const*> loaded_driver{nullptr};
+driver_table const& load_driver();
+} // namespace detail
+
 /// The table, loaded and initialised (cuInit) at the first call. Throws cuda_error where there is no driver or it is
-/// too old. Any thread.
-export driver_table const& driver();
+/// too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any thread.
+export inline driver_table const& driver() {
+  auto const* const loaded = detail::loaded_driver.load(std::memory_order_acquire);
+  return loaded ? *loaded : detail::load_driver();
+}
 
 /// Whether driver() would succeed; loads the driver as driver() does. Never throws.
 export bool driver_available() noexcept;
@@ -152,15 +169,26 @@ export std::uint64_t driver_calls(std::string_view name) noexcept;
 /// Throws cuda_error with `what` unless the result is success.
 export void check(CUresult result, char const* what);
 
-/// Throws cuda_error with `what`. In a child forked from a process that had loaded the driver its status is
-/// CUDA_ERROR_DEINITIALIZED, or why the driver could not be loaded, and its text gives the result as a number: asking
-/// the driver or the runtime there could wait for ever.
+/// Throws cuda_error with `what`; after a sticky error the text also says that the process has to be restarted. In a
+/// forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED, and the text gives the result as a number:
+/// asking the driver or the runtime there could wait for ever.
 export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
 
-/// False once the process is exiting or was forked from one that used the driver: no CUDA call may be made then.
+/// Whether an error of the driver means that the context is gone for good.
+export bool sticky(CUresult error) noexcept;
+
+/// False in two cases. The process is exiting: no CUDA call may be made any more. Or it is a child that was forked from
+/// a process in which gpumem had been used, and such a child cannot use gpumem. There a call that would give something
+/// (memory, a pool, a stream, an event, an executor, a wait) or that asks the driver throws cuda_error with
+/// CUDA_ERROR_DEINITIALIZED; its noexcept form fails with outcome::device_lost. Every other call does nothing and
+/// returns zeros, frees and destructors among them. No call takes a lock. A child that is forked before the first use
+/// of gpumem can use it.
 export inline bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
 
 namespace detail {
+/// Throws cuda_error in such a child. The first line of every function that gives something.
+export void refuse_child();
+
 // Lets this thread ask about events and streams without disturbing a capture that another thread has begun in global
 // mode.
 class relaxed_capture {

@@ -1,10 +1,28 @@
-// Whether this process is a forked child.
+// Whether this process is a forked child of one that had used gpumem.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:fork;
+import :std;
 
 namespace gpumem::detail {
 
-// True in a child, for good. Locks may then be held by threads that no longer exist: what would take one must not.
-bool forked() noexcept;
+enum class process_kind : std::uint8_t {
+  unused, // gpumem has taken no lock, started no thread and made no driver call
+  in_use,
+  child, // forked from a process that was in use; stays so
+};
+inline constinit std::atomic<process_kind> this_process{process_kind::unused};
+
+/// True in a child that was forked from a process in which gpumem was in use. Threads that do not exist in the child
+/// may hold gpumem's locks for ever, and the driver does not serve the child. So every public function asks this before
+/// it takes a lock: a function that gives something throws (`refuse_child`), any other does nothing.
+export inline bool forked() noexcept { return this_process.load(std::memory_order_relaxed) == process_kind::child; }
+
+/// Children that are forked from now on cannot use gpumem. Called before the first lock, thread and driver call.
+export inline void note_use() noexcept {
+  auto before = process_kind::unused;
+  if (this_process.load(std::memory_order_relaxed) == before) {
+    this_process.compare_exchange_strong(before, process_kind::in_use);
+  }
+}
 
 } // namespace gpumem::detail

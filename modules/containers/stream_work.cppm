@@ -8,10 +8,10 @@ import :std;
 namespace gpumem::detail {
 
 // A stream with its device current, so that a default handle means the stream it meant when the container got it. All
-// throw cuda_error; a sticky one marks the device lost. 0 bytes are nothing.
+// throw cuda_error, also of a device that is lost. 0 bytes are nothing.
 class stream_work {
 public:
-  stream_work(stream_ref on, device home) : home_{home}, scope_{home}, on_{on} {}
+  stream_work(stream_ref on, device home);
 
   void copy(void* to, void const* from, std::size_t bytes) const;
   void fill(void* to, std::byte value, std::size_t bytes) const;

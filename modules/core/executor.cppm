@@ -87,15 +87,8 @@ public:
   bool abandon(sync::duration bound) noexcept;
 
 private:
-  void run();
-  sync::mutex guard_;
-  sync::condition wake_;
-  resumption_queue queue_;
-  sync::condition ended_wake_;
-  bool stopping_ = false;
-  bool abandoned_ = false;
-  bool ended_ = false;
-  sync::thread thread_;
+  class state;
+  std::unique_ptr<state> state_;
 };
 
 /// The default: one library thread for the process, started at first use, stopped before the driver goes; what has not

@@ -4,6 +4,7 @@ module;
 #include <memory>
 export module gpumem:executor_adaptor;
 import :executor;
+import :fork;
 import :std;
 import :sync;
 
@@ -15,7 +16,8 @@ namespace detail {
 // nothing to run. Jobs share it, since they may outlive the executor.
 class adapted_queue : public std::enable_shared_from_this<adapted_queue> {
 public:
-  adapted_queue() = default;
+  // Throws cuda_error in a forked child.
+  adapted_queue();
   adapted_queue(adapted_queue const&) = delete;
   adapted_queue& operator=(adapted_queue const&) = delete;
   virtual ~adapted_queue() = default;
@@ -102,6 +104,7 @@ public:
   }
 
   void post(resumption& item) noexcept override {
+    if (detail::forked()) return;
     auto const state = state_; // a job that the function runs inside the call may end this
     detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {

@@ -16,7 +16,7 @@ namespace gpumem {
 
 namespace detail {
 
-// False in a process that is exiting or was forked: frees then do nothing.
+// False in a process that is exiting, and in a forked child (see `driver_alive`): frees then do nothing.
 inline bool may_free() noexcept { return driver_alive(); }
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
 
@@ -71,8 +71,9 @@ public:
 
   /// Memory that the host may hand to any stream, or touch, on return. Throws as `throw_failure`.
   void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    auto const key = stream_key::host().waiting();
     if (bytes == 0) return nullptr;
+    detail::refuse_child();
+    auto const key = stream_key::host().waiting();
     auto result = detail::checked_request(key, state().where(), bytes, alignment);
     if (result) result = state().try_allocate(key, bytes, alignment);
     if (!result) detail::throw_failure_of(services(), nullptr, result.error());

@@ -41,7 +41,7 @@ protected:
   }
 
   // Before anybody can decide it. Without an executor it resumes on the library thread, which is started if need be:
-  // throws std::system_error, std::bad_alloc.
+  // throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
   void prepare();
 
   // What runs once it is decided, by whoever resumes it.

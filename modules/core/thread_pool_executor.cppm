@@ -21,16 +21,11 @@ public:
   bool retract(resumption& item) noexcept override;
 
   /// How many threads.
-  std::size_t size() const noexcept { return threads_.size(); }
+  std::size_t size() const noexcept;
 
 private:
-  void run();
-  void stop() noexcept;
-  sync::mutex guard_;
-  sync::condition wake_;
-  resumption_queue queue_;
-  bool stopping_ = false;
-  std::vector<sync::thread> threads_;
+  class state;
+  std::unique_ptr<state> state_;
 };
 
 } // namespace gpumem

@@ -17,6 +17,8 @@ namespace detail {
 
 class sync_signal final : public meeting_point {
 public:
+  // Throws cuda_error in a forked child, where the threads that would signal are missing.
+  sync_signal();
   void failed(std::exception_ptr error) noexcept override { error_ = std::move(error); }
   std::coroutine_handle<> arrived() noexcept override;
   // Returns when the coroutine has arrived; throws what it threw.

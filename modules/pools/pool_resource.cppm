@@ -48,8 +48,12 @@ public:
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
-  std::size_t reserve(std::size_t bytes) { return engine_->reserve(bytes); }
+  std::size_t reserve(std::size_t bytes);
+  void set_limit(std::size_t bytes);
   bool settle(std::chrono::nanoseconds longest);
+  bool pin(void const* pointer, std::size_t bytes);
+  void unpin(void const* pointer, std::size_t bytes);
+  expected<int, failure> export_page(void const* pointer);
   figures read_figures();
   std::optional<block_info> find(void const* pointer);
   std::vector<block_event> history(void const* pointer);
@@ -205,7 +209,7 @@ public:
 
   /// Another limit than that of the options, bytes; 0: none. Of what is reserved beyond it nothing is taken back, but
   /// nothing more is drawn; `trim` gives back what is free. Throws std::invalid_argument. Any thread.
-  void set_limit(std::size_t bytes) { state_->engine().set_limit(bytes); }
+  void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
   /// Waits on the host, at most so long, until all work has completed that keeps free memory from going upstream: of
   /// streams that are not gpumem's own nothing else tells `trim` so. Whether that was seen. Throws std::bad_alloc.
@@ -214,13 +218,13 @@ public:
   /// Keeps the pages in which the bytes lie from going upstream, until as many calls of `unpin`: for whoever registers
   /// memory with a network, or maps it elsewhere. False, and nothing is pinned, where they are not all the pool's. Over
   /// chunks live memory stays anyhow. Any thread.
-  bool pin(void const* pointer, std::size_t bytes) { return state_->engine().pin(pointer, bytes); }
-  void unpin(void const* pointer, std::size_t bytes) { state_->engine().unpin(pointer, bytes); }
+  bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
+  void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
 
   /// A file descriptor by which another process can map the page in which the pointer lies, which is pinned from then
   /// on; the caller closes it. Of pools over pages with `exportable`. Throws as `throw_failure`.
   int export_page(void const* pointer) {
-    auto const made = state_->engine().export_page(pointer);
+    auto const made = state_->export_page(pointer);
     if (!made) throw_failure(made.error());
     return *made;
   }

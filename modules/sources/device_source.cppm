@@ -18,10 +18,12 @@ struct driver_memory {
   CUresult (*free)(CUdeviceptr address);
 };
 
-// What the driver says of a call made with the device current. Such calls are no part of any graph: without leave they
-// would break a capture of another thread.
+// Returns the driver's answer to a call made with the device current. On a device that was reset or is lost, and in a
+// forked child, the call is not made, and the error that says so is returned. Such calls are no part of any graph:
+// without leave they would break a capture of another thread.
 template <class Call> CUresult call_on(class device where, Call call) noexcept {
   try {
+    where.require();
     current_device const scope{where};
     relaxed_capture const mode;
     return call();

@@ -17,6 +17,8 @@ module;
 #include <vector>
 module gpumem:logging_adaptor.impl;
 import :logging_adaptor;
+import :driver;
+import :fork;
 import :stream;
 import :sync;
 import :trace;
@@ -65,6 +67,7 @@ std::uint64_t system_thread() noexcept {
 
 allocation_log::allocation_log(std::vector<log_sink> sinks, bool auto_flush)
     : sinks_{std::move(sinks)}, auto_flush_{auto_flush}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
+  refuse_child();
   if (sinks_.empty()) throw std::invalid_argument{"gpumem: a log needs a sink"};
   gathered_.reserve(log_buffer + longest_row);
   gathered_.append(trace_header).append("\n");
@@ -91,6 +94,7 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
 }
 
 bool allocation_log::flush() noexcept {
+  if (forked()) return false;
   sync::lock const held{guard_};
   drain();
   return flush_sinks();

@@ -11,6 +11,7 @@ module;
 #include <vector>
 module gpumem:statistics_adaptor.impl;
 import :statistics_adaptor;
+import :fork;
 import :sync;
 
 namespace gpumem::detail {
@@ -110,11 +111,13 @@ statistics allocation_counters::since_base(level const& now) const noexcept {
 }
 
 statistics allocation_counters::read() noexcept {
+  if (forked()) return {};
   sync::lock const held{guard_};
   return since_base(measure());
 }
 
 statistics allocation_counters::push() {
+  if (forked()) return {};
   sync::lock const held{guard_};
   auto const now = measure();
   auto const above = since_base(now);
@@ -128,6 +131,7 @@ statistics allocation_counters::push() {
 }
 
 statistics allocation_counters::pop() {
+  if (forked()) return {};
   sync::lock const held{guard_};
   if (levels_.size() == 1) throw std::out_of_range{"gpumem: there are no pushed counters to pop"};
   auto const now = measure();

@@ -24,27 +24,29 @@ struct device_table {
   std::array<detail::device_state, most_devices> states;
 };
 
-device_table& devices() {
-  static auto* const table = new device_table;
-  return *table;
+// Constant-initialised: a forked child cannot find it half made.
+constinit device_table devices;
+
+// Null of a device that was not used yet, and of none.
+detail::device_state* known_state(int ordinal) noexcept {
+  if (ordinal < 0 || ordinal >= most_devices) return nullptr;
+  auto& state = devices.states[static_cast<std::size_t>(ordinal)];
+  return state.known.load(std::memory_order_acquire) ? &state : nullptr;
 }
 
 detail::device_state* device_state_of(int ordinal) {
-  if (ordinal >= 0 && ordinal < most_devices) {
-    auto& state = devices().states[static_cast<std::size_t>(ordinal)];
-    if (state.known.load(std::memory_order_acquire)) return &state;
-  }
+  if (auto* const known = known_state(ordinal)) return known;
   auto const count = device::count();
   if (ordinal < 0 || ordinal >= count || ordinal >= most_devices) {
     throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + " among " +
                                 std::to_string(count)};
   }
-  auto& table = devices();
-  sync::lock const held{table.guard};
-  auto& state = table.states[static_cast<std::size_t>(ordinal)];
-  if (!state.primary) {
+  sync::lock const held{devices.guard};
+  auto& state = devices.states[static_cast<std::size_t>(ordinal)];
+  if (!state.known.load(std::memory_order_relaxed)) {
     check(driver().device_get(&state.handle, ordinal), "cuDeviceGet");
     check(driver().device_primary_ctx_retain(&state.primary, state.handle), "cuDevicePrimaryCtxRetain");
+    check(driver().ctx_get_id(state.primary, &state.context_id), "cuCtxGetId");
     state.ordinal = ordinal;
     state.known.store(true, std::memory_order_release);
   }
@@ -58,7 +60,7 @@ device::device(int ordinal) : state_{device_state_of(ordinal)} {}
 device_memory device::memory() const {
   current_device const scope{*this};
   device_memory memory;
-  check(driver().mem_get_info(&memory.free, &memory.total), "cuMemGetInfo");
+  check(judge(driver().mem_get_info(&memory.free, &memory.total)), "cuMemGetInfo");
   return memory;
 }
 
@@ -67,10 +69,59 @@ void device::lose(CUresult error) const noexcept {
   state_->lost.compare_exchange_strong(expected, error);
 }
 
+bool device::was_reset() const noexcept {
+  unsigned long long now = 0;
+  auto const answer = driver().ctx_get_id(context(), &now);
+  return answer == CUDA_ERROR_CONTEXT_IS_DESTROYED || (answer == CUDA_SUCCESS && now != state_->context_id);
+}
+
+// Handles that died with a context are invalid, or by now name other objects: any other error may come of a reset.
+CUresult device::judge(CUresult answer) const noexcept {
+  if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY || answer == CUDA_ERROR_OUT_OF_MEMORY) return answer;
+  if (sticky(answer)) {
+    lose(answer);
+  } else if (!lost() && was_reset()) {
+    lose(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  }
+  return lost() ? loss() : answer;
+}
+
+void device::refuse_lost() const {
+  if (!lost()) return;
+  auto const text = "gpumem: device " + std::to_string(ordinal());
+  throw_cuda_error(loss(), text.c_str());
+}
+
+void device::require() const {
+  detail::refuse_child();
+  if (!lost() && was_reset()) lose(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  refuse_lost();
+}
+
+CUresult detail::loss_of(int ordinal) noexcept {
+  auto* const known = known_state(ordinal);
+  return known ? device{*known}.loss() : CUDA_SUCCESS;
+}
+
+CUresult detail::judge(int ordinal, CUresult answer) noexcept {
+  auto* const known = known_state(ordinal);
+  return known ? device{*known}.judge(answer) : answer;
+}
+
 int device::count() {
   int count = 0;
   check(driver().device_get_count(&count), "cuDeviceGetCount");
   return count;
+}
+
+// The context of a device that was reset is still current.
+void device::refuse_lost_context(CUcontext context, CUresult answer) {
+  for (auto& state : devices.states) {
+    if (!state.known.load(std::memory_order_acquire) || state.primary != context) continue;
+    device const where{state};
+    where.judge(answer);
+    where.refuse_lost();
+  }
 }
 
 device device::current() {
@@ -82,7 +133,9 @@ device device::current() {
     return first;
   }
   CUdevice handle{};
-  check(driver().ctx_get_device(&handle), "cuCtxGetDevice");
+  auto const answer = driver().ctx_get_device(&handle);
+  if (answer != CUDA_SUCCESS) refuse_lost_context(context, answer);
+  check(answer, "cuCtxGetDevice");
   return device{static_cast<int>(handle)};
 }
 
@@ -97,30 +150,6 @@ current_device::current_device(device which) : pushed_{false} {
 current_device::~current_device() {
   CUcontext popped = nullptr;
   if (pushed_) driver().ctx_pop_current(&popped);
-}
-
-bool sticky(CUresult error) noexcept {
-  switch (error) {
-  case CUDA_ERROR_DEINITIALIZED:
-  case CUDA_ERROR_ECC_UNCORRECTABLE:
-  case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-  case CUDA_ERROR_ILLEGAL_ADDRESS:
-  case CUDA_ERROR_LAUNCH_TIMEOUT:
-  case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-  case CUDA_ERROR_ASSERT:
-  case CUDA_ERROR_HARDWARE_STACK_ERROR:
-  case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-  case CUDA_ERROR_MISALIGNED_ADDRESS:
-  case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-  case CUDA_ERROR_INVALID_PC:
-  case CUDA_ERROR_LAUNCH_FAILED:
-  case CUDA_ERROR_TENSOR_MEMORY_LEAK:
-  case CUDA_ERROR_CONTAINED:
-  case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-  case CUDA_ERROR_EXTERNAL_DEVICE:
-  case CUDA_ERROR_UNKNOWN: return true;
-  default: return false; // a mistake of the call, or a want that passes
-  }
 }
 
 } // namespace gpumem

@@ -4,7 +4,6 @@ module;
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
-#include <unistd.h>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -33,8 +32,6 @@ bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-std::atomic<bool> driver_loaded{false};
-
 // Counters of one thread number, kept when the thread ends: the next owner of the number adds to them.
 struct alignas(64) call_counters {
   std::array<std::atomic<std::uint64_t>, function_count> calls{};
@@ -61,7 +58,6 @@ struct exit_list {
   std::mutex guard;
   std::array<void (*)() noexcept, 16> functions{};
   std::size_t size = 0;
-  pid_t process = 0; // the one that registered them
 };
 
 exit_list& exits() {
@@ -69,9 +65,11 @@ exit_list& exits() {
   return *list;
 }
 
+bool is_loaded() noexcept { return loaded_driver.load(std::memory_order_acquire) != nullptr; }
+
 // In a forked child the threads that the functions would stop do not exist.
 void leave_driver() {
-  if (driver_gone.load(std::memory_order_acquire) || exits().process != getpid()) return;
+  if (driver_gone.load(std::memory_order_acquire)) return;
   for (auto& list = exits();;) {
     void (*function)() noexcept = nullptr;
     {
@@ -81,31 +79,51 @@ void leave_driver() {
     if (!function) break;
     function();
   }
-  if (driver_loaded.load(std::memory_order_acquire)) driver_gone.store(true, std::memory_order_release);
+  if (is_loaded()) driver_gone.store(true, std::memory_order_release);
 }
 
-void note_fork() { driver_gone.store(true, std::memory_order_release); }
+// Runs in the child, which has one thread.
+void note_fork() {
+  if (this_process.load() != process_kind::in_use) return;
+  this_process.store(process_kind::child);
+  driver_gone.store(true);
+  loaded_driver.store(&absent_driver);
+}
+
+// Registered before any fork of a process that has used gpumem.
+[[maybe_unused]] int const fork_handler = pthread_atfork(nullptr, nullptr, note_fork);
 
 // The constructors of CCCL's class ask the runtime for a text, whose locks may be held in a child by threads that are
 // not there: children throw copies of one that their parent made.
 std::atomic<cuda_error const*> made_for_children{nullptr};
-std::atomic<CUresult> status_of_children{CUDA_ERROR_DEINITIALIZED};
 
 void prepare_fork() {
-  static auto const* const made = new cuda_error{static_cast<cudaError_t>(status_of_children.load()), "gpumem"};
+  static auto const* const made = new cuda_error{static_cast<cudaError_t>(CUDA_ERROR_DEINITIALIZED), "gpumem"};
   made_for_children.store(made, std::memory_order_release);
 }
 
 class error_of_child final : public cuda_error {
 public:
-  error_of_child(cuda_error const& made, CUresult result, char const* what)
-      : cuda_error{made}, text_{std::string{what} + ": CUDA error " + std::to_string(result) + " in a forked process"} {
-  }
+  error_of_child(cuda_error const& made, std::string const& text) : cuda_error{made}, text_{text} {}
   char const* what() const noexcept override { return text_.what(); }
 
 private:
   std::runtime_error text_; // copies without throwing, as an exception must
 };
+
+// The text of an error; after a sticky one it says that the process has to be restarted.
+std::string text_of(CUresult result, char const* what) {
+  auto const text = std::string{what};
+  if (forked()) {
+    return text + ": CUDA error " + std::to_string(result) +
+           " in a process that was forked after gpumem was used, and cannot use it";
+  }
+  if (result == CUDA_ERROR_DEINITIALIZED) return text + ": the process is exiting";
+  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+    return text + ": the device was reset; restart the process to use gpumem on it again";
+  }
+  return sticky(result) ? text + ": the device is lost; restart the process to use gpumem on it again" : text;
+}
 
 } // namespace
 
@@ -121,8 +139,7 @@ void at_driver_exit(void (*function)() noexcept) {
   if (list.size == list.functions.size()) std::abort(); // a room registers once, not once an object
   // Without a driver there is still something to stop. One that is loaded later registers its own exit after this, and
   // the loader then runs everything before that.
-  if (list.size == 0 && !driver_loaded.load(std::memory_order_acquire)) std::atexit(leave_driver);
-  list.process = getpid();
+  if (list.size == 0 && !is_loaded()) std::atexit(leave_driver);
   list.functions[list.size++] = function;
 }
 
@@ -135,13 +152,10 @@ public:
 
   driver_loader() {
     if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) error = "cuInit failed";
-    if (!error.empty()) status_of_children.store(code, std::memory_order_release);
     pthread_atfork(prepare_fork, nullptr, nullptr);
     if (!error.empty()) return;
-    exits().process = getpid();
-    driver_loaded.store(true, std::memory_order_release);
     std::atexit(leave_driver);
-    pthread_atfork(nullptr, nullptr, note_fork);
+    loaded_driver.store(&table, std::memory_order_release);
   }
 
 private:
@@ -177,20 +191,25 @@ private:
 };
 
 namespace {
-driver_loader const& loaded_driver() {
+driver_loader const& the_loader() {
+  note_use();
   static auto* const loader = new driver_loader;
   return *loader;
 }
 } // namespace
-} // namespace detail
 
-driver_table const& driver() {
-  auto const& loader = detail::loaded_driver();
+driver_table const& load_driver() {
+  auto const& loader = the_loader();
   if (!loader.error.empty()) throw_cuda_error(loader.code, loader.error.c_str());
   return loader.table;
 }
 
-bool driver_available() noexcept { return detail::loaded_driver().error.empty(); }
+void refuse_child() {
+  if (forked()) throw_cuda_error(CUDA_ERROR_DEINITIALIZED, "gpumem");
+}
+} // namespace detail
+
+bool driver_available() noexcept { return !detail::forked() && detail::the_loader().error.empty(); }
 
 std::uint64_t driver_calls() noexcept {
   std::uint64_t sum = 0;
@@ -216,12 +235,38 @@ void check(CUresult result, char const* what) {
 }
 
 void throw_cuda_error(CUresult result, char const* what) {
+  auto const text = detail::text_of(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
-  if (made && detail::forked()) throw detail::error_of_child{*made, result, what};
+  if (made && detail::forked()) throw detail::error_of_child{*made, text};
   // CCCL's constructor ends the process where the host has no memory for the text: then std::bad_alloc is thrown.
   constexpr std::size_t more_than_a_text = 1024;
   ::operator delete(::operator new(more_than_a_text)); // a call, which no compiler leaves out
-  throw cuda_error{static_cast<cudaError_t>(result), what};
+  auto const status = detail::forked() ? CUDA_ERROR_DEINITIALIZED : result;
+  throw cuda_error{static_cast<cudaError_t>(status), text.c_str()};
+}
+
+bool sticky(CUresult error) noexcept {
+  switch (error) {
+  case CUDA_ERROR_DEINITIALIZED:
+  case CUDA_ERROR_ECC_UNCORRECTABLE:
+  case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+  case CUDA_ERROR_ILLEGAL_ADDRESS:
+  case CUDA_ERROR_LAUNCH_TIMEOUT:
+  case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+  case CUDA_ERROR_ASSERT:
+  case CUDA_ERROR_HARDWARE_STACK_ERROR:
+  case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+  case CUDA_ERROR_MISALIGNED_ADDRESS:
+  case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+  case CUDA_ERROR_INVALID_PC:
+  case CUDA_ERROR_LAUNCH_FAILED:
+  case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+  case CUDA_ERROR_CONTAINED:
+  case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+  case CUDA_ERROR_EXTERNAL_DEVICE:
+  case CUDA_ERROR_UNKNOWN: return true;
+  default: return false; // a mistake of the call, or a want that passes
+  }
 }
 
 } // namespace gpumem

@@ -14,8 +14,16 @@ import :stream;
 import :timeline;
 
 namespace gpumem {
+namespace {
 
-event::event(gpumem::device where) : event_{detail::take_event(where.context())}, device_{where} {}
+detail::pooled_event* event_for(device where) {
+  where.require();
+  return detail::take_event(where.context());
+}
+
+} // namespace
+
+event::event(gpumem::device where) : event_{event_for(where)}, device_{where} {}
 
 event::event(event&& other) noexcept
     : event_{std::exchange(other.event_, nullptr)}, device_{other.device_}, on_{std::exchange(other.on_, nullptr)},
@@ -36,6 +44,7 @@ event::~event() {
 }
 
 void event::record(stream_ref stream) {
+  device_.refuse_lost();
   auto const key = identify(stream, device_);
   auto& order = key.order();
   // What a legacy event covers is not one stream's order, and what is captured does not happen: both tell pools
@@ -45,7 +54,7 @@ void event::record(stream_ref stream) {
       !captured && order.kind() != detail::stream_kind::null && order.kind() != detail::stream_kind::legacy;
   auto before = order.snapshot();
   auto const covers = order.close_epoch();
-  check(driver().event_record(event_->handle, key.handle()), "cuEventRecord");
+  check(device_.judge(driver().event_record(event_->handle, key.handle())), "cuEventRecord");
   on_ = tells ? &order : nullptr;
   covers_ = covers;
   before_ = std::move(before);
@@ -53,8 +62,9 @@ void event::record(stream_ref stream) {
 }
 
 void event::make_wait(stream_ref waiting) const {
+  device_.refuse_lost();
   auto const key = identify(waiting, device_);
-  check(driver().stream_wait_event(key.handle(), event_->handle, 0), "cuStreamWaitEvent");
+  check(device_.judge(driver().stream_wait_event(key.handle(), event_->handle, 0)), "cuStreamWaitEvent");
   if (on_) key.order().learn_order(on_->index(), covers_, before_);
 }
 
@@ -68,10 +78,10 @@ void stream::wait(event const& happened) { happened.make_wait(*this); }
 
 bool event::is_done() const {
   refuse_captured();
+  device_.refuse_lost();
   detail::relaxed_capture const relaxed;
-  auto const result = driver().event_query(event_->handle);
+  auto const result = device_.judge(driver().event_query(event_->handle));
   if (result == CUDA_ERROR_NOT_READY) return false;
-  if (sticky(result)) device_.lose(result);
   check(result, "cuEventQuery");
   publish();
   return true;
@@ -79,10 +89,9 @@ bool event::is_done() const {
 
 void event::synchronize() const {
   refuse_captured();
+  device_.refuse_lost();
   detail::relaxed_capture const relaxed;
-  auto const result = driver().event_synchronize(event_->handle);
-  if (sticky(result)) device_.lose(result);
-  check(result, "cuEventSynchronize");
+  check(device_.judge(driver().event_synchronize(event_->handle)), "cuEventSynchronize");
   publish();
 }
 

@@ -114,10 +114,12 @@ stream_key detail::wait_without_identity(CUstream handle) noexcept {
 }
 
 bool detail::is_capturing(CUstream handle) {
+  auto const* const known = known_timeline(handle);
+  if (known) check(loss_of(known->device()), "cuStreamIsCapturing");
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const result = driver().stream_is_capturing(handle, &status);
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even the question
-  check(result, "cuStreamIsCapturing");
+  check(known ? judge(known->device(), result) : result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -141,6 +143,7 @@ stream_key identify(stream_ref stream) {
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
+  if (auto const loss = detail::loss_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
   auto const context = timeline_->context();
   auto const seen = timeline_->close_epoch();
   if (auto const result = driver().ctx_push_current(context); result != CUDA_SUCCESS) return result;
@@ -154,7 +157,7 @@ CUresult stream_key::wait_on_host() const noexcept {
   CUcontext popped = nullptr;
   driver().ctx_pop_current(&popped);
   if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
-  return result;
+  return detail::judge(timeline_->device(), result);
 }
 
 stream::stream(detail::timeline& order, bool owned) noexcept
@@ -202,16 +205,16 @@ gpumem::device stream::device() const { return gpumem::device{timeline_->device(
 stream_key stream::key() const noexcept { return {*timeline_, get(), true, timeline_->capturing()}; }
 
 void stream::synchronize() {
+  device().refuse_lost();
   auto const seen = timeline_->close_epoch();
   detail::relaxed_capture const relaxed;
-  auto const result = driver().stream_synchronize(get());
-  if (sticky(result)) device().lose(result);
-  check(result, "cuStreamSynchronize");
+  check(device().judge(driver().stream_synchronize(get())), "cuStreamSynchronize");
   timeline_->publish_completed(seen);
 }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {
-  check(driver().stream_begin_capture(get(), mode), "cuStreamBeginCapture");
+  device().refuse_lost();
+  check(device().judge(driver().stream_begin_capture(get(), mode)), "cuStreamBeginCapture");
   timeline_->set_capturing(true);
 }
 

@@ -14,6 +14,7 @@ module;
 #include <vector>
 module gpumem:sync.impl;
 import :sync;
+import :fork;
 
 namespace gpumem::sync {
 namespace {
@@ -62,6 +63,7 @@ struct number_holder {
     }
   }
   ~number_holder() {
+    if (gpumem::detail::forked()) return;
     auto& registry = numbers();
     std::scoped_lock const held{registry.guard};
     registry.returned.push(std::exchange(detail::own_number, no_number));
@@ -130,6 +132,7 @@ void at_thread_exit(void (*function)() noexcept) noexcept {
 }
 
 unsigned detail::take_number() noexcept {
+  gpumem::detail::note_use();
   thread_local number_holder const holder;
   return own_number;
 }

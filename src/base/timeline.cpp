@@ -150,14 +150,13 @@ void timeline::give_own_event(pooled_event* event) noexcept {
 
 bool timeline::captures(CUstream given) const noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  auto const answer = driver().stream_is_capturing(given, &status);
-  if (sticky(answer) && device_ >= 0) gpumem::device{device_}.lose(answer);
+  auto const answer = judge(device_, driver().stream_is_capturing(given, &status));
   return answer != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 // The epoch is closed before the event is recorded: what is freed in it was enqueued before the record.
 epoch timeline::record(CUstream given, bool precise) noexcept {
-  if (kind() == stream_kind::host || !driver_alive()) return 0;
+  if (kind() == stream_kind::host || !driver_alive() || loss_of(device_) != CUDA_SUCCESS) return 0;
   relaxed_capture const relaxed;
   sync::lock const held{evidence_guard_};
   auto* const event = take_own_event();
@@ -178,8 +177,7 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
   // work that this event covers.
   auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : close_epoch();
   // Another thread may have begun a capture meanwhile, which a query of its event would spoil.
-  auto const result = driver().event_record(event->handle, on);
-  if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+  auto const result = judge(device_, driver().event_record(event->handle, on));
   if (result != CUDA_SUCCESS || captures(on)) {
     uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
     give_own_event(event);
@@ -223,7 +221,7 @@ bool timeline::complete(evidence const& one) noexcept {
 }
 
 std::optional<sync::time_point> timeline::poll() noexcept {
-  if (!driver_alive()) return std::nullopt;
+  if (!driver_alive() || loss_of(device_) != CUDA_SUCCESS) return std::nullopt;
   sync::lock const held{evidence_guard_, std::try_to_lock};
   if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
   relaxed_capture const relaxed;
@@ -252,7 +250,7 @@ void timeline::drop_completed() noexcept {
     if (result == CUDA_ERROR_CAPTURED_EVENT) captured = true;
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_CAPTURED_EVENT) continue;
     // An error is not "complete": the device is lost, and nothing of it is reused.
-    if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+    judge(device_, result);
     break;
   }
   if (done == 0) return;

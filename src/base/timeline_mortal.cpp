@@ -71,8 +71,7 @@ epoch timeline::record_again(CUstream given) noexcept {
   auto const on = recorded_on(given);
   auto const uncovered = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   auto const covers = close_epoch();
-  auto const result = driver().event_record(last_event_->handle, on);
-  if (sticky(result) && device_ >= 0) gpumem::device{device_}.lose(result);
+  auto const result = judge(device_, driver().event_record(last_event_->handle, on));
   if (result != CUDA_SUCCESS) { // what the event covered before it still covers
     uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
     return 0;
@@ -107,9 +106,8 @@ void timeline::answer(CUstream given) noexcept {
 // Under evidence_guard_, with captures relaxed.
 void timeline::poll_last() noexcept {
   if (!last_open_) return;
-  auto const result = driver().event_query(last_event_->handle);
-  if (result == CUDA_ERROR_NOT_READY) return;
-  if (sticky(result) && device_ >= 0) return gpumem::device{device_}.lose(result);
+  auto const result = judge(device_, driver().event_query(last_event_->handle));
+  if (result == CUDA_ERROR_NOT_READY || loss_of(device_) != CUDA_SUCCESS) return;
   last_open_ = false;
   if (result == CUDA_SUCCESS) return publish_completed(last_covers_);
   // The event is of a capture that came and went beside the record: no evidence.
@@ -148,7 +146,7 @@ bool timeline::wait(epoch e) noexcept {
     if (newest_evidence() < e) cover(std::nullopt);
     poll();
     if (completed(e)) return true;
-    bool const lost = !driver_alive() || (device_ >= 0 && gpumem::device{device_}.lost());
+    bool const lost = !driver_alive() || loss_of(device_) != CUDA_SUCCESS;
     if (lost || !can_complete(e)) return false;
     sync::sleep_for(nap);
   }

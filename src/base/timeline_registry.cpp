@@ -218,6 +218,7 @@ void timeline_registry::make_spares(int device, CUcontext context) noexcept {
 }
 
 timeline& timeline_registry::take_own(device where, int priority) {
+  where.require();
   {
     sync::lock const held{guard_};
     auto const found = std::ranges::find_if(

@@ -83,11 +83,6 @@ gpumem_outcome refuse_exception() noexcept {
   }
 }
 
-void require_driver() {
-  if (driver_alive()) return;
-  throw told{keep(outcome::device_lost, "gpumem: the driver is gone: the process is exiting, or was forked")};
-}
-
 char const* last_sentence() noexcept { return sentence.data(); }
 
 void catch_misuse() noexcept { set_misuse_handler(keep_misuse); }

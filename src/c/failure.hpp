@@ -29,10 +29,6 @@ inline void require(gpumem_outcome outcome) {
   if (outcome != GPUMEM_GRANTED) throw told{outcome};
 }
 
-/// Throws told where no CUDA call may be made any more. Asked first, because a cuda_error itself asks the runtime for
-/// its text, which in a forked child may wait for ever.
-void require_driver();
-
 /// Does the work; what it throws, and misuse that it is told of, become the outcome.
 template <class Work> gpumem_outcome outcome_of(Work work) noexcept {
   take_misuse();

@@ -17,7 +17,6 @@ import gpumem;
 
 using gpumem::c::outcome_of;
 using gpumem::c::refuse;
-using gpumem::c::require_driver;
 
 struct gpumem_pool {
   std::atomic<std::size_t> references{1};
@@ -97,10 +96,7 @@ char const* gpumem_last_error(void) noexcept { return gpumem::c::last_sentence()
 
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) noexcept {
   if (!pool) return refuse("gpumem_make_pool", "the out-pointer is NULL");
-  return outcome_of([&] {
-    require_driver();
-    *pool = gpumem::c::make_pool(device, gpumem::c::parse_options(options ? options : ""));
-  });
+  return outcome_of([&] { *pool = gpumem::c::make_pool(device, gpumem::c::parse_options(options ? options : "")); });
 }
 
 gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
@@ -119,10 +115,7 @@ gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, si
                                void** pointer) noexcept {
   if (!pool) return refuse("gpumem_allocate", no_pool);
   if (!pointer) return refuse("gpumem_allocate", "the out-pointer is NULL");
-  return outcome_of([&] {
-    require_driver();
-    *pointer = pool->resource.allocate(stream_of(stream), bytes, alignment);
-  });
+  return outcome_of([&] { *pointer = pool->resource.allocate(stream_of(stream), bytes, alignment); });
 }
 
 gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) noexcept {
@@ -138,10 +131,7 @@ gpumem_outcome gpumem_free_sized(gpumem_pool* pool, void* stream, void* pointer,
 gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alignment, void** pointer) noexcept {
   if (!pool) return refuse("gpumem_allocate_sync", no_pool);
   if (!pointer) return refuse("gpumem_allocate_sync", "the out-pointer is NULL");
-  return outcome_of([&] {
-    require_driver();
-    *pointer = pool->resource.allocate_sync(bytes, alignment);
-  });
+  return outcome_of([&] { *pointer = pool->resource.allocate_sync(bytes, alignment); });
 }
 
 gpumem_outcome gpumem_free_sync(gpumem_pool* pool, void* pointer, size_t bytes) noexcept {

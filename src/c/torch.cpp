@@ -8,6 +8,8 @@
 #include "failure.hpp"
 #include "torch_pools.hpp"
 
+import gpumem;
+
 using gpumem::c::outcome_of;
 using gpumem::c::torch_pools;
 
@@ -31,19 +33,29 @@ void raise_unless_granted(gpumem_outcome outcome) {
   throw std::runtime_error{gpumem_last_error()};
 }
 
+/// Does the work with the pools; in a forked child nothing.
+template <class Work> gpumem_outcome outcome_with_pools(Work work) noexcept {
+  return outcome_of([&] {
+    if (!gpumem::detail::forked()) work(torch_pools::instance());
+  });
+}
+
 gpumem_outcome allocate(size_t bytes, int device, CUstream_st* stream, void*& pointer) noexcept {
-  return outcome_of([&] { pointer = torch_pools::instance().allocate(bytes, device, stream); });
+  return outcome_of([&] {
+    gpumem::detail::refuse_child();
+    pointer = torch_pools::instance().allocate(bytes, device, stream);
+  });
 }
 
 } // namespace
 
 gpumem_outcome gpumem_torch_configure(char const* options) noexcept {
-  return outcome_of([&] { torch_pools::instance().configure(options); });
+  return outcome_with_pools([&](torch_pools& all) { all.configure(options); });
 }
 
 gpumem_outcome gpumem_torch_pool(int device, gpumem_pool** pool) noexcept {
   if (!pool) return gpumem::c::refuse("gpumem_torch_pool", "the out-pointer is NULL");
-  return outcome_of([&] { *pool = torch_pools::instance().made(device); });
+  return outcome_of([&] { *pool = gpumem::detail::forked() ? nullptr : torch_pools::instance().made(device); });
 }
 
 void* gpumem_torch_try_allocate(size_t bytes, int device, CUstream_st* stream) noexcept {
@@ -53,10 +65,12 @@ void* gpumem_torch_try_allocate(size_t bytes, int device, CUstream_st* stream) n
 }
 
 void gpumem_torch_free(void* pointer, size_t bytes, int device, CUstream_st* stream) noexcept {
-  torch_pools::instance().free(pointer, bytes, device, stream);
+  outcome_with_pools([&](torch_pools& all) { all.free(pointer, bytes, device, stream); });
 }
 
-void gpumem_torch_empty_cache(void) noexcept { torch_pools::instance().trim(); }
+void gpumem_torch_empty_cache(void) noexcept {
+  outcome_with_pools([](torch_pools& all) { all.trim(); });
+}
 
 void* gpumem_torch_allocate(size_t bytes, int device, CUstream_st* stream) {
   void* pointer = nullptr;
@@ -65,21 +79,21 @@ void* gpumem_torch_allocate(size_t bytes, int device, CUstream_st* stream) {
 }
 
 void gpumem_torch_record_stream(void* pointer, CUstream_st* stream) {
-  raise_unless_granted(outcome_of([&] { torch_pools::instance().record_stream(pointer, stream); }));
+  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream); }));
 }
 
 void gpumem_torch_memory_fraction(double fraction, int device) {
-  raise_unless_granted(outcome_of([&] { torch_pools::instance().set_fraction(fraction, device); }));
+  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.set_fraction(fraction, device); }));
 }
 
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool, std::function<bool(CUstream_st*)>) {
-  raise_unless_granted(outcome_of([&] { torch_pools::instance().begin_graph(device, pool); }));
+  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.begin_graph(device, pool); }));
 }
 
 void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool) {
-  raise_unless_granted(outcome_of([&] { torch_pools::instance().end_graph(device, pool); }));
+  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.end_graph(device, pool); }));
 }
 
 void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) {
-  torch_pools::instance().release_graph(device, pool);
+  outcome_with_pools([&](torch_pools& all) { all.release_graph(device, pool); });
 }

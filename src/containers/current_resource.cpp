@@ -14,6 +14,8 @@ import :any_pool;
 import :cuda;
 import :cuda_resource;
 import :device;
+import :driver;
+import :fork;
 import :pool_resource;
 import :services;
 import :sync;
@@ -59,6 +61,7 @@ void require_memory_of(device where, any_pool& resource) {
 
 // What was there before is the caller's: nothing is destroyed under the lock.
 any_pool exchange_current(device where, std::optional<any_pool> next) {
+  detail::refuse_child();
   auto first = first_resource(where);
   auto& slot = slot_of(where);
   sync::lock const held{slot.guard};
@@ -72,6 +75,7 @@ any_pool exchange_current(device where, std::optional<any_pool> next) {
 } // namespace
 
 any_pool current_resource(device where) {
+  detail::refuse_child();
   auto& slot = slot_of(where);
   {
     sync::lock const held{slot.guard};
@@ -97,6 +101,8 @@ scoped_current_resource::scoped_current_resource(device where, any_pool resource
 scoped_current_resource::scoped_current_resource(any_pool resource)
     : scoped_current_resource{device::current(), std::move(resource)} {}
 
-scoped_current_resource::~scoped_current_resource() { set_current_resource(where_, std::move(previous_)); }
+scoped_current_resource::~scoped_current_resource() {
+  if (!detail::forked()) set_current_resource(where_, std::move(previous_));
+}
 
 } // namespace gpumem

@@ -57,6 +57,7 @@ bool request_operation::withdraw() noexcept {
 }
 
 void request_operation::stop() noexcept {
+  if (forked()) return;
   request_stop();
   if (withdraw()) refuse(failure{outcome::stopped, 0, bytes()});
 }

@@ -10,6 +10,7 @@ import :cuda;
 import :device;
 import :driver;
 import :event;
+import :fork;
 import :services;
 import :stream;
 import :timeline;
@@ -80,6 +81,7 @@ void allocation::reset() noexcept {
 }
 
 void allocation::reset(stream_ref stream) {
+  if (detail::forked()) return reset();
   if (data_) free(identify(stream, where()));
 }
 

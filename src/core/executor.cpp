@@ -3,6 +3,7 @@
 module;
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <utility>
 module gpumem:executor.impl;
@@ -36,11 +37,13 @@ bool resumption_queue::remove(resumption& item) noexcept {
 }
 
 void inline_executor::post(resumption& item) noexcept {
+  if (detail::forked()) return;
   sync::lock const held{guard_};
   queue_.push(item);
 }
 
 bool inline_executor::retract(resumption& item) noexcept {
+  if (detail::forked()) return false;
   sync::lock const held{guard_};
   return queue_.remove(item);
 }
@@ -48,12 +51,12 @@ bool inline_executor::retract(resumption& item) noexcept {
 namespace {
 // The executor that this thread flushes now: a flush inside a flush leaves the work to the outer one.
 thread_local inline_executor const* flushing = nullptr;
-// The executor whose thread this is.
-thread_local thread_executor const* running_on = nullptr;
+// The state of the executor whose thread this is.
+thread_local void const* running_on = nullptr;
 } // namespace
 
 void inline_executor::flush() noexcept {
-  if (flushing == this) return;
+  if (flushing == this || detail::forked()) return;
   auto* const outer = std::exchange(flushing, this);
   for (;;) {
     resumption* item = nullptr;
@@ -67,13 +70,50 @@ void inline_executor::flush() noexcept {
   flushing = outer;
 }
 
-thread_executor::thread_executor() : thread_{[this] { run(); }} {}
+// Apart, because a forked child must not destroy it: the executor's thread is missing there, and the destructor of a
+// condition waits for threads that wait.
+class thread_executor::state {
+public:
+  state() : thread_{[this] { run(); }} {}
+  state(state const&) = delete;
+  state& operator=(state const&) = delete;
+  ~state();
+  void post(resumption& item) noexcept;
+  bool retract(resumption& item) noexcept;
+  bool abandon(sync::duration bound) noexcept;
+
+private:
+  void run();
+  sync::mutex guard_;
+  sync::condition wake_;
+  resumption_queue queue_;
+  sync::condition ended_wake_;
+  bool stopping_ = false;
+  bool abandoned_ = false;
+  bool ended_ = false;
+  sync::thread thread_;
+};
+
+thread_executor::thread_executor() {
+  detail::refuse_child();
+  detail::note_use();
+  state_ = std::make_unique<state>();
+}
 
 thread_executor::~thread_executor() {
-  if (detail::forked()) { // its thread is not here: neither to be joined nor to be destroyed
-    [[maybe_unused]] auto* const left = new sync::thread{std::move(thread_)};
-    return;
-  }
+  if (detail::forked()) [[maybe_unused]]
+    auto* const left = state_.release();
+}
+
+void thread_executor::post(resumption& item) noexcept {
+  if (!detail::forked()) state_->post(item);
+}
+
+bool thread_executor::retract(resumption& item) noexcept { return !detail::forked() && state_->retract(item); }
+
+bool thread_executor::abandon(sync::duration bound) noexcept { return !detail::forked() && state_->abandon(bound); }
+
+thread_executor::state::~state() {
   {
     sync::lock const held{guard_};
     stopping_ = true;
@@ -83,18 +123,18 @@ thread_executor::~thread_executor() {
 }
 
 // Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
-void thread_executor::post(resumption& item) noexcept {
+void thread_executor::state::post(resumption& item) noexcept {
   sync::lock const held{guard_};
   queue_.push(item);
   wake_.notify_one();
 }
 
-bool thread_executor::retract(resumption& item) noexcept {
+bool thread_executor::state::retract(resumption& item) noexcept {
   sync::lock const held{guard_};
   return queue_.remove(item);
 }
 
-bool thread_executor::abandon(sync::duration bound) noexcept {
+bool thread_executor::state::abandon(sync::duration bound) noexcept {
   sync::lock held{guard_};
   abandoned_ = true;
   wake_.notify_one();
@@ -107,7 +147,7 @@ bool thread_executor::abandon(sync::duration bound) noexcept {
   return true;
 }
 
-void thread_executor::run() {
+void thread_executor::state::run() {
   running_on = this;
   sync::lock held{guard_};
   for (;;) {
@@ -140,6 +180,7 @@ void stop_library_thread() noexcept { the_library_thread().running.load()->aband
 } // namespace
 
 executor& library_executor() {
+  detail::refuse_child();
   auto& library = the_library_thread();
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
   sync::lock const held{library.guard};

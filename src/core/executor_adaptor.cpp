@@ -7,6 +7,7 @@ module;
 #include <utility>
 module gpumem:executor_adaptor.impl;
 import :executor_adaptor;
+import :driver;
 import :executor;
 import :fork;
 import :sync;
@@ -46,11 +47,13 @@ bool adapted_queue::wait_for_calls() noexcept {
 }
 
 bool adapted_queue::remove(resumption& item) noexcept {
+  if (forked()) return false;
   sync::lock const held{guard_};
   return queue_.remove(item);
 }
 
 bool adapted_queue::run_one() noexcept {
+  if (forked()) return false;
   resumption* item = nullptr;
   {
     sync::lock const held{guard_};

@@ -30,6 +30,16 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
   return nullptr;
 }
 
+namespace {
+
+// The failure, or device_lost if its error means that.
+failure lost_or(failure const& why, device where) noexcept {
+  auto const code = where.judge(static_cast<CUresult>(why.code));
+  return where.lost() ? failure{outcome::device_lost, code, why.requested} : why;
+}
+
+} // namespace
+
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept {
   if (!driver_alive()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, bytes}};
@@ -37,8 +47,8 @@ expected<stream_key, failure> identify_other(stream_ref stream, std::optional<de
     return where ? identify(stream, *where) : identify(stream);
   } catch (...) {
     auto const why = current_failure(bytes);
-    if (where && why.what == outcome::device_lost) where->lose(static_cast<CUresult>(why.code));
-    return unexpected<failure>{why};
+    if (!where || why.code == 0) return unexpected<failure>{why};
+    return unexpected<failure>{lost_or(why, *where)};
   }
 }
 

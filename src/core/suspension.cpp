@@ -7,7 +7,9 @@ module;
 #include <mutex>
 module gpumem:suspension.impl;
 import :suspension;
+import :driver;
 import :executor;
+import :fork;
 import :sync;
 
 namespace gpumem::detail {
@@ -38,6 +40,8 @@ gate_row& gates() noexcept {
 } // namespace
 
 void suspension::prepare() {
+  refuse_child();
+  note_use();
   if (!executor_) executor_ = &library_executor();
   gate_ = gates().next();
 }

@@ -2,20 +2,61 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 module gpumem:thread_pool_executor.impl;
 import :thread_pool_executor;
+import :driver;
 import :executor;
 import :fork;
 import :sync;
 
 namespace gpumem {
 
+// Apart, as that of thread_executor: a forked child must not destroy it.
+class thread_pool_executor::state {
+public:
+  explicit state(std::size_t threads);
+  state(state const&) = delete;
+  state& operator=(state const&) = delete;
+  ~state() { stop(); }
+  void post(resumption& item) noexcept;
+  bool retract(resumption& item) noexcept;
+  std::size_t size() const noexcept { return threads_.size(); }
+
+private:
+  void run();
+  void stop() noexcept;
+  sync::mutex guard_;
+  sync::condition wake_;
+  resumption_queue queue_;
+  bool stopping_ = false;
+  std::vector<sync::thread> threads_;
+};
+
 thread_pool_executor::thread_pool_executor(std::size_t threads) {
+  detail::refuse_child();
+  detail::note_use();
   if (threads == 0) throw std::invalid_argument{"gpumem: an executor without threads would run nothing"};
+  state_ = std::make_unique<state>(threads);
+}
+
+thread_pool_executor::~thread_pool_executor() {
+  if (detail::forked()) [[maybe_unused]]
+    auto* const left = state_.release();
+}
+
+std::size_t thread_pool_executor::size() const noexcept { return state_->size(); }
+
+void thread_pool_executor::post(resumption& item) noexcept {
+  if (!detail::forked()) state_->post(item);
+}
+
+bool thread_pool_executor::retract(resumption& item) noexcept { return !detail::forked() && state_->retract(item); }
+
+thread_pool_executor::state::state(std::size_t threads) {
   threads_.reserve(threads);
   try {
     while (threads_.size() < threads) threads_.emplace_back([this] { run(); });
@@ -25,15 +66,7 @@ thread_pool_executor::thread_pool_executor(std::size_t threads) {
   }
 }
 
-thread_pool_executor::~thread_pool_executor() {
-  if (detail::forked()) { // its threads are not here: neither to be joined nor to be destroyed
-    [[maybe_unused]] auto* const left = new std::vector<sync::thread>{std::move(threads_)};
-  } else {
-    stop();
-  }
-}
-
-void thread_pool_executor::stop() noexcept {
+void thread_pool_executor::state::stop() noexcept {
   {
     sync::lock const held{guard_};
     stopping_ = true;
@@ -43,18 +76,18 @@ void thread_pool_executor::stop() noexcept {
 }
 
 // Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
-void thread_pool_executor::post(resumption& item) noexcept {
+void thread_pool_executor::state::post(resumption& item) noexcept {
   sync::lock const held{guard_};
   queue_.push(item);
   wake_.notify_one();
 }
 
-bool thread_pool_executor::retract(resumption& item) noexcept {
+bool thread_pool_executor::state::retract(resumption& item) noexcept {
   sync::lock const held{guard_};
   return queue_.remove(item);
 }
 
-void thread_pool_executor::run() {
+void thread_pool_executor::state::run() {
   sync::lock held{guard_};
   for (;;) {
     while (queue_.empty() && !stopping_) wake_.wait(held);

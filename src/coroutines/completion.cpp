@@ -26,18 +26,13 @@ namespace {
 // The stream's identity, unless it captures: asking a capturing stream anything would spoil the capture.
 stream_key identify_idle(stream_ref stream) {
   auto const key = identify(stream);
+  check(loss_of(key.order().device()), "gpumem: waiting for the device");
   if (key.capturing() || is_capturing(key.handle())) throw acquire_error{failure{outcome::capture_unsupported}};
   return key;
 }
 
-// Throws the driver's error, having noted the loss of the device if it is one.
-void check_device(CUresult result, int ordinal, char const* what) {
-  if (sticky(result) && ordinal >= 0) device{ordinal}.lose(result);
-  check(result, what);
-}
-
 void require_driver() {
-  if (!driver_alive()) check(CUDA_ERROR_DEINITIALIZED, "gpumem: the process is exiting or was forked");
+  if (!driver_alive()) check(CUDA_ERROR_DEINITIALIZED, "gpumem: waiting for the device");
 }
 
 } // namespace
@@ -49,9 +44,9 @@ bool completion_target::poll() const {
   auto const key = identify_idle(stream_);
   auto& order = key.order();
   auto const covers = order.close_epoch(); // before the question: what it answers for was enqueued by then
-  auto const result = driver().stream_query(key.handle());
+  auto const result = judge(order.device(), driver().stream_query(key.handle()));
   if (result == CUDA_ERROR_NOT_READY) return false;
-  check_device(result, order.device(), "cuStreamQuery");
+  check(result, "cuStreamQuery");
   order.publish_completed(covers);
   return true;
 }
@@ -63,7 +58,7 @@ void completion_target::wait() const {
   auto const key = identify_idle(stream_);
   auto& order = key.order();
   auto const covers = order.close_epoch();
-  check_device(driver().stream_synchronize(key.handle()), order.device(), "cuStreamSynchronize");
+  check(judge(order.device(), driver().stream_synchronize(key.handle())), "cuStreamSynchronize");
   order.publish_completed(covers);
 }
 
@@ -83,9 +78,9 @@ stream_point completion_target::mark(pooled_event*& recorded) const {
   auto& order = key.order();
   auto* const event = take_event(order.context());
   auto const covers = order.close_epoch();
-  auto const result = driver().event_record(event->handle, key.handle());
+  auto const result = judge(order.device(), driver().event_record(event->handle, key.handle()));
   if (result != CUDA_SUCCESS) give_event(event);
-  check_device(result, order.device(), "cuEventRecord");
+  check(result, "cuEventRecord");
   recorded = event;
   return {event->handle, &order, covers, order.device()};
 }

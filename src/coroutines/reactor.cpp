@@ -17,6 +17,7 @@ import :cuda;
 import :device;
 import :driver;
 import :event;
+import :fork;
 import :lane;
 import :sync;
 import :timeline;
@@ -219,8 +220,7 @@ bool reactor::deliver(told_points& told, sync::lock& held) noexcept {
   held.unlock();
   while (auto* const point = told.pop()) {
     publish(point->where_, point->result_);
-    if (sticky(point->result_)) device_.lose(point->result_);
-    point->reached(point->result_);
+    point->reached(device_.judge(point->result_));
   }
   held.lock();
   return true;
@@ -255,4 +255,6 @@ void reactor::rest(sync::lock& held) {
 
 } // namespace gpumem::detail
 
-std::uint64_t gpumem::completion_rounds(device where) { return detail::reactor::of(where).rounds(); }
+std::uint64_t gpumem::completion_rounds(device where) {
+  return detail::forked() ? 0 : detail::reactor::of(where).rounds();
+}

@@ -6,9 +6,12 @@ module;
 #include <mutex>
 module gpumem:sync_wait.impl;
 import :sync_wait;
+import :driver;
 import :sync;
 
 namespace gpumem::detail {
+
+sync_signal::sync_signal() { refuse_child(); }
 
 // Notified under the lock: the waiting thread cannot leave, and take the signal with it, before this has.
 std::coroutine_handle<> sync_signal::arrived() noexcept {

@@ -68,8 +68,9 @@ hardening::hardening(pool_engine& engine, void (*ended)(void* whom) noexcept, vo
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome why, int code = 0) { return unexpected<failure>{failure{why, code, bytes}}; };
+  bool const capturing = captures(key);
   if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->loss());
-  if (captures(key)) return refuse(outcome::capture_unsupported);
+  if (capturing) return refuse(outcome::capture_unsupported);
   expected<void*, failure> result = refuse(outcome::exhausted);
   try {
     result = allocate(key, bytes, alignment);

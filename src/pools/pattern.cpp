@@ -39,9 +39,7 @@ template <class Call> bool enqueue(stream_key const& on, Call call) noexcept {
     device const where{on.order().device()};
     current_device const scope{where};
     own_work const ours;
-    auto const result = call();
-    if (sticky(result)) where.lose(result);
-    return result == CUDA_SUCCESS;
+    return !where.lost() && where.judge(call()) == CUDA_SUCCESS;
   } catch (...) { return false; }
 }
 

@@ -37,6 +37,13 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_op
 
 namespace {
 
+// Asked here, because a pool that draws nothing yet would otherwise fail only at its first allocation.
+pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options options) {
+  refuse_child();
+  if (auto const ordinal = upstream->device(); ordinal >= 0) device{ordinal}.require();
+  return new pool_engine{std::move(upstream), std::move(options)};
+}
+
 std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* whom) noexcept, void* whom) {
   if (!engine.options().hardened.enabled) return nullptr;
   try {
@@ -50,7 +57,7 @@ std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* whom)
 } // namespace
 
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : engine_{new pool_engine{std::move(upstream), std::move(options)}},
+    : engine_{make_engine(std::move(upstream), std::move(options))},
       hardening_{harden(
           *engine_,
           [](void* whom) noexcept {
@@ -97,18 +104,41 @@ std::size_t pool_state::trim(std::size_t keep) {
   return engine_->trim(keep);
 }
 
+std::size_t pool_state::reserve(std::size_t bytes) {
+  refuse_child();
+  return engine_->reserve(bytes);
+}
+
+void pool_state::set_limit(std::size_t bytes) {
+  if (!forked()) engine_->set_limit(bytes);
+}
+
+bool pool_state::pin(void const* pointer, std::size_t bytes) { return !forked() && engine_->pin(pointer, bytes); }
+
+void pool_state::unpin(void const* pointer, std::size_t bytes) {
+  if (!forked()) engine_->unpin(pointer, bytes);
+}
+
+expected<int, failure> pool_state::export_page(void const* pointer) {
+  if (forked()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, 0}};
+  return engine_->export_page(pointer);
+}
+
 figures pool_state::read_figures() {
+  if (forked()) return {};
   auto const seen = engine_->read_figures();
   return hardening_ ? hardening_->amend(seen) : seen;
 }
 
 std::optional<block_info> pool_state::find(void const* pointer) {
+  if (forked()) return std::nullopt;
   auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
   return guarded ? guarded : engine_->find(pointer);
 }
 
 std::vector<block_event> pool_state::history(void const* pointer) {
-  return hardening_ ? hardening_->history(pointer) : std::vector<block_event>{};
+  if (!hardening_ || forked()) return {};
+  return hardening_->history(pointer);
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {

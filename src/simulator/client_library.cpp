@@ -3,6 +3,7 @@
 #include "client_library.hpp"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -26,6 +27,7 @@ namespace fs = std::filesystem;
 constexpr const char* file_name = "libgpumem_simulator_driver.so";
 
 std::atomic<const control*> opened{nullptr};
+std::atomic<bool> left_behind{false}; // in a child that was forked after it was opened
 
 template <class Function> void take(void* library, Function& place, const char* name) {
   place = reinterpret_cast<Function>(::dlsym(library, name));
@@ -103,17 +105,23 @@ void* open_first(const std::vector<fs::path>& paths) {
 const control* loaded_control() noexcept { return opened.load(std::memory_order_acquire); }
 
 const control& require_control() {
+  if (left_behind.load()) throw error("the simulated device does not serve a forked child");
   const control* all = loaded_control();
   if (all == nullptr) throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
   return *all;
 }
 
 bool open_library() {
+  if (left_behind.load()) require_control();
   static std::mutex once;
   const std::lock_guard lock(once);
   if (loaded_control() != nullptr) return false;
   refuse_real_driver();
   opened.store(functions_of(open_first(candidates())), std::memory_order_release);
+  ::pthread_atfork(nullptr, nullptr, [] {
+    left_behind = true;
+    opened = nullptr;
+  });
   return true;
 }
 

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -34,12 +36,17 @@ struct farewell {
 };
 farewell at_exit;
 
+std::atomic<bool> forked{false};
+
 } // namespace
+
+bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed); }
 
 engine& the_engine() {
   static engine* const one = [] {
     auto* made = new engine;
     at_exit.said_by = made;
+    ::pthread_atfork(nullptr, nullptr, [] { forked = the_engine().initialised(); });
     return made;
   }();
   return *one;
@@ -232,7 +239,9 @@ void engine::activate(context& home) {
 void engine::destroy(context& home) {
   std::vector<const void*> dead;
   events.visit([&](const event& e) {
-    if (e.home == &home) dead.push_back(e.handle);
+    if (e.home != &home) return;
+    dead.push_back(e.handle);
+    if (e.last) e.last->never = false; // waits for it end
   });
   for (const void* handle : dead) events.erase(handle);
   for (const stream_ptr& on : home.streams) {
@@ -243,6 +252,7 @@ void engine::destroy(context& home) {
     retired_.push_back(on);
   }
   std::erase_if(active_, [&](const stream_ptr& on) { return on->home == &home; });
+  std::erase_if(captures, [&](const auto& open) { return open->members.front().on->home == &home; });
   forget_streams(home);
   pools.drop(home);
   const actor who = host_point("destruction of the context");
@@ -252,6 +262,8 @@ void engine::destroy(context& home) {
   }
   home.active = false;
   home.flags = 0;
+  ++progress_;
+  changed_.notify_all();
 }
 
 } // namespace simulated

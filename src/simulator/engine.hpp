@@ -56,6 +56,7 @@ public:
   /// Runs what can run, lets the host see it all, and starts the sequence of chance anew.
   void reseed(locked& lock, std::uint64_t seed);
   CUresult initialise();
+  [[nodiscard]] bool initialised() const noexcept { return initialised_; }
   [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
 
   // --- calls
@@ -107,6 +108,10 @@ public:
   [[nodiscard]] context* current() const;
   void activate(context& home);
   void destroy(context& home);
+  /// What a wait comes to in a context that had this id when it began.
+  [[nodiscard]] static CUresult after_wait(const context& home, std::uint64_t id) noexcept {
+    return home.active && home.id == id ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
 
   // --- capture
   // ------------------------------------------------------------------------------------------------------
@@ -188,5 +193,8 @@ private:
 
 /// The one simulated device of the process; never destroyed.
 engine& the_engine();
+
+/// Whether the process was forked from one that had initialised the driver, which then serves it no more.
+bool in_forked_child() noexcept;
 
 } // namespace simulated

@@ -117,6 +117,7 @@ bool engine::step(locked& lock) {
 
 /// The front operation is done: its time, its record, and whoever waited for it.
 void engine::finish(stream& on) {
+  if (on.queue.empty()) return; // its context was destroyed while it ran
   operation work = std::move(on.queue.front());
   std::uint64_t begin = std::max(on.end_time, work.enqueued_at);
   for (const position& p : work.after) begin = std::max(begin, p.on->end_time);
@@ -179,7 +180,9 @@ CUresult engine::wait_for(locked& lock, const stream_ptr& on, const char* call) 
   const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
   if (!done()) {
     const std::string what = std::string(call) + " for stream " + std::to_string(on->id);
+    const std::uint64_t id = on->home->id;
     if (const CUresult result = block_until(lock, what, done); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = after_wait(*on->home, id); result != CUDA_SUCCESS) return result;
   }
   for (const position& p : until) host_time = std::max(host_time, p.on->end_time);
   host.join(seen);
@@ -191,8 +194,11 @@ CUresult engine::wait_for_all(locked& lock, context& home, const char* call) {
   for (const stream_ptr& on : home.streams)
     if (!on->queue.empty()) until.push_back({on, on->number});
   const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
+  if (done()) return CUDA_SUCCESS;
   const std::string what = std::string(call) + " for all work of device " + std::to_string(home.device);
-  return done() ? CUDA_SUCCESS : block_until(lock, what, done);
+  const std::uint64_t id = home.id;
+  const CUresult result = block_until(lock, what, done);
+  return result == CUDA_SUCCESS ? after_wait(home, id) : result;
 }
 
 } // namespace simulated

@@ -19,6 +19,7 @@ template <std::size_t Size> struct entry_name {
 
 /// Runs `body(engine, lock)` as the entry point `Name`.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   engine& device = the_engine();
   device.mark_call();
   locked lock(device.mutex);

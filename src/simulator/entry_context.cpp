@@ -51,6 +51,8 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
   });
 }
 
+/// The context stays current where it was, and calls in it fail as those in a destroyed one. Handles of its objects
+/// stay invalid, also once the context is active again. Calls that wait in it fail.
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxReset", before_init>([&](engine& device, locked&) {
     context* home = primary_of(device, ordinal);

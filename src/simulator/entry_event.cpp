@@ -163,7 +163,9 @@ CUresult cuEventSynchronize(CUevent handle) {
     const std::shared_ptr<record> awaited = asked.last;
     const std::string what = "cuEventSynchronize for event " + std::to_string(asked.serial);
     const auto done = [&] { return awaited->done(); };
+    const std::uint64_t id = asked.home->id;
     if (const CUresult result = device.block_until(lock, what, done); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = engine::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
     device.host_time = std::max(device.host_time, awaited->time);
     device.host.join(awaited->order);
     device.pools.after_wait(device);

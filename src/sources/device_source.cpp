@@ -28,6 +28,7 @@ device_source::device_source(driver_memory const& kind, class device where) noex
 
 device_source& device_source::of(driver_memory const& kind, class device where) {
   using key = std::pair<driver_memory const*, int>;
+  refuse_child();
   static auto* const guard = new sync::mutex;
   static auto* const states = new std::map<key, device_source>;
   sync::lock const held{*guard};
@@ -38,15 +39,13 @@ expected<void*, failure> device_source::draw(stream_key const&, std::size_t byte
   CUdeviceptr address{};
   auto const result = call_on(device_, [&] { return kind_.allocate(&address, bytes); });
   if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
-  if (sticky(result)) device_.lose(result);
-  return unexpected<failure>{refusal_of(result, bytes)};
+  return unexpected<failure>{refusal_of(device_.judge(result), bytes)};
 }
 
 bool device_source::give(void* base, std::size_t) noexcept {
   if (device_.lost()) return true;
   auto const result = call_on(device_, [&] { return kind_.free(reinterpret_cast<CUdeviceptr>(base)); });
-  if (sticky(result)) device_.lose(result);
-  return !capture_forbids(result);
+  return !capture_forbids(device_.judge(result));
 }
 
 void device_source::lose(stream_key const&, CUresult error) noexcept { device_.lose(error); }

@@ -110,8 +110,7 @@ CUresult driver_pool_state::wait_for_draws() noexcept {
 }
 
 failure driver_pool_state::refused(CUresult error, std::size_t bytes) noexcept {
-  if (sticky(error)) pool_.where.lose(error);
-  return refusal_of(error, bytes);
+  return refusal_of(pool_.where.judge(error), bytes);
 }
 
 bool driver_pool_state::give_behind(stream_key const& key, block const& leaving) noexcept {
@@ -121,16 +120,14 @@ bool driver_pool_state::give_behind(stream_key const& key, block const& leaving)
   if (!on) return false;
   auto const result = call_on_stream(
       key, *on, [&] { return driver().mem_free_async(reinterpret_cast<CUdeviceptr>(leaving.base), *on); });
-  if (sticky(result)) pool_.where.lose(result);
-  return !capture_forbids(result);
+  return !capture_forbids(pool_.where.judge(result));
 }
 
 // Of memory of a pool the driver takes the caller's word that all use is over.
 bool driver_pool_state::give(void* base, std::size_t) noexcept {
   if (pool_.where.lost()) return true;
   auto const result = call_on(pool_.where, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(base)); });
-  if (sticky(result)) pool_.where.lose(result);
-  return !capture_forbids(result);
+  return !capture_forbids(pool_.where.judge(result));
 }
 
 bool driver_pool_state::may_serve(stream_key const& freed_on, stream_key const& now) const noexcept {
@@ -152,6 +149,7 @@ void driver_pool_state::reserve(std::size_t bytes) {
 }
 
 driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
+  pool.where.require();
   static auto* const guard = new sync::mutex;
   static auto* const states = new std::map<std::tuple<CUmemoryPool, int, bool>, driver_pool_view_state>;
   sync::lock const held{*guard};
@@ -202,9 +200,7 @@ bool async_state::wait_for_frees() noexcept {
     auto const& key = newest.freed_on;
     auto& order = key.order();
     if (order.completed(newest.freed_at) || (order.is_mortal() && order.wait(newest.freed_at))) continue;
-    auto const waited = key.wait_on_host();
-    if (sticky(waited)) where().lose(waited);
-    if (waited != CUDA_SUCCESS) return false;
+    if (where().judge(key.wait_on_host()) != CUDA_SUCCESS) return false;
   }
   return true;
 }

@@ -14,6 +14,7 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
+import :fork;
 import :source_state;
 import :stream;
 
@@ -114,6 +115,7 @@ char const* name_of(driver_pool_kind kind) noexcept {
 
 driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options) {
   check_options(kind, options);
+  where.require();
   current_device const scope{where};
   driver_pool const made{create(kind, where, options), where, kind != driver_pool_kind::device, options.limit};
   try {
@@ -167,24 +169,31 @@ std::size_t driver_pool_state::trim(std::size_t keep) {
 }
 
 driver_pool_usage driver_pool_state::usage() {
+  where().require();
   return {bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
           bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), bytes_of(handle(), CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
           bytes_of(handle(), CU_MEMPOOL_ATTR_USED_MEM_HIGH)};
 }
 
 void driver_pool_state::reset_peaks() {
+  where().require();
   set<cuuint64_t>(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0);
   set<cuuint64_t>(handle(), CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0);
 }
 
-std::size_t driver_pool_state::release_threshold() { return bytes_of(handle(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD); }
+std::size_t driver_pool_state::release_threshold() {
+  where().require();
+  return bytes_of(handle(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+}
 
 void driver_pool_state::set_access(class device who, bool allowed) {
+  where().require();
   current_device const scope{where()};
   give_access(handle(), who, allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
 bool driver_pool_state::access(class device who) {
+  where().require();
   CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, who.ordinal()};
   CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   check(driver().mem_pool_get_access(&flags, handle(), &location), "cuMemPoolGetAccess");
@@ -192,6 +201,7 @@ bool driver_pool_state::access(class device who) {
 }
 
 figures driver_pool_state::read_figures() noexcept {
+  if (forked()) return {};
   auto now = source_state::read_figures();
   now.limit = pool_.limit;
   if (!driver_alive() || where().lost()) return now;

@@ -9,7 +9,9 @@ module gpumem:host_resource.impl;
 import :host_resource;
 import :cuda;
 import :device;
+import :driver;
 import :error;
+import :fork;
 import :source_state;
 import :stream;
 
@@ -27,6 +29,8 @@ std::align_val_t host_alignment(std::size_t asked) noexcept {
 host_state::host_state() noexcept : source_state{"host_resource", any_alignment} {}
 
 host_state& host_state::instance() {
+  refuse_child();
+  note_use();
   static auto* const state = new host_state;
   return *state;
 }

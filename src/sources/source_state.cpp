@@ -15,7 +15,9 @@ module gpumem:source_state.impl;
 import :source_state;
 import :cuda;
 import :device;
+import :driver;
 import :error;
+import :fork;
 import :misuse;
 import :stream;
 import :sync;
@@ -134,6 +136,7 @@ std::size_t source_state::deferred() noexcept {
 }
 
 figures source_state::read_figures() noexcept {
+  if (forked()) return {};
   sync::lock const held{guard_};
   auto now = counts_;
   now.granted = now.reserved;

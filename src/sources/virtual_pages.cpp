@@ -93,6 +93,7 @@ std::size_t granularity_of(CUmemAllocationProp const& properties) {
 virtual_pages::virtual_pages(class device where, virtual_pages_options options)
     : device_{where}, options_{std::move(options)}, properties_{properties_of(where, options_)},
       rights_{rights_of(where, options_.peers)}, granularity_{granularity_of(properties_)} {
+  where.require();
   current_device const scope{where};
   auto const once = options_.addresses != 0 ? options_.addresses : where.memory().total;
   if (once > std::numeric_limits<std::size_t>::max() - granularity_) {

@@ -131,7 +131,7 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
     return run;
   }
   if (entered != CUDA_SUCCESS) result = entered;
-  if (sticky(result)) device_.lose(result);
+  result = device_.judge(result);
   if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // the listener did not want it
   return unexpected<failure>{detail::refusal_of(result, requested)};
 }
@@ -208,10 +208,7 @@ bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
 // Unmaps a page, and lets its memory go with its last mapping; false: not now.
 bool virtual_pages::drop(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
-  auto const done = [this](CUresult result) {
-    if (sticky(result)) device_.lose(result);
-    return result == CUDA_SUCCESS;
-  };
+  auto const done = [this](CUresult result) { return device_.judge(result) == CUDA_SUCCESS; };
   if (at.mapped) {
     if (!over() && !done(driver().mem_unmap(base_ + offset, of.bytes))) return false;
     at.mapped = false;
@@ -247,10 +244,9 @@ expected<int, failure> virtual_pages::export_page(void const* address) noexcept 
   auto& of = *found->second.of;
   if (over()) return refused(outcome::device_lost, of.bytes, device_.loss());
   int file = -1;
-  auto const result = on_device([&] {
+  auto const result = device_.judge(on_device([&] {
     return driver().mem_export_to_shareable_handle(&file, of.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  });
-  if (sticky(result)) device_.lose(result);
+  }));
   if (result != CUDA_SUCCESS) return unexpected<failure>{detail::refusal_of(result, of.bytes)};
   ++of.pins;
   return file;

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <thread>
 
@@ -56,6 +59,57 @@ TEST_F(context, reset_of_the_device_kills_streams_events_and_memory) {
   cu().context_id(again, &after);
   EXPECT_NE(before, after);
   EXPECT_EQ(cu().free(address(memory)), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(context, reset_of_the_device_ends_waits_with_an_error) {
+  simulator::options patient = stepped_by_hand();
+  patient.patience = 1min;
+  simulator::reset(patient);
+  const CUstream s = new_stream();
+  const CUevent e = new_event();
+  simulator::never_complete(e);
+  cu().event_record(e, s);
+  const char* calls[] = {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"};
+  CUresult results[3] = {};
+  std::thread waiting[3];
+  for (int i = 0; i < 3; ++i) {
+    waiting[i] = std::thread([&, i] {
+      cu().set_current(context_);
+      results[i] = i == 0   ? cu().event_synchronize(e)
+                   : i == 1 ? cu().stream_synchronize(s)
+                            : cu().context_synchronize();
+    });
+    while (!simulator::report().driver_calls.contains(calls[i])) std::this_thread::yield();
+  }
+  EXPECT_EQ(cu().reset(0), CUDA_SUCCESS);
+  for (std::thread& each : waiting) each.join();
+  for (const CUresult result : results) EXPECT_EQ(result, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+}
+
+TEST_F(context, reset_of_the_device_ends_its_captures) {
+  const CUstream s = new_stream();
+  EXPECT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(cu().reset(0), CUDA_SUCCESS);
+  CUcontext again = nullptr;
+  ASSERT_EQ(cu().retain(&again, 0), CUDA_SUCCESS);
+  CUdeviceptr memory = 0;
+  EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS) << "no capture forbids it";
+}
+
+TEST_F(context, is_not_there_in_a_forked_child) {
+  const CUstream s = new_stream();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool refused = cu().stream_query(s) == CUDA_ERROR_NOT_INITIALIZED;
+    try {
+      simulator::run_until_idle();
+      refused = false;
+    } catch (const simulator::error&) {}
+    ::_exit(refused && !simulator::loaded() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(context, last_release_ends_it) {

@@ -17,6 +17,10 @@ extern "C" {
 /// GPUMEM_GRANTED has done nothing, has written nothing through its out-pointers, and has left a sentence for
 /// gpumem_last_error. A pool that is NULL and an out-pointer that is NULL are GPUMEM_INVALID_ARGUMENT. Sizes are bytes.
 ///
+/// A child that was forked from a process in which gpumem had been used cannot use it. There gpumem_make_pool and the
+/// functions that allocate return GPUMEM_DEVICE_LOST at once; all others do nothing and tell zeros. A device that was
+/// reset, or lost by an error, stays lost to the process: calls for it return GPUMEM_DEVICE_LOST from then on.
+///
 /// A stream is a CUstream or cudaStream_t. NULL is a default stream of which only the caller's compiler knows the kind:
 /// it counts as another stream for each calling thread. Who knows the kind passes one of the two names below. A default
 /// stream belongs to the current device, which has to be the pool's.
@@ -136,7 +140,7 @@ gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, si
 /// Frees in the order of the stream: work enqueued on it before may still use the memory. The stream has to be ordered
 /// after the one that the memory was given to, and after all other use but that which was recorded. Freeing NULL does
 /// nothing. A pointer that is not live in the pool is GPUMEM_INVALID_ARGUMENT. A free on a capturing stream is done by
-/// the pool's next call outside the capture. Once the process is exiting, and in a forked child, frees do nothing.
+/// the pool's next call outside the capture. Once the process is exiting frees do nothing.
 gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) GPUMEM_NOEXCEPT;
 
 /// The same, with the size that was requested; another one is GPUMEM_INVALID_ARGUMENT.

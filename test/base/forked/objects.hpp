@@ -1,0 +1,73 @@
+// What a process of gpumem's users has when it forks. Include it after `import gpumem;`, the standard's headers and
+// those of the bridge: it includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace forked {
+
+/// Deletes itself when it runs.
+class leaf final : public gpumem::resumption {
+  void resume() noexcept override { delete this; }
+};
+
+/// What threads use together.
+struct shared_objects {
+  static constexpr std::size_t MiB = std::size_t{1} << 20;
+
+  gpumem::device device{0};
+  gpumem::pool_resource<gpumem::cuda_resource> pages{device, {}, {.addresses = 1024 * MiB, .exportable = true}};
+  gpumem::pool_resource<gpumem::cuda_resource> chunks{gpumem::cuda_resource{device}};
+  gpumem::pool_resource<gpumem::cuda_resource> hardened{gpumem::cuda_resource{device}, {.hardened = {.enabled = true}}};
+  gpumem::statistics_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> counted{pages};
+  std::ostringstream text;
+  gpumem::logging_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> logged{pages, gpumem::log_sink{text}};
+  gpumem::cuda_resource cuda{device};
+  gpumem::managed_resource managed{device};
+  gpumem::pinned_resource pinned{device};
+  gpumem::host_resource host;
+  gpumem::async_resource async{device};
+  gpumem::async_resource_view view{device};
+  gpumem::any_pool erased{pages};
+  gpumem::stream_pool streams{device, 2};
+  gpumem::thread_executor thread;
+  gpumem::thread_pool_executor threads{2};
+  gpumem::inline_executor here;
+};
+
+/// What one thread uses.
+struct own_objects {
+  static constexpr std::size_t bytes = 1000;
+
+  explicit own_objects(shared_objects& shared) : all{shared} {
+    gpumem::current_device const scope{all.device};
+    gpumem::check(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    happened.record(a);
+  }
+
+  shared_objects& all;
+  gpumem::stream a{all.device}, b{all.device};
+  CUstream foreign = nullptr;
+  gpumem::event happened{all.device};
+  void* page = all.pages.allocate(a, bytes);
+  void* chunk = all.chunks.allocate(a, bytes);
+  void* hard = all.hardened.allocate(a, bytes);
+  gpumem::allocation block = all.pages.acquire(a, bytes).wait();
+  gpumem::buffer buffer{a, all.pages, bytes};
+  gpumem::uninitialized_vector<int> vector{a, all.pages, 10};
+  gpumem::scalar<int> scalar{a, all.pages, 1};
+  std::optional<gpumem::scoped_current_resource> scope{std::in_place, all.device, gpumem::any_pool{all.pages}};
+};
+
+/// A call as a forked child makes it, and as a thread of its parent does. True if it went as it must in the child.
+struct call {
+  char const* name;
+  bool (*make)(own_objects& o);
+};
+
+/// All that could take a lock or ask the driver; the last one ends the shared objects too.
+std::span<call const> calls();
+
+/// The destructors of everything, for the child alone.
+void destroy(own_objects* own);
+
+} // namespace forked

@@ -1,0 +1,237 @@
+// A device whose primary context was reset under gpumem: the first call that asks the driver says so, and so does every
+// later one.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <cuda.h>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+using pool = gpumem::pool_resource<gpumem::cuda_resource>;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+constexpr std::size_t bytes = 1000;
+
+// A device is lost for the rest of the process: each test takes one of its own.
+class own_device {
+public:
+  own_device() : device{next_++} {}
+  gpumem::device const device;
+
+  void reset() const {
+    static auto* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    static auto* const reset =
+        reinterpret_cast<decltype(&cuDevicePrimaryCtxReset)>(dlsym(library, "cuDevicePrimaryCtxReset_v2"));
+    ASSERT_EQ(reset(device.ordinal()), CUDA_SUCCESS);
+  }
+  // Another part of the program goes on with the device, as the runtime does by itself.
+  CUcontext activate() const {
+    CUcontext context = nullptr;
+    EXPECT_EQ(gpumem::driver().device_primary_ctx_retain(&context, device.ordinal()), CUDA_SUCCESS);
+    EXPECT_EQ(context, device.context()) << "the handle stays as it is";
+    return context;
+  }
+
+private:
+  static inline int next_ = 0;
+};
+
+struct objects : own_device {
+  pool pages{device};
+  pool chunks{gpumem::cuda_resource{device}};
+  pool hardened{gpumem::cuda_resource{device}, {.hardened = {.enabled = true}}};
+  gpumem::cuda_resource cuda{device};
+  gpumem::async_resource async{device};
+  gpumem::stream a{device}, b{device};
+  gpumem::event happened{device};
+  void* const page = pages.allocate(a, bytes);
+  void* const chunk = chunks.allocate(a, bytes);
+  void* const hard = hardened.allocate(a, bytes);
+  void* const drawn = cuda.allocate(a, bytes);
+  void* const drawn_async = async.allocate(a, bytes);
+  gpumem::allocation block = pages.acquire(a, bytes).wait();
+  gpumem::buffer buffer{a, chunks, bytes};
+
+  objects() {
+    happened.record(a);
+    pages.deallocate(b, pages.allocate(b, MiB), MiB);
+  }
+};
+
+// The text of the exception; "" if there is none.
+template <class Function> std::string told(Function run) {
+  try {
+    run();
+  } catch (std::exception const& e) { return e.what(); }
+  return "";
+}
+
+bool says_it(std::string const& text) {
+  return text.find("was reset") != std::string::npos && text.find("restart the process") != std::string::npos;
+}
+
+struct call {
+  char const* name;
+  void (*make)(objects& o);
+};
+
+// Calls that ask the driver or give something.
+constexpr call calls[] = {
+    {"stream", [](objects& o) { gpumem::stream{o.device}; }},
+    {"stream::synchronize", [](objects& o) { o.a.synchronize(); }},
+    {"stream::wait", [](objects& o) { o.b.wait(o.happened); }},
+    {"event", [](objects& o) { gpumem::event{o.device}; }},
+    {"event::record", [](objects& o) { o.happened.record(o.b); }},
+    {"event::is_done", [](objects& o) { o.happened.is_done(); }},
+    {"completion", [](objects& o) { gpumem::completion(o.a).wait(); }},
+    {"co_await completion", [](objects& o) { gpumem::sync_wait(gpumem::completion(o.a)); }},
+    {"co_await completion of an event", [](objects& o) { gpumem::sync_wait(gpumem::completion(o.happened)); }},
+    {"pool over pages", [](objects& o) { pool{o.device}; }},
+    {"pool over chunks", [](objects& o) { pool{o.cuda}; }},
+    {"hardened pool", [](objects& o) { pool{o.cuda, {.hardened = {.enabled = true}}}; }},
+    {"async_resource", [](objects& o) { gpumem::async_resource{o.device}; }},
+    {"async_resource_view", [](objects& o) { gpumem::async_resource_view{o.device}; }},
+    {"current_resource", [](objects& o) { gpumem::current_resource(o.device).allocate(o.a, bytes, 256); }},
+    {"allocate of pages", [](objects& o) { o.pages.allocate(o.a, 64 * MiB); }},
+    {"allocate of chunks", [](objects& o) { o.chunks.allocate(o.a, 64 * MiB); }},
+    {"allocate_sync of chunks", [](objects& o) { o.chunks.allocate_sync(64 * MiB); }},
+    {"allocate, hardened", [](objects& o) { o.hardened.allocate(o.a, 64 * MiB); }},
+    {"allocate of the driver", [](objects& o) { o.cuda.allocate(o.a, bytes); }},
+    {"allocate of the driver's pool", [](objects& o) { o.async.allocate(o.a, bytes); }},
+    {"acquire", [](objects& o) { o.pages.acquire(o.a, 64 * MiB).wait(); }},
+    {"reserve", [](objects& o) { o.pages.reserve(64 * MiB); }},
+    {"buffer::fill", [](objects& o) { o.buffer.fill(std::byte{1}); }},
+    {"buffer::synchronize", [](objects& o) { o.buffer.synchronize(); }},
+    {"async_resource::usage", [](objects& o) { o.async.usage(); }},
+};
+
+class reset : public testing::TestWithParam<bool> {
+protected:
+  // Addresses are all that many devices cost.
+  static void SetUpTestSuite() { simulator::load({.devices = 64, .capacity = 256 * MiB}); }
+  void TearDown() override {
+    for (auto const& found : simulator::take_findings()) ADD_FAILURE() << found.text;
+  }
+  // Alone, or with another part of the program that goes on using the device.
+  static void reset_device(objects& o) {
+    o.reset();
+    if (GetParam()) o.activate();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(context, reset, testing::Bool(),
+                         [](auto const& of) { return of.param ? "is_active_again" : "stays_destroyed"; });
+
+// The first call may still pass dead handles to the driver; none of the later ones may.
+TEST_P(reset, is_told_by_whichever_call_is_the_first_and_by_all_others) {
+  for (auto const& first : calls) {
+    objects o;
+    reset_device(o);
+    auto const text = told([&] { first.make(o); });
+    EXPECT_TRUE(says_it(text)) << first.name << ": " << text;
+    EXPECT_EQ(o.device.loss(), CUDA_ERROR_CONTEXT_IS_DESTROYED) << first.name;
+    simulator::take_findings();
+    for (auto const& each : calls) {
+      auto const later = told([&] { each.make(o); });
+      EXPECT_TRUE(says_it(later)) << each.name << " after " << first.name << ": " << later;
+    }
+  }
+}
+
+TEST_P(reset, leaves_frees_and_figures_as_they_are) {
+  std::optional<objects> made{std::in_place};
+  auto& o = *made;
+  reset_device(o);
+  EXPECT_TRUE(says_it(told([&] { gpumem::event{o.device}; })));
+  auto const before = gpumem::driver_calls();
+  auto const live = o.cuda.figures().live; // includes the chunks of the pools
+  EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().what, gpumem::outcome::device_lost) << "what is near, too";
+  o.pages.deallocate(o.a, o.page, bytes);
+  o.chunks.deallocate(o.b, o.chunk);
+  o.hardened.deallocate(o.a, o.hard, bytes);
+  o.cuda.deallocate(o.a, o.drawn, bytes);
+  o.async.deallocate(o.a, o.drawn_async, bytes);
+  o.block.reset();
+  EXPECT_EQ(o.pages.figures().live, 0u);
+  EXPECT_EQ(o.hardened.figures().live, 0u);
+  EXPECT_EQ(o.cuda.figures().live, live - bytes);
+  EXPECT_EQ(o.pages.trim(), 0u) << "an error is not completion";
+  EXPECT_EQ(o.async.trim(), 0u);
+  EXPECT_FALSE(o.pages.settle(1ms));
+  EXPECT_FALSE(o.hardened.settle(1ms));
+  made.reset();
+  EXPECT_EQ(gpumem::driver_calls(), before) << "what is gone is not touched";
+}
+
+TEST_P(reset, frees_nothing_of_those_who_go_on_with_the_device) {
+  objects o;
+  auto* const by_host = o.cuda.allocate_sync(bytes);
+  o.reset();
+  o.activate();
+  gpumem::current_device const scope{o.device};
+  CUdeviceptr others = 0;
+  auto* const mine = GetParam() ? by_host : o.drawn;
+  while (others != reinterpret_cast<CUdeviceptr>(mine)) { // until there is no memory left
+    ASSERT_EQ(gpumem::driver().mem_alloc(&others, bytes), CUDA_SUCCESS);
+  }
+  if (GetParam()) {
+    o.cuda.deallocate_sync(mine, bytes);
+  } else {
+    o.cuda.deallocate(o.a, mine, bytes);
+  }
+  EXPECT_TRUE(o.device.lost());
+  EXPECT_EQ(gpumem::driver().mem_free(others), CUDA_SUCCESS);
+  simulator::take_findings();
+}
+
+TEST_P(reset, ends_with_objects_that_never_learned_of_it) {
+  std::optional<objects> made{std::in_place};
+  auto const device = made->device;
+  reset_device(*made);
+  made.reset();
+  EXPECT_TRUE(device.lost());
+  for (auto const& found : simulator::take_findings()) {
+    bool const dead =
+        found.kind == simulator::finding_kind::dead_stream || found.kind == simulator::finding_kind::dead_event;
+    EXPECT_TRUE(dead) << found.text;
+  }
+}
+
+gpumem::task<> wait_for(gpumem::stream_ref stream, std::string& text) {
+  text = "";
+  try {
+    co_await gpumem::completion(stream);
+  } catch (gpumem::cuda_error const& e) { text = e.what(); }
+}
+
+TEST_P(reset, is_told_to_those_who_wait_for_the_device) {
+  objects o;
+  simulator::never_complete(o.happened.get());
+  o.happened.record(o.a);
+  std::string text;
+  std::thread waiting{[&] { gpumem::sync_wait(wait_for(o.a, text)); }};
+  auto const rounds = gpumem::completion_rounds(o.device);
+  while (gpumem::completion_rounds(o.device) < rounds + 2) std::this_thread::yield(); // it is asked for
+  reset_device(o);
+  waiting.join();
+  EXPECT_TRUE(says_it(text)) << text;
+  simulator::take_findings();
+}
+
+} // namespace
