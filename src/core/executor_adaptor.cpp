@@ -38,6 +38,11 @@ std::size_t adapted_call::count_own(adapted_queue const& queue) noexcept {
   return count;
 }
 
+adapted_queue::adapted_queue() {
+  refuse_child();
+  note_use();
+}
+
 bool adapted_queue::wait_for_calls() noexcept {
   if (forked()) return false; // a call of another thread never ends here
   auto const own = adapted_call::count_own(*this);

@@ -2,7 +2,8 @@
 # Compiles one source file of the scheduled library with one fault, links a test with it, and succeeds if that test
 # fails, names a seed, and fails again with that seed. Arguments: source folder, build folder, ninja, fault, seeds;
 # the list of faults, the test's program, which of its tests, and the variable that replays a seed (GPUMEM_SEEDS: with
-# those before it, where what they leave behind matters), where they are not the pool's.
+# those before it, where what they leave behind matters), where they are not the pool's. The variable "none": the test
+# is without seeds, and of the library that users have.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 fault=$4 seeds=$5
@@ -13,12 +14,18 @@ here=./test/mutants/$fault
 source "$source_folder/test/mutants/make_mutant.sh"
 cd "$build"
 read_fault "$source_folder/test/mutants/$list" "$fault" 5
-make_mutant "$here" gpumem_scheduled "$program"
+library=gpumem_scheduled
+[[ $replay == none ]] && library=gpumem
+make_mutant "$here" "$library" "$program"
 
 told=$here/told.txt
 if GPUMEM_SEEDS=$seeds "$here/test" > "$told" 2>&1; then
   echo "not caught: ${facts[1]}"
   exit 1
+fi
+if [[ $replay == none ]]; then
+  grep -m1 -F '[  FAILED  ]' "$told"
+  exit
 fi
 seed=$(sed -nE 's/.*(replay with --seed |GPUMEM_SEED=)([0-9]+).*/\2/p' "$told" | head -1)
 [[ -n $seed ]] || { echo "caught, but no seed was named:"; tail -20 "$told"; exit 1; }

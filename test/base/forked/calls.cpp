@@ -6,10 +6,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <sstream>
