@@ -119,7 +119,7 @@ public:
   inline epoch record_late(CUstream given) noexcept { return record(given, false); }
 
   // The end of a use on a mortal stream: returns the epoch in which the caller tags the memory. The last event is
-  // recorded at each of the stream's first 64 frees, then ever more rarely, at most every 64th free and every 32 MiB;
+  // recorded at each of the stream's first 64 frees, then ever more rarely, at most every 64th free and every 64 MiB;
   // always if `always`, or once streams have been seen to die with frees that no event covers. `given`: the handle, in
   // a call that was given it; none in other calls, which leave no event. Threads that free on one stream at the same
   // time may miss counts of each other. Allocates no host memory.

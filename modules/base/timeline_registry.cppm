@@ -42,7 +42,8 @@ private:
   struct list {
     timeline* first = nullptr;
     timeline* last = nullptr;
-    void push(timeline& one) noexcept;
+    void push_front(timeline& one) noexcept;
+    void push_back(timeline& one) noexcept;
     timeline& pop() noexcept;
   };
   timeline_registry() = default;
@@ -61,7 +62,7 @@ private:
   std::unordered_map<CUstream, timeline*> others_; // those for which the table of handles has no place
   std::vector<timeline*> legacy_;                  // by device
   std::vector<timeline*> idle_;                    // of own streams
-  list dead_;                                      // may serve other streams once they are over
+  list dead_;                                      // newest first: may serve other streams once they are over
   list spare_;                                     // never used, for a free while the host has no memory
   std::size_t stranded_ = 0;                       // of dead streams with frees that no event covers
   std::size_t stranded_bytes_ = 0;

@@ -21,7 +21,7 @@ namespace {
 
 // Of a mortal stream, between two records of its last event: one free in 64 at first, and at most these.
 inline constexpr std::uint32_t frees_a_silent_one = 64, most_silent = 63;
-inline constexpr std::size_t most_silent_bytes = std::size_t{32} << 20;
+inline constexpr std::size_t most_silent_bytes = std::size_t{64} << 20;
 
 // The legacy stream is that of the current context.
 class current_context {

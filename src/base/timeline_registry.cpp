@@ -50,7 +50,13 @@ std::uint64_t id_of(CUstream handle) {
 
 } // namespace
 
-void timeline_registry::list::push(timeline& one) noexcept {
+void timeline_registry::list::push_front(timeline& one) noexcept {
+  one.next = first;
+  first = &one;
+  if (!last) last = &one;
+}
+
+void timeline_registry::list::push_back(timeline& one) noexcept {
   one.next = nullptr;
   (first ? last->next : first) = &one;
   last = &one;
@@ -59,6 +65,7 @@ void timeline_registry::list::push(timeline& one) noexcept {
 timeline& timeline_registry::list::pop() noexcept {
   auto& one = *first;
   first = one.next;
+  if (!first) last = nullptr;
   return one;
 }
 
@@ -147,7 +154,7 @@ void timeline_registry::end_thread() noexcept {
 
 // A timeline with frees that no event covers is never over: it serves no other stream.
 void timeline_registry::bury(timeline& dead) noexcept {
-  if (dead.uncovered_frees() == 0) return dead_.push(dead);
+  if (dead.uncovered_frees() == 0) return dead_.push_front(dead);
   ++stranded_;
   stranded_bytes_ += dead.uncovered_bytes();
   if (stranded_ >= most_stranded || stranded_bytes_ >= most_stranded_bytes) {
@@ -171,12 +178,13 @@ timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int device
   return *found;
 }
 
-// Those that were tried in vain come last: one that runs for long does not stand before the others.
+// The newest comes first: its memory is what the next stream of a program that makes one for each request asks for.
+// Those that were tried in vain come last, so that one that runs for long does not stand before the others.
 timeline* timeline_registry::take_dead(CUcontext context) noexcept {
   for (int tries = 0; tries < most_tries && dead_.first; ++tries) {
-    auto& oldest = dead_.pop();
-    if (oldest.context() == context && oldest.is_over()) return &oldest;
-    dead_.push(oldest);
+    auto& newest = dead_.pop();
+    if (newest.context() == context && newest.is_over()) return &newest;
+    dead_.push_back(newest);
   }
   return nullptr;
 }
@@ -210,7 +218,7 @@ void timeline_registry::make_spares(int device, CUcontext context) noexcept {
   for (auto const* each = spare_.first; each; each = each->next) spares += each->context() == context;
   try {
     for (; spares < wanted_spare_timelines; ++spares) {
-      spare_.push(make(stream_kind::foreign, 0, device, context, nullptr, true));
+      spare_.push_back(make(stream_kind::foreign, 0, device, context, nullptr, true));
     }
   } catch (...) {
     // The next stream that is seen first tries again.

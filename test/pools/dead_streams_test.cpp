@@ -5,6 +5,7 @@
 #include <gpumem/pool_options.hpp>
 
 #include <algorithm>
+#include <barrier>
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -131,6 +132,33 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_of_their_default_streams_b
     EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
     EXPECT_LE(timelines() - before, 4u);
   }
+}
+
+// Many timelines are there to be taken: the one of the thread that ended last has the memory.
+TEST_F(dead_streams, threads_that_end_leave_no_memory_behind_where_many_have_ended_before) {
+  constexpr int many = 100;
+  pool_resource pool{device};
+  for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
+    std::barrier all_have_used_it{many};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < many; ++i) {
+      threads.emplace_back([&] {
+        gpumem::current_device const here{device};
+        serve(pool, stream_ref{handle}, 4096);
+        all_have_used_it.arrive_and_wait();
+      });
+    }
+    for (auto& each : threads) each.join();
+    simulator::run_until_idle();
+    for (int i = 0; i < 100; ++i) {
+      std::thread{[&] {
+        gpumem::current_device const here{device};
+        serve(pool, stream_ref{handle}, 256 * MiB);
+      }}.join();
+      simulator::run_until_idle();
+    }
+  }
+  EXPECT_LE(pool.figures().peak_reserved, 1024 * MiB);
 }
 
 TEST_F(dead_streams, a_request_at_the_limit_is_granted_beside_a_long_kernel) {
