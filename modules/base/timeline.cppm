@@ -122,8 +122,20 @@ public:
   // recorded at each of the stream's first 64 frees, then ever more rarely, at most every 64th free and every 64 MiB;
   // always if `always`, or once streams have been seen to die with frees that no event covers. `given`: the handle, in
   // a call that was given it; none in other calls, which leave no event. Threads that free on one stream at the same
-  // time may miss counts of each other. Allocates no host memory.
-  epoch end_use(std::optional<CUstream> given, std::size_t bytes, bool always) noexcept;
+  // time may miss counts of each other. Allocates no host memory. The epoch is read before the counts change, and a
+  // record clears the counts before it closes the epoch: a free that no event covers is always counted.
+  [[gnu::always_inline]] inline epoch end_use(std::optional<CUstream> given, std::size_t bytes, bool always) noexcept {
+    auto const e = now();
+    auto const frees = uncovered_frees() + 1;
+    auto const sum = uncovered_bytes() + bytes;
+    bool const due = frees > silent_frees_.load(std::memory_order_relaxed) || sum >= most_silent_bytes || always ||
+                     streams_die.load(std::memory_order_relaxed);
+    if (due) [[unlikely]]
+      return end_use_with_event(e, given, bytes);
+    uncovered_frees_.store(frees, std::memory_order_relaxed);
+    uncovered_bytes_.store(sum, std::memory_order_relaxed);
+    return e;
+  }
 
   // The thread of a default stream is about to end, or the owner of a foreign stream no longer promises its life:
   // records the last event. Calls that come later, without a handle, find that all work is covered.
@@ -209,6 +221,9 @@ private:
     sync::time_point recorded = {};
   };
   static constexpr std::size_t most_evidence = 64;
+  // Of a mortal stream, between two records of an event: one free in 64 of those before, and at most these.
+  static constexpr std::uint32_t frees_a_silent_one = 64, most_silent_frees = 63;
+  static constexpr std::size_t most_silent_bytes = std::size_t{64} << 20;
 
   void prepare_events();
   pooled_event* take_own_event() noexcept;
@@ -224,6 +239,9 @@ private:
   void drop_completed() noexcept;
   void poll_last() noexcept;
   epoch record_again(CUstream given) noexcept;
+  epoch end_use_with_event(epoch e, std::optional<CUstream> given, std::size_t bytes) noexcept;
+  // Under evidence_guard_: an event covers so many frees more.
+  void note_covered(std::uint32_t frees) noexcept;
   bool is_legacy_idle() const noexcept;
   // Where events are recorded for a call that was given a handle.
   CUstream recorded_on(CUstream given) const noexcept;
@@ -251,10 +269,10 @@ private:
   // Written often: not beside what every free reads.
   alignas(64) std::atomic<std::uint32_t> unrecorded_frees_{0};
   std::atomic<std::size_t> unrecorded_bytes_{0};
-  // Of a mortal stream: its frees, and those since the last event was recorded.
-  std::atomic<std::uint32_t> frees_{0};
+  // Of a mortal stream: its frees since an event was recorded, and how many there may be before the next one.
   std::atomic<std::uint32_t> uncovered_frees_{0};
   std::atomic<std::size_t> uncovered_bytes_{0};
+  std::atomic<std::uint32_t> silent_frees_{0};
   std::atomic<int> holders_{0};
 
   alignas(64) mutable sync::mutex evidence_guard_;
@@ -265,6 +283,7 @@ private:
   int own_event_count_ = 0;
   pooled_event* const last_event_; // null of streams that are not mortal
   epoch last_covers_ = 0;
+  std::uint32_t covered_frees_ = 0;
   sync::time_point last_recorded_ = {};
   bool last_open_ = false;
   std::atomic<bool> final_{false}; // nothing can be enqueued on the stream any more, and the last event covers all

@@ -183,7 +183,7 @@ epoch timeline::record(CUstream given, bool precise) noexcept {
     give_own_event(event);
     return 0;
   }
-  uncovered_bytes_.store(0, std::memory_order_relaxed);
+  note_covered(uncovered);
   // Legacy events cover other streams' work too: never to be waited for.
   bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
   at(size_++) = {covers, event, waitable, sync::now()};

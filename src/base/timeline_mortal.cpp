@@ -19,10 +19,6 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Of a mortal stream, between two records of its last event: one free in 64 at first, and at most these.
-inline constexpr std::uint32_t frees_a_silent_one = 64, most_silent = 63;
-inline constexpr std::size_t most_silent_bytes = std::size_t{64} << 20;
-
 // The legacy stream is that of the current context.
 class current_context {
 public:
@@ -45,24 +41,20 @@ CUstream timeline::recorded_on(CUstream given) const noexcept {
   return kind() == stream_kind::null ? CU_STREAM_PER_THREAD : given;
 }
 
-// The epoch is read before the counts change, and a record clears the counts before it closes the epoch: a free that no
-// event covers is always counted. Plain loads and stores, since a free of a raw stream pays for them.
-epoch timeline::end_use(std::optional<CUstream> given, std::size_t bytes, bool always) noexcept {
-  auto const e = now();
+epoch timeline::end_use_with_event(epoch e, std::optional<CUstream> given, std::size_t bytes) noexcept {
   if (final_.load(std::memory_order_acquire)) return last_covers_;
-  auto const frees = frees_.load(std::memory_order_relaxed) + 1;
-  auto const silent = uncovered_frees_.load(std::memory_order_relaxed) + 1;
-  auto const silent_bytes = uncovered_bytes_.load(std::memory_order_relaxed) + bytes;
-  frees_.store(frees, std::memory_order_relaxed);
-  uncovered_frees_.store(silent, std::memory_order_relaxed);
-  uncovered_bytes_.store(silent_bytes, std::memory_order_relaxed);
-  if (!given) return e;
-  bool const due = always || silent > std::min((frees - 1) / frees_a_silent_one, most_silent) ||
-                   silent_bytes >= most_silent_bytes || streams_die.load(std::memory_order_relaxed);
-  if (!due || !driver_alive()) return e;
+  uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
+  uncovered_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (!given || !driver_alive()) return e;
   sync::lock const held{evidence_guard_};
   auto const recorded = record_again(*given);
   return recorded ? recorded : e;
+}
+
+void timeline::note_covered(std::uint32_t frees) noexcept {
+  covered_frees_ = std::min(covered_frees_ + frees, frees_a_silent_one * most_silent_frees);
+  silent_frees_.store(covered_frees_ / frees_a_silent_one, std::memory_order_relaxed);
+  uncovered_bytes_.store(0, std::memory_order_relaxed);
 }
 
 // Under evidence_guard_. The epoch that the last event now covers; 0: it could not be recorded.
@@ -81,7 +73,7 @@ epoch timeline::record_again(CUstream given) noexcept {
     uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
     return 0;
   }
-  uncovered_bytes_.store(0, std::memory_order_relaxed);
+  note_covered(uncovered);
   last_covers_ = covers;
   last_recorded_ = sync::now();
   note_evidence(covers);
@@ -94,6 +86,7 @@ void timeline::record_last(CUstream given, bool final) noexcept {
   sync::lock const held{evidence_guard_};
   if (here.pushed() && !captures(recorded_on(given)) && record_again(given) && final) {
     final_.store(true, std::memory_order_release);
+    silent_frees_.store(0, std::memory_order_relaxed);
   }
 }
 
@@ -167,7 +160,11 @@ void timeline::serve(stream_kind kind, std::uint64_t id, CUstream handle) noexce
     clock_ = {};
   }
   publish_completed(close_epoch());
-  frees_.store(0, std::memory_order_relaxed);
+  {
+    sync::lock const held{evidence_guard_};
+    covered_frees_ = 0;
+  }
+  silent_frees_.store(0, std::memory_order_relaxed);
   uncovered_bytes_.store(0, std::memory_order_relaxed);
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);

@@ -3,11 +3,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
@@ -25,6 +28,14 @@ cudaStream_t make_stream(unsigned flags = cudaStreamNonBlocking) {
   cudaStream_t made = nullptr;
   EXPECT_EQ(cudaStreamCreateWithFlags(&made, flags), cudaSuccess);
   return made;
+}
+
+// What the process has in memory.
+std::ptrdiff_t host_bytes() {
+  std::ifstream told{"/proc/self/statm"};
+  std::ptrdiff_t all = 0, resident = 0;
+  told >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 } // namespace
@@ -190,11 +201,12 @@ TEST_F(dead_streams_on_device, a_capture_survives_a_pool_that_runs_out_of_memory
   }
 }
 
-// Counts and times of one request after many streams, told beside each other.
-TEST_F(dead_streams_on_device, a_request_costs_the_same_after_35000_streams) {
+// Counts, times and host memory of one request after many streams, told beside each other.
+TEST_F(dead_streams_on_device, a_request_costs_the_same_after_a_million_streams) {
   pool_resource pool{device{0}};
   auto const of = [&](int streams) {
     auto const calls = driver_calls();
+    auto const before = host_bytes();
     auto const begin = std::chrono::steady_clock::now();
     for (int i = 0; i < streams; ++i) {
       auto const on = make_stream();
@@ -203,12 +215,35 @@ TEST_F(dead_streams_on_device, a_request_costs_the_same_after_35000_streams) {
       EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
     }
     std::chrono::duration<double, std::micro> const took = std::chrono::steady_clock::now() - begin;
-    std::printf("%6d streams: %.2f us and %.2f driver calls each\n", streams, took.count() / streams,
-                static_cast<double>(driver_calls() - calls) / streams);
+    std::printf("%7d streams: %.2f us and %.2f driver calls each, %.2f MiB of the host\n", streams,
+                took.count() / streams, static_cast<double>(driver_calls() - calls) / streams,
+                static_cast<double>(host_bytes() - before) / static_cast<double>(mib));
     return (driver_calls() - calls) / static_cast<std::uint64_t>(streams);
   };
   of(100);
   auto const first = of(1000);
-  of(35'000);
+  auto const before = host_bytes();
+  of(1'000'000);
   EXPECT_LE(of(1000), first);
+  EXPECT_LE(host_bytes() - before, static_cast<std::ptrdiff_t>(8 * mib));
+}
+
+TEST_F(dead_streams_on_device, host_memory_stays_flat_over_many_threads) {
+  pool_resource pool{device{0}};
+  auto const of = [&](cudaStream_t on, int threads) {
+    auto const before = host_bytes();
+    for (int i = 0; i < threads; ++i) {
+      std::thread{[&] {
+        EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+        pool.deallocate(stream_ref{on}, pool.allocate(stream_ref{on}, 4096), 4096);
+      }}.join();
+    }
+    return host_bytes() - before;
+  };
+  for (auto const on : {cudaStream_t{}, cudaStreamPerThread}) {
+    of(on, 500);
+    auto const more = of(on, 10'000);
+    std::printf("10000 threads: %.2f MiB of the host\n", static_cast<double>(more) / static_cast<double>(mib));
+    EXPECT_LE(more, static_cast<std::ptrdiff_t>(8 * mib));
+  }
 }
