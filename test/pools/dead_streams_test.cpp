@@ -1,5 +1,6 @@
 // Memory and bookkeeping of streams that die: raw streams, threads with default streams, adopted streams.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/allocation_count.hpp"
 #include "upstream.hpp"
 
 #include <gpumem/pool_options.hpp>
@@ -347,6 +348,55 @@ TEST_F(dead_streams, a_long_lived_stream_records_at_one_free_in_64) {
   EXPECT_GE(records, 100u);
   EXPECT_LE(records, 102u);
   destroy(s);
+}
+
+// What calls cost after many streams: of the driver and of the host's memory, and how many timelines there are to
+// visit.
+TEST_F(dead_streams, calls_cost_the_same_after_35000_streams_and_1000_threads) {
+  constexpr int calls_of_each = 20;
+  struct cost {
+    std::uint64_t driver_calls = 0;
+    std::size_t allocations = 0;
+  };
+  pool_resource pool{device};
+  auto const request = [&] { serve(pool, request_stream{}, 4096); };
+  auto const thread = [&](CUstream on) {
+    std::thread{[&] {
+      gpumem::current_device const here{device};
+      serve(pool, stream_ref{on}, 4096);
+    }}.join();
+    simulator::run_until_idle();
+  };
+  auto const costs = [&] {
+    std::vector<cost> all;
+    auto const add = [&](auto call) {
+      auto const calls = gpumem::driver_calls();
+      auto const allocations = test::host_allocations();
+      for (int i = 0; i < calls_of_each; ++i) call();
+      all.push_back({gpumem::driver_calls() - calls, test::host_allocations() - allocations});
+    };
+    add(request);
+    add([&] { serve(pool, lasting, 5 * MiB); });
+    add([&] { pool.figures(); });
+    add([&] { pool.trim(std::size_t{1} << 40); });
+    return all;
+  };
+  for (int i = 0; i < 200; ++i) request();
+  for (auto const on : {CUstream{}, CU_STREAM_PER_THREAD}) thread(on);
+  costs();
+  auto const first = costs();
+  auto const before = timelines();
+  for (int i = 0; i < 35'000; ++i) request();
+  for (int i = 0; i < 500; ++i) {
+    for (auto const on : {CUstream{}, CU_STREAM_PER_THREAD}) thread(on);
+  }
+  auto const last = costs();
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    // One more each at most: the last stream that was served may be another one.
+    EXPECT_LE(last[i].driver_calls, first[i].driver_calls + calls_of_each) << "call " << i;
+    EXPECT_LE(last[i].allocations, first[i].allocations + calls_of_each) << "call " << i;
+  }
+  EXPECT_LE(timelines() - before, 4u);
 }
 
 TEST_F(dead_streams, more_streams_are_adopted_than_the_table_has_places) {
