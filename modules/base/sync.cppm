@@ -185,8 +185,9 @@ inline unsigned thread_number() noexcept {
   return number <= no_number ? number : detail::take_number();
 }
 
-/// Has the function called when the calling thread ends, once; the last function given stands.
-void at_thread_exit(void (*function)() noexcept) noexcept;
+/// Has the function called when the calling thread ends, before the destructors of thread_local objects that were
+/// constructed earlier. Also from such a destructor: the call then follows it. Throws std::bad_alloc.
+void at_thread_exit(void (*function)() noexcept);
 
 /// Sleeps for about that long.
 inline void sleep_for(duration span) { std::this_thread::sleep_for(span); }

@@ -141,13 +141,23 @@ public:
   // records the last event. Calls that come later, without a handle, find that all work is covered.
   void record_last(CUstream given, bool final) noexcept;
 
+  // Where events are recorded for a call that was given a handle.
+  CUstream recorded_on(CUstream given) const noexcept;
+  // Whether the legacy stream of the context is idle. Asks the driver; false, without a question that would end it,
+  // while a blocking stream captures. A capture that another thread begins at that very moment is not seen.
+  bool is_legacy_idle() const noexcept;
   // Of the legacy stream, whose handle never dies: asks the driver whether it is idle, and publishes that. Asks nothing
   // while a blocking stream captures, since that would end the capture.
   void query_legacy() noexcept;
 
-  // An object outside the pools keeps this timeline, and will free by it.
-  inline void hold() noexcept { holders_.fetch_add(1, std::memory_order_relaxed); }
-  inline void drop() noexcept { holders_.fetch_sub(1, std::memory_order_release); }
+  // An object outside the pools keeps this timeline: it will free by it, or waits for an event of it. Timelines that
+  // never serve another stream count nothing.
+  inline void hold() noexcept {
+    if (last_event_) holders_.fetch_add(1, std::memory_order_relaxed);
+  }
+  inline void drop() noexcept {
+    if (last_event_) holders_.fetch_sub(1, std::memory_order_release);
+  }
 
   // Of a stream that has died, under the registry's lock. Whether the timeline may serve another stream: all is
   // covered, seen complete, and no object keeps it. Polls.
@@ -160,8 +170,8 @@ public:
   // The registry's: another timeline of the same list.
   timeline* next = nullptr;
 
-  // Sees to evidence of what was freed so far: records it late where a handle may be touched, `given` or the stream's
-  // own, queries the legacy stream, and otherwise asks for it.
+  // Makes evidence of all frees so far. Records it late where a handle may be touched, `given` or the stream's own.
+  // Queries the legacy stream. Otherwise asks for it.
   void cover(std::optional<CUstream> given) noexcept;
   // Whether polling, or covering without a call that is given the handle, can show the epoch complete.
   inline bool can_complete(epoch e) const noexcept {
@@ -242,9 +252,8 @@ private:
   epoch end_use_with_event(epoch e, std::optional<CUstream> given, std::size_t bytes) noexcept;
   // Under evidence_guard_: an event covers so many frees more.
   void note_covered(std::uint32_t frees) noexcept;
-  bool is_legacy_idle() const noexcept;
-  // Where events are recorded for a call that was given a handle.
-  CUstream recorded_on(CUstream given) const noexcept;
+  // Under evidence_guard_: the last event is of a capture that came and went beside its record, and so no evidence.
+  void lose_last_event() noexcept;
   inline void note_evidence(epoch covers) noexcept {
     recorded_.store(std::max(covers, recorded_.load(std::memory_order_relaxed)), std::memory_order_release);
   }
@@ -254,6 +263,7 @@ private:
   std::atomic<std::uint64_t> id_;
   int const device_;
   CUcontext const context_;
+  pooled_event* const last_event_; // null of streams that never are mortal
   std::atomic<CUstream> handle_;
 
   int priority_ = 0;
@@ -281,7 +291,6 @@ private:
   std::size_t size_ = 0;
   pooled_event* own_events_ = nullptr; // spare; a few, so that streams of many threads rarely meet at the common ones
   int own_event_count_ = 0;
-  pooled_event* const last_event_; // null of streams that are not mortal
   epoch last_covers_ = 0;
   std::uint32_t covered_frees_ = 0;
   sync::time_point last_recorded_ = {};

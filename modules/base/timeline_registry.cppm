@@ -21,7 +21,9 @@ public:
   inline timeline& host() noexcept { return host_; }
   /// The timeline of the stream that has this handle and id. Makes one, or takes that of a dead stream, if there is
   /// none. Throws std::bad_alloc, cuda_error.
-  timeline& of_handle(CUstream handle, std::uint64_t id);
+  timeline& of_handle(CUstream handle);
+  /// The timeline of the last stream seen with a handle for which the table of handles has no place; null if none.
+  timeline* find_beyond_table(CUstream handle) const noexcept;
   /// The timeline of a default stream of the device, which is current: the legacy stream's is one for all threads, the
   /// others are the calling thread's. Throws std::bad_alloc, cuda_error.
   timeline& of_default(stream_kind kind, device where, CUstream handle);
@@ -60,11 +62,12 @@ private:
   mutable sync::mutex guard_;
   std::vector<std::unique_ptr<timeline>> timelines_;
   std::unordered_map<CUstream, timeline*> others_; // those for which the table of handles has no place
-  std::vector<timeline*> legacy_;                  // by device
-  std::vector<timeline*> idle_;                    // of own streams
-  list dead_;                                      // newest first: may serve other streams once they are over
-  list spare_;                                     // never used, for a free while the host has no memory
-  std::size_t stranded_ = 0;                       // of dead streams with frees that no event covers
+  std::atomic<bool> any_others_{false};
+  std::vector<timeline*> legacy_; // by device
+  std::vector<timeline*> idle_;   // of own streams
+  list dead_;                     // newest first: may serve other streams once they are over
+  list spare_;                    // never used, for a free while the host has no memory
+  std::size_t stranded_ = 0;      // of dead streams with frees that no event covers
   std::size_t stranded_bytes_ = 0;
   timeline host_{stream_kind::host, 0, 0, -1, nullptr, nullptr, nullptr};
 };

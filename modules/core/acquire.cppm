@@ -44,8 +44,8 @@ public:
 protected:
   ~request_operation() = default;
 
-  // Tries at once; false if the request would have to wait and can.
-  bool try_now() noexcept;
+  // Tries at once; false if the request would have to wait and can. `may_wait`: see stream_key.
+  bool try_now(bool may_wait = false) noexcept;
   // Parks; false if it was answered at once. The operation may be gone when this returns true.
   bool park() noexcept;
   // Takes it back from the resource; true if it was still parked.
@@ -73,7 +73,7 @@ public:
   using request_operation::request_operation;
   allocation wait();
   expected<allocation, failure> wait_until(sync::time_point deadline) noexcept;
-  expected<allocation, failure> only_now() noexcept;
+  expected<allocation, failure> only_now(bool may_wait = false) noexcept;
 
 private:
   void decided() noexcept override;

@@ -83,12 +83,8 @@ private:
   void free(stream_key const& key) noexcept;
   device where() const;
   // The timeline serves no other stream while a block will be freed by it.
-  inline void hold() const noexcept {
-    if (order_->is_mortal()) order_->hold();
-  }
-  inline void drop() const noexcept {
-    if (order_->is_mortal()) order_->drop();
-  }
+  inline void hold() const noexcept { order_->hold(); }
+  inline void drop() const noexcept { order_->drop(); }
 
   void* data_ = nullptr;
   std::size_t bytes_ : 58 = 0;

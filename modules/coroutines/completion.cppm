@@ -37,7 +37,8 @@ public:
   void wait() const;
   // Where it is armed. Throws.
   lane& place() const;
-  // Records where the stream is now on a pooled event, which is given to the caller. Throws.
+  // Records where the stream is now on a pooled event, which is given to the caller with a hold on the stream's
+  // timeline. Throws.
   stream_point mark(pooled_event*& recorded) const;
 
 private:
@@ -73,6 +74,7 @@ private:
 
   void reached(CUresult result) noexcept override;
   void end(ending how, CUresult result) noexcept;
+  void give_back() noexcept;
 
   completion_target target_;
   pooled_event* recorded_ = nullptr;

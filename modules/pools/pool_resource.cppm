@@ -169,8 +169,9 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// streams, and nothing is enqueued into one.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
-/// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free makes
-/// no driver call, but where another stream wants the memory, and allocates no host memory. Any thread.
+/// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free
+/// makes no driver call, but where another stream wants the memory, and where an event is due on a stream that may die
+/// (see `stream`); it allocates no host memory. Any thread.
 export template <mr::resource Upstream>
 class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream>::type {
   using base = detail::pool_base<pool_resource, Upstream>::type;
@@ -211,8 +212,9 @@ public:
   /// nothing more is drawn; `trim` gives back what is free. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
-  /// Waits on the host, at most so long, until all work has completed that keeps free memory from going upstream: of
-  /// streams that are not gpumem's own nothing else tells `trim` so. Whether that was seen. Throws std::bad_alloc.
+  /// Waits on the host, at most so long, until all work has completed that keeps free memory from going upstream. False
+  /// if that was not seen: the time passed, or no event covers some free on a raw stream, which the stream's next call
+  /// or its thread's end makes up for. Throws std::bad_alloc.
   bool settle(std::chrono::nanoseconds longest) { return state_->settle(longest); }
 
   /// Keeps the pages in which the bytes lie from going upstream, until as many calls of `unpin`: for whoever registers

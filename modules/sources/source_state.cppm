@@ -18,7 +18,8 @@ namespace gpumem::detail {
 // A state that draws each block by a call of its own and gives it back behind all work enqueued before the free: once
 // the host has seen it, where a source does not say otherwise. Knows its live blocks, so that misuse is found, and
 // keeps figures. A free on a capturing stream cannot wait and cannot be given back: it is kept for the next call
-// outside a capture. No free allocates host memory. Any thread.
+// outside a capture. So is one on another thread's default stream, until an event of that thread is complete. No free
+// allocates host memory. Any thread.
 class source_state {
 public:
   // `natural` is the alignment that draw() gives unasked; above it blocks are over-allocated.
@@ -44,7 +45,8 @@ protected:
   };
   using block_map = std::map<void*, block>; // its nodes move between maps without allocation
 
-  // Waits on the host for the stream, then gives the block back; false: not now.
+  // Waits on the host for the stream, or asks where its handle may not be touched; then gives the block back. False:
+  // not now.
   bool give_after_wait(stream_key const& key, block const& leaving) noexcept;
 
   // Takes out the kept frees of the streams for which `which(stream_key)` holds; each ends with end_free().
@@ -61,7 +63,6 @@ protected:
   }
   // The block has gone back, and its node is the caller's; or it is kept for later, and there is none.
   block_map::node_type end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept;
-  std::size_t deferred() noexcept;
 
 private:
   // Memory for the stream: usable by its work from now on; for the host key, by everybody.

@@ -45,20 +45,22 @@ void require_current(device where) {
   }
 }
 
-std::uint64_t id_of(CUstream handle) {
-  unsigned long long id = 0;
-  check(driver().stream_get_id(handle, &id), "cuStreamGetId");
-  return id;
-}
-
 timeline& foreign_timeline(CUstream handle, device where) {
   auto& all = timeline_registry::instance();
-  if (!is_default(handle)) return all.of_handle(handle, id_of(handle));
+  if (!is_default(handle)) return all.of_handle(handle);
   require_current(where);
   auto const kind = handle == nullptr            ? stream_kind::null
                     : handle == CU_STREAM_LEGACY ? stream_kind::legacy
                                                  : stream_kind::per_thread;
   return all.of_default(kind, where, handle);
+}
+
+// Whether a default stream captures, or another stream's capture forbids calls on it; an error counts as that.
+bool captures_default(timeline const& order, CUstream handle) noexcept {
+  try {
+    current_device const scope{device{order.device()}};
+    return detail::is_capturing(handle);
+  } catch (...) { return true; }
 }
 
 // A stream that captures may not be waited for; the attempt would end the capture.
@@ -81,16 +83,24 @@ stream_key stream_key::by_identity() const noexcept {
 }
 
 stream_key stream_key::at_end_of(detail::timeline& order, CUstream handle) noexcept {
-  if (!order.is_mortal()) return {order, handle, order.owns_handle(), order.capturing()};
-  bool const known = order.kind() == stream_kind::foreign ? detail::seen_timeline(handle) == &order
-                                                          : timeline_registry::is_own_default(order);
-  return {order, handle, known, false};
+  if (detail::loss_of(order.device()) != CUDA_SUCCESS) return {order, handle, false, false};
+  switch (order.kind()) {
+  case stream_kind::foreign: return {order, handle, detail::seen_timeline(handle) == &order, false};
+  case stream_kind::per_thread:
+  case stream_kind::null: {
+    bool const own = timeline_registry::is_own_default(order);
+    return {order, handle, own, own && captures_default(order, handle)};
+  }
+  case stream_kind::legacy: return {order, handle, true, captures_default(order, handle)};
+  default: return {order, handle, order.owns_handle(), order.capturing()};
+  }
 }
 
 detail::timeline* detail::seen_timeline(CUstream handle) noexcept try {
   if (is_default(handle) || !driver_alive()) return nullptr;
   auto const& ask = driver();
-  auto* const found = seen_handles.find(handle);
+  auto* found = seen_handles.find(handle);
+  if (!found) found = timeline_registry::instance().find_beyond_table(handle);
   unsigned long long id = 0;
   if (!found || ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -194,7 +204,7 @@ void stream::retire() noexcept {
 
 stream stream::adopt(CUstream handle) {
   if (is_default(handle)) throw std::invalid_argument{"gpumem: a default stream cannot be adopted"};
-  auto& order = timeline_registry::instance().of_handle(handle, id_of(handle));
+  auto& order = timeline_registry::instance().of_handle(handle);
   order.prepare();
   timeline_registry::instance().adopt(order, true);
   return stream{order, false};

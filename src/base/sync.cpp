@@ -1,6 +1,7 @@
 // Locks that are found taken, and dense thread numbers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cxxabi.h>
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,10 +9,12 @@ module;
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <queue>
 #include <thread>
 #include <utility>
 #include <vector>
+extern "C" void* __dso_handle;
 module gpumem:sync.impl;
 import :sync;
 import :fork;
@@ -122,13 +125,10 @@ void owned_mutex::lock_wanted() noexcept {
   } while (wanted_.load(std::memory_order_acquire));
 }
 
-void at_thread_exit(void (*function)() noexcept) noexcept {
-  struct caller {
-    void (*function)() noexcept = nullptr;
-    ~caller() { function(); }
-  };
-  thread_local caller at_exit;
-  at_exit.function = function;
+void at_thread_exit(void (*function)() noexcept) {
+  auto* const as_argument = reinterpret_cast<void*>(function);
+  auto const call = [](void* given) { reinterpret_cast<void (*)() noexcept>(given)(); };
+  if (abi::__cxa_thread_atexit(call, as_argument, &__dso_handle) != 0) throw std::bad_alloc{};
 }
 
 unsigned detail::take_number() noexcept {

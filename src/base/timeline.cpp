@@ -108,8 +108,8 @@ void give_event(pooled_event* event) noexcept {
 
 timeline::timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
                    CUstream handle, pooled_event* last)
-    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle},
-      completed_{kind == stream_kind::host ? ~epoch{0} : 0}, prepared_{kind == stream_kind::host}, last_event_{last} {}
+    : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, last_event_{last}, handle_{handle},
+      completed_{kind == stream_kind::host ? ~epoch{0} : 0}, prepared_{kind == stream_kind::host} {}
 
 bool timeline::adopt(bool promised) noexcept {
   if (kind() == stream_kind::own) return true;

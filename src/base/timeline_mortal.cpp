@@ -45,7 +45,7 @@ epoch timeline::end_use_with_event(epoch e, std::optional<CUstream> given, std::
   if (final_.load(std::memory_order_acquire)) return last_covers_;
   uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
   uncovered_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  if (!given || !driver_alive()) return e;
+  if (!given || !driver_alive() || loss_of(device_) != CUDA_SUCCESS) return e;
   sync::lock const held{evidence_guard_};
   auto const recorded = record_again(*given);
   return recorded ? recorded : e;
@@ -59,8 +59,8 @@ void timeline::note_covered(std::uint32_t frees) noexcept {
 
 // Under evidence_guard_. The epoch that the last event now covers; 0: it could not be recorded.
 epoch timeline::record_again(CUstream given) noexcept {
-  if (!last_event_) return 0;
   auto const on = recorded_on(given);
+  if (!last_event_ || captures(on)) return 0;
   auto const uncovered = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   auto const covers = close_epoch();
   auto const result = judge(device_, driver().event_record(last_event_->handle, on));
@@ -68,11 +68,12 @@ epoch timeline::record_again(CUstream given) noexcept {
     uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
     return 0;
   }
-  last_open_ = !captures(on); // another thread may have begun a capture
-  if (!last_open_) {
-    uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
+  if (captures(on)) { // another thread has begun it meanwhile
+    uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
+    lose_last_event();
     return 0;
   }
+  last_open_ = true;
   note_covered(uncovered);
   last_covers_ = covers;
   last_recorded_ = sync::now();
@@ -81,7 +82,7 @@ epoch timeline::record_again(CUstream given) noexcept {
 }
 
 void timeline::record_last(CUstream given, bool final) noexcept {
-  if (!driver_alive()) return;
+  if (!driver_alive() || loss_of(device_) != CUDA_SUCCESS) return;
   current_context const here{context_};
   sync::lock const held{evidence_guard_};
   if (here.pushed() && !captures(recorded_on(given)) && record_again(given) && final) {
@@ -103,7 +104,12 @@ void timeline::poll_last() noexcept {
   if (result == CUDA_ERROR_NOT_READY || loss_of(device_) != CUDA_SUCCESS) return;
   last_open_ = false;
   if (result == CUDA_SUCCESS) return publish_completed(last_covers_);
-  // The event is of a capture that came and went beside the record: no evidence.
+  lose_last_event();
+}
+
+// What it covered of earlier frees is uncovered again: how many they were is not known, and one says so.
+void timeline::lose_last_event() noexcept {
+  last_open_ = false;
   uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
   recorded_.store(size_ > 0 ? at(size_ - 1).covers : completed_.load(std::memory_order_relaxed),
                   std::memory_order_release);
@@ -116,7 +122,7 @@ bool timeline::is_legacy_idle() const noexcept {
 }
 
 void timeline::query_legacy() noexcept {
-  if (kind() != stream_kind::legacy || !driver_alive()) return;
+  if (kind() != stream_kind::legacy || !driver_alive() || loss_of(device_) != CUDA_SUCCESS) return;
   relaxed_capture const relaxed;
   auto const covers = close_epoch();
   if (is_legacy_idle()) publish_completed(covers);

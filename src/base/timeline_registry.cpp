@@ -81,10 +81,20 @@ timeline* timeline_registry::find(CUstream handle) const noexcept {
 }
 
 void timeline_registry::put(CUstream handle, timeline& order) {
-  if (!seen_handles.put(handle, &order)) others_.insert_or_assign(handle, &order);
+  if (seen_handles.put(handle, &order)) return;
+  others_.insert_or_assign(handle, &order);
+  any_others_.store(true, std::memory_order_release);
 }
 
-timeline& timeline_registry::of_handle(CUstream handle, std::uint64_t id) {
+timeline* timeline_registry::find_beyond_table(CUstream handle) const noexcept {
+  if (!any_others_.load(std::memory_order_acquire)) return nullptr;
+  sync::lock const held{guard_};
+  auto const found = others_.find(handle);
+  return found == others_.end() ? nullptr : found->second;
+}
+
+timeline& timeline_registry::of_handle(CUstream handle) {
+  auto const id = id_of(handle);
   {
     sync::lock const held{guard_};
     if (auto* const found = find(handle); found && found->id() == id) return *found;
@@ -118,7 +128,8 @@ timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream
   for (auto* each = own_defaults; each; each = each->next) {
     if (each->kind() == kind && each->device() == where.ordinal() && each->id() == id) return *each;
   }
-  sync::at_thread_exit(end_thread);
+  // Once more after end_thread, too: a thread_local object may use a default stream when it is destroyed.
+  if (!own_defaults) sync::at_thread_exit(end_thread);
   sync::lock const held{guard_};
   auto& order = take(kind, id, where.ordinal(), where.context(), handle);
   order.next = std::exchange(own_defaults, &order);
@@ -146,9 +157,13 @@ void timeline_registry::end_thread() noexcept {
   while (at) {
     auto& ended = *at;
     at = at->next;
+    bool const wanted = ended.wanted();
     ended.record_last(CU_STREAM_PER_THREAD, true);
-    sync::lock const held{all.guard_};
-    all.bury(ended);
+    {
+      sync::lock const held{all.guard_};
+      all.bury(ended);
+    }
+    if (auto* const tell = answered.load(std::memory_order_acquire); wanted && tell) tell();
   }
 }
 

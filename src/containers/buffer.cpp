@@ -85,8 +85,9 @@ void buffer::require_range(std::size_t bytes, std::size_t offset) const {
 }
 
 allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-  auto result = acquire(resource_, stream, bytes, {.alignment = alignment}).try_now();
-  if (!result) detail::throw_failure_of(services_of(resource_), stream.get(), result.error());
+  auto const from = services_of(resource_);
+  auto result = detail::blocking_operation{{from, stream, bytes, {.alignment = alignment}}}.only_now(true);
+  if (!result) detail::throw_failure_of(from, stream.get(), result.error());
   return std::move(*result);
 }
 

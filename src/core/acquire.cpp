@@ -27,13 +27,14 @@ request_operation::request_operation(request const& what, expected<stream_key, f
   }
 }
 
-bool request_operation::try_now() noexcept {
+bool request_operation::try_now(bool may_wait) noexcept {
   if (settled()) return true;
+  auto const key = stream().waiting(may_wait);
   expected<void*, failure> result = nullptr;
   try {
-    result = checked_request(stream(), device_of(from_), bytes(), alignment());
+    result = checked_request(key, device_of(from_), bytes(), alignment());
   } catch (...) { result = unexpected<failure>{current_failure(bytes())}; }
-  if (result) result = from_.table->try_allocate_keyed(from_.state, &stream(), bytes(), alignment());
+  if (result) result = from_.table->try_allocate_keyed(from_.state, &key, bytes(), alignment());
   bool const can_wait = from_.table->admit != nullptr;
   if (!result && result.error().what == outcome::exhausted && can_wait) return false;
   settle(result);
@@ -83,7 +84,7 @@ allocation request_operation::take_or_throw() {
 }
 
 allocation blocking_operation::wait() {
-  if (!try_now() && park()) {
+  if (!try_now(true) && park()) {
     sync::lock held{guard_};
     while (!done_) wake_.wait(held);
   }
@@ -118,8 +119,8 @@ void suspended_operation::abandon() noexcept {
     auto const back = take();
 }
 
-expected<allocation, failure> blocking_operation::only_now() noexcept {
-  if (!try_now()) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
+expected<allocation, failure> blocking_operation::only_now(bool may_wait) noexcept {
+  if (!try_now(may_wait)) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
   return take();
 }
 

@@ -27,8 +27,17 @@ namespace {
 stream_key identify_idle(stream_ref stream) {
   auto const key = identify(stream);
   check(loss_of(key.order().device()), "gpumem: waiting for the device");
-  if (key.capturing() || is_capturing(key.handle())) throw acquire_error{failure{outcome::capture_unsupported}};
+  bool const captures = key.capturing() || is_capturing(key.handle()) ||
+                        (key.order().kind() == stream_kind::null && is_capturing(CU_STREAM_PER_THREAD));
+  if (captures) throw acquire_error{failure{outcome::capture_unsupported}};
   return key;
+}
+
+// Handle 0 is one of two streams: both are asked.
+CUresult query(stream_key const& key) {
+  if (key.order().kind() != stream_kind::null) return driver().stream_query(key.handle());
+  auto const own = driver().stream_query(CU_STREAM_PER_THREAD);
+  return own == CUDA_SUCCESS ? driver().stream_query(CU_STREAM_LEGACY) : own;
 }
 
 void require_driver() {
@@ -44,7 +53,7 @@ bool completion_target::poll() const {
   auto const key = identify_idle(stream_);
   auto& order = key.order();
   auto const covers = order.close_epoch(); // before the question: what it answers for was enqueued by then
-  auto const result = judge(order.device(), driver().stream_query(key.handle()));
+  auto const result = judge(order.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuStreamQuery");
   order.publish_completed(covers);
@@ -55,11 +64,7 @@ void completion_target::wait() const {
   require_driver();
   relaxed_capture const relaxed;
   if (event_) return event_->synchronize();
-  auto const key = identify_idle(stream_);
-  auto& order = key.order();
-  auto const covers = order.close_epoch();
-  check(judge(order.device(), driver().stream_synchronize(key.handle())), "cuStreamSynchronize");
-  order.publish_completed(covers);
+  check(identify_idle(stream_).wait_on_host(), "cuStreamSynchronize");
 }
 
 lane& completion_target::place() const {
@@ -78,10 +83,11 @@ stream_point completion_target::mark(pooled_event*& recorded) const {
   auto& order = key.order();
   auto* const event = take_event(order.context());
   auto const covers = order.close_epoch();
-  auto const result = judge(order.device(), driver().event_record(event->handle, key.handle()));
+  auto const result = judge(order.device(), driver().event_record(event->handle, order.recorded_on(key.handle())));
   if (result != CUDA_SUCCESS) give_event(event);
   check(result, "cuEventRecord");
   recorded = event;
+  order.hold();
   return {event->handle, &order, covers, order.device()};
 }
 
@@ -122,7 +128,15 @@ void completion_wait::reached(CUresult result) noexcept {
 void completion_wait::end(ending how, CUresult result) noexcept {
   outcome_ = how;
   result_ = result;
-  if (auto* const event = std::exchange(recorded_, nullptr)) give_event(event);
+  give_back();
+}
+
+// The timeline of a stream that dies meanwhile serves no other stream before this: the order of a lane is one stream's.
+void completion_wait::give_back() noexcept {
+  auto* const event = std::exchange(recorded_, nullptr);
+  if (!event) return;
+  give_event(event);
+  where_.order->drop();
 }
 
 void completion_wait::finish() {
@@ -140,7 +154,7 @@ bool completion_wait::finish_stopped() noexcept {
 void completion_wait::abandon() noexcept {
   if (forked()) return;
   if (handed_over_ && !lane_->home().disarm(*this)) take_back();
-  if (recorded_) give_event(recorded_);
+  give_back();
 }
 
 } // namespace gpumem::detail

@@ -89,7 +89,10 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
   return {};
 }
 
+// Without the handle of a stream that may die only an event tells that its work is over: the use ends here.
 void source_state::dispose(stream_key const& key, block_map::node_type leaving) noexcept {
+  auto& freed = leaving.mapped();
+  if (!key.has_handle() && key.order().is_mortal() && freed.freed_at == 0) freed.freed_at = key.end_use(freed.drawn);
   bool const gone = !key.capturing() && give_behind(key, leaving.mapped());
   if (auto done = end_free(key, std::move(leaving), gone)) given_behind(key, std::move(done));
 }
@@ -101,14 +104,22 @@ source_state::block_map::node_type source_state::end_free(stream_key const& key,
     counts_.reserved -= leaving.mapped().drawn;
     return leaving;
   }
-  key.end_use(leaving.mapped().drawn); // no event covers it: the timeline stays this stream's
-  leaving.mapped().freed_on = key.by_identity();
+  // The timeline serves no other stream before an event that covers this use is complete.
+  auto& kept = leaving.mapped();
+  if (kept.freed_at == 0) kept.freed_at = key.end_use(kept.drawn);
+  kept.freed_on = key.by_identity();
   deferred_.insert(std::move(leaving));
   any_deferred_.store(true, std::memory_order_relaxed);
   return {};
 }
 
 bool source_state::give_after_wait(stream_key const& key, block const& leaving) noexcept {
+  auto& order = key.order();
+  if (!key.has_handle() && order.is_mortal()) {
+    order.poll();
+    if (!order.completed(leaving.freed_at)) order.cover(std::nullopt);
+    return order.completed(leaving.freed_at) && give(leaving.base, leaving.alignment);
+  }
   auto const waited = key.wait_on_host();
   if (sticky(waited)) {
     lose(key, waited); // no work runs there any more
@@ -127,12 +138,6 @@ void source_state::serve_deferred(stream_key const& now) noexcept {
     auto const freed_on = leaving.mapped().freed_on;
     dispose(freed_on == now ? now : freed_on.by_identity(), std::move(leaving));
   }
-}
-
-std::size_t source_state::deferred() noexcept {
-  if (!any_deferred_.load(std::memory_order_relaxed)) return 0;
-  sync::lock const held{guard_};
-  return deferred_.size();
 }
 
 figures source_state::read_figures() noexcept {

@@ -110,7 +110,7 @@ inline constexpr unsigned no_number = 1u << 31;
 unsigned thread_number() noexcept;
 
 /// Of threads that the schedule starts, within the schedule; of others never.
-void at_thread_exit(void (*function)() noexcept) noexcept;
+void at_thread_exit(void (*function)() noexcept);
 
 void sleep_for(duration span);
 

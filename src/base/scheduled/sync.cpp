@@ -254,7 +254,7 @@ void thread::join() {
 
 unsigned thread_number() noexcept { return own().number; }
 
-void at_thread_exit(void (*function)() noexcept) noexcept { exit_function = function; }
+void at_thread_exit(void (*function)() noexcept) { exit_function = function; }
 
 void sleep_for(duration span) {
   auto const deadline = now() + span;
