@@ -179,6 +179,23 @@ TEST_P(reset, leaves_frees_and_figures_as_they_are) {
   EXPECT_EQ(gpumem::driver_calls(), before) << "what is gone is not touched";
 }
 
+// Raw streams die with the device, and so do adopted ones, whatever their owner has promised.
+TEST_P(reset, touches_no_handle_of_others) {
+  objects o;
+  gpumem::current_device const scope{o.device};
+  CUstream raw = nullptr, given = nullptr;
+  ASSERT_EQ(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver().stream_create(&given, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  auto block = o.pages.acquire(gpumem::stream_ref{raw}, bytes).wait();
+  std::optional<gpumem::stream> promised = gpumem::stream::adopt(given);
+  o.pages.deallocate(*promised, o.pages.allocate(*promised, bytes), bytes);
+  reset_device(o);
+  EXPECT_TRUE(says_it(told([&] { gpumem::event{o.device}; })));
+  simulator::take_findings();
+  block.reset();
+  promised.reset();
+}
+
 TEST_P(reset, frees_nothing_of_those_who_go_on_with_the_device) {
   objects o;
   auto* const by_host = o.cuda.allocate_sync(bytes);
