@@ -75,8 +75,9 @@ enum class stream_kind : std::uint8_t {
 // evidence that no full ring and no lack of spare events can keep away.
 //
 // Handle 0 of a program that has not said what it means is the thread's per-thread stream or the legacy stream. An
-// event on the legacy stream would be a barrier between all blocking streams, so events of such a timeline are recorded
-// on the per-thread stream, and count as complete only while the driver says that the legacy stream is idle.
+// event on the legacy stream would be a barrier between all blocking streams. Events of such a timeline are recorded on
+// the per-thread stream, which waits for the legacy stream's work so far, on whatever thread that was enqueued: as on
+// an H200.
 class timeline {
 public:
   // `last`: an event of the context, where the stream is or may become mortal.
@@ -143,11 +144,9 @@ public:
 
   // Where events are recorded for a call that was given a handle.
   CUstream recorded_on(CUstream given) const noexcept;
-  // Whether the legacy stream of the context is idle. Asks the driver; false, without a question that would end it,
-  // while a blocking stream captures. A capture that another thread begins at that very moment is not seen.
-  bool is_legacy_idle() const noexcept;
   // Of the legacy stream, whose handle never dies: asks the driver whether it is idle, and publishes that. Asks nothing
-  // while a blocking stream captures, since that would end the capture.
+  // while a blocking stream captures, since that would end the capture; a capture that another thread begins at that
+  // very moment is not seen.
   void query_legacy() noexcept;
 
   // An object outside the pools keeps this timeline: it will free by it, or waits for an event of it. Timelines that

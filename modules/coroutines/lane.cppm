@@ -5,7 +5,6 @@ import :cuda;
 import :event;
 import :std;
 import :sync;
-import :timeline;
 
 namespace gpumem {
 
@@ -78,13 +77,11 @@ struct lane_question {
 // Never destroyed, like the streams and the events it is made for. Under the reactor's lock.
 class lane {
 public:
-  // Of a stream, or, without one, of an event of the user.
-  explicit lane(reactor& home, timeline const* stream = nullptr) noexcept : home_{home}, stream_{stream} {}
+  explicit lane(reactor& home) noexcept : home_{home} {}
   lane(lane const&) = delete;
   lane& operator=(lane const&) = delete;
 
   reactor& home() const noexcept { return home_; }
-  timeline const* stream() const noexcept { return stream_; }
   // Held, without the reactor's lock, from the record of an event until it is armed: else a later event could stand
   // before an earlier one, which would then wait for work that may wait for it.
   sync::mutex& order() noexcept { return order_; }
@@ -106,7 +103,6 @@ public:
 private:
   friend class lane_list;
   reactor& home_;
-  timeline const* const stream_;
   sync::mutex order_;
   armed_point* first_ = nullptr;
   armed_point* last_ = nullptr;

@@ -225,10 +225,8 @@ std::optional<sync::time_point> timeline::poll() noexcept {
   sync::lock const held{evidence_guard_, std::try_to_lock};
   if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
   relaxed_capture const relaxed;
-  if (kind() != stream_kind::null || is_legacy_idle()) {
-    drop_completed();
-    poll_last();
-  }
+  drop_completed();
+  poll_last();
   if (size_ > 0) return at(0).recorded;
   return last_open_ ? std::optional{last_recorded_} : std::nullopt;
 }

@@ -115,17 +115,15 @@ void timeline::lose_last_event() noexcept {
                   std::memory_order_release);
 }
 
-// The question whether it captures disturbs no capture; the one whether it is idle does.
-bool timeline::is_legacy_idle() const noexcept {
-  current_context const here{context_};
-  return here.pushed() && !captures(CU_STREAM_LEGACY) && driver().stream_query(CU_STREAM_LEGACY) == CUDA_SUCCESS;
-}
-
 void timeline::query_legacy() noexcept {
   if (kind() != stream_kind::legacy || !driver_alive() || loss_of(device_) != CUDA_SUCCESS) return;
   relaxed_capture const relaxed;
   auto const covers = close_epoch();
-  if (is_legacy_idle()) publish_completed(covers);
+  current_context const here{context_};
+  // The question whether it captures disturbs no capture; the one whether it is idle does.
+  bool const idle =
+      here.pushed() && !captures(CU_STREAM_LEGACY) && driver().stream_query(CU_STREAM_LEGACY) == CUDA_SUCCESS;
+  if (idle) publish_completed(covers);
 }
 
 void timeline::cover(std::optional<CUstream> given) noexcept {

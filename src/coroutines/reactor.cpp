@@ -46,12 +46,6 @@ sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
 // Sleeps of some microseconds would else last 50 longer.
 void sleep_precisely() noexcept { prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); }
 
-// Events of handle 0 are recorded on the thread's own stream; it may mean the legacy stream as well.
-bool other_half_is_idle(lane const& of) noexcept {
-  auto const* const stream = of.stream();
-  return !stream || stream->kind() != stream_kind::null || stream->is_legacy_idle();
-}
-
 void query(lane_question& question) {
   auto const& ask = driver().event_query;
   question.oldest_result = ask(question.oldest);
@@ -59,9 +53,6 @@ void query(lane_question& question) {
     question.newest_result = question.oldest_result;
   } else if (question.oldest_result == CUDA_SUCCESS) {
     question.newest_result = ask(question.newest);
-  }
-  if (question.oldest_result == CUDA_SUCCESS && !other_half_is_idle(*question.of)) {
-    question.oldest_result = question.newest_result = CUDA_ERROR_NOT_READY;
   }
 }
 
@@ -99,7 +90,7 @@ reactor& reactor::of(gpumem::device device) {
 
 lane& reactor::lane_of(timeline const& order) {
   sync::lock const held{guard_};
-  return stream_lanes_.try_emplace(&order, *this, &order).first->second;
+  return stream_lanes_.try_emplace(&order, *this).first->second;
 }
 
 lane& reactor::lane_of(CUevent event) {
