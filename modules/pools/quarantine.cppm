@@ -36,6 +36,8 @@ public:
   /// Takes out everything as it is: on a device that is lost, or without a driver.
   guarded_block* give_up() noexcept;
 
+  /// Whether a later `advance` may get further: a block is complete, or polling can show that a use of a block is.
+  bool may_advance() const noexcept;
   /// Streams that keep blocks in here, only those without evidence if asked. Throws std::bad_alloc.
   std::vector<timeline*> open_timelines(bool without_evidence) const;
 

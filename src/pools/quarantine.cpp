@@ -211,6 +211,20 @@ void quarantine::finish_sending(list& out) noexcept {
   sent_until_ = 0;
 }
 
+bool quarantine::may_advance() const noexcept {
+  auto const may = [](guarded_block const& each) {
+    bool const given_may = each.given.order && each.given.may_complete();
+    return given_may || each.complete() || std::ranges::any_of(each.until, &tag::may_complete);
+  };
+  if (sent_.first) return true;
+  for (auto const* const from : {&kept_, &unpoisoned_}) {
+    for (auto const* each = from->first; each; each = each->next) {
+      if (may(*each)) return true;
+    }
+  }
+  return false;
+}
+
 std::vector<timeline*> quarantine::open_timelines(bool without_evidence) const {
   std::vector<timeline*> found;
   auto const note = [&](tag const& use) {
