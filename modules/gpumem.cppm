@@ -72,6 +72,7 @@ export import :pool_request;
 export import :page_growth;
 export import :pool_ladder;
 export import :pool_supply;
+export import :leftover;
 export import :pool_engine;
 export import :pattern;
 export import :block_history;

@@ -7,8 +7,8 @@ export module gpumem:hardening;
 import :block_history;
 import :cuda;
 import :error;
-import :executor;
 import :guarded_block;
+import :leftover;
 import :misuse;
 import :pool_engine;
 import :quarantine;
@@ -22,12 +22,13 @@ namespace gpumem::detail {
 
 /// To the engine its blocks are live until they leave the quarantine; then the host frees them, so no order is lost.
 /// Driver calls that enqueue work are made without its lock, but for those of the quarantine's own stream. Any thread.
-export class hardening final : private resumption {
+export class hardening final : private leftover {
 public:
   /// `ended(whom)` is called once: after abandon(), when the last block has gone back. Throws what a quarantine throws,
   /// std::invalid_argument, std::bad_alloc.
   hardening(pool_engine& engine, void (*ended)(void* whom) noexcept, void* whom);
 
+  /// Waits, for a second at most, only if the key allows it.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   /// May be its end, after abandon().
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
@@ -71,6 +72,8 @@ private:
 
   void close() noexcept;
   void resume() noexcept override;
+  std::vector<timeline*> uncovered() override;
+  bool may_advance() noexcept;
   bool end_if_empty() noexcept;
 
   pool_engine& engine_;
@@ -96,7 +99,6 @@ private:
   bool abandoned_ = false;
   bool closing_ = false;
   unsigned passes_ = 0;
-  hardening* next_left_ = nullptr;
 };
 
 } // namespace gpumem::detail

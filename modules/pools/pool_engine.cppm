@@ -7,7 +7,7 @@ import :block;
 import :chunks;
 import :device;
 import :error;
-import :executor;
+import :leftover;
 import :live_meter;
 import :magazines;
 import :pool_ladder;
@@ -49,7 +49,7 @@ enum class free_result : std::uint8_t { refused, done, last };
 /// Allocations and frees that a magazine serves take the lock of a slot; those that the thread's shard serves take that
 /// shard's, and all others those of all shards. Under locks driver calls on streams are made, but no calls upstream,
 /// waits or synchronisation. Nothing in a free allocates host memory. Disposes of itself after close().
-export class pool_engine final : private resumption, private pool_supply::listener {
+export class pool_engine final : private leftover, private pool_supply::listener {
 public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
@@ -247,9 +247,7 @@ private:
   void resume() noexcept override;
   bool pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
-  void leave_behind() noexcept;
-  void want_events() noexcept;
-  static void revisit_left() noexcept;
+  std::vector<timeline*> uncovered() override;
 
   pool_options const options_;
   pool_order const order_;
@@ -270,7 +268,6 @@ private:
   magazines magazines_;
   timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
-  pool_engine* next_left_ = nullptr;
   bool several_ = false;  // streams have been served
   bool calm_ = false;     // nothing calls for the locks of all: no pressure, nothing deferred, nothing to give back
   bool pressure_ = false; // since a request failed all rungs before waiting
@@ -280,9 +277,6 @@ private:
   unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
 };
-
-/// Whether the process is exiting: the library thread must come to an end. From the first call on that is noted.
-export bool leaving() noexcept;
 
 /// Throws std::invalid_argument for what no pool can have as its limit.
 void check_limit(std::size_t limit);

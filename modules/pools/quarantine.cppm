@@ -14,7 +14,8 @@ import :timeline;
 namespace gpumem::detail {
 
 /// First in, first out. What leaves has been seen complete by the host and has been looked at: where the host cannot
-/// see it, by copies on a stream of the quarantine's own. Nothing here waits for the device or allocates. Guarded by the lock of the pool that keeps it.
+/// see it, by copies on a stream of the quarantine's own. Nothing here waits for the device, or allocates but for
+/// `open_timelines`. Guarded by the lock of the pool that keeps it.
 export class quarantine {
 public:
   /// `where`: the device whose memory it is, none where only the host can touch it; `by_host`: the host can touch it.
@@ -34,6 +35,11 @@ public:
   guarded_block* advance(stream_key const* asking, std::size_t keep) noexcept;
   /// Takes out everything as it is: on a device that is lost, or without a driver.
   guarded_block* give_up() noexcept;
+
+  /// Whether a later `advance` may get further: a block is complete, or polling can show that a use of a block is.
+  bool may_advance() const noexcept;
+  /// Streams that keep blocks in here, only those without evidence if asked. Throws std::bad_alloc.
+  std::vector<timeline*> open_timelines(bool without_evidence) const;
 
   /// Paints the guards of a block that no stream was given for, which the host has seen unused.
   void guard_by_itself(guarded_block& fresh) noexcept;

@@ -114,12 +114,16 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   return fresh.user;
 }
 
-// Where the engine has nothing left, what is quarantined goes to it as it completes.
+// Where the engine has nothing left, what is quarantined goes to it as it completes. A request that may not wait takes
+// what is complete now.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
-  if (result || result.error().what != outcome::exhausted) return result;
-  for (auto const deadline = sync::now() + (key.may_wait() ? longest_drain : longest_flush);
-       !result && result.error().what == outcome::exhausted && drain(deadline, until::something);) {
+  auto const exhausted = [&result] { return !result && result.error().what == outcome::exhausted; };
+  if (exhausted() && !key.may_wait()) {
+    advance(&key, 0);
+    return engine_.try_allocate(key, total, alignment);
+  }
+  for (auto const deadline = sync::now() + longest_drain; exhausted() && drain(deadline, until::something);) {
     result = engine_.try_allocate(key, total, alignment);
   }
   return result;

@@ -3,7 +3,6 @@
 module;
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +16,7 @@ import :hardening;
 import :driver;
 import :executor;
 import :guarded_block;
+import :leftover;
 import :misuse;
 import :pool_engine;
 import :services;
@@ -139,6 +139,7 @@ void hardening::abandon() noexcept {
 
 // What is not complete yet the library thread looks at when it is.
 void hardening::close() noexcept {
+  revisit_left();
   advance(nullptr, 0);
   if (!end_if_empty()) library_executor().post(*this);
 }
@@ -152,16 +153,28 @@ bool hardening::end_if_empty() noexcept {
   return true;
 }
 
+// Blocks that no event covers would be looked at in vain: the pool is left behind until that changes.
 void hardening::resume() noexcept {
-  static std::atomic<hardening*> left{nullptr};
   advance(nullptr, 0);
   if (end_if_empty()) return;
-  if (leaving()) { // outlives the driver: leaked on purpose, and reachable
-    next_left_ = left.exchange(this);
+  if (leaving() || !may_advance()) {
+    leave_behind();
+    want_events();
+    if (!leaving() && may_advance()) revisit_left();
     return;
   }
   sync::sleep_for(std::min<sync::duration>(shortest_nap * ++passes_, longest_pause));
   library_executor().post(*this);
+}
+
+std::vector<timeline*> hardening::uncovered() {
+  lock const held{guard_};
+  return quarantine_.open_timelines(true);
+}
+
+bool hardening::may_advance() noexcept {
+  lock const held{guard_};
+  return quarantine_.may_advance();
 }
 
 } // namespace gpumem::detail

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <new>
+#include <vector>
 module gpumem:pool_return.impl;
 import :pool_engine;
 import :pool_order;
@@ -14,6 +14,7 @@ import :block;
 import :chunks;
 import :driver;
 import :executor;
+import :leftover;
 import :shards;
 import :sync;
 import :timeline;
@@ -28,22 +29,7 @@ inline constexpr unsigned most_passes = 1000; // about a second
 inline constexpr auto shortest_pause = 20us;
 inline constexpr auto longest_pause = 1ms;
 
-std::atomic<pool_engine*> left{nullptr};
-
-// The process is exiting: the library thread must come to an end.
-std::atomic<bool> leaving_driver{false};
-void note_leaving() noexcept { leaving_driver.store(true, std::memory_order_relaxed); }
-
 } // namespace
-
-bool leaving() noexcept {
-  static bool const once = [] {
-    at_driver_exit(note_leaving); // after the library thread's own registration, so it runs before that is joined
-    return true;
-  }();
-  static_cast<void>(once);
-  return leaving_driver.load(std::memory_order_relaxed);
-}
 
 std::size_t pool_engine::trim(std::size_t keep) {
   timeline_registry::cover_own_defaults();
@@ -105,31 +91,7 @@ bool pool_engine::pass(shard_locks& held) noexcept {
   }
 }
 
-// A pool that outlives the driver is leaked on purpose, and stays reachable. So does one with memory that no event
-// covers, until such an event is recorded, or the next pool is made or ends.
-void pool_engine::leave_behind() noexcept {
-  next_left_ = left.load(std::memory_order_relaxed);
-  while (!left.compare_exchange_weak(next_left_, this, std::memory_order_acq_rel)) {}
-}
-
-void pool_engine::want_events() noexcept {
-  answered.store(revisit_left, std::memory_order_release);
-  try {
-    for (auto* const order : pool_order::open_timelines(true, everywhere())) order->want();
-  } catch (std::bad_alloc const&) {
-    // The next pool that is made or ends looks again.
-  }
-}
-
-void pool_engine::revisit_left() noexcept {
-  if (!left.load(std::memory_order_relaxed) || !driver_alive() || leaving()) return;
-  for (auto* at = left.exchange(nullptr, std::memory_order_acq_rel); at;) {
-    auto& one = *at;
-    at = at->next_left_;
-    shard_locks const held{one.shards_};
-    one.post_pass();
-  }
-}
+std::vector<timeline*> pool_engine::uncovered() { return pool_order::open_timelines(true, everywhere()); }
 
 bool pool_engine::abandon() noexcept {
   timeline_registry::cover_own_defaults();

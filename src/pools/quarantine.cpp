@@ -211,6 +211,39 @@ void quarantine::finish_sending(list& out) noexcept {
   sent_until_ = 0;
 }
 
+bool quarantine::may_advance() const noexcept {
+  auto const may = [](guarded_block const& each) {
+    bool const given_may = each.given.order && each.given.may_complete();
+    return given_may || each.complete() || std::ranges::any_of(each.until, &tag::may_complete);
+  };
+  if (sent_.first) return true;
+  for (auto const* const from : {&kept_, &unpoisoned_}) {
+    for (auto const* each = from->first; each; each = each->next) {
+      if (may(*each)) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<timeline*> quarantine::open_timelines(bool without_evidence) const {
+  std::vector<timeline*> found;
+  auto const note = [&](tag const& use) {
+    if (!use.order || use.completed() || (without_evidence && use.has_evidence())) return;
+    found.push_back(use.order);
+  };
+  for (auto const* const from : {&kept_, &unpoisoned_}) {
+    for (auto const* each = from->first; each; each = each->next) {
+      for (auto const& use : each->until) note(use);
+      note(each->given);
+    }
+  }
+  if (sent_.first) note({&own_->key().order(), sent_until_});
+  std::ranges::sort(found, {}, &timeline::index);
+  auto const [first, last] = std::ranges::unique(found);
+  found.erase(first, last);
+  return found;
+}
+
 // Nobody waits for it: the guards are nobody's to touch, and whoever is given the block later comes after it.
 void quarantine::guard_by_itself(guarded_block& fresh) noexcept {
   fresh.guarded = true;

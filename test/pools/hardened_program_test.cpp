@@ -121,6 +121,16 @@ TEST_F(hardened_program, finds_room_in_the_quarantine_where_a_request_would_fail
   EXPECT_TRUE(settled(r));
 }
 
+TEST_F(hardened_program, finds_room_in_the_quarantine_without_a_wait) {
+  pool_resource r{gpumem::pinned_resource{}, {.limit = 1 * MiB, .hardened = {.enabled = true}}};
+  for (int i = 0; i < 50; ++i) {
+    auto const p = r.try_allocate(s, 900 * KiB);
+    ASSERT_TRUE(p) << "request " << i;
+    r.deallocate(s, *p, 900 * KiB);
+    s.synchronize();
+  }
+}
+
 TEST_F(hardened_program, a_stream_that_stands_still_holds_up_nobody_else) {
   static auto* const wait =
       driver_function<CUresult(CUstream, CUdeviceptr, unsigned, unsigned)>("cuStreamWaitValue32_v2");

@@ -21,6 +21,7 @@ import gpumem;
 
 namespace {
 
+using namespace std::chrono_literals;
 using gpumem::misuse;
 using gpumem::pool_resource;
 namespace simulator = gpumem::simulator;
@@ -151,6 +152,78 @@ TEST_F(hardened_schedule, finds_all_that_was_planted_and_nothing_else) {
   for (auto const kind : {misuse::kind::overrun, misuse::kind::underrun, misuse::kind::double_free}) {
     EXPECT_GT(sum[static_cast<std::size_t>(kind)], 0) << to_string(kind);
   }
+}
+
+// A raw stream, with a block that is freed in a capture: no event covers that free before a later call with the handle.
+class uncovered_free : public hardened_schedule {
+protected:
+  using pool_type = pool_resource<gpumem::cuda_resource>;
+
+  void SetUp() override {
+    hardened_schedule::SetUp();
+    gpumem::current_device const here{gpumem::device{0}};
+    CUstream made = nullptr;
+    gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    raw = gpumem::stream_ref{made};
+  }
+  void TearDown() override {
+    gpumem::driver().stream_destroy(raw.get());
+    hardened_schedule::TearDown();
+  }
+
+  static pool_type make_pool() {
+    return pool_type{gpumem::cuda_resource{gpumem::device{0}}, {.limit = 64 * KiB, .hardened = {.enabled = true}}};
+  }
+  void free_in_capture(pool_type& pool) const {
+    auto* const p = pool.allocate(raw, bytes);
+    gpumem::check(gpumem::driver().stream_begin_capture(raw.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+    pool.deallocate(raw, p, bytes);
+    CUgraph graph = nullptr;
+    gpumem::check(gpumem::driver().stream_end_capture(raw.get(), &graph), "end");
+    gpumem::driver().graph_destroy(graph);
+  }
+  static std::uint64_t run(std::function<void()> const& body) {
+    auto const on_the_device = [&] {
+      gpumem::current_device const here{gpumem::device{0}};
+      body();
+    };
+    return gpumem::schedule::run(1, {on_the_device}).marks;
+  }
+
+  static constexpr std::size_t KiB = std::size_t{1} << 10, bytes = 40 * KiB;
+  gpumem::stream_ref raw{CUstream{}};
+};
+
+TEST_F(uncovered_free, leaves_a_closed_pool_at_rest_until_an_event_covers_it) {
+  auto const before = simulator::report().bytes_allocated;
+  run([&] {
+    auto pool = make_pool();
+    free_in_capture(pool);
+  });
+  auto const marks = run([] { gpumem::sync::sleep_for(1s); });
+  EXPECT_LT(marks, 200u) << "the library thread looks again and again";
+  EXPECT_GT(simulator::report().bytes_allocated, before);
+  run([&] {
+    gpumem::identify(raw, gpumem::device{0});
+    gpumem::sync::sleep_for(1s);
+  });
+  EXPECT_EQ(simulator::report().bytes_allocated, before);
+}
+
+TEST_F(uncovered_free, is_waited_for_only_by_a_request_that_may_wait) {
+  run([&] {
+    auto pool = make_pool();
+    free_in_capture(pool);
+    auto const begin = gpumem::sync::now();
+    EXPECT_FALSE(pool.try_allocate(streams[0], bytes));
+    auto const refused = gpumem::sync::now();
+    EXPECT_THROW(pool.allocate(streams[0], bytes), gpumem::out_of_memory);
+    auto const waited = gpumem::sync::now() - refused;
+    EXPECT_LT(refused - begin, 20us) << "slept";
+    EXPECT_GE(waited, 20us);
+    EXPECT_LT(waited, 1100ms);
+    gpumem::identify(raw, gpumem::device{0});
+  });
 }
 
 } // namespace

@@ -1,0 +1,37 @@
+// Pools that have ended and that wait, outside the library thread, until their memory can go back.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:leftover;
+import :executor;
+import :std;
+import :timeline;
+
+namespace gpumem::detail {
+
+/// Base of what gives a closed pool's memory back, in passes of the library thread. A pool whose memory no event covers
+/// may wait for ever, so it leaves that thread. A pool that outlives the driver is leaked on purpose, and stays
+/// reachable.
+export class leftover : public resumption {
+public:
+  /// Posts a pass of each pool left behind. Called when a wanted event was recorded, and when a pool is made or ends.
+  /// Any thread.
+  static void revisit_left() noexcept;
+
+protected:
+  ~leftover() = default;
+  /// Called in a pass, which must not post another one, or when the driver is gone.
+  void leave_behind() noexcept;
+  /// Asks for an event on each of the uncovered streams, after leave_behind(). An event that was recorded just before
+  /// causes no visit, so the caller looks again.
+  void want_events() noexcept;
+
+private:
+  /// Streams that keep memory without an event that covers it. Throws std::bad_alloc.
+  virtual std::vector<timeline*> uncovered() = 0;
+
+  leftover* next_left_ = nullptr;
+};
+
+/// Whether the process is exiting: the library thread must come to an end. From the first call on that is noted.
+export bool leaving() noexcept;
+
+} // namespace gpumem::detail
