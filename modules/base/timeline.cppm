@@ -230,7 +230,8 @@ private:
     sync::time_point recorded = {};
   };
   static constexpr std::size_t most_evidence = 64;
-  // Of a mortal stream, between two records of an event: one free in 64 of those before, and at most these.
+  // Between two records of an event a mortal stream frees silently: one time for each 64 frees before, 63 times and 64
+  // MiB at most.
   static constexpr std::uint32_t frees_a_silent_one = 64, most_silent_frees = 63;
   static constexpr std::size_t most_silent_bytes = std::size_t{64} << 20;
 
@@ -249,7 +250,7 @@ private:
   void poll_last() noexcept;
   epoch record_again(CUstream given) noexcept;
   epoch end_use_with_event(epoch e, std::optional<CUstream> given, std::size_t bytes) noexcept;
-  // Under evidence_guard_: an event covers so many frees more.
+  // Under evidence_guard_. An event has covered `frees` more frees: the next silent ones are counted anew.
   void note_covered(std::uint32_t frees) noexcept;
   // Under evidence_guard_: the last event is of a capture that came and went beside its record, and so no evidence.
   void lose_last_event() noexcept;
@@ -278,7 +279,7 @@ private:
   // Written often: not beside what every free reads.
   alignas(64) std::atomic<std::uint32_t> unrecorded_frees_{0};
   std::atomic<std::size_t> unrecorded_bytes_{0};
-  // Of a mortal stream: its frees since an event was recorded, and how many there may be before the next one.
+  // A mortal stream's frees since an event was recorded, and the number of them that may come before the next one.
   std::atomic<std::uint32_t> uncovered_frees_{0};
   std::atomic<std::size_t> uncovered_bytes_{0};
   std::atomic<std::uint32_t> silent_frees_{0};

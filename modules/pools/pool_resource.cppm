@@ -212,9 +212,9 @@ public:
   /// nothing more is drawn; `trim` gives back what is free. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
-  /// Waits on the host, at most so long, until all work has completed that keeps free memory from going upstream. False
-  /// if that was not seen: the time passed, or no event covers some free on a raw stream, which the stream's next call
-  /// or its thread's end makes up for. Throws std::bad_alloc.
+  /// Waits on the host, `longest` at most, until all work has completed that keeps free memory from going upstream.
+  /// False if that was not seen: the time passed, or no event covers some free on a raw stream. The stream's next call
+  /// or its thread's end then records one. Throws std::bad_alloc.
   bool settle(std::chrono::nanoseconds longest) { return state_->settle(longest); }
 
   /// Keeps the pages in which the bytes lie from going upstream, until as many calls of `unpin`: for whoever registers

@@ -107,7 +107,8 @@ void timeline::poll_last() noexcept {
   lose_last_event();
 }
 
-// What it covered of earlier frees is uncovered again: how many they were is not known, and one says so.
+// The frees that the event covered are uncovered again. Their number is not known: a count of 1 says that there are
+// some.
 void timeline::lose_last_event() noexcept {
   last_open_ = false;
   uncovered_frees_.fetch_add(1, std::memory_order_relaxed);

@@ -108,7 +108,7 @@ public:
   [[nodiscard]] context* current() const;
   void activate(context& home);
   void destroy(context& home);
-  /// What a wait comes to in a context that had this id when it began.
+  /// The result of a wait that began while the context had this id.
   [[nodiscard]] static CUresult after_wait(const context& home, std::uint64_t id) noexcept {
     return home.active && home.id == id ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }

@@ -30,7 +30,7 @@ cudaStream_t make_stream(unsigned flags = cudaStreamNonBlocking) {
   return made;
 }
 
-// What the process has in memory.
+// Resident memory of the process, bytes.
 std::ptrdiff_t host_bytes() {
   std::ifstream told{"/proc/self/statm"};
   std::ptrdiff_t all = 0, resident = 0;

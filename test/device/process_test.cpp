@@ -1,4 +1,4 @@
-// What ends a process's use of a real device: a fork, and a reset of the device. Each test runs in a process of its
+// A fork and a reset end a process's use of a real device. Each test runs in a process of its
 // own.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"

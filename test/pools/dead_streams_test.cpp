@@ -1,7 +1,7 @@
 // Memory and bookkeeping of streams that die: raw streams, threads with default streams, adopted streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/allocation_count.hpp"
-#include "upstream.hpp"
+#include "raw_streams.hpp"
 
 #include <gpumem/pool_options.hpp>
 
@@ -22,15 +22,9 @@ using gpumem::stream_ref;
 namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-stream_ref make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
-  CUstream made = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&made, flags), "cuStreamCreate");
-  return stream_ref{made};
-}
-
-void destroy(stream_ref foreign) { gpumem::check(gpumem::driver().stream_destroy(foreign.get()), "cuStreamDestroy"); }
-
-std::size_t timelines() { return gpumem::detail::timeline_registry::instance().size(); }
+using gpumem_test::destroy;
+using gpumem_test::make_foreign;
+using gpumem_test::timelines;
 
 // A stream that dies when the scope ends, and with it all of its work is over.
 class request_stream {
@@ -48,33 +42,14 @@ private:
   stream_ref handle_;
 };
 
-class dead_streams : public gpumem_test::simulated_test {
+class dead_streams : public gpumem_test::raw_stream_test {
 protected:
-  void SetUp() override {
-    gpumem::check(gpumem::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
-    *static_cast<std::uint32_t volatile*>(flag_) = 0;
-  }
-  void TearDown() override {
-    simulated_test::TearDown();
-    gpumem::driver().mem_free_host(flag_);
-  }
-  // A kernel that runs until it is told to end.
-  void run_long(stream_ref on) {
-    gpumem_test::driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(
-        on.get(), reinterpret_cast<CUdeviceptr>(flag_), 1, CU_STREAM_WAIT_VALUE_EQ);
-  }
-  void end_long() { *static_cast<std::uint32_t volatile*>(flag_) = 1; }
-
   // One request: a block, work on it, and its free.
   template <class Pool> static void serve(Pool& pool, stream_ref on, std::size_t bytes) {
     auto* const p = pool.allocate(on, bytes);
     simulator::work(on, {simulator::write(p, bytes)});
     pool.deallocate(on, p, bytes);
   }
-
-  gpumem::device device = gpumem::device::current();
-  gpumem::stream lasting{device};
-  void* flag_ = nullptr;
 };
 
 // Memory of one request at a time, over each kind of pool.
@@ -165,7 +140,7 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_behind_where_many_have_end
 TEST_F(dead_streams, a_request_at_the_limit_is_granted_beside_a_long_kernel) {
   for (bool const beside : {false, true}) {
     pool_resource pool{device, {.limit = 1024 * MiB}};
-    *static_cast<std::uint32_t volatile*>(flag_) = 0;
+    begin_long();
     gpumem::stream busy{device};
     if (beside) run_long(busy);
     for (int i = 0; i < 5; ++i) {

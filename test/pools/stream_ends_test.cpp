@@ -1,6 +1,6 @@
 // The ends of streams as objects outside the pools see them: blocks, waits, sources, threads and closed pools.
 // SPDX-License-Identifier: Apache-2.0
-#include "upstream.hpp"
+#include "raw_streams.hpp"
 
 #include <gpumem/pool_options.hpp>
 
@@ -23,37 +23,12 @@ using gpumem::stream_ref;
 namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-CUstream make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
-  CUstream made = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&made, flags), "cuStreamCreate");
-  return made;
-}
+using gpumem_test::destroy;
+using gpumem_test::timelines;
 
-void destroy(CUstream foreign) { gpumem::check(gpumem::driver().stream_destroy(foreign), "cuStreamDestroy"); }
+CUstream make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) { return gpumem_test::make_foreign(flags).get(); }
 
-std::size_t timelines() { return gpumem::detail::timeline_registry::instance().size(); }
-
-class stream_ends : public gpumem_test::simulated_test {
-protected:
-  void SetUp() override {
-    gpumem::check(gpumem::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
-    *static_cast<std::uint32_t volatile*>(flag_) = 0;
-  }
-  void TearDown() override {
-    simulated_test::TearDown();
-    gpumem::driver().mem_free_host(flag_);
-  }
-  // A kernel that runs until it is told to end.
-  void run_long(CUstream on) {
-    gpumem_test::driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(
-        on, reinterpret_cast<CUdeviceptr>(flag_), 1, CU_STREAM_WAIT_VALUE_EQ);
-  }
-  void end_long() { *static_cast<std::uint32_t volatile*>(flag_) = 1; }
-
-  gpumem::device device = gpumem::device::current();
-  gpumem::stream lasting{device};
-  void* flag_ = nullptr;
-};
+class stream_ends : public gpumem_test::raw_stream_test {};
 
 gpumem::task<> wait_for(stream_ref stream, std::atomic<bool>& over) {
   co_await gpumem::completion(stream);
@@ -64,10 +39,11 @@ gpumem::task<> wait_for(stream_ref stream, std::atomic<bool>& over) {
 class waiter {
 public:
   waiter(gpumem::device device, CUstream stream)
-      : thread_{[this, device, stream] {
+      : records_{gpumem::driver_calls("cuEventRecord")}, thread_{[this, device, stream] {
           gpumem::current_device const here{device};
           gpumem::sync_wait(wait_for(stream_ref{stream}, over_));
         }} {
+    while (gpumem::driver_calls("cuEventRecord") == records_) std::this_thread::yield();
     auto const rounds = gpumem::completion_rounds(device);
     while (gpumem::completion_rounds(device) < rounds + 2) std::this_thread::yield(); // it is armed
   }
@@ -75,6 +51,7 @@ public:
   void join() { thread_.join(); }
 
 private:
+  std::uint64_t const records_; // before the thread has armed its wait
   std::atomic<bool> over_{false};
   std::thread thread_;
 };
@@ -83,9 +60,9 @@ TEST_F(stream_ends, a_wait_for_a_dead_stream_does_not_end_with_the_next_of_its_h
   auto const first = make_foreign();
   simulator::work(stream_ref{first}, {});
   waiter early{device, first};
-  run_long(first);
+  run_long(stream_ref{first});
   waiter late{device, first};
-  destroy(first);
+  destroy(stream_ref{first});
   auto const second = make_foreign();
   ASSERT_EQ(first, second) << "the driver gives the handle again";
   simulator::work(stream_ref{second}, {});
@@ -97,12 +74,12 @@ TEST_F(stream_ends, a_wait_for_a_dead_stream_does_not_end_with_the_next_of_its_h
   end_long();
   simulator::run_until_idle();
   late.join();
-  destroy(second);
+  destroy(stream_ref{second});
 }
 
 TEST_F(stream_ends, a_wait_for_handle_0_is_no_barrier_between_blocking_streams) {
   auto const x = make_foreign(CU_STREAM_DEFAULT), y = make_foreign(CU_STREAM_DEFAULT);
-  run_long(x);
+  run_long(stream_ref{x});
   waiter waits{device, CUstream{}};
   bool reached = false;
   gpumem::driver().launch_host_func(y, [](void* at) { *static_cast<bool*>(at) = true; }, &reached);
@@ -111,8 +88,8 @@ TEST_F(stream_ends, a_wait_for_handle_0_is_no_barrier_between_blocking_streams) 
   waits.join(); // it waits for the two streams that handle 0 may be, and for no other
   end_long();
   simulator::run_until_idle();
-  destroy(x);
-  destroy(y);
+  destroy(stream_ref{x});
+  destroy(stream_ref{y});
 }
 
 TEST_F(stream_ends, a_block_of_a_stream_that_is_adopted_later_keeps_its_timeline_no_longer) {
@@ -127,7 +104,7 @@ TEST_F(stream_ends, a_block_of_a_stream_that_is_adopted_later_keeps_its_timeline
       block.reset();
     }
     simulator::run_until_idle();
-    destroy(s);
+    destroy(stream_ref{s});
   }
   EXPECT_LE(timelines() - before, 2u);
 }
@@ -142,7 +119,7 @@ TEST_F(stream_ends, a_block_of_a_stream_beyond_the_table_is_freed_by_its_handle)
   auto const before = gpumem::driver_calls("cuEventRecord");
   { auto const block = pool.acquire(stream_ref{streams.back()}, 4 * MiB).wait(); }
   EXPECT_GE(gpumem::driver_calls("cuEventRecord") - before, 1u);
-  for (auto const s : streams) destroy(s);
+  for (auto const s : streams) destroy(stream_ref{s});
 }
 
 // Constructed before its thread uses a default stream, and destroyed after.
@@ -234,7 +211,7 @@ TEST_F(stream_ends, a_block_of_a_driver_pool_that_dies_on_a_default_stream_ends_
     EXPECT_EQ(gpumem::driver().stream_end_capture(captures, &graph), CUDA_SUCCESS);
     gpumem::driver().graph_destroy(graph);
   }
-  destroy(blocking);
+  destroy(stream_ref{blocking});
 }
 
 TEST_F(stream_ends, an_event_that_a_capture_swallowed_is_no_evidence) {
@@ -242,7 +219,7 @@ TEST_F(stream_ends, an_event_that_a_capture_swallowed_is_no_evidence) {
   stream_ref const on{CU_STREAM_PER_THREAD};
   auto block = pool.acquire(on, 4096).wait();
   auto* const large = pool.allocate(on, 256 * MiB);
-  run_long(on.get());
+  run_long(on);
   pool.deallocate(on, large, 256 * MiB);
   gpumem::check(gpumem::driver().stream_begin_capture(on.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
   block.reset();
@@ -263,15 +240,18 @@ TEST_F(stream_ends, buffers_and_blocking_requests_wait_at_the_limit) {
   pool_resource pool{device, {.limit = 64 * MiB}};
   gpumem::stream other{device};
   auto const in_use = [&](auto request) {
-    *static_cast<std::uint32_t volatile*>(flag_) = 0;
+    begin_long();
     auto* const block = pool.allocate(lasting, 60 * MiB);
-    run_long(lasting.get());
+    run_long(lasting);
     pool.deallocate(lasting, block, 60 * MiB);
-    std::thread ends{[&] {
-      std::this_thread::sleep_for(20ms);
+    std::atomic<bool> answered{false};
+    auto const queries = gpumem::driver_calls("cuEventQuery");
+    std::thread ends{[&] { // once the request has asked for the kernel again and again
+      while (!answered && gpumem::driver_calls("cuEventQuery") < queries + 10) std::this_thread::yield();
       end_long();
     }};
     EXPECT_NO_THROW(request());
+    answered = true;
     ends.join();
   };
   in_use([&] { gpumem::buffer const made{other, pool, 60 * MiB}; });

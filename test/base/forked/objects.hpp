@@ -1,5 +1,5 @@
-// What a process of gpumem's users has when it forks. Include it after `import gpumem;`, the standard's headers and
-// those of the bridge: it includes nothing itself.
+// The objects that a process of gpumem's users has when it forks. Include it after `import gpumem;`, the standard's
+// headers and those of the bridge: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,7 +10,7 @@ class leaf final : public gpumem::resumption {
   void resume() noexcept override { delete this; }
 };
 
-/// What threads use together.
+/// Objects that threads use together.
 struct shared_objects {
   static constexpr std::size_t MiB = std::size_t{1} << 20;
 
@@ -34,7 +34,7 @@ struct shared_objects {
   gpumem::inline_executor here;
 };
 
-/// What one thread uses.
+/// Objects of one thread.
 struct own_objects {
   static constexpr std::size_t bytes = 1000;
 
