@@ -38,6 +38,13 @@ struct pool_options {
   /// it begins when there is an eighth more, so that what comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   enum growth growth = growth::fast; ///< compact: over virtual pages only
+  /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing,
+  /// instead of making new ones, from 0 (never) to 1 (no bound). It may save up a tenth of a second. At its limit a
+  /// pool moves whatever it takes.
+  double effort = 0.05;
+  /// Of a pool that is made of a device: draws virtual pages where the device has them; otherwise, chunks of
+  /// cudaMalloc, which `cudaIpcGetMemHandle` takes.
+  bool pages = true;
   reuse cross_stream = reuse::wait;
   std::string name = "pool"; ///< in reports
   hardening_options hardened = {};
