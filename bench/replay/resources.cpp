@@ -32,20 +32,11 @@ struct make_cuda {
 };
 
 struct make_pool {
-  static constexpr resource_name name{"pool", true};
+  double effort = gpumem::pool_options{}.effort;
   auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
     gpumem::pool_options options;
     options.limit = limit_bytes;
-    return gpumem::pool_resource{device, options};
-  }
-};
-
-struct make_compact_pool {
-  static constexpr resource_name name{"pool_compact", true};
-  auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
-    gpumem::pool_options options;
-    options.limit = limit_bytes;
-    options.growth = gpumem::growth::compact;
+    options.effort = effort;
     return gpumem::pool_resource{device, options};
   }
 };
@@ -82,14 +73,16 @@ template <class Make> resource_entry entry_of(resource_name name, Make make) {
   return {name, [make](assignment const& what) { return measure(what, make); }};
 }
 
-// All that can be replayed over: one line each, and then the peers.
+// All that can be replayed over: one line each, and then the peers of --peer.
 std::vector<resource_entry>& resource_table() {
   static std::vector<resource_entry> table{
       entry_of(make_cuda::name, make_cuda{}),
-      entry_of(make_pool::name, make_pool{}),
-      entry_of(make_compact_pool::name, make_compact_pool{}),
+      entry_of({"pool", true}, make_pool{}),
+      entry_of({"pool_effort_0", true}, make_pool{.effort = 0}),
+      entry_of({"pool_effort_1", true}, make_pool{.effort = 1}),
       entry_of(make_chunk_pool::name, make_chunk_pool{}),
       entry_of(make_async::name, make_async{}),
+      entry_of({peers::driver_pool().name, false}, make_peer{&peers::driver_pool()}),
   };
   return table;
 }
