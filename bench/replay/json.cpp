@@ -31,10 +31,16 @@ void add_times(nlohmann::ordered_json& object, measured_times const& times) {
   object["call_p99_ns"] = times.call.p99;
   object["call_max_ns"] = times.call.max;
   object["clock_ns_in_each_call"] = times.call.clock;
-  if (!times.timeline) return;
-  object["timeline_ratio_cold"] = times.timeline->cold;
-  object["timeline_ratio_warm"] = times.timeline->warm;
-  object["timeline_preallocated_ms"] = times.timeline->preallocated_milliseconds;
+  if (times.timeline) {
+    object["timeline_ratio_cold"] = times.timeline->cold;
+    object["timeline_ratio_warm"] = times.timeline->warm;
+    object["timeline_preallocated_ms"] = times.timeline->preallocated_milliseconds;
+  }
+  if (times.pace) {
+    object["share_of_time_cold"] = times.pace->share_cold;
+    object["share_of_time_warm"] = times.pace->share_warm;
+    object["pass_seconds_warm"] = times.pace->seconds_warm;
+  }
 }
 
 nlohmann::ordered_json object_of(result const& row) {
@@ -60,6 +66,7 @@ nlohmann::ordered_json object_of(result const& row) {
     object["work_microseconds"] = row.work_microseconds;
     object["work_every_allocations"] = row.work_every;
   }
+  if (row.recorded_seconds != 0) object["recorded_seconds"] = row.recorded_seconds;
   if (row.times) add_times(object, *row.times);
   return object;
 }

@@ -10,10 +10,11 @@ import replay;
 
 namespace {
 
-std::vector<replay::loaded_trace> load(std::vector<std::string> const& files) {
+std::vector<replay::loaded_trace> load(replay::options const& chosen) {
   std::vector<replay::loaded_trace> traces;
-  for (std::string const& file : files) {
+  for (std::string const& file : chosen.traces) {
     traces.push_back({replay::trace_name(file), file, replay::make_plan(replay::read_trace_file(file), file)});
+    if (chosen.pace == replay::pace_choice::recorded) replay::require_times(traces.back().operations, file);
   }
   return traces;
 }
@@ -34,7 +35,7 @@ std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& tra
 }
 
 void run(replay::options const& chosen) {
-  std::vector<replay::result> const results = measure(load(chosen.traces), chosen);
+  std::vector<replay::result> const results = measure(load(chosen), chosen);
   std::fputs(replay::format_tables(results).c_str(), stdout);
   std::fflush(stdout);
   if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(results));

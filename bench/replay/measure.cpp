@@ -6,6 +6,7 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@ namespace replay {
 
 std::size_t passes_of(options const& chosen, bool simulated) {
   std::size_t const passes = chosen.repeat + 1;
+  if (detail::runs_paced(chosen)) return passes;
   std::size_t const without_work = detail::runs_without_work(chosen, simulated) ? passes + (simulated ? 0 : 1) : 0;
   std::size_t const with_work = chosen.work ? passes * (simulated ? 1 : 2) : 0;
   return without_work + with_work;
@@ -44,6 +46,7 @@ result describe(assignment const& what) {
   row.foreign_streams = chosen.foreign;
   row.work_microseconds = chosen.work ? chosen.work->microseconds : 0;
   row.work_every = chosen.work ? chosen.work->every : 0;
+  if (runs_paced(chosen)) row.recorded_seconds = static_cast<double>(operations.microseconds.back()) / 1e6;
   row.limit_bytes = chosen.limit ? chosen.limit->of(operations.peak_live_bytes) : 0;
   row.operations = operations.operations.size();
   row.peak_live_bytes = operations.peak_live_bytes * chosen.threads;
@@ -63,6 +66,10 @@ double clock_cost() {
   return median(std::move(costs));
 }
 
+call_times call_times_of(std::span<double> calls, double clock) {
+  return {.p50 = percentile(calls, 0.5), .p99 = percentile(calls, 0.99), .max = percentile(calls, 1.0), .clock = clock};
+}
+
 measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations, std::vector<double> calls) {
   std::vector<double> warm;
   for (std::size_t i = 1; i < passes.size(); ++i) {
@@ -71,9 +78,7 @@ measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t oper
   measured_times times;
   times.cold = passes.front().nanoseconds / static_cast<double>(operations);
   times.warm = median(std::move(warm));
-  std::span<double> const all{calls};
-  times.call = {
-      .p50 = percentile(all, 0.5), .p99 = percentile(all, 0.99), .max = percentile(all, 1.0), .clock = clock_cost()};
+  times.call = call_times_of(calls, clock_cost());
   return times;
 }
 
@@ -93,5 +98,25 @@ timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<d
 }
 
 } // namespace detail
+
+measured_times paced_times_of(std::vector<pass_cost> const& passes, std::vector<std::vector<double>> const& calls,
+                              double clock) {
+  std::vector<double> each, shares, seconds, warm_calls;
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    double const watched = std::accumulate(calls[i].begin(), calls[i].end(), 0.0);
+    double const taken = std::max(0.0, watched - clock * static_cast<double>(calls[i].size()));
+    each.push_back(taken / static_cast<double>(calls[i].size()));
+    shares.push_back(taken / passes[i].nanoseconds);
+    seconds.push_back(passes[i].nanoseconds / 1e9);
+    if (i != 0) warm_calls.insert(warm_calls.end(), calls[i].begin(), calls[i].end());
+  }
+  auto const warm = [](std::vector<double> const& values) { return median({values.begin() + 1, values.end()}); };
+  measured_times times;
+  times.cold = each.front();
+  times.warm = warm(each);
+  times.call = detail::call_times_of(warm_calls, clock);
+  times.pace = pace_times{.share_cold = shares.front(), .share_warm = warm(shares), .seconds_warm = warm(seconds)};
+  return times;
+}
 
 } // namespace replay

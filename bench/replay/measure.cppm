@@ -13,6 +13,7 @@ export module replay:measure;
 
 import gpumem;
 import :options;
+import :pace;
 import :pass;
 import :plan;
 import :preallocated;
@@ -25,6 +26,11 @@ namespace replay {
 
 /// How many steps of progress one assignment takes.
 export std::size_t passes_of(options const& chosen, bool simulated);
+
+/// Times of passes at the recorded pace, the cold one first, from the nanoseconds of their calls, `clock` of which are
+/// the clock's.
+export measured_times paced_times_of(std::vector<pass_cost> const& passes,
+                                     std::vector<std::vector<double>> const& calls, double clock);
 
 namespace detail {
 
@@ -42,6 +48,7 @@ void note_driver_calls(result& row, std::vector<pass_cost> const& passes);
 
 timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated);
 
+inline bool runs_paced(options const& chosen) { return chosen.pace == pace_choice::recorded; }
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
 template <class Figures> void note_memory(result& row, Figures const& figures, std::uint64_t failures) {
@@ -80,6 +87,27 @@ template <class Make> void measure_calls(assignment const& what, stage& on, Make
   row.times = times_of(passes, operations.operations.size(), std::move(calls));
 }
 
+// The passes at the recorded pace: what calls cost a program that does more than allocate. Each is timed, so there is
+// no pass of its own for them.
+template <class Make> void measure_paced(assignment const& what, stage& on, Make const& make, result& row) {
+  plan const& operations = what.trace->operations;
+  auto resource = make(what.where->device, row.limit_bytes);
+  pace_watch<> watch{operations};
+  std::vector<pass_cost> passes;
+  std::vector<std::vector<double>> calls;
+  for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
+    passes.push_back(on.run(i == 0 ? "cold pass, recorded pace" : "warm pass, recorded pace", [&](stage::member mine) {
+      watch.begin();
+      run_pass(resource, operations, mine.streams, mine.state, watch);
+    }));
+    calls.emplace_back(watch.nanoseconds().begin(), watch.nanoseconds().end());
+    clear_pass(resource, operations, on);
+  }
+  note_driver_calls(row, passes);
+  note_memory(row, resource.figures(), on.take_failures());
+  if (!what.where->simulated) row.times = paced_times_of(passes, calls, clock_cost());
+}
+
 // The passes with kernels between the operations, which also hold memory back as real work does: driver
 // calls, memory and failures are theirs.
 template <class Make> void measure_work(assignment const& what, stage& on, Make const& make, result& row) {
@@ -115,6 +143,10 @@ template <class Make> void measure_work(assignment const& what, stage& on, Make 
 export template <class Make> result measure(assignment const& what, Make const& make) {
   result row = detail::describe(what);
   stage on{what};
+  if (detail::runs_paced(*what.chosen)) {
+    detail::measure_paced(what, on, make, row);
+    return row;
+  }
   if (detail::runs_without_work(*what.chosen, what.where->simulated)) detail::measure_calls(what, on, make, row);
   if (what.chosen->work) detail::measure_work(what, on, make, row);
   return row;

@@ -68,6 +68,14 @@ void resolve_resources(options& chosen, std::span<resource_name const> known) {
   chosen.resources = std::move(resolved);
 }
 
+// Kernels that fill the time between calls would be compared with kernels back to back; threads that wait for a time
+// would wait for processors too, where there are fewer of these.
+void check_pace(options const& chosen) {
+  if (chosen.pace == pace_choice::full) return;
+  if (chosen.work) throw usage_error("--pace recorded and --work exclude each other");
+  if (chosen.threads > 1) throw usage_error("--pace recorded is for one thread, not for --threads");
+}
+
 struct raw_options {
   std::string limit;
   double work = 0;
@@ -112,6 +120,12 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->needs(work);
+  std::map<std::string, pace_choice> const paces{{"full", pace_choice::full}, {"recorded", pace_choice::recorded}};
+  app.add_option("--pace", chosen.pace,
+                 "when calls come: one after the other (full), or when the trace says (recorded), to show the share of "
+                 "time that they take (full)")
+      ->type_name("full|recorded")
+      ->transform(CLI::CheckedTransformer(paces).description(""));
   app.add_option("--json", chosen.json, "write the figures there as well")->type_name("FILE");
 }
 
@@ -176,6 +190,7 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   if (chosen.traces.empty()) throw usage_error("no TRACE was given");
   if (!raw.limit.empty()) chosen.limit = parse_limit(raw.limit);
   if (raw.work > 0) chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
+  detail::check_pace(chosen);
   if (chosen.resources.empty()) chosen.resources = {"all"};
   detail::resolve_resources(chosen, known);
   return parsed;

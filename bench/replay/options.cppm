@@ -16,6 +16,12 @@ namespace replay {
 
 export enum class device_choice { cuda, simulated, automatic };
 
+/// When the calls of a pass come.
+export enum class pace_choice {
+  full,     ///< each as soon as the one before it has returned
+  recorded, ///< each when the trace says, or as soon as possible after that
+};
+
 /// The most that a pool may reserve: bytes, or a factor of each trace's peak live.
 export struct limit_choice {
   std::uint64_t bytes = 0;
@@ -49,6 +55,7 @@ export struct options {
   std::optional<limit_choice> limit;
   bool foreign = false;
   std::optional<work_choice> work;
+  pace_choice pace = pace_choice::full;
   std::string json; ///< empty: none
 };
 

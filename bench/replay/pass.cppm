@@ -27,7 +27,7 @@ export struct pass_state {
 
 /// Watches nothing.
 export struct no_watch {
-  inline void before() noexcept {}
+  inline void before(operation const&) noexcept {}
   inline void after(operation const&, void*) noexcept {}
 };
 
@@ -36,7 +36,7 @@ export class call_watch {
 public:
   explicit call_watch(std::size_t calls) { nanoseconds_.reserve(calls); }
 
-  inline void before() noexcept { begin_ = clock::now(); }
+  inline void before(operation const&) noexcept { begin_ = clock::now(); }
   inline void after(operation const&, void*) noexcept {
     nanoseconds_.push_back(std::chrono::duration<double, std::nano>(clock::now() - begin_).count());
   }
@@ -55,7 +55,7 @@ void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref c
   for (operation const& next : of.operations) {
     void*& block = state.blocks[next.block];
     if (next.allocates) {
-      watch.before();
+      watch.before(next);
       auto const got = resource.try_allocate(streams[next.stream], next.bytes);
       block = got ? *got : nullptr;
       watch.after(next, block);
@@ -66,7 +66,7 @@ void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref c
         if (!lacking && !state.fatal) state.fatal = got.error();
       }
     } else if (block != nullptr) {
-      watch.before();
+      watch.before(next);
       resource.deallocate(streams[next.stream], block, next.bytes);
       watch.after(next, block);
     }

@@ -57,10 +57,9 @@ private:
       ++plan_.recorded_failures;
     } else if (record.pointer == 0 && record.bytes == 0) {
       ++plan_.recorded_nulls;
-    } else if (record.action == gpumem::trace_action::allocate) {
-      allocate(record);
     } else {
-      free(record);
+      record.action == gpumem::trace_action::allocate ? allocate(record) : free(record);
+      plan_.microseconds.push_back(since_first(record.microseconds));
     }
   }
 
@@ -96,6 +95,20 @@ private:
     plan_.operations.push_back({record.bytes, state.block, stream_number(record.stream), 0});
   }
 
+  // Times are those of a clock that begins anew at midnight. Rows of several threads may be out of order by a little:
+  // what seems to be half a day later or more was earlier, and is due with the row before it.
+  std::uint64_t since_first(std::uint64_t recorded) {
+    constexpr std::uint64_t day = 86'400'000'000;
+    std::uint64_t const time = recorded % day;
+    if (plan_.microseconds.empty()) latest_ = time;
+    std::uint64_t const passed = (time + day - latest_) % day;
+    if (passed < day / 2) {
+      elapsed_ += passed;
+      latest_ = time;
+    }
+    return elapsed_;
+  }
+
   // The last slot freed comes first, as it would in a program that keeps its pointers in few places.
   std::uint32_t take_slot() {
     if (free_slots_.empty()) return plan_.blocks++;
@@ -122,12 +135,20 @@ private:
   std::unordered_map<std::uint64_t, std::uint32_t> streams_;
   std::vector<std::uint32_t> free_slots_;
   std::uint64_t live_bytes_ = 0;
+  std::uint64_t latest_ = 0;  // time of day of the latest row so far, in microseconds
+  std::uint64_t elapsed_ = 0; // from the first row to that one
 };
 
 } // namespace detail
 
 plan make_plan(std::string text, std::string const& name) {
   return detail::plan_builder{std::move(text), name}.build();
+}
+
+void require_times(plan const& of, std::string const& name) {
+  if (of.microseconds.back() == 0) {
+    throw gpumem::trace_error(name, 0, "has no times: all its calls were recorded at one moment");
+  }
 }
 
 } // namespace replay

@@ -23,18 +23,22 @@ export struct operation {
 
 export struct plan {
   std::vector<operation> operations;
-  std::vector<operation> leftovers;    ///< frees of the blocks that the trace leaves live, on their own streams
-  std::uint32_t blocks = 0;            ///< slots that a pass needs: most blocks live at once
-  std::uint32_t streams = 0;           ///< streams of the trace, 0 being one if it occurs
-  std::uint64_t allocations = 0;       ///< among the operations
-  std::uint64_t peak_live_bytes = 0;   ///< most requested bytes live at once
-  std::uint64_t recorded_failures = 0; ///< rows `allocate failure`; there is nothing to replay in them
-  std::uint64_t recorded_nulls = 0;    ///< allocations and frees of nothing, `(nil)` and 0 bytes; not replayed
+  std::vector<std::uint64_t> microseconds; ///< of each operation, since the first was recorded; they never fall
+  std::vector<operation> leftovers;        ///< frees of the blocks that the trace leaves live, on their own streams
+  std::uint32_t blocks = 0;                ///< slots that a pass needs: most blocks live at once
+  std::uint32_t streams = 0;               ///< streams of the trace, 0 being one if it occurs
+  std::uint64_t allocations = 0;           ///< among the operations
+  std::uint64_t peak_live_bytes = 0;       ///< most requested bytes live at once
+  std::uint64_t recorded_failures = 0;     ///< rows `allocate failure`; there is nothing to replay in them
+  std::uint64_t recorded_nulls = 0;        ///< allocations and frees of nothing, `(nil)` and 0 bytes; not replayed
 };
 
 /// Reads and checks a trace. Throws gpumem::trace_error, with `name` and the line, for a malformed row and
 /// for rows that contradict each other: a free of an unknown or of a freed pointer or of another size, an
 /// allocation at a live pointer.
 export plan make_plan(std::string text, std::string const& name);
+
+/// Throws gpumem::trace_error, with `name`, if the plan has no times: if all was recorded at one moment.
+export void require_times(plan const& of, std::string const& name);
 
 } // namespace replay

@@ -23,7 +23,7 @@ public:
   work_watch(work_kernel const& kernel, unsigned every, std::span<gpumem::stream_ref const> streams)
       : kernel_{kernel}, rhythm_{every}, streams_{streams} {}
 
-  inline void before() noexcept {}
+  inline void before(operation const&) noexcept {}
   inline void after(operation const& next, void* block) {
     if (rhythm_.beat(next)) kernel_.launch(streams_[next.stream], block, next.bytes);
   }

@@ -13,6 +13,7 @@ export import :device;
 export import :streams;
 export import :crew;
 export import :pass;
+export import :pace;
 export import :stage;
 export import :work;
 export import :timeline;

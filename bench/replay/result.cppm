@@ -30,12 +30,20 @@ export struct timeline_ratios {
   double preallocated_milliseconds = 0;
 };
 
+/// What a pass at the recorded pace took; without the clock's cost in each call.
+export struct pace_times {
+  double share_cold = 0;   ///< of the pass's time, what its calls took
+  double share_warm = 0;   ///< median
+  double seconds_warm = 0; ///< the pass itself, median: the recorded time if calls do not hold it up
+};
+
 /// All that is measured in time; a simulated device has none of it.
 export struct measured_times {
-  double cold = 0; ///< ns an operation, each thread
+  double cold = 0; ///< ns an operation, each thread; at the recorded pace, of the calls alone
   double warm = 0; ///< the same, median of the warm passes
   call_times call;
   std::optional<timeline_ratios> timeline;
+  std::optional<pace_times> pace;
 };
 
 export struct result {
@@ -48,6 +56,7 @@ export struct result {
   bool foreign_streams = false;
   double work_microseconds = 0; ///< 0: none
   unsigned work_every = 0;
+  double recorded_seconds = 0;   ///< of the trace, if it was replayed at that pace; 0: at full pace
   std::uint64_t limit_bytes = 0; ///< 0: none
   std::uint64_t operations = 0;  ///< of one pass of one thread
   std::uint64_t streams = 0;     ///< of one thread

@@ -51,9 +51,10 @@ struct column {
 bool always(result const&) { return true; }
 bool timed(result const& row) { return row.times.has_value(); }
 bool with_timeline(result const& row) { return row.times && row.times->timeline; }
+bool with_pace(result const& row) { return row.times && row.times->pace; }
 
 std::span<column const> columns() {
-  static constexpr std::array<column, 14> all{{
+  static constexpr std::array<column, 15> all{{
       {"trace", always, [](result const& row) { return row.trace; }},
       {"operations", always, [](result const& row) { return grouped(row.operations); }},
       {"cold ns/op", timed, [](result const& row) { return nanoseconds(row.times->cold); }},
@@ -61,11 +62,12 @@ std::span<column const> columns() {
       {"p50 ns", timed, [](result const& row) { return nanoseconds(row.times->call.p50); }},
       {"p99 ns", timed, [](result const& row) { return nanoseconds(row.times->call.p99); }},
       {"max ns", timed, [](result const& row) { return nanoseconds(row.times->call.max); }},
-      {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
       {"driver calls/1000", always, [](result const& row) { return decimals(row.driver_calls_warm, 1); }},
       {"peak live", always, [](result const& row) { return gpumem::format_bytes(row.peak_live_bytes); }},
       {"peak reserved", always, [](result const& row) { return gpumem::format_bytes(row.peak_reserved_bytes); }},
       {"utilization", always, [](result const& row) { return decimals(row.utilization(), 3); }},
+      {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
+      {"share of time", with_pace, [](result const& row) { return decimals(row.times->pace->share_warm, 4); }},
       {"failures", always, [](result const& row) { return grouped(row.failures); }},
       {"left live", always, [](result const& row) { return grouped(row.leftover_blocks); }},
   }};
@@ -100,6 +102,7 @@ std::string title(result const& row) {
     text += ", a kernel of " + decimals(row.work_microseconds, row.work_microseconds < 10 ? 1 : 0) +
             " us after every " + (row.work_every == 1 ? "" : std::to_string(row.work_every) + ". ") + "allocation";
   }
+  if (row.recorded_seconds != 0) text += ", at the recorded pace";
   if (row.times) { text += "; one call includes " + nanoseconds(row.times->call.clock) + " ns of clock"; }
   return text;
 }

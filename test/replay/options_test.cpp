@@ -32,6 +32,7 @@ TEST(options, have_defaults) {
   EXPECT_FALSE(chosen.limit);
   EXPECT_FALSE(chosen.foreign);
   EXPECT_FALSE(chosen.work);
+  EXPECT_EQ(chosen.pace, replay::pace_choice::full);
   EXPECT_EQ(chosen.json, "");
 }
 
@@ -71,6 +72,14 @@ TEST(options, work_without_every_is_after_each_allocation) {
   EXPECT_EQ(parse({"a.csv", "--work", "20"}).work, (replay::work_choice{20, 1}));
 }
 
+TEST(options, the_recorded_pace_is_for_one_thread_without_work) {
+  EXPECT_EQ(parse({"a.csv", "--pace", "recorded", "--threads", "1"}).pace, replay::pace_choice::recorded);
+  EXPECT_EQ(parse({"a.csv", "--pace", "full", "--threads", "2", "--work", "5"}).pace, replay::pace_choice::full);
+  EXPECT_EQ(refusal({"a.csv", "--pace", "recorded", "--work", "5"}), "--pace recorded and --work exclude each other");
+  EXPECT_EQ(refusal({"a.csv", "--pace", "recorded", "--threads", "2"}),
+            "--pace recorded is for one thread, not for --threads");
+}
+
 TEST(options, a_limit_is_bytes_or_a_factor) {
   EXPECT_EQ(replay::parse_limit("1.05"), (replay::limit_choice{.factor = 1.05}));
   EXPECT_EQ(replay::parse_limit("2"), (replay::limit_choice{.factor = 2}));
@@ -87,7 +96,7 @@ TEST(options, help_is_a_text_and_no_error) {
   auto const parsed = replay::parse_options({"--help"}, known);
   ASSERT_TRUE(parsed.help);
   for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit", "--foreign",
-                             "--work", "--every", "--json", "cuda, pool, arena, all"}) {
+                             "--work", "--every", "--pace", "--json", "cuda, pool, arena, all"}) {
     EXPECT_NE(parsed.help->find(option), std::string::npos) << option;
   }
 }
@@ -103,7 +112,8 @@ TEST(options, what_is_wrong_is_named) {
   for (words const& arguments :
        {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"}, words{"a.csv", "--threads", "two"},
         words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"}, words{"a.csv", "--work", "-3"},
-        words{"a.csv", "--every", "0", "--work", "3"}, words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
+        words{"a.csv", "--pace", "slow"}, words{"a.csv", "--every", "0", "--work", "3"}, words{"a.csv", "--every", "2"},
+        words{"a.csv", "--json"}}) {
     EXPECT_NE(refusal(arguments).find(arguments[1].substr(2)), std::string::npos) << refusal(arguments);
   }
 }

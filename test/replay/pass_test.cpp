@@ -100,6 +100,79 @@ TEST(call_watch, notes_each_call_once) {
   EXPECT_EQ(watch.nanoseconds().size(), 4U);
 }
 
+// A clock that goes on by a microsecond each time it is read.
+struct counted_clock {
+  static inline std::int64_t nanoseconds = 0;
+  static std::int64_t now() noexcept { return nanoseconds += 1000; }
+};
+
+// Notes when it was called, in microseconds; each allocation takes as long as it is told.
+struct slow_resource {
+  std::int64_t microseconds = 0;
+  std::vector<std::int64_t> calls;
+
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_ref, std::size_t) noexcept {
+    calls.push_back(counted_clock::nanoseconds / 1000);
+    counted_clock::nanoseconds += microseconds * 1000;
+    return static_cast<void*>(&calls);
+  }
+  void deallocate(gpumem::stream_ref, void*, std::size_t) noexcept {
+    calls.push_back(counted_clock::nanoseconds / 1000);
+  }
+};
+
+struct a_paced_pass {
+  replay::plan plan = two_blocks();
+  slow_resource resource;
+  std::vector<double> took;
+
+  // When calls came since the pass began, whatever the clock said before.
+  std::vector<std::int64_t> run() {
+    plan.microseconds = {0, 50, 60, 200};
+    replay::pass_state state{plan};
+    std::vector<gpumem::stream_ref> const streams(2, gpumem::stream_ref{CUstream{}});
+    replay::pace_watch<counted_clock> watch{plan};
+    for (int pass = 0; pass < 2; ++pass) {
+      resource.calls.clear();
+      watch.begin();
+      std::int64_t const origin = counted_clock::nanoseconds / 1000;
+      replay::run_pass(resource, plan, streams, state, watch);
+      for (auto& each : resource.calls) each -= origin;
+      counted_clock::nanoseconds += 1'000'000;
+    }
+    took.assign(watch.nanoseconds().begin(), watch.nanoseconds().end());
+    return resource.calls;
+  }
+};
+
+TEST(pace_watch, holds_each_call_back_until_its_time_has_come) {
+  a_paced_pass pass;
+  EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 50, 60, 200}));
+  EXPECT_EQ(pass.took, (std::vector<double>{1000, 1000, 1000, 1000}));
+}
+
+TEST(pace_watch, makes_late_calls_at_once_and_those_after_them_in_time) {
+  a_paced_pass pass{.resource = {.microseconds = 100, .calls = {}}, .took = {}};
+  // each reading of the clock is a microsecond
+  EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 103, 205, 207}));
+  EXPECT_EQ(pass.took, (std::vector<double>{101'000, 101'000, 1000, 101'000}));
+}
+
+TEST(paced_times, are_those_of_the_calls_without_the_clock) {
+  std::vector<replay::pass_cost> const passes{{.nanoseconds = 1000, .driver_calls = 0},
+                                              {.nanoseconds = 2000, .driver_calls = 0},
+                                              {.nanoseconds = 4000, .driver_calls = 0}};
+  auto const times = replay::paced_times_of(passes, {{310, 110}, {110, 110}, {50, 10}}, 10);
+  EXPECT_EQ(times.cold, 200);
+  EXPECT_EQ(times.warm, 60); // of 100 and 20
+  ASSERT_TRUE(times.pace);
+  EXPECT_EQ(times.pace->share_cold, .4);
+  EXPECT_EQ(times.pace->share_warm, .055); // of .1 and .01
+  EXPECT_EQ(times.pace->seconds_warm, 3e-6);
+  EXPECT_EQ(times.call.max, 110);
+  EXPECT_EQ(times.call.clock, 10);
+}
+
 TEST(work_rhythm, beats_after_every_nth_allocation) {
   replay::operation const allocation{1, 0, 0, 1};
   replay::operation const free{1, 0, 0, 0};

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -70,6 +72,33 @@ TEST(plan, frees_what_is_left_on_the_streams_of_its_allocation) {
                                         .free("0x2", "2", "0x5"));
   std::vector<replay::operation> const expected{{1, 0, 0, 0}, {3, 2, 0, 0}};
   EXPECT_EQ(plan.leftovers, expected);
+}
+
+std::vector<std::uint64_t> microseconds_of(std::vector<std::string> const& times) {
+  std::string text = std::string(gpumem::trace_header) + "\n";
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    text += "1," + times[i] + ",allocate,0x" + std::to_string(i + 1) + ",8,0\n";
+  }
+  return replay::make_plan(text, "t.csv").microseconds;
+}
+
+TEST(plan, knows_when_each_operation_was_recorded) {
+  using times = std::vector<std::uint64_t>;
+  EXPECT_EQ(microseconds_of({"10:00:00.000500", "10:00:00.000500", "10:00:01.000000"}), (times{0, 0, 999'500}));
+  EXPECT_EQ(microseconds_of({"00:00:01.000000", "00:00:00.999990", "00:00:00.999995", "00:00:01.000002"}),
+            (times{0, 0, 0, 2}));
+  EXPECT_EQ(microseconds_of({"23:59:59.999999", "00:00:00.000001", "00:00:00.000000", "23:59:59.999999"}),
+            (times{0, 2, 2, 2}));
+  EXPECT_EQ(microseconds_of({"23:59:59.999999", "24:00:00.000001"}), (times{0, 2}));
+}
+
+TEST(plan, has_no_times_where_all_was_recorded_at_one_moment) {
+  auto const one_moment = plan_of(trace_text{}.allocate("0x1", "1").free("0x1", "1"));
+  EXPECT_EQ(one_moment.microseconds, (std::vector<std::uint64_t>{0, 0}));
+  EXPECT_THROW(replay::require_times(one_moment, "t.csv"), gpumem::trace_error);
+  replay::plan two_moments = one_moment;
+  two_moments.microseconds = {0, 1};
+  EXPECT_NO_THROW(replay::require_times(two_moments, "t.csv"));
 }
 
 TEST(plan, a_pointer_may_come_again_after_its_free) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -181,6 +182,42 @@ TEST_F(program, work_runs_between_the_operations_and_is_not_counted_as_calls) {
   EXPECT_FALSE(with[0].contains("timeline_ratio_warm"));
 }
 
+// Five calls in a millisecond and a half.
+std::string const timed_trace = header + "1,12:00:00.000000,allocate,0xa00,1048576,0x1\n"
+                                         "1,12:00:00.000400,allocate,0xb00,2097152,0x2\n"
+                                         "1,12:00:00.000400,free,0xa00,1048576,0x2\n"
+                                         "1,12:00:00.001000,allocate,0xa00,512,0x1\n"
+                                         "1,12:00:00.001500,free,0xb00,2097152,0x2\n";
+
+TEST_F(program, the_recorded_pace_makes_the_same_calls) {
+  std::string const trace = file("timed.csv", timed_trace);
+  auto const paced = figures({trace, "--pace", "recorded", "--repeat", "2"});
+  auto const full = figures({trace, "--repeat", "2"});
+  ASSERT_EQ(paced.size(), full.size());
+  for (std::size_t i = 0; i < paced.size(); ++i) {
+    EXPECT_EQ(paced[i]["recorded_seconds"], 0.0015) << paced[i];
+    EXPECT_EQ(paced[i]["failures"], 0) << paced[i];
+    EXPECT_FALSE(paced[i].contains("share_of_time_warm")) << paced[i];
+    EXPECT_FALSE(full[i].contains("recorded_seconds")) << full[i];
+    for (char const* same : {"operations_per_pass_and_thread", "peak_live_bytes", "streams_per_thread", "warm_passes",
+                             "blocks_left_live_by_trace"}) {
+      EXPECT_EQ(paced[i][same], full[i][same]) << same << paced[i];
+    }
+  }
+  auto const calls = [](auto const& rows) { return rows[0]["driver_calls_per_1000_operations"]; };
+  EXPECT_EQ(calls(paced), calls(full)); // `cuda`, of which each call is one of the driver's
+  outcome const shown = run({trace, "--device", "simulated", "--pace", "recorded"});
+  EXPECT_NE(shown.output.find("pool on the simulated device, at the recorded pace\n"), std::string::npos);
+  EXPECT_EQ(shown.output.find("share of time"), std::string::npos);
+}
+
+TEST_F(program, the_recorded_pace_needs_times_in_every_trace) {
+  std::string const timed = file("timed.csv", timed_trace);
+  std::string const small = file("small.csv", small_trace);
+  expect_refusal({timed, small, "--pace", "recorded"}, small + ": has no times");
+  expect_refusal({timed, "--pace", "recorded", "--work", "5"}, "--pace recorded and --work exclude each other");
+}
+
 TEST_F(program, help_is_no_error) {
   outcome const done = run({"--help"});
   EXPECT_EQ(done.code, 0);
@@ -237,6 +274,24 @@ TEST_F(program, replays_over_the_allocators_of_a_peer_library) {
   EXPECT_EQ(all[0]["peak_live_bytes"], 3 << 20);
   EXPECT_EQ(all[0]["peak_reserved_bytes"], 4 << 20);
   EXPECT_EQ(all[0]["failures"], 0);
+}
+
+TEST_F(program, peers_have_memory_and_work_beside_each_other) {
+  std::string const trace = file("timed.csv", timed_trace);
+  for (std::vector<std::string> const& how :
+       {std::vector<std::string>{"--work", "20", "--every", "2"}, std::vector<std::string>{"--pace", "recorded"}}) {
+    std::vector<std::string> arguments{trace, "--peer", GPUMEM_FAKE_PEER, "--resource=fake,driver_pool"};
+    arguments.insert(arguments.end(), how.begin(), how.end());
+    auto const all = figures(arguments);
+    ASSERT_EQ(all.size(), 2U);
+    EXPECT_EQ(all[0]["utilization"], 0.75);
+    EXPECT_EQ(all[1]["resource"], "driver_pool");
+    EXPECT_GE(all[1]["peak_reserved_bytes"], 3 << 20);
+    for (auto const& object : all) {
+      EXPECT_EQ(object["peak_live_bytes"], 3 << 20) << object;
+      EXPECT_EQ(object["failures"], 0) << object;
+    }
+  }
 }
 
 TEST_F(program, refuses_peers_that_are_none) {

@@ -36,8 +36,8 @@ replay::result simulated_row(std::string const& trace, std::string const& resour
 replay::result timed_row(std::string const& trace, std::string const& resource) {
   replay::result row = simulated_row(trace, resource);
   row.device = "NVIDIA H200";
-  row.times =
-      replay::measured_times{.cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}};
+  row.times = replay::measured_times{
+      .cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}, .pace = {}};
   return row;
 }
 
@@ -72,8 +72,23 @@ TEST(table, with_work_has_the_timeline) {
   EXPECT_EQ(text.substr(0, text.find('\n')), "pool on NVIDIA H200, 2 threads, foreign streams, a kernel of "
                                              "20 us after every 3. allocation; one call "
                                              "includes 21.5 ns of clock");
-  EXPECT_NE(text.find("  timeline ratio  "), std::string::npos);
-  EXPECT_NE(text.find("  1.005  "), std::string::npos);
+  EXPECT_NE(text.find("  utilization  timeline ratio  "), std::string::npos) << text;
+  EXPECT_NE(text.find("        0.750           1.005  "), std::string::npos) << text;
+}
+
+replay::result paced_row() {
+  replay::result row = timed_row("gpt_train", "pool");
+  row.recorded_seconds = 3.5;
+  row.times->pace = replay::pace_times{.share_cold = 0.25, .share_warm = 0.01234, .seconds_warm = 3.75};
+  return row;
+}
+
+TEST(table, at_the_recorded_pace_has_the_share_of_time_beside_utilization) {
+  std::string const text = replay::format_tables(std::vector{paced_row()});
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            "pool on NVIDIA H200, at the recorded pace; one call includes 21.5 ns of clock");
+  EXPECT_NE(text.find("  utilization  share of time  "), std::string::npos) << text;
+  EXPECT_NE(text.find("        0.750         0.0123  "), std::string::npos) << text;
 }
 
 TEST(table, is_one_for_each_resource) {
@@ -99,6 +114,16 @@ TEST(json, has_an_object_for_each_trace_and_resource) {
   EXPECT_EQ(all[0]["blocks_left_live_by_trace"], 3);
   EXPECT_EQ(all[1]["warm_ns_per_operation"], 31.25);
   EXPECT_EQ(all[1]["call_p99_ns"], 680);
+}
+
+TEST(json, at_the_recorded_pace_has_the_share_of_time) {
+  auto const all = nlohmann::json::parse(replay::format_json(std::vector{paced_row(), timed_row("a", "pool")}));
+  EXPECT_EQ(all[0]["recorded_seconds"], 3.5);
+  EXPECT_EQ(all[0]["share_of_time_cold"], 0.25);
+  EXPECT_EQ(all[0]["share_of_time_warm"], 0.01234);
+  EXPECT_EQ(all[0]["pass_seconds_warm"], 3.75);
+  EXPECT_FALSE(all[1].contains("recorded_seconds"));
+  EXPECT_FALSE(all[1].contains("share_of_time_warm"));
 }
 
 TEST(json, of_a_simulated_device_has_no_times) {
