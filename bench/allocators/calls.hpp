@@ -3,6 +3,7 @@
 #pragma once
 
 #include "context.hpp"
+#include "figures.hpp"
 #include "team.hpp"
 #include "traffic.hpp"
 
@@ -59,8 +60,9 @@ void live(benchmark::State& state, context& with, Resource& resource, std::size_
     });
   });
   auto const reserved = resource.figures().peak_reserved;
-  if (reserved)
-    state.counters["filled/reserved"] = static_cast<double>(blocks.filled_bytes()) / static_cast<double>(reserved);
+  if (reserved) {
+    note(state, figure::filled_by_reserved, static_cast<double>(blocks.filled_bytes()) / static_cast<double>(reserved));
+  }
 }
 
 /// Nanoseconds of single calls, less what reading the clock costs.
@@ -107,14 +109,12 @@ void call_distribution(benchmark::State& state, context& with, Resource& resourc
       }
     }));
   }
-  auto const note = [&](std::string const& what, call_times& times) {
-    state.counters[what + "_p50"] = times.quantile(.5);
-    state.counters[what + "_p99"] = times.quantile(.99);
-    state.counters[what + "_p99.9"] = times.quantile(.999);
-    state.counters[what + "_max"] = times.quantile(1);
+  auto const note_quantiles = [&](figure first, call_times& times) {
+    auto which = static_cast<unsigned char>(first);
+    for (double const part : {.5, .99, .999, 1.}) note(state, static_cast<figure>(which++), times.quantile(part));
   };
-  note("alloc", allocations);
-  note("free", frees);
+  note_quantiles(figure::alloc_p50, allocations);
+  note_quantiles(figure::free_p50, frees);
 }
 
 } // namespace bench

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "figures.hpp"
+
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -44,8 +46,8 @@ template <class Run> void measure(benchmark::State& state, context const& with, 
     state.SetIterationTime(stretches.back());
   }
   auto const each = replay::median(std::move(stretches)) / static_cast<double>(operations * threads);
-  state.counters["ns_per_op"] = each * 1e9;
-  state.counters["Mops"] = 1e-6 / each;
+  note(state, figure::ns_per_op, each * 1e9);
+  note(state, figure::mops, 1e-6 / each);
 }
 
 } // namespace bench

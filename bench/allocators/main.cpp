@@ -10,10 +10,13 @@
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "reports.hpp"
 
 import gpumem;
 import peers;
@@ -32,41 +35,21 @@ struct arguments {
   double milliseconds = 50;
 };
 
-// What went wrong, or null. Google Benchmark 1.8 gave the fields other names.
-template <class Run> char const* error_of(Run const& run) {
-  if constexpr (requires { run.error_occurred; }) {
-    return run.error_occurred ? run.error_message.c_str() : nullptr;
-  } else {
-    return static_cast<bool>(run.skipped) ? run.skip_message.c_str() : nullptr;
-  }
-}
-
-// The simulated device has no speed: rows run, and no figure is shown.
-class names_only final : public benchmark::BenchmarkReporter {
-public:
-  bool ReportContext(Context const&) override {
-    std::puts("the simulated device: rows run, no times are shown");
-    return true;
-  }
-  void ReportRuns(std::vector<Run> const& runs) override {
-    for (auto const& each : runs) {
-      auto const* const error = error_of(each);
-      std::printf("%-44s %s\n", each.benchmark_name().c_str(), error ? error : "ran");
-      failed_ = failed_ || error;
-    }
-  }
-  bool failed() const noexcept { return failed_; }
-
-private:
-  bool failed_ = false;
-};
-
 template <class Make> void add_rows(char const* name, bench::context& with, Make make) {
   bench::rows<Make>{name, with, std::move(make)}.add_all();
 }
 
 void register_rows(bench::context& with, std::vector<std::string> const& files) {
-  add_rows("pool", with, [](gpumem::device where) { return gpumem::pool_resource{where}; });
+  auto const pool_of = [](double effort) {
+    return [effort](gpumem::device where) {
+      gpumem::pool_options options;
+      options.effort = effort;
+      return gpumem::pool_resource{where, options};
+    };
+  };
+  add_rows("pool", with, pool_of(gpumem::pool_options{}.effort));
+  add_rows("pool_effort_0", with, pool_of(0));
+  add_rows("pool_effort_1", with, pool_of(1));
   std::vector<peers::gpumem_peer const*> others{&peers::driver_pool()};
   for (auto const& file : files) {
     auto const found = peers::load_peers(file);
@@ -84,27 +67,32 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
       ->Iterations(5);
 }
 
-int run(arguments const& asked) {
+int run(arguments const& asked, bench::formats const& format) {
   auto const where = replay::choose_device(asked.device);
   gpumem::current_device const here{where.device};
   bench::context with{where.device, where.simulated, asked.operations, asked.milliseconds / 1000, {}};
   for (std::size_t i = 0; i < most_streams; ++i) with.streams.emplace_back(where.device);
   register_rows(with, asked.peers);
   if (!where.simulated) {
-    std::printf("%s, operations are single calls: an allocation and its free are two\n", where.name.c_str());
-    benchmark::RunSpecifiedBenchmarks();
-    return 0;
+    std::fprintf(format.console ? stdout : stderr,
+                 "%s, operations are single calls: an allocation and its free are two\n", where.name.c_str());
   }
-  names_only shown;
-  benchmark::RunSpecifiedBenchmarks(&shown);
-  return shown.failed() ? 1 : 0;
+  std::unique_ptr<bench::report> shown, written; // null: Google Benchmark's own
+  if (format.csv_shown) {
+    shown = std::make_unique<bench::csv_lines>(where.simulated);
+  } else if (where.simulated) {
+    shown = std::make_unique<bench::names_only>();
+  }
+  if (format.csv_written) written = std::make_unique<bench::csv_lines>(where.simulated);
+  benchmark::RunSpecifiedBenchmarks(shown.get(), written.get());
+  return where.simulated && shown->failed() ? 1 : 0;
 }
 
 } // namespace
 
 int main(int count, char** values) {
   CLI::App app{"What allocations cost over gpumem's pool and over other allocators. Google Benchmark's options "
-               "(--benchmark_filter=REGEX, --benchmark_format=json, …) work too."};
+               "(--benchmark_filter=REGEX, --benchmark_format=csv, …) work too."};
   arguments asked;
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
@@ -116,10 +104,11 @@ int main(int count, char** values) {
       ->check(CLI::Range(std::size_t{2}, std::size_t{1'000'000'000}));
   app.add_option("--milliseconds", asked.milliseconds, "that a stretch takes at least, on a real device (50)")
       ->check(CLI::Range(0.0, 10'000.0));
+  auto const format = bench::formats_of({values, static_cast<std::size_t>(count)});
   benchmark::Initialize(&count, values); // takes its own options out
   CLI11_PARSE(app, count, values);
   try {
-    return run(asked);
+    return run(asked, format);
   } catch (std::exception const& error) {
     std::fprintf(stderr, "gpumem-bench: %s\n", error.what());
     return 1;

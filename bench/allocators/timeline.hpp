@@ -4,6 +4,7 @@
 #pragma once
 
 #include "context.hpp"
+#include "figures.hpp"
 #include "team.hpp"
 #include "traffic.hpp"
 
@@ -67,11 +68,11 @@ void timeline(benchmark::State& state, context& with, Make const& make, std::siz
     auto const reference = replay::median(std::move(bare_took));
     auto const warm = replay::median(std::move(warm_took));
     state.SetIterationTime(warm);
-    state.counters["cold"] = replay::median(std::move(cold_took)) / reference;
-    state.counters["warm"] = warm / reference;
-    state.counters["reserved_MiB"] = static_cast<double>(resource.figures().peak_reserved) / (1 << 20);
+    note(state, figure::cold, replay::median(std::move(cold_took)) / reference);
+    note(state, figure::warm, warm / reference);
+    note(state, figure::reserved_mib, static_cast<double>(resource.figures().peak_reserved) / (1 << 20));
     if (!reserved_took.empty()) {
-      state.counters["cold_reserved"] = replay::median(std::move(reserved_took)) / reference;
+      note(state, figure::cold_reserved, replay::median(std::move(reserved_took)) / reference);
     }
   }
 }

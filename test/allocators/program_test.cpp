@@ -1,0 +1,89 @@
+// gpumem-bench as people run it, on the simulated device.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using lines = std::vector<std::string>;
+
+class bench_program : public testing::Test {
+protected:
+  bench_program() {
+    folder_ = std::filesystem::temp_directory_path() / ("gpumem_bench_" + std::to_string(getpid()) + "_" +
+                                                        testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  ~bench_program() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(std::string const& name) const { return (folder_ / name).string(); }
+
+  lines read(std::string const& name) const {
+    lines all;
+    std::ifstream in(path(name));
+    for (std::string line; std::getline(in, line);) all.push_back(line);
+    return all;
+  }
+
+  // The exit code; what was printed is in the file "out".
+  int run(lines const& arguments) const {
+    std::string command = "'" GPUMEM_BENCH_PROGRAM "' --device simulated --operations 200";
+    for (auto const& each : arguments) command += " '" + each + "'";
+    int const status = std::system((command + " >" + path("out") + " 2>" + path("err") + " </dev/null").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  std::filesystem::path folder_;
+};
+
+// Each kind of row that runs there: a pair of calls, live blocks, single calls, threads.
+std::string rows_of(std::string const& resources) {
+  return "--benchmark_filter=(one_size_256B|live_1000_small|call_times|threads_2_one_stream)/(" + resources + ")/";
+}
+
+std::ptrdiff_t commas(std::string const& line) { return std::ranges::count(line, ','); }
+
+TEST_F(bench_program, csv_has_the_same_columns_in_each_line) {
+  ASSERT_EQ(run({rows_of("pool|pool_effort_0|pool_effort_1|driver_pool"), "--benchmark_format=csv"}), 0);
+  auto const shown = read("out");
+  ASSERT_EQ(shown.size(), 17U);
+  EXPECT_TRUE(shown[0].starts_with("name,iterations,"));
+  for (auto const& each : shown) EXPECT_EQ(commas(each), commas(shown[0])) << each;
+  for (char const* row : {"one_size_256B/pool/", "live_1000_small/pool_effort_0/", "call_times/pool_effort_1/",
+                          "threads_2_one_stream/driver_pool/"}) {
+    EXPECT_EQ(std::ranges::count_if(shown, [&](auto const& each) { return each.starts_with('"' + std::string{row}); }),
+              1)
+        << row;
+  }
+}
+
+TEST_F(bench_program, csv_goes_to_a_file_beside_names) {
+  ASSERT_EQ(run({rows_of("pool"), "--benchmark_out=" + path("rows.csv"), "--benchmark_out_format=csv"}), 0);
+  auto const written = read("rows.csv");
+  ASSERT_EQ(written.size(), 5U);
+  for (auto const& each : written) EXPECT_EQ(commas(each), commas(written[0])) << each;
+  ASSERT_EQ(read("out").size(), 5U);
+  EXPECT_EQ(read("out").front(), "the simulated device: rows run, no times are shown");
+}
+
+TEST_F(bench_program, csv_tells_of_rows_that_fail_and_goes_on) {
+  EXPECT_EQ(run({"--peer", GPUMEM_FAKE_PEER, rows_of("fake|absent"), "--benchmark_format=csv"}), 1);
+  auto const shown = read("out");
+  ASSERT_EQ(shown.size(), 9U);
+  for (auto const& each : shown) {
+    EXPECT_EQ(commas(each), commas(shown[0])) << each;
+    bool const absent = each.find("/absent/") != std::string::npos;
+    EXPECT_EQ(each.find(",true,\"absent cannot be had on this device\",") != std::string::npos, absent) << each;
+  }
+}
+
+} // namespace
