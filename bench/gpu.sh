@@ -11,7 +11,8 @@ usage() {
 usage: bash cmake/run.sh gpu [bundle|run|all] [REPLAY ARGUMENT...]
   bundle  build all that is run into build/gpu/bundle, which can be carried away: programs static but for the driver and
           libc, and the C library, which shares the C++ runtime with PyTorch
-  run     run it and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, replay; needs a GPU
+  run     run it and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, allocators, and traces
+          back to back, with work in flight and at their recorded pace; needs a GPU
   all     both; without a GPU the bundle, and how to run it (the default)
 TEXT
 }
