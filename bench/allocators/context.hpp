@@ -30,7 +30,8 @@ struct context {
   std::size_t enough(double seconds) const {
     if (simulated) return operations;
     auto const times = std::clamp(shortest / std::max(seconds, 1e-6), 1.0, 1e4);
-    return static_cast<std::size_t>(static_cast<double>(operations / 2) * times) * 2;
+    auto const pairs = operations / 2;
+    return static_cast<std::size_t>(static_cast<double>(pairs) * times) * 2;
   }
 };
 
