@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
+#include <gpumem/make_pool.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -67,6 +69,11 @@ TEST_F(pool_draws, nothing_with_options_of_pages_and_no_pages) {
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_unmapping = told}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.growth = gpumem::growth::compact, .pages = false}}),
                std::invalid_argument);
+}
+
+TEST_F(pool_draws, the_same_where_the_module_cannot_be_imported) {
+  EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0); }), a_page);
+  EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0, {.pages = false}); }), a_chunk);
 }
 
 } // namespace
