@@ -37,7 +37,7 @@ int main() {
   if (simulated) std::puts("on the simulated device: kernels do not run there, so a host function on the stream sorts");
   gpumem::device const device{0};
   gpumem::current_device const here{device};
-  pool memory{gpumem::cuda_resource{device}};
+  pool memory{device};
   auto const [first, second] =
       gpumem::sync_wait(gpumem::when_all(sort_some(memory, 1 << 20, simulated), sort_some(memory, 1 << 18, simulated)));
   gpumem::figures const seen = memory.figures();

@@ -6,9 +6,9 @@ import :device;
 
 namespace gpumem {
 
-/// The device's current resource: at first a pool over the device's memory, made at first use and kept for the life of
-/// the process. A handle that shares it: it stays valid, and its memory too, whatever is set afterwards. Throws
-/// cuda_error, std::bad_alloc. Any thread.
+/// The device's current resource: at first a pool over the device's memory, in virtual pages where the device has them,
+/// made at first use and kept for the life of the process. A handle that shares it: it stays valid, and its memory too,
+/// whatever is set afterwards. Throws cuda_error, std::bad_alloc. Any thread.
 export any_pool current_resource(device where = device::current());
 
 /// Makes it the device's current resource and returns the one before; memory already given out stays with whom it came

@@ -107,8 +107,9 @@ public:
   Upstream value;
 };
 
-// Pages where the device has virtual memory.
-std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_options pages);
+// Pages where the device has virtual memory and the options let them be used; otherwise, chunks.
+std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
+                                          virtual_pages_options pages);
 
 template <class Self, class Upstream, bool = mr::has_property<Upstream, mr::device_accessible>,
           bool = mr::has_property<Upstream, mr::host_accessible>>
@@ -188,10 +189,12 @@ public:
 
   /// A pool over virtual pages of a device: one run of addresses, backed page by page, that grows at its end by what is
   /// missing there, and gives back whole pages out of its middle. Chunks of cuda_resource where the device has no
-  /// virtual memory. Throws as the other, and std::invalid_argument for what virtual_pages refuses.
+  /// virtual memory, where `options.pages` is false, and where the limit is less than a page of 2 MiB and the pages are
+  /// to be nothing special. Throws as the other, and std::invalid_argument for what virtual_pages refuses and for
+  /// options of pages where `options.pages` is false.
   explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})
     requires std::same_as<Upstream, cuda_resource>
-      : state_{new detail::pool_state{detail::held_pages(where, std::move(pages)), std::move(options)}} {}
+      : state_{new detail::pool_state{detail::held_pages(where, options, std::move(pages)), std::move(options)}} {}
 
   using base::deallocate;
   /// The same without the size.
@@ -251,7 +254,7 @@ private:
   state_handle<detail::pool_state> state_;
 };
 
-/// Over virtual pages.
+/// Over virtual pages, unless the options say otherwise.
 export pool_resource(gpumem::device) -> pool_resource<cuda_resource>;
 export pool_resource(gpumem::device, pool_options) -> pool_resource<cuda_resource>;
 export pool_resource(gpumem::device, pool_options, virtual_pages_options) -> pool_resource<cuda_resource>;

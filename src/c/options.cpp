@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "size.hpp"
 
@@ -44,6 +46,15 @@ bool switch_of(std::string_view option, std::string_view value) {
   refuse(option, "is on or off, not '" + std::string{value} + "'");
 }
 
+// from_chars reads "nan" and "inf" too.
+double share_of(std::string_view option, std::string_view value) {
+  double share = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), share);
+  bool const whole = error == std::errc{} && end == value.data() + value.size();
+  if (whole && share >= 0 && share <= 1) return share;
+  refuse(option, "is a number between 0 and 1, not '" + std::string{value} + "'; write 0.1");
+}
+
 struct known_option {
   std::string_view name;
   void (*set)(pool_options& options, std::string_view name, std::string_view value);
@@ -51,12 +62,14 @@ struct known_option {
 
 constexpr std::array known_options{
     known_option{"cross_stream"sv, [](pool_options& o, auto name, auto v) { o.cross_stream = reuse_of(name, v); }},
+    known_option{"effort"sv, [](pool_options& o, auto name, auto v) { o.effort = share_of(name, v); }},
     known_option{"guard"sv, [](pool_options& o, auto name, auto v) { o.hardened.guard = size_of(name, v); }},
     known_option{"hardened"sv, [](pool_options& o, auto name, auto v) { o.hardened.enabled = switch_of(name, v); }},
     known_option{"history"sv, [](pool_options& o, auto name, auto v) { o.hardened.history = size_of(name, v); }},
     known_option{"initial_size"sv, [](pool_options& o, auto name, auto v) { o.initial_size = size_of(name, v); }},
     known_option{"limit"sv, [](pool_options& o, auto name, auto v) { o.limit = size_of(name, v); }},
     known_option{"name"sv, [](pool_options& o, auto, auto v) { o.name = v; }},
+    known_option{"pages"sv, [](pool_options& o, auto name, auto v) { o.pages = switch_of(name, v); }},
     known_option{"poison"sv, [](pool_options& o, auto name, auto v) { o.hardened.poison = size_of(name, v); }},
     known_option{"quarantine"sv, [](pool_options& o, auto name, auto v) { o.hardened.quarantine = size_of(name, v); }},
     known_option{"release_threshold"sv,

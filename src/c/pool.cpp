@@ -22,8 +22,7 @@ struct gpumem_pool {
   std::atomic<std::size_t> references{1};
   gpumem::pool_resource<gpumem::cuda_resource> resource;
 
-  gpumem_pool(gpumem::device where, gpumem::pool_options options)
-      : resource{gpumem::cuda_resource{where}, std::move(options)} {}
+  gpumem_pool(gpumem::device where, gpumem::pool_options options) : resource{where, std::move(options)} {}
 };
 
 namespace {

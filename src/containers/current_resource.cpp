@@ -44,7 +44,7 @@ any_pool first_resource(device where) {
     sync::lock const held{slot.guard};
     if (slot.first) return *slot.first;
   }
-  any_pool made{pool_resource<cuda_resource>{cuda_resource{where}, {.name = "current"}}};
+  any_pool made{pool_resource<cuda_resource>{where, {.name = "current"}}};
   sync::lock const held{slot.guard};
   if (!slot.first) slot.first.emplace(std::move(made));
   return *slot.first;

@@ -12,7 +12,7 @@ namespace gpumem {
 
 // Declared in a header, which no module owns.
 extern "C++" any_pool make_pool(int ordinal, pool_options options) {
-  return any_pool{pool_resource<cuda_resource>{cuda_resource{device{ordinal}}, std::move(options)}};
+  return any_pool{pool_resource<cuda_resource>{device{ordinal}, std::move(options)}};
 }
 
 } // namespace gpumem

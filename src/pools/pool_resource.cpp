@@ -1,12 +1,14 @@
 // The counted state of a pool, and its calls that do not depend on the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 module gpumem:pool_resource.impl;
@@ -29,13 +31,20 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-std::unique_ptr<pool_upstream> held_pages(gpumem::device where, virtual_pages_options pages) {
-  cuda_resource chunks{where};
-  if (!virtual_pages::supported(where)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
-  return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
+namespace {
+
+bool is_special(virtual_pages_options const& pages) noexcept {
+  return pages.addresses || !pages.peers.empty() || pages.exportable || pages.rdma || pages.on_mapped ||
+         pages.on_unmapping;
 }
 
-namespace {
+// Of a limit less than a page nothing could be granted.
+bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
+  bool const special = is_special(pages);
+  if (!options.pages && special) throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};
+  bool const too_small = options.limit && options.limit < smallest_page && !special;
+  return options.pages && !too_small && virtual_pages::supported(where);
+}
 
 // Asked here, because a pool that draws nothing yet would otherwise fail only at its first allocation.
 pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options options) {
@@ -55,6 +64,13 @@ std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* whom)
 }
 
 } // namespace
+
+std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
+                                          virtual_pages_options pages) {
+  cuda_resource const chunks{where};
+  if (!draws_pages(where, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
+  return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
+}
 
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : engine_{make_engine(std::move(upstream), std::move(options))},

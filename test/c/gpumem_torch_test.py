@@ -21,7 +21,7 @@ class Touch(ctypes.Structure):
 
 class Options(ctypes.Structure):
     _fields_ = [("devices", ctypes.c_int), ("capacity", ctypes.c_size_t), ("seed", ctypes.c_uint64),
-                ("manual", ctypes.c_int), ("patience_ms", ctypes.c_uint64)]
+                ("manual", ctypes.c_int), ("patience_ms", ctypes.c_uint64), ("virtual_memory", ctypes.c_int)]
 
 
 class Party(ctypes.Structure):
@@ -51,7 +51,7 @@ class Simulator:
                 ("cuStreamWaitEvent", ctypes.c_int, [pointer, pointer, ctypes.c_uint]),
                 ("cuEventRecord", ctypes.c_int, [pointer, pointer])):
             getattr(self.driver, name).restype, getattr(self.driver, name).argtypes = result, arguments
-        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, patience_ms=10000)
+        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, patience_ms=10000, virtual_memory=1)
         self.require(self.driver.gpumem_simulator_reset(ctypes.byref(options)))
         self.owner = self.driver.gpumem_simulator_new_owner()
 
@@ -246,9 +246,22 @@ class Configuration(Plugged):
         for options, text in (("limt=1GiB", "'limt' is unknown"), ("limit=much", "'limit' is no size: 'much'"),
                               ("limit", "has no value"), ("limit=1,limit=2", "given twice"),
                               ("cross_stream=yes", "own, completed or wait"), ({"limit": ""}, "is empty"),
-                              (",", "missing between commas")):
+                              ({"effort": float("nan")}, "a number between 0 and 1, not 'nan'"),
+                              ({"pages": 0}, "on or off, not '0'"), (",", "missing between commas")):
             self.assert_refused("invalid_argument", text, gpumem_torch.configure, options)
         self.assert_refused("invalid_argument", "no device -1", gpumem_torch.figures, -1)
+
+    def drawn_for_a_block(self):
+        stream, called = self.simulator.stream(), set()
+        self.free(self.allocate(1, stream), 1, stream)
+        visit = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64)
+        self.simulator.driver.gpumem_simulator_visit_calls(visit(lambda _, name, n: called.add(name)), None)
+        return called & {b"cuMemAlloc", b"cuMemCreate"}
+
+    @alone
+    def test_a_dict_says_on_and_off(self):
+        gpumem_torch.configure({"pages": False, "effort": 5e-05, "hardened": False})
+        self.assertEqual(self.drawn_for_a_block(), {b"cuMemAlloc"})
 
     @alone
     def test_contradictions_are_found_at_the_first_allocation(self):
@@ -262,8 +275,7 @@ class Configuration(Plugged):
     @alone
     def test_the_environment_serves_where_nothing_is_said(self):
         os.environ["GPUMEM_TORCH_OPTIONS"] = "limit=8MiB, release_threshold=0"
-        stream = self.simulator.stream()
-        self.free(self.allocate(1, stream), 1, stream)
+        self.assertEqual(self.drawn_for_a_block(), {b"cuMemCreate"})
         self.assertEqual(gpumem_torch.figures(0)["limit"], 8 * MIB)
 
     @alone

@@ -39,8 +39,10 @@ TEST_F(current_resource_test, is_at_first_a_pool_over_the_device) {
   EXPECT_EQ(gpumem::services_of(at_first).table->device(gpumem::services_of(at_first).state), 0);
   gpumem::stream const a{first};
   auto const bytes = device_bytes();
+  gpumem::simulator::clear_driver_calls();
   auto* const p = at_first.allocate(a, 1000, 256);
   EXPECT_GT(gpumem::figures_of(at_first).reserved, 1000u); // a pool draws more than is asked for
+  EXPECT_EQ(gpumem::simulator::report().driver_calls["cuMemCreate"], 1u) << "it is over virtual pages";
   EXPECT_GT(device_bytes(), bytes);
   at_first.deallocate(a, p, 1000, 256);
 }

@@ -3,7 +3,7 @@ import gpumem;
 
 int main() {
   gpumem::simulator::load({.seed = 7}); // before the first CUDA call; no GPU, no driver
-  gpumem::simulator::checked pool{gpumem::pool_resource{gpumem::cuda_resource{}}};
+  gpumem::simulator::checked pool{gpumem::pool_resource{gpumem::device{0}}};
   gpumem::stream a{gpumem::device{0}}, b{gpumem::device{0}};
   void* block = pool.allocate(a, 1 << 20);
   gpumem::simulator::work(b, {gpumem::simulator::write(block, 1 << 20)}); // b was never ordered after a

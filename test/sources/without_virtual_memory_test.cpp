@@ -1,5 +1,6 @@
 // A device on which addresses and memory are not told apart.
 // SPDX-License-Identifier: Apache-2.0
+#include <gpumem/make_pool.hpp>
 #include <gpumem/simulator.hpp>
 
 #include <gtest/gtest.h>
@@ -21,9 +22,16 @@ TEST(without_virtual_memory, virtual_pages_say_so_and_a_pool_has_another_way) {
     EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_NE(std::string{e.what()}.find("device 0 has no virtual memory"), std::string::npos) << e.what();
   }
-  gpumem::pool_resource pool{gpumem::cuda_resource{where}};
   gpumem::stream stream{where};
-  pool.deallocate(stream, pool.allocate(stream, 1024), 1024);
+  auto const use = [&](auto pool) { pool.deallocate(stream, pool.allocate(stream, 1024, 256), 1024, 256); };
+  use(gpumem::pool_resource{gpumem::cuda_resource{where}});
+  use(gpumem::pool_resource{where});
+  use(gpumem::pool_resource{where, {.pages = false}});
+  use(gpumem::make_pool(0));
+  use(gpumem::current_resource(where));
+  auto calls = gpumem::simulator::report().driver_calls;
+  EXPECT_EQ(calls["cuMemAlloc"], 5u);
+  EXPECT_EQ(calls["cuMemCreate"] + calls["cuMemAddressReserve"], 0u);
 }
 
 } // namespace

@@ -22,8 +22,8 @@ struct figures {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
   std::uint64_t failures = 0;
-  std::uint64_t growths = 0;       ///< chunks drawn from upstream
-  std::uint64_t releases = 0;      ///< chunks given back to upstream
+  std::uint64_t growths = 0;       ///< times that memory was drawn from upstream
+  std::uint64_t releases = 0;      ///< chunks or pages given back to upstream
   std::uint64_t joins = 0;         ///< free neighbours joined
   std::uint64_t joins_refused = 0; ///< not joined, because more than four streams would have used the range
 

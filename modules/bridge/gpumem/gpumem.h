@@ -50,7 +50,8 @@ typedef enum gpumem_outcome {
   GPUMEM_DRIVER_ERROR = 11        ///< another error of the driver, or no driver
 } gpumem_outcome;
 
-/// A pool over the memory of one device: best fit, coalescing, reuse across streams in proven order.
+/// A pool over the memory of one device, in virtual pages where the device has them: best fit, coalescing, reuse across
+/// streams in proven order.
 typedef struct gpumem_pool gpumem_pool;
 
 /// Figures of a pool: bytes and counts since it was made. The caller writes `size`; newer versions add fields at the
@@ -67,8 +68,8 @@ typedef struct gpumem_figures {
   uint64_t allocations;
   uint64_t frees;
   uint64_t failures;
-  uint64_t growths;            ///< chunks drawn from the device
-  uint64_t releases;           ///< chunks given back
+  uint64_t growths;            ///< times that memory was drawn from the device
+  uint64_t releases;           ///< pages or chunks given back
   uint64_t joins;              ///< free neighbours joined
   uint64_t joins_refused;      ///< not joined, because more than four streams would have used the range
   uint64_t reuse_own;          ///< the range was freed on the same stream
@@ -107,11 +108,18 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 
 /// Makes a pool over the memory of the device with that ordinal; its one reference is the caller's. Options are
 /// `name=value`, separated by commas, NULL and "" are none:
-///   limit=8GiB             most that may be reserved; 0: none
+///   limit=8GiB             most that may be reserved; 0: none. Of pages, in multiples of 2 MiB
 ///   initial_size=1GiB      reserved at once
-///   release_threshold=2GiB reserved memory beyond this is given back when whole chunks are free and complete, once
-///                          there is an eighth more; without it nothing is given back but by gpumem_trim and at
+///   release_threshold=2GiB reserved memory beyond this is given back when whole pages or chunks are free and complete,
+///                          once there is an eighth more; without it nothing is given back but by gpumem_trim and at
 ///                          out-of-memory
+///   pages=on               on (the default): draw virtual pages, where the device has them and the limit is not less
+///                          than one; off: draw chunks of cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks,
+///                          and cudaDeviceEnablePeerAccess opens only those to other devices: whoever needs either
+///                          must say pages=off
+///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
+///                          pages to where memory is missing, instead of making new ones; at its limit it moves
+///                          whatever that takes
 ///   cross_stream=wait      how far to go to reuse what another stream freed: own (only what the stream is ordered
 ///                          after), completed (also what the host has seen complete), wait (also behind a wait; this is
 ///                          the default)
@@ -160,8 +168,8 @@ gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream)
 /// device; GPUMEM_DEADLINE if that was not seen.
 gpumem_outcome gpumem_settle(gpumem_pool* pool, uint64_t nanoseconds) GPUMEM_NOEXCEPT;
 
-/// Gives unused memory beyond `keep` reserved bytes back to the device, whole chunks of it and only what the host has
-/// seen all use of complete, for which gpumem_settle waits; how much that was. Waits for nothing itself.
+/// Gives unused memory beyond `keep` reserved bytes back to the device, whole pages or chunks of it and only what the
+/// host has seen all use of complete, for which gpumem_settle waits; how much that was. Waits for nothing itself.
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know; a `size` too small for any is GPUMEM_INVALID_ARGUMENT.

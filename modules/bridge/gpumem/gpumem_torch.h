@@ -55,9 +55,9 @@ void gpumem_torch_memory_fraction(double fraction, int device);
 using gpumem_torch_pool_id = std::pair<unsigned long long, unsigned long long>;
 
 /// From begin to release a captured graph may hold the addresses of the device's memory: nothing of it is given back by
-/// gpumem_torch_empty_cache. Capturing streams are not served: a graph has to make do with what was allocated before.
-/// *Throws* for a device that cannot be and an end without a begin; set_begin_allocate_to_pool,
-/// set_end_allocate_to_pool_fn, set_release_pool.
+/// gpumem_torch_empty_cache. Capturing streams are not served: a graph has to make do with what was allocated before,
+/// and that has to stay allocated: free pages may move to where memory is missing. *Throws* for a device that cannot be
+/// and an end without a begin; set_begin_allocate_to_pool, set_end_allocate_to_pool_fn, set_release_pool.
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool,
                                          std::function<bool(struct CUstream_st*)> filter);
 void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool);

@@ -7,7 +7,8 @@
 
 namespace gpumem {
 
-/// A pool over a device's memory. Throws std::invalid_argument, cuda_error, out_of_memory.
+/// A pool over a device's memory, as pool_resource{device{ordinal}, options}: over virtual pages where the device has
+/// them, unless the options say otherwise. Throws std::invalid_argument, cuda_error, out_of_memory.
 any_pool make_pool(int device, pool_options options = {});
 
 } // namespace gpumem

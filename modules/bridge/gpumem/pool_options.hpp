@@ -33,7 +33,7 @@ struct hardening_options {
 /// Options of pool_resource; sizes in bytes.
 struct pool_options {
   std::size_t initial_size = 0; ///< drawn from upstream at construction
-  std::size_t limit = 0;        ///< most that may be reserved; 0: none
+  std::size_t limit = 0;        ///< most that may be reserved; 0: none. Of pages, in multiples of 2 MiB
   /// Reserved memory beyond this is given back in the background when whole chunks, or pages, are free and complete;
   /// it begins when there is an eighth more, so that what comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
@@ -42,8 +42,11 @@ struct pool_options {
   /// instead of making new ones, from 0 (never) to 1 (no bound). It may save up a tenth of a second. At its limit a
   /// pool moves whatever it takes.
   double effort = 0.05;
-  /// Of a pool that is made of a device: draws virtual pages where the device has them; otherwise, chunks of
-  /// cudaMalloc, which `cudaIpcGetMemHandle` takes.
+  /// Of a pool that is made of a device: true draws virtual pages where the device has them, unless `limit` is less
+  /// than one; false draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
+  /// `cudaDeviceEnablePeerAccess` opens only those to other devices: whoever needs either must say false. Pages are
+  /// exported with `export_page`, and opened to the devices that virtual_pages_options name. Of a pool over a given
+  /// upstream this has no effect.
   bool pages = true;
   reuse cross_stream = reuse::wait;
   std::string name = "pool"; ///< in reports

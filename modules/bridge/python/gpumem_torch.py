@@ -143,11 +143,20 @@ def version():
 
 
 def configure(options=None):
-    """The options of the pools, which are made one a device at its first allocation: text as gpumem_make_pool in gpumem.h
-    takes it ("limit=8GiB,initial_size=1GiB"), a dict of the same, or None for those of the environment variable
-    GPUMEM_TORCH_OPTIONS. Raises Failure for what it does not understand, and once a device has its pool."""
+    """The options of the pools, which are made one a device at its first allocation: text as gpumem_make_pool in
+    gpumem.h takes it ("limit=8GiB,initial_size=1GiB"), a dict of the same, in which True and False are on and off, or
+    None for those of the environment variable GPUMEM_TORCH_OPTIONS. Raises Failure for what it does not understand, and
+    once a device has its pool.
+
+    limit, initial_size, release_threshold: sizes. pages: on, the default, draws virtual pages where the device has
+    them; off draws chunks of cudaMalloc, for memory that cudaIpcGetMemHandle takes or that other devices reach by
+    cudaDeviceEnablePeerAccess, as PyTorch's copies from one GPU to another do. effort: from 0 to 1, the share of the
+    time that may be spent on moving free pages. cross_stream: own, completed or wait. name: text. hardened: on or off,
+    and then guard, quarantine and poison, which are sizes, and history, a count."""
     if isinstance(options, dict):
-        options = ",".join(f"{name}={value}" for name, value in options.items())
+        text = {True: "on", False: "off"}
+        options = ",".join(f"{name}={text[value] if isinstance(value, bool) else value}"
+                           for name, value in options.items())
     check(library().gpumem_torch_configure(None if options is None else options.encode()))
 
 

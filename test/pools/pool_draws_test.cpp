@@ -1,0 +1,79 @@
+// What a pool that is made of a device draws: pages, or chunks where its options or the device say so.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/make_pool.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+import gpumem;
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class pool_draws : public gpumem_test::simulated_test {
+protected:
+  void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream s{device};
+  struct drawn {
+    std::uint64_t pages;
+    std::uint64_t chunks;
+    friend bool operator==(drawn const&, drawn const&) = default;
+  };
+  static constexpr drawn a_page{1, 0}, a_chunk{0, 1};
+
+  template <class Make> drawn drawn_by(Make make) {
+    simulator::clear_driver_calls();
+    auto pool = make();
+    pool.deallocate(s, pool.allocate(s, 1000, 256), 1000, 256);
+    auto calls = simulator::report().driver_calls;
+    return {calls["cuMemCreate"], calls["cuMemAlloc"]};
+  }
+  drawn drawn_with(gpumem::pool_options const& options) {
+    return drawn_by([&] { return gpumem::pool_resource{device, options}; });
+  }
+};
+
+TEST_F(pool_draws, pages_unless_the_options_say_chunks) {
+  EXPECT_EQ(drawn_with({}), a_page);
+  EXPECT_EQ(drawn_with({.limit = 2 * MiB}), a_page);
+  EXPECT_EQ(drawn_with({.pages = false}), a_chunk);
+  EXPECT_EQ(drawn_with({.limit = 64 * MiB, .pages = false}), a_chunk);
+}
+
+TEST_F(pool_draws, chunks_where_the_limit_is_less_than_a_page) {
+  EXPECT_EQ(drawn_with({.limit = 2 * MiB - 1}), a_chunk);
+  // Somebody wants something of these pages: there is no memory rather than another.
+  gpumem::pool_resource pool{device, {.limit = 1 * MiB}, {.exportable = true}};
+  EXPECT_FALSE(pool.try_allocate(s, 1000, 256));
+}
+
+TEST_F(pool_draws, what_its_upstream_gives_whatever_the_options_say) {
+  EXPECT_EQ(drawn_by([&] { return gpumem::pool_resource{gpumem::cuda_resource{device}, {.pages = true}}; }), a_chunk);
+  EXPECT_EQ(drawn_by([&] { return gpumem::pool_resource{gpumem::cuda_resource{device}, {.pages = false}}; }), a_chunk);
+}
+
+TEST_F(pool_draws, nothing_with_options_of_pages_and_no_pages) {
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.addresses = 64 * MiB}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.peers = {device}}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.exportable = true}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.rdma = true}}), std::invalid_argument);
+  auto const told = [](void*, std::size_t) { return true; };
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_mapped = told}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_unmapping = told}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {.growth = gpumem::growth::compact, .pages = false}}),
+               std::invalid_argument);
+}
+
+TEST_F(pool_draws, the_same_where_the_module_cannot_be_imported) {
+  EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0); }), a_page);
+  EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0, {.pages = false}); }), a_chunk);
+}
+
+} // namespace
