@@ -56,6 +56,7 @@ export import :records;
 export import :block_table;
 export import :size_bins;
 export import :look_record;
+export import :move_budget;
 export import :size_class;
 export import :spans;
 export import :shelf;

@@ -37,7 +37,7 @@ public:
   /// Refers to all of them.
   page_growth(pool_options const& options, bool paged, chunk_list const& chunks, shard_list const& shards,
               pool_order const& order) noexcept
-      : options_{options}, chunks_{chunks}, shards_{shards}, order_{order}, compact_{options.growth == growth::compact},
+      : options_{options}, chunks_{chunks}, shards_{shards}, order_{order}, compact_{options.effort > 0},
         could_spend_{paged && !compact_ && options.cross_stream != reuse::own &&
                      options.release_threshold == SIZE_MAX} {}
 

@@ -25,7 +25,6 @@ import :timeline;
 namespace gpumem {
 
 export {
-  using gpumem::growth;
   using gpumem::hardening_options;
   using gpumem::pool_options;
   using gpumem::reuse;
@@ -252,8 +251,7 @@ private:
   pool_options const options_;
   pool_order const order_;
   // Where pages give way to each other, what rounding up wastes is not to be had again: .01 to .02 of recorded traces.
-  std::size_t const largest_numbered_ =
-      options_.growth == growth::compact ? size_class::largest_small : size_class::largest_medium;
+  std::size_t const largest_numbered_ = options_.effort > 0 ? size_class::largest_small : size_class::largest_medium;
 
   pool_supply supply_; // has the upstream of what the shards have, and outlives them
   shard_list shards_;

@@ -8,6 +8,7 @@ import :block;
 import :chunks;
 import :device;
 import :error;
+import :move_budget;
 import :page_growth;
 import :pool_order;
 import :pool_request;
@@ -89,6 +90,7 @@ private:
     pool_shard* shard;
     block* last; // in which they end; it and those below it hold them
     page_extent where;
+    std::size_t pages = 1;
   };
   static void append(std::vector<page_run>& runs, page_run const& next);
   // Whole pages of idle runs: until so many bytes are found, and never more than `most`.
@@ -98,6 +100,8 @@ private:
     std::uintptr_t spared = 0; // where a block begins that stays
     pool_shard* in = nullptr;  // of it alone; null: of all
     std::size_t smallest = 0;
+    std::size_t most_pages = SIZE_MAX;
+    bool counts = false; // against the budget of moves
   };
 
   // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
@@ -127,6 +131,7 @@ private:
   std::vector<idle_run> idle_runs(std::uintptr_t spared);
   std::vector<page_run> idle_pages(page_wish const& what);
   std::size_t carve_out(std::vector<page_run>& idle) noexcept;
+  static std::size_t pages_in(std::vector<page_run> const& runs) noexcept;
   static void unmap(std::vector<page_run> const& carved) noexcept;
   std::size_t give_back_idle(page_wish const& what, shard_locks& held) noexcept;
   std::size_t make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
@@ -141,6 +146,7 @@ private:
 
   chunk_list chunks_;
   page_growth growth_;
+  move_budget budget_;
   sync::quick_condition changed_; // growth ended, or memory has left
   bool growing_ = false;
   bool closed_ = false;

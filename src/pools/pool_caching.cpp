@@ -70,7 +70,7 @@ void pool_engine::set_caching() noexcept {
   supply_.set_calm(calm);
   scarce_.store(supply_.chunks().scarce(), std::memory_order_relaxed);
   frees_record_.store(!calm || supply_.chunks().scarce(), std::memory_order_relaxed);
-  bool const compact = options_.growth == growth::compact;
+  bool const compact = supply_.growth().is_compact();
   magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,
                    leaves_evidence() ? most_unrecorded() : SIZE_MAX);
 }

@@ -64,10 +64,10 @@ pool_options checked_options(pool_options options, bool paged) {
   if (options.initial_size > PTRDIFF_MAX) {
     throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
   }
-  if (options.growth > growth::compact) throw std::invalid_argument{"gpumem: a pool's growth is unknown"};
-  if (options.growth == growth::compact && !paged) {
-    throw std::invalid_argument{"gpumem: growth::compact is for pools over virtual pages"};
+  if (!(options.effort >= 0 && options.effort <= 1)) {
+    throw std::invalid_argument{"gpumem: a pool's effort must be between 0 and 1"};
   }
+  if (!paged) options.effort = 0; // a chunk moves nowhere
   check_limit(options.limit);
   check_hardening(options.hardened, options.limit);
   return options;

@@ -22,8 +22,10 @@ import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
+import :sync;
 import :tags;
 import :timeline;
+import :virtual_pages;
 
 namespace gpumem::detail {
 namespace {
@@ -38,7 +40,8 @@ std::optional<device> device_of(pool_upstream const& upstream) {
 pool_supply::pool_supply(std::unique_ptr<pool_upstream> upstream, pool_options const& options, pool_order const& order,
                          shard_list& shards, listener& told)
     : upstream_{std::move(upstream)}, options_{options}, device_{device_of(*upstream_)}, order_{order}, shards_{shards},
-      told_{told}, chunks_{options.limit}, growth_{options, paged(), chunks_, shards, order} {}
+      told_{told}, chunks_{options.limit}, growth_{options, paged(), chunks_, shards, order},
+      budget_{options.effort, sync::now()} {}
 
 bool pool_supply::wait_for_growth(shard_locks& held) {
   bool const any = growing_;
@@ -57,7 +60,8 @@ expected<pool_place, failure> pool_supply::grow(pool_request const& what, shard_
 expected<std::size_t, failure> pool_supply::grow_to(std::size_t bytes, pool_shard& into, shard_locks& held) {
   for (;;) {
     wait_for_growth(held);
-    auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks_.most());
+    auto const unit = paged() ? smallest_page : granule;
+    auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks_.most() / unit * unit);
     if (wanted <= chunks_.reserved()) return std::size_t{0};
     auto const missing = wanted - chunks_.reserved();
     if (missing > chunks_.room()) { // because of what has not left yet

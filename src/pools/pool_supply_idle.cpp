@@ -28,6 +28,7 @@ void pool_supply::append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
   if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
     above->where = {next.where.offset, next.where.bytes + above->where.bytes};
+    above->pages += next.pages;
   } else {
     runs.push_back(next);
   }
@@ -67,20 +68,21 @@ std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared)
 
 std::vector<pool_supply::page_run> pool_supply::idle_pages(page_wish const& what) {
   std::vector<page_run> found;
-  std::size_t sum = 0;
+  std::size_t sum = 0, pages = 0;
   for (auto const& run : idle_runs(what.spared)) {
     auto& in = *run.in;
     if (what.in && what.in != &in) continue;
     auto const base = reinterpret_cast<std::byte const*>(in.pages->base());
     auto const begin = in.offset_of(run.begin);
     auto* last = run.last;
-    for (auto end = in.offset_of(run.end); end > begin && sum < what.wanted;) {
+    for (auto end = in.offset_of(run.end); end > begin && sum < what.wanted && pages < what.most_pages;) {
       auto const page = in.pages->page_of(base + end - 1);
       if (!page || page->where.offset < begin) break;
       bool const whole = !page->pinned && page->where.end() <= end;
       while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
       if (whole && page->where.bytes >= what.smallest && page->where.bytes <= what.most - sum) {
         sum += page->where.bytes;
+        ++pages;
         append(found, {&in, last, page->where});
       }
       end = page->where.offset;
@@ -96,7 +98,7 @@ std::size_t pool_supply::carve_out(std::vector<page_run>& idle) noexcept {
   auto carved = idle.begin();
   try {
     for (; carved != idle.end(); ++carved) {
-      auto& [in, last, where] = *carved;
+      auto& [in, last, where, pages] = *carved;
       in->ranges.carve(*last, in->first_address + where.offset, where.bytes);
       in->reserved -= where.bytes;
       ++in->counts.releases;
@@ -114,6 +116,12 @@ std::size_t pool_supply::carve_out(std::vector<page_run>& idle) noexcept {
   return given;
 }
 
+std::size_t pool_supply::pages_in(std::vector<page_run> const& runs) noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : runs) sum += each.pages;
+  return sum;
+}
+
 // Without the lock.
 void pool_supply::unmap(std::vector<page_run> const& carved) noexcept {
   for (auto const& each : carved) each.shard->pages->unmap(each.where.offset, each.where.bytes);
@@ -127,6 +135,7 @@ std::size_t pool_supply::give_back_idle(page_wish const& what, shard_locks& held
   } catch (std::bad_alloc const&) { return 0; }
   if (idle.empty()) return 0;
   auto const given = carve_out(idle);
+  if (what.counts) budget_.spend(pages_in(idle));
   growing_ = true;
   held.unlock();
   unmap(idle);

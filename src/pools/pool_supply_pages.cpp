@@ -23,6 +23,7 @@ import :pool_request;
 import :ranges;
 import :shards;
 import :stream;
+import :sync;
 import :tags;
 import :virtual_pages;
 
@@ -31,7 +32,7 @@ namespace gpumem::detail {
 // Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
 expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, shard_locks& held, bool exact) {
   auto& own = *what.own;
-  bool moving = growth_.is_compact() && !exact;
+  bool moving = growth_.is_compact() && !exact && budget_.pages(sync::now()) > 0;
   if (moving) {
     if (auto const place = move_pages(what, held)) return place;
   }
@@ -40,7 +41,9 @@ expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, 
   for (std::size_t given = 0; moving && (!plan || given < plan->bytes);) {
     auto const more = make_way(what, plan, given, held);
     given += more;
-    moving = more > 0;
+    auto const left = budget_.pages(sync::now());
+    budget_.spend(std::min(left, more / smallest_page));
+    moving = more > 0 && left > 0;
     plan = growth_.plan(what, own, exact);
   }
   if (!plan) return unexpected<failure>{failure{outcome::exhausted}};
@@ -77,8 +80,14 @@ pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held) 
   if (!plan) return {};
   auto const end = own.pages->mapped_end();
   auto const most = plan->hole ? plan->hole->bytes : own.pages->addresses() - end;
-  auto idle = idle_pages({plan->bytes, most, plan->beside, &own, growth_.least_moved(*own.pages)});
+  auto idle = idle_pages({.wanted = plan->bytes,
+                          .most = most,
+                          .spared = plan->beside,
+                          .in = &own,
+                          .smallest = growth_.least_moved(*own.pages),
+                          .most_pages = budget_.pages(sync::now())});
   if (idle.empty()) return {};
+  budget_.spend(pages_in(idle));
   std::vector<page_extent> runs(idle.size());
   auto const given = carve_out(idle);
   runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());

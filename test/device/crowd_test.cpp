@@ -105,7 +105,7 @@ private:
 TEST_F(crowd_on_device, over_virtual_pages) { meet(pool_resource{device{0}, {.limit = limit}}); }
 
 TEST_F(crowd_on_device, over_virtual_pages_that_are_kept_few) {
-  meet(pool_resource{device{0}, {.limit = limit, .growth = growth::compact}});
+  meet(pool_resource{device{0}, {.limit = limit, .effort = 1}});
 }
 
 TEST_F(crowd_on_device, over_chunks) { meet(pool_resource{cuda_resource{device{0}}, {.limit = limit}}); }

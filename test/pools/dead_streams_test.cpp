@@ -70,7 +70,7 @@ TEST_F(dead_streams, a_stream_for_each_request_reserves_what_one_request_takes) 
     expect_one_request_is_reserved(pool_resource{device}, bytes);
     expect_one_request_is_reserved(pool_resource{device, {.release_threshold = 0}}, bytes);
     expect_one_request_is_reserved(pool_resource{gpumem::cuda_resource{device}}, bytes);
-    expect_one_request_is_reserved(pool_resource{device, {.growth = gpumem::growth::compact}}, bytes);
+    expect_one_request_is_reserved(pool_resource{device, {.effort = 1}}, bytes);
   }
 }
 

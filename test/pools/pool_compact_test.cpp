@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -14,7 +15,6 @@ import gpumem;
 namespace {
 
 namespace simulator = gpumem::simulator;
-using gpumem::growth;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_compact : public gpumem_test::simulated_test {
@@ -50,7 +50,7 @@ protected:
 // Pages that give way were beside the hole in which they would have been missed.
 TEST_F(pool_compact, stays_small_when_the_addresses_have_come_to_an_end) {
   constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
-  pool r{device, {.growth = growth::compact}, {.addresses = addresses}};
+  pool r{device, {.effort = 1}, {.addresses = addresses}};
   std::mt19937 chance{1};
   std::deque<void*> live;
   auto const mapped_before = gpumem::driver_calls("cuMemMap");
@@ -72,25 +72,25 @@ TEST_F(pool_compact, stays_small_when_the_addresses_have_come_to_an_end) {
 }
 
 TEST_F(pool_compact, has_smaller_pages) {
-  for (auto const how : {growth::fast, growth::compact}) {
-    gpumem::pool_resource r{device, {.initial_size = 768 * MiB, .growth = how}};
+  for (double const how : {0., 1.}) {
+    gpumem::pool_resource r{device, {.initial_size = 768 * MiB, .effort = how}};
     auto* const all = r.allocate(a, 768 * MiB);
     auto* const more = r.allocate(a, 1 * MiB);
-    EXPECT_EQ(r.figures().reserved, how == growth::fast ? 774 * MiB : 772 * MiB);
+    EXPECT_EQ(r.figures().reserved, how == 0 ? 774 * MiB : 772 * MiB);
     r.deallocate(a, more);
     r.deallocate(a, all);
   }
 }
 
 TEST_F(pool_compact, moves_free_pages_before_it_makes_others) {
-  for (auto const how : {growth::fast, growth::compact}) {
+  for (double const how : {0., 1.}) {
     EXPECT_TRUE(comes_down_to(0)) << "what the last pool had goes later";
-    pool r{device, {.growth = how}};
+    pool r{device, {.effort = how}};
     auto const blocks = every_second_of_four(r);
     auto const before = made();
     auto* const large = r.allocate(a, 8 * MiB);
-    EXPECT_EQ(r.figures().peak_reserved, how == growth::fast ? 24 * MiB : 16 * MiB);
-    EXPECT_EQ(made() - before, how == growth::fast ? 2u : 0u);
+    EXPECT_EQ(r.figures().peak_reserved, how == 0 ? 24 * MiB : 16 * MiB);
+    EXPECT_EQ(made() - before, how == 0 ? 2u : 0u);
     EXPECT_TRUE(sound(r));
     r.deallocate(a, large, 8 * MiB);
     for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
@@ -98,7 +98,7 @@ TEST_F(pool_compact, moves_free_pages_before_it_makes_others) {
 }
 
 TEST_F(pool_compact, makes_what_is_missing_beyond_what_moves) {
-  pool r{device, {.growth = growth::compact}};
+  pool r{device, {.effort = 1}};
   auto const blocks = every_second_of_four(r);
   auto const before = made();
   auto* const large = r.allocate(a, 10 * MiB);
@@ -110,7 +110,7 @@ TEST_F(pool_compact, makes_what_is_missing_beyond_what_moves) {
 }
 
 TEST_F(pool_compact, moves_no_page_before_the_host_has_seen_its_use_complete) {
-  pool r{device, {.growth = growth::compact}};
+  pool r{device, {.effort = 1}};
   auto* const used = r.allocate(a, 4 * MiB);
   auto* const beside = r.allocate(a, 256);
   simulator::work(a, {simulator::write(used, 4 * MiB)});
@@ -125,7 +125,7 @@ TEST_F(pool_compact, moves_no_page_before_the_host_has_seen_its_use_complete) {
 
 // What cannot be mapped elsewhere goes back, and the request has new pages.
 TEST_F(pool_compact, makes_pages_where_none_can_be_moved) {
-  pool r{device, {.growth = growth::compact}};
+  pool r{device, {.effort = 1}};
   auto const blocks = every_second_of_four(r);
   simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
   auto* const large = r.allocate(a, 8 * MiB);
@@ -138,8 +138,8 @@ TEST_F(pool_compact, makes_pages_where_none_can_be_moved) {
 
 // At the end all four pages would be missing, in the hole one.
 TEST_F(pool_compact, fills_a_hole_where_clearly_less_is_missing) {
-  for (auto const how : {growth::fast, growth::compact}) {
-    pool r{device, {.growth = how}};
+  for (double const how : {0., 1.}) {
+    pool r{device, {.effort = how}};
     auto* const below = r.allocate(a, 6 * MiB);
     auto* const gone = r.allocate(a, 6 * MiB);
     auto* const last = r.allocate(a, 2 * MiB);
@@ -149,8 +149,8 @@ TEST_F(pool_compact, fills_a_hole_where_clearly_less_is_missing) {
     r.deallocate(a, below, 6 * MiB);
     a.synchronize();
     auto* const large = r.allocate(a, 8 * MiB);
-    EXPECT_EQ(large, how == growth::fast ? at(last, 2 * MiB) : below);
-    EXPECT_EQ(r.figures().reserved, how == growth::fast ? 16 * MiB : 10 * MiB);
+    EXPECT_EQ(large, how == 0 ? at(last, 2 * MiB) : below);
+    EXPECT_EQ(r.figures().reserved, how == 0 ? 16 * MiB : 10 * MiB);
     EXPECT_TRUE(sound(r));
     r.deallocate(a, large, 8 * MiB);
     r.deallocate(a, last, 2 * MiB);
@@ -158,7 +158,7 @@ TEST_F(pool_compact, fills_a_hole_where_clearly_less_is_missing) {
 }
 
 TEST_F(pool_compact, large_blocks_lie_at_the_end_of_what_is_free) {
-  pool r{device, {.initial_size = 64 * MiB, .growth = growth::compact}};
+  pool r{device, {.initial_size = 64 * MiB, .effort = 1}};
   auto* const small = r.allocate(a, 1 * MiB);
   auto* const large = r.allocate(a, 8 * MiB);
   EXPECT_EQ(large, at(small, 56 * MiB));
@@ -175,7 +175,7 @@ TEST_F(pool_compact, large_blocks_lie_at_the_end_of_what_is_free) {
 
 // There fewer pages are partly in use so.
 TEST_F(pool_compact, large_blocks_lie_at_the_beginning_under_a_limit) {
-  pool r{device, {.initial_size = 64 * MiB, .limit = 128 * MiB, .growth = growth::compact}};
+  pool r{device, {.initial_size = 64 * MiB, .limit = 128 * MiB, .effort = 1}};
   auto* const small = r.allocate(a, 2 * MiB);
   auto* const large = r.allocate(a, 8 * MiB);
   EXPECT_EQ(large, at(small, 2 * MiB));
@@ -187,7 +187,7 @@ TEST_F(pool_compact, large_blocks_lie_at_the_beginning_under_a_limit) {
 
 // A request of one stream in a compact pool whose end lies beside what another has freed.
 TEST_F(pool_compact, leaves_pages_behind_which_a_request_grows) {
-  gpumem::pool_resource r{device, {.growth = growth::compact, .cross_stream = gpumem::reuse::own}};
+  gpumem::pool_resource r{device, {.effort = 1, .cross_stream = gpumem::reuse::own}};
   auto* const below = r.allocate(a, 4 * MiB);
   auto* const end = r.allocate(b, 4 * MiB);
   r.deallocate(a, below, 4 * MiB);
@@ -202,7 +202,7 @@ TEST_F(pool_compact, leaves_pages_behind_which_a_request_grows) {
 // Where others could use only what is complete, that stays apart from what was just freed.
 TEST_F(pool_compact, what_one_stream_alone_has_freed_is_one_range) {
   for (bool const alone : {true, false}) {
-    pool r{device, {.growth = growth::compact}};
+    pool r{device, {.effort = 1}};
     auto* const below = r.allocate(a, 4 * MiB);
     auto* const above = r.allocate(a, 4 * MiB);
     auto* const end = r.allocate(alone ? a : b, 4 * MiB);
@@ -219,8 +219,8 @@ TEST_F(pool_compact, what_one_stream_alone_has_freed_is_one_range) {
 
 // A look costs less than the pages that move after many wrong cuts, so none is left out either.
 TEST_F(pool_compact, looks_for_whatever_fits_better) {
-  for (auto const how : {growth::fast, growth::compact}) {
-    pool r{device, {.growth = how}};
+  for (double const how : {0., 1.}) {
+    pool r{device, {.effort = how}};
     auto* const loose = r.allocate(a, 6 * MiB);
     auto* const between = r.allocate(a, 2 * MiB);
     auto* const good = r.allocate(b, 4 * MiB);
@@ -229,10 +229,10 @@ TEST_F(pool_compact, looks_for_whatever_fits_better) {
     r.deallocate(b, good, 4 * MiB);
     look(r);
     auto* const granted = r.allocate(a, 4 * MiB);
-    EXPECT_EQ(granted, how == growth::fast ? loose : good);
+    EXPECT_EQ(granted, how == 0 ? loose : good);
     for (auto* const each : {granted, between, end}) r.deallocate(a, each);
   }
-  pool r{device, {.growth = growth::compact}};
+  pool r{device, {.effort = 1}};
   auto* const other = r.allocate(b, 2 * MiB);
   r.deallocate(a, r.allocate(a, 62 * MiB), 62 * MiB);
   std::vector<void*> live;
@@ -247,10 +247,11 @@ TEST_F(pool_compact, looks_for_whatever_fits_better) {
   for (auto* const each : live) r.deallocate(a, each);
 }
 
-TEST_F(pool_compact, is_refused_over_chunks) {
-  EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.growth = growth::compact}}),
-               std::invalid_argument);
-  EXPECT_THROW((gpumem::pool_resource{device, {.growth = static_cast<gpumem::growth>(7)}}), std::invalid_argument);
+TEST_F(pool_compact, an_effort_that_is_no_share_is_refused) {
+  for (double const effort : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW((pool{device, {.effort = effort}}), std::invalid_argument);
+    EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.effort = effort}}), std::invalid_argument);
+  }
 }
 
 } // namespace

@@ -221,7 +221,7 @@ TEST_F(pool_counts, large_blocks_of_streams_that_meet_are_kept_beside_each_other
 }
 
 TEST_F(pool_counts, a_compact_pool_keeps_no_large_block_near_a_thread) {
-  pool_resource r{device, {.initial_size = 256 * MiB, .growth = gpumem::growth::compact}};
+  pool_resource r{device, {.initial_size = 256 * MiB, .effort = 1}};
   r.deallocate(a, r.allocate(a, MiB), MiB);
   auto* const p = r.allocate(a, 64 * KiB + 1);
   EXPECT_EQ(r.figures().granted, 64 * KiB + 256) << "nor rounds it up";
@@ -266,7 +266,7 @@ TEST_F(pool_counts, a_hit_of_a_foreign_handle_asks_for_its_id_and_for_a_capture)
 }
 
 TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
-  pool_resource r{device, {.limit = 8 * MiB, .growth = gpumem::growth::compact}}; // frees leave evidence from the first
+  pool_resource r{device, {.limit = 8 * MiB, .effort = 1}}; // frees leave evidence from the first
   auto const records = [] { return gpumem::driver_calls("cuEventRecord"); };
   auto const waits = [] { return gpumem::driver_calls("cuStreamWaitEvent"); };
   auto const before = r.figures().reuse_waited;

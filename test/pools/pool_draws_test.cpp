@@ -67,8 +67,13 @@ TEST_F(pool_draws, nothing_with_options_of_pages_and_no_pages) {
   auto const told = [](void*, std::size_t) { return true; };
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_mapped = told}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_unmapping = told}}), std::invalid_argument);
-  EXPECT_THROW((gpumem::pool_resource{device, {.growth = gpumem::growth::compact, .pages = false}}),
-               std::invalid_argument);
+}
+
+TEST_F(pool_draws, whole_pages_within_the_limit) {
+  gpumem::pool_resource pool{device, {.initial_size = 3 * MiB, .limit = 3 * MiB}};
+  EXPECT_EQ(pool.figures().reserved, 2 * MiB);
+  EXPECT_EQ(pool.reserve(3 * MiB), 0u);
+  EXPECT_EQ(device.memory().total - device.memory().free, 2 * MiB);
 }
 
 TEST_F(pool_draws, the_same_where_the_module_cannot_be_imported) {

@@ -186,7 +186,7 @@ TEST_F(pool_order, looks_that_come_often_give_way_to_growth_where_little_is_live
   gpumem::pool_resource limited{device, {.limit = 1024 * MiB}};
   rounds(limited, 80);
   EXPECT_LE(limited.figures().growths, at_first) << "somebody minds how much it is";
-  gpumem::pool_resource compact{device, {.growth = gpumem::growth::compact}};
+  gpumem::pool_resource compact{device, {.effort = 1}};
   rounds(compact, 80);
   EXPECT_LE(compact.figures().growths, at_first);
 }
@@ -205,7 +205,7 @@ TEST_F(pool_order, a_roomy_pool_does_not_look_for_a_better_fit) {
   };
   EXPECT_EQ(polls_of({}), 0u);
   EXPECT_GT(polls_of({.limit = 1024 * MiB}), 0u) << "somebody minds how much it is";
-  EXPECT_GT(polls_of({.growth = gpumem::growth::compact}), 0u);
+  EXPECT_GT(polls_of({.effort = 1}), 0u);
 }
 
 // Where one has come to nothing the next is left out.

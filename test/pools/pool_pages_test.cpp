@@ -146,8 +146,8 @@ TEST_F(pool_pages, fill_a_hole_up_to_free_memory_when_the_addresses_come_to_an_e
 
 // It was mapped where it did not fit, given back, and mapped again, for ever.
 TEST_F(pool_pages, fail_where_the_addresses_come_to_an_end_and_no_hole_is_large_enough) {
-  for (auto const growth : {gpumem::growth::fast, gpumem::growth::compact}) {
-    gpumem::pool_resource r{device, {.growth = growth}, {.addresses = 18 * MiB}};
+  for (double const effort : {0., 1.}) {
+    gpumem::pool_resource r{device, {.effort = effort}, {.addresses = 18 * MiB}};
     auto const blocks = four(r);
     for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
     a.synchronize();

@@ -15,12 +15,6 @@ enum class reuse : unsigned char {
   wait,      ///< also behind a wait inserted into the stream, as a last resort
 };
 
-/// How a pool over virtual pages grows.
-enum class growth : unsigned char {
-  fast,    ///< new pages; free ones give way to them only at the limit
-  compact, ///< free pages move to where memory is missing before others are made: reserves less, grows more slowly
-};
-
 /// What a pool spends on finding what its callers do wrong; sizes in bytes. See pool_resource.
 struct hardening_options {
   bool enabled = false;                           ///< without it the rest must be left as it is
@@ -37,11 +31,10 @@ struct pool_options {
   /// Reserved memory beyond this is given back in the background when whole chunks, or pages, are free and complete;
   /// it begins when there is an eighth more, so that what comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
-  enum growth growth = growth::fast; ///< compact: over virtual pages only
-  /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing,
-  /// instead of making new ones, from 0 (never) to 1 (no bound). It may save up a tenth of a second. At its limit a
-  /// pool moves whatever it takes.
-  double effort = 0.05;
+  /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
+  /// it makes others: from 0 (it makes others at once, which is fastest) to 1 (no bound, so as little is reserved as
+  /// can be). A page counts as 40 us, and a tenth of a second may be saved.
+  double effort = 0;
   /// Of a pool that is made of a device: true draws virtual pages where the device has them, unless `limit` is less
   /// than one; false draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
   /// `cudaDeviceEnablePeerAccess` opens only those to other devices: whoever needs either must say false. Pages are

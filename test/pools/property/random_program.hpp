@@ -47,7 +47,7 @@ public:
 
   pool make(chance& c, gpumem::pool_options options) {
     if (!c.one_in(4)) options.limit = c.of({std::size_t{4}, std::size_t{6}, std::size_t{10}}) * MiB;
-    if (c.one_in(2)) options.growth = gpumem::growth::compact;
+    options.effort = c.of({0., 0.05, 1.});
     if (c.one_in(4)) options.initial_size = 2 * MiB;
     unsigned const fail_every = c.one_in(3) ? 2 + static_cast<unsigned>(c.below(4)) : 0;
     auto const refuse_some = [fail_every, maps = 0u](void*, std::size_t) mutable {
