@@ -133,15 +133,15 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 } // namespace detail
 
 /// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
-/// coalescing, blocks in multiples of 256 bytes and, up to 1 MiB, of 80 sizes (a compact pool: 64 KiB, 48), any
+/// coalescing, blocks in multiples of 256 bytes and, up to 1 MiB, of 80 sizes (with an `effort`: 64 KiB, 48), any
 /// alignment. Of pages it maps what is missing behind the last free range; of another resource it draws chunks of a
 /// sixth of what it has, 2 to 512 MiB, or larger for a larger request. It keeps what is freed: some of it near the
 /// threads that freed it, if it lies in their shards, for the same stream and size or a little less, until others would
-/// have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most; unless `growth` is
-/// compact, a 256th of it of those up to 1 MiB, and the last eight of the larger ones, a sixty-fourth; or up to half
+/// have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most; unless there is an
+/// `effort`, a 256th of it of those up to 1 MiB, and the last eight of the larger ones, a sixty-fourth; or up to half
 /// of it each, where that is 4 MiB at most for each shard, 16 of the second where there are several. Where streams run
 /// kernels beside each other it rather grows than asks the driver again and again what has completed, until each of
-/// them could have four times what it asks for, 8 GiB at most, unless `limit` is near, `growth` is compact or there is
+/// them could have four times what it asks for, 8 GiB at most, unless `limit` is near, or there is an `effort` or
 /// a `release_threshold`; nor does it ask so for a better fit while less than an eighth of it is in use and there is no
 /// `limit` either.
 ///
