@@ -1,4 +1,4 @@
-// What is printed of rows: names alone, or comma-separated values.
+// Reports of rows: names alone, or comma-separated values.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace bench {
 
-/// Where Google Benchmark was asked for CSV. It takes its options out of the arguments and tells nobody of them.
+/// The outputs for which the user asked for CSV. Google Benchmark removes its options from the arguments, and the
+/// program cannot read them from the library afterwards.
 struct formats {
   bool console; ///< the standard output is a table to read
   bool csv_shown;
@@ -47,7 +48,7 @@ public:
   bool failed() const noexcept { return failed_; }
 
 protected:
-  // What went wrong, or null. Google Benchmark 1.8 gave the fields other names.
+  // Returns the row's error message; null if the row ran. Google Benchmark 1.8 renamed the fields.
   char const* error_of(Run const& run) {
     auto const* const error = message_of(run);
     failed_ = failed_ || error;

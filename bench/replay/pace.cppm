@@ -42,7 +42,7 @@ public:
   inline void after(operation const&, void*) noexcept {
     nanoseconds_.push_back(static_cast<double>(Clock::now() - begin_));
   }
-  /// Of the calls since `begin`.
+  /// The durations of the calls since `begin`, in their order.
   std::span<double const> nanoseconds() const noexcept { return nanoseconds_; }
 
 private:

@@ -30,9 +30,10 @@ export struct timeline_ratios {
   double preallocated_milliseconds = 0;
 };
 
-/// What a pass at the recorded pace took; without the clock's cost in each call.
+/// The time of a pass at the recorded pace, and the share that its calls took. The clock's cost is taken out of each
+/// call.
 export struct pace_times {
-  double share_cold = 0;   ///< of the pass's time, what its calls took
+  double share_cold = 0;   ///< the calls' part of the pass's time
   double share_warm = 0;   ///< median
   double seconds_warm = 0; ///< the pass itself, median: the recorded time if calls do not hold it up
 };

@@ -8,9 +8,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// The pages that a pool may move: their cost may be a share of the time that passes, and what is not used is saved, up
-/// to a bound. The cost of a page is a constant, so that no clock is read around the moves. Guarded by all locks of the
-/// pool that keeps it.
+/// The pages that a pool may move. Their cost may be a share of the time that passes; the pool saves time that it does
+/// not use, 100 ms at most. A page costs a constant, so that moves read no clock. Guarded by all locks of the pool that
+/// keeps it.
 export class move_budget {
 public:
   /// `share`: of the time, from 0 (no page moves) to 1 (no bound). The budget is full at first.
@@ -31,7 +31,7 @@ public:
 
 private:
   static constexpr double page_cost = 40e3;   // ns; a move took 33 us on an H200
-  static constexpr double most_saved = 100e6; // ns: so long a burst of moves may be
+  static constexpr double most_saved = 100e6; // ns: the longest burst of moves
 
   double const share_;
   double saved_ = most_saved;

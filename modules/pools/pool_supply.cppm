@@ -101,7 +101,6 @@ private:
     pool_shard* in = nullptr;  // of it alone; null: of all
     std::size_t smallest = 0;
     std::size_t most_pages = SIZE_MAX;
-    bool counts = false; // against the budget of moves
   };
 
   // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.

@@ -38,7 +38,7 @@ bool is_special(virtual_pages_options const& pages) noexcept {
          pages.on_unmapping;
 }
 
-// Of a limit less than a page nothing could be granted.
+// Pages could grant nothing under a limit of less than one page.
 bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
   bool const special = is_special(pages);
   if (!options.pages && special) throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};

@@ -98,7 +98,7 @@ std::size_t pool_supply::carve_out(std::vector<page_run>& idle) noexcept {
   auto carved = idle.begin();
   try {
     for (; carved != idle.end(); ++carved) {
-      auto& [in, last, where, pages] = *carved;
+      auto& [in, last, where, count] = *carved;
       in->ranges.carve(*last, in->first_address + where.offset, where.bytes);
       in->reserved -= where.bytes;
       ++in->counts.releases;
@@ -135,7 +135,6 @@ std::size_t pool_supply::give_back_idle(page_wish const& what, shard_locks& held
   } catch (std::bad_alloc const&) { return 0; }
   if (idle.empty()) return 0;
   auto const given = carve_out(idle);
-  if (what.counts) budget_.spend(pages_in(idle));
   growing_ = true;
   held.unlock();
   unmap(idle);

@@ -41,7 +41,7 @@ expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, 
   for (std::size_t given = 0; moving && (!plan || given < plan->bytes);) {
     auto const more = make_way(what, plan, given, held);
     given += more;
-    auto const left = budget_.pages(sync::now());
+    auto const left = budget_.pages(sync::now()); // larger pages than the smallest are charged as several
     budget_.spend(std::min(left, more / smallest_page));
     moving = more > 0 && left > 0;
     plan = growth_.plan(what, own, exact);

@@ -78,7 +78,7 @@ protected:
   };
   static constexpr drawn a_page{1, 0}, a_chunk{0, 1};
 
-  /// What a pool with these options draws for its first block.
+  /// The calls by which a pool with these options draws memory for its first block.
   static drawn drawn_by(char const* options) {
     simulator::clear_driver_calls();
     gpumem_pool* pool = nullptr;

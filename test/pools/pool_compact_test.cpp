@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -245,6 +246,28 @@ TEST_F(pool_compact, looks_for_whatever_fits_better) {
   }
   live.push_back(other);
   for (auto* const each : live) r.deallocate(a, each);
+}
+
+// A cycle moves four pages of 2 MiB, and the time saved at first pays for 2,500.
+TEST_F(pool_compact, makes_pages_when_the_share_of_the_time_is_used_up) {
+  pool r{device, {.effort = 1e-9}};
+  std::size_t least = SIZE_MAX, moving = 0;
+  for (int cycle = 0; cycle < 640; ++cycle) {
+    auto const blocks = every_second_of_four(r);
+    auto* const large = r.allocate(a, 8 * MiB);
+    auto const reserved = r.figures().reserved;
+    moving += reserved == 16 * MiB;
+    least = std::min(least, reserved);
+    if (cycle >= 625) EXPECT_EQ(reserved, 24 * MiB);
+    r.deallocate(a, large, 8 * MiB);
+    for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
+    a.synchronize();
+    r.trim();
+    simulator::run_until_idle();
+    r.trim();
+  }
+  EXPECT_EQ(least, 16 * MiB);
+  EXPECT_EQ(moving, 625u);
 }
 
 TEST_F(pool_compact, an_effort_that_is_no_share_is_refused) {

@@ -1,4 +1,4 @@
-// What a pool that is made of a device draws: pages, or chunks where its options or the device say so.
+// A pool that is made of a device draws pages, or chunks where its options or the device say so.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 

@@ -108,18 +108,18 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 
 /// Makes a pool over the memory of the device with that ordinal; its one reference is the caller's. Options are
 /// `name=value`, separated by commas, NULL and "" are none:
-///   limit=8GiB             most that may be reserved; 0: none. Of pages, in multiples of 2 MiB
+///   limit=8GiB             most that may be reserved; 0: none. Pages are multiples of 2 MiB
 ///   initial_size=1GiB      reserved at once
 ///   release_threshold=2GiB reserved memory beyond this is given back when whole pages or chunks are free and complete,
 ///                          once there is an eighth more; without it nothing is given back but by gpumem_trim and at
 ///                          out-of-memory
 ///   pages=on               on (the default): draw virtual pages, where the device has them and the limit is not less
 ///                          than one; off: draw chunks of cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks,
-///                          and cudaDeviceEnablePeerAccess opens only those to other devices: whoever needs either
-///                          must say pages=off
+///                          and cudaDeviceEnablePeerAccess opens only chunks to other devices: a program that needs
+///                          either must say pages=off
 ///   effort=0               share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
-///                          pages to where memory is missing, before it makes others; 1: no bound, so as little is
-///                          reserved as can be
+///                          pages to where memory is missing, before it makes others; 1: no bound, so the pool
+///                          reserves the least
 ///   cross_stream=wait      how far to go to reuse what another stream freed: own (only what the stream is ordered
 ///                          after), completed (also what the host has seen complete), wait (also behind a wait; this is
 ///                          the default)

@@ -27,19 +27,19 @@ struct hardening_options {
 /// Options of pool_resource; sizes in bytes.
 struct pool_options {
   std::size_t initial_size = 0; ///< drawn from upstream at construction
-  std::size_t limit = 0;        ///< most that may be reserved; 0: none. Of pages, in multiples of 2 MiB
+  std::size_t limit = 0;        ///< most that may be reserved; 0: none. Pages are multiples of 2 MiB
   /// Reserved memory beyond this is given back in the background when whole chunks, or pages, are free and complete;
   /// it begins when there is an eighth more, so that what comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
-  /// it makes others: from 0 (it makes others at once, which is fastest) to 1 (no bound, so as little is reserved as
-  /// can be). A page counts as 40 us, and a tenth of a second may be saved.
+  /// it makes others: from 0 (it makes others at once, which is fastest) to 1 (no bound, so it reserves the least). A
+  /// page counts as 40 us, and the pool may save up to 100 ms. A pool over chunks ignores it.
   double effort = 0;
-  /// Of a pool that is made of a device: true draws virtual pages where the device has them, unless `limit` is less
-  /// than one; false draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
-  /// `cudaDeviceEnablePeerAccess` opens only those to other devices: whoever needs either must say false. Pages are
-  /// exported with `export_page`, and opened to the devices that virtual_pages_options name. Of a pool over a given
-  /// upstream this has no effect.
+  /// A pool that is made of a device draws virtual pages if this is true, the device has them and `limit` is not less
+  /// than one; otherwise, it draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
+  /// `cudaDeviceEnablePeerAccess` opens only chunks to other devices: a program that needs either must say false.
+  /// `export_page` exports pages, and virtual_pages_options name the devices that may access them. A pool over a given
+  /// upstream ignores this option.
   bool pages = true;
   reuse cross_stream = reuse::wait;
   std::string name = "pool"; ///< in reports
