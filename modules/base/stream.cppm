@@ -25,6 +25,13 @@ export enum class default_stream : std::uint8_t {
 /// (legacy) or streams (per_thread) sooner. At first it is `either`. Any thread.
 export void set_default_stream(default_stream means) noexcept;
 
+/// How a request stands to others that wait for memory of the same resource.
+export enum class queueing : std::uint8_t {
+  none,     ///< it does not look at them, and may overtake them
+  behind,   ///< it gets memory only if none of them waits
+  admitted, ///< it has waited, and it is its turn: a refusal is not its end
+};
+
 /// A stream as a resource sees it: identified once, in the outermost call, and passed down.
 export class stream_key {
 public:
@@ -47,6 +54,12 @@ public:
   inline stream_key waiting(bool may = true) const noexcept {
     auto key = *this;
     key.may_wait_ = may;
+    return key;
+  }
+  inline queueing queues() const noexcept { return queueing_; }
+  inline stream_key queueing_as(queueing how) const noexcept {
+    auto key = *this;
+    key.queueing_ = how;
     return key;
   }
   /// The same stream, without leave to touch the handle unless gpumem knows that it lives.
@@ -87,6 +100,7 @@ private:
   bool has_handle_;
   bool capturing_;
   bool may_wait_ = false;
+  queueing queueing_ = queueing::none;
 };
 
 /// Identifies a stream for a resource on a device. Own and adopted streams by their handle (no driver call), others by

@@ -45,9 +45,14 @@ protected:
   ~request_operation() = default;
 
   // Tries at once; false if the request would have to wait and can. `may_wait`: see stream_key.
-  bool try_now(bool may_wait = false) noexcept;
+  bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
   // Parks; false if it was answered at once. The operation may be gone when this returns true.
   bool park() noexcept;
+  // It was decided, or it is its turn and it asks again. True: it is answered. False: it is parked again, and the
+  // operation may be gone.
+  bool answered() noexcept { return settled() || !park_again(); }
+  // The resource may let requests wait.
+  bool can_wait() const noexcept { return from_.table->admit != nullptr; }
   // Takes it back from the resource; true if it was still parked.
   bool withdraw() noexcept;
   // Stop was requested: answers with `stopped` if it was still parked.
@@ -59,12 +64,18 @@ protected:
   allocation take_or_throw();
   // It was handed to the resource, and its answer has not been taken.
   bool parked() const noexcept { return parked_; }
+  // A stop has decided it: the resource knows nothing of it any more.
+  bool withdrawn() const noexcept { return withdrawn_; }
+  void end_turn() noexcept;
 
 private:
   request_operation(request const& what, expected<stream_key, failure> const& key) noexcept;
 
+  bool park_again() noexcept;
+
   services_handle from_;
   bool parked_ = false;
+  bool withdrawn_ = false; // by a stop
 };
 
 // Waits for an answer on the calling thread.
@@ -73,10 +84,14 @@ public:
   using request_operation::request_operation;
   allocation wait();
   expected<allocation, failure> wait_until(sync::time_point deadline) noexcept;
-  expected<allocation, failure> only_now(bool may_wait = false) noexcept;
+  // In turn with those that wait.
+  expected<allocation, failure> only_now() noexcept;
+  // As `allocate` does: waits, for a bounded time, for memory that is free but still in use.
+  expected<allocation, failure> allocate() noexcept;
 
 private:
   void decided() noexcept override;
+  void sleep(sync::lock& held);
   sync::mutex guard_;
   sync::condition wake_;
   bool done_ = false;
@@ -97,6 +112,7 @@ protected:
 
 private:
   void decided() noexcept override { this->post(); }
+  bool conclude() noexcept override;
 };
 
 } // namespace detail
@@ -162,18 +178,20 @@ private:
 
 /// A request for memory, not yet begun; a small movable description. `co_await` it, or ask without a coroutine.
 /// Completes when memory is granted and valid in the stream's order; never waits for the GPU. With memory at hand it
-/// does not suspend and allocates nothing on the host. A request that waited resumes through its executor.
-/// Throws out_of_memory, cuda_error, acquire_error, std::invalid_argument as `throw_failure` says.
+/// does not suspend and allocates nothing on the host. Without memory it waits, if the resource lets requests wait, in
+/// order of arrival, and resumes through its executor. Throws out_of_memory, cuda_error, acquire_error,
+/// std::invalid_argument as `throw_failure` says. The resource and the stream must live until the request has ended. A
+/// stream that captures by then gets outcome::capture_unsupported.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] acquire_awaitable {
 public:
   acquire_awaitable(detail::request what, Token token) noexcept : what_{what}, token_{std::move(token)} {}
 
   acquire_operation<Token> operator co_await() const noexcept { return {what_, token_}; }
 
-  /// Memory at hand or the reason why not; does not wait, does not throw.
+  /// Memory at hand or the reason why not; does not wait, does not throw. While others wait, outcome::exhausted.
   expected<allocation, failure> try_now() const noexcept { return detail::blocking_operation{what_}.only_now(); }
 
-  /// Waits on the calling thread; throws like co_await. A stop is not looked at.
+  /// Waits on the calling thread, which must not be the library thread; throws like co_await. A stop is not looked at.
   allocation wait() const { return detail::blocking_operation{what_}.wait(); }
 
   /// Waits at most until then; outcome::deadline if nothing was decided.

@@ -92,7 +92,8 @@ private:
 };
 
 /// The default: one library thread for the process, started at first use, stopped before the driver goes; what has not
-/// run by then never does. Throws std::system_error, std::bad_alloc where it cannot be started.
+/// run by then never does. Do not block it: pools look there for the end of work that a request waits for. Throws
+/// std::system_error, std::bad_alloc where it cannot be started.
 export executor& library_executor();
 
 } // namespace gpumem

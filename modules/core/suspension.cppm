@@ -18,8 +18,8 @@ concept stoppable_promise = requires(Promise& promise) {
 // Whoever decides a suspended operation posts it and may not touch it afterwards, since it may run and be gone at once.
 // Whoever destroys it must know that the post is over. Both pass through a gate that outlives all operations.
 //
-// posted_ | written by the decider, under the gate, before the post
-// false   | nobody has decided, or somebody is about to post
+// posted_ | written under the gate: by the decider before the post, by the one who waits again before that
+// false   | nobody has decided, or somebody is about to post; again once it waits a second time
 // true    | it is in the executor's queue, or runs, or has run
 //
 // A coroutine that its executor has begun to resume must not be destroyed by another thread: nobody can make that safe.
@@ -52,14 +52,21 @@ protected:
   // Whether a stop decided it; if so nobody will ask how it ended, and the coroutine is not resumed.
   virtual bool end_stopped() noexcept = 0;
 
+  // On the executor, before it resumes. False: it waits again, and may be gone.
+  virtual bool conclude() noexcept { return true; }
+
   // By the one who decided it; the last touch.
   void post() noexcept;
+  // By conclude(), before somebody else can decide it again.
+  void await_post() noexcept;
 
   // By the one who destroys it, when somebody else has decided it: waits until it is posted, then takes it back.
   void take_back() noexcept;
 
 private:
-  void resume() noexcept final { next().resume(); }
+  void resume() noexcept final {
+    if (conclude()) next().resume();
+  }
 
   executor* executor_;
   std::coroutine_handle<> continuation_;

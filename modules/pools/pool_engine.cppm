@@ -1,6 +1,7 @@
 // What the handles of one pool share: blocks, chunks, their order, and the way from a request to memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <gpumem/pool_options.hpp>
 export module gpumem:pool_engine;
 import :block;
@@ -21,6 +22,7 @@ import :stream;
 import :sync;
 import :tags;
 import :timeline;
+import :waiter;
 
 namespace gpumem {
 
@@ -121,7 +123,30 @@ public:
   inline pool_upstream& upstream() noexcept { return supply_.upstream(); }
   inline bool lost() const noexcept { return supply_.lost(); }
 
-  /// No handle is left; true if no live block is either. Else the free of the last one tells.
+  /// What becomes of a request that asks to wait.
+  enum class waiting : std::uint8_t {
+    parked,   ///< it waits, and may be gone
+    answered, ///< by settle(), or it was stopped
+    last,     ///< answered; the pool has neither handle nor block any more, and is the caller's to close
+    turn,     ///< the caller tries to allocate for it, and then calls end_turn
+  };
+  /// With what the pool knew when the turn began: of frees and completion, and whether work on free memory was open.
+  struct turn {
+    waiting what;
+    std::uint64_t since = 0;
+    bool open = false;
+  };
+  /// As of waiting_state, without the attempt, which a hardened pool makes otherwise.
+  turn begin_turn(waiter& item) noexcept;
+  turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
+  /// `last`: as above.
+  bool withdraw(waiter& item, bool& last) noexcept;
+  /// Requests wait: no thread keeps what it frees.
+  inline bool has_waiting() const noexcept { return door_.load(std::memory_order_relaxed) == door::queue; }
+  /// From now on requests are refused with outcome::closed, and those that wait are answered with it.
+  void refuse_requests() noexcept;
+
+  /// No handle is left; true if no live block and no request is either. Else the last one's end tells.
   bool abandon() noexcept;
   /// No handle and no live block is left. Gives everything upstream; what the host has not seen complete, by the
   /// library thread. The engine may be gone when this returns.
@@ -139,6 +164,7 @@ private:
                                            std::size_t alignment) noexcept;
   expected<void*, failure> allocate(pool_request& what);
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
+  expected<void*, failure> refuse_at_door(pool_request const& what) noexcept;
   void* allocate_near(pool_request& what);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
@@ -158,6 +184,25 @@ private:
   void* drain(pool_request const& what, shard_locks& held);
   void* reuse_drained(pool_request const& what);
   bool draining_may_help(pool_request const& what);
+
+  // pool_wait.cpp: requests that wait. While there is a queue all frees take the locks of all shards, and look at it.
+  enum class door : std::uint8_t { open, queue, shut };
+  void call_next(called_waiters& calls) noexcept;
+  void give_turn(waiter& item, called_waiters& calls) noexcept;
+  bool forget(waiter& item, called_waiters& calls) noexcept;
+  turn wait_again(waiter& item, turn const& mine) noexcept;
+  inline bool is_shut() const noexcept { return door_.load(std::memory_order_relaxed) == door::shut; }
+  bool fits(waiter const& item) const noexcept;
+  bool is_held() const noexcept;
+  void shut_door(called_waiters& calls) noexcept;
+  void tell_waiting() noexcept;
+  bool is_open() noexcept;
+  turn new_turn() noexcept { return {waiting::turn, news(), is_open()}; }
+  bool watches() noexcept;
+  void watch() noexcept;
+  std::uint64_t news() const noexcept;
+  // Nobody is left whose end would be told.
+  inline bool is_unused() const noexcept { return abandoned_ && live_blocks() == 0 && queue_.empty(); }
 
   // pool_free.cpp: from live to free, and the evidence that is left of it.
   // Of a block that is the caller's, nothing changes behind his back.
@@ -258,6 +303,7 @@ private:
   std::atomic<bool> scarce_{false}; // little is left of the limit: see chunk_list
   // Each free on a stream that may die records an event: memory is wanted back, or near its limit.
   std::atomic<bool> frees_record_{false};
+  std::atomic<door> door_{door::open};
   sync::quick_condition arrived_; // what was put out
 
   // What follows changes only under the locks of all shards.
@@ -274,6 +320,11 @@ private:
   bool abandoned_ = false;
   unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
+  waiter_list queue_;
+  std::size_t ceiling_ = SIZE_MAX; // less than what upstream refused to the queue
+  std::uint64_t changes_ = 0;      // that may let a request that waits go on
+  std::uint64_t refused_at_ = 0;   // news when the head of the queue was refused last
+  unsigned watches_ = 0;           // of the library thread, since something was new
 };
 
 /// Throws std::invalid_argument for what no pool can have as its limit.

@@ -18,6 +18,7 @@ import :services;
 import :std;
 import :stream;
 import :virtual_pages;
+import :waiter;
 
 namespace gpumem {
 
@@ -45,6 +46,9 @@ public:
     free(key, pointer, bytes);
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
+  bool admit(waiter& item) noexcept;
+  bool withdraw(waiter& item) noexcept;
+  void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
@@ -73,6 +77,8 @@ private:
   void finish_free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                    pool_engine::near_free const& near) noexcept;
   expected<void*, failure> allocate_otherwise(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  expected<void*, failure> try_in_turn(waiter const& item) noexcept;
+  bool is_beyond_device(waiter const& item) noexcept;
   void dispose() noexcept;
 
   std::atomic<std::int64_t> plain_handles_{0}; // of a hardened pool none: one look tells it from an open one
@@ -149,6 +155,15 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
 /// granted counts as a use: free a block on a stream that is ordered after the one it was granted to.
 ///
+/// A request by `acquire` that finds no memory waits until there is some, in order of arrival. A free sets bytes aside
+/// for the oldest request, which then allocates where its executor resumes it, and waits on if the bytes lie in pieces.
+/// The freeing thread makes no call on the stream of that request. Where only the end of some work is missing the
+/// library thread polls for it; with `reuse::completed` a request gets nothing that is still in use. While a request
+/// waits threads keep no blocks near them. `allocate` and `try_allocate` do not queue, and may overtake. A request for
+/// more than the limit or the device has is `too_large` at once. A request is `exhausted` if nobody has a block of the
+/// pool and it still cannot be met. Without a limit requests wait when the device is full; what others free of the
+/// device does not wake them. A thread that waits for memory which it holds itself waits for ever.
+///
 /// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
 /// one has free the others use before they grow, but not again and again. A shard has sixteen million blocks at most,
 /// free ranges among them; a request beyond that fails as one beyond the host's memory does.
@@ -214,6 +229,10 @@ public:
   /// Another limit than that of the options, bytes; 0: none. Of what is reserved beyond it nothing is taken back, but
   /// nothing more is drawn; `trim` gives back what is free. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
+
+  /// From now on requests are refused with outcome::closed, and those that wait are answered with it. Frees, `trim` and
+  /// figures go on. Any thread.
+  void close() noexcept { state_->refuse_requests(); }
 
   /// Waits on the host, `longest` at most, until all work has completed that keeps free memory from going upstream.
   /// False if that was not seen: the time passed, or no event covers some free on a raw stream. The stream's next call

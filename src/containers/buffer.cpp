@@ -86,7 +86,7 @@ void buffer::require_range(std::size_t bytes, std::size_t offset) const {
 
 allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alignment) {
   auto const from = services_of(resource_);
-  auto result = detail::blocking_operation{{from, stream, bytes, {.alignment = alignment}}}.only_now(true);
+  auto result = detail::blocking_operation{{from, stream, bytes, {.alignment = alignment}}}.allocate();
   if (!result) detail::throw_failure_of(from, stream.get(), result.error());
   return std::move(*result);
 }

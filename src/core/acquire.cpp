@@ -14,6 +14,7 @@ import :fork;
 import :services;
 import :stream;
 import :sync;
+import :timeline;
 import :waiter;
 
 namespace gpumem::detail {
@@ -27,16 +28,15 @@ request_operation::request_operation(request const& what, expected<stream_key, f
   }
 }
 
-bool request_operation::try_now(bool may_wait) noexcept {
+bool request_operation::try_now(bool may_wait, queueing how) noexcept {
   if (settled()) return true;
-  auto const key = stream().waiting(may_wait);
+  auto const key = stream().waiting(may_wait).queueing_as(how);
   expected<void*, failure> result = nullptr;
   try {
     result = checked_request(key, device_of(from_), bytes(), alignment());
   } catch (...) { result = unexpected<failure>{current_failure(bytes())}; }
   if (result) result = from_.table->try_allocate_keyed(from_.state, &key, bytes(), alignment());
-  bool const can_wait = from_.table->admit != nullptr;
-  if (!result && result.error().what == outcome::exhausted && can_wait) return false;
+  if (!result && result.error().what == outcome::exhausted && can_wait()) return false;
   settle(result);
   return true;
 }
@@ -60,7 +60,29 @@ bool request_operation::withdraw() noexcept {
 void request_operation::stop() noexcept {
   if (forked()) return;
   request_stop();
-  if (withdraw()) refuse(failure{outcome::stopped, 0, bytes()});
+  if (!withdraw()) return;
+  withdrawn_ = true;
+  refuse(failure{outcome::stopped, 0, bytes()});
+}
+
+// It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
+// handle that may die both look alike.
+bool request_operation::park_again() noexcept {
+  auto const before = stream();
+  auto const now = stream_key::at_end_of(before.order(), before.handle());
+  renew(now);
+  auto const& order = before.order();
+  bool const unknown = order.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
+  if (!now.capturing() && !(unknown && !device{order.device()}.lost())) return park();
+  end_turn();
+  settle(unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes()}});
+  return false;
+}
+
+// The resource forgets it, whether it has its turn or not.
+void request_operation::end_turn() noexcept {
+  leave();
+  withdraw();
 }
 
 expected<allocation, failure> request_operation::take() noexcept {
@@ -83,25 +105,35 @@ allocation request_operation::take_or_throw() {
   throw_failure_of(from_, stream().handle(), result.error());
 }
 
+// A resource that lets requests wait is not asked to wait on the host as well.
 allocation blocking_operation::wait() {
-  if (!try_now(true) && park()) {
+  if (try_now(!can_wait()) || !park()) return take_or_throw();
+  do {
     sync::lock held{guard_};
-    while (!done_) wake_.wait(held);
-  }
+    sleep(held);
+  } while (!answered());
   return take_or_throw();
 }
 
 expected<allocation, failure> blocking_operation::wait_until(sync::time_point deadline) noexcept {
   if (try_now() || !park()) return take();
-  sync::lock held{guard_};
-  while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
-  if (!done_) {
-    held.unlock();
-    if (withdraw()) return unexpected<failure>{failure{outcome::deadline, 0, bytes()}};
-    held.lock(); // decided in the last moment: that stands
-    while (!done_) wake_.wait(held);
-  }
+  do {
+    sync::lock held{guard_};
+    while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
+    if (!done_) {
+      held.unlock();
+      if (withdraw()) return unexpected<failure>{failure{outcome::deadline, 0, bytes()}};
+      held.lock(); // decided in the last moment: that stands
+    }
+    sleep(held);
+  } while (!answered());
   return take();
+}
+
+// Until it is decided.
+void blocking_operation::sleep(sync::lock& held) {
+  while (!done_) wake_.wait(held);
+  done_ = false;
 }
 
 // Notified under the lock: the waiting thread cannot leave, and take the condition with it, before this has.
@@ -111,16 +143,30 @@ void blocking_operation::decided() noexcept {
   wake_.notify_one();
 }
 
-// What was granted goes back; only after the decision is over may its result be read.
+bool suspended_operation::conclude() noexcept {
+  if (settled()) return true;
+  await_post();
+  return answered();
+}
+
+// What was granted goes back, and a turn ends; only after the decision is over may its result be read.
 void suspended_operation::abandon() noexcept {
   if (forked()) return;
-  if (parked() && !withdraw()) take_back();
+  if (parked() && (withdrawn() || !withdraw())) {
+    take_back();
+    if (!settled()) end_turn();
+  }
   if (settled()) [[maybe_unused]]
     auto const back = take();
 }
 
-expected<allocation, failure> blocking_operation::only_now(bool may_wait) noexcept {
-  if (!try_now(may_wait)) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
+expected<allocation, failure> blocking_operation::only_now() noexcept {
+  if (!try_now()) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
+  return take();
+}
+
+expected<allocation, failure> blocking_operation::allocate() noexcept {
+  if (!try_now(true, queueing::none)) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
   return take();
 }
 

@@ -59,6 +59,12 @@ void suspension::post() noexcept {
   if (flushes) where->flush();
 }
 
+// Whoever posted it has left the gate then.
+void suspension::await_post() noexcept {
+  sync::lock const held{gates().at(gate_).guard};
+  posted_ = false;
+}
+
 void suspension::take_back() noexcept {
   {
     auto& mine = gates().at(gate_);

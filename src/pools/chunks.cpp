@@ -33,7 +33,10 @@ std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
 }
 
 expected<void*, failure> pool_upstream::draw(stream_key const& stream, std::size_t bytes) noexcept {
-  return services_.table->try_allocate_keyed(services_.state, &stream, bytes, granule);
+  // Without leave to touch the stream's handle: memory that is valid at once. Requests that wait in an upstream pool do
+  // not hold up this one.
+  auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
+  return services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
 }
 
 void pool_upstream::give_back(chunk const& done) noexcept {

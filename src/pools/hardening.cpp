@@ -79,7 +79,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   }
   if (!result) {
     lock const held{guard_};
-    ++failures_;
+    failures_ += key.queues() != queueing::admitted;
   }
   return result;
 }
@@ -160,7 +160,7 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
     lock const held{guard_};
     quarantine_.put(*freed);
   }
-  advance(&key, options_.quarantine);
+  advance(&key, engine_.has_waiting() ? 0 : options_.quarantine);
   bool last = false;
   {
     lock const held{guard_};

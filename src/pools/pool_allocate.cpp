@@ -51,6 +51,9 @@ expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, siz
     what.give_up_rounding();
   if (supply_.chunks().limit() && what.bytes > supply_.chunks().limit()) [[unlikely]]
     return refuse(what, outcome::too_large);
+  if (door_.load(std::memory_order_relaxed) != door::open) [[unlikely]] {
+    if (auto refused = refuse_at_door(what); !refused) return refused;
+  }
   try {
     what.key.order().prepare();
   } catch (...) {
@@ -68,7 +71,7 @@ expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, siz
 expected<void*, failure> pool_engine::refuse(pool_request const& what, outcome why) noexcept {
   auto& own = shards_.own();
   auto const held = shards_.enter(own);
-  ++own.counts.failures;
+  own.counts.failures += what.key.queues() != queueing::admitted;
   return unexpected<failure>{failure{why, 0, what.requested}};
 }
 
@@ -113,7 +116,7 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
     }
     if ((grown = grow_in_place(what, held))) return grown;
   }
-  ++own.counts.failures;
+  own.counts.failures += what.key.queues() != queueing::admitted;
   if (lost()) return unexpected<failure>{failure{outcome::device_lost, where()->loss(), what.requested}};
   return grown;
 }
@@ -139,6 +142,7 @@ expected<void*, failure> pool_engine::grow(pool_request const& what, shard_locks
     auto const drawn = supply_.grow(what, held, exact);
     if (!drawn) return unexpected<failure>{drawn.error()};
     auto* const granted = *drawn ? grant(what, *drawn) : nullptr;
+    tell_waiting();
     sweep_beyond_threshold();
     return granted;
   } catch (...) {

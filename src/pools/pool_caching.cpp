@@ -55,7 +55,7 @@ void pool_engine::set_caching() noexcept {
   // Of threads with shards, which stop each other for what they lack: with a quarter of it two fifths of what 16
   // threads asked for of medium sizes came out of their shards, so a tenth does.
   constexpr std::size_t times_for_threads = 4;
-  bool const calm = !pressure_ && !abandoned_ && !deferred_ && !too_much_reserved();
+  bool const calm = !pressure_ && !is_shut() && !abandoned_ && !deferred_ && !too_much_reserved();
   auto const at_least = [&](std::size_t times) {
     return std::min({supply_.chunks().reserved() / 2, times * a_shard * shards_.all().size(), times * most_small});
   };

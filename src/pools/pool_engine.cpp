@@ -134,9 +134,12 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
 
 void pool_engine::set_limit(std::size_t bytes) {
   check_limit(bytes);
+  called_waiters calls;
   shard_locks const held{shards_};
   supply_.set_limit(bytes);
   set_caching();
+  ++changes_;
+  call_next(calls);
 }
 
 bool pool_engine::pin(void const* pointer, std::size_t bytes) {
@@ -145,8 +148,11 @@ bool pool_engine::pin(void const* pointer, std::size_t bytes) {
 }
 
 void pool_engine::unpin(void const* pointer, std::size_t bytes) {
+  called_waiters calls;
   shard_locks held{shards_};
   supply_.unpin(pointer, bytes, held);
+  ++changes_;
+  call_next(calls);
 }
 
 expected<int, failure> pool_engine::export_page(void const* pointer) {

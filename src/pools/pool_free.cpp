@@ -94,6 +94,7 @@ void pool_engine::take_in_posted(pool_shard& in) noexcept {
 
 free_result pool_engine::free_outright(ending const& what) noexcept {
   auto const& key = what.key;
+  called_waiters calls;
   shard_locks const held{shards_};
   take_in_all();
   if (deferred_ && !key.capturing()) serve_deferred(&key);
@@ -104,7 +105,8 @@ free_result pool_engine::free_outright(ending const& what) noexcept {
   note_stream(key.order());
   end_live(*freed, what, home);
   if (magazines_.starved()) sweep();
-  return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
+  call_next(calls);
+  return is_unused() ? free_result::last : free_result::done;
 }
 
 // A block for which a magazine had no place any more.
@@ -120,6 +122,7 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
       return free_result::done;
     }
   }
+  called_waiters calls;
   shard_locks const held{shards_};
   ++home.paths.locked_calls;
   home.paths.all_locked += !shards_.single();
@@ -127,7 +130,8 @@ free_result pool_engine::end_put_out(block& kept) noexcept {
   note_stream(*kept.tags.begin()->order);
   end_cached(kept);
   if (awaiting_ > 0) arrived_.notify_all();
-  return abandoned_ && live_blocks() == 0 ? free_result::last : free_result::done;
+  call_next(calls);
+  return is_unused() ? free_result::last : free_result::done;
 }
 
 block* pool_engine::checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
@@ -212,7 +216,8 @@ void pool_engine::end_cached(block& kept) noexcept {
 }
 
 void pool_engine::look_after_free(block const& range) noexcept {
-  if (pressure_) {
+  ++changes_;
+  if (pressure_ && !has_waiting()) {
     auto const most = supply_.chunks().limit() ? supply_.chunks().limit() : supply_.chunks().reserved();
     auto const granted = supply_.chunks().reserved() - free_bytes();
     set_pressure(most - std::min(most, granted) < most / 16);
@@ -230,6 +235,7 @@ void pool_engine::defer(block& freed, stream_key const& key) noexcept {
   freed.stream->hold();
   freed.next = std::exchange(deferred_, &freed);
   set_caching();
+  tell_waiting();
 }
 
 // `now`: the stream of a call that was given its handle.
@@ -248,6 +254,7 @@ void pool_engine::serve_deferred(stream_key const* now) noexcept {
     end_block(*freed);
   }
   set_caching();
+  tell_waiting();
 }
 
 } // namespace gpumem::detail

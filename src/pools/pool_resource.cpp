@@ -28,6 +28,7 @@ import :services;
 import :stream;
 import :sync;
 import :virtual_pages;
+import :waiter;
 
 namespace gpumem::detail {
 
@@ -85,7 +86,10 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
 // In a forked child what the state would give back is the parent's.
 void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (hardening_) return hardening_->abandon();
+  if (hardening_) {
+    engine_->refuse_requests();
+    return hardening_->abandon();
+  }
   if (engine_->abandon()) dispose();
 }
 
@@ -104,6 +108,47 @@ expected<void*, failure> pool_state::allocate_otherwise(stream_key const& key, s
   if (hardened_handles_.load(std::memory_order_relaxed) != 0) return hardening_->try_allocate(key, bytes, alignment);
   report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
+}
+
+bool pool_state::admit(waiter& item) noexcept {
+  using waiting = pool_engine::waiting;
+  if (!waiter_list::holds(item) && is_beyond_device(item)) {
+    item.settle(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
+    return false;
+  }
+  auto turn = engine_->begin_turn(item);
+  while (turn.what == waiting::turn) turn = engine_->end_turn(item, turn, try_in_turn(item));
+  if (turn.what == waiting::last) dispose();
+  return turn.what == waiting::parked;
+}
+
+expected<void*, failure> pool_state::try_in_turn(waiter const& item) noexcept {
+  auto const key = item.stream().queueing_as(queueing::admitted);
+  if (auto const checked = checked_request(key, where(), item.bytes(), item.alignment()); !checked) return checked;
+  if (hardening_) return hardening_->try_allocate(key, item.bytes(), item.alignment());
+  return engine_->try_allocate(key, item.bytes(), item.alignment());
+}
+
+// A limit was looked at before, and asks nothing of the driver. Managed memory may be more than the device has.
+bool pool_state::is_beyond_device(waiter const& item) noexcept try {
+  auto const& upstream = engine_->upstream();
+  bool const of_device = where() && upstream.device_accessible() && !upstream.host_accessible();
+  if (engine_->options().limit != 0 || !of_device) return false;
+  return item.bytes() > where()->memory().total;
+} catch (...) {
+  return false; // the attempt tells what is wrong
+}
+
+bool pool_state::withdraw(waiter& item) noexcept {
+  if (forked()) return false;
+  bool last = false;
+  bool const withdrawn = engine_->withdraw(item, last);
+  if (last) dispose();
+  return withdrawn;
+}
+
+void pool_state::refuse_requests() noexcept {
+  if (!forked()) engine_->refuse_requests();
 }
 
 bool pool_state::settle(std::chrono::nanoseconds longest) {

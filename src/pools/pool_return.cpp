@@ -33,11 +33,15 @@ inline constexpr auto longest_pause = 1ms;
 
 std::size_t pool_engine::trim(std::size_t keep) {
   timeline_registry::cover_own_defaults();
+  called_waiters calls;
   shard_locks held{shards_};
   serve_deferred();
   sweep();
   order_.learn_completion(nullptr, everywhere());
-  return supply_.give_back(keep, held);
+  auto const given = supply_.give_back(keep, held);
+  ++changes_;
+  call_next(calls);
+  return given;
 }
 
 void pool_engine::post_pass() noexcept {
@@ -47,18 +51,20 @@ void pool_engine::post_pass() noexcept {
   library_executor().post(*this);
 }
 
-// A pass of the library thread: gives back what is beyond the threshold, or all of a closed pool, as it completes.
+// A pass of the library thread: looks at what has completed for requests that wait; gives back what is beyond the
+// threshold, or all of a closed pool, as it completes.
 void pool_engine::resume() noexcept {
+  watch();
   bool done = false, answered_meanwhile = false;
   {
     shard_locks held{shards_};
+    auto const beyond = [this] { return supply_.chunks().reserved() > options_.release_threshold; };
     posted_ = false;
     passing_ = true;
-    bool const may_go_on = pass(held);
+    bool const may_go_on = !(supply_.closed() || beyond()) || pass(held);
     passing_ = false;
     done = supply_.closed() && supply_.chunks().empty();
-    bool const beyond = supply_.chunks().reserved() > options_.release_threshold;
-    bool const more = supply_.closed() ? !done : beyond && idle_passes_ < most_passes;
+    bool const more = supply_.closed() ? !done : (beyond() && idle_passes_ < most_passes) || watches();
     bool const now = !leaving() && (may_go_on || !supply_.closed());
     if (more && now) post_pass();
     if (more && !now && supply_.closed()) {
@@ -95,11 +101,11 @@ std::vector<timeline*> pool_engine::uncovered() { return pool_order::open_timeli
 
 bool pool_engine::abandon() noexcept {
   timeline_registry::cover_own_defaults();
+  called_waiters calls;
   shard_locks const held{shards_};
   abandoned_ = true;
-  set_caching();
-  sweep();
-  return live_blocks() == 0;
+  shut_door(calls);
+  return is_unused();
 }
 
 void pool_engine::close() noexcept {

@@ -18,12 +18,15 @@ struct crowd_counts {
 };
 
 /// One member's requests; every choice is made by its own numbers.
-template <class StopSource> class crowd_member {
+template <class StopSource, class Resource = parking_resource> class crowd_member {
 public:
-  /// `pause` lets other threads run.
-  crowd_member(parking_resource resource, gpumem::stream_ref stream, std::uint64_t seed, void (*pause)())
+  /// `pause` lets other threads run. `unit`: bytes of the smallest request; the largest is 32 times that. `use` is done
+  /// with all that is granted.
+  crowd_member(
+      Resource resource, gpumem::stream_ref stream, std::uint64_t seed, void (*pause)(), std::size_t unit = 16,
+      void (*use)(gpumem::allocation const&) = [](gpumem::allocation const&) {})
       : resource_{std::move(resource)}, stream_{stream}, random_{static_cast<std::uint32_t>(seed * 2 + 1)},
-        pause_{pause} {}
+        pause_{pause}, unit_{unit}, use_{use} {}
 
   void run(int requests) {
     for (int i = 0; i < requests; ++i) one_request();
@@ -33,7 +36,7 @@ public:
 
 private:
   std::uint32_t pick(std::uint32_t below) { return static_cast<std::uint32_t>(random_() >> 4) % below; }
-  std::size_t size() { return std::size_t{16} << pick(6); }
+  std::size_t size() { return unit_ << pick(6); }
 
   void one_request() {
     // What is held may not keep everybody waiting: a request that can park is made with empty hands.
@@ -59,6 +62,7 @@ private:
   void keep(gpumem::expected<gpumem::allocation, gpumem::failure> got) {
     if (got) {
       ++counts_.granted;
+      use_(*got);
       pause();
       held_[pick(2)] = std::move(*got);
     } else if (got.error().what == gpumem::outcome::deadline) {
@@ -70,6 +74,7 @@ private:
   gpumem::task<bool> awaited(gpumem::executor& where, gpumem::stoppable_token auto token) {
     try {
       auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &where}, token);
+      use_(mine);
       pause_();
       co_return true;
     } catch (gpumem::acquire_error const&) { co_return false; }
@@ -99,10 +104,12 @@ private:
     ++counts_.destroyed;
   }
 
-  parking_resource resource_;
+  Resource resource_;
   gpumem::stream_ref stream_;
   std::minstd_rand random_;
   void (*pause_)();
+  std::size_t unit_;
+  void (*use_)(gpumem::allocation const&);
   gpumem::thread_executor elsewhere_;
   gpumem::allocation held_[2];
   crowd_counts counts_;

@@ -1,0 +1,196 @@
+// Every way in which the wait for a pool's memory ends without memory, or is not begun.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+using pool_waiting_ends = gpumem_test::waiting_fixture;
+
+TEST_F(pool_waiting_ends, stopped_while_parked_ends_through_the_executor_and_lets_the_next_go_on) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  std::stop_source source;
+  request first{*this, pool, b, 60 * MiB, source.get_token()}, second{*this, pool, b, 30 * MiB};
+  source.request_stop();
+  EXPECT_FALSE(first.ended());
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::stopped);
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_ends, stopped_in_its_turn_succeeds_if_there_is_memory) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto extra = pool.acquire(a, 40 * MiB).wait();
+  std::stop_source source;
+  request first{*this, pool, a, 60 * MiB, source.get_token()};
+  block.reset();
+  source.request_stop();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_ends, stopped_in_its_turn_ends_stopped_if_somebody_was_faster) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  std::stop_source source;
+  request first{*this, pool, a, 60 * MiB, source.get_token()};
+  block.reset();
+  auto* const p = pool.allocate(a, 60 * MiB); // a plain request may overtake
+  source.request_stop();
+  EXPECT_FALSE(first.ended());
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::stopped);
+  pool.deallocate(a, p, 60 * MiB);
+}
+
+TEST_F(pool_waiting_ends, destroyed_while_parked_is_forgotten) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request last{*this, pool, b, 30 * MiB, {}, false};
+  {
+    request first{*this, pool, b, 60 * MiB};
+    last.begin();
+    EXPECT_FALSE(last.ended());
+  }
+  run_all();
+  EXPECT_EQ(last.ended(), outcome::granted) << "the one that it waited behind is gone";
+  block.reset();
+  EXPECT_FALSE(executor.run_one());
+}
+
+TEST_F(pool_waiting_ends, destroyed_in_its_turn_passes_it_on) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request last{*this, pool, b, 60 * MiB, {}, false};
+  {
+    request first{*this, pool, b, 60 * MiB};
+    last.begin();
+    block.reset();
+  }
+  EXPECT_FALSE(last.ended());
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(last.ended(), outcome::granted);
+  EXPECT_FALSE(executor.run_one());
+}
+
+TEST_F(pool_waiting_ends, is_answered_when_the_pool_closes) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request first{*this, pool, b, 60 * MiB}, second{*this, pool, b, 10 * MiB};
+  pool.close();
+  EXPECT_FALSE(first.ended());
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::closed);
+  EXPECT_EQ(second.ended(), outcome::closed);
+  EXPECT_EQ(pool.acquire(a, MiB).try_now().error().what, outcome::closed);
+  EXPECT_EQ(pool.try_allocate(a, MiB).error().what, outcome::closed);
+  EXPECT_THROW(pool.allocate_sync(MiB), gpumem::acquire_error);
+  request late{*this, pool, b, MiB};
+  EXPECT_EQ(late.ended(), outcome::closed);
+  block.reset();
+  EXPECT_EQ(pool.figures().live, 0u);
+  simulator::run_until_idle();
+  EXPECT_GT(pool.trim(), 0u);
+}
+
+TEST_F(pool_waiting_ends, is_answered_when_the_last_handle_goes) {
+  std::optional pool{pool_resource{device, {.limit = 8 * MiB}}};
+  auto block = pool->acquire(a, 6 * MiB).wait();
+  request first{*this, *pool, b, 6 * MiB}, second{*this, *pool, b, 6 * MiB}, third{*this, *pool, b, 6 * MiB};
+  pool.reset();
+  block.reset();
+  second.destroy(); // in its turn
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::closed);
+  EXPECT_EQ(third.ended(), outcome::closed);
+  EXPECT_TRUE(comes_down_to(before())) << "the pool was not closed by the last request";
+}
+
+TEST_F(pool_waiting_ends, larger_than_the_limit_or_the_device_fails_at_once) {
+  pool_resource small{device, {.limit = 8 * MiB}}, large{device};
+  auto one = small.acquire(a, MiB).wait(), other = large.acquire(a, MiB).wait();
+  request first{*this, small, a, 9 * MiB}, second{*this, large, a, std::size_t{81} << 30};
+  EXPECT_EQ(first.ended(), outcome::too_large);
+  EXPECT_EQ(second.ended(), outcome::too_large);
+}
+
+TEST_F(pool_waiting_ends, fails_at_once_if_nobody_has_any_memory) {
+  upstream.state().capacity = 8 * MiB;
+  pool_resource pool{upstream};
+  request first{*this, pool, a, 10 * MiB};
+  EXPECT_EQ(first.ended(), outcome::exhausted);
+}
+
+TEST_F(pool_waiting_ends, fails_once_all_is_freed_and_it_still_cannot_be_had) {
+  upstream.state().capacity = 8 * MiB;
+  pool_resource pool{upstream};
+  auto block = pool.acquire(a, 4 * MiB).wait();
+  request first{*this, pool, a, 10 * MiB}, second{*this, pool, a, 6 * MiB};
+  block.reset();
+  run_all();
+  EXPECT_FALSE(first.ended()) << "what is free may go upstream once its use is complete";
+  simulator::run_until_idle();
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::exhausted);
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_ends, without_a_limit_waits_for_what_the_pool_has_when_the_device_is_full) {
+  upstream.state().capacity = 100 * MiB;
+  pool_resource pool{upstream};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, a, 60 * MiB};
+  EXPECT_FALSE(second.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_ends, until_a_deadline) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_GE(gpumem::sync::now(), soon);
+  EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
+  block.reset();
+  EXPECT_TRUE(pool.acquire(b, 60 * MiB).wait_until(soon + std::chrono::hours{1}));
+}
+
+TEST_F(pool_waiting_ends, is_refused_on_a_stream_that_captures) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request parked{*this, pool, b, 60 * MiB};
+  b.begin_capture();
+  request late{*this, pool, b, 60 * MiB};
+  EXPECT_EQ(late.ended(), outcome::capture_unsupported);
+  block.reset();
+  run_all();
+  EXPECT_EQ(parked.ended(), outcome::capture_unsupported);
+  gpumem::driver().graph_destroy(b.end_capture());
+  EXPECT_TRUE(pool.acquire(b, 60 * MiB).try_now());
+}
+
+} // namespace

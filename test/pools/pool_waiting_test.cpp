@@ -1,0 +1,274 @@
+// Requests that wait for a pool's memory, step by step: how a wait begins, goes on, and is met.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+#include "../support/allocation_count.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::allocation;
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+using pool_waiting = gpumem_test::waiting_fixture;
+
+TEST_F(pool_waiting, is_granted_when_memory_is_freed_and_resumes_through_its_executor) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  EXPECT_FALSE(second.ended());
+  EXPECT_FALSE(executor.run_one());
+  block.reset();
+  EXPECT_FALSE(second.ended()) << "resumed inside the free";
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(second.block().bytes(), 60 * MiB);
+  EXPECT_EQ(second.block().stream().get(), b.get());
+  EXPECT_LE(pool.figures().reserved, 100 * MiB);
+}
+
+TEST_F(pool_waiting, comes_behind_the_work_of_the_block_that_was_freed) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  use(block);
+  request second{*this, pool, b, 60 * MiB};
+  free_used(block);
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(pool.figures().reuse_waited, 1u);
+  use(second.block());
+  free_used(second.block());
+}
+
+TEST_F(pool_waiting, makes_no_call_on_another_stream_in_a_free) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  simulator::clear_driver_calls();
+  auto const waits = [] { return simulator::report().driver_calls["cuStreamWaitEvent"]; };
+  block.reset();
+  EXPECT_EQ(waits(), 0u);
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(waits(), 1u);
+}
+
+TEST_F(pool_waiting, keeps_the_order_of_arrival) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 90 * MiB).wait();
+  request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 50 * MiB}, third{*this, pool, b, 4 * MiB};
+  EXPECT_EQ(pool.acquire(b, 4 * MiB).try_now().error().what, outcome::exhausted) << "overtook those that wait";
+  EXPECT_TRUE(can_have(pool, b, 4 * MiB)) << "a plain request may overtake";
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_FALSE(second.ended());
+  EXPECT_FALSE(third.ended()) << "overtook the second";
+  first.block().reset();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(third.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, gives_turns_only_as_far_as_there_is_memory) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 100 * MiB).wait();
+  request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 60 * MiB};
+  block.reset();
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_FALSE(executor.run_one()) << "the second was called in vain";
+  first.block().reset();
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, blocks_a_thread_without_a_coroutine) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  std::thread waits{[&] { EXPECT_EQ(pool.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
+  while (pool.acquire(b, MiB).try_now()) std::this_thread::yield(); // until the thread waits
+  block.reset();
+  waits.join();
+}
+
+TEST_F(pool_waiting, gets_what_another_thread_keeps_near_itself) {
+  pool_resource pool{device, {.limit = 64 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto small = pool.acquire(a, MiB).wait();
+  std::thread{[&] {
+    for (int i = 0; i < 2; ++i) pool.acquire(a, MiB).wait().reset();
+    auto const p = pool.allocate(a, MiB);
+    pool.deallocate(a, p, MiB);
+  }}.join();
+  EXPECT_GT(pool.figures().cached, 0u);
+  request first{*this, pool, a, 4 * MiB};
+  EXPECT_FALSE(first.ended());
+  EXPECT_EQ(pool.figures().cached, 0u) << "a thread keeps what another waits for";
+  std::thread{[&] { small.reset(); }}.join();
+  EXPECT_EQ(pool.figures().cached, 0u);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, begins_again_to_keep_blocks_near_threads) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  block.reset();
+  run_all();
+  second.block().reset();
+  pool.acquire(a, 256).wait().reset();
+  pool.acquire(a, 256).wait().reset();
+  EXPECT_GT(pool.figures().cached, 0u);
+}
+
+TEST_F(pool_waiting, waits_again_in_its_place_if_memory_is_in_pieces) {
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
+  std::vector<allocation> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
+  request first{*this, pool, a, 3 * MiB}, second{*this, pool, a, MiB};
+  for (auto const i : {0, 2}) blocks[i].reset();
+  EXPECT_FALSE(executor.run_one());
+  blocks[4].reset();
+  EXPECT_TRUE(executor.run_one()) << "there are 3 MiB";
+  EXPECT_FALSE(first.ended()) << "in one piece there are not";
+  run_all();
+  EXPECT_FALSE(second.ended()) << "overtook the first";
+  blocks[1].reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, counts_as_one_allocation_however_often_it_tries) {
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
+  gpumem::statistics_adaptor counted{pool};
+  std::vector<allocation> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
+  {
+    request first{*this, counted, a, 2 * MiB};
+    auto const failures = pool.figures().failures;
+    for (auto const i : {0, 2, 4, 5}) blocks[i].reset();
+    run_all();
+    EXPECT_EQ(first.ended(), outcome::granted);
+    auto const bytes = static_cast<std::int64_t>(2 * MiB);
+    EXPECT_EQ(counted.counters(), (gpumem::statistics{{bytes, bytes, bytes}, {1, 1, 1}}));
+    EXPECT_EQ(pool.figures().failures, failures);
+  }
+  EXPECT_EQ(counted.counters().allocations.value, 0);
+}
+
+TEST_F(pool_waiting, wakes_when_the_work_of_a_stream_is_complete) {
+  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed}};
+  auto block = pool.acquire(a, 60 * MiB).wait(), live = pool.acquire(a, MiB).wait();
+  use(block);
+  request second{*this, pool, b, 60 * MiB};
+  free_used(block);
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_FALSE(second.ended()) << "the kernel still runs";
+  simulator::run_until_idle();
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(second.ended(), outcome::granted);
+  use(second.block());
+  free_used(second.block());
+}
+
+TEST_F(pool_waiting, waits_for_completion_though_nobody_has_a_block) {
+  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  use(block);
+  free_used(block);
+  request second{*this, pool, b, 60 * MiB};
+  EXPECT_FALSE(second.ended());
+  simulator::run_until_idle();
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, asks_nothing_of_the_device_while_only_a_free_can_help) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  auto const calls = gpumem::driver_calls();
+  std::this_thread::sleep_for(std::chrono::milliseconds{2}); // longer than the longest pause between two looks
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+}
+
+TEST_F(pool_waiting, wakes_when_the_limit_is_raised) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  pool.set_limit(120 * MiB);
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  request third{*this, pool, b, 100 * MiB};
+  pool.set_limit(90 * MiB);
+  run_all();
+  EXPECT_EQ(third.ended(), outcome::too_large);
+}
+
+TEST_F(pool_waiting, gets_what_was_freed_in_a_capture) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  a.begin_capture();
+  block.reset();
+  gpumem::driver().graph_destroy(a.end_capture());
+  run_until([&] {
+    simulator::run_until_idle();
+    return second.ended().has_value();
+  });
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, for_a_hardened_pool_gets_what_leaves_the_quarantine) {
+  pool_resource pool{device, {.limit = 100 * MiB, .hardened = {.enabled = true}}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  EXPECT_FALSE(second.ended());
+  block.reset();
+  run_until([&] {
+    simulator::run_until_idle();
+    return second.ended().has_value();
+  });
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting, allocates_nothing_on_the_host) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  std::optional<std::size_t> allocations;
+  auto body = [&]() -> gpumem::task<> {
+    auto const before = test::host_allocations();
+    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor});
+    allocations = test::host_allocations() - before;
+  };
+  for (int i = 0; i < 8; ++i) { // what is made at first use
+    simulator::run_until_idle();
+    gpumem::identify(a, device).order().poll(); // events come back
+    auto block = pool.acquire(a, 60 * MiB).wait();
+    auto const running = test::start(body());
+    block.reset();
+    allocations.reset();
+    run_all();
+  }
+  EXPECT_EQ(allocations, 0u);
+}
+
+} // namespace

@@ -1,0 +1,96 @@
+// What the tests of waiting for a pool's memory share: streams, an executor that the test runs, and requests that tell
+// how they ended. Include it after `import gpumem;` and the support headers: it includes nothing itself.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace gpumem_test {
+
+inline constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class waiting_fixture : public simulated_test {
+protected:
+  void TearDown() override {
+    EXPECT_FALSE(executor.run_one()) << "something was posted and not run";
+    auto const drawn = upstream.state().draws().size();
+    EXPECT_TRUE(comes_back(upstream.state(), drawn));
+    EXPECT_TRUE(drawn > 0 || comes_down_to(before_)); // the library thread has no context to free by
+    simulated_test::TearDown();
+  }
+
+  // A coroutine that asks for memory, keeps it, and tells how that ended. Destroyed wherever it is.
+  class request {
+  public:
+    template <class Pool>
+    request(waiting_fixture& of, Pool pool, gpumem::stream& on, std::size_t bytes, std::stop_token token = {},
+            bool begins = true)
+        : body_{run(std::move(pool), on, bytes, of.executor, std::move(token))} {
+      if (begins) begin();
+    }
+    ~request() { destroy(); }
+    void begin() { running_.emplace(test::start(std::move(body_))); }
+    void destroy() { running_.reset(); }
+    std::optional<gpumem::outcome> ended() const { return ended_; }
+    gpumem::allocation& block() { return block_; }
+
+  private:
+    // The pool's handle may go while the request waits.
+    template <class Pool>
+    gpumem::task<> run(Pool const& pool, gpumem::stream& on, std::size_t bytes, gpumem::executor& where,
+                       std::stop_token token) {
+      auto what = Pool{pool}.acquire(on, bytes, {.resume_on = &where}, std::move(token));
+      return run(std::move(what));
+    }
+    template <class Awaitable> gpumem::task<> run(Awaitable what) {
+      try {
+        block_ = co_await what;
+        ended_ = gpumem::outcome::granted;
+      } catch (gpumem::acquire_error const& e) { ended_ = e.reason(); } catch (gpumem::out_of_memory const& e) {
+        ended_ = e.reason();
+      }
+    }
+
+    std::optional<gpumem::outcome> ended_;
+    gpumem::allocation block_;
+    gpumem::task<> body_;
+    std::optional<test::started> running_;
+  };
+
+  void run_all() {
+    while (executor.run_one()) {}
+  }
+  // While gpumem's own thread does its part.
+  template <class Done> void run_until(Done done) {
+    while (!done()) {
+      if (!executor.run_one()) std::this_thread::yield();
+    }
+  }
+  // Whether the stream would get so many bytes now.
+  template <class Pool> static bool can_have(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
+    auto const got = pool.try_allocate(on, bytes);
+    if (got) pool.deallocate(on, *got, bytes);
+    return got.has_value();
+  }
+
+  // Device work on a block, of which the device's judge is told; and its end.
+  void use(gpumem::allocation& block) {
+    gpumem::simulator::detail::allocated(owner_, block.stream().get(), false, block.data(), block.bytes());
+    gpumem::simulator::work(block.stream(), {gpumem::simulator::write(block.data(), block.bytes())});
+  }
+  void free_used(gpumem::allocation& block) {
+    gpumem::simulator::detail::freed(owner_, block.stream().get(), false, block.data(), block.bytes());
+    block.reset();
+  }
+  // Bytes of the device that were in use before the test.
+  std::size_t before() const { return before_; }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  told_upstream upstream;
+  test::manual_executor executor;
+
+private:
+  std::size_t before_ = device_bytes();
+  std::uint64_t owner_ = gpumem::simulator::detail::new_owner();
+};
+
+} // namespace gpumem_test
