@@ -1,7 +1,6 @@
 // Requests that wait for a pool's memory, step by step: how a wait begins, goes on, and is met.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
-#include "../support/allocation_count.hpp"
 
 #include <gpumem/pool_options.hpp>
 
@@ -56,18 +55,6 @@ TEST_F(pool_waiting, comes_behind_the_work_of_the_block_that_was_freed) {
   EXPECT_EQ(pool.figures().reuse_waited, 1u);
   use(second.block());
   free_used(second.block());
-}
-
-TEST_F(pool_waiting, makes_no_call_on_another_stream_in_a_free) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  request second{*this, pool, b, 60 * MiB};
-  simulator::clear_driver_calls();
-  auto const waits = [] { return simulator::report().driver_calls["cuStreamWaitEvent"]; };
-  block.reset();
-  EXPECT_EQ(waits(), 0u);
-  EXPECT_TRUE(executor.run_one());
-  EXPECT_EQ(waits(), 1u);
 }
 
 TEST_F(pool_waiting, keeps_the_order_of_arrival) {
@@ -202,15 +189,6 @@ TEST_F(pool_waiting, waits_for_completion_though_nobody_has_a_block) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, asks_nothing_of_the_device_while_only_a_free_can_help) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  request second{*this, pool, b, 60 * MiB};
-  auto const calls = gpumem::driver_calls();
-  std::this_thread::sleep_for(std::chrono::milliseconds{2}); // longer than the longest pause between two looks
-  EXPECT_EQ(gpumem::driver_calls(), calls);
-}
-
 TEST_F(pool_waiting, wakes_when_the_limit_is_raised) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
@@ -249,26 +227,6 @@ TEST_F(pool_waiting, for_a_hardened_pool_gets_what_leaves_the_quarantine) {
     return second.ended().has_value();
   });
   EXPECT_EQ(second.ended(), outcome::granted);
-}
-
-TEST_F(pool_waiting, allocates_nothing_on_the_host) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  std::optional<std::size_t> allocations;
-  auto body = [&]() -> gpumem::task<> {
-    auto const before = test::host_allocations();
-    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor});
-    allocations = test::host_allocations() - before;
-  };
-  for (int i = 0; i < 8; ++i) { // what is made at first use
-    simulator::run_until_idle();
-    gpumem::identify(a, device).order().poll(); // events come back
-    auto block = pool.acquire(a, 60 * MiB).wait();
-    auto const running = test::start(body());
-    block.reset();
-    allocations.reset();
-    run_all();
-  }
-  EXPECT_EQ(allocations, 0u);
 }
 
 } // namespace

@@ -1,0 +1,71 @@
+// What it costs to wait for a pool's memory: calls of the driver, and allocations on the host.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+#include "../support/allocation_count.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::pool_resource;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+using pool_waiting_counts = gpumem_test::waiting_fixture;
+
+TEST_F(pool_waiting_counts, makes_no_call_on_another_stream_in_a_free) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  simulator::clear_driver_calls();
+  auto const waits = [] { return simulator::report().driver_calls["cuStreamWaitEvent"]; };
+  block.reset();
+  EXPECT_EQ(waits(), 0u);
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(waits(), 1u);
+}
+
+TEST_F(pool_waiting_counts, asks_nothing_of_the_device_while_only_a_free_can_help) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request second{*this, pool, b, 60 * MiB};
+  auto const calls = gpumem::driver_calls();
+  auto library_thread_runs = []() -> gpumem::task<> { co_await test::hop{gpumem::library_executor()}; };
+  for (int i = 0; i < 3; ++i) gpumem::sync_wait(library_thread_runs()); // a look would come before
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+}
+
+TEST_F(pool_waiting_counts, allocates_nothing_on_the_host) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  std::optional<std::size_t> allocations;
+  auto body = [&]() -> gpumem::task<> {
+    auto const before = test::host_allocations();
+    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor});
+    allocations = test::host_allocations() - before;
+  };
+  for (int i = 0; i < 8; ++i) { // what is made at first use
+    simulator::run_until_idle();
+    gpumem::identify(a, device).order().poll(); // events come back
+    auto block = pool.acquire(a, 60 * MiB).wait();
+    auto const running = test::start(body());
+    block.reset();
+    allocations.reset();
+    run_all();
+  }
+  EXPECT_EQ(allocations, 0u);
+}
+
+} // namespace
