@@ -194,6 +194,9 @@ public:
   // none, another thread polls or records, or the driver is gone.
   std::optional<sync::time_point> poll() noexcept;
   bool has_evidence() const noexcept;
+  // When an event was polled last, the oldest was open though recorded 5 us before: the stream works for longer than
+  // the host takes to come back.
+  inline bool is_behind() const noexcept { return behind_.load(std::memory_order_relaxed); }
   // Newest epoch with evidence, complete or not.
   inline epoch newest_evidence() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
@@ -296,6 +299,8 @@ private:
   sync::time_point last_recorded_ = {};
   bool last_open_ = false;
   std::atomic<bool> final_{false}; // nothing can be enqueued on the stream any more, and the last event covers all
+
+  std::atomic<bool> behind_{false};
 
   mutable sync::mutex clock_guard_;
   vector_clock clock_;

@@ -57,7 +57,7 @@ export struct alignas(128) block {
 
   chunk* home = nullptr;
   shelf* place = nullptr; ///< while free
-  block* older = nullptr; ///< while free, neighbours on the shelf in order of free
+  block* older = nullptr; ///< while free, neighbours on the shelf in order of free; of holes, in their list
   block* newer = nullptr;
   relaxed<timeline*> stream; ///< the stream that it was given to; deferred, the stream that freed it
   tag_set tags;              ///< free or cached: what must be over before reuse; granted: uses recorded so far

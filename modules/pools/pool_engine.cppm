@@ -15,6 +15,7 @@ import :pool_ladder;
 import :pool_order;
 import :pool_request;
 import :pool_supply;
+import :ranges;
 import :shards;
 import :size_class;
 import :std;
@@ -57,7 +58,7 @@ public:
 
   [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                                       std::size_t alignment) noexcept {
-    auto const size = size_class::of(bytes, largest_numbered_);
+    auto const size = size_class::of(bytes, largest_numbered_.load(std::memory_order_relaxed));
     auto const me = sync::thread_number();
     if (alignment <= granule && !key.is_host()) [[likely]] {
       if (auto* const near = magazines_.take(key.order(), size, bytes, me)) return near->pointer();
@@ -251,6 +252,7 @@ private:
     auto const most_streams = order_.host_accessible() ? 0u : 1u; // the host waits for all of them
     return freed.bytes <= size_class::largest_small && calm_ && freed.tags.size() <= most_streams;
   }
+  range_map::joining joining_of(block const& freed) const noexcept;
   void end_block(block& freed) noexcept;
   void end_cached(block& kept) noexcept;
   inline void after_free(block const& range) noexcept {
@@ -276,7 +278,7 @@ private:
   }
   void begin_sharing() noexcept;
   // Whether somebody asks when a stream's frees are over: another stream, or what moves pages.
-  inline bool leaves_evidence() const noexcept { return several_ || supply_.growth().is_compact(); }
+  inline bool leaves_evidence() const noexcept { return several_; }
   // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
   inline std::size_t most_unrecorded() const noexcept {
     return std::max(supply_.chunks().reserved() / (supply_.chunks().scarce() ? 256 : 2), granule);
@@ -293,13 +295,18 @@ private:
   void post_pass() noexcept;
   std::vector<timeline*> uncovered() override;
 
+  // Of the time: without looks streams share nothing.
+  static constexpr double least_look_share = 1.0 / 16;
+
   pool_options const options_;
   pool_order const order_;
-  // Where pages give way to each other, what rounding up wastes is not to be had again: .01 to .02 of recorded traces.
-  std::size_t const largest_numbered_ = options_.effort > 0 ? size_class::largest_small : size_class::largest_medium;
+  // Larger sizes are exact: what rounding up wastes is not to be had again, .01 to .02 of recorded traces. Where
+  // threads have shards it goes on to 1 MiB, since they stop each other for what they lack.
+  static constexpr std::size_t usual_numbered = std::size_t{256} << 10;
+  std::atomic<std::size_t> largest_numbered_{usual_numbered};
 
   pool_supply supply_; // has the upstream of what the shards have, and outlives them
-  shard_list shards_;
+  shard_list shards_{std::max(options_.effort, least_look_share)};
   std::atomic<bool> scarce_{false}; // little is left of the limit: see chunk_list
   // Each free on a stream that may die records an event: memory is wanted back, or near its limit.
   std::atomic<bool> frees_record_{false};

@@ -8,7 +8,7 @@ import :block;
 import :chunks;
 import :device;
 import :error;
-import :move_budget;
+import :time_budget;
 import :page_growth;
 import :pool_order;
 import :pool_request;
@@ -47,8 +47,6 @@ public:
   inline chunk_list const& chunks() const noexcept { return chunks_; }
   inline page_growth const& growth() const noexcept { return growth_; }
   void set_limit(std::size_t bytes) noexcept { chunks_.set_limit(bytes); }
-  /// As of page_growth.
-  void set_calm(bool calm) noexcept { growth_.set_calm(calm); }
 
   /// Waits while another thread draws or gives back; whether one did.
   bool wait_for_growth(shard_locks& held);
@@ -118,11 +116,17 @@ private:
 
   // pool_supply_pages.cpp
   expected<pool_place, failure> grow_pages(pool_request const& what, shard_locks& held, bool exact);
+  std::size_t affordable_pages() noexcept;
+  void pay(std::size_t pages) noexcept;
+  void look_for_moves(pool_request const& what);
+  tag_set fresh_tags(pool_request const& what) const noexcept;
   pool_place place_in(block& fresh, pool_request const& what) const;
   pool_place move_pages(pool_request const& what, shard_locks& held);
-  expected<block*, failure> draw_pages(pool_shard& into, growth_plan const& plan, shard_locks& held);
-  expected<block*, failure> take_pages(pool_shard& into, expected<page_extent, failure> const& made, shard_locks& held);
-  block& add_pages(pool_shard& into, page_extent const& where);
+  expected<block*, failure> draw_pages(pool_shard& into, growth_plan const& plan, tag_set const& tags,
+                                       shard_locks& held);
+  expected<block*, failure> take_pages(pool_shard& into, expected<page_extent, failure> const& made,
+                                       tag_set const& tags, shard_locks& held);
+  block& add_pages(pool_shard& into, page_extent const& where, tag_set const& tags);
   virtual_pages* pages_of(void const* pointer, shard_locks& held);
 
   // pool_supply_idle.cpp
@@ -145,7 +149,7 @@ private:
 
   chunk_list chunks_;
   page_growth growth_;
-  move_budget budget_;
+  time_budget moves_;             // and the pages that are made instead
   sync::quick_condition changed_; // growth ended, or memory has left
   bool growing_ = false;
   bool closed_ = false;

@@ -71,10 +71,16 @@ public:
   block& fill(block& hole, std::size_t offset, std::size_t bytes, tag_set const& tags);
   /// A chunk that ends in a hole ends before it; one that is nothing else is empty.
   void cut_off_hole(chunk& home) noexcept;
+  /// The hole in which the address lies; time grows with the holes.
+  block& hole_at(std::uintptr_t address) noexcept;
+  /// Visits every hole.
+  template <class Visit> void visit_holes(Visit visitor) const {
+    for (auto const* each = holes_; each; each = each->newer) visitor(*each);
+  }
 
   /// Makes a live block free, with the tags it has, joined with free neighbours, unless their tags are too many
   /// together: with those that wait for the same streams, or with any. What it is then a part of. Allocates nothing.
-  enum class joining : bool { alike, any };
+  enum class joining : std::uint8_t { alike, unused, any };
   block& release(block& freed, joining with) noexcept;
   /// The host has seen every use of a free block complete: it joins what nobody uses. What it is then a part of.
   block& complete(block& range) noexcept;
@@ -108,8 +114,20 @@ public:
   static std::size_t largest_run(chunk const& home) noexcept;
 
 private:
+  // Whether free neighbours join. A small block takes no large range from all streams.
+  static constexpr std::size_t times_larger = 16;
+  static inline bool may_join(block const& one, block const& other, joining with) noexcept {
+    if (with == joining::any || one.tags.same_streams(other.tags)) return true;
+    if (with == joining::alike) return false;
+    auto const& unused = one.tags.empty() ? one : other;
+    auto const& used = one.tags.empty() ? other : one;
+    return unused.tags.empty() && unused.bytes / times_larger <= used.bytes;
+  }
+
   block& cut(block& range, std::size_t offset, std::size_t bytes);
   block& hollow_out(block& range, std::size_t offset, std::size_t bytes);
+  void link_hole(block& hole) noexcept;
+  void unlink_hole(block& hole) noexcept;
   block& cut_below(block& whole, std::size_t bytes) noexcept;
   void link_below(block& one, block& upper) noexcept;
   void link_above(block& one, block& lower) noexcept;
@@ -132,6 +150,7 @@ private:
   block_table granted_{records_};
   shelves shelves_;
   block* pairs_ = nullptr;
+  block* holes_ = nullptr; // linked by `newer` and `older`
   std::size_t free_bytes_ = 0;
   std::uint64_t joins_ = 0;
   std::uint64_t refused_joins_ = 0;

@@ -2,16 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/figures.hpp>
+#include <chrono>
 #include <mutex>
 #include <span>
 export module gpumem:shards;
 import :block;
 import :live_meter;
-import :look_record;
 import :ranges;
 import :relaxed;
 import :std;
 import :sync;
+import :time_budget;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -33,8 +34,13 @@ export struct pool_paths {
   std::uint64_t completed = 0;    ///< ranges that a stream's completion gave to all
 };
 
+/// A burst of looks, before the next may come no sooner than the share says.
+inline constexpr time_budget::nanoseconds most_looks_saved = std::chrono::microseconds{200};
+
 /// Some of a pool's chunks, and what was counted of them. Guarded by its lock.
 export struct alignas(far_apart) pool_shard {
+  explicit pool_shard(double look_share) noexcept : looks{look_share, most_looks_saved, sync::now()} {}
+
   sync::quick_mutex guard;
   range_map ranges;
   figures counts; ///< sizes are filled in when asked for
@@ -45,9 +51,9 @@ export struct alignas(far_apart) pool_shard {
   std::unique_ptr<virtual_pages> pages; ///< of pools that draw pages; one thread at a time calls it, without the lock
   chunk* paged = nullptr;               ///< what is mapped of them, holes included
   alignas(128) std::atomic<block*> posted{nullptr}; ///< linked by `next`; any thread puts, the lock's holder takes
-  alignas(128) look_record looks;
-  unsigned borrowings = 0;       ///< of its threads, in quick succession
-  std::uint64_t borrowed_at = 0; ///< after how many locked calls it was the last time
+  alignas(128) time_budget looks;                   ///< at requests that find nothing, for what has completed
+  unsigned borrowings = 0;                          ///< of its threads, in quick succession
+  std::uint64_t borrowed_at = 0;                    ///< after how many locked calls it was the last time
   alignas(128) relaxed<std::uintptr_t> first_address;
   relaxed<std::size_t> addresses{SIZE_MAX}; ///< from there on its blocks lie; of chunks, anywhere
 
@@ -71,7 +77,8 @@ export class shard_list {
 public:
   static constexpr std::size_t most = 65; ///< one, and one for each of as many threads as are told apart
 
-  shard_list() { add(); }
+  /// `look_share`: of the time of each shard that it may spend on looks.
+  explicit shard_list(double look_share = 1) : look_share_{look_share} { add(); }
   shard_list(shard_list const&) = delete;
   shard_list& operator=(shard_list const&) = delete;
 
@@ -144,6 +151,7 @@ private:
   void wait_for(pool_shard& one) noexcept;
   found look_everywhere(void const* pointer, std::atomic<pool_shard*>& last) noexcept;
 
+  double const look_share_;
   std::array<std::unique_ptr<pool_shard>, most> shards_;
   std::atomic<unsigned> count_{0};
   std::array<seat, most - 1> seats_;

@@ -3,6 +3,7 @@
 module;
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,6 +22,7 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::uint32_t most_unrecorded_frees = 1024;
+inline constexpr sync::duration behind_after = std::chrono::microseconds{5};
 
 // Spare events of every context, newest first; a plain list, since a process has few contexts.
 struct event_store {
@@ -225,8 +227,14 @@ std::optional<sync::time_point> timeline::poll() noexcept {
   sync::lock const held{evidence_guard_, std::try_to_lock};
   if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
   relaxed_capture const relaxed;
+  bool const any = size_ > 0;
+  auto const oldest = any ? at(0).recorded : sync::time_point{};
   drop_completed();
   poll_last();
+  // A young event tells nothing: a stream without work takes 2 us to complete one.
+  if (any && sync::now() - oldest > behind_after) {
+    behind_.store(size_ > 0 && sync::now() - at(0).recorded > behind_after, std::memory_order_relaxed);
+  }
   if (size_ > 0) return at(0).recorded;
   return last_open_ ? std::optional{last_recorded_} : std::nullopt;
 }

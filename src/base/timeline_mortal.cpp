@@ -174,6 +174,7 @@ void timeline::serve(stream_kind kind, std::uint64_t id, CUstream handle) noexce
   unrecorded_frees_.store(0, std::memory_order_relaxed);
   unrecorded_bytes_.store(0, std::memory_order_relaxed);
   asked_.store(false, std::memory_order_relaxed);
+  behind_.store(false, std::memory_order_relaxed);
   wanted_.store(false, std::memory_order_relaxed);
   capturing_.store(false, std::memory_order_relaxed);
   final_.store(false, std::memory_order_relaxed);

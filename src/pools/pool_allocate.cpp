@@ -101,7 +101,6 @@ expected<void*, failure> pool_engine::allocate(pool_request& what) {
   }
   what.cannot_grow = true;
   what.give_up_rounding();
-  own.looks.note_refusal();
   bool const kept_till_now = magazines_.allowed();
   set_pressure(true);
   sweep();

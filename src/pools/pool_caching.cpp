@@ -17,6 +17,7 @@ import :pool_order;
 import :pool_supply;
 import :ranges;
 import :shards;
+import :size_class;
 import :tags;
 import :timeline;
 
@@ -61,17 +62,13 @@ void pool_engine::set_caching() noexcept {
   };
   auto const least = at_least(1);
   auto const small = std::clamp(supply_.chunks().reserved() / 100, least, most_small);
-  // Larger parts leave more unused: with twice as much of medium and large sizes two of four recorded traces used .007
-  // and .012 less of what is reserved.
-  auto const medium = std::max(supply_.chunks().reserved() / 256, at_least(shards_.single() ? 1 : times_for_threads));
-  auto const large = std::max(supply_.chunks().reserved() / 64, least);
+  auto const medium = at_least(shards_.single() ? 1 : times_for_threads);
+  largest_numbered_.store(shards_.single() ? usual_numbered : size_class::largest_medium, std::memory_order_relaxed);
   auto const threads = std::max<std::size_t>(shards_.all().size() - 1, 1); // with shards of their own
   calm_ = calm;
-  supply_.set_calm(calm);
   scarce_.store(supply_.chunks().scarce(), std::memory_order_relaxed);
   frees_record_.store(!calm || supply_.chunks().scarce(), std::memory_order_relaxed);
-  bool const compact = supply_.growth().is_compact();
-  magazines_.allow(calm && !order_.host_accessible(), {small, compact ? 0 : medium, compact ? 0 : large}, threads,
+  magazines_.allow(calm && !order_.host_accessible(), {small, medium, least}, threads,
                    leaves_evidence() ? most_unrecorded() : SIZE_MAX);
 }
 

@@ -103,8 +103,7 @@ std::size_t sound_bytes(shelf const& one, bool& sound) {
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : options_{checked_options(std::move(options), upstream->paged())},
       order_{options_.cross_stream, upstream->host_accessible()},
-      supply_{std::move(upstream), options_, order_, shards_, *this},
-      ladder_{options_.cross_stream, supply_.chunks(), supply_.growth(), order_} {
+      supply_{std::move(upstream), options_, order_, shards_, *this}, ladder_{options_.cross_stream, order_} {
   library_executor(); // started here, because frees and destructors may not
   revisit_left();
   reserve(options_.initial_size);

@@ -199,11 +199,19 @@ tag pool_engine::record_evidence(ending const& what) noexcept {
   return what.use;
 }
 
+// What a stream frees joins what nobody uses, which it came from. That keeps the memory from other streams until the
+// stream's work is over, so it is not done while the stream is behind.
+[[gnu::always_inline]] range_map::joining pool_engine::joining_of(block const& freed) const noexcept {
+  if (!several_) return range_map::joining::any;
+  bool const over = freed.tags.size() != 1 || !freed.tags.begin()->order->is_behind();
+  return over ? range_map::joining::unused : range_map::joining::alike;
+}
+
 // From live to free; the tags say what reuse will have to be ordered after.
 [[gnu::always_inline]] void pool_engine::end_block(block& freed) noexcept {
   auto& in = freed.home->shard->ranges;
   if (stays_apart(freed) && in.keep(freed)) return;
-  after_free(in.release(freed, several_ ? range_map::joining::alike : range_map::joining::any));
+  after_free(in.release(freed, joining_of(freed)));
 }
 
 // A block that was kept near a thread, where its free was counted.

@@ -3,12 +3,11 @@
 module;
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 module gpumem:pool_ladder.impl;
 import :pool_ladder;
 import :block;
-import :chunks;
-import :page_growth;
 import :pool_order;
 import :pool_request;
 import :ranges;
@@ -16,10 +15,19 @@ import :shards;
 import :shelf;
 import :size_class;
 import :stream;
+import :sync;
 import :tags;
+import :time_budget;
 import :timeline;
 
 namespace gpumem::detail {
+namespace {
+
+// An event recorded and queried, on an H200: a constant, since a thread may be stopped in between.
+inline constexpr time_budget::nanoseconds cost_a_stream = std::chrono::nanoseconds{400};
+
+} // namespace
+
 pool_place pool_ladder::find(pool_request const& what, shard_span among) const {
   bool const some = std::ranges::any_of(among, [&](auto* in) { return in->ranges.free_bytes() >= what.bytes; });
   auto const place = some ? known(what, among) : pool_place{};
@@ -32,41 +40,6 @@ pool_place pool_ladder::behind_wait(pool_request const& what, shard_span among) 
   auto place = at_once(what, among);
   if (!place) place = elsewhere(what, rung::wait, among);
   return place && pool_order::wait_for(place.range->tags, what.key) ? place : pool_place{};
-}
-
-// A large range is about to be cut for a small request: what others have freed may fit better once its completion is
-// known. In compact pools a look is worth what it costs for what it joins alone: a wrong cut moves pages later.
-pool_place pool_ladder::better(pool_request const& what, pool_place place, shard_span among) const {
-  if (furthest_ == reuse::own || growth_.is_roomy(*what.own)) return place;
-  bool const may_be = growth_.is_compact() || others_fit_better(what, place, among);
-  return may_be && completion_found(what, among) ? at_once(what, among) : place;
-}
-
-// Complete or not; to find that out costs two driver calls for each stream.
-bool pool_ladder::others_fit_better(pool_request const& what, pool_place place, shard_span among) const {
-  auto const fits_better = [&](shelf const& from) {
-    std::size_t offset = 0;
-    auto const* const found = from.bins().find(what.bytes, what.alignment, offset);
-    return found && found->bytes < place.range->bytes;
-  };
-  auto const left_by_others = [&](shelf const* each) {
-    return each->order() != &what.key.order() && fits_better(*each);
-  };
-  return std::ranges::any_of(among, [&](pool_shard* in) {
-    auto& all = in->ranges.by_order();
-    return std::ranges::any_of(all.own(), left_by_others) || fits_better(all.mixed());
-  });
-}
-
-// After looks of which nothing came, or that came too early, the next are left out, ever more.
-bool pool_ladder::completion_found(pool_request const& what, shard_span among) const {
-  auto& own = *what.own;
-  if (!growth_.is_compact() && own.looks.leave_out()) return false;
-  auto const looked = order_.learn_completion(&what.key, among);
-  bool const found = order_.give_completed(among);
-  own.looks.note(looked, own.paths.locked_calls);
-  own.looks.note_better_fit(found && looked.early == 0);
-  return found;
 }
 
 // The smallest range of the cheapest rung, of what other streams have freed, or several.
@@ -101,10 +74,12 @@ pool_place pool_ladder::left_by_others(pool_request const& what, shard_span amon
   return order_.give_completed(among) ? at_once(what, among) : pool_place{};
 }
 
-// After one look at what has completed; none while memory is spent so as not to look.
+// After one look at what has completed. Streams that run short kernels would have a look for each of them: where looks
+// take too much of the time the pool grows instead, until each stream finds memory of its own.
 pool_place pool_ladder::learnt(pool_request const& what, shard_span among) const {
-  if (growth_.to_be_spent(what) > 0) return {};
-  what.own->looks.note(order_.learn_completion(&what.key, among), what.own->paths.locked_calls);
+  auto& looks = what.own->looks;
+  if (!looks.unlimited() && !what.cannot_grow && looks.left(sync::now()) < time_budget::nanoseconds{0}) return {};
+  looks.spend(static_cast<double>(order_.learn_completion(&what.key, among)) * cost_a_stream);
   order_.give_completed(among);
   order_.join_free(what.key, rung::completed, among);
   auto const place = at_once(what, among);

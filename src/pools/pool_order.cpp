@@ -10,7 +10,6 @@ module gpumem:pool_order.impl;
 import :pool_order;
 import :block;
 import :cuda;
-import :look_record;
 import :ranges;
 import :shards;
 import :shelf;
@@ -22,9 +21,8 @@ import :timeline;
 namespace gpumem::detail {
 namespace {
 
-// So long after its record an event that is still open stands behind a kernel: behind nothing it would be complete by
-// the next look, on an H200.
-inline constexpr sync::duration long_work = std::chrono::microseconds{5};
+// Shorter than it takes to find a stream behind.
+inline constexpr sync::duration patience = std::chrono::microseconds{4};
 
 // What completed belongs to nobody; each range comes by once, from the oldest on.
 void give_completed_in(pool_shard& in) noexcept {
@@ -88,22 +86,27 @@ void pool_order::join_free(stream_key const& key, rung furthest, shard_span amon
   }
 }
 
-look pool_order::learn_completion(stream_key const* asking, shard_span among) const {
+std::size_t pool_order::learn_completion(stream_key const* asking, shard_span among) const {
   bool const host = host_accessible_ || (asking && asking->is_host());
-  if (!shares_ && asking && !host) return {};
+  if (!shares_ && asking && !host) return 0;
   auto const* const itself = asking ? &asking->order() : nullptr;
   for (auto* const order : open_timelines(true, among)) {
     if (order == itself && !host) continue; // what a stream has freed it may use as it is
     order->cover(order == itself && asking->has_handle() ? std::optional{asking->handle()} : std::nullopt);
   }
-  auto const long_ago = sync::now() - long_work;
-  look at;
-  for (auto* const order : open_timelines(false, among)) {
-    auto const open_since = order->poll();
-    ++at.asked;
-    at.early += order != itself && open_since && *open_since < long_ago;
+  auto const open = open_timelines(false, among);
+  for (auto* const order : open) order->poll();
+  return open.size();
+}
+
+void pool_order::learn_completion_for_moves(stream_key const& asking, shard_span among) const {
+  if (asking.has_handle() && !asking.order().has_evidence()) asking.order().cover(asking.handle());
+  learn_completion(nullptr, among);
+  auto open = open_timelines(false, among);
+  auto const begin = sync::now();
+  while (!open.empty() && !asking.order().is_behind() && sync::now() - begin < patience) {
+    std::erase_if(open, [](timeline* each) { return each->is_behind() || !each->poll(); });
   }
-  return at;
 }
 
 std::vector<timeline*> pool_order::open_timelines(bool without_evidence, shard_span among) {

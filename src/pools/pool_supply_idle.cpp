@@ -48,7 +48,17 @@ void pool_supply::join_complete(pool_shard& in) {
 std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared) {
   std::vector<idle_run> found;
   bool const gone = over();
+  // What nobody uses lies on one shelf then, so that the blocks of a large pool need not be walked over.
+  bool const on_shelf = !closed_ && options_.cross_stream != reuse::own;
+  if (on_shelf) order_.give_completed(shard_list::from{shards_, *shards_.all().front()});
   for (auto const& in : shards_.all()) {
+    if (on_shelf) {
+      in->ranges.by_order().common().bins().visit_from(smallest_page, [&](block& range) {
+        bool const stays = spared - range.base < range.bytes;
+        if (!stays && range.home == in->paged) found.push_back({in.get(), &range, range.base, range.end()});
+      });
+      continue;
+    }
     join_complete(*in);
     for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
       bool const stays = spared - at->base < at->bytes;
@@ -149,7 +159,7 @@ std::size_t pool_supply::give_back_idle(page_wish const& what, shard_locks& held
 // `given`: before, for the same. How many bytes.
 std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
                                   shard_locks& held) {
-  order_.learn_completion(nullptr, shard_list::from{shards_, *what.own});
+  look_for_moves(what);
   auto const more =
       give_back_idle({.wanted = plan ? plan->bytes - given : what.bytes, .spared = plan ? plan->beside : 0}, held);
   what.own->paths.made_way += more > 0;

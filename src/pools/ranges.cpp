@@ -119,16 +119,16 @@ bool range_map::absorb_upper(block& range) noexcept {
   auto* const upper = freed.upper;
   auto* const lower = freed.lower;
   bool const free_above = upper && upper->is_free(), free_below = lower && lower->is_free();
-  bool const alike_below = free_below && lower->tags.same_streams(freed.tags);
+  bool const joins_below = free_below && may_join(*lower, freed, with);
   if (free_above && freed.tags.same_streams(upper->tags)) {
-    if (!free_below || (!alike_below && with == joining::alike)) return grow_upper(*upper, freed);
+    if (!joins_below) return grow_upper(*upper, freed);
     absorb_upper(freed);
-  } else if (free_above && with == joining::any) {
+  } else if (free_above && may_join(freed, *upper, with)) {
     absorb_upper(freed);
   }
   // By now it may wait for more streams.
   if (free_below && lower->tags.same_streams(freed.tags)) return grow_lower(*lower, freed);
-  if (free_below && with == joining::any) {
+  if (free_below && may_join(*lower, freed, with)) {
     pull(*lower);
     bool const joined = absorb_upper(*lower);
     put(*lower, nullptr);
@@ -195,6 +195,7 @@ void range_map::remove(chunk& home) noexcept {
       free_bytes_ -= gone.bytes;
       pull(gone);
     }
+    if (gone.now() == block_state::hole) unlink_hole(gone);
     records_.give(gone);
   }
   home.first = home.last = nullptr;
@@ -299,27 +300,52 @@ block& range_map::carve(block& last, std::uintptr_t base, std::size_t bytes) {
   }
 }
 
+void range_map::link_hole(block& hole) noexcept {
+  hole.become(block_state::hole);
+  hole.older = nullptr;
+  hole.newer = holes_;
+  if (holes_) holes_->older = &hole;
+  holes_ = &hole;
+}
+
+void range_map::unlink_hole(block& hole) noexcept {
+  (hole.older ? hole.older->newer : holes_) = hole.newer;
+  if (hole.newer) hole.newer->older = hole.older;
+}
+
 block& range_map::hollow_out(block& range, std::size_t offset, std::size_t bytes) {
   auto* hole = &cut(range, offset, bytes);
   hole->tags.clear();
-  hole->become(block_state::hole);
+  link_hole(*hole);
   if (auto* const upper = hole->upper; upper && upper->now() == block_state::hole) {
     hole->bytes += upper->bytes;
+    unlink_hole(*upper);
     forget(*upper);
   }
   if (auto* const lower = hole->lower; lower && lower->now() == block_state::hole) {
     lower->bytes += hole->bytes;
+    unlink_hole(*hole);
     forget(*std::exchange(hole, lower));
   }
   return *hole;
+}
+
+block& range_map::hole_at(std::uintptr_t address) noexcept {
+  auto* at = holes_;
+  while (address - at->base >= at->bytes) at = at->newer;
+  return *at;
 }
 
 block& range_map::fill(block& hole, std::size_t offset, std::size_t bytes, tag_set const& tags) {
   records_.reserve(2);
   shelves_.reserve();
   auto* filled = &hole;
-  if (offset + bytes < hole.bytes) filled = &cut_below(hole, offset + bytes);
-  if (offset > 0) cut_below(*filled, offset).become(block_state::hole);
+  if (offset + bytes < hole.bytes) {
+    filled = &cut_below(hole, offset + bytes);
+  } else {
+    unlink_hole(hole);
+  }
+  if (offset > 0) link_hole(cut_below(*filled, offset));
   filled->tags = tags;
   free_bytes_ += bytes;
   return settle(*filled, joining::alike);
@@ -329,6 +355,7 @@ void range_map::cut_off_hole(chunk& home) noexcept {
   auto* const last = home.last;
   if (!last || last->now() != block_state::hole) return;
   home.bytes -= last->bytes;
+  unlink_hole(*last);
   forget(*last);
 }
 

@@ -22,7 +22,7 @@ shard_list::from::from(shard_list const& list, pool_shard& first) noexcept {
 
 void shard_list::add() {
   auto const count = count_.load(std::memory_order_relaxed);
-  shards_[count] = std::make_unique<pool_shard>();
+  shards_[count] = std::make_unique<pool_shard>(look_share_);
   if (count == 0) {
     for (auto& each : seats_) {
       each.home.store(shards_[0].get(), std::memory_order_relaxed);

@@ -3,7 +3,7 @@
 # fails, names a seed, and fails again with that seed. Arguments: source folder, build folder, ninja, fault, seeds;
 # the list of faults, the test's program, which of its tests, and the variable that replays a seed (GPUMEM_SEEDS: with
 # those before it, where what they leave behind matters), where they are not the pool's. The variable "none": the test
-# is without seeds, and of the library that users have.
+# is without seeds, and of the library that users have, or of the one that is named after it.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 fault=$4 seeds=$5
@@ -15,7 +15,7 @@ source "$source_folder/test/mutants/make_mutant.sh"
 cd "$build"
 read_fault "$source_folder/test/mutants/$list" "$fault" 5
 library=gpumem_scheduled
-[[ $replay == none ]] && library=gpumem
+[[ $replay == none ]] && library=${10-gpumem}
 make_mutant "$here" "$library" "$program"
 
 told=$here/told.txt

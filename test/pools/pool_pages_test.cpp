@@ -38,14 +38,16 @@ protected:
 
 TEST_F(pool_pages, grows_at_its_end_by_what_is_missing) {
   gpumem::pool_resource r{device};
-  auto* const first = r.allocate(a, 3 * MiB);
-  EXPECT_EQ(r.figures().reserved, 4 * MiB);
-  auto* const second = r.allocate(a, 4 * MiB); // of which 1 MiB is there
-  EXPECT_EQ(second, at(first, 3 * MiB));
+  auto* const first = r.allocate(a, 2 * MiB);
+  EXPECT_EQ(r.figures().reserved, 2 * MiB);
+  auto* const end = r.allocate(a, 2 * MiB);
+  r.deallocate(a, end, 2 * MiB);
+  auto* const second = r.allocate(a, 6 * MiB); // of which 2 MiB are there
+  EXPECT_EQ(second, at(first, 2 * MiB));
   EXPECT_EQ(r.figures().reserved, 8 * MiB);
   EXPECT_EQ(device_bytes(), 8 * MiB);
-  r.deallocate(a, first, 3 * MiB);
-  r.deallocate(a, second, 4 * MiB);
+  r.deallocate(a, first, 2 * MiB);
+  r.deallocate(a, second, 6 * MiB);
   auto* const both = r.allocate(a, 16 * MiB);
   EXPECT_EQ(both, first) << "what is free at the end is the beginning of a larger block";
   EXPECT_EQ(r.figures().reserved, 16 * MiB);
@@ -73,8 +75,8 @@ TEST_F(pool_pages, growth_beyond_the_threshold_is_granted_before_what_was_kept_m
     return true;
   };
   gpumem::pool_resource r{device, {.release_threshold = 2 * MiB}, {.on_mapped = on_mapped}};
+  auto* const last = r.allocate(a, 1 * MiB); // a large part of the pool, and so at its end
   auto* const first = r.allocate(a, 1 * MiB);
-  auto* const last = r.allocate(a, 1 * MiB);
   ASSERT_EQ(last, at(first, 1 * MiB));
   meanwhile = [&] {
     r.deallocate(a, last, 1 * MiB);
@@ -271,9 +273,9 @@ TEST_F(pool_pages, of_several_streams_go_and_what_is_left_stays_with_each) {
 }
 
 TEST_F(pool_pages, that_are_pinned_stay_where_memory_of_several_streams_goes) {
-  gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse::own}};
-  auto* const of_a = r.allocate(a, 3 * MiB);
+  gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse::own}};
   auto* const of_b = r.allocate(b, 3 * MiB);
+  auto* const of_a = r.allocate(a, 3 * MiB);
   ASSERT_EQ(of_b, at(of_a, 3 * MiB));
   ASSERT_EQ(r.figures().reserved, 6 * MiB);
   EXPECT_TRUE(r.pin(of_b, 1)) << "the page between, which has memory of both";

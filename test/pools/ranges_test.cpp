@@ -24,6 +24,7 @@ constexpr std::uintptr_t base = 0x10000;
 void const* at(std::uintptr_t offset) { return reinterpret_cast<void const*>(base + offset); }
 constexpr auto any = range_map::joining::any;
 constexpr auto alike = range_map::joining::alike;
+constexpr auto unused = range_map::joining::unused;
 
 class ranges : public gpumem_test::simulated_test {
 protected:
@@ -175,6 +176,37 @@ TEST_F(ranges, neighbours_of_different_streams_join_when_asked) {
   EXPECT_EQ(map.joins(), 1u);
   EXPECT_EQ(map.by_order().mixed().oldest()->bytes, 4096u);
   EXPECT_EQ(map.by_order().mixed().oldest()->tags.size(), 2u);
+}
+
+TEST_F(ranges, freed_memory_joins_what_nobody_uses_unless_that_is_over_16_times_as_large) {
+  gpumem::stream const a{device};
+  for (std::size_t const times : {16, 17}) {
+    for (bool const above : {false, true}) {
+      range_map one;
+      chunk whole_of_it{.base = base, .bytes = (times + 1) * 256};
+      auto& freed = one.take(one.add(whole_of_it, {}), above ? times * 256 : 0, 256);
+      freed.tags.add({&of(a), 1});
+      auto& range = one.release(freed, unused);
+      EXPECT_EQ(range.bytes, times == 16 ? whole_of_it.bytes : 256);
+      EXPECT_TRUE(range.tags.find(of(a)));
+    }
+  }
+}
+
+TEST_F(ranges, freed_memory_of_two_streams_does_not_join_with_what_nobody_uses_between) {
+  gpumem::stream const a{device}, b{device};
+  auto& low = map.take(whole(), 0, 1024);
+  auto& middle = map.take(*low.upper, 0, 2048);
+  auto& high = *middle.upper;
+  map.take(high, 0, 1024);
+  low.tags.add({&of(a), 1});
+  home.last->tags.add({&of(b), 1});
+  map.release(middle, unused);
+  auto& joined = map.release(low, unused);
+  EXPECT_EQ(joined.bytes, 3072u);
+  auto& apart = map.release(*home.last, unused);
+  EXPECT_EQ(apart.bytes, 1024u);
+  EXPECT_FALSE(apart.tags.find(of(a)));
 }
 
 TEST_F(ranges, a_join_beyond_four_streams_is_refused_and_counted) {

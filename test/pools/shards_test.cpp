@@ -106,6 +106,20 @@ TEST_F(shards, are_given_to_threads_that_meet_and_take_one_lock_from_then_on) {
   EXPECT_EQ(r.figures().live, 0u);
 }
 
+TEST_F(shards, threads_that_have_them_have_sizes_up_to_a_mebibyte_rounded_up) {
+  constexpr std::size_t KiB = 1024, bytes = 900 * KiB + 1;
+  pool_resource r{gpumem::cuda_resource{device}};
+  auto const granted = [&] {
+    auto* const p = r.allocate(a, bytes);
+    auto const got = r.find(p)->granted;
+    r.deallocate(a, p, bytes);
+    return got;
+  };
+  EXPECT_EQ(granted(), 900 * KiB + 256);
+  crowd(r, [](int) {});
+  EXPECT_EQ(granted(), 960 * KiB);
+}
+
 // Who notifies under one of the locks, as soon as that is given up, is heard.
 TEST_F(shards, have_locks_of_which_none_is_given_up_before_the_wait_has_begun) {
   namespace detail = gpumem::detail;
@@ -276,7 +290,7 @@ TEST_F(shards, completion_walks_over_what_becomes_a_part_of_another) {
   constexpr std::size_t part = 4096;
   gpumem::stream c{device};
   auto const use = [](gpumem::stream const& on) { return tag{&on.key().order(), on.key().order().close_epoch()}; };
-  gpumem::detail::pool_shard shard;
+  gpumem::detail::pool_shard shard{1};
   gpumem::detail::chunk home{.base = 0x10000, .bytes = 3 * part, .shard = &shard};
   auto& whole = shard.ranges.add(home, {});
   auto* const low = &shard.ranges.take(whole, 0, part);

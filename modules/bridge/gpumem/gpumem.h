@@ -117,9 +117,9 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///                          than one; off: draw chunks of cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks,
 ///                          and cudaDeviceEnablePeerAccess opens only chunks to other devices: a program that needs
 ///                          either must say pages=off
-///   effort=0               share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
-///                          pages to where memory is missing, before it makes others; 1: no bound, so the pool
-///                          reserves the least
+///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
+///                          pages to where memory is missing, before it makes others; 0: none; 1: no bound, so the
+///                          pool reserves the least
 ///   cross_stream=wait      how far to go to reuse what another stream freed: own (only what the stream is ordered
 ///                          after), completed (also what the host has seen complete), wait (also behind a wait; this is
 ///                          the default)

@@ -32,9 +32,10 @@ struct pool_options {
   /// it begins when there is an eighth more, so that what comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
-  /// it makes others: from 0 (it makes others at once, which is fastest) to 1 (no bound, so it reserves the least). A
-  /// page counts as 40 us, and the pool may save up to 100 ms. A pool over chunks ignores it.
-  double effort = 0;
+  /// it makes others: from 0 (it makes others at once) to 1 (no bound, so it reserves the least). A page counts as
+  /// 40 us, and the pool saves up to 50 ms, which it has at first. Looks at what other streams have completed take the
+  /// same share at most, or 1/16 where that is more. A pool over chunks moves nothing.
+  double effort = .05;
   /// A pool that is made of a device draws virtual pages if this is true, the device has them and `limit` is not less
   /// than one; otherwise, it draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
   /// `cudaDeviceEnablePeerAccess` opens only chunks to other devices: a program that needs either must say false.

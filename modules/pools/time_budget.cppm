@@ -1,0 +1,37 @@
+// How much of its time a pool spends on something.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <chrono>
+export module gpumem:time_budget;
+import :std;
+import :sync;
+
+namespace gpumem::detail {
+
+/// A share of the time that passes, from 0 (nothing) to 1 (no bound). Time that is not used is saved, up to a bound;
+/// at first as much is saved. Guarded by its owner's lock.
+export class time_budget {
+public:
+  using nanoseconds = std::chrono::duration<double, std::nano>;
+
+  time_budget(double share, nanoseconds most_saved, sync::time_point now) noexcept
+      : share_{share}, most_saved_{most_saved}, saved_{share > 0 ? most_saved : nanoseconds{0}}, last_{now} {}
+
+  /// Whether there is no bound: then no call reads a clock.
+  inline bool unlimited() const noexcept { return share_ >= 1; }
+  /// What may be spent now; less than nothing after more was spent.
+  inline nanoseconds left(sync::time_point now) noexcept {
+    nanoseconds const passed{now - std::exchange(last_, now)};
+    saved_ = std::min(saved_ + share_ * passed, most_saved_);
+    return saved_;
+  }
+  inline void spend(nanoseconds time) noexcept { saved_ -= time; }
+
+private:
+  double const share_;
+  nanoseconds const most_saved_;
+  nanoseconds saved_;
+  sync::time_point last_;
+};
+
+} // namespace gpumem::detail

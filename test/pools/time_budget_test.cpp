@@ -1,0 +1,60 @@
+// The time that a pool spends on moving pages, and on looking for what has completed.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::detail::time_budget;
+using time_point = gpumem::sync::time_point;
+
+class time_budget_of : public testing::Test {
+protected:
+  time_point now{1h};
+};
+
+TEST_F(time_budget_of, all_that_can_be_saved_is_there_at_first) {
+  time_budget budget{0.05, 100ms, now};
+  EXPECT_EQ(budget.left(now), 100ms);
+  budget.spend(99ms);
+  EXPECT_EQ(budget.left(now), 1ms);
+  EXPECT_EQ(budget.left(now + 20ms), 2ms);
+}
+
+TEST_F(time_budget_of, a_share_of_the_time_is_never_overdrawn) {
+  time_budget budget{0.05, 100ms, now};
+  time_budget::nanoseconds spent{0};
+  for (int i = 0; i < 100'000; ++i) {
+    now += 100us;
+    auto const left = budget.left(now);
+    budget.spend(left);
+    spent += left;
+    ASSERT_LE(spent, 100ms + 0.05 * (i + 1) * time_budget::nanoseconds{100us} + 1ns);
+  }
+  EXPECT_GE(spent, 599ms) << "and used in full";
+}
+
+TEST_F(time_budget_of, what_is_saved_has_an_end) {
+  time_budget budget{0.05, 100ms, now};
+  EXPECT_EQ(budget.left(now + 24h), 100ms);
+}
+
+TEST_F(time_budget_of, more_that_was_spent_is_earned_first) {
+  time_budget budget{0.5, 100ms, now};
+  budget.spend(103ms);
+  EXPECT_EQ(budget.left(now + 2ms), -2ms);
+  EXPECT_EQ(budget.left(now + 8ms), 1ms);
+}
+
+TEST_F(time_budget_of, share_0_earns_nothing_and_share_1_has_no_bound) {
+  time_budget none{0, 100ms, now};
+  EXPECT_EQ(none.left(now + 1h), 0ns);
+  EXPECT_FALSE(none.unlimited());
+  EXPECT_TRUE((time_budget{1, 100ms, now}.unlimited()));
+}
+
+} // namespace
