@@ -235,6 +235,7 @@ std::optional<sync::time_point> timeline::poll() noexcept {
   if (any && sync::now() - oldest > behind_after) {
     behind_.store(size_ > 0 && sync::now() - at(0).recorded > behind_after, std::memory_order_relaxed);
   }
+  if (size_ == 0 && !last_open_) behind_.store(false, std::memory_order_relaxed);
   if (size_ > 0) return at(0).recorded;
   return last_open_ ? std::optional{last_recorded_} : std::nullopt;
 }

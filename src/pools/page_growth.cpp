@@ -103,12 +103,13 @@ std::optional<page_growth::gap> page_growth::gap_for(pool_request const& what, p
   return best;
 }
 
-// Addresses behind all that is mapped, far enough for what lies before them to grow.
+// Addresses behind all that is mapped, far enough for what lies before them to grow. Segments end at half of the
+// addresses: what lies behind them stays in one piece for the largest requests.
 std::optional<page_extent> page_growth::new_segment(pool_request const& what, pool_shard const& in) const {
   if (!in.pages || in.ranges.by_order().own().size() <= 1 || what.key.is_host()) return std::nullopt;
   auto const step = round_up(in.pages->addresses() / segments, in.pages->granularity());
   auto const begin = round_up(in.pages->mapped_end(), step);
-  if (begin >= in.pages->addresses() || in.pages->addresses() - begin < step) return std::nullopt;
+  if (begin + step > in.pages->addresses() / 2) return std::nullopt;
   return page_extent{begin, in.pages->addresses() - begin};
 }
 
@@ -128,7 +129,7 @@ std::optional<growth_plan> page_growth::plan(pool_request const& what, pool_shar
   auto const& best = hole && hole->better_than(at_end) ? *hole : at_end;
   if (best.own || best.plan.beside != 0) return best.plan;
   auto const segment = new_segment(what, in);
-  if (!segment) return best.plan;
+  if (!segment || missing(what, in, nullptr, false) > std::min(chunks_.room(), segment->bytes)) return best.plan;
   return growth_plan{segment, missing(what, in, nullptr, false), missing(what, in, nullptr, true)};
 }
 

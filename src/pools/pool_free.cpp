@@ -203,7 +203,8 @@ tag pool_engine::record_evidence(ending const& what) noexcept {
 // stream's work is over, so it is not done while the stream is behind.
 [[gnu::always_inline]] range_map::joining pool_engine::joining_of(block const& freed) const noexcept {
   if (!several_) return range_map::joining::any;
-  bool const over = freed.tags.size() != 1 || !freed.tags.begin()->order->is_behind();
+  if (supply_.chunks().limit() != 0) return range_map::joining::alike; // what nobody uses is for all there
+  bool const over = freed.tags.size() == 1 && !freed.tags.begin()->order->is_behind();
   return over ? range_map::joining::unused : range_map::joining::alike;
 }
 

@@ -79,7 +79,8 @@ pool_place pool_ladder::left_by_others(pool_request const& what, shard_span amon
 pool_place pool_ladder::learnt(pool_request const& what, shard_span among) const {
   auto& looks = what.own->looks;
   if (!looks.unlimited() && !what.cannot_grow && looks.left(sync::now()) < time_budget::nanoseconds{0}) return {};
-  looks.spend(static_cast<double>(order_.learn_completion(&what.key, among)) * cost_a_stream);
+  auto const cost = static_cast<double>(order_.learn_completion(&what.key, among)) * cost_a_stream;
+  if (!what.cannot_grow) looks.spend(cost); // at the limit looks are made all the same
   order_.give_completed(among);
   order_.join_free(what.key, rung::completed, among);
   auto const place = at_once(what, among);

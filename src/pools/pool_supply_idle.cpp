@@ -49,7 +49,7 @@ std::vector<pool_supply::idle_run> pool_supply::idle_runs(std::uintptr_t spared)
   std::vector<idle_run> found;
   bool const gone = over();
   // What nobody uses lies on one shelf then, so that the blocks of a large pool need not be walked over.
-  bool const on_shelf = !closed_ && options_.cross_stream != reuse::own;
+  bool const on_shelf = !closed_ && !gone && options_.cross_stream != reuse::own;
   if (on_shelf) order_.give_completed(shard_list::from{shards_, *shards_.all().front()});
   for (auto const& in : shards_.all()) {
     if (on_shelf) {

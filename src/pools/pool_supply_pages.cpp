@@ -185,7 +185,7 @@ expected<block*, failure> pool_supply::take_pages(pool_shard& into, expected<pag
   return unexpected<failure>{why};
 }
 
-// Every stream may use them at once. Throws std::bad_alloc, and nothing is changed.
+// Nobody has used them, so every stream may, whatever the tags. Throws std::bad_alloc, and nothing is changed.
 block& pool_supply::add_pages(pool_shard& into, page_extent const& where, tag_set const& tags) {
   into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
   into.addresses = into.pages->addresses();

@@ -168,7 +168,7 @@ block& range_map::add(chunk& home, tag_set const& tags) {
 
 block& range_map::extend(chunk& home, std::size_t bytes, tag_set const& tags) {
   records_.reserve(4); // three for a hole that the caller may carve from it
-  shelves_.reserve();
+  shelves_.reserve(1); // the one may be given away before the caller carves
   auto& more = records_.take();
   more.base = home.end();
   more.bytes = bytes;
