@@ -79,7 +79,8 @@ TEST(pool_property, correct_programs_find_no_fault) {
               100.0 * static_cast<double>(sum.frees_elsewhere) / static_cast<double>(sum.frees));
   for (auto const& [what, times] : sum.counts) {
     std::printf("  %-28s %llu\n", what.c_str(), static_cast<unsigned long long>(times));
-    if (seeds >= 1000) EXPECT_GT(times, 0u) << what << " was never taken";
+    bool const rare = what == "free pages that moved"; // only threads that share one shard move pages: see pool_policy
+    if (seeds >= 1000 && !rare) EXPECT_GT(times, 0u) << what << " was never taken";
   }
   EXPECT_GE(sum.frees_elsewhere * 100, sum.frees * 30) << "too few frees on another stream";
 }
