@@ -19,7 +19,7 @@ concept stoppable_promise = requires(Promise& promise) {
 // Whoever destroys it must know that the post is over. Both pass through a gate that outlives all operations.
 //
 // posted_ | written under the gate: by the decider before the post, by the one who waits again before that
-// false   | nobody has decided, or somebody is about to post; again once it waits a second time
+// false   | it is undecided, or the decider has yet to post; also once the operation waits a second time
 // true    | it is in the executor's queue, or runs, or has run
 //
 // A coroutine that its executor has begun to resume must not be destroyed by another thread: nobody can make that safe.
@@ -57,7 +57,7 @@ protected:
 
   // By the one who decided it; the last touch.
   void post() noexcept;
-  // By conclude(), before somebody else can decide it again.
+  // conclude() calls it before the operation waits again, and so before the resource can decide it a second time.
   void await_post() noexcept;
 
   // By the one who destroys it, when somebody else has decided it: waits until it is posted, then takes it back.

@@ -124,7 +124,7 @@ public:
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
   /// The oldest that has no turn, or null.
   waiter* next_waiting() const noexcept;
-  /// Sets so many bytes, more than 0, aside for it; it stays in its place.
+  /// Sets `bytes` aside for the waiter, more than 0. The waiter keeps its place.
   void give_turn(waiter& item, std::size_t bytes) noexcept;
   void end_turn(waiter& item) noexcept;
   /// Bytes set aside for all that have a turn.

@@ -39,7 +39,7 @@ public:
   page_growth(chunk_list const& chunks, shard_list const& shards, pool_order const& order) noexcept
       : chunks_{chunks}, shards_{shards}, order_{order} {}
 
-  /// Whether it is free, and the stream's own or nobody's.
+  /// Whether the range is free, and either the stream alone or no stream has uses of it left.
   bool usable(block const* range, stream_key const& key) const;
   /// Where and how much to map for a request; if not `exact`, with what those who ask next are to find. Where the least
   /// is missing; if that is the same, in the stream's segment. Nothing: the addresses come to an end, and no hole is
@@ -53,9 +53,10 @@ public:
   }
   /// The smallest page that is worth moving; from others larger ones are made.
   std::size_t least_moved(virtual_pages const& of) const noexcept { return usual_page(of) / 4 * 3; }
-  /// Of the pages behind so many bytes, which cost the same whatever their size: `most` pages, but of 32 MiB at most.
+  /// Returns the size of the pages for a growth by `bytes`. Each page costs the same: there are `most` of them at most,
+  /// but no page is larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t most) const noexcept;
-  /// Where nothing but what is mapped decides.
+  /// Returns the size that follows from what is mapped alone.
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:

@@ -124,7 +124,7 @@ public:
   inline pool_upstream& upstream() noexcept { return supply_.upstream(); }
   inline bool lost() const noexcept { return supply_.lost(); }
 
-  /// What becomes of a request that asks to wait.
+  /// The outcome of a request that asks to wait.
   enum class waiting : std::uint8_t {
     parked,   ///< it waits, and may be gone
     answered, ///< by settle(), or it was stopped
@@ -277,7 +277,7 @@ private:
     if (!several_ && first_stream_ != &order) begin_sharing();
   }
   void begin_sharing() noexcept;
-  // Whether somebody asks when a stream's frees are over: another stream, or what moves pages.
+  // Whether frees leave events for other streams. For moves a request records one itself.
   inline bool leaves_evidence() const noexcept { return several_; }
   // Of a stream's frees, bytes: while there is memory few ask for evidence of them; near the limit all do.
   inline std::size_t most_unrecorded() const noexcept {
@@ -295,15 +295,14 @@ private:
   void post_pass() noexcept;
   std::vector<timeline*> uncovered() override;
 
-  // Of the time: without looks streams share nothing.
-  static constexpr double least_look_share = 1.0 / 16;
-
   pool_options const options_;
   pool_order const order_;
-  // Larger sizes are exact: what rounding up wastes is not to be had again, .01 to .02 of recorded traces. Where
-  // threads have shards it goes on to 1 MiB, since they stop each other for what they lack.
+  // The pool rounds sizes up to this one. Larger sizes are exact: rounding them wasted .01 to .02 of recorded traces.
+  // Where threads have shards it rounds up to 1 MiB, since a thread stops the others for a block that it lacks.
   static constexpr std::size_t usual_numbered = std::size_t{256} << 10;
   std::atomic<std::size_t> largest_numbered_{usual_numbered};
+  // Looks may take this share of the time at least: without looks streams share nothing.
+  static constexpr double least_look_share = 1.0 / 16;
 
   pool_supply supply_; // has the upstream of what the shards have, and outlives them
   shard_list shards_{std::max(options_.effort, least_look_share)};

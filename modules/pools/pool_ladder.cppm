@@ -34,8 +34,8 @@ public:
   pool_place behind_wait(pool_request const& what, shard_span among) const;
 
 private:
-  // Of what the stream itself has freed and of what nobody uses, whichever fits better; its own first of a stream that
-  // is behind: no other stream can use that, and the others would have to grow.
+  // Returns the better fit of the stream's own free memory and of memory that no stream uses. A stream that is behind
+  // takes its own first: the other streams cannot use that, and would have to grow.
   [[gnu::always_inline]] inline pool_place at_once(pool_request const& what, shelves& all) const {
     auto* const own = order_.by_host(what.key) ? nullptr : all.find(what.key.order());
     if (what.is_small()) {

@@ -139,17 +139,18 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 } // namespace detail
 
 /// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
-/// coalescing, blocks in multiples of 256 bytes and, up to 1 MiB, of 80 sizes (with an `effort`: 64 KiB, 48), any
-/// alignment. Of pages it maps what is missing behind the last free range; of another resource it draws chunks of a
-/// sixth of what it has, 2 to 512 MiB, or larger for a larger request. It keeps what is freed: some of it near the
-/// threads that freed it, if it lies in their shards, for the same stream and size or a little less, until others would
-/// have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most; unless there is an
-/// `effort`, a 256th of it of those up to 1 MiB, and the last eight of the larger ones, a sixty-fourth; or up to half
-/// of it each, where that is 4 MiB at most for each shard, 16 of the second where there are several. Where streams run
-/// kernels beside each other it rather grows than asks the driver again and again what has completed, until each of
-/// them could have four times what it asks for, 8 GiB at most, unless `limit` is near, or there is an `effort` or
-/// a `release_threshold`; nor does it ask so for a better fit while less than an eighth of it is in use and there is no
-/// `limit` either.
+/// coalescing, blocks in multiples of 256 bytes and, up to 256 KiB, of 64 sizes (1 MiB and 80 once threads have
+/// shards), any alignment. Of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a
+/// larger request. Of pages it maps what a request lacks beside free memory of the same stream, for which each of the
+/// first streams has a part of the addresses to itself. Before that it moves free pages there, as far as `effort` lets
+/// it. Pages move while no thread has a shard of its own, and not with `reuse::own`.
+///
+/// The pool keeps what is freed. Threads keep some of it near them, for the same stream and size or a little less,
+/// until a request would have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most;
+/// of those up to 256 KiB, and of the last eight larger ones up to 1 MiB, up to half of it each, but 4 MiB for each
+/// shard at most, or 16 MiB of the former where there are several shards. A request that finds no memory asks the
+/// driver what other streams have completed. If that takes more than `effort`, or 1/16, of the time, the pool grows
+/// instead, unless the limit forbids it.
 ///
 /// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
@@ -160,8 +161,8 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// The freeing thread makes no call on the stream of that request. Where only the end of some work is missing the
 /// library thread polls for it; with `reuse::completed` a request gets nothing that is still in use. While a request
 /// waits threads keep no blocks near them. `allocate` and `try_allocate` do not queue, and may overtake. A request for
-/// more than the limit or the device has is `too_large` at once. A request is `exhausted` if nobody has a block of the
-/// pool and it still cannot be met. Without a limit requests wait when the device is full; what others free of the
+/// more than the limit or the device has is `too_large` at once. A request that cannot be met while no block is live is
+/// `exhausted`. Without a limit requests wait when the device is full; what others free of the
 /// device does not wake them. A thread that waits for memory which it holds itself waits for ever.
 ///
 /// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what

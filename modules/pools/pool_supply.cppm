@@ -8,7 +8,6 @@ import :block;
 import :chunks;
 import :device;
 import :error;
-import :time_budget;
 import :page_growth;
 import :pool_order;
 import :pool_request;
@@ -16,6 +15,7 @@ import :shards;
 import :std;
 import :stream;
 import :sync;
+import :time_budget;
 import :virtual_pages;
 
 namespace gpumem::detail {

@@ -17,9 +17,9 @@ public:
   time_budget(double share, nanoseconds most_saved, sync::time_point now) noexcept
       : share_{share}, most_saved_{most_saved}, saved_{share > 0 ? most_saved : nanoseconds{0}}, last_{now} {}
 
-  /// Whether there is no bound: then no call reads a clock.
+  /// Whether there is no bound; the owner then reads no clock.
   inline bool unlimited() const noexcept { return share_ >= 1; }
-  /// What may be spent now; less than nothing after more was spent.
+  /// Returns the time that may be spent at `now`; negative if more than that was spent before.
   inline nanoseconds left(sync::time_point now) noexcept {
     nanoseconds const passed{now - std::exchange(last_, now)};
     saved_ = std::min(saved_ + share_ * passed, most_saved_);

@@ -227,15 +227,13 @@ std::optional<sync::time_point> timeline::poll() noexcept {
   sync::lock const held{evidence_guard_, std::try_to_lock};
   if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
   relaxed_capture const relaxed;
-  bool const any = size_ > 0;
-  auto const oldest = any ? at(0).recorded : sync::time_point{};
+  // A young event tells nothing: a stream without work takes 2 us to complete one.
+  auto const long_ago = sync::now() - behind_after;
+  bool const tells = size_ > 0 && at(0).recorded < long_ago;
   drop_completed();
   poll_last();
-  // A young event tells nothing: a stream without work takes 2 us to complete one.
-  if (any && sync::now() - oldest > behind_after) {
-    behind_.store(size_ > 0 && sync::now() - at(0).recorded > behind_after, std::memory_order_relaxed);
-  }
-  if (size_ == 0 && !last_open_) behind_.store(false, std::memory_order_relaxed);
+  bool const none = size_ == 0 && !last_open_;
+  if (tells || none) behind_.store(size_ > 0 && at(0).recorded < long_ago, std::memory_order_relaxed);
   if (size_ > 0) return at(0).recorded;
   return last_open_ ? std::optional{last_recorded_} : std::nullopt;
 }

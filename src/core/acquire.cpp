@@ -149,7 +149,7 @@ bool suspended_operation::conclude() noexcept {
   return answered();
 }
 
-// What was granted goes back, and a turn ends; only after the decision is over may its result be read.
+// The operation gives granted memory back and ends its turn. It reads the result only when the decision is over.
 void suspended_operation::abandon() noexcept {
   if (forked()) return;
   if (parked() && (withdrawn() || !withdraw())) {

@@ -59,7 +59,7 @@ void suspension::post() noexcept {
   if (flushes) where->flush();
 }
 
-// Whoever posted it has left the gate then.
+// The thread that posted it has left the gate when this returns.
 void suspension::await_post() noexcept {
   sync::lock const held{gates().at(gate_).guard};
   posted_ = false;

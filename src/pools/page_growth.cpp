@@ -128,9 +128,8 @@ std::optional<growth_plan> page_growth::plan(pool_request const& what, pool_shar
   if (!at_once) return hole ? std::optional{hole->plan} : fits_behind ? std::optional{at_end.plan} : std::nullopt;
   auto const& best = hole && hole->better_than(at_end) ? *hole : at_end;
   if (best.own || best.plan.beside != 0) return best.plan;
-  auto const segment = new_segment(what, in);
-  if (!segment || missing(what, in, nullptr, false) > std::min(chunks_.room(), segment->bytes)) return best.plan;
-  return growth_plan{segment, missing(what, in, nullptr, false), missing(what, in, nullptr, true)};
+  growth_plan const apart{new_segment(what, in), missing(what, in, nullptr, false), missing(what, in, nullptr, true)};
+  return apart.hole && apart.bytes <= std::min(chunks_.room(), apart.hole->bytes) ? apart : best.plan;
 }
 
 // Pages grow with what is mapped. Under a limit they give way to others: of large ones few are wholly free.

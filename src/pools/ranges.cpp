@@ -128,7 +128,7 @@ bool range_map::absorb_upper(block& range) noexcept {
   }
   // By now it may wait for more streams.
   if (free_below && lower->tags.same_streams(freed.tags)) return grow_lower(*lower, freed);
-  if (free_below && may_join(*lower, freed, with)) {
+  if (joins_below) {
     pull(*lower);
     bool const joined = absorb_upper(*lower);
     put(*lower, nullptr);

@@ -43,10 +43,7 @@ TEST(waiter_race, of_a_crowd_on_free_threads_ends_with_nothing_lost) {
     });
   }
   for (auto& thread : threads) thread.join();
-  test::crowd_counts sum;
-  for (auto const& one : counts) sum += one;
-  std::printf("granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n", sum.granted, sum.stopped,
-              sum.expired, sum.destroyed, sum.parked);
+  auto const sum = test::sum_of(counts);
   EXPECT_EQ(resource.state().used(), 0u);
   EXPECT_TRUE(resource.state().idle());
   EXPECT_GT(sum.granted, 0u);

@@ -17,6 +17,15 @@ struct crowd_counts {
   }
 };
 
+/// What several members have met with, also printed.
+template <class Counts> crowd_counts sum_of(Counts const& each) {
+  crowd_counts sum;
+  for (auto const& one : each) sum += one;
+  std::printf("granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n", sum.granted, sum.stopped,
+              sum.expired, sum.destroyed, sum.parked);
+  return sum;
+}
+
 /// One member's requests; every choice is made by its own numbers.
 template <class StopSource, class Resource = parking_resource> class crowd_member {
 public:

@@ -54,10 +54,7 @@ TEST(pool_waiting_race, of_a_crowd_on_free_threads_ends_with_nothing_lost) {
     });
   }
   for (auto& thread : threads) thread.join();
-  test::crowd_counts sum;
-  for (auto const& one : counts) sum += one;
-  std::printf("granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n", sum.granted, sum.stopped,
-              sum.expired, sum.destroyed, sum.parked);
+  auto const sum = test::sum_of(counts);
   EXPECT_EQ(shared.figures().live, 0u);
   EXPECT_EQ(shared.figures().granted, 0u);
   EXPECT_GT(sum.granted, 0u);

@@ -33,8 +33,9 @@ struct pool_options {
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
   /// it makes others: from 0 (it makes others at once) to 1 (no bound, so it reserves the least). A page counts as
-  /// 40 us, and the pool saves up to 50 ms, which it has at first. Looks at what other streams have completed take the
-  /// same share at most, or 1/16 where that is more. A pool over chunks moves nothing.
+  /// 40 us, and the pool saves up to 50 ms, which it has at first. Pages that it makes are paid from the same time, but
+  /// are never refused for it. Looks at what other streams have completed take the same share at most, or 1/16 where
+  /// that is more. A pool over chunks moves nothing, nor does one whose threads have shards, or one with reuse::own.
   double effort = .05;
   /// A pool that is made of a device draws virtual pages if this is true, the device has them and `limit` is not less
   /// than one; otherwise, it draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and

@@ -31,7 +31,7 @@ constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // what is kept n
 } // namespace
 
 template <class Memory> void random_program<Memory>::allocate(actor& who) {
-  constexpr std::size_t largest[] = {4096, 64 * 1024, 512 * 1024, 1 * MiB};
+  constexpr std::size_t largest[] = {4096, 64 * 1024, 512 * 1024, 1 * MiB, 4 * MiB};
   auto const which = enter(who);
   auto const bytes = who.random.one_in(3) ? who.random.of(often) : 1 + who.random.below(who.random.of(largest));
   auto const alignment = who.random.one_in(8) ? std::size_t{4096} : std::size_t{256};

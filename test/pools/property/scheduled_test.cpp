@@ -35,7 +35,9 @@ program_result run_scheduled(std::uint64_t seed) {
     gpumem::simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
     gpumem::schedule::run(number, std::move(bodies), rarities[number % std::size(rarities)]);
   };
-  return gpumem_test::run_program(seed, {}, run);
+  // Pages move only while no thread has a shard of its own.
+  bool const alone = seed % 4 == 0;
+  return gpumem_test::run_program(seed, {.threads = alone ? 1 : 3, .operations = alone ? 330 : 110}, run);
 }
 
 program_result run_once(std::uint64_t seed) {
@@ -79,8 +81,7 @@ TEST(pool_property, correct_programs_find_no_fault) {
               100.0 * static_cast<double>(sum.frees_elsewhere) / static_cast<double>(sum.frees));
   for (auto const& [what, times] : sum.counts) {
     std::printf("  %-28s %llu\n", what.c_str(), static_cast<unsigned long long>(times));
-    bool const rare = what == "free pages that moved"; // only threads that share one shard move pages: see pool_policy
-    if (seeds >= 1000 && !rare) EXPECT_GT(times, 0u) << what << " was never taken";
+    if (seeds >= 1000) EXPECT_GT(times, 0u) << what << " was never taken";
   }
   EXPECT_GE(sum.frees_elsewhere * 100, sum.frees * 30) << "too few frees on another stream";
 }
