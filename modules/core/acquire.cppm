@@ -19,10 +19,11 @@ import :waiter;
 
 namespace gpumem {
 
-/// Options of a request. `resume_on` is where a request that had to wait resumes; null: the library thread.
+/// Options of a request.
 export struct acquire_options {
   std::size_t alignment = 256;
-  executor* resume_on = nullptr;
+  executor* resume_on = nullptr; ///< where a request that had to wait resumes; null: the library thread
+  int priority = 0;              ///< of requests that wait those of the highest priority go first
 };
 
 namespace detail {

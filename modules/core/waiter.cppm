@@ -5,6 +5,7 @@ import :cuda;
 import :error;
 import :std;
 import :stream;
+import :sync;
 
 namespace gpumem {
 
@@ -36,6 +37,11 @@ public:
   inline stream_key const& stream() const noexcept { return stream_; }
   inline std::size_t bytes() const noexcept { return bytes_; }
   inline std::size_t alignment() const noexcept { return alignment_; }
+  /// Requests of a higher priority go first.
+  inline int priority() const noexcept { return priority_; }
+  /// A number that the resource keeps with the waiter, under its lock; 0 at first.
+  inline std::uint64_t note() const noexcept { return note_; }
+  inline void set_note(std::uint64_t value) noexcept { note_ = value; }
 
   /// The answer at once, from inside admit().
   void settle(expected<void*, failure> result) noexcept;
@@ -56,8 +62,8 @@ public:
   inline bool stop_requested() const noexcept { return stop_requested_.load(std::memory_order_acquire); }
 
 protected:
-  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment) noexcept
-      : stream_{stream}, bytes_{bytes}, alignment_{alignment} {}
+  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0) noexcept
+      : stream_{stream}, bytes_{bytes}, alignment_{alignment}, priority_{priority} {}
   ~waiter() = default;
 
   /// Arranges that the operation resumes; the last thing that happens to a waiter.
@@ -81,6 +87,9 @@ private:
   stream_key stream_;
   std::size_t bytes_;
   std::size_t alignment_;
+  int priority_;
+  unsigned overtaken_ = 0; // since it was parked
+  std::uint64_t note_ = 0;
   expected<void*, failure> result_{nullptr};
   std::array<grant_hook*, most_hooks> hooks_{};
   std::size_t hook_count_ = 0;
@@ -91,6 +100,8 @@ private:
   waiter* next_ = nullptr;
   waiter* previous_ = nullptr;
   bool parked_ = false;
+  std::uint64_t arrival_ = 0; // the number of its arrival, within its list
+  sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it
   waiter* next_called_ = nullptr;
 };
@@ -109,30 +120,69 @@ private:
   waiter** end_ = &first_;
 };
 
-/// Parked requests in order of arrival; guarded by the lock of the resource that keeps it.
+/// What is parked in a waiter_list.
+export struct waiting_figures {
+  std::uint64_t requests = 0;
+  std::size_t bytes = 0;
+  sync::duration oldest{}; ///< how long the oldest request has waited
+};
+
+/// Parked requests in order of priority, and of arrival within one priority; guarded by the lock of the resource that
+/// keeps them. A turn goes to the first request without one. If there is no memory for that request, a later one that
+/// is satisfied with less may overtake: one of the next `most_overtakes`, and only while no request before it has been
+/// overtaken `most_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside.
 export class waiter_list {
 public:
-  /// Parks it; false if a stop was requested meanwhile.
+  explicit waiter_list(unsigned most_overtakes = 0) noexcept : most_overtakes_{most_overtakes} {}
+
+  /// Parks it; false if a stop was requested meanwhile. Time grows with the number of parked requests of less priority.
   bool park(waiter& item) noexcept;
   /// Unlinks it; false if it was decided already.
   bool remove(waiter& item) noexcept;
   inline waiter* first() const noexcept { return first_; }
+  static inline waiter* after(waiter const& item) noexcept { return item.next_; }
   inline bool empty() const noexcept { return first_ == nullptr; }
+  /// Time grows with the number of parked requests.
+  waiting_figures read_figures() const noexcept;
 
   /// Whether it is parked here, with a turn or without.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
-  /// The oldest that has no turn, or null.
-  waiter* next_waiting() const noexcept;
+  /// The first that has no turn, or null.
+  inline waiter* next_waiting() const noexcept { return first_waiting_; }
+  /// The next that may have a turn and of which `may` is true, or null.
+  template <class May> waiter* next_for_turn(May may) const noexcept {
+    unsigned passed = 0;
+    for (auto* at = first_waiting_; at && passed <= most_overtakes_; at = at->next_) {
+      if (has_turn(*at)) continue;
+      if (may(*at)) return at;
+      if (at->overtaken_ >= most_overtakes_) return nullptr;
+      ++passed;
+    }
+    return nullptr;
+  }
   /// Sets `bytes` aside for the waiter, more than 0. The waiter keeps its place.
   void give_turn(waiter& item, std::size_t bytes) noexcept;
   void end_turn(waiter& item) noexcept;
   /// Bytes set aside for all that have a turn.
   inline std::size_t set_aside() const noexcept { return set_aside_; }
 
+  /// Whether a request that does not park may overtake all that have no turn.
+  inline bool may_be_overtaken() const noexcept { return !first_waiting_ || (most_overtakes_ > 0 && at_most_ == 0); }
+  /// A request that does not park has overtaken all that have no turn, or `by` has overtaken those before it.
+  void count_overtaking(waiter const* by = nullptr) noexcept;
+
 private:
+  static bool before(waiter const& one, waiter const& other) noexcept;
+  void begin_waiting(waiter& item) noexcept;
+  void end_waiting(waiter& item) noexcept;
+
+  unsigned const most_overtakes_;
   waiter* first_ = nullptr;
   waiter* last_ = nullptr;
+  waiter* first_waiting_ = nullptr;
+  std::size_t at_most_ = 0; // requests without a turn that have been overtaken as often as they may be
+  std::uint64_t arrivals_ = 0;
   std::size_t set_aside_ = 0;
 };
 

@@ -165,7 +165,7 @@ private:
                                            std::size_t alignment) noexcept;
   expected<void*, failure> allocate(pool_request& what);
   expected<void*, failure> refuse(pool_request const& what, outcome why) noexcept;
-  expected<void*, failure> refuse_at_door(pool_request const& what) noexcept;
+  std::optional<outcome> refusal_at_door(pool_request const& what) noexcept;
   void* allocate_near(pool_request& what);
   void* reuse_now(pool_request const& what);
   void* reuse_alone(pool_request const& what);
@@ -191,14 +191,19 @@ private:
   void call_next(called_waiters& calls) noexcept;
   void give_turn(waiter& item, called_waiters& calls) noexcept;
   bool forget(waiter& item, called_waiters& calls) noexcept;
-  turn wait_again(waiter& item, turn const& mine) noexcept;
+  turn wait_again(waiter& item, turn const& mine, called_waiters& calls) noexcept;
+  bool ends(waiter const& item) const noexcept;
+  void call_ended(called_waiters& calls) noexcept;
   inline bool is_shut() const noexcept { return door_.load(std::memory_order_relaxed) == door::shut; }
+  bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept;
   bool fits(waiter const& item) const noexcept;
   bool is_held() const noexcept;
+  bool waits_for_nothing(waiter const& item) const noexcept;
   void shut_door(called_waiters& calls) noexcept;
   void tell_waiting() noexcept;
   bool is_open() noexcept;
   turn new_turn() noexcept { return {waiting::turn, news(), is_open()}; }
+  waiter* next_to_watch() noexcept;
   bool watches() noexcept;
   void watch() noexcept;
   std::uint64_t news() const noexcept;
@@ -326,10 +331,9 @@ private:
   bool abandoned_ = false;
   unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
-  waiter_list queue_;
+  waiter_list queue_{options_.most_overtakes};
   std::size_t ceiling_ = SIZE_MAX; // less than what upstream refused to the queue
-  std::uint64_t changes_ = 0;      // that may let a request that waits go on
-  std::uint64_t refused_at_ = 0;   // news when the head of the queue was refused last
+  std::uint64_t changes_ = 1;      // that may let a request that waits go on
   unsigned watches_ = 0;           // of the library thread, since something was new
 };
 

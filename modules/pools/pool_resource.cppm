@@ -156,14 +156,15 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 /// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
 /// granted counts as a use: free a block on a stream that is ordered after the one it was granted to.
 ///
-/// A request by `acquire` that finds no memory waits until there is some, in order of arrival. A free sets bytes aside
-/// for the oldest request, which then allocates where its executor resumes it, and waits on if the bytes lie in pieces.
-/// The freeing thread makes no call on the stream of that request. Where only the end of some work is missing the
-/// library thread polls for it; with `reuse::completed` a request gets nothing that is still in use. While a request
-/// waits threads keep no blocks near them. `allocate` and `try_allocate` do not queue, and may overtake. A request for
-/// more than the limit or the device has is `too_large` at once. A request that cannot be met while no block is live is
-/// `exhausted`. Without a limit requests wait when the device is full; what others free of the
-/// device does not wake them. A thread that waits for memory which it holds itself waits for ever.
+/// A request by `acquire` that finds no memory waits until there is some, in order of priority and then of arrival. A
+/// free sets bytes aside for the first request, which then allocates where its executor resumes it, and waits on if the
+/// bytes lie in pieces. A later request for less may overtake it, at most `most_overtakes` times. The freeing thread
+/// makes no call on the stream of a request. Where only the end of some work is missing the library thread polls for
+/// it; with `reuse::completed` a request gets nothing that is still in use. While a request waits threads keep no
+/// blocks near them. `allocate` and `try_allocate` do not queue: they overtake all that wait, which counts, or are
+/// `exhausted`. A request for more than the limit or the device has is `too_large` at once. A request that cannot be
+/// met while no block is live is `exhausted`. Without a limit requests wait when the device is full; what others free
+/// of the device does not wake them. A thread that waits for memory which it holds itself waits for ever.
 ///
 /// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
 /// one has free the others use before they grow, but not again and again. A shard has sixteen million blocks at most,
@@ -228,7 +229,8 @@ public:
   std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
 
   /// Another limit than that of the options, bytes; 0: none. Of what is reserved beyond it nothing is taken back, but
-  /// nothing more is drawn; `trim` gives back what is free. Throws std::invalid_argument. Any thread.
+  /// nothing more is drawn; `trim` gives back what is free. Requests that wait for more than the limit end with
+  /// outcome::too_large. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
   /// From now on requests are refused with outcome::closed, and those that wait are answered with it. Frees, `trim` and

@@ -20,7 +20,8 @@ import :waiter;
 namespace gpumem::detail {
 
 request_operation::request_operation(request const& what, expected<stream_key, failure> const& key) noexcept
-    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment}, from_{what.from} {
+    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority},
+      from_{what.from} {
   if (what.bytes == 0) {
     settle(nullptr);
   } else if (!key) {

@@ -52,7 +52,7 @@ expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, siz
   if (supply_.chunks().limit() && what.bytes > supply_.chunks().limit()) [[unlikely]]
     return refuse(what, outcome::too_large);
   if (door_.load(std::memory_order_relaxed) != door::open) [[unlikely]] {
-    if (auto refused = refuse_at_door(what); !refused) return refused;
+    if (auto const why = refusal_at_door(what)) return refuse(what, *why);
   }
   try {
     what.key.order().prepare();

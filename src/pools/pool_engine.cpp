@@ -29,6 +29,7 @@ import :pool_supply;
 import :sync;
 import :tags;
 import :timeline;
+import :waiter;
 
 namespace gpumem::detail {
 namespace {
@@ -138,6 +139,7 @@ void pool_engine::set_limit(std::size_t bytes) {
   supply_.set_limit(bytes);
   set_caching();
   ++changes_;
+  call_ended(calls);
   call_next(calls);
 }
 
@@ -206,7 +208,7 @@ void pool_engine::survey(pool_shard& in, figures& f, std::vector<timeline const*
   f.free += in.ranges.free_bytes();
 }
 
-// One shard at a time, so that nobody waits for all.
+// One shard at a time, so that no thread waits for all. While requests wait all calls take all locks anyhow.
 figures pool_engine::read_figures() {
   figures f;
   std::int64_t live = 0;
@@ -237,6 +239,12 @@ figures pool_engine::read_figures() {
   f.reuse_near = near.allocations;
   f.frees += near.frees;
   f.peak_live = std::max(f.live, live_.peak());
+  if (!has_waiting()) return f;
+  shard_locks const held{shards_};
+  auto const waiting = queue_.read_figures();
+  f.waiting = waiting.requests;
+  f.waiting_bytes = waiting.bytes;
+  f.oldest_wait_ns = static_cast<std::uint64_t>(waiting.oldest.count());
   return f;
 }
 

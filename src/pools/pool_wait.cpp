@@ -8,6 +8,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 module gpumem:pool_wait.impl;
 import :pool_engine;
 import :pool_order;
@@ -35,10 +36,15 @@ std::size_t rounded(std::size_t bytes) noexcept { return (bytes + granule - 1) /
 
 } // namespace
 
-expected<void*, failure> pool_engine::refuse_at_door(pool_request const& what) noexcept {
-  if (is_shut()) return refuse(what, outcome::closed);
-  if (what.key.queues() == queueing::behind) return refuse(what, outcome::exhausted);
-  return nullptr;
+// A request that does not queue overtakes all that wait. It gets nothing of what is set aside for others.
+std::optional<outcome> pool_engine::refusal_at_door(pool_request const& what) noexcept {
+  if (is_shut()) return outcome::closed;
+  if (what.key.queues() == queueing::admitted) return std::nullopt;
+  if (what.key.queues() == queueing::behind) return outcome::exhausted;
+  shard_locks const held{shards_};
+  if (!queue_.may_be_overtaken() || !fits(what.requested)) return outcome::exhausted;
+  queue_.count_overtaking();
+  return std::nullopt;
 }
 
 // What may let a request that was refused go on: grows with each free, and with what is found complete.
@@ -48,26 +54,49 @@ std::uint64_t pool_engine::news() const noexcept {
   return sum;
 }
 
-// Whether there could be memory for it, beside what is set aside for others.
-bool pool_engine::fits(waiter const& item) const noexcept {
+// Whether there could be so many bytes beside what is set aside for others than the caller.
+bool pool_engine::fits(std::size_t bytes, std::size_t its_own) const noexcept {
   auto const unit = supply_.paged() ? smallest_page : granule;
   auto const most = std::min(supply_.chunks().most() / unit * unit, ceiling_);
   auto const reserved = supply_.chunks().reserved();
   auto const free = free_bytes() + (most - std::min(most, reserved));
-  auto const others = queue_.set_aside() - (waiter_list::has_turn(item) ? rounded(item.bytes()) : 0);
-  return rounded(item.bytes()) <= free - std::min(free, others);
+  return rounded(bytes) <= free - std::min(free, queue_.set_aside() - its_own);
+}
+
+bool pool_engine::fits(waiter const& item) const noexcept {
+  return fits(item.bytes(), waiter_list::has_turn(item) ? rounded(item.bytes()) : 0);
 }
 
 // Whether memory is in somebody's hands, or is about to be.
 bool pool_engine::is_held() const noexcept { return live_blocks() > 0 || deferred_ || queue_.set_aside() > 0; }
 
-// In order of arrival, as long as there could be memory. A request that cannot be met any more is called to be told so.
+// Whether the request cannot be met any more.
+bool pool_engine::ends(waiter const& item) const noexcept {
+  auto const limit = supply_.chunks().limit();
+  return is_shut() || lost() || (limit && item.bytes() > limit);
+}
+
+// Whether nothing is left that the request could wait for.
+bool pool_engine::waits_for_nothing(waiter const& item) const noexcept {
+  return !is_held() && !(fits(item) && pool_order::may_complete(everywhere()));
+}
+
+// As long as there could be memory for the next. A request that cannot be met any more is called to be told so.
 void pool_engine::call_next(called_waiters& calls) noexcept {
-  while (auto* const next = queue_.next_waiting()) {
-    auto const limit = supply_.chunks().limit();
-    bool const ends = is_shut() || lost() || (limit && next->bytes() > limit);
-    if (!ends && !fits(*next) && is_held()) return;
+  auto const since = news();
+  auto const may = [&](waiter const& item) {
+    return ends(item) || (item.note() != since && fits(item)) || waits_for_nothing(item);
+  };
+  while (auto* const next = queue_.next_for_turn(may)) {
+    if (!ends(*next)) queue_.count_overtaking(next);
     give_turn(*next, calls);
+  }
+}
+
+// After the limit has changed.
+void pool_engine::call_ended(called_waiters& calls) noexcept {
+  for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
+    if (!waiter_list::has_turn(*at) && ends(*at)) give_turn(*at, calls);
   }
 }
 
@@ -116,7 +145,7 @@ pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected
     if (!result && result.error().what == outcome::exhausted) {
       if (item.stop_requested()) {
         result = unexpected<failure>{failure{outcome::stopped, 0, item.bytes()}};
-      } else if (auto const again = wait_again(item, mine); again.what != waiting::answered) {
+      } else if (auto const again = wait_again(item, mine, calls); again.what != waiting::answered) {
         return again;
       }
     }
@@ -127,8 +156,8 @@ pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected
 }
 
 // After a refusal. It tries again at once if something is new since its turn began; it waits if others have memory, or
-// if what it lacks is that work completes.
-pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine) noexcept {
+// if what it lacks is that work completes. What was set aside for it may be enough for a later request.
+pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine, called_waiters& calls) noexcept {
   bool const open = is_open();
   bool const any = news() != mine.since || (mine.open && !open);
   if (any && (is_shut() || fits(item))) return new_turn();
@@ -136,11 +165,12 @@ pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine) noexce
   // Not the limit refused it: upstream has less than that left.
   bool const full = supply_.chunks().room() >= item.bytes() + item.alignment();
   if (full) ceiling_ = supply_.chunks().reserved() + rounded(item.bytes()) - granule;
-  if (!is_held() && !(fits(item) && pool_order::may_complete(everywhere()))) {
+  if (waits_for_nothing(item)) {
     ++shards_.own().counts.failures;
     return {waiting::answered};
   }
-  if (queue_.next_waiting() == &item) refused_at_ = mine.since;
+  item.set_note(mine.since);
+  call_next(calls);
   if (watches()) post_pass();
   return {waiting::parked};
 }
@@ -159,6 +189,7 @@ bool pool_engine::forget(waiter& item, called_waiters& calls) noexcept {
   if (queue_.empty()) ceiling_ = SIZE_MAX;
   if (queue_.empty() && has_waiting()) door_.store(door::open, std::memory_order_relaxed);
   call_next(calls);
+  if (watches()) post_pass();
   return is_unused();
 }
 
@@ -184,16 +215,19 @@ bool pool_engine::is_open() noexcept {
   } catch (std::bad_alloc const&) { return true; }
 }
 
-// Whether the head of the queue lacks nothing but that work completes: nobody but the library thread looks for that.
-bool pool_engine::watches() noexcept {
-  auto const* const head = queue_.next_waiting();
-  if (!head || !has_waiting()) return false;
-  if (options_.hardened.enabled || deferred_) return true;
-  if (!fits(*head)) return false;
-  return news() != refused_at_ || is_open();
+// The request that may lack nothing but that work completes, for which only the library thread looks, or null.
+waiter* pool_engine::next_to_watch() noexcept {
+  if (!has_waiting()) return nullptr;
+  if (options_.hardened.enabled || deferred_) return queue_.next_waiting();
+  return queue_.next_for_turn([this](waiter const& item) { return fits(item); });
 }
 
-// By the library thread. Where nothing tells whether something is new the head of the queue tries each time.
+bool pool_engine::watches() noexcept {
+  auto const* const next = next_to_watch();
+  return next && (options_.hardened.enabled || deferred_ || news() != next->note() || is_open());
+}
+
+// By the library thread. Where nothing tells whether something is new the request tries each time.
 void pool_engine::watch() noexcept {
   sync::duration pause{};
   {
@@ -212,10 +246,11 @@ void pool_engine::watch() noexcept {
   }
   order_.give_completed(everywhere());
   bool const tells = !options_.hardened.enabled && options_.cross_stream != reuse::own;
-  if (tells && news() == refused_at_) return;
+  auto* const next = next_to_watch();
+  if (!next || (tells && news() == next->note())) return;
   if (tells) watches_ = 0;
-  auto* const head = queue_.next_waiting();
-  if (options_.hardened.enabled && head) give_turn(*head, calls); // a quarantine is emptied by who asks
+  if (!tells) next->set_note(0);
+  if (options_.hardened.enabled) give_turn(*next, calls); // a request that tries empties the quarantine
   call_next(calls);
 }
 

@@ -12,6 +12,7 @@
 #include <stop_token>
 #include <thread>
 #include <utility>
+#include <vector>
 
 import gpumem;
 #include "../support/coroutine_probes.hpp"
@@ -51,18 +52,17 @@ TEST_F(pool_waiting_ends, stopped_in_its_turn_succeeds_if_there_is_memory) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, stopped_in_its_turn_ends_stopped_if_somebody_was_faster) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
+TEST_F(pool_waiting_ends, stopped_in_its_turn_ends_stopped_if_the_memory_is_in_pieces) {
+  pool_resource pool{device, {.initial_size = 4 * MiB, .limit = 4 * MiB, .pages = false}};
+  std::vector<gpumem::allocation> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
   std::stop_source source;
-  request first{*this, pool, a, 60 * MiB, source.get_token()};
-  block.reset();
-  auto* const p = pool.allocate(a, 60 * MiB); // a plain request may overtake
+  request first{*this, pool, a, 2 * MiB, source.get_token()};
+  for (auto const i : {0, 2}) blocks[i].reset();
   source.request_stop();
   EXPECT_FALSE(first.ended());
   run_all();
   EXPECT_EQ(first.ended(), outcome::stopped);
-  pool.deallocate(a, p, 60 * MiB);
 }
 
 TEST_F(pool_waiting_ends, destroyed_while_parked_is_forgotten) {

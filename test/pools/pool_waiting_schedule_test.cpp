@@ -45,7 +45,10 @@ void use(gpumem::allocation const& block) {
 
 pool make_pool(std::uint64_t seed) {
   auto const how = std::array{gpumem::reuse::wait, gpumem::reuse::completed, gpumem::reuse::own}[seed % 3];
-  return pool{gpumem::device{0}, {.limit = seed % 2 ? limit : limit / 2, .pages = false, .cross_stream = how}};
+  auto const overtakes = std::array{0u, 1u, 16u}[seed / 3 % 3];
+  return pool{
+      gpumem::device{0},
+      {.limit = seed % 2 ? limit : limit / 2, .pages = false, .cross_stream = how, .most_overtakes = overtakes}};
 }
 
 // What is wrong once nobody waits any more; empty: nothing.

@@ -22,10 +22,13 @@ protected:
   public:
     template <class Pool>
     request(waiting_fixture& of, Pool pool, gpumem::stream& on, std::size_t bytes, std::stop_token token = {},
-            bool begins = true)
-        : body_{run(std::move(pool), on, bytes, of.executor, std::move(token))} {
+            bool begins = true, gpumem::acquire_options options = {})
+        : body_{run(std::move(pool), on, bytes, resuming_on(of.executor, options), std::move(token))} {
       if (begins) begin();
     }
+    template <class Pool>
+    request(waiting_fixture& of, Pool pool, gpumem::stream& on, std::size_t bytes, gpumem::acquire_options options)
+        : request{of, std::move(pool), on, bytes, {}, true, options} {}
     ~request() { destroy(); }
     void begin() { running_.emplace(test::start(std::move(body_))); }
     void destroy() { running_.reset(); }
@@ -33,11 +36,15 @@ protected:
     gpumem::allocation& block() { return block_; }
 
   private:
+    static gpumem::acquire_options resuming_on(gpumem::executor& where, gpumem::acquire_options options) {
+      options.resume_on = &where;
+      return options;
+    }
     // The pool's handle may go while the request waits.
     template <class Pool>
-    gpumem::task<> run(Pool const& pool, gpumem::stream& on, std::size_t bytes, gpumem::executor& where,
+    gpumem::task<> run(Pool const& pool, gpumem::stream& on, std::size_t bytes, gpumem::acquire_options options,
                        std::stop_token token) {
-      auto what = Pool{pool}.acquire(on, bytes, {.resume_on = &where}, std::move(token));
+      auto what = Pool{pool}.acquire(on, bytes, options, std::move(token));
       return run(std::move(what));
     }
     template <class Awaitable> gpumem::task<> run(Awaitable what) {

@@ -39,6 +39,10 @@ struct figures {
   std::size_t unfinished = 0;           ///< of what is free: what the host has not yet seen the last use of
   std::uint64_t unfinished_streams = 0; ///< whose uses those are
   std::size_t quarantined = 0;          ///< of a hardened pool: freed and kept from reuse; granted, not live
+
+  std::uint64_t waiting = 0;        ///< requests that wait for memory
+  std::size_t waiting_bytes = 0;    ///< that these requests ask for
+  std::uint64_t oldest_wait_ns = 0; ///< nanoseconds that the oldest of them has waited
 };
 
 } // namespace gpumem

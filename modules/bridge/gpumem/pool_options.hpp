@@ -44,6 +44,10 @@ struct pool_options {
   /// upstream ignores this option.
   bool pages = true;
   reuse cross_stream = reuse::wait;
+  /// How often later requests may get memory before one that waits, because they are satisfied with less; the next
+  /// so many in line may. Each `allocate` beside requests that wait counts. What is freed after that is kept for the
+  /// request that waits.
+  unsigned most_overtakes = 16;
   std::string name = "pool"; ///< in reports
   hardening_options hardened = {};
 };

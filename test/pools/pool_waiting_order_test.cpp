@@ -1,0 +1,176 @@
+// Requests that wait for a pool's memory: in which order they are served, and which may overtake.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::MiB;
+
+using pool_waiting_order = gpumem_test::waiting_fixture;
+
+TEST_F(pool_waiting_order, is_of_priority_and_then_of_arrival) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 100 * MiB).wait();
+  request low{*this, pool, a, 60 * MiB, {.priority = -1}}, first{*this, pool, a, 60 * MiB},
+      second{*this, pool, b, 60 * MiB}, high{*this, pool, b, 60 * MiB, {.priority = 7}};
+  block.reset();
+  for (auto* next : {&high, &first, &second, &low}) {
+    EXPECT_FALSE(next->ended());
+    run_all();
+    ASSERT_EQ(next->ended(), outcome::granted);
+    next->block().reset();
+  }
+}
+
+TEST_F(pool_waiting_order, lets_a_smaller_request_overtake_while_the_first_lacks_memory) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 90 * MiB).wait();
+  request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 4 * MiB};
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_FALSE(first.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_order, lets_a_request_be_overtaken_as_often_as_the_option_says) {
+  for (unsigned const most : {0u, 1u, 3u}) {
+    pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = most}};
+    auto block = pool.acquire(a, 60 * MiB).wait();
+    request first{*this, pool, a, 60 * MiB};
+    for (unsigned i = 0; i < most; ++i) {
+      request next{*this, pool, b, 30 * MiB};
+      run_all();
+      EXPECT_EQ(next.ended(), outcome::granted) << i << " of " << most;
+    }
+    request late{*this, pool, b, 30 * MiB};
+    run_all();
+    EXPECT_FALSE(late.ended()) << most;
+    block.reset();
+    run_all();
+    EXPECT_EQ(first.ended(), outcome::granted);
+    EXPECT_EQ(late.ended(), outcome::granted);
+  }
+}
+
+TEST_F(pool_waiting_order, keeps_what_is_freed_for_a_request_that_was_overtaken_often) {
+  // 7.98 MiB are free for a request of 8 MiB, and others ask for 1 MiB at a time.
+  pool_resource pool{device, {.initial_size = 16 * MiB, .limit = 16 * MiB, .pages = false}};
+  auto rest = pool.acquire(a, 8 * MiB + 20480).wait();
+  request first{*this, pool, a, 8 * MiB};
+  std::deque<request> small;
+  std::size_t granted = 0;
+  for (int i = 0; i < 100; ++i) {
+    auto& next = small.emplace_back(*this, pool, b, MiB);
+    run_all();
+    granted += next.ended() == outcome::granted;
+    next.block().reset();
+    run_all();
+  }
+  EXPECT_EQ(granted, pool.options().most_overtakes);
+  EXPECT_FALSE(first.ended());
+  rest.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  first.block().reset();
+  for (auto& each : small) {
+    run_all();
+    EXPECT_EQ(each.ended(), outcome::granted);
+    each.block().reset();
+  }
+}
+
+TEST_F(pool_waiting_order, lets_only_the_next_in_line_overtake) {
+  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 2}};
+  auto block = pool.acquire(a, 90 * MiB).wait();
+  request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 50 * MiB}, third{*this, pool, a, 50 * MiB},
+      fourth{*this, pool, b, MiB};
+  run_all();
+  EXPECT_FALSE(fourth.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(fourth.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_order, lets_plain_requests_overtake_as_often_as_the_option_says) {
+  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 3}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  EXPECT_TRUE(can_have(pool, b, 4 * MiB));
+  request first{*this, pool, a, 60 * MiB};
+  EXPECT_FALSE(can_have(pool, b, 60 * MiB)) << "there is no memory, so this does not count";
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(can_have(pool, b, 4 * MiB)) << i;
+  run_all();
+  EXPECT_FALSE(can_have(pool, b, 4 * MiB));
+  block.reset();
+  EXPECT_FALSE(can_have(pool, b, 60 * MiB)) << "took what is set aside for the first";
+  EXPECT_TRUE(can_have(pool, b, 30 * MiB));
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_order, goes_on_when_the_first_is_withdrawn) {
+  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 40 * MiB}, third{*this, pool, b, MiB};
+  run_all();
+  EXPECT_FALSE(second.ended());
+  first.destroy();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_FALSE(third.ended());
+}
+
+TEST_F(pool_waiting_order, tells_every_request_that_a_lower_limit_forbids) {
+  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  request first{*this, pool, a, 50 * MiB}, second{*this, pool, b, 90 * MiB}, third{*this, pool, b, 50 * MiB};
+  pool.set_limit(70 * MiB);
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::too_large);
+  EXPECT_FALSE(first.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_FALSE(third.ended());
+}
+
+TEST_F(pool_waiting_order, is_seen_in_the_figures) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  EXPECT_EQ(pool.figures().waiting, 0u);
+  request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 50 * MiB, {.priority = 1}};
+  auto const seen = pool.figures();
+  EXPECT_EQ(seen.waiting, 2u);
+  EXPECT_EQ(seen.waiting_bytes, 110 * MiB);
+  EXPECT_GT(seen.oldest_wait_ns, 0u);
+  block.reset();
+  run_all();
+  first.destroy();
+  second.block().reset();
+  auto const after = pool.figures();
+  EXPECT_EQ(after.waiting + after.waiting_bytes + after.oldest_wait_ns, 0u);
+}
+
+} // namespace
