@@ -4,6 +4,7 @@ export module gpumem:adaptor_base;
 import :cuda;
 import :device;
 import :error;
+import :holder;
 import :lifetime;
 import :resource;
 import :services;
@@ -45,6 +46,9 @@ public:
   bool withdraw(waiter& item) noexcept {
     return services_.table->withdraw && services_.table->withdraw(services_.state, &item);
   }
+  void mark_holder(holder& whose, bool waits) noexcept {
+    if (services_.table->mark_holder) services_.table->mark_holder(services_.state, &whose, waits);
+  }
   std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
   figures read_figures() { return services_.table->read_figures(services_.state); }
 
@@ -80,6 +84,11 @@ public:
     requires waiting_state<state_type>
   {
     return state_->withdraw(item);
+  }
+  void mark_holder(holder& whose, bool waits) noexcept
+    requires holding_state<state_type>
+  {
+    state_->mark_holder(whose, waits);
   }
   std::size_t trim(std::size_t keep)
     requires trimmable_state<state_type>
@@ -136,6 +145,11 @@ public:
     requires requires(link& up) { up.withdraw(item); }
   {
     return upstream_.withdraw(item);
+  }
+  void mark_holder(holder& whose, bool waits) noexcept
+    requires requires(link& up) { up.mark_holder(whose, waits); }
+  {
+    upstream_.mark_holder(whose, waits);
   }
   std::size_t trim(std::size_t keep)
     requires requires(link& up) { up.trim(keep); }

@@ -34,13 +34,15 @@ struct request {
   stream_ref stream;
   std::size_t bytes;
   acquire_options options;
+  bool turn_only = false; // see waiter::asks_for_turn
 };
 
 // A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
 class request_operation : public waiter {
 public:
   explicit request_operation(request const& what) noexcept
-      : request_operation{what, try_identify(what.stream, what.from, what.bytes)} {}
+      : request_operation{what, what.turn_only ? expected<stream_key, failure>{stream_key::host()}
+                                               : try_identify(what.stream, what.from, what.bytes)} {}
 
 protected:
   ~request_operation() = default;
@@ -204,6 +206,14 @@ private:
   detail::request what_;
   Token token_;
 };
+
+namespace detail {
+// Waits until there could be so many bytes for the resource's next request, and gets none. Of a resource whose requests
+// do not wait: at once.
+template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
+  return {request{services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}};
+}
+} // namespace detail
 
 /// Asks any resource for memory in stream order. Over a resource without gpumem's services it is `allocate`, and ready
 /// at once; the resource must then outlive the allocation. Any thread.

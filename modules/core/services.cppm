@@ -8,6 +8,7 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
+import :holder;
 import :std;
 import :stream;
 import :waiter;
@@ -40,6 +41,12 @@ export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.admit(w) } noexcept -> std::same_as<bool>;
   { s.withdraw(w) } noexcept -> std::same_as<bool>;
+};
+
+/// A state that looks for work that waits in vain.
+export template <class S>
+concept holding_state = resource_state<S> && requires(S& s, holder& h) {
+  { s.mark_holder(h, true) } noexcept;
 };
 
 /// A state that can give unused memory back to its upstream.
@@ -155,6 +162,11 @@ template <resource_state S> services_table make_table(std::type_info const& serv
   if constexpr (waiting_state<S>) {
     table.admit = [](void* s, void* w) noexcept { return static_cast<S*>(s)->admit(*static_cast<waiter*>(w)); };
     table.withdraw = [](void* s, void* w) noexcept { return static_cast<S*>(s)->withdraw(*static_cast<waiter*>(w)); };
+  }
+  if constexpr (holding_state<S>) {
+    table.mark_holder = [](void* s, void* h, bool waits) noexcept {
+      static_cast<S*>(s)->mark_holder(*static_cast<holder*>(h), waits);
+    };
   }
   table.trim = [](void* s, std::size_t keep) -> std::size_t {
     if constexpr (trimmable_state<S>) return static_cast<S*>(s)->trim(keep);

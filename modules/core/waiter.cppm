@@ -1,8 +1,12 @@
 // The one hook of waiting: a request that a resource may park and decide later.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <span>
+#include <utility>
 export module gpumem:waiter;
 import :cuda;
 import :error;
+import :holder;
 import :std;
 import :stream;
 import :sync;
@@ -10,6 +14,14 @@ import :sync;
 namespace gpumem {
 
 export class waiter;
+
+/// One allocation of a request.
+export struct request_part {
+  stream_key stream;
+  std::size_t bytes;
+  std::size_t alignment;
+  void* pointer = nullptr; ///< once it is granted
+};
 
 /// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted.
 export class grant_hook {
@@ -34,11 +46,43 @@ public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  inline stream_key const& stream() const noexcept { return stream_; }
+  /// Of the first part, which is the only one but for acquire_all.
+  inline stream_key const& stream() const noexcept { return first_.stream; }
+  inline std::size_t alignment() const noexcept { return first_.alignment; }
+  /// Of all parts.
   inline std::size_t bytes() const noexcept { return bytes_; }
-  inline std::size_t alignment() const noexcept { return alignment_; }
-  /// Requests of a higher priority go first.
+  /// The same with each part rounded up to a multiple of `unit`.
+  std::size_t bytes_in(std::size_t unit) const noexcept;
+  inline bool has_parts() const noexcept { return !more_.empty(); }
+  /// It asks for no memory, but for the turn in which that could be had.
+  inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
+
+  /// Allocates all parts, or none: by `allocate(part)`, which returns expected<void*, failure>, and takes back by
+  /// `deallocate(part)`. For the admit() of a resource. Returns the first part's pointer.
+  template <class Allocate, class Deallocate>
+  expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
+    for (std::size_t i = 0; i <= more_.size(); ++i) {
+      auto& one = part(i);
+      if (one.bytes == 0) continue;
+      auto const result = allocate(std::as_const(one));
+      if (result) {
+        one.pointer = *result;
+        continue;
+      }
+      while (i-- > 0) {
+        if (part(i).pointer) deallocate(std::as_const(part(i)));
+        part(i).pointer = nullptr;
+      }
+      return unexpected<failure>{failure{result.error().what, result.error().code, bytes_}};
+    }
+    return first_.pointer;
+  }
+
+  /// Requests of a higher priority go first; of those of a holder all have its priority and age.
   inline int priority() const noexcept { return priority_; }
+  /// The unit of work that asks, or null. Before it is parked.
+  inline class holder* holder() const noexcept { return holder_; }
+  void set_holder(class holder& of) noexcept;
   /// A number that the resource keeps with the waiter, under its lock; 0 at first.
   inline std::uint64_t note() const noexcept { return note_; }
   inline void set_note(std::uint64_t value) noexcept { note_ = value; }
@@ -63,7 +107,10 @@ public:
 
 protected:
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0) noexcept
-      : stream_{stream}, bytes_{bytes}, alignment_{alignment}, priority_{priority} {}
+      : first_{stream, bytes, alignment}, bytes_{bytes}, priority_{priority} {}
+  /// `more` lives as long as the waiter; its sum with `bytes` must not overflow.
+  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
+         std::span<request_part> more) noexcept;
   ~waiter() = default;
 
   /// Arranges that the operation resumes; the last thing that happens to a waiter.
@@ -78,15 +125,19 @@ protected:
   /// Before admit() is called again: adaptors add their hooks again, and the stream may have begun a capture.
   void renew(stream_key const& stream) noexcept;
   void leave() noexcept { leaving_ = true; }
+  void ask_for_turn() noexcept { first_.bytes = 0; }
 
 private:
   friend class waiter_list;
   friend class called_waiters;
   static constexpr std::size_t most_hooks = 8;
 
-  stream_key stream_;
+  inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
+
+  request_part first_;
+  std::span<request_part> more_;
   std::size_t bytes_;
-  std::size_t alignment_;
+  class holder* holder_ = nullptr;
   int priority_;
   unsigned overtaken_ = 0; // since it was parked
   std::uint64_t note_ = 0;
@@ -100,7 +151,7 @@ private:
   waiter* next_ = nullptr;
   waiter* previous_ = nullptr;
   bool parked_ = false;
-  std::uint64_t arrival_ = 0; // the number of its arrival, within its list
+  std::uint64_t age_ = 0; // see holder
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it
   waiter* next_called_ = nullptr;
@@ -127,10 +178,11 @@ export struct waiting_figures {
   sync::duration oldest{}; ///< how long the oldest request has waited
 };
 
-/// Parked requests in order of priority, and of arrival within one priority; guarded by the lock of the resource that
-/// keeps them. A turn goes to the first request without one. If there is no memory for that request, a later one that
-/// is satisfied with less may overtake: one of the next `most_overtakes`, and only while no request before it has been
-/// overtaken `most_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside.
+/// Parked requests in order of priority, and within one priority of arrival; guarded by the lock of the resource that
+/// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
+/// A turn goes to the first request without one. If there is no memory for that request, a later one that is satisfied
+/// with less may overtake: one of the next `most_overtakes`, and only while no request before it has been overtaken
+/// `most_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside.
 export class waiter_list {
 public:
   explicit waiter_list(unsigned most_overtakes = 0) noexcept : most_overtakes_{most_overtakes} {}
@@ -144,6 +196,22 @@ public:
   inline bool empty() const noexcept { return first_ == nullptr; }
   /// Time grows with the number of parked requests.
   waiting_figures read_figures() const noexcept;
+  /// What the holders of parked requests hold together, each counted once, but for those of which `is_counted` is true.
+  /// Time grows with the number of parked requests.
+  template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
+    std::size_t sum = 0;
+    holder const* last = nullptr; // the requests of a holder are neighbours
+    for (auto const* at = first_; at; at = at->next_) {
+      if (at->holder_ && at->holder_ != last && !is_counted(*at->holder_)) sum += at->holder_->held();
+      last = at->holder_;
+    }
+    return sum;
+  }
+  /// Of the requests whose holders hold memory: the last whose holder can roll its work back, but for the first in
+  /// line; otherwise the last; null if there is none.
+  waiter* last_to_give_way() const noexcept;
+  /// Whether a request of a holder is parked.
+  inline bool has_holders() const noexcept { return of_holders_ > 0; }
 
   /// Whether it is parked here, with a turn or without.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
@@ -166,6 +234,8 @@ public:
   void end_turn(waiter& item) noexcept;
   /// Bytes set aside for all that have a turn.
   inline std::size_t set_aside() const noexcept { return set_aside_; }
+  /// Bytes for which all ask that have no turn.
+  inline std::size_t waiting_bytes() const noexcept { return waiting_bytes_; }
 
   /// Whether a request that does not park may overtake all that have no turn.
   inline bool may_be_overtaken() const noexcept { return !first_waiting_ || (most_overtakes_ > 0 && at_most_ == 0); }
@@ -173,7 +243,7 @@ public:
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
 private:
-  static bool before(waiter const& one, waiter const& other) noexcept;
+  static bool goes_first(waiter const& one, waiter const& other) noexcept;
   void begin_waiting(waiter& item) noexcept;
   void end_waiting(waiter& item) noexcept;
 
@@ -181,9 +251,10 @@ private:
   waiter* first_ = nullptr;
   waiter* last_ = nullptr;
   waiter* first_waiting_ = nullptr;
+  std::size_t of_holders_ = 0;
   std::size_t at_most_ = 0; // requests without a turn that have been overtaken as often as they may be
-  std::uint64_t arrivals_ = 0;
   std::size_t set_aside_ = 0;
+  std::size_t waiting_bytes_ = 0;
 };
 
 } // namespace gpumem

@@ -8,6 +8,7 @@ import :block;
 import :chunks;
 import :device;
 import :error;
+import :holder;
 import :leftover;
 import :live_meter;
 import :magazines;
@@ -15,6 +16,7 @@ import :pool_ladder;
 import :pool_order;
 import :pool_request;
 import :pool_supply;
+import :pressure;
 import :ranges;
 import :shards;
 import :size_class;
@@ -51,7 +53,7 @@ enum class free_result : std::uint8_t { refused, done, last };
 /// Allocations and frees that a magazine serves take the lock of a slot; those that the thread's shard serves take that
 /// shard's, and all others those of all shards. Under locks driver calls on streams are made, but no calls upstream,
 /// waits or synchronisation. Nothing in a free allocates host memory. Disposes of itself after close().
-export class pool_engine final : private leftover, private pool_supply::listener {
+export class pool_engine final : private leftover, private pool_supply::listener, public pressure_call::listener {
 public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
@@ -137,6 +139,15 @@ public:
     std::uint64_t since = 0;
     bool open = false;
   };
+  /// Takes back a part of a request of which another part was refused. That is not news for requests of several parts:
+  /// two of them would call each other for ever.
+  void give_back(stream_key const& key, void* pointer) noexcept;
+  /// Whether there could be the memory for which a request asks that asks for a turn alone.
+  expected<void*, failure> may_go_on(waiter const& item) noexcept;
+  void mark_holder(holder& whose, bool waits) noexcept;
+  /// Throws std::bad_alloc.
+  void add_pressure_call(pressure_call& item);
+  void remove_pressure_call(pressure_call& item) noexcept;
   /// As of waiting_state, without the attempt, which a hardened pool makes otherwise.
   turn begin_turn(waiter& item) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
@@ -159,6 +170,7 @@ private:
   inline shard_list::from everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
   std::int64_t live_blocks() const noexcept;
   std::size_t free_bytes() const noexcept;
+  std::size_t live_bytes() const noexcept;
 
   // pool_allocate.cpp: from a request to memory.
   expected<void*, failure> allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
@@ -195,20 +207,32 @@ private:
   bool ends(waiter const& item) const noexcept;
   void call_ended(called_waiters& calls) noexcept;
   inline bool is_shut() const noexcept { return door_.load(std::memory_order_relaxed) == door::shut; }
-  bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept;
+  std::size_t room(std::size_t its_own = 0) const noexcept;
   bool fits(waiter const& item) const noexcept;
   bool is_held() const noexcept;
   bool waits_for_nothing(waiter const& item) const noexcept;
   void shut_door(called_waiters& calls) noexcept;
   void tell_waiting() noexcept;
   bool is_open() noexcept;
-  turn new_turn() noexcept { return {waiting::turn, news(), is_open()}; }
+  turn new_turn(waiter const& item) noexcept;
+  void take_turn(waiter& item) noexcept;
+  void end_turn_of(waiter& item) noexcept;
+  void look_later() noexcept;
+  waiter* stalled() noexcept;
+  void end_stall() noexcept;
   waiter* next_to_watch() noexcept;
   bool watches() noexcept;
   void watch() noexcept;
   std::uint64_t news() const noexcept;
+  std::uint64_t news(waiter const& item) const noexcept;
   // Nobody is left whose end would be told.
   inline bool is_unused() const noexcept { return abandoned_ && live_blocks() == 0 && queue_.empty(); }
+
+  // pool_pressure.cpp: asking others to free memory.
+  std::size_t wanted() const noexcept;
+  void call_pressure() noexcept;
+  std::size_t begin_pressure(pressure_call& call) noexcept override;
+  void end_pressure(pressure_call& call, std::size_t freed) noexcept override;
 
   // pool_free.cpp: from live to free, and the evidence that is left of it.
   // Of a block that is the caller's, nothing changes behind his back.
@@ -333,8 +357,12 @@ private:
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   waiter_list queue_{options_.most_overtakes};
   std::size_t ceiling_ = SIZE_MAX; // less than what upstream refused to the queue
-  std::uint64_t changes_ = 1;      // that may let a request that waits go on
-  unsigned watches_ = 0;           // of the library thread, since something was new
+  holder_list marked_;
+  pressure_list pressure_calls_;
+  std::uint64_t changes_ = 1;        // that may let a request that waits go on
+  std::uint64_t given_back_ = 0;     // parts of requests of several
+  waiter const* of_parts_ = nullptr; // the request of several parts that tries to allocate them
+  unsigned watches_ = 0;             // of the library thread, since something was new
 };
 
 /// Throws std::invalid_argument for what no pool can have as its limit.

@@ -3,16 +3,22 @@
 module;
 #include <gpumem/pool_options.hpp>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
 export module gpumem:pool_resource;
 import :chunks;
 import :cuda;
 import :cuda_resource;
 import :device;
 import :error;
+import :executor;
 import :hardening;
+import :holder;
 import :lifetime;
 import :misuse;
 import :pool_engine;
+import :pressure;
 import :resource;
 import :services;
 import :std;
@@ -48,6 +54,7 @@ public:
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
   bool admit(waiter& item) noexcept;
   bool withdraw(waiter& item) noexcept;
+  void mark_holder(holder& whose, bool waits) noexcept;
   void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
@@ -77,7 +84,8 @@ private:
   void finish_free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                    pool_engine::near_free const& near) noexcept;
   expected<void*, failure> allocate_otherwise(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  expected<void*, failure> try_in_turn(waiter const& item) noexcept;
+  expected<void*, failure> try_in_turn(waiter& item) noexcept;
+  expected<void*, failure> try_part(request_part const& one) noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
   void dispose() noexcept;
 
@@ -137,6 +145,28 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
 void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 
 } // namespace detail
+
+/// Keeps a function with a pool, as pool_resource::on_pressure says, and the pool alive. Once it is destroyed the
+/// function does not run any more: the destructor waits while it runs elsewhere. Move-only.
+export class [[nodiscard]] pressure_callback {
+public:
+  pressure_callback() noexcept = default;
+  pressure_callback(detail::pool_state& pool, executor& where, detail::pressure_call::function free_some);
+  pressure_callback(pressure_callback&& other) noexcept = default;
+  pressure_callback& operator=(pressure_callback&& other) noexcept {
+    pressure_callback{std::move(other)}.swap(*this);
+    return *this;
+  }
+  ~pressure_callback();
+
+private:
+  void swap(pressure_callback& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(call_, other.call_);
+  }
+  std::optional<state_handle<detail::pool_state>> pool_;
+  std::shared_ptr<detail::pressure_call> call_;
+};
 
 /// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
 /// coalescing, blocks in multiples of 256 bytes and, up to 256 KiB, of 64 sizes (1 MiB and 80 once threads have
@@ -236,6 +266,15 @@ public:
   /// From now on requests are refused with outcome::closed, and those that wait are answered with it. Frees, `trim` and
   /// figures go on. Any thread.
   void close() noexcept { state_->refuse_requests(); }
+
+  /// From now on, until the result is destroyed, `free_some(wanted)` is called where requests wait for `wanted` bytes
+  /// that there are not: for spilling and for caches that can do with less. It runs on `where`, never in a call of the
+  /// pool, one call at a time, and returns how many bytes it has freed. While it frees some and requests wait it is
+  /// called again; otherwise, when the next request begins to wait. It may free and allocate, and must not wait for the
+  /// pool's memory. An exception counts as nothing freed. Throws std::bad_alloc. Any thread.
+  pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
+    return {*state_, where, std::move(free_some)};
+  }
 
   /// Waits on the host, `longest` at most, until all work has completed that keeps free memory from going upstream.
   /// False if that was not seen: the time passed, or no event covers some free on a raw stream. The stream's next call

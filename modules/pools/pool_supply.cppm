@@ -50,6 +50,7 @@ public:
 
   /// Waits while another thread draws or gives back; whether one did.
   bool wait_for_growth(shard_locks& held);
+  inline bool growing() const noexcept { return growing_; }
   /// Draws memory for a request, `exact` or with some to spare, while no other thread does, and joins it with what is
   /// free beside it; an empty place where that is not enough, or memory has left meanwhile: look again. A failure
   /// carries the bytes requested; what is too large for upstream is exhausted. Throws std::bad_alloc.

@@ -22,6 +22,7 @@ namespace gpumem::detail {
 request_operation::request_operation(request const& what, expected<stream_key, failure> const& key) noexcept
     : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority},
       from_{what.from} {
+  if (what.turn_only) ask_for_turn();
   if (what.bytes == 0) {
     settle(nullptr);
   } else if (!key) {
@@ -31,6 +32,11 @@ request_operation::request_operation(request const& what, expected<stream_key, f
 
 bool request_operation::try_now(bool may_wait, queueing how) noexcept {
   if (settled()) return true;
+  if (asks_for_turn()) {
+    if (can_wait()) return false;
+    settle(nullptr);
+    return true;
+  }
   auto const key = stream().waiting(may_wait).queueing_as(how);
   expected<void*, failure> result = nullptr;
   try {
@@ -69,6 +75,10 @@ void request_operation::stop() noexcept {
 // It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
 // handle that may die both look alike.
 bool request_operation::park_again() noexcept {
+  if (asks_for_turn()) {
+    renew(stream());
+    return park();
+  }
   auto const before = stream();
   auto const now = stream_key::at_end_of(before.order(), before.handle());
   renew(now);

@@ -5,18 +5,44 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 module gpumem:waiter.impl;
 import :waiter;
 import :cuda;
 import :error;
+import :holder;
 import :sync;
 
 namespace gpumem {
 
+waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
+               std::span<request_part> more) noexcept
+    : first_{stream, bytes, alignment}, more_{more}, bytes_{bytes}, priority_{priority} {
+  for (auto const& each : more) bytes_ += each.bytes;
+}
+
+std::size_t waiter::bytes_in(std::size_t unit) const noexcept {
+  auto const rounded = [unit](std::size_t bytes) { return (bytes + unit - 1) / unit * unit; };
+  std::size_t sum = rounded(first_.bytes);
+  for (auto const& each : more_) sum += rounded(each.bytes);
+  return sum;
+}
+
+void waiter::set_holder(class holder& of) noexcept {
+  holder_ = &of;
+  priority_ = of.priority();
+}
+
 void waiter::settle(expected<void*, failure> result) noexcept {
   if (result) {
-    for (std::size_t i = hook_count_; i > 0; --i) hooks_[i - 1]->on_grant(stream_, *result, bytes_, alignment_);
+    first_.pointer = *result;
+    for (std::size_t i = hook_count_; i > 0; --i) {
+      for (std::size_t at = 0; at <= more_.size(); ++at) {
+        auto const& one = part(at);
+        if (one.pointer) hooks_[i - 1]->on_grant(one.stream, one.pointer, one.bytes, one.alignment);
+      }
+    }
   }
   result_ = result;
   settled_ = true;
@@ -33,7 +59,7 @@ void waiter::refuse(failure const& why) noexcept {
 }
 
 void waiter::renew(stream_key const& stream) noexcept {
-  stream_ = stream;
+  first_.stream = stream;
   hook_count_ = 0;
 }
 
@@ -50,16 +76,17 @@ expected<void*, failure> waiter::take_result() noexcept {
 
 bool waiter_list::park(waiter& item) noexcept {
   if (item.stop_requested()) return false;
-  item.arrival_ = ++arrivals_;
+  item.age_ = item.holder_ ? item.holder_->age() : holder::next_age();
   item.overtaken_ = 0;
   item.parked_since_ = sync::now();
   auto* at = last_;
-  while (at && at->priority_ < item.priority_) at = at->previous_;
+  while (at && goes_first(item, *at)) at = at->previous_;
   item.previous_ = at;
   item.next_ = at ? at->next_ : first_;
   (item.previous_ ? item.previous_->next_ : first_) = &item;
   (item.next_ ? item.next_->previous_ : last_) = &item;
   item.parked_ = true;
+  of_holders_ += item.holder_ != nullptr;
   begin_waiting(item);
   return true;
 }
@@ -74,7 +101,18 @@ bool waiter_list::remove(waiter& item) noexcept {
   (item.previous_ ? item.previous_->next_ : first_) = item.next_;
   (item.next_ ? item.next_->previous_ : last_) = item.previous_;
   item.parked_ = false;
+  of_holders_ -= item.holder_ != nullptr;
   return true;
+}
+
+waiter* waiter_list::last_to_give_way() const noexcept {
+  waiter* last = nullptr;
+  for (auto* at = last_; at; at = at->previous_) {
+    if (!at->holder_ || at->holder_->held() == 0) continue;
+    if (at != first_ && at->holder_->may_roll_back()) return at;
+    if (!last) last = at;
+  }
+  return last;
 }
 
 waiting_figures waiter_list::read_figures() const noexcept {
@@ -101,22 +139,24 @@ void waiter_list::end_turn(waiter& item) noexcept {
 
 // Each request is counted `most_overtakes` times at most, which bounds the time of all walks.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
-  for (auto* at = first_waiting_; at && (!by || before(*at, *by)); at = at->next_) {
+  for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->next_) {
     if (!has_turn(*at) && ++at->overtaken_ == most_overtakes_) ++at_most_;
   }
 }
 
-bool waiter_list::before(waiter const& one, waiter const& other) noexcept {
-  return one.priority_ > other.priority_ || (one.priority_ == other.priority_ && one.arrival_ < other.arrival_);
+bool waiter_list::goes_first(waiter const& one, waiter const& other) noexcept {
+  return one.priority_ > other.priority_ || (one.priority_ == other.priority_ && one.age_ < other.age_);
 }
 
 void waiter_list::begin_waiting(waiter& item) noexcept {
-  if (!first_waiting_ || before(item, *first_waiting_)) first_waiting_ = &item;
+  if (!first_waiting_ || goes_first(item, *first_waiting_)) first_waiting_ = &item;
   at_most_ += item.overtaken_ >= most_overtakes_;
+  waiting_bytes_ += item.bytes_;
 }
 
 void waiter_list::end_waiting(waiter& item) noexcept {
   at_most_ -= item.overtaken_ >= most_overtakes_;
+  waiting_bytes_ -= item.bytes_;
   if (first_waiting_ != &item) return;
   do { first_waiting_ = first_waiting_->next_; } while (first_waiting_ && has_turn(*first_waiting_));
 }

@@ -177,6 +177,13 @@ std::int64_t pool_engine::live_blocks() const noexcept {
   return sum;
 }
 
+// Requested. What threads have kept counts as live until it is swept.
+std::size_t pool_engine::live_bytes() const noexcept {
+  std::int64_t sum = 0;
+  for (auto const& each : shards_.all()) sum += each->live.bytes;
+  return static_cast<std::size_t>(sum);
+}
+
 std::size_t pool_engine::free_bytes() const noexcept {
   std::size_t sum = 0;
   for (auto const& each : shards_.all()) sum += each->ranges.free_bytes();

@@ -19,10 +19,13 @@ import :cuda_resource;
 import :device;
 import :driver;
 import :error;
+import :executor;
 import :fork;
 import :hardening;
+import :holder;
 import :misuse;
 import :pool_engine;
+import :pressure;
 import :resource;
 import :services;
 import :stream;
@@ -122,11 +125,20 @@ bool pool_state::admit(waiter& item) noexcept {
   return turn.what == waiting::parked;
 }
 
-expected<void*, failure> pool_state::try_in_turn(waiter const& item) noexcept {
-  auto const key = item.stream().queueing_as(queueing::admitted);
-  if (auto const checked = checked_request(key, where(), item.bytes(), item.alignment()); !checked) return checked;
-  if (hardening_) return hardening_->try_allocate(key, item.bytes(), item.alignment());
-  return engine_->try_allocate(key, item.bytes(), item.alignment());
+expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
+  if (item.asks_for_turn()) return engine_->may_go_on(item);
+  return item.allocate_parts([this](request_part const& one) { return try_part(one); },
+                             [this](request_part const& one) {
+                               if (hardening_) return hardening_->deallocate(one.stream, one.pointer, one.bytes);
+                               engine_->give_back(one.stream, one.pointer);
+                             });
+}
+
+expected<void*, failure> pool_state::try_part(request_part const& one) noexcept {
+  auto const key = one.stream.queueing_as(queueing::admitted);
+  if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
+  if (hardening_) return hardening_->try_allocate(key, one.bytes, one.alignment);
+  return engine_->try_allocate(key, one.bytes, one.alignment);
 }
 
 // A limit was looked at before, and asks nothing of the driver. Managed memory may be more than the device has.
@@ -145,6 +157,10 @@ bool pool_state::withdraw(waiter& item) noexcept {
   bool const withdrawn = engine_->withdraw(item, last);
   if (last) dispose();
   return withdrawn;
+}
+
+void pool_state::mark_holder(holder& whose, bool waits) noexcept {
+  if (!forked()) engine_->mark_holder(whose, waits);
 }
 
 void pool_state::refuse_requests() noexcept {
@@ -225,3 +241,20 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream) {
 }
 
 } // namespace gpumem::detail
+
+namespace gpumem {
+
+pressure_callback::pressure_callback(detail::pool_state& pool, executor& where,
+                                     detail::pressure_call::function free_some)
+    : pool_{&pool}, call_{std::make_shared<detail::pressure_call>(pool.engine(), where, std::move(free_some))} {
+  detail::refuse_child();
+  pool.engine().add_pressure_call(*call_);
+}
+
+pressure_callback::~pressure_callback() {
+  if (!call_ || detail::forked()) return;
+  (*pool_)->engine().remove_pressure_call(*call_);
+  call_->end();
+}
+
+} // namespace gpumem

@@ -17,7 +17,9 @@ import :block;
 import :chunks;
 import :cuda;
 import :error;
+import :holder;
 import :pool_request;
+import :pressure;
 import :shards;
 import :stream;
 import :sync;
@@ -42,29 +44,34 @@ std::optional<outcome> pool_engine::refusal_at_door(pool_request const& what) no
   if (what.key.queues() == queueing::admitted) return std::nullopt;
   if (what.key.queues() == queueing::behind) return outcome::exhausted;
   shard_locks const held{shards_};
-  if (!queue_.may_be_overtaken() || !fits(what.requested)) return outcome::exhausted;
+  if (!queue_.may_be_overtaken() || rounded(what.requested) > room()) return outcome::exhausted;
   queue_.count_overtaking();
   return std::nullopt;
 }
 
-// What may let a request that was refused go on: grows with each free, and with what is found complete.
+// What may let a request go on that was refused: grows with each free, and with what is found complete.
 std::uint64_t pool_engine::news() const noexcept {
-  auto sum = changes_;
+  auto sum = changes_ + given_back_;
   for (auto const& each : shards_.all()) sum += each->paths.completed;
   return sum;
 }
 
-// Whether there could be so many bytes beside what is set aside for others than the caller.
-bool pool_engine::fits(std::size_t bytes, std::size_t its_own) const noexcept {
+std::uint64_t pool_engine::news(waiter const& item) const noexcept {
+  return item.has_parts() ? news() - given_back_ : news();
+}
+
+// Bytes that there could be, beside what is set aside.
+std::size_t pool_engine::room(std::size_t its_own) const noexcept {
   auto const unit = supply_.paged() ? smallest_page : granule;
   auto const most = std::min(supply_.chunks().most() / unit * unit, ceiling_);
   auto const reserved = supply_.chunks().reserved();
   auto const free = free_bytes() + (most - std::min(most, reserved));
-  return rounded(bytes) <= free - std::min(free, queue_.set_aside() - its_own);
+  return free - std::min(free, queue_.set_aside() - its_own);
 }
 
 bool pool_engine::fits(waiter const& item) const noexcept {
-  return fits(item.bytes(), waiter_list::has_turn(item) ? rounded(item.bytes()) : 0);
+  auto const bytes = item.bytes_in(granule);
+  return bytes <= room(waiter_list::has_turn(item) ? bytes : 0);
 }
 
 // Whether memory is in somebody's hands, or is about to be.
@@ -83,9 +90,10 @@ bool pool_engine::waits_for_nothing(waiter const& item) const noexcept {
 
 // As long as there could be memory for the next. A request that cannot be met any more is called to be told so.
 void pool_engine::call_next(called_waiters& calls) noexcept {
-  auto const since = news();
-  auto const may = [&](waiter const& item) {
-    return ends(item) || (item.note() != since && fits(item)) || waits_for_nothing(item);
+  auto const may = [this](waiter const& item) {
+    if (ends(item)) return true;
+    if (item.has_parts() && of_parts_) return false; // one such request at a time: see give_back
+    return (item.note() != news(item) && fits(item)) || waits_for_nothing(item);
   };
   while (auto* const next = queue_.next_for_turn(may)) {
     if (!ends(*next)) queue_.count_overtaking(next);
@@ -101,9 +109,16 @@ void pool_engine::call_ended(called_waiters& calls) noexcept {
 }
 
 void pool_engine::give_turn(waiter& item, called_waiters& calls) noexcept {
-  queue_.give_turn(item, rounded(item.bytes()));
+  take_turn(item);
   calls.add(item);
 }
+
+void pool_engine::take_turn(waiter& item) noexcept {
+  queue_.give_turn(item, item.bytes_in(granule));
+  if (item.has_parts()) of_parts_ = &item;
+}
+
+pool_engine::turn pool_engine::new_turn(waiter const& item) noexcept { return {waiting::turn, news(item), is_open()}; }
 
 // For calls that cannot call waiters themselves, since they go on for long.
 void pool_engine::tell_waiting() noexcept {
@@ -117,7 +132,7 @@ void pool_engine::tell_waiting() noexcept {
 pool_engine::turn pool_engine::begin_turn(waiter& item) noexcept {
   called_waiters calls;
   shard_locks const held{shards_};
-  if (waiter_list::holds(item)) return new_turn();
+  if (waiter_list::holds(item)) return new_turn(item);
   if (is_shut()) {
     item.settle(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}});
     return {waiting::answered};
@@ -126,15 +141,16 @@ pool_engine::turn pool_engine::begin_turn(waiter& item) noexcept {
   if (!queue_.park(item)) return {waiting::answered};
   watches_ = 0;
   if (!first) {
+    pressure_calls_.note_park();
     call_next(calls);
-    if (watches()) post_pass();
+    look_later();
     return {waiting::parked};
   }
   door_.store(door::queue, std::memory_order_relaxed);
   set_pressure(true);
   sweep();
-  queue_.give_turn(item, rounded(item.bytes()));
-  return new_turn();
+  take_turn(item);
+  return new_turn(item);
 }
 
 pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
@@ -158,21 +174,43 @@ pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected
 // After a refusal. It tries again at once if something is new since its turn began; it waits if others have memory, or
 // if what it lacks is that work completes. What was set aside for it may be enough for a later request.
 pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine, called_waiters& calls) noexcept {
-  bool const open = is_open();
-  bool const any = news() != mine.since || (mine.open && !open);
-  if (any && (is_shut() || fits(item))) return new_turn();
-  queue_.end_turn(item);
+  // What such a request gives back of a hardened pool looks like news.
+  bool const tells = !(options_.hardened.enabled && item.has_parts());
+  bool const any = tells && (news(item) != mine.since || (mine.open && !is_open()));
+  if (any && (is_shut() || fits(item))) return new_turn(item);
+  end_turn_of(item);
   // Not the limit refused it: upstream has less than that left.
   bool const full = supply_.chunks().room() >= item.bytes() + item.alignment();
-  if (full) ceiling_ = supply_.chunks().reserved() + rounded(item.bytes()) - granule;
+  if (full && !item.has_parts()) ceiling_ = supply_.chunks().reserved() + rounded(item.bytes()) - granule;
   if (waits_for_nothing(item)) {
     ++shards_.own().counts.failures;
     return {waiting::answered};
   }
-  item.set_note(mine.since);
+  if (item.note() == 0) pressure_calls_.note_park();
+  item.set_note(tells ? mine.since : news(item));
   call_next(calls);
-  if (watches()) post_pass();
+  look_later();
   return {waiting::parked};
+}
+
+void pool_engine::end_turn_of(waiter& item) noexcept {
+  queue_.end_turn(item);
+  if (of_parts_ == &item) of_parts_ = nullptr;
+}
+
+void pool_engine::give_back(stream_key const& key, void* pointer) noexcept {
+  shard_locks const held{shards_};
+  auto const before = changes_;
+  auto& freed = *shards_.granted_at(pointer).that;
+  end_live(freed, {key, pointer, std::nullopt, {&key.order(), end_use(key, &freed, std::nullopt)}}, *freed.home->shard);
+  given_back_ += changes_ - before;
+  changes_ = before;
+}
+
+expected<void*, failure> pool_engine::may_go_on(waiter const& item) noexcept {
+  shard_locks const held{shards_};
+  if (fits(item)) return nullptr;
+  return unexpected<failure>{failure{outcome::exhausted, 0, item.bytes()}};
 }
 
 bool pool_engine::withdraw(waiter& item, bool& last) noexcept {
@@ -186,10 +224,11 @@ bool pool_engine::withdraw(waiter& item, bool& last) noexcept {
 // It may have been what the others waited behind. Whether it was the last user of the pool.
 bool pool_engine::forget(waiter& item, called_waiters& calls) noexcept {
   queue_.remove(item);
+  if (of_parts_ == &item) of_parts_ = nullptr;
   if (queue_.empty()) ceiling_ = SIZE_MAX;
   if (queue_.empty() && has_waiting()) door_.store(door::open, std::memory_order_relaxed);
   call_next(calls);
-  if (watches()) post_pass();
+  look_later();
   return is_unused();
 }
 
@@ -224,7 +263,53 @@ waiter* pool_engine::next_to_watch() noexcept {
 
 bool pool_engine::watches() noexcept {
   auto const* const next = next_to_watch();
-  return next && (options_.hardened.enabled || deferred_ || news() != next->note() || is_open());
+  return next && (options_.hardened.enabled || deferred_ || news(*next) != next->note() || is_open());
+}
+
+// By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.
+void pool_engine::look_later() noexcept {
+  if (!has_waiting()) return;
+  bool const may_stall = queue_.set_aside() == 0 && (queue_.has_holders() || !marked_.empty());
+  if (may_stall || watches() || (pressure_calls_.pending() && wanted() > 0)) post_pass();
+}
+
+// The request that ends because all memory is held by work that waits, or null. While the first in line may be served
+// by what completes there is none.
+waiter* pool_engine::stalled() noexcept {
+  auto* const first = queue_.next_waiting();
+  if (!first || !has_waiting() || queue_.set_aside() > 0 || deferred_ || supply_.growing()) return nullptr;
+  if (pressure_calls_.pending()) return nullptr;
+  if (fits(*first) && (news(*first) != first->note() || pool_order::may_complete(everywhere()))) return nullptr;
+  auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
+  marked_.visit([&](holder const& each) { held += each.held(); });
+  if (held == 0 || held != live_bytes()) return nullptr;
+  auto* const last = queue_.last_to_give_way();
+  return last ? last : first;
+}
+
+// By the library thread. The work whose request ends goes on, and counts as work that may free memory.
+void pool_engine::end_stall() noexcept {
+  waiter* ended = nullptr;
+  auto why = outcome::stalled;
+  {
+    called_waiters calls;
+    shard_locks const held{shards_};
+    ended = stalled();
+    if (!ended) return;
+    if (auto* const work = ended->holder(); work && ended != queue_.first() && work->may_roll_back()) {
+      why = outcome::preempted;
+      work->note_need(work->held() + ended->bytes());
+    }
+    forget(*ended, calls);
+  }
+  ended->refuse(failure{why, 0, ended->bytes()});
+}
+
+void pool_engine::mark_holder(holder& whose, bool waits) noexcept {
+  shard_locks const held{shards_};
+  if (!waits) return marked_.unmark(whose);
+  marked_.mark(whose);
+  look_later();
 }
 
 // By the library thread. Where nothing tells whether something is new the request tries each time.
@@ -247,7 +332,7 @@ void pool_engine::watch() noexcept {
   order_.give_completed(everywhere());
   bool const tells = !options_.hardened.enabled && options_.cross_stream != reuse::own;
   auto* const next = next_to_watch();
-  if (!next || (tells && news() == next->note())) return;
+  if (!next || (tells && news(*next) == next->note())) return;
   if (tells) watches_ = 0;
   if (!tells) next->set_note(0);
   if (options_.hardened.enabled) give_turn(*next, calls); // a request that tries empties the quarantine

@@ -27,6 +27,8 @@ struct services_table {
   /// Null where the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
   bool (*withdraw)(void* state, void* waiter) noexcept;
+  /// Whether the work of a holder waits for something that is not memory. Null where that is not asked.
+  void (*mark_holder)(void* state, void* holder, bool waits) noexcept;
   std::size_t (*trim)(void* state, std::size_t keep);
   figures (*read_figures)(void* state);
 };

@@ -1,0 +1,73 @@
+// A unit of work as a resource sees it: what it holds, and in which order its requests are served.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <string>
+#include <utility>
+export module gpumem:holder;
+import :std;
+
+namespace gpumem {
+
+/// Holds memory of one resource, and may wait for more of it: the base of a scope's state. Of two holders of the same
+/// priority the one made earlier is older; its requests go first. Any thread.
+export class holder {
+public:
+  holder(holder const&) = delete;
+  holder& operator=(holder const&) = delete;
+
+  inline std::string const& name() const noexcept { return name_; }
+  inline int priority() const noexcept { return priority_; }
+  /// A number that grows with each holder, and with each request that has none.
+  inline std::uint64_t age() const noexcept { return age_; }
+  static std::uint64_t next_age() noexcept;
+
+  /// Requested bytes that were granted to it and are not freed yet.
+  inline std::size_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
+
+  /// Whether its work can be rolled back: a request of it that waits may then end with outcome::preempted.
+  inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
+  void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
+  void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
+  /// Bytes that it held and asked for when its last request ended with outcome::preempted.
+  inline std::size_t need() const noexcept { return need_.load(std::memory_order_relaxed); }
+  void note_need(std::size_t bytes) noexcept { need_.store(bytes, std::memory_order_relaxed); }
+
+protected:
+  /// Throws nothing; `name` is in reports.
+  holder(std::string name, int priority) noexcept : name_{std::move(name)}, priority_{priority}, age_{next_age()} {}
+  ~holder() = default;
+
+  // Added after the resource counts the bytes as live, and taken off before it no longer does.
+  void add(std::size_t bytes) noexcept { held_.fetch_add(bytes, std::memory_order_relaxed); }
+  void remove(std::size_t bytes) noexcept { held_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+private:
+  friend class holder_list;
+  std::string const name_;
+  int const priority_;
+  std::uint64_t const age_;
+  std::atomic<std::size_t> held_{0};
+  std::atomic<int> rollbacks_{0};
+  std::atomic<std::size_t> need_{0};
+  unsigned marks_ = 0; // see holder_list
+  holder* next_ = nullptr;
+  holder* previous_ = nullptr;
+};
+
+/// Holders that wait for something that is not memory; guarded by the lock of the resource that keeps the list.
+export class holder_list {
+public:
+  /// Each `mark` needs one `unmark`.
+  void mark(holder& item) noexcept;
+  void unmark(holder& item) noexcept;
+  static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
+  inline bool empty() const noexcept { return first_ == nullptr; }
+  template <class F> void visit(F f) const {
+    for (auto const* at = first_; at; at = at->next_) f(*at);
+  }
+
+private:
+  holder* first_ = nullptr;
+};
+
+} // namespace gpumem

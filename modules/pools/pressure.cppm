@@ -1,0 +1,84 @@
+// Functions that free memory for requests that wait.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+export module gpumem:pressure;
+import :executor;
+import :std;
+import :sync;
+
+namespace gpumem::detail {
+
+/// One function, on its way through its executor again and again. What is said to be under the lock is under that of
+/// the pool.
+export class pressure_call final : public resumption, public std::enable_shared_from_this<pressure_call> {
+public:
+  using function = std::function<std::size_t(std::size_t wanted)>;
+
+  /// Tells the pool; see pressure_list.
+  class listener {
+  public:
+    virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
+    virtual void end_pressure(pressure_call& call, std::size_t freed) noexcept = 0;
+
+  protected:
+    ~listener() = default;
+  };
+
+  pressure_call(listener& pool, executor& where, function free_some) noexcept
+      : pool_{pool}, where_{where}, free_some_{std::move(free_some)} {}
+
+  /// Without the lock, after it was begun: see pressure_list.
+  void post() noexcept;
+  /// Without the lock, after it was removed: returns once the function does not run and will not, or at once if it is
+  /// the function that calls this.
+  void end() noexcept;
+
+private:
+  friend class pressure_list;
+  void resume() noexcept override;
+
+  listener& pool_;
+  executor& where_;
+  function free_some_;
+
+  // Under the lock of the pool.
+  bool busy_ = false;       // it was posted, and has not returned
+  bool again_ = false;      // it has freed something
+  std::uint64_t parks_ = 0; // requests that had parked when it was called
+  std::uint64_t news_ = 0;  // of the pool, when it was called
+
+  sync::mutex guard_;
+  sync::condition returned_;
+  std::shared_ptr<pressure_call> self_; // from its beginning until it has returned
+};
+
+/// The functions of one pool, guarded by its lock. A function is called when requests have begun to wait since its last
+/// call, and as long as calls of it free memory.
+export class pressure_list {
+public:
+  /// Throws std::bad_alloc.
+  void add(pressure_call& item) { calls_.push_back(&item); }
+  void remove(pressure_call& item) noexcept { std::erase(calls_, &item); }
+  inline bool empty() const noexcept { return calls_.empty(); }
+  void note_park() noexcept { ++parks_; }
+  /// Whether one runs, or is due.
+  bool pending() const noexcept;
+  /// One that is due, which begins with that, or null.
+  pressure_call* begin_next() noexcept;
+  /// When it runs, and when it has: whether it really freed something shows in `news`.
+  void note_begin(pressure_call& item, std::uint64_t news) noexcept { item.news_ = news; }
+  void note_end(pressure_call& item, std::size_t freed, std::uint64_t news) noexcept;
+
+private:
+  inline bool is_due(pressure_call const& item) const noexcept {
+    return !item.busy_ && (item.again_ || item.parks_ != parks_);
+  }
+  std::vector<pressure_call*> calls_;
+  std::uint64_t parks_ = 0;
+};
+
+} // namespace gpumem::detail

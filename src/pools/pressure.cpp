@@ -1,0 +1,80 @@
+// Calls of functions that free memory.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+module gpumem:pressure.impl;
+import :pressure;
+import :executor;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+// The call whose function this thread runs.
+thread_local pressure_call const* running = nullptr;
+
+} // namespace
+
+void pressure_call::post() noexcept {
+  bool const flushes = where_.flushes();
+  auto& where = where_;
+  where.post(*this); // it may run, and be gone, at once
+  if (flushes) where.flush();
+}
+
+void pressure_call::resume() noexcept {
+  auto* const outer = std::exchange(running, this);
+  std::size_t freed = 0;
+  if (auto const wanted = pool_.begin_pressure(*this)) {
+    try {
+      freed = free_some_(wanted);
+    } catch (...) {
+      // It has freed nothing that it tells of.
+    }
+  }
+  pool_.end_pressure(*this, freed);
+  running = outer;
+  sync::lock held{guard_};
+  auto const self = std::exchange(self_, nullptr);
+  returned_.notify_all();
+  held.unlock();
+}
+
+void pressure_call::end() noexcept {
+  sync::lock held{guard_};
+  if (!self_ || running == this) return;
+  if (where_.retract(*this)) {
+    self_ = nullptr;
+    return;
+  }
+  while (self_) returned_.wait(held);
+}
+
+bool pressure_list::pending() const noexcept {
+  return std::ranges::any_of(calls_, [this](auto const* each) { return each->busy_ || is_due(*each); });
+}
+
+pressure_call* pressure_list::begin_next() noexcept {
+  auto const found = std::ranges::find_if(calls_, [this](auto const* each) { return is_due(*each); });
+  if (found == calls_.end()) return nullptr;
+  auto& next = **found;
+  next.busy_ = true;
+  next.again_ = false;
+  next.parks_ = parks_;
+  sync::lock const held{next.guard_};
+  next.self_ = next.shared_from_this();
+  return &next;
+}
+
+void pressure_list::note_end(pressure_call& item, std::size_t freed, std::uint64_t news) noexcept {
+  item.busy_ = false;
+  item.again_ = freed > 0 && news != item.news_;
+}
+
+} // namespace gpumem::detail

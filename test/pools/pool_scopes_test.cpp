@@ -1,0 +1,257 @@
+// Units of work over one pool: what each holds, whose requests go first, and how work that waits for itself ends.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem::scope;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+class pool_scopes : public gpumem_test::waiting_fixture {
+protected:
+  // What the library thread had to do when this is called it has done when this returns.
+  static void let_the_library_thread_look() {
+    class mark final : public gpumem::resumption {
+    public:
+      void resume() noexcept override { passed = true; }
+      std::atomic<bool> passed{false};
+    };
+    for (int i = 0; i < 2; ++i) {
+      mark end;
+      gpumem::library_executor().post(end);
+      while (!end.passed) std::this_thread::yield();
+    }
+  }
+};
+
+TEST_F(pool_scopes, know_what_they_hold) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope work{pool, "batch 7"};
+  EXPECT_EQ(work.name(), "batch 7");
+  auto first = work.acquire(a, 3 * MiB).wait();
+  EXPECT_EQ(work.held(), 3 * MiB);
+  auto* const p = work.allocate(b, 1000);
+  EXPECT_EQ(work.held(), 3 * MiB + 1000);
+  first.reset();
+  work.deallocate(b, p, 1000);
+  EXPECT_EQ(work.held(), 0u);
+  EXPECT_EQ(pool.figures().live, 0u);
+}
+
+TEST_F(pool_scopes, are_served_by_age) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 100 * MiB).wait();
+  scope old{pool}, young{pool}, urgent{pool, "urgent", {.priority = 1}};
+  request first{*this, young, a, 60 * MiB}, plain{*this, pool, a, 60 * MiB}, second{*this, old, a, 60 * MiB},
+      third{*this, urgent, b, 60 * MiB};
+  block.reset();
+  for (auto* next : {&third, &second, &first, &plain}) {
+    EXPECT_FALSE(next->ended());
+    run_all();
+    ASSERT_EQ(next->ended(), outcome::granted);
+    next->block().reset();
+  }
+}
+
+TEST_F(pool_scopes, that_all_wait_end_the_youngest_request) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool}, young{pool};
+  auto held_by_old = old.acquire(a, 50 * MiB).wait(), held_by_young = young.acquire(b, 50 * MiB).wait();
+  request first{*this, old, a, 20 * MiB};
+  EXPECT_FALSE(executor.run_one());
+  request second{*this, young, b, 20 * MiB};
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(second.ended(), outcome::stalled);
+  EXPECT_FALSE(first.ended());
+  held_by_young.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_scopes, that_wait_for_their_own_memory_are_told) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope only{pool};
+  auto held = only.acquire(a, 60 * MiB).wait();
+  request asks{*this, only, a, 60 * MiB};
+  run_until([&] { return asks.ended().has_value(); });
+  EXPECT_EQ(asks.ended(), outcome::stalled);
+}
+
+TEST_F(pool_scopes, that_wait_for_work_that_goes_on_wait) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool}, young{pool};
+  auto held_by_old = old.acquire(a, 40 * MiB).wait(), held_by_young = young.acquire(b, 40 * MiB).wait();
+  auto other = pool.acquire(a, 20 * MiB).wait();
+  request first{*this, old, a, 20 * MiB}, second{*this, young, b, 20 * MiB};
+  let_the_library_thread_look();
+  EXPECT_FALSE(second.ended()) << "memory that was not got through a scope may be freed";
+  other.reset();
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_FALSE(second.ended()) << "the first goes on";
+  held_by_old.reset();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_scopes, that_wait_for_completion_wait) {
+  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed}};
+  scope old{pool}, young{pool};
+  auto held_by_old = old.acquire(a, 30 * MiB).wait(), held_by_young = young.acquire(b, 30 * MiB).wait();
+  auto used = young.acquire(b, 40 * MiB).wait();
+  use(used);
+  free_used(used);
+  request first{*this, old, a, 40 * MiB}, second{*this, young, b, 50 * MiB};
+  let_the_library_thread_look();
+  EXPECT_FALSE(second.ended());
+  simulator::run_until_idle();
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  let_the_library_thread_look();
+  EXPECT_FALSE(second.ended()) << "the first goes on";
+  first.block().reset();
+  held_by_old.reset();
+  run_until([&] {
+    simulator::run_until_idle();
+    return second.ended().has_value();
+  });
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_scopes, may_say_that_they_wait_for_something_else) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope weights{pool, "weights"}, work{pool, "work"};
+  auto kept = weights.acquire(a, 60 * MiB).wait(), held = work.acquire(b, 20 * MiB).wait();
+  {
+    request asks{*this, work, b, 30 * MiB};
+    let_the_library_thread_look();
+    EXPECT_FALSE(asks.ended());
+    auto const mark = weights.waiting_elsewhere();
+    run_until([&] { return asks.ended().has_value(); });
+    EXPECT_EQ(asks.ended(), outcome::stalled);
+  }
+  held.reset();
+  auto const mark = weights.waiting_elsewhere();
+  auto const again = weights.waiting_elsewhere();
+  request plain{*this, pool, b, 60 * MiB};
+  run_until([&] { return plain.ended().has_value(); });
+  EXPECT_EQ(plain.ended(), outcome::stalled) << "only the weights hold memory";
+}
+
+// Holds what it is granted until both parts are there.
+gpumem::task<int> two_parts(auto& work, gpumem::stream& on, std::size_t each, gpumem::executor& where, int& began) {
+  ++began;
+  auto const one = co_await work.acquire(on, each, {.resume_on = &where});
+  co_await test::hop{where};
+  auto const other = co_await work.acquire(on, each, {.resume_on = &where});
+  co_return began;
+}
+
+TEST_F(pool_scopes, that_can_be_rolled_back_give_way_and_try_again) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool, "old"}, young{pool, "young"};
+  int old_began = 0, young_began = 0, rolled_back = 0;
+  auto const run = [&](auto work, gpumem::stream& on, int& began) {
+    return gpumem::with_retry(
+        work, [&, work]() mutable { return two_parts(work, on, 45 * MiB, executor, began); }, [&] { ++rolled_back; },
+        &executor);
+  };
+  int ended = 0;
+  auto const wait_for = [&](gpumem::task<int> body) -> gpumem::task<> { ended += co_await std::move(body); };
+  auto first = test::start(wait_for(run(old, a, old_began))),
+       second = test::start(wait_for(run(young, b, young_began)));
+  run_until([&] { return ended == 3; });
+  EXPECT_EQ(old_began, 1);
+  EXPECT_EQ(young_began, 2);
+  EXPECT_EQ(rolled_back, 1);
+  EXPECT_EQ(pool.figures().live, 0u);
+}
+
+TEST_F(pool_scopes, get_memory_that_others_free_when_asked) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto cached = pool.acquire(a, 80 * MiB).wait();
+  std::size_t asked = 0;
+  int calls = 0;
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t wanted) {
+    ++calls;
+    asked = wanted;
+    cached.reset();
+    return 80 * MiB;
+  });
+  scope work{pool};
+  request first{*this, work, b, 60 * MiB};
+  EXPECT_FALSE(first.ended());
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(asked, 40 * MiB);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(pool_scopes, are_told_to_give_way_only_after_others_were_asked) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool}, young{pool}, caches{pool};
+  auto one = old.acquire(a, 40 * MiB).wait(), two = young.acquire(b, 40 * MiB).wait();
+  auto cached = caches.acquire(a, 20 * MiB).wait();
+  auto const mark = caches.waiting_elsewhere();
+  int calls = 0;
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t) -> std::size_t {
+    if (++calls == 1) return 20 * MiB; // a lie
+    if (calls > 2) return 0;
+    cached.reset();
+    return 20 * MiB;
+  });
+  request first{*this, old, a, 30 * MiB};
+  run_until([&] { return calls == 1; });
+  let_the_library_thread_look();
+  EXPECT_FALSE(executor.run_one()) << "what was freed is believed only where it shows";
+  request second{*this, young, b, 30 * MiB};
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(second.ended(), outcome::stalled);
+  two.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_scopes, are_not_asked_after_the_callback_is_gone) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 80 * MiB).wait();
+  int calls = 0;
+  {
+    auto spiller = pool.on_pressure(executor, [&](std::size_t) { return ++calls, 0; });
+    auto other = pool.on_pressure(gpumem::library_executor(), [&](std::size_t) -> std::size_t { throw 1; });
+    request first{*this, pool, b, 60 * MiB};
+    let_the_library_thread_look();
+    auto moved = std::move(spiller);
+  }
+  run_all();
+  request second{*this, pool, b, 60 * MiB};
+  let_the_library_thread_look();
+  EXPECT_FALSE(executor.run_one());
+  EXPECT_EQ(calls, 0);
+  block.reset();
+  run_all();
+}
+
+} // namespace
