@@ -46,8 +46,8 @@ public:
   bool withdraw(waiter& item) noexcept {
     return services_.table->withdraw && services_.table->withdraw(services_.state, &item);
   }
-  void mark_holder(holder& whose, bool waits) noexcept {
-    if (services_.table->mark_holder) services_.table->mark_holder(services_.state, &whose, waits);
+  void note_holder(holder& whose, holder_event what) noexcept {
+    if (services_.table->note_holder) services_.table->note_holder(services_.state, &whose, what);
   }
   std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
   figures read_figures() { return services_.table->read_figures(services_.state); }
@@ -85,10 +85,10 @@ public:
   {
     return state_->withdraw(item);
   }
-  void mark_holder(holder& whose, bool waits) noexcept
+  void note_holder(holder& whose, holder_event what) noexcept
     requires holding_state<state_type>
   {
-    state_->mark_holder(whose, waits);
+    state_->note_holder(whose, what);
   }
   std::size_t trim(std::size_t keep)
     requires trimmable_state<state_type>
@@ -146,10 +146,10 @@ public:
   {
     return upstream_.withdraw(item);
   }
-  void mark_holder(holder& whose, bool waits) noexcept
-    requires requires(link& up) { up.mark_holder(whose, waits); }
+  void note_holder(holder& whose, holder_event what) noexcept
+    requires requires(link& up) { up.note_holder(whose, what); }
   {
-    upstream_.mark_holder(whose, waits);
+    upstream_.note_holder(whose, what);
   }
   std::size_t trim(std::size_t keep)
     requires requires(link& up) { up.trim(keep); }

@@ -50,12 +50,12 @@ private:
 export class [[nodiscard]] waiting_mark {
 public:
   waiting_mark(services_handle where, holder& whose) noexcept : where_{where}, whose_{&whose} {
-    if (where_.table->mark_holder) where_.table->mark_holder(where_.state, whose_, true);
+    if (where_.table->note_holder) where_.table->note_holder(where_.state, whose_, holder_event::waits);
   }
   waiting_mark(waiting_mark&& other) noexcept : where_{other.where_}, whose_{std::exchange(other.whose_, nullptr)} {}
   waiting_mark& operator=(waiting_mark&&) = delete;
   ~waiting_mark() {
-    if (whose_ && where_.table->mark_holder) where_.table->mark_holder(where_.state, whose_, false);
+    if (whose_ && where_.table->note_holder) where_.table->note_holder(where_.state, whose_, holder_event::goes_on);
   }
 
 private:
@@ -68,10 +68,11 @@ private:
 /// have begun can end, and free what they hold. A scope is one line of work: while a request of it waits it frees
 /// nothing. Work that has several lines needs a scope for each.
 ///
-/// Where all memory of a pool is held by scopes whose requests wait, nothing would ever be freed. The pool then ends
-/// the youngest of these requests that holds memory: with outcome::preempted if its work can be rolled back (see
-/// with_retry) and an older one waits, otherwise with outcome::stalled. Memory that was not got through a scope counts
-/// as held by work that goes on.
+/// Work that waits frees nothing. Where an older request waits as well, and could be met with what younger requests
+/// hold whose work can be rolled back (see with_retry), these end with outcome::preempted, one after the other, the
+/// youngest first. Where all memory of a pool is held by scopes whose requests wait, and none can be rolled back, the
+/// youngest request of a scope that holds memory ends with outcome::stalled. Memory that was not got through a scope
+/// counts as held by work that goes on.
 ///
 /// A handle; see adaptor_base. Any thread.
 export template <mr::resource Upstream>

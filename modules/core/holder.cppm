@@ -28,9 +28,10 @@ public:
   inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
   void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
-  /// Bytes that it held and asked for when its last request ended with outcome::preempted.
-  inline std::size_t need() const noexcept { return need_.load(std::memory_order_relaxed); }
-  void note_need(std::size_t bytes) noexcept { need_.store(bytes, std::memory_order_relaxed); }
+  /// Its request ends with outcome::preempted. `need`: bytes that it held and asked for.
+  void give_way(std::size_t need) noexcept { need_.store(need, std::memory_order_relaxed); }
+  /// Returns what it needed when it gave way last, and 0 from then on.
+  std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
 
 protected:
   /// Throws nothing; `name` is in reports.

@@ -17,6 +17,7 @@ namespace gpumem {
 
 export {
   using gpumem::figures;
+  using gpumem::holder_event;
   using gpumem::services;
   using gpumem::services_handle;
   using gpumem::services_table;
@@ -46,7 +47,7 @@ concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
 /// A state that looks for work that waits in vain.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
-  { s.mark_holder(h, true) } noexcept;
+  { s.note_holder(h, holder_event::waits) } noexcept;
 };
 
 /// A state that can give unused memory back to its upstream.
@@ -164,8 +165,8 @@ template <resource_state S> services_table make_table(std::type_info const& serv
     table.withdraw = [](void* s, void* w) noexcept { return static_cast<S*>(s)->withdraw(*static_cast<waiter*>(w)); };
   }
   if constexpr (holding_state<S>) {
-    table.mark_holder = [](void* s, void* h, bool waits) noexcept {
-      static_cast<S*>(s)->mark_holder(*static_cast<holder*>(h), waits);
+    table.note_holder = [](void* s, void* h, holder_event what) noexcept {
+      static_cast<S*>(s)->note_holder(*static_cast<holder*>(h), what);
     };
   }
   table.trim = [](void* s, std::size_t keep) -> std::size_t {

@@ -207,9 +207,14 @@ public:
     }
     return sum;
   }
-  /// Of the requests whose holders hold memory: the last whose holder can roll its work back, but for the first in
-  /// line; otherwise the last; null if there is none.
-  waiter* last_to_give_way() const noexcept;
+  /// Requests behind the first in line whose holders hold memory and can roll their work back.
+  struct yielding {
+    waiter* last = nullptr;
+    std::size_t held = 0; ///< by their holders
+  };
+  yielding find_yielding() const noexcept;
+  /// The last request whose holder holds memory, or null.
+  waiter* last_with_memory() const noexcept;
   /// Whether a request of a holder is parked.
   inline bool has_holders() const noexcept { return of_holders_ > 0; }
 

@@ -7,8 +7,8 @@ import :timeline;
 
 namespace gpumem::detail {
 
-/// Base of objects that give a closed pool's memory back, in passes of the library thread. A pool whose memory no event covers
-/// may wait for ever, so it leaves that thread. A pool that outlives the driver is leaked on purpose, and stays
+/// Base of objects that give a closed pool's memory back, in passes of the library thread. A pool whose memory no event
+/// covers may wait for ever, so it leaves that thread. A pool that outlives the driver is leaked on purpose, and stays
 /// reachable.
 export class leftover : public resumption {
 public:

@@ -144,7 +144,7 @@ public:
   void give_back(stream_key const& key, void* pointer) noexcept;
   /// Whether there could be the memory for which a request asks that asks for a turn alone.
   expected<void*, failure> may_go_on(waiter const& item) noexcept;
-  void mark_holder(holder& whose, bool waits) noexcept;
+  void note_holder(holder& whose, holder_event what) noexcept;
   /// Throws std::bad_alloc.
   void add_pressure_call(pressure_call& item);
   void remove_pressure_call(pressure_call& item) noexcept;
@@ -218,8 +218,8 @@ private:
   void take_turn(waiter& item) noexcept;
   void end_turn_of(waiter& item) noexcept;
   void look_later() noexcept;
-  waiter* stalled() noexcept;
-  void end_stall() noexcept;
+  waiter* next_to_end() noexcept;
+  void end_one_for_others() noexcept;
   waiter* next_to_watch() noexcept;
   bool watches() noexcept;
   void watch() noexcept;
@@ -358,6 +358,7 @@ private:
   waiter_list queue_{options_.most_overtakes};
   std::size_t ceiling_ = SIZE_MAX; // less than what upstream refused to the queue
   holder_list marked_;
+  unsigned giving_way_ = 0; // holders whose requests were preempted, until their work is rolled back
   pressure_list pressure_calls_;
   std::uint64_t changes_ = 1;        // that may let a request that waits go on
   std::uint64_t given_back_ = 0;     // parts of requests of several

@@ -54,7 +54,7 @@ public:
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
   bool admit(waiter& item) noexcept;
   bool withdraw(waiter& item) noexcept;
-  void mark_holder(holder& whose, bool waits) noexcept;
+  void note_holder(holder& whose, holder_event what) noexcept;
   void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }

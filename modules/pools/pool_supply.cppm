@@ -64,6 +64,9 @@ public:
   /// Gives back what nobody uses, of which the host has seen every use complete, as long as at least `keep` bytes
   /// remain; how many bytes went.
   std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
+  /// Moves what nobody uses to where it is missing, where growth for a request has no room; an empty place where that
+  /// is not enough. Throws std::bad_alloc.
+  pool_place move_at_limit(pool_request const& what, shard_locks& held);
   /// The same, where growth for a request has no room: as much as it lacks, of pages, and all chunks. Throws
   /// std::bad_alloc.
   void give_back_for(pool_request const& what, shard_locks& held);
@@ -98,6 +101,7 @@ private:
     std::size_t most = SIZE_MAX;
     std::uintptr_t spared = 0; // where a block begins that stays
     pool_shard* in = nullptr;  // of it alone; null: of all
+    std::size_t least = 0;     // fewer bytes are none
     std::size_t smallest = 0;
     std::size_t most_pages = SIZE_MAX;
   };
@@ -122,7 +126,10 @@ private:
   void look_for_moves(pool_request const& what);
   tag_set fresh_tags(pool_request const& what) const noexcept;
   pool_place place_in(block& fresh, pool_request const& what) const;
-  pool_place move_pages(pool_request const& what, shard_locks& held);
+  pool_place move_pages(pool_request const& what, shard_locks& held, bool at_limit);
+  bool may_move(pool_request const& what) const noexcept;
+  // What pages that leave must make room for, of so many bytes.
+  inline std::size_t beyond_room(std::size_t bytes) const noexcept { return bytes - std::min(bytes, chunks_.room()); }
   expected<block*, failure> draw_pages(pool_shard& into, growth_plan const& plan, tag_set const& tags,
                                        shard_locks& held);
   expected<block*, failure> take_pages(pool_shard& into, expected<page_extent, failure> const& made,

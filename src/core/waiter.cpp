@@ -24,6 +24,7 @@ waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignmen
 
 std::size_t waiter::bytes_in(std::size_t unit) const noexcept {
   auto const rounded = [unit](std::size_t bytes) { return (bytes + unit - 1) / unit * unit; };
+  if (asks_for_turn()) return rounded(bytes_);
   std::size_t sum = rounded(first_.bytes);
   for (auto const& each : more_) sum += rounded(each.bytes);
   return sum;
@@ -105,14 +106,22 @@ bool waiter_list::remove(waiter& item) noexcept {
   return true;
 }
 
-waiter* waiter_list::last_to_give_way() const noexcept {
-  waiter* last = nullptr;
-  for (auto* at = last_; at; at = at->previous_) {
-    if (!at->holder_ || at->holder_->held() == 0) continue;
-    if (at != first_ && at->holder_->may_roll_back()) return at;
-    if (!last) last = at;
+waiter_list::yielding waiter_list::find_yielding() const noexcept {
+  yielding found;
+  holder const* counted = first_ ? first_->holder_ : nullptr; // the requests of a holder are neighbours
+  for (auto* at = last_; at && at != first_ && at->holder_ != counted; at = at->previous_) {
+    auto const* const of = at->holder_;
+    if (!of || of->held() == 0 || !of->may_roll_back()) continue;
+    if (!found.last) found.last = at;
+    if (!at->next_ || at->next_->holder_ != of) found.held += of->held();
   }
-  return last;
+  return found;
+}
+
+waiter* waiter_list::last_with_memory() const noexcept {
+  auto* at = last_;
+  while (at && (!at->holder_ || at->holder_->held() == 0)) at = at->previous_;
+  return at;
 }
 
 waiting_figures waiter_list::read_figures() const noexcept {

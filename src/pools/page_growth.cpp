@@ -136,7 +136,8 @@ std::optional<growth_plan> page_growth::plan(pool_request const& what, pool_shar
 std::size_t page_growth::page_size(virtual_pages const& of, std::size_t bytes, std::size_t most) const noexcept {
   auto const least = smallest_of(of);
   if (chunks_.limit()) {
-    return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), least, std::max(of.next_page(), least));
+    auto const most = std::max({of.next_page(), whole_pages(of, bytes / page_fraction), least});
+    return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), least, most);
   }
   auto const usual = whole_pages(of, of.mapped_bytes() / page_fraction);
   auto const few = round_up(bytes / std::max(most, std::size_t{1}), of.granularity());

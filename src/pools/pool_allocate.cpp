@@ -77,7 +77,7 @@ expected<void*, failure> pool_engine::refuse(pool_request const& what, outcome w
 
 expected<void*, failure> pool_engine::allocate(pool_request& what) {
   shard_locks held{shards_};
-  if (shards_.crowded()) {
+  if (shards_.crowded() && !has_waiting()) { // while requests wait threads meet anyhow
     shards_.spread();
     set_caching();
     for (auto const& each : shards_.all()) live_.tell(each->live);
@@ -152,6 +152,7 @@ expected<void*, failure> pool_engine::grow(pool_request const& what, shard_locks
 
 // Growth in the place of what nobody uses.
 expected<void*, failure> pool_engine::grow_in_place(pool_request const& what, shard_locks& held) {
+  if (auto const place = supply_.move_at_limit(what, held)) return grant(what, place);
   supply_.give_back_for(what, held);
   for (;;) {
     auto const grown = grow(what, held, true);

@@ -159,8 +159,8 @@ bool pool_state::withdraw(waiter& item) noexcept {
   return withdrawn;
 }
 
-void pool_state::mark_holder(holder& whose, bool waits) noexcept {
-  if (!forked()) engine_->mark_holder(whose, waits);
+void pool_state::note_holder(holder& whose, holder_event what) noexcept {
+  if (!forked()) engine_->note_holder(whose, what);
 }
 
 void pool_state::refuse_requests() noexcept {

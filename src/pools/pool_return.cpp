@@ -55,7 +55,7 @@ void pool_engine::post_pass() noexcept {
 // threshold, or all of a closed pool, as it completes.
 void pool_engine::resume() noexcept {
   call_pressure();
-  end_stall();
+  end_one_for_others();
   watch();
   bool done = false, answered_meanwhile = false;
   {
@@ -66,7 +66,7 @@ void pool_engine::resume() noexcept {
     bool const may_go_on = !(supply_.closed() || beyond()) || pass(held);
     passing_ = false;
     done = supply_.closed() && supply_.chunks().empty();
-    bool const more = supply_.closed() ? !done : (beyond() && idle_passes_ < most_passes) || watches() || stalled();
+    bool const more = supply_.closed() ? !done : (beyond() && idle_passes_ < most_passes) || watches() || next_to_end();
     bool const now = !leaving() && (may_go_on || !supply_.closed());
     if (more && now) post_pass();
     if (more && !now && supply_.closed()) {

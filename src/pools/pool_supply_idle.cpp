@@ -98,6 +98,7 @@ std::vector<pool_supply::page_run> pool_supply::idle_pages(page_wish const& what
       end = page->where.offset;
     }
   }
+  if (sum < what.least) found.clear();
   return found;
 }
 
@@ -160,8 +161,10 @@ std::size_t pool_supply::give_back_idle(page_wish const& what, shard_locks& held
 std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
                                   shard_locks& held) {
   look_for_moves(what);
-  auto const more =
-      give_back_idle({.wanted = plan ? plan->bytes - given : what.bytes, .spared = plan ? plan->beside : 0}, held);
+  auto const more = give_back_idle({.wanted = plan ? plan->bytes - given : what.bytes,
+                                    .spared = plan ? plan->beside : 0,
+                                    .least = plan ? beyond_room(plan->least - std::min(given, plan->least)) : 0},
+                                   held);
   what.own->paths.made_way += more > 0;
   return more;
 }

@@ -55,11 +55,9 @@ void pool_supply::look_for_moves(pool_request const& what) {
 // Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
 expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, shard_locks& held, bool exact) {
   auto& own = *what.own;
-  bool const page_is_free = own.ranges.free_bytes() >= smallest_page;
-  bool const may_move = page_is_free && shards_.single() && options_.cross_stream != reuse::own;
-  bool moving = !exact && may_move && affordable_pages() > 0;
+  bool moving = !exact && shards_.single() && may_move(what) && affordable_pages() > 0;
   if (moving) {
-    if (auto const place = move_pages(what, held)) return place;
+    if (auto const place = move_pages(what, held, false)) return place;
   }
   auto plan = growth_.plan(what, own, exact);
   // What has made way may have been beside another hole, for which more is missing then.
@@ -82,6 +80,17 @@ expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, 
   return place_in(**fresh, what);
 }
 
+bool pool_supply::may_move(pool_request const& what) const noexcept {
+  bool const page_is_free = what.own->ranges.free_bytes() >= smallest_page;
+  return page_is_free && options_.cross_stream != reuse::own;
+}
+
+pool_place pool_supply::move_at_limit(pool_request const& what, shard_locks& held) {
+  if (!paged() || !may_move(what)) return {};
+  wait_for_growth(held);
+  return move_pages(what, held, true);
+}
+
 // Nobody has used new memory; what the request leaves of it is its stream's, in whose segment it lies. The stream's
 // first epoch is 1.
 tag_set pool_supply::fresh_tags(pool_request const& what) const noexcept {
@@ -102,8 +111,9 @@ pool_place pool_supply::place_in(block& fresh, pool_request const& what) const {
 }
 
 // What nobody uses moves to where it is missing: a page so costs two thirds of what it costs to give it back and to
-// draw another. Empty where that is not enough.
-pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held) {
+// draw another, or less if the page is large. That is why the time is not bounded where others would be given back.
+// Empty where that is not enough.
+pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held, bool at_limit) {
   auto& own = *what.own;
   if (!own.pages) return {};
   look_for_moves(what);
@@ -115,10 +125,11 @@ pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held) 
                           .most = most,
                           .spared = plan->beside,
                           .in = &own,
-                          .smallest = growth_.least_moved(*own.pages),
-                          .most_pages = affordable_pages()});
+                          .least = beyond_room(plan->least),
+                          .smallest = at_limit ? 0 : growth_.least_moved(*own.pages),
+                          .most_pages = at_limit ? SIZE_MAX : affordable_pages()});
   if (idle.empty()) return {};
-  pay(pages_in(idle));
+  pay(std::min(pages_in(idle), affordable_pages()));
   std::vector<page_extent> runs(idle.size());
   auto const given = carve_out(idle);
   runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());

@@ -273,42 +273,53 @@ void pool_engine::look_later() noexcept {
   if (may_stall || watches() || (pressure_calls_.pending() && wanted() > 0)) post_pass();
 }
 
-// The request that ends because all memory is held by work that waits, or null. While the first in line may be served
-// by what completes there is none.
-waiter* pool_engine::stalled() noexcept {
+// The request that ends so that others can go on, or null. Older work does not wait for younger work that waits itself
+// and can be rolled back: one after the other gives way, if that is enough. Otherwise a request ends only if all memory
+// is held by work that waits. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level concurrency control for
+// distributed database systems" (1978).
+waiter* pool_engine::next_to_end() noexcept {
   auto* const first = queue_.next_waiting();
   if (!first || !has_waiting() || queue_.set_aside() > 0 || deferred_ || supply_.growing()) return nullptr;
   if (pressure_calls_.pending()) return nullptr;
   if (fits(*first) && (news(*first) != first->note() || pool_order::may_complete(everywhere()))) return nullptr;
+  auto const yielding = queue_.find_yielding();
+  bool const enough = !fits(*first) && first->bytes_in(granule) <= room() + yielding.held;
+  if (yielding.last && enough && giving_way_ == 0) return yielding.last;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
   marked_.visit([&](holder const& each) { held += each.held(); });
   if (held == 0 || held != live_bytes()) return nullptr;
-  auto* const last = queue_.last_to_give_way();
+  if (yielding.last) return yielding.last;
+  auto* const last = queue_.last_with_memory();
   return last ? last : first;
 }
 
 // By the library thread. The work whose request ends goes on, and counts as work that may free memory.
-void pool_engine::end_stall() noexcept {
+void pool_engine::end_one_for_others() noexcept {
   waiter* ended = nullptr;
   auto why = outcome::stalled;
   {
     called_waiters calls;
     shard_locks const held{shards_};
-    ended = stalled();
+    ended = next_to_end();
     if (!ended) return;
-    if (auto* const work = ended->holder(); work && ended != queue_.first() && work->may_roll_back()) {
+    auto* const work = ended->holder();
+    if (work && work->may_roll_back() && ended != queue_.next_waiting()) {
       why = outcome::preempted;
-      work->note_need(work->held() + ended->bytes());
+      work->give_way(work->held() + ended->bytes());
+      ++giving_way_;
     }
     forget(*ended, calls);
   }
   ended->refuse(failure{why, 0, ended->bytes()});
 }
 
-void pool_engine::mark_holder(holder& whose, bool waits) noexcept {
+void pool_engine::note_holder(holder& whose, holder_event what) noexcept {
   shard_locks const held{shards_};
-  if (!waits) return marked_.unmark(whose);
-  marked_.mark(whose);
+  switch (what) {
+  case holder_event::waits: marked_.mark(whose); break;
+  case holder_event::goes_on: marked_.unmark(whose); break;
+  case holder_event::gave_way: --giving_way_; break;
+  }
   look_later();
 }
 

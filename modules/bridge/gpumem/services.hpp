@@ -11,6 +11,10 @@
 
 namespace gpumem {
 
+/// What the work of a holder does: it begins to wait for something that is not memory, it no longer does, and it has
+/// freed its memory after its request was preempted.
+enum class holder_event : unsigned char { waits, goes_on, gave_way };
+
 /// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
 struct services_table {
   /// The type served. A property that somebody's adaptor forwards names another type than the adaptor's, and is then
@@ -27,8 +31,8 @@ struct services_table {
   /// Null where the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
   bool (*withdraw)(void* state, void* waiter) noexcept;
-  /// Whether the work of a holder waits for something that is not memory. Null where that is not asked.
-  void (*mark_holder)(void* state, void* holder, bool waits) noexcept;
+  /// What the work of a holder does, a holder_event. Null where that is not asked.
+  void (*note_holder)(void* state, void* holder, holder_event what) noexcept;
   std::size_t (*trim)(void* state, std::size_t keep);
   figures (*read_figures)(void* state);
 };
