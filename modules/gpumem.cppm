@@ -18,6 +18,7 @@ export import :stream;
 export import :event;
 
 export import :misuse;
+export import :timer;
 export import :executor;
 export import :thread_pool_executor;
 export import :executor_adaptor;

@@ -6,6 +6,10 @@ import :sync;
 
 namespace gpumem {
 
+namespace detail {
+class executor_thread;
+}
+
 /// One thing to run, in place in the operation that waits: posting allocates nothing.
 export class resumption {
 public:
@@ -87,13 +91,12 @@ public:
   bool abandon(sync::duration bound) noexcept;
 
 private:
-  class state;
-  std::unique_ptr<state> state_;
+  std::unique_ptr<detail::executor_thread> thread_;
 };
 
 /// The default: one library thread for the process, started at first use, stopped before the driver goes; what has not
-/// run by then never does. Do not block it: pools look there for the end of work that a request waits for. Throws
-/// std::system_error, std::bad_alloc where it cannot be started.
+/// run by then never does. Do not block it: pools look there for the end of work that a request waits for, and requests
+/// end there by their deadlines. Throws std::system_error, std::bad_alloc where it cannot be started.
 export executor& library_executor();
 
 } // namespace gpumem

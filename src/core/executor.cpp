@@ -11,6 +11,7 @@ import :executor;
 import :driver;
 import :fork;
 import :sync;
+import :timer;
 
 namespace gpumem {
 
@@ -70,50 +71,63 @@ void inline_executor::flush() noexcept {
   flushing = outer;
 }
 
-// Apart, because a forked child must not destroy it: the executor's thread is missing there, and the destructor of a
-// condition waits for threads that wait.
-class thread_executor::state {
+// Apart from thread_executor, because a forked child must not destroy it: the thread is missing there, and the
+// destructor of a condition waits for threads that wait.
+class detail::executor_thread final : public executor {
 public:
-  state() : thread_{[this] { run(); }} {}
-  state(state const&) = delete;
-  state& operator=(state const&) = delete;
-  ~state();
-  void post(resumption& item) noexcept;
-  bool retract(resumption& item) noexcept;
+  executor_thread() : thread_{[this] { run(); }} {}
+  executor_thread(executor_thread const&) = delete;
+  executor_thread& operator=(executor_thread const&) = delete;
+  ~executor_thread();
+  void post(resumption& item) noexcept override;
+  bool retract(resumption& item) noexcept override;
   bool abandon(sync::duration bound) noexcept;
+
+  // As start_timer and cancel_timer.
+  void start(timer& item, sync::time_point when) noexcept;
+  void cancel(timer& item) noexcept;
 
 private:
   void run();
+  void rest(sync::lock& held);
+  bool resume_first(sync::lock& held);
+  bool expire_first(sync::lock& held);
+
   sync::mutex guard_;
   sync::condition wake_;
   resumption_queue queue_;
-  sync::condition ended_wake_;
+  timer_heap timers_;
+  timer const* expiring_ = nullptr; // only compared
+  sync::condition over_;            // an expire(), or the thread
   bool stopping_ = false;
   bool abandoned_ = false;
   bool ended_ = false;
+  bool left_ = false; // abandoned, and its end is not waited for
   sync::thread thread_;
 };
 
-thread_executor::thread_executor() {
+namespace {
+std::unique_ptr<detail::executor_thread> make_thread() {
   detail::refuse_child();
   detail::note_use();
-  state_ = std::make_unique<state>();
+  return std::make_unique<detail::executor_thread>();
 }
+} // namespace
+
+thread_executor::thread_executor() : thread_{make_thread()} {}
 
 thread_executor::~thread_executor() {
   if (detail::forked()) [[maybe_unused]]
-    auto* const left = state_.release();
+    auto* const left = thread_.release();
 }
 
-void thread_executor::post(resumption& item) noexcept {
-  if (!detail::forked()) state_->post(item);
-}
+void thread_executor::post(resumption& item) noexcept { thread_->post(item); }
 
-bool thread_executor::retract(resumption& item) noexcept { return !detail::forked() && state_->retract(item); }
+bool thread_executor::retract(resumption& item) noexcept { return thread_->retract(item); }
 
-bool thread_executor::abandon(sync::duration bound) noexcept { return !detail::forked() && state_->abandon(bound); }
+bool thread_executor::abandon(sync::duration bound) noexcept { return thread_->abandon(bound); }
 
-thread_executor::state::~state() {
+detail::executor_thread::~executor_thread() {
   {
     sync::lock const held{guard_};
     stopping_ = true;
@@ -123,43 +137,95 @@ thread_executor::state::~state() {
 }
 
 // Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
-void thread_executor::state::post(resumption& item) noexcept {
+void detail::executor_thread::post(resumption& item) noexcept {
+  if (forked()) return;
   sync::lock const held{guard_};
   queue_.push(item);
   wake_.notify_one();
 }
 
-bool thread_executor::state::retract(resumption& item) noexcept {
+bool detail::executor_thread::retract(resumption& item) noexcept {
+  if (forked()) return false;
   sync::lock const held{guard_};
   return queue_.remove(item);
 }
 
-bool thread_executor::state::abandon(sync::duration bound) noexcept {
+bool detail::executor_thread::abandon(sync::duration bound) noexcept {
+  if (forked()) return false;
   sync::lock held{guard_};
   abandoned_ = true;
   wake_.notify_one();
-  if (running_on == this) return false;
-  auto const deadline = sync::now() + bound;
-  while (!ended_ && sync::now() < deadline) ended_wake_.wait_until(held, deadline);
-  if (!ended_) return false;
+  auto const deadline = sync::now() + (running_on == this ? sync::duration::zero() : bound);
+  while (!ended_ && sync::now() < deadline) over_.wait_until(held, deadline);
+  left_ = !ended_;
+  over_.notify_all();
+  if (left_) return false;
   held.unlock();
   thread_.join();
   return true;
 }
 
-void thread_executor::state::run() {
+void detail::executor_thread::start(timer& item, sync::time_point when) noexcept {
+  sync::lock const held{guard_};
+  timers_.insert(item, when);
+  if (timers_.first() == &item) wake_.notify_one();
+}
+
+void detail::executor_thread::cancel(timer& item) noexcept {
+  sync::lock held{guard_};
+  timers_.remove(item);
+  if (expiring_ != &item) return;
+  if (running_on == this) {
+    expiring_ = nullptr; // another timer may come to lie there
+  } else {
+    while (expiring_ == &item && !left_) over_.wait(held);
+  }
+}
+
+void detail::executor_thread::run() {
   running_on = this;
   sync::lock held{guard_};
-  for (;;) {
-    while (queue_.empty() && !stopping_ && !abandoned_) wake_.wait(held);
-    auto* const item = abandoned_ ? nullptr : queue_.pop();
-    if (!item) break; // stopping, and nothing left
-    held.unlock();
-    item->resume();
-    held.lock();
+  while (!abandoned_) {
+    // One of each in turn: neither keeps the other waiting.
+    bool const expired = expire_first(held);
+    bool const resumed = resume_first(held);
+    if (expired || resumed) continue;
+    if (stopping_) break;
+    rest(held);
   }
   ended_ = true;
-  ended_wake_.notify_all();
+  over_.notify_all();
+}
+
+// Until something is posted or due.
+void detail::executor_thread::rest(sync::lock& held) {
+  if (auto const* const next = timers_.first()) {
+    wake_.wait_until(held, timer_heap::moment_of(*next));
+  } else {
+    wake_.wait(held);
+  }
+}
+
+bool detail::executor_thread::resume_first(sync::lock& held) {
+  auto* const item = abandoned_ ? nullptr : queue_.pop();
+  if (!item) return false;
+  held.unlock();
+  item->resume();
+  held.lock();
+  return true;
+}
+
+bool detail::executor_thread::expire_first(sync::lock& held) {
+  auto* const item = timers_.first();
+  if (!item || sync::now() < timer_heap::moment_of(*item)) return false;
+  timers_.remove(*item);
+  expiring_ = item;
+  held.unlock();
+  item->expire();
+  held.lock();
+  expiring_ = nullptr;
+  over_.notify_all();
+  return true;
 }
 
 namespace {
@@ -168,7 +234,7 @@ inline constexpr auto exit_bound = std::chrono::seconds{1};
 // Never freed: operations may post during static destruction; its thread ends before the driver goes.
 struct library_thread {
   sync::mutex guard;
-  std::atomic<thread_executor*> running{nullptr};
+  std::atomic<detail::executor_thread*> running{nullptr};
 };
 
 library_thread& the_library_thread() {
@@ -177,18 +243,30 @@ library_thread& the_library_thread() {
 }
 
 void stop_library_thread() noexcept { the_library_thread().running.load()->abandon(exit_bound); }
-} // namespace
 
-executor& library_executor() {
+detail::executor_thread& started_library_thread() {
   detail::refuse_child();
   auto& library = the_library_thread();
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
   sync::lock const held{library.guard};
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
-  auto* const started = new thread_executor;
+  auto* const started = make_thread().release();
   library.running.store(started, std::memory_order_release);
   detail::at_driver_exit(stop_library_thread);
   return *started;
+}
+} // namespace
+
+executor& library_executor() { return started_library_thread(); }
+
+void detail::start_timer(timer& item, sync::time_point when) {
+  auto& thread = started_library_thread();
+  item.started_ = true; // before it can expire, and be gone
+  thread.start(item, when);
+}
+
+void detail::cancel_started(timer& item) noexcept {
+  if (!forked()) the_library_thread().running.load(std::memory_order_acquire)->cancel(item);
 }
 
 } // namespace gpumem
