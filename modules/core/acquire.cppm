@@ -15,6 +15,7 @@ import :stop_token;
 import :stream;
 import :suspension;
 import :sync;
+import :timer;
 import :waiter;
 
 namespace gpumem {
@@ -24,6 +25,9 @@ export struct acquire_options {
   std::size_t alignment = 256;
   executor* resume_on = nullptr; ///< where a request that had to wait resumes; null: the library thread
   int priority = 0;              ///< of requests that wait those of the highest priority go first
+  /// A request that has waited until then ends with outcome::deadline; the library thread looks at the clock. Memory
+  /// that is at hand at the beginning is granted whatever the deadline.
+  sync::time_point deadline = sync::time_point::max();
 };
 
 namespace detail {
@@ -58,8 +62,8 @@ protected:
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }
   // Takes it back from the resource; true if it was still parked.
   bool withdraw() noexcept;
-  // Stop was requested: answers with `stopped` if it was still parked.
-  void stop() noexcept;
+  // A stop or the deadline: answers with the reason if it was still parked. The first reason stands.
+  void cancel(outcome why) noexcept;
   // Whether the answer is that it was stopped; that answer is then taken.
   bool take_stopped() noexcept;
   // The answer; throws what belongs to a failure.
@@ -67,9 +71,12 @@ protected:
   allocation take_or_throw();
   // It was handed to the resource, and its answer has not been taken.
   bool parked() const noexcept { return parked_; }
-  // A stop has decided it: the resource knows nothing of it any more.
+  // A stop or the deadline has decided it: the resource knows nothing of it any more.
   bool withdrawn() const noexcept { return withdrawn_; }
   void end_turn() noexcept;
+  sync::time_point deadline() const noexcept { return deadline_; }
+  // The moment has passed: it is answered with that.
+  bool is_late(sync::time_point deadline) noexcept;
 
 private:
   request_operation(request const& what, expected<stream_key, failure> const& key) noexcept;
@@ -77,8 +84,9 @@ private:
   bool park_again() noexcept;
 
   services_handle from_;
+  sync::time_point deadline_;
   bool parked_ = false;
-  bool withdrawn_ = false; // by a stop
+  bool withdrawn_ = false; // by cancel()
 };
 
 // Waits for an answer on the calling thread.
@@ -86,7 +94,8 @@ class blocking_operation final : public request_operation {
 public:
   using request_operation::request_operation;
   allocation wait();
-  expected<allocation, failure> wait_until(sync::time_point deadline) noexcept;
+  // Until the earlier of this and its own deadline.
+  expected<allocation, failure> wait_until(sync::time_point when) noexcept;
   // In turn with those that wait.
   expected<allocation, failure> only_now() noexcept;
   // As `allocate` does: waits, for a bounded time, for memory that is free but still in use.
@@ -94,20 +103,26 @@ public:
 
 private:
   void decided() noexcept override;
+  void wait_parked(sync::time_point deadline);
   void sleep(sync::lock& held);
   sync::mutex guard_;
   sync::condition wake_;
   bool done_ = false;
 };
 
-// Waits for an answer in a suspended coroutine.
-class suspended_operation : public request_operation, public suspension {
+// Waits for an answer in a suspended coroutine. Its timer expires at its deadline.
+class suspended_operation : public request_operation, public suspension, private timer {
 public:
   explicit suspended_operation(request const& what) noexcept
       : request_operation{what}, suspension{what.options.resume_on} {}
 
 protected:
   ~suspended_operation() = default;
+
+  // Before it is parked: starts what it needs. Throws as suspension::prepare().
+  void prepare();
+  // When it returns the deadline cancels no more. No lock of a resource may be held.
+  void forget_deadline() noexcept { cancel_timer(*this); }
 
   // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
   // object changes, and somebody may be about to call decided().
@@ -116,6 +131,7 @@ protected:
 private:
   void decided() noexcept override { this->post(); }
   bool conclude() noexcept override;
+  void expire() noexcept override { cancel(outcome::deadline); }
 };
 
 } // namespace detail
@@ -128,7 +144,7 @@ public:
   acquire_operation(detail::request const& what, Token token) noexcept
       : detail::suspended_operation{what}, token_{std::move(token)} {}
   ~acquire_operation() {
-    callback_.reset();
+    forget_cancellers();
     this->abandon();
   }
 
@@ -150,20 +166,20 @@ public:
   }
 
   allocation await_resume() {
-    callback_.reset();
+    forget_cancellers();
     return this->take_or_throw();
   }
 
 private:
   struct on_stop {
     acquire_operation* operation;
-    void operator()() const noexcept { operation->stop(); }
+    void operator()() const noexcept { operation->cancel(outcome::stopped); }
   };
 
-  // False if it is answered. The callback is registered before the request is published: afterwards the frame may be
-  // resumed and gone.
+  // False if it is answered. Deadline and callback are registered before the request is published: afterwards the frame
+  // may be resumed and gone.
   bool begin() {
-    if (this->settled()) return false;
+    if (this->settled() || this->is_late(this->deadline())) return false;
     this->prepare();
     if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
     return this->park();
@@ -171,8 +187,13 @@ private:
 
   bool end_stopped() noexcept override {
     if (!this->take_stopped()) return false;
-    callback_.reset();
+    forget_cancellers();
     return true;
+  }
+
+  void forget_cancellers() noexcept {
+    callback_.reset();
+    this->forget_deadline();
   }
 
   Token token_;
@@ -182,9 +203,10 @@ private:
 /// A request for memory, not yet begun; a small movable description. `co_await` it, or ask without a coroutine.
 /// Completes when memory is granted and valid in the stream's order; never waits for the GPU. With memory at hand it
 /// does not suspend and allocates nothing on the host. Without memory it waits, if the resource lets requests wait, in
-/// order of arrival, and resumes through its executor. Throws out_of_memory, cuda_error, acquire_error,
-/// std::invalid_argument as `throw_failure` says. The resource and the stream must live until the request has ended. A
-/// stream that captures by then gets outcome::capture_unsupported.
+/// order of arrival and until its deadline at most, and resumes through its executor. Throws out_of_memory, cuda_error,
+/// acquire_error, std::invalid_argument as `throw_failure` says. A deadline is such an error; only a stop is told by
+/// unhandled_stopped(). The resource and the stream must live until the request has ended. A stream that captures by
+/// then gets outcome::capture_unsupported.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] acquire_awaitable {
 public:
   acquire_awaitable(detail::request what, Token token) noexcept : what_{what}, token_{std::move(token)} {}
@@ -194,12 +216,14 @@ public:
   /// Memory at hand or the reason why not; does not wait, does not throw. While others wait, outcome::exhausted.
   expected<allocation, failure> try_now() const noexcept { return detail::blocking_operation{what_}.only_now(); }
 
-  /// Waits on the calling thread, which must not be the library thread; throws like co_await. A stop is not looked at.
+  /// Waits on the calling thread, which must not be the library thread; throws like co_await. The deadline is looked at,
+  /// a stop is not.
   allocation wait() const { return detail::blocking_operation{what_}.wait(); }
 
-  /// Waits at most until then; outcome::deadline if nothing was decided.
-  expected<allocation, failure> wait_until(sync::time_point deadline) const noexcept {
-    return detail::blocking_operation{what_}.wait_until(deadline);
+  /// Waits at most until then, or until the request's deadline if that is earlier; outcome::deadline if nothing was
+  /// decided.
+  expected<allocation, failure> wait_until(sync::time_point when) const noexcept {
+    return detail::blocking_operation{what_}.wait_until(when);
   }
 
 private:

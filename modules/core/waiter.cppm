@@ -102,8 +102,12 @@ public:
   /// An adaptor's hook, run at the grant, upstream's first. False if the stack of adaptors is too deep.
   bool add_hook(grant_hook& hook) noexcept;
 
-  /// Whether a stop was requested; a resource asks under its lock before it parks.
-  inline bool stop_requested() const noexcept { return stop_requested_.load(std::memory_order_acquire); }
+  /// Whether a stop or its deadline has cancelled it; a resource asks under its lock before it parks, and then answers
+  /// with refusal().
+  inline bool cancelled() const noexcept { return refusal() != outcome::exhausted; }
+  /// How it ends if it gets no memory and does not wait: outcome::stopped or outcome::deadline, the first that cancelled
+  /// it; outcome::exhausted if neither did.
+  inline outcome refusal() const noexcept { return refusal_.load(std::memory_order_acquire); }
 
 protected:
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0) noexcept
@@ -116,7 +120,11 @@ protected:
   /// Arranges that the operation resumes; the last thing that happens to a waiter.
   virtual void decided() noexcept = 0;
 
-  void request_stop() noexcept { stop_requested_.store(true, std::memory_order_release); }
+  /// False if it was cancelled before: the first reason stands.
+  bool note_cancelled(outcome why) noexcept {
+    auto before = outcome::exhausted;
+    return refusal_.compare_exchange_strong(before, why, std::memory_order_acq_rel);
+  }
   inline bool settled() const noexcept { return settled_; }
   inline bool settled_stopped() const noexcept {
     return settled_ && !result_ && result_.error().what == outcome::stopped;
@@ -144,7 +152,7 @@ private:
   expected<void*, failure> result_{nullptr};
   std::array<grant_hook*, most_hooks> hooks_{};
   std::size_t hook_count_ = 0;
-  std::atomic<bool> stop_requested_{false};
+  std::atomic<outcome> refusal_{outcome::exhausted};
   bool settled_ = false;
   bool leaving_ = false;
 
@@ -187,7 +195,7 @@ export class waiter_list {
 public:
   explicit waiter_list(unsigned most_overtakes = 0) noexcept : most_overtakes_{most_overtakes} {}
 
-  /// Parks it; false if a stop was requested meanwhile. Time grows with the number of parked requests of less priority.
+  /// Parks it; false if it was cancelled meanwhile. Time grows with the number of parked requests of less priority.
   bool park(waiter& item) noexcept;
   /// Unlinks it; false if it was decided already.
   bool remove(waiter& item) noexcept;

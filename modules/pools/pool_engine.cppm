@@ -129,7 +129,7 @@ public:
   /// The outcome of a request that asks to wait.
   enum class waiting : std::uint8_t {
     parked,   ///< it waits, and may be gone
-    answered, ///< by settle(), or it was stopped
+    answered, ///< by settle(), or it was cancelled
     last,     ///< answered; the pool has neither handle nor block any more, and is the caller's to close
     turn,     ///< the caller tries to allocate for it, and then calls end_turn
   };

@@ -1,6 +1,8 @@
 // Requests in progress.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <mutex>
 #include <utility>
@@ -15,13 +17,14 @@ import :services;
 import :stream;
 import :sync;
 import :timeline;
+import :timer;
 import :waiter;
 
 namespace gpumem::detail {
 
 request_operation::request_operation(request const& what, expected<stream_key, failure> const& key) noexcept
     : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority},
-      from_{what.from} {
+      from_{what.from}, deadline_{what.options.deadline} {
   if (what.turn_only) ask_for_turn();
   if (what.bytes == 0) {
     settle(nullptr);
@@ -53,10 +56,7 @@ bool request_operation::park() noexcept {
   parked_ = true;
   if (from.table->admit(from.state, static_cast<waiter*>(this))) return true;
   parked_ = false;
-  if (!settled()) {
-    auto const why = stop_requested() ? outcome::stopped : outcome::exhausted;
-    settle(unexpected<failure>{failure{why, 0, bytes()}});
-  }
+  if (!settled()) settle(unexpected<failure>{failure{refusal(), 0, bytes()}});
   return false;
 }
 
@@ -64,12 +64,17 @@ bool request_operation::withdraw() noexcept {
   return from_.table->withdraw && from_.table->withdraw(from_.state, static_cast<waiter*>(this));
 }
 
-void request_operation::stop() noexcept {
-  if (forked()) return;
-  request_stop();
+void request_operation::cancel(outcome why) noexcept {
+  if (forked() || !note_cancelled(why)) return;
   if (!withdraw()) return;
   withdrawn_ = true;
-  refuse(failure{outcome::stopped, 0, bytes()});
+  refuse(failure{why, 0, bytes()});
+}
+
+bool request_operation::is_late(sync::time_point deadline) noexcept {
+  if (sync::now() < deadline) return false;
+  settle(unexpected<failure>{failure{outcome::deadline, 0, bytes()}});
+  return true;
 }
 
 // It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
@@ -118,27 +123,27 @@ allocation request_operation::take_or_throw() {
 
 // A resource that lets requests wait is not asked to wait on the host as well.
 allocation blocking_operation::wait() {
-  if (try_now(!can_wait()) || !park()) return take_or_throw();
-  do {
-    sync::lock held{guard_};
-    sleep(held);
-  } while (!answered());
+  if (!try_now(!can_wait())) wait_parked(deadline());
   return take_or_throw();
 }
 
-expected<allocation, failure> blocking_operation::wait_until(sync::time_point deadline) noexcept {
-  if (try_now() || !park()) return take();
+expected<allocation, failure> blocking_operation::wait_until(sync::time_point when) noexcept {
+  if (!try_now()) wait_parked(std::min(when, deadline()));
+  return take();
+}
+
+void blocking_operation::wait_parked(sync::time_point deadline) {
+  if (is_late(deadline) || !park()) return;
   do {
     sync::lock held{guard_};
     while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
     if (!done_) {
       held.unlock();
-      if (withdraw()) return unexpected<failure>{failure{outcome::deadline, 0, bytes()}};
-      held.lock(); // decided in the last moment: that stands
+      cancel(outcome::deadline);
+      held.lock();
     }
-    sleep(held);
+    sleep(held); // what was decided in the last moment stands
   } while (!answered());
-  return take();
 }
 
 // Until it is decided.
@@ -152,6 +157,11 @@ void blocking_operation::decided() noexcept {
   sync::lock const held{guard_};
   done_ = true;
   wake_.notify_one();
+}
+
+void suspended_operation::prepare() {
+  suspension::prepare();
+  if (deadline() < sync::time_point::max()) start_timer(*this, deadline());
 }
 
 bool suspended_operation::conclude() noexcept {

@@ -76,7 +76,7 @@ expected<void*, failure> waiter::take_result() noexcept {
 }
 
 bool waiter_list::park(waiter& item) noexcept {
-  if (item.stop_requested()) return false;
+  if (item.cancelled()) return false;
   item.age_ = item.holder_ ? item.holder_->age() : holder::next_age();
   item.overtaken_ = 0;
   item.parked_since_ = sync::now();

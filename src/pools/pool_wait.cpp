@@ -159,8 +159,8 @@ pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected
     called_waiters calls;
     shard_locks const held{shards_};
     if (!result && result.error().what == outcome::exhausted) {
-      if (item.stop_requested()) {
-        result = unexpected<failure>{failure{outcome::stopped, 0, item.bytes()}};
+      if (item.cancelled()) {
+        result = unexpected<failure>{failure{item.refusal(), 0, item.bytes()}};
       } else if (auto const again = wait_again(item, mine, calls); again.what != waiting::answered) {
         return again;
       }

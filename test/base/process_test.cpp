@@ -34,7 +34,8 @@ protected:
 
 task<> wait_for(gpumem::stream_ref stream) { co_await gpumem::completion(stream); }
 task<> wait_for_memory(test::parking_resource resource, gpumem::stream_ref stream) {
-  auto const block = co_await resource.acquire(stream, 100);
+  auto const deadline = gpumem::sync::now() + 1h;
+  auto const block = co_await resource.acquire(stream, 100, {.deadline = deadline});
 }
 
 // Work that never ends, somebody who waits for it, and somebody who waits for memory.
@@ -109,6 +110,40 @@ TEST_F(process, exits_while_the_library_thread_is_busy_for_ever) {
         auto const running = new test::started{test::start(body())};
         while (!busy) std::this_thread::yield();
         std::exit(running->done() ? 1 : 0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, exits_while_a_timer_on_the_library_thread_is_busy_for_ever) {
+  EXPECT_EXIT(
+      {
+        // Constructed before the driver's exit is registered, and destroyed after that.
+        static struct endless final : gpumem::detail::timer {
+          std::atomic<bool> busy{false};
+          void expire() noexcept override {
+            busy = true;
+            for (;;) std::this_thread::yield();
+          }
+          ~endless() { gpumem::detail::cancel_timer(*this); }
+        } one;
+        gpumem::detail::start_timer(one, gpumem::sync::now());
+        while (!one.busy) std::this_thread::yield();
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
+TEST_F(process, exits_from_a_timer_on_the_library_thread) {
+  EXPECT_EXIT(
+      {
+        static struct last final : gpumem::detail::timer {
+          void expire() noexcept override { std::exit(0); }
+          ~last() { gpumem::detail::cancel_timer(*this); }
+        } one;
+        gpumem::detail::start_timer(one, gpumem::sync::now());
+        for (;;) std::this_thread::yield();
       },
       testing::ExitedWithCode(0), "");
   EXPECT_TRUE(in_time());

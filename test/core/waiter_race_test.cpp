@@ -48,6 +48,7 @@ TEST(waiter_race, of_a_crowd_on_free_threads_ends_with_nothing_lost) {
   EXPECT_TRUE(resource.state().idle());
   EXPECT_GT(sum.granted, 0u);
   EXPECT_GT(sum.stopped, 0u);
+  EXPECT_GT(sum.late, 0u);
   EXPECT_GT(sum.parked, 0u);
 }
 

@@ -8,12 +8,18 @@ namespace test {
 /// What a crowd has met with; all counts are of requests.
 struct crowd_counts {
   std::size_t granted = 0, stopped = 0, expired = 0, destroyed = 0, parked = 0;
+  std::size_t late = 0; // coroutines that ended by their deadline; `expired` are threads that blocked
   void operator+=(crowd_counts const& other) noexcept {
     granted += other.granted;
     stopped += other.stopped;
     expired += other.expired;
     destroyed += other.destroyed;
     parked += other.parked;
+    late += other.late;
+  }
+  void print() const {
+    std::printf("granted %zu, stopped %zu, expired %zu and in coroutines %zu, destroyed %zu (parked %zu)\n", granted,
+                stopped, expired, late, destroyed, parked);
   }
 };
 
@@ -21,8 +27,7 @@ struct crowd_counts {
 template <class Counts> crowd_counts sum_of(Counts const& each) {
   crowd_counts sum;
   for (auto const& one : each) sum += one;
-  std::printf("granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n", sum.granted, sum.stopped,
-              sum.expired, sum.destroyed, sum.parked);
+  sum.print();
   return sum;
 }
 
@@ -79,14 +84,20 @@ private:
     }
   }
 
-  // A coroutine on the member's own executor, stopped at some moment by the member.
-  gpumem::task<bool> awaited(gpumem::executor& where, gpumem::stoppable_token auto token) {
+  // Of every second request some moments from now.
+  gpumem::sync::time_point some_deadline() {
+    if (pick(2)) return gpumem::sync::time_point::max();
+    return gpumem::sync::now() + std::chrono::microseconds{pick(12)};
+  }
+  // A coroutine on the member's own executor, stopped at some moment by the member, or late.
+  gpumem::task<gpumem::outcome> awaited(gpumem::executor& where, gpumem::stoppable_token auto token) {
     try {
-      auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &where}, token);
+      auto const mine =
+          co_await resource_.acquire(stream_, size(), {.resume_on = &where, .deadline = some_deadline()}, token);
       use_(mine);
       pause_();
-      co_return true;
-    } catch (gpumem::acquire_error const&) { co_return false; }
+      co_return gpumem::outcome::granted;
+    } catch (gpumem::acquire_error const& e) { co_return e.reason(); }
   }
   void stopped_request() {
     StopSource source;
@@ -96,19 +107,21 @@ private:
       pause_();
       source.request_stop();
     };
-    auto [granted, nothing] = gpumem::sync_wait(gpumem::when_all(awaited(elsewhere_, source.get_token()), stopping()));
-    ++(granted ? counts_.granted : counts_.stopped);
+    auto [ended, nothing] = gpumem::sync_wait(gpumem::when_all(awaited(elsewhere_, source.get_token()), stopping()));
+    counts_.granted += ended == gpumem::outcome::granted;
+    counts_.stopped += ended == gpumem::outcome::stopped;
+    counts_.late += ended == gpumem::outcome::deadline;
   }
-  // A parked coroutine destroyed by its owner: before, while or after somebody grants it.
+  // A parked coroutine destroyed by its owner: before, while or after it is granted or late.
   void destroyed_request() {
     manual_executor never;
-    bool resumed = false;
     auto body = [&]() -> gpumem::task<> {
-      auto const mine = co_await resource_.acquire(stream_, size(), {.resume_on = &never});
-      resumed = true;
+      try {
+        co_await resource_.acquire(stream_, size(), {.resume_on = &never, .deadline = some_deadline()});
+      } catch (gpumem::acquire_error const&) { ++counts_.late; } // before it was parked
     };
     auto const running = start(body());
-    if (!resumed) ++counts_.parked;
+    if (!running.done()) ++counts_.parked;
     pause();
     ++counts_.destroyed;
   }

@@ -26,6 +26,7 @@ import gpumem;
 #include "../support/manual_executor.hpp"
 #include "../support/parking_resource.hpp"
 #include "../support/scheduled_stop_source.hpp"
+#include "../support/settled_library_thread.hpp"
 #include "waiter_races.hpp"
 
 namespace {
@@ -41,6 +42,7 @@ struct outcome_of_seed {
 
 outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
   outcome_of_seed result;
+  test::settle_library_thread();
   test::parking_resource resource{512};
   std::array<test::crowd_counts, members> counts;
   std::vector<std::function<void()>> bodies;
@@ -79,14 +81,50 @@ TEST_F(waiter_schedule, of_a_crowd_ends_with_nothing_lost) {
     ASSERT_EQ(result.used, 0u) << "GPUMEM_SEED=" << seed;
     ASSERT_TRUE(result.idle) << "GPUMEM_SEED=" << seed;
   });
-  std::printf("%llu seeds, %llu switches: granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n",
-              static_cast<unsigned long long>(count), static_cast<unsigned long long>(switches), sum.granted,
-              sum.stopped, sum.expired, sum.destroyed, sum.parked);
+  std::printf("%llu seeds, %llu switches: ", static_cast<unsigned long long>(count),
+              static_cast<unsigned long long>(switches));
+  sum.print();
   if (seeds.alone()) return;
   EXPECT_GT(sum.granted, count);
   EXPECT_GT(sum.stopped, count / 100);
   EXPECT_GT(sum.expired, count / 200);
+  EXPECT_GT(sum.late, count / 200);
   EXPECT_GT(sum.parked, count / 100);
+}
+
+// Requests of one member that nothing but their deadline ends; how many ended otherwise.
+std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref stream, std::uint64_t seed) {
+  std::minstd_rand random{static_cast<std::uint32_t>(seed * 2 + 1)};
+  gpumem::inline_executor here;
+  gpumem::thread_executor elsewhere;
+  std::array<gpumem::executor*, 3> const places{&here, &elsewhere, nullptr};
+  auto ask = [&](gpumem::executor* where) -> gpumem::task<gpumem::outcome> {
+    auto const deadline = gpumem::sync::now() + std::chrono::nanoseconds{random() % 4'000};
+    try {
+      co_await resource.acquire(stream, 16, {.resume_on = where, .deadline = deadline});
+    } catch (gpumem::acquire_error const& e) { co_return e.reason(); }
+    co_return gpumem::outcome::granted;
+  };
+  std::size_t wrong = 0;
+  for (auto* const where : places) wrong += gpumem::sync_wait(ask(where)) != gpumem::outcome::deadline;
+  return wrong;
+}
+
+TEST_F(waiter_schedule, of_deadlines_alone_ends_with_each_of_them) {
+  test::schedule_seeds const seeds{2'000};
+  seeds.each([&](std::uint64_t seed) {
+    test::settle_library_thread();
+    test::parking_resource resource{64};
+    auto const block = resource.acquire(streams[0], 64).wait();
+    std::size_t wrong = 0;
+    std::vector<std::function<void()>> bodies;
+    for (std::size_t i = 0; i < members; ++i) {
+      bodies.emplace_back([&, i] { wrong += ask_in_vain(resource, streams[i], seed * members + i); });
+    }
+    gpumem::schedule::run(seed, std::move(bodies));
+    ASSERT_EQ(wrong, 0u) << "GPUMEM_SEED=" << seed;
+    ASSERT_TRUE(resource.state().idle()) << "GPUMEM_SEED=" << seed;
+  });
 }
 
 TEST_F(waiter_schedule, replays_a_seed_exactly) {

@@ -259,6 +259,18 @@ TYPED_TEST(probe_promises, are_refused_memory_by_an_exception) {
   EXPECT_EQ(this->told, gpumem::outcome::closed); // no stop, so that even P2300's throws
 }
 
+TYPED_TEST(probe_promises, are_told_of_their_deadline_by_an_exception) {
+  auto const held = this->request(512).wait();
+  this->told = gpumem::outcome::granted;
+  auto const soon = gpumem::sync::now() + 1ms;
+  auto const running = TypeParam::await(
+      gpumem::acquire(this->resource, this->stream, 256, {.resume_on = &this->executor, .deadline = soon}), this->told);
+  while (!running.done()) {
+    if (!this->executor.run_one()) std::this_thread::yield();
+  }
+  EXPECT_EQ(this->told, gpumem::outcome::deadline); // no stop, so that even P2300's throws
+}
+
 TYPED_TEST(probe_promises, are_stopped_inside_the_callbacks_constructor) {
   auto const held = this->request(512).wait();
   auto const asking = TypeParam::await(

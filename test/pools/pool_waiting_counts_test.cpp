@@ -6,6 +6,7 @@
 #include <gpumem/pool_options.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -48,12 +49,13 @@ TEST_F(pool_waiting_counts, asks_nothing_of_the_device_while_only_a_free_can_hel
   EXPECT_EQ(gpumem::driver_calls(), calls);
 }
 
-TEST_F(pool_waiting_counts, allocates_nothing_on_the_host) {
+TEST_F(pool_waiting_counts, with_a_deadline_allocates_nothing_on_the_host) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   std::optional<std::size_t> allocations;
   auto body = [&]() -> gpumem::task<> {
     auto const before = test::host_allocations();
-    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor});
+    auto const in_an_hour = gpumem::sync::now() + std::chrono::hours{1};
+    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor, .deadline = in_an_hour});
     allocations = test::host_allocations() - before;
   };
   for (int i = 0; i < 8; ++i) { // what is made at first use

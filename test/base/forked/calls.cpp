@@ -102,6 +102,8 @@ constexpr call wait_calls[] = {
     {"sync_wait", [](own_objects& o) { return refused([&] { gpumem::sync_wait(hop(o.a)); }); }},
     {"completion_rounds", [](own_objects& o) { return gpumem::completion_rounds(o.all.device) == 0; }},
     {"library_executor", [](own_objects&) { return refused([] { gpumem::library_executor(); }); }},
+    {"start_timer", [](own_objects&) { return refused([] { late{}; }); }},
+    {"cancel_timer", [](own_objects& o) { return gpumem::detail::cancel_timer(o.timer), true; }},
     {"thread_executor", [](own_objects&) { return refused([] { gpumem::thread_executor{}; }); }},
     {"thread_pool_executor", [](own_objects&) { return refused([] { gpumem::thread_pool_executor{1}; }); }},
     {"executor_adaptor",
@@ -178,6 +180,10 @@ constexpr call pool_calls[] = {
      }},
     {"handles", [](own_objects& o) { return pool{o.all.pages} == o.all.pages; }},
     {"acquire", [](own_objects& o) { return refused([&] { o.all.pages.acquire(o.a, bytes).wait(); }); }},
+    {"acquire, with a deadline",
+     [](own_objects& o) {
+       return refused([&] { gpumem::sync_wait(o.all.pages.acquire(o.a, bytes, {.deadline = {}})); });
+     }},
     {"acquire, until",
      [](own_objects& o) { return lost(o.all.pages.acquire(o.a, bytes).wait_until(gpumem::sync::now())); }},
     {"erased",

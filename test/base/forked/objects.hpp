@@ -10,6 +10,16 @@ class leaf final : public gpumem::resumption {
   void resume() noexcept override { delete this; }
 };
 
+/// A timer that never expires.
+class late final : public gpumem::detail::timer {
+public:
+  late() { gpumem::detail::start_timer(*this, gpumem::sync::now() + std::chrono::hours{1}); }
+  ~late() { gpumem::detail::cancel_timer(*this); }
+
+private:
+  void expire() noexcept override {}
+};
+
 /// Objects that threads use together.
 struct shared_objects {
   static constexpr std::size_t MiB = std::size_t{1} << 20;
@@ -55,6 +65,7 @@ struct own_objects {
   gpumem::buffer buffer{a, all.pages, bytes};
   gpumem::uninitialized_vector<int> vector{a, all.pages, 10};
   gpumem::scalar<int> scalar{a, all.pages, 1};
+  late timer;
   std::optional<gpumem::scoped_current_resource> scope{std::in_place, all.device, gpumem::any_pool{all.pages}};
 };
 

@@ -1,0 +1,210 @@
+// Requests that wait for a pool's memory until a deadline. The clock is the schedules', so that time passes only where
+// a test lets it.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem::sync::now;
+using gpumem::sync::time_point;
+using gpumem_test::MiB;
+
+class pool_waiting_deadline : public gpumem_test::waiting_fixture {
+protected:
+  using pool_type = pool_resource<gpumem::cuda_resource>;
+
+  pool_type make_pool() const { return pool_type{device, {.limit = 100 * MiB}}; }
+  request until(pool_type& pool, time_point deadline, std::size_t bytes = 60 * MiB, std::stop_token token = {}) {
+    return {*this, pool, b, bytes, std::move(token), true, {.deadline = deadline}};
+  }
+  void TearDown() override {
+    gpumem::simulator::run_until_idle();
+    pass(now() + 100ms); // the pool gives back
+    waiting_fixture::TearDown();
+  }
+  // Returns once the library thread has seen all that was due.
+  static void pass(time_point deadline) { gpumem::sync::sleep_for(deadline - now() + 1ms); }
+};
+
+TEST_F(pool_waiting_deadline, that_has_not_come_lets_a_request_be_granted) {
+  auto pool = make_pool();
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 20ms;
+  auto first = until(pool, soon);
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  pass(soon);
+  EXPECT_FALSE(executor.run_one()) << "the deadline came after the grant";
+}
+
+TEST_F(pool_waiting_deadline, ends_a_request_that_waits) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 2ms;
+  auto first = until(pool, soon);
+  EXPECT_FALSE(first.ended());
+  pass(soon);
+  EXPECT_FALSE(first.ended()) << "not through its executor";
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(first.ended(), outcome::deadline);
+  EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
+}
+
+TEST_F(pool_waiting_deadline, that_has_passed_ends_a_request_before_it_waits) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto first = until(pool, now());
+  EXPECT_EQ(first.ended(), outcome::deadline);
+  EXPECT_FALSE(executor.posted());
+  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(now()).error().what, outcome::deadline);
+}
+
+TEST_F(pool_waiting_deadline, that_has_passed_is_nothing_to_memory_at_hand) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto first = until(pool, now(), 30 * MiB);
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_TRUE(pool.acquire(b, MiB, {.deadline = now()}).wait());
+  EXPECT_TRUE(pool.acquire(b, MiB, {.deadline = now()}).try_now());
+  EXPECT_TRUE(pool.acquire(b, MiB).wait_until(now()));
+}
+
+TEST_F(pool_waiting_deadline, of_the_first_lets_the_next_go_on) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 2ms;
+  auto first = until(pool, soon);
+  request second{*this, pool, b, 30 * MiB};
+  pass(soon);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::deadline);
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_deadline, of_each_of_many_is_its_own) {
+  auto pool = make_pool();
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto const base = now() + 1ms;
+  auto late = until(pool, base + 1h), third = until(pool, base + 3us), first = until(pool, base + 1us),
+       second = until(pool, base + 2us);
+  pass(base);
+  run_all();
+  for (auto* const one : {&first, &second, &third}) EXPECT_EQ(one->ended(), outcome::deadline);
+  EXPECT_FALSE(late.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(late.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_deadline, in_its_turn_is_nothing_to_a_request_if_there_is_memory) {
+  auto pool = make_pool();
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 2ms;
+  auto first = until(pool, soon);
+  block.reset();
+  pass(soon);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_deadline, in_its_turn_ends_a_request_if_another_was_faster) {
+  auto pool = make_pool();
+  auto block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 2ms;
+  auto first = until(pool, soon);
+  block.reset();
+  auto* const p = pool.allocate(a, 60 * MiB); // a plain request may overtake
+  pass(soon);
+  EXPECT_FALSE(first.ended());
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::deadline);
+  pool.deallocate(a, p, 60 * MiB);
+}
+
+TEST_F(pool_waiting_deadline, after_a_stop_leaves_the_stop) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  std::stop_source source;
+  auto const soon = now() + 2ms;
+  auto first = until(pool, soon, 60 * MiB, source.get_token());
+  source.request_stop();
+  pass(soon);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::stopped);
+}
+
+TEST_F(pool_waiting_deadline, before_a_stop_stands) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  std::stop_source source;
+  auto const soon = now() + 2ms;
+  auto first = until(pool, soon, 60 * MiB, source.get_token());
+  pass(soon);
+  source.request_stop();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::deadline);
+}
+
+TEST_F(pool_waiting_deadline, of_a_request_that_is_destroyed_is_forgotten) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 2ms;
+  { auto first = until(pool, soon); }
+  pass(soon);
+  EXPECT_FALSE(executor.run_one());
+}
+
+TEST_F(pool_waiting_deadline, is_forgotten_when_the_pool_closes) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 20ms;
+  auto first = until(pool, soon);
+  pool.close();
+  pass(soon);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::closed);
+}
+
+TEST_F(pool_waiting_deadline, ends_a_wait_without_a_coroutine) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto const soon = now() + 2ms;
+  try {
+    pool.acquire(b, 60 * MiB, {.deadline = soon}).wait();
+    ADD_FAILURE() << "there was no memory";
+  } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::deadline); }
+  EXPECT_GE(now(), soon);
+  EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
+}
+
+TEST_F(pool_waiting_deadline, that_is_earlier_ends_a_wait_that_has_two) {
+  auto pool = make_pool();
+  auto const block = pool.acquire(a, 60 * MiB).wait();
+  auto const in_an_hour = now() + 1h;
+  EXPECT_EQ(pool.acquire(b, 60 * MiB, {.deadline = now() + 1ms}).wait_until(in_an_hour).error().what,
+            outcome::deadline);
+  EXPECT_EQ(pool.acquire(b, 60 * MiB, {.deadline = in_an_hour}).wait_until(now() + 1ms).error().what,
+            outcome::deadline);
+  EXPECT_LT(now(), in_an_hour);
+}
+
+} // namespace
