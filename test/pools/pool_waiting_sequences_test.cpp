@@ -1,0 +1,236 @@
+// Three requests for a small pool's memory, in every sequence of what can happen to them, up to a length. One thread:
+// gpumem's own thread runs while the test sleeps, by the clock of schedules.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/choices.hpp"
+
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "waiting_request.hpp"
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem::outcome;
+using gpumem_test::waiting_request;
+using namespace std::chrono_literals;
+using pool = gpumem::pool_resource<gpumem::cuda_resource>;
+
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+struct settings {
+  char const* name;
+  gpumem::reuse how;
+  unsigned most_overtakes;
+  bool works;      // the device has work with each block, which ends when the program says so
+  bool everything; // also closing, requests that do not wait, and more stops and destructions
+  std::size_t length;
+};
+
+// The pool of one run, with all its memory in the hands of three holders.
+class scene {
+public:
+  scene(settings const& with, std::array<gpumem::stream, 2>& streams, pool& from)
+      : with_{with}, streams_{streams}, pool_{from} {
+    pool_.deallocate_sync(pool_.allocate_sync(4 * MiB), 4 * MiB); // one chunk
+    for (std::size_t i = 0; i < 3; ++i) {
+      blocks_[i] = pool_.acquire(streams_[i % 2], i == 2 ? 2 * MiB : MiB).wait();
+      if (with_.works) simulator::work(blocks_[i].stream(), {simulator::write(blocks_[i].data(), blocks_[i].bytes())});
+    }
+  }
+
+  // One of what can happen now; false: nothing can.
+  bool step(gpumem_test::choices& path) {
+    list_what_can_happen();
+    auto const taken = path.choose(can_.size() + 1, false);
+    if (taken == 0) return false;
+    auto const& [name, act] = can_[taken - 1];
+    happened_ += (happened_.empty() ? "" : ", ") + name;
+    act();
+    look();
+    return true;
+  }
+
+  // Everything is freed, and the device idle, so that nothing keeps anybody waiting.
+  void finish() {
+    for (int round = 0; round < 20 && !free_all(); ++round) let_device_run();
+    for (auto& each : requests_) {
+      if (each && each->open()) wrong_ += "a request was left waiting; ";
+    }
+    look();
+    auto const left = pool_.figures();
+    if (left.live + left.granted > 0) wrong_ += "memory was lost; ";
+    if (left.peak_reserved > 4 * MiB) wrong_ += "more than the limit; ";
+    auto& engine = static_cast<gpumem::detail::pool_state*>(pool_.services().state)->engine();
+    if (!engine.consistent()) wrong_ += "inconsistent; ";
+    if (engine.has_waiting()) wrong_ += "somebody waits still; ";
+    simulator::run_until_idle();
+    pool_.settle({}); // records what is to be seen complete
+    simulator::run_until_idle();
+    if (pool_.trim(); pool_.figures().reserved > 0) wrong_ += "memory stays in use; ";
+    for (auto const& each : simulator::take_findings()) wrong_ += each.text + "; ";
+  }
+
+  bool closed() const { return closed_; }
+  std::string const& wrong() const { return wrong_; }
+  std::string const& happened() const { return happened_; }
+
+private:
+  static constexpr std::array<std::size_t, 3> sizes{MiB, 3 * MiB, 2 * MiB};
+  static constexpr std::array<int, 3> priorities{0, 0, 1};
+
+  void add(char const* what, std::size_t which, std::function<void()> act) {
+    can_.emplace_back(what + std::string(1, static_cast<char>('a' + which)), std::move(act));
+  }
+  // Some is left out, so that the sequences can be longer: what happens while no request is open, and of stops and
+  // destructions one each, or two.
+  void list_what_can_happen() {
+    can_.clear();
+    for (std::size_t i = 0; i < requests_.size(); ++i) list_what_can_happen_to(i);
+    if (std::ranges::none_of(requests_, [](auto const& each) { return each && each->open(); })) return;
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      if (blocks_[i].bytes() > 0) add("free ", i, [this, i] { blocks_[i].reset(); });
+    }
+    if (with_.works && busy_) can_.emplace_back("device", [this] { let_device_run(); });
+    if (closed_ || !with_.everything) return;
+    can_.emplace_back("allocate", [this] { allocate(); });
+    can_.emplace_back("close", [this] {
+      pool_.close();
+      closed_ = true;
+    });
+  }
+  void list_what_can_happen_to(std::size_t i) {
+    auto& one = requests_[i];
+    if (!one && !closed_) {
+      add("ask ", i, [this, i] { requests_[i].emplace(pool_, streams_[1 - i % 2], sizes[i], priorities[i]); });
+    }
+    if (!one || !one->open()) return;
+    if (one->called()) add("resume ", i, [&one] { one->resume(); });
+    if (i == 0 || (i == 1 && with_.everything)) add("destroy ", i, [&one] { one->destroy(); });
+    if ((i == 1 || (i == 2 && with_.everything)) && !one->stopped()) add("stop ", i, [&one] { one->stop(); });
+  }
+  void allocate() {
+    if (auto const got = pool_.try_allocate(streams_[0], MiB)) pool_.deallocate(streams_[0], *got, MiB);
+  }
+  // Whether no request is open any more.
+  bool free_all() {
+    for (auto& each : blocks_) each.reset();
+    bool ended = true;
+    for (auto& each : requests_) {
+      if (!each) continue;
+      for (int i = 0; i < 100 && each->called(); ++i) each->resume(); // one that is called for ever stays open
+      each->block().reset();
+      ended = ended && !each->open();
+    }
+    return ended;
+  }
+  void let_device_run() {
+    busy_ = false;
+    simulator::run_until_idle();
+    gpumem::sync::sleep_for(2ms);
+  }
+
+  void look() {
+    std::size_t live = 0, open = 0, withdrawn = 0;
+    for (auto const& each : blocks_) live += each.bytes();
+    for (auto& each : requests_) {
+      if (!each) continue;
+      live += each->block().bytes();
+      open += each->open();
+      withdrawn += each->open() && each->stopped();
+      if (each->ends() > 1) wrong_ += "two outcomes; ";
+      if (each->ended() && !may_end(*each))
+        wrong_ += "ended as number " + std::to_string(static_cast<int>(*each->ended())) + "; ";
+      if (each->open() && closed_ && !each->called()) wrong_ += "not told that the pool is closed; ";
+    }
+    auto const seen = pool_.figures();
+    if (seen.live != live) wrong_ += "live bytes are miscounted; ";
+    if (seen.waiting > open || (!closed_ && seen.waiting + withdrawn < open))
+      wrong_ += "requests that wait are miscounted; ";
+  }
+  bool may_end(waiting_request const& one) const {
+    switch (*one.ended()) {
+    case outcome::granted: return true;
+    case outcome::stopped: return one.stopped();
+    case outcome::closed: return closed_;
+    default: return false;
+    }
+  }
+
+  settings const& with_;
+  std::array<gpumem::stream, 2>& streams_;
+  pool& pool_;
+  std::array<gpumem::allocation, 3> blocks_;
+  std::array<std::optional<waiting_request>, 3> requests_;
+  std::vector<std::pair<std::string, std::function<void()>>> can_;
+  bool closed_ = false, busy_ = true;
+  std::string happened_, wrong_;
+};
+
+class pool_waiting_sequences : public testing::Test {
+protected:
+  static void SetUpTestSuite() {
+    simulator::load({.mode = simulator::stepping::manual});
+    simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
+  }
+
+  static pool make_pool(settings const& with) {
+    return pool{gpumem::device{0},
+                {.limit = 4 * MiB, .pages = false, .cross_stream = with.how, .most_overtakes = with.most_overtakes}};
+  }
+  void run_all(settings const& with) {
+    std::array<gpumem::stream, 2> streams{gpumem::stream{gpumem::device{0}}, gpumem::stream{gpumem::device{0}}};
+    gpumem_test::choices path{0};
+    std::uint64_t runs = 0;
+    std::optional<pool> shared;
+    do {
+      if (!shared) shared.emplace(make_pool(with)); // as few as need be: to make one takes most of the time
+      scene one{with, streams, *shared};
+      for (std::size_t i = 0; i < with.length && one.wrong().empty() && one.step(path); ++i) {}
+      if (one.wrong().empty()) one.finish();
+      ASSERT_EQ(one.wrong(), "") << "run " << runs << ": " << one.happened();
+      ASSERT_FALSE(path.diverged()) << "run " << runs << ": the same choices were another run";
+      ++runs;
+      if (one.closed()) shared.reset();
+    } while (path.next());
+    std::printf("%-20s %8llu sequences of up to %zu\n", with.name, static_cast<unsigned long long>(runs), with.length);
+  }
+};
+
+TEST_F(pool_waiting_sequences, of_up_to_some_events_end_every_request_once) {
+  auto const* const asked = std::getenv("GPUMEM_LENGTH");
+  using gpumem::reuse;
+  settings all[] = {{"without work", reuse::wait, 16, false, true, 6},
+                    {"without overtaking", reuse::wait, 0, false, true, 5},
+                    {"with work", reuse::wait, 1, true, true, 5},
+                    {"completed", reuse::completed, 1, true, true, 5},
+                    {"own", reuse::own, 1, true, true, 5},
+                    {"longer", reuse::wait, 1, false, false, 7},
+                    {"longer, completed", reuse::completed, 1, true, false, 6}};
+  for (auto& each : all) {
+    if (asked) each.length = std::strtoul(asked, nullptr, 10);
+    // The thread of the run keeps the baton until it sleeps.
+    gpumem::schedule::run([](std::size_t, bool) { return 0; }, {[&] { run_all(each); }});
+  }
+}
+
+} // namespace
