@@ -161,10 +161,13 @@ std::size_t pool_supply::give_back_idle(page_wish const& what, shard_locks& held
 std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
                                   shard_locks& held) {
   look_for_moves(what);
-  auto const more = give_back_idle({.wanted = plan ? plan->bytes - given : what.bytes,
-                                    .spared = plan ? plan->beside : 0,
-                                    .least = plan ? beyond_room(plan->least - std::min(given, plan->least)) : 0},
-                                   held);
+  auto const beyond = chunks_.reserved() - std::min(chunks_.reserved(), chunks_.most()); // the limit was lowered
+  auto const missing = plan ? plan->bytes - given : what.bytes;
+  auto const more = give_back_idle(
+      {.wanted = missing + beyond,
+       .spared = plan ? plan->beside : 0,
+       .least = plan ? beyond_room(plan->least - std::min(given, plan->least)) + beyond : 0},
+      held);
   what.own->paths.made_way += more > 0;
   return more;
 }

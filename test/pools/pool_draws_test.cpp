@@ -76,6 +76,18 @@ TEST_F(pool_draws, whole_pages_within_the_limit) {
   EXPECT_EQ(device.memory().total - device.memory().free, 2 * MiB);
 }
 
+TEST_F(pool_draws, pages_under_a_lowered_limit_once_as_many_have_gone_as_are_beyond_it) {
+  gpumem::pool_resource pool{device, {.limit = 16 * MiB, .cross_stream = gpumem::reuse::own}};
+  gpumem::stream other{device};
+  pool.deallocate(s, pool.allocate(s, 16 * MiB), 16 * MiB);
+  s.synchronize();
+  pool.set_limit(8 * MiB);
+  auto const got = pool.try_allocate(other, 4 * MiB);
+  ASSERT_TRUE(got) << "though all is free and complete";
+  EXPECT_LE(pool.figures().reserved, 8 * MiB);
+  pool.deallocate(other, *got, 4 * MiB);
+}
+
 TEST_F(pool_draws, the_same_where_the_module_cannot_be_imported) {
   EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0); }), a_page);
   EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0, {.pages = false}); }), a_chunk);
