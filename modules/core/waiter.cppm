@@ -51,8 +51,13 @@ public:
   inline std::size_t alignment() const noexcept { return first_.alignment; }
   /// Of all parts.
   inline std::size_t bytes() const noexcept { return bytes_; }
-  /// The same with each part rounded up to a multiple of `unit`.
-  std::size_t bytes_in(std::size_t unit) const noexcept;
+  /// The same with each part rounded up by `round`.
+  template <class Round> std::size_t bytes_by(Round round) const noexcept {
+    if (asks_for_turn()) return round(bytes_);
+    auto sum = round(first_.bytes);
+    for (auto const& each : more_) sum += round(each.bytes);
+    return sum;
+  }
   inline bool has_parts() const noexcept { return !more_.empty(); }
   /// It asks for no memory, but for the turn in which that could be had.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }

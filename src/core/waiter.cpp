@@ -22,14 +22,6 @@ waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignmen
   for (auto const& each : more) bytes_ += each.bytes;
 }
 
-std::size_t waiter::bytes_in(std::size_t unit) const noexcept {
-  auto const rounded = [unit](std::size_t bytes) { return (bytes + unit - 1) / unit * unit; };
-  if (asks_for_turn()) return rounded(bytes_);
-  std::size_t sum = rounded(first_.bytes);
-  for (auto const& each : more_) sum += rounded(each.bytes);
-  return sum;
-}
-
 void waiter::set_holder(class holder& of) noexcept {
   holder_ = &of;
   priority_ = of.priority();

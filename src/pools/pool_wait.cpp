@@ -21,6 +21,7 @@ import :holder;
 import :pool_request;
 import :pressure;
 import :shards;
+import :size_class;
 import :stream;
 import :sync;
 import :virtual_pages;
@@ -34,7 +35,9 @@ using namespace std::chrono_literals;
 inline constexpr auto shortest_watch = 20us;
 inline constexpr auto longest_watch = 1ms;
 
-std::size_t rounded(std::size_t bytes) noexcept { return (bytes + granule - 1) / granule * granule; }
+// As for a request that cannot grow.
+std::size_t rounded(std::size_t bytes) noexcept { return size_class::of(bytes, size_class::largest_small).bytes; }
+std::size_t rounded(waiter const& item) noexcept { return item.bytes_by([](std::size_t each) { return rounded(each); }); }
 
 } // namespace
 
@@ -70,7 +73,7 @@ std::size_t pool_engine::room(std::size_t its_own) const noexcept {
 }
 
 bool pool_engine::fits(waiter const& item) const noexcept {
-  auto const bytes = item.bytes_in(granule);
+  auto const bytes = rounded(item);
   return bytes <= room(waiter_list::has_turn(item) ? bytes : 0);
 }
 
@@ -114,7 +117,7 @@ void pool_engine::give_turn(waiter& item, called_waiters& calls) noexcept {
 }
 
 void pool_engine::take_turn(waiter& item) noexcept {
-  queue_.give_turn(item, item.bytes_in(granule));
+  queue_.give_turn(item, rounded(item));
   if (item.has_parts()) of_parts_ = &item;
 }
 
@@ -180,8 +183,9 @@ pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine, called
   if (any && (is_shut() || fits(item))) return new_turn(item);
   end_turn_of(item);
   // Not the limit refused it: upstream has less than that left.
-  bool const full = supply_.chunks().room() >= item.bytes() + item.alignment();
-  if (full && !item.has_parts()) ceiling_ = supply_.chunks().reserved() + rounded(item.bytes()) - granule;
+  auto const bytes = rounded(item);
+  bool const full = supply_.chunks().room() >= bytes + item.alignment();
+  if (full && !item.has_parts()) ceiling_ = supply_.chunks().reserved() + bytes - granule;
   if (waits_for_nothing(item)) {
     ++shards_.own().counts.failures;
     return {waiting::answered};
@@ -283,7 +287,7 @@ waiter* pool_engine::next_to_end() noexcept {
   if (pressure_calls_.pending()) return nullptr;
   if (fits(*first) && (news(*first) != first->note() || pool_order::may_complete(everywhere()))) return nullptr;
   auto const yielding = queue_.find_yielding();
-  bool const enough = !fits(*first) && first->bytes_in(granule) <= room() + yielding.held;
+  bool const enough = !fits(*first) && rounded(*first) <= room() + yielding.held;
   if (yielding.last && enough && giving_way_ == 0) return yielding.last;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
   marked_.visit([&](holder const& each) { held += each.held(); });

@@ -168,6 +168,29 @@ TEST_F(pool_waiting_ends, without_a_limit_waits_for_what_the_pool_has_when_the_d
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
+TEST_F(pool_waiting_ends, with_memory_though_the_limit_had_no_room_for_another_as_it_is_rounded_up) {
+  constexpr std::size_t unit = 1024;
+  pool_resource pool{device, {.initial_size = 11 * unit, .limit = 36 * unit, .pages = false}};
+  auto block = pool.acquire(a, 11 * unit).wait();
+  request first{*this, pool, a, 24 * unit + 1}, second{*this, pool, b, 36 * unit}; // the first takes 26 KiB
+  block.reset();
+  auto const ended = [](request& which) { return which.ended().has_value(); };
+  run_until([&] {
+    simulator::run_until_idle();
+    return ended(first);
+  });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  use(first.block());
+  free_used(first.block());
+  run_all();
+  EXPECT_FALSE(ended(second)) << "the kernel still runs";
+  run_until([&] {
+    simulator::run_until_idle();
+    return ended(second);
+  });
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
 TEST_F(pool_waiting_ends, until_a_deadline) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
