@@ -216,8 +216,8 @@ public:
   /// Memory at hand or the reason why not; does not wait, does not throw. While others wait, outcome::exhausted.
   expected<allocation, failure> try_now() const noexcept { return detail::blocking_operation{what_}.only_now(); }
 
-  /// Waits on the calling thread, which must not be the library thread; throws like co_await. The deadline is looked at,
-  /// a stop is not.
+  /// Waits on the calling thread, which must not be the library thread; throws like co_await. The deadline is looked
+  /// at, a stop is not.
   allocation wait() const { return detail::blocking_operation{what_}.wait(); }
 
   /// Waits at most until then, or until the request's deadline if that is earlier; outcome::deadline if nothing was

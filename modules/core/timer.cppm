@@ -38,8 +38,8 @@ private:
 };
 
 /// Timers by moment, those of one moment in order of start; the caller guards it. A pairing heap: Fredman, Sedgewick,
-/// Sleator, Tarjan, "The pairing heap: a new form of self-adjusting heap" (1986). Insertion takes constant time, removal
-/// O(log n) amortized; neither allocates.
+/// Sleator, Tarjan, "The pairing heap: a new form of self-adjusting heap" (1986). Insertion takes constant time,
+/// removal O(log n) amortized; neither allocates.
 export class timer_heap {
 public:
   /// One that is in no heap.

@@ -110,8 +110,8 @@ public:
   /// Whether a stop or its deadline has cancelled it; a resource asks under its lock before it parks, and then answers
   /// with refusal().
   inline bool cancelled() const noexcept { return refusal() != outcome::exhausted; }
-  /// How it ends if it gets no memory and does not wait: outcome::stopped or outcome::deadline, the first that cancelled
-  /// it; outcome::exhausted if neither did.
+  /// How it ends if it gets no memory and does not wait: outcome::stopped or outcome::deadline, the first that
+  /// cancelled it; outcome::exhausted if neither did.
   inline outcome refusal() const noexcept { return refusal_.load(std::memory_order_acquire); }
 
 protected:

@@ -163,11 +163,11 @@ std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth
   look_for_moves(what);
   auto const beyond = chunks_.reserved() - std::min(chunks_.reserved(), chunks_.most()); // the limit was lowered
   auto const missing = plan ? plan->bytes - given : what.bytes;
-  auto const more = give_back_idle(
-      {.wanted = missing + beyond,
-       .spared = plan ? plan->beside : 0,
-       .least = plan ? beyond_room(plan->least - std::min(given, plan->least)) + beyond : 0},
-      held);
+  auto const more =
+      give_back_idle({.wanted = missing + beyond,
+                      .spared = plan ? plan->beside : 0,
+                      .least = plan ? beyond_room(plan->least - std::min(given, plan->least)) + beyond : 0},
+                     held);
   what.own->paths.made_way += more > 0;
   return more;
 }

@@ -37,7 +37,9 @@ inline constexpr auto longest_watch = 1ms;
 
 // As for a request that cannot grow.
 std::size_t rounded(std::size_t bytes) noexcept { return size_class::of(bytes, size_class::largest_small).bytes; }
-std::size_t rounded(waiter const& item) noexcept { return item.bytes_by([](std::size_t each) { return rounded(each); }); }
+std::size_t rounded(waiter const& item) noexcept {
+  return item.bytes_by([](std::size_t each) { return rounded(each); });
+}
 
 } // namespace
 
