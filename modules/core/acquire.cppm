@@ -1,7 +1,11 @@
 // `co_await acquire(resource, stream, bytes)`: a request for memory as an awaitable.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <array>
 #include <coroutine>
+#include <optional>
+#include <span>
+#include <utility>
 export module gpumem:acquire;
 import :allocation;
 import :coroutine;
@@ -30,6 +34,13 @@ export struct acquire_options {
   sync::time_point deadline = sync::time_point::max();
 };
 
+/// One of the blocks for which acquire_all asks.
+export struct block_request {
+  stream_ref stream;
+  std::size_t bytes;
+  std::size_t alignment = 256;
+};
+
 namespace detail {
 
 // What is asked of whom; small and movable.
@@ -41,12 +52,53 @@ struct request {
   bool turn_only = false; // see waiter::asks_for_turn
 };
 
+// The parts of a request behind the first.
+template <std::size_t N> class further_parts {
+public:
+  further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
+      : further_parts{from, what, std::make_index_sequence<N>{}} {}
+  std::span<request_part> all() noexcept { return parts_; }
+  std::optional<failure> const& wrong() const noexcept { return wrong_; }
+
+private:
+  template <std::size_t... I>
+  further_parts(services_handle from, std::array<block_request, N> const& what, std::index_sequence<I...>) noexcept
+      : parts_{part_of(from, what[I])...} {}
+  request_part part_of(services_handle from, block_request const& what) noexcept {
+    auto const key = try_identify(what.stream, from, what.bytes);
+    if (!key) wrong_ = key.error();
+    return {key ? *key : stream_key::host(), what.bytes, what.alignment};
+  }
+  std::optional<failure> wrong_;
+  std::array<request_part, N> parts_;
+};
+template <> class further_parts<0> {
+public:
+  further_parts(services_handle, std::array<block_request, 0> const&) noexcept {}
+  std::span<request_part> all() noexcept { return {}; }
+  std::optional<failure> wrong() const noexcept { return {}; }
+};
+
+// What a request of N blocks gives.
+template <std::size_t N> struct acquired {
+  using type = std::array<allocation, N>;
+};
+template <> struct acquired<1> {
+  using type = allocation;
+};
+template <std::size_t N> using acquired_t = acquired<N>::type;
+
 // A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
 class request_operation : public waiter {
 public:
-  explicit request_operation(request const& what) noexcept
-      : request_operation{what, what.turn_only ? expected<stream_key, failure>{stream_key::host()}
-                                               : try_identify(what.stream, what.from, what.bytes)} {}
+  explicit request_operation(request const& what, std::span<request_part> more = {},
+                             std::optional<failure> const& wrong = {}) noexcept
+      : request_operation{what,
+                          what.turn_only ? expected<stream_key, failure>{stream_key::host()}
+                                         : try_identify(what.stream, what.from, what.bytes),
+                          more} {
+    if (wrong) settle(unexpected<failure>{*wrong});
+  }
 
 protected:
   ~request_operation() = default;
@@ -69,6 +121,11 @@ protected:
   // The answer; throws what belongs to a failure.
   expected<allocation, failure> take() noexcept;
   allocation take_or_throw();
+  // The same of all parts.
+  std::optional<failure> take_into(std::span<allocation> places) noexcept;
+  void take_into_or_throw(std::span<allocation> places);
+  // Memory goes back.
+  void give_up_answer() noexcept;
   // It was handed to the resource, and its answer has not been taken.
   bool parked() const noexcept { return parked_; }
   // A stop or the deadline has decided it: the resource knows nothing of it any more.
@@ -79,8 +136,11 @@ protected:
   bool is_late(sync::time_point deadline) noexcept;
 
 private:
-  request_operation(request const& what, expected<stream_key, failure> const& key) noexcept;
+  request_operation(request const& what, expected<stream_key, failure> const& key,
+                    std::span<request_part> more) noexcept;
 
+  expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
+  expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
   bool park_again() noexcept;
 
   services_handle from_;
@@ -93,11 +153,16 @@ private:
 class blocking_operation final : public request_operation {
 public:
   using request_operation::request_operation;
-  allocation wait();
+  using request_operation::take;
+  using request_operation::take_into;
+  using request_operation::take_into_or_throw;
+  using request_operation::take_or_throw;
+  // Until it is answered.
+  void wait();
   // Until the earlier of this and its own deadline.
-  expected<allocation, failure> wait_until(sync::time_point when) noexcept;
+  void wait_until(sync::time_point when) noexcept;
   // In turn with those that wait.
-  expected<allocation, failure> only_now() noexcept;
+  void only_now() noexcept;
   // As `allocate` does: waits, for a bounded time, for memory that is free but still in use.
   expected<allocation, failure> allocate() noexcept;
 
@@ -113,8 +178,8 @@ private:
 // Waits for an answer in a suspended coroutine. Its timer expires at its deadline.
 class suspended_operation : public request_operation, public suspension, private timer {
 public:
-  explicit suspended_operation(request const& what) noexcept
-      : request_operation{what}, suspension{what.options.resume_on} {}
+  suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
+      : request_operation{what, more, wrong}, suspension{what.options.resume_on} {}
 
 protected:
   ~suspended_operation() = default;
@@ -139,10 +204,14 @@ private:
 /// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
 /// request; if memory was granted and the coroutine not resumed, the memory goes back. Destroy it where nothing resumes
 /// it meanwhile: on its executor's thread, or while the executor does not run.
-export template <stoppable_token Token> class acquire_operation final : public detail::suspended_operation {
+export template <stoppable_token Token, std::size_t N = 1>
+class acquire_operation final : private detail::further_parts<N - 1>, public detail::suspended_operation {
+  using further_parts = detail::further_parts<N - 1>;
+
 public:
-  acquire_operation(detail::request const& what, Token token) noexcept
-      : detail::suspended_operation{what}, token_{std::move(token)} {}
+  acquire_operation(detail::request const& what, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : further_parts{what.from, more}, detail::suspended_operation{what, this->all(), this->wrong()},
+        token_{std::move(token)} {}
   ~acquire_operation() {
     forget_cancellers();
     this->abandon();
@@ -165,9 +234,15 @@ public:
     }
   }
 
-  allocation await_resume() {
+  detail::acquired_t<N> await_resume() {
     forget_cancellers();
-    return this->take_or_throw();
+    if constexpr (N == 1) {
+      return this->take_or_throw();
+    } else {
+      detail::acquired_t<N> granted;
+      this->take_into_or_throw(granted);
+      return granted;
+    }
   }
 
 private:
@@ -207,27 +282,58 @@ private:
 /// acquire_error, std::invalid_argument as `throw_failure` says. A deadline is such an error; only a stop is told by
 /// unhandled_stopped(). The resource and the stream must live until the request has ended. A stream that captures by
 /// then gets outcome::capture_unsupported.
-export template <stoppable_token Token = never_stop_token> class [[nodiscard]] acquire_awaitable {
+export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
-  acquire_awaitable(detail::request what, Token token) noexcept : what_{what}, token_{std::move(token)} {}
+  /// An allocation, or an array of N.
+  using value_type = detail::acquired_t<N>;
 
-  acquire_operation<Token> operator co_await() const noexcept { return {what_, token_}; }
+  acquire_awaitable(detail::request what, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : what_{what}, more_{more}, token_{std::move(token)} {}
+
+  acquire_operation<Token, N> operator co_await() const noexcept { return {what_, more_, token_}; }
 
   /// Memory at hand or the reason why not; does not wait, does not throw. While others wait, outcome::exhausted.
-  expected<allocation, failure> try_now() const noexcept { return detail::blocking_operation{what_}.only_now(); }
+  expected<value_type, failure> try_now() const noexcept {
+    return answered([](auto& operation) { operation.only_now(); });
+  }
 
   /// Waits on the calling thread, which must not be the library thread; throws like co_await. The deadline is looked
   /// at, a stop is not.
-  allocation wait() const { return detail::blocking_operation{what_}.wait(); }
+  value_type wait() const {
+    detail::further_parts<N - 1> parts{what_.from, more_};
+    detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
+    operation.wait();
+    if constexpr (N == 1) {
+      return operation.take_or_throw();
+    } else {
+      value_type granted;
+      operation.take_into_or_throw(granted);
+      return granted;
+    }
+  }
 
   /// Waits at most until then, or until the request's deadline if that is earlier; outcome::deadline if nothing was
   /// decided.
-  expected<allocation, failure> wait_until(sync::time_point when) const noexcept {
-    return detail::blocking_operation{what_}.wait_until(when);
+  expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
+    return answered([when](auto& operation) { operation.wait_until(when); });
   }
 
 private:
+  template <class Answer> expected<value_type, failure> answered(Answer answer) const noexcept {
+    detail::further_parts<N - 1> parts{what_.from, more_};
+    detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
+    answer(operation);
+    if constexpr (N == 1) {
+      return operation.take();
+    } else {
+      value_type granted;
+      if (auto const why = operation.take_into(granted)) return unexpected<failure>{*why};
+      return granted;
+    }
+  }
+
   detail::request what_;
+  [[no_unique_address]] std::array<block_request, N - 1> more_;
   Token token_;
 };
 
@@ -235,7 +341,7 @@ namespace detail {
 // Waits until there could be so many bytes for the resource's next request, and gets none. Of a resource whose requests
 // do not wait: at once.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
-  return {request{services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}};
+  return {request{services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {}};
 }
 } // namespace detail
 
@@ -244,7 +350,22 @@ template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, 
 export template <class R, stoppable_token Token = never_stop_token>
 acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t bytes, acquire_options options = {},
                                  Token token = {}) noexcept {
-  return {detail::request{services_of(resource), stream, bytes, options}, std::move(token)};
+  return {detail::request{services_of(resource), stream, bytes, options}, {}, std::move(token)};
+}
+
+/// Asks for several blocks at once, each for a stream of its own: `acquire_all(pool, {{a, bytes}, {b, other}})`. All
+/// are granted or none, so that no such request holds one block while it waits for the other. It waits in line with the
+/// sum of the bytes, and gives a std::array of allocations. The alignment is that of each block. Any thread.
+export template <class R, std::size_t N, stoppable_token Token = never_stop_token>
+  requires(N > 1)
+acquire_awaitable<Token, N> acquire_all(R& resource, block_request const (&blocks)[N], acquire_options options = {},
+                                        Token token = {}) noexcept {
+  options.alignment = blocks[0].alignment;
+  auto const further = [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return std::array<block_request, N - 1>{blocks[I + 1]...};
+  }(std::make_index_sequence<N - 1>{});
+  return {detail::request{services_of(resource), blocks[0].stream, blocks[0].bytes, options}, further,
+          std::move(token)};
 }
 
 } // namespace gpumem

@@ -92,6 +92,13 @@ public:
     return gpumem::acquire(self(), stream, bytes, options, std::move(token));
   }
 
+  /// The same for several blocks, of which all are granted or none; see there.
+  template <std::size_t N, stoppable_token Token = never_stop_token>
+  acquire_awaitable<Token, N> acquire_all(block_request const (&blocks)[N], acquire_options options = {},
+                                          Token token = {}) noexcept {
+    return gpumem::acquire_all(self(), blocks, options, std::move(token));
+  }
+
   /// This resource erased, without ownership, its services with it: it must outlive what is returned.
   pool_ref ref() noexcept
     requires mr::has_property<Self, mr::device_accessible>

@@ -59,6 +59,8 @@ public:
     return sum;
   }
   inline bool has_parts() const noexcept { return !more_.empty(); }
+  inline std::size_t parts() const noexcept { return 1 + more_.size(); }
+  inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
   /// It asks for no memory, but for the turn in which that could be had.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
 
@@ -66,7 +68,7 @@ public:
   /// `deallocate(part)`. For the admit() of a resource. Returns the first part's pointer.
   template <class Allocate, class Deallocate>
   expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
-    for (std::size_t i = 0; i <= more_.size(); ++i) {
+    for (std::size_t i = 0; i < parts(); ++i) {
       auto& one = part(i);
       if (one.bytes == 0) continue;
       auto const result = allocate(std::as_const(one));
@@ -135,8 +137,8 @@ protected:
     return settled_ && !result_ && result_.error().what == outcome::stopped;
   }
   expected<void*, failure> take_result() noexcept;
-  /// Before admit() is called again: adaptors add their hooks again, and the stream may have begun a capture.
-  void renew(stream_key const& stream) noexcept;
+  /// Before admit() is called again: adaptors add their hooks again.
+  void renew() noexcept { hook_count_ = 0; }
   void leave() noexcept { leaving_ = true; }
   void ask_for_turn() noexcept { first_.bytes = 0; }
 
@@ -144,8 +146,6 @@ private:
   friend class waiter_list;
   friend class called_waiters;
   static constexpr std::size_t most_hooks = 8;
-
-  inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
 
   request_part first_;
   std::span<request_part> more_;

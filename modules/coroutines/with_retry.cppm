@@ -62,7 +62,8 @@ task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> wor
       if (e.reason() != outcome::preempted) throw;
     }
     rollback();
-    co_await detail::turn_for(work, need, resume_on);
+    auto const limit = figures_of(work).limit;
+    co_await detail::turn_for(work, limit ? std::min(need, limit) : need, resume_on);
   }
 }
 

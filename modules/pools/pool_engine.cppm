@@ -142,7 +142,7 @@ public:
   /// Takes back a part of a request of which another part was refused. That is not news for requests of several parts:
   /// two of them would call each other for ever.
   void give_back(stream_key const& key, void* pointer) noexcept;
-  /// Whether there could be the memory for which a request asks that asks for a turn alone.
+  /// Whether there could be the memory for which a request asks: it asks for a turn alone, or is of several parts.
   expected<void*, failure> may_go_on(waiter const& item) noexcept;
   void note_holder(holder& whose, holder_event what) noexcept;
   /// Throws std::bad_alloc.

@@ -5,6 +5,8 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <utility>
 module gpumem:acquire.impl;
 import :acquire;
@@ -22,11 +24,12 @@ import :waiter;
 
 namespace gpumem::detail {
 
-request_operation::request_operation(request const& what, expected<stream_key, failure> const& key) noexcept
-    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority},
+request_operation::request_operation(request const& what, expected<stream_key, failure> const& key,
+                                     std::span<request_part> more) noexcept
+    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority, more},
       from_{what.from}, deadline_{what.options.deadline} {
   if (what.turn_only) ask_for_turn();
-  if (what.bytes == 0) {
+  if (bytes() == 0) {
     settle(nullptr);
   } else if (!key) {
     settle(unexpected<failure>{key.error()});
@@ -40,15 +43,29 @@ bool request_operation::try_now(bool may_wait, queueing how) noexcept {
     settle(nullptr);
     return true;
   }
-  auto const key = stream().waiting(may_wait).queueing_as(how);
-  expected<void*, failure> result = nullptr;
-  try {
-    result = checked_request(key, device_of(from_), bytes(), alignment());
-  } catch (...) { result = unexpected<failure>{current_failure(bytes())}; }
-  if (result) result = from_.table->try_allocate_keyed(from_.state, &key, bytes(), alignment());
+  auto const result = has_parts() ? try_parts(may_wait, how) : try_part(part(0), may_wait, how);
   if (!result && result.error().what == outcome::exhausted && can_wait()) return false;
   settle(result);
   return true;
+}
+
+[[gnu::always_inline]] inline expected<void*, failure>
+request_operation::try_part(request_part const& one, bool may_wait, queueing how) noexcept {
+  auto const key = one.stream.waiting(may_wait).queueing_as(how);
+  expected<void*, failure> checked = nullptr;
+  try {
+    checked = checked_request(key, device_of(from_), one.bytes, one.alignment);
+  } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
+  if (!checked) return checked;
+  return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
+}
+
+expected<void*, failure> request_operation::try_parts(bool may_wait, queueing how) noexcept {
+  return allocate_parts([&](request_part const& one) { return try_part(one, may_wait, how); },
+                        [this](request_part const& one) {
+                          from_.table->deallocate_keyed(from_.state, &one.stream, one.pointer, one.bytes,
+                                                        one.alignment);
+                        });
 }
 
 bool request_operation::park() noexcept {
@@ -80,16 +97,17 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
 // It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
 // handle that may die both look alike.
 bool request_operation::park_again() noexcept {
-  if (asks_for_turn()) {
-    renew(stream());
-    return park();
+  renew();
+  bool usable = true;
+  for (std::size_t i = 0; i < parts() && !asks_for_turn(); ++i) {
+    auto const before = part(i).stream;
+    auto const now = stream_key::at_end_of(before.order(), before.handle());
+    part(i).stream = now;
+    auto const& order = before.order();
+    bool const unknown = order.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
+    usable = usable && !now.capturing() && !(unknown && !device{order.device()}.lost());
   }
-  auto const before = stream();
-  auto const now = stream_key::at_end_of(before.order(), before.handle());
-  renew(now);
-  auto const& order = before.order();
-  bool const unknown = order.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
-  if (!now.capturing() && !(unknown && !device{order.device()}.lost())) return park();
+  if (usable) return park();
   end_turn();
   settle(unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes()}});
   return false;
@@ -108,6 +126,30 @@ expected<allocation, failure> request_operation::take() noexcept {
   return allocation{from_, stream(), *result, *result ? bytes() : 0, alignment()};
 }
 
+std::optional<failure> request_operation::take_into(std::span<allocation> places) noexcept {
+  auto const result = take_result();
+  parked_ = false;
+  if (!result) return result.error();
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    auto const& one = part(i);
+    places[i] = allocation{from_, one.stream, one.pointer, one.pointer ? one.bytes : 0, one.alignment};
+  }
+  return std::nullopt;
+}
+
+void request_operation::take_into_or_throw(std::span<allocation> places) {
+  if (auto const why = take_into(places)) throw_failure_of(from_, stream().handle(), *why);
+}
+
+void request_operation::give_up_answer() noexcept {
+  auto const result = take_result();
+  parked_ = false;
+  for (std::size_t i = 0; result && i < parts(); ++i) {
+    auto const& one = part(i);
+    allocation{from_, one.stream, one.pointer, one.bytes, one.alignment}.reset();
+  }
+}
+
 bool request_operation::take_stopped() noexcept {
   if (!settled_stopped()) return false;
   take_result();
@@ -122,14 +164,12 @@ allocation request_operation::take_or_throw() {
 }
 
 // A resource that lets requests wait is not asked to wait on the host as well.
-allocation blocking_operation::wait() {
+void blocking_operation::wait() {
   if (!try_now(!can_wait())) wait_parked(deadline());
-  return take_or_throw();
 }
 
-expected<allocation, failure> blocking_operation::wait_until(sync::time_point when) noexcept {
+void blocking_operation::wait_until(sync::time_point when) noexcept {
   if (!try_now()) wait_parked(std::min(when, deadline()));
-  return take();
 }
 
 void blocking_operation::wait_parked(sync::time_point deadline) {
@@ -177,13 +217,11 @@ void suspended_operation::abandon() noexcept {
     take_back();
     if (!settled()) end_turn();
   }
-  if (settled()) [[maybe_unused]]
-    auto const back = take();
+  if (settled()) give_up_answer();
 }
 
-expected<allocation, failure> blocking_operation::only_now() noexcept {
-  if (!try_now()) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
-  return take();
+void blocking_operation::only_now() noexcept {
+  if (!try_now()) settle(unexpected<failure>{failure{outcome::exhausted, 0, bytes()}});
 }
 
 expected<allocation, failure> blocking_operation::allocate() noexcept {

@@ -19,7 +19,8 @@ namespace gpumem {
 waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
                std::span<request_part> more) noexcept
     : first_{stream, bytes, alignment}, more_{more}, bytes_{bytes}, priority_{priority} {
-  for (auto const& each : more) bytes_ += each.bytes;
+  for (auto const& each : more)
+    bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
 }
 
 void waiter::set_holder(class holder& of) noexcept {
@@ -31,7 +32,7 @@ void waiter::settle(expected<void*, failure> result) noexcept {
   if (result) {
     first_.pointer = *result;
     for (std::size_t i = hook_count_; i > 0; --i) {
-      for (std::size_t at = 0; at <= more_.size(); ++at) {
+      for (std::size_t at = 0; at < parts(); ++at) {
         auto const& one = part(at);
         if (one.pointer) hooks_[i - 1]->on_grant(one.stream, one.pointer, one.bytes, one.alignment);
       }
@@ -49,11 +50,6 @@ void waiter::grant(void* pointer) noexcept {
 void waiter::refuse(failure const& why) noexcept {
   settle(unexpected<failure>{why});
   decided();
-}
-
-void waiter::renew(stream_key const& stream) noexcept {
-  first_.stream = stream;
-  hook_count_ = 0;
 }
 
 bool waiter::add_hook(grant_hook& hook) noexcept {

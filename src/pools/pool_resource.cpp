@@ -126,7 +126,9 @@ bool pool_state::admit(waiter& item) noexcept {
 }
 
 expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
-  if (item.asks_for_turn()) return engine_->may_go_on(item);
+  if (item.asks_for_turn() || item.has_parts()) {
+    if (auto const checked = engine_->may_go_on(item); !checked) return checked;
+  }
   return item.allocate_parts([this](request_part const& one) { return try_part(one); },
                              [this](request_part const& one) {
                                if (hardening_) return hardening_->deallocate(one.stream, one.pointer, one.bytes);

@@ -215,8 +215,11 @@ void pool_engine::give_back(stream_key const& key, void* pointer) noexcept {
 
 expected<void*, failure> pool_engine::may_go_on(waiter const& item) noexcept {
   shard_locks const held{shards_};
-  if (fits(item)) return nullptr;
-  return unexpected<failure>{failure{outcome::exhausted, 0, item.bytes()}};
+  auto const limit = supply_.chunks().limit();
+  bool const too_large = limit && rounded(item) > limit;
+  bool const tries = options_.hardened.enabled && item.has_parts(); // which empties the quarantine
+  if (!too_large && (tries || fits(item))) return nullptr;
+  return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};
 }
 
 bool pool_engine::withdraw(waiter& item, bool& last) noexcept {
