@@ -124,16 +124,19 @@ void wait_for(std::atomic<bool> const& done) {
 
 TEST(timer, expires_at_its_moment_on_the_library_thread) {
   std::atomic<bool> expired{false};
+  auto id_of_library_thread = []() -> gpumem::task<std::thread::id> {
+    co_await test::hop{gpumem::library_executor()};
+    co_return std::this_thread::get_id();
+  };
+  auto const library = gpumem::sync_wait(id_of_library_thread());
   auto const moment = now() + 2ms;
   time_point at;
-  std::thread::id ran_on, library;
-  test::item look{[&] { library = std::this_thread::get_id(); }};
+  std::thread::id ran_on;
   timed_item one{[&] {
     at = now();
     ran_on = std::this_thread::get_id();
     expired = true;
   }};
-  gpumem::library_executor().post(look);
   start_timer(one, moment);
   wait_for(expired);
   cancel_timer(one);
@@ -298,7 +301,7 @@ TEST(timer, of_many_threads_expires_or_is_cancelled) {
         if (i % 3 == 0) cancel_timer(*timers[random() % timers.size()]);
       }
       auto const last = now() + 1ms;
-      while (now() < last) std::this_thread::yield();
+      while (now() < last || mine == 0) std::this_thread::yield();
       for (auto& one : timers) cancel_timer(*one);
       expired += mine;
     });

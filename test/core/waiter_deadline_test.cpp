@@ -40,7 +40,7 @@ protected:
 TEST_F(waiter_deadline, resumes_a_request_inside_the_end_of_its_timer) {
   // Inline: the operation is destroyed, and another made in its place, while its timer expires.
   auto const block = resource.acquire(stream, 512).wait();
-  gpumem::inline_executor here;
+  static auto& here = *new gpumem::inline_executor; // outlives the library thread, which flushes it
   EXPECT_EQ(sync_wait(ask(200, &here)), 200);
   EXPECT_TRUE(resource.state().idle());
 }

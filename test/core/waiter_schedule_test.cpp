@@ -95,7 +95,7 @@ TEST_F(waiter_schedule, of_a_crowd_ends_with_nothing_lost) {
 // Requests of one member that nothing but their deadline ends; how many ended otherwise.
 std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref stream, std::uint64_t seed) {
   std::minstd_rand random{static_cast<std::uint32_t>(seed * 2 + 1)};
-  gpumem::inline_executor here;
+  static auto& here = *new gpumem::inline_executor; // outlives the library thread, which flushes it
   gpumem::thread_executor elsewhere;
   std::array<gpumem::executor*, 3> const places{&here, &elsewhere, nullptr};
   auto ask = [&](gpumem::executor* where) -> gpumem::task<gpumem::outcome> {
