@@ -133,11 +133,10 @@ public:
     last,     ///< answered; the pool has neither handle nor block any more, and is the caller's to close
     turn,     ///< the caller tries to allocate for it, and then calls end_turn
   };
-  /// With what the pool knew when the turn began: of frees and completion, and whether work on free memory was open.
+  /// With what the pool knew when the turn began, of frees and completion.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
-    bool open = false;
   };
   /// Takes back a part of a request of which another part was refused. That is not news for requests of several parts:
   /// two of them would call each other for ever.
@@ -213,7 +212,8 @@ private:
   bool waits_for_nothing(waiter const& item) const noexcept;
   void shut_door(called_waiters& calls) noexcept;
   void tell_waiting() noexcept;
-  bool is_open() noexcept;
+  bool is_open() const noexcept;
+  bool note_completion() noexcept;
   turn new_turn(waiter const& item) noexcept;
   void take_turn(waiter& item) noexcept;
   void end_turn_of(waiter& item) noexcept;
@@ -363,6 +363,7 @@ private:
   std::uint64_t changes_ = 1;        // that may let a request that waits go on
   std::uint64_t given_back_ = 0;     // parts of requests of several
   waiter const* of_parts_ = nullptr; // the request of several parts that tries to allocate them
+  bool was_open_ = false;            // work on free memory, when that was looked at last
   unsigned watches_ = 0;             // of the library thread, since something was new
 };
 

@@ -123,7 +123,10 @@ void pool_engine::take_turn(waiter& item) noexcept {
   if (item.has_parts()) of_parts_ = &item;
 }
 
-pool_engine::turn pool_engine::new_turn(waiter const& item) noexcept { return {waiting::turn, news(item), is_open()}; }
+pool_engine::turn pool_engine::new_turn(waiter const& item) noexcept {
+  note_completion();
+  return {waiting::turn, news(item)};
+}
 
 // For calls that cannot call waiters themselves, since they go on for long.
 void pool_engine::tell_waiting() noexcept {
@@ -179,9 +182,10 @@ pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected
 // After a refusal. It tries again at once if something is new since its turn began; it waits if others have memory, or
 // if what it lacks is that work completes. What was set aside for it may be enough for a later request.
 pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine, called_waiters& calls) noexcept {
+  note_completion();
   // What such a request gives back of a hardened pool looks like news.
   bool const tells = !(options_.hardened.enabled && item.has_parts());
-  bool const any = tells && (news(item) != mine.since || (mine.open && !is_open()));
+  bool const any = tells && news(item) != mine.since;
   if (any && (is_shut() || fits(item))) return new_turn(item);
   end_turn_of(item);
   // Not the limit refused it: upstream has less than that left.
@@ -255,8 +259,16 @@ void pool_engine::shut_door(called_waiters& calls) noexcept {
   call_next(calls);
 }
 
+// Where nothing is known to be in use any more, this is news, whichever call has seen it complete.
+bool pool_engine::note_completion() noexcept {
+  bool const open = is_open();
+  changes_ += was_open_ && !open;
+  was_open_ = open;
+  return open;
+}
+
 // Whether some stream's use of free memory is not known to be over.
-bool pool_engine::is_open() noexcept {
+bool pool_engine::is_open() const noexcept {
   if (pool_order::may_complete(everywhere())) return true;
   try {
     return !pool_order::open_timelines(false, everywhere()).empty();
@@ -272,7 +284,9 @@ waiter* pool_engine::next_to_watch() noexcept {
 
 bool pool_engine::watches() noexcept {
   auto const* const next = next_to_watch();
-  return next && (options_.hardened.enabled || deferred_ || news(*next) != next->note() || is_open());
+  if (!next) return false;
+  bool const open = note_completion();
+  return options_.hardened.enabled || deferred_ || news(*next) != next->note() || open;
 }
 
 // By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.

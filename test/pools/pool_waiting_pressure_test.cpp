@@ -368,4 +368,26 @@ TEST_F(pool_waiting_pressure, ends_every_request_once_and_in_order) {
   }
 }
 
+TEST_F(pool_waiting_pressure, gets_what_an_attempt_of_another_has_seen_complete) {
+  run_alone([this] {
+    pool one{gpumem::device{0}, {.limit = 28 * MiB, .cross_stream = reuse::own}};
+    auto const kept = one.acquire(streams[0], 16 * MiB).wait();
+    auto freed = one.acquire(streams[2], 12 * MiB).wait();
+    simulator::work(freed.stream(), {simulator::write(freed.data(), freed.bytes())});
+    freed.reset();
+    one.set_limit(22 * MiB);
+    waiting_request second{one, streams[1], 6 * MiB};
+    EXPECT_FALSE(second.ended()) << "the kernel still runs";
+    simulator::run_until_idle();
+    waiting_request first{one, streams[1], 12 * MiB, 1};
+    ASSERT_TRUE(first.called());
+    first.resume();
+    EXPECT_FALSE(first.ended()) << "6 MiB are left of the limit";
+    gpumem::sync::sleep_for(2ms);
+    ASSERT_TRUE(second.called());
+    second.resume();
+    EXPECT_EQ(second.ended(), outcome::granted);
+  });
+}
+
 } // namespace
