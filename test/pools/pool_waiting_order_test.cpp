@@ -156,6 +156,37 @@ TEST_F(pool_waiting_order, tells_every_request_that_a_lower_limit_forbids) {
   EXPECT_FALSE(third.ended());
 }
 
+// A coroutine keeps memory while it waits for a task of a queue, which waits for that memory. Neither can go on.
+TEST_F(pool_waiting_order, lets_others_go_on_beside_two_that_wait_for_each_other_until_a_stop) {
+  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 2}};
+  std::stop_source source;
+  std::optional<outcome> of_task;
+  auto const task = [&]() -> gpumem::task<> {
+    try {
+      co_await pool.acquire(b, 60 * MiB, {.resume_on = &executor}, source.get_token());
+    } catch (gpumem::acquire_error const& e) { of_task = e.reason(); }
+  };
+  auto const holder = [&]() -> gpumem::task<> {
+    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor});
+    co_await task();
+  };
+  auto const running = test::start(holder());
+  for (int i = 0; i < 2; ++i) {
+    request other{*this, pool, b, 30 * MiB};
+    run_all();
+    EXPECT_EQ(other.ended(), outcome::granted) << i;
+  }
+  request late{*this, pool, b, 30 * MiB};
+  run_all();
+  EXPECT_FALSE(late.ended()) << "the task has been overtaken often enough";
+  source.request_stop();
+  run_all();
+  EXPECT_EQ(of_task, outcome::stopped);
+  EXPECT_TRUE(running.done());
+  EXPECT_EQ(late.ended(), outcome::granted);
+  EXPECT_EQ(pool.figures().live, 30 * MiB);
+}
+
 TEST_F(pool_waiting_order, is_seen_in_the_figures) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
