@@ -59,7 +59,8 @@ public:
       if (each.turn) continue;
       ++passed;
       if (++each.overtaken > most_) wrong_("overtaken too often");
-      if (bytes_decide && !each.refused && fits(each, memory)) wrong_("overtook one for which there is memory");
+      if (bytes_decide && !each.refused && fits(each.that->bytes(), memory))
+        wrong_("overtook one for which there is memory");
     }
     if (passed > most_) wrong_("overtook too many");
     overtakes_ += passed > 0;
@@ -82,17 +83,17 @@ public:
     unsigned passed = 0;
     for (auto const& each : row_) {
       if (each.turn) continue;
-      if (fits(each, memory)) return wrong_("left waiting though there is memory");
+      if (fits(each.that->bytes(), memory)) return wrong_("left waiting though there is memory");
       if (each.overtaken + each.attempts >= most_ || ++passed > most_) return;
     }
   }
   std::uint64_t overtakes() const { return overtakes_; }
 
-private:
-  bool fits(place const& one, memory_count const& memory) const {
-    auto const taken = memory.live + set_aside_;
-    return one.that->bytes() <= memory.most - std::min(memory.most, taken);
+  bool fits(std::size_t bytes, memory_count const& memory) const {
+    return bytes <= memory.most - std::min(memory.most, memory.live + set_aside_);
   }
+
+private:
   void give_turn(place& one) {
     one.turn = true;
     one.refused = false;
