@@ -101,6 +101,19 @@ TEST_F(pool_waiting_order, keeps_what_is_freed_for_a_request_that_was_overtaken_
   }
 }
 
+TEST_F(pool_waiting_order, offers_to_the_next_what_the_first_cannot_use) {
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
+  std::deque<gpumem::allocation> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
+  request first{*this, pool, a, 3 * MiB};
+  for (auto const i : {0, 2, 4}) blocks[i].reset();
+  request second{*this, pool, a, MiB};
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_FALSE(first.ended()) << "there are 3 MiB, but not in one piece";
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
 TEST_F(pool_waiting_order, lets_only_the_next_in_line_overtake) {
   pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 2}};
   auto block = pool.acquire(a, 90 * MiB).wait();
