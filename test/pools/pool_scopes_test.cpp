@@ -188,6 +188,30 @@ TEST_F(pool_scopes, that_can_be_rolled_back_give_way_and_try_again) {
   EXPECT_EQ(pool.figures().live, 0u);
 }
 
+TEST_F(pool_scopes, that_are_older_do_not_wait_for_younger_ones_that_wait) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool, "old"}, young{pool, "young"};
+  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  int began = 0, rolled_back = 0, ended = 0;
+  auto held = old.acquire(a, 20 * MiB).wait();
+  auto const wait_for = [&](gpumem::task<int> body) -> gpumem::task<> {
+    co_await std::move(body);
+    ++ended;
+  };
+  auto second = test::start(wait_for(gpumem::with_retry(
+      young, [&] { return two_parts(young, b, 40 * MiB, executor, began); }, [&] { ++rolled_back; }, &executor)));
+  run_all();
+  EXPECT_EQ(young.held(), 40 * MiB);
+  request first{*this, old, a, 60 * MiB};
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(rolled_back, 1);
+  EXPECT_EQ(young.held(), 0u);
+  first.block().reset();
+  run_until([&] { return ended == 1; });
+  EXPECT_EQ(began, 2);
+}
+
 TEST_F(pool_scopes, get_memory_that_others_free_when_asked) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();

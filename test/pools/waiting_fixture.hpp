@@ -67,8 +67,10 @@ protected:
   }
   // While gpumem's own thread does its part.
   template <class Done> void run_until(Done done) {
+    auto const end = gpumem::sync::now() + std::chrono::seconds{20};
     while (!done()) {
       if (!executor.run_one()) std::this_thread::yield();
+      ASSERT_LT(gpumem::sync::now(), end) << "it does not come";
     }
   }
   // Whether the stream would get so many bytes now.

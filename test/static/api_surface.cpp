@@ -93,6 +93,18 @@ using ::CUstreamCaptureMode;
 
 // core
 using gpumem::acquire;
+using gpumem::acquire_all;
+using gpumem::block_request;
+using gpumem::holder;
+using gpumem::holder_event;
+using gpumem::holder_list;
+using gpumem::request_part;
+using gpumem::waiting_figures;
+using gpumem::pressure_callback;
+using gpumem::scope;
+using gpumem::scope_options;
+using gpumem::waiting_mark;
+using gpumem::with_retry;
 using gpumem::acquire_awaitable;
 using gpumem::acquire_operation;
 using gpumem::acquire_options;
