@@ -9,6 +9,7 @@ namespace gpumem::detail {
 export class timer;
 export void start_timer(timer& item, sync::time_point when);
 export void cancel_timer(timer& item) noexcept;
+export bool retract_timer(timer& item) noexcept;
 
 /// One thing to run at a moment, in place in the operation that waits: starting it allocates nothing.
 class timer {
@@ -39,7 +40,7 @@ private:
 
 /// Timers by moment, those of one moment in order of start; the caller guards it. A pairing heap: Fredman, Sedgewick,
 /// Sleator, Tarjan, "The pairing heap: a new form of self-adjusting heap" (1986). Insertion takes constant time,
-/// removal O(log n) amortized; neither allocates.
+/// removal O(log n) amortized. Neither allocates.
 export class timer_heap {
 public:
   /// One that is in no heap.
@@ -60,7 +61,7 @@ private:
 };
 
 /// Runs the timer on the library thread at the moment, or soon if it has passed. The timer neither waits nor is being
-/// started elsewhere. Throws as library_executor() does. Any thread.
+/// started elsewhere; its own expire() may start it again. Throws as library_executor() does. Any thread.
 void start_timer(timer& item, sync::time_point when);
 
 void cancel_started(timer& item) noexcept;
@@ -72,5 +73,8 @@ inline void cancel_timer(timer& item) noexcept {
   item.started_ = false;
   cancel_started(item);
 }
+
+/// Takes back a timer that was started; false if its expire() has begun, which is not waited for. Any thread.
+bool retract_timer(timer& item) noexcept;
 
 } // namespace gpumem::detail

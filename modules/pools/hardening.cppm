@@ -71,7 +71,7 @@ private:
   void tell(guarded_block const& leaving, lock& held) noexcept;
 
   void close() noexcept;
-  void resume() noexcept override;
+  void expire() noexcept override;
   std::vector<timeline*> uncovered() override;
   bool may_advance() noexcept;
   bool end_if_empty() noexcept;

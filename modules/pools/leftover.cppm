@@ -1,24 +1,24 @@
 // Pools that have ended and that wait, outside the library thread, until their memory can go back.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:leftover;
-import :executor;
 import :std;
 import :timeline;
+import :timer;
 
 namespace gpumem::detail {
 
-/// Base of objects that give a closed pool's memory back, in passes of the library thread. A pool whose memory no event
-/// covers may wait for ever, so it leaves that thread. A pool that outlives the driver is leaked on purpose, and stays
-/// reachable.
-export class leftover : public resumption {
+/// Base of objects that give a closed pool's memory back, in passes of the library thread: each time the timer expires.
+/// A pool whose memory no event covers may wait for ever, so it leaves that thread. A pool that outlives the driver is
+/// leaked on purpose, and stays reachable.
+export class leftover : public timer {
 public:
-  /// Posts a pass of each pool left behind. Called when a wanted event was recorded, and when a pool is made or ends.
+  /// Starts a pass of each pool left behind. Called when a wanted event was recorded, and when a pool is made or ends.
   /// Any thread.
   static void revisit_left() noexcept;
 
 protected:
   ~leftover() = default;
-  /// Called in a pass, which must not post another one, or when the driver is gone.
+  /// Called in a pass, which must not start another one, or when the driver is gone.
   void leave_behind() noexcept;
   /// Asks for an event on each of the uncovered streams, after leave_behind(). An event that was recorded just before
   /// causes no visit, so the caller looks again.

@@ -319,7 +319,7 @@ private:
   }
 
   // pool_return.cpp: what goes back.
-  void resume() noexcept override;
+  void expire() noexcept override;
   bool pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
   std::vector<timeline*> uncovered() override;
@@ -364,7 +364,7 @@ private:
   std::uint64_t given_back_ = 0;     // parts of requests of several
   waiter const* of_parts_ = nullptr; // the request of several parts that tries to allocate them
   bool was_open_ = false;            // work on free memory, when that was looked at last
-  unsigned watches_ = 0;             // of the library thread, since something was new
+  unsigned watches_ = 0;             // passes of the library thread, since something was new
 };
 
 /// Throws std::invalid_argument for what no pool can have as its limit.

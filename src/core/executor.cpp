@@ -83,9 +83,10 @@ public:
   bool retract(resumption& item) noexcept override;
   bool abandon(sync::duration bound) noexcept;
 
-  // As start_timer and cancel_timer.
+  // As start_timer, cancel_timer and retract_timer.
   void start(timer& item, sync::time_point when) noexcept;
   void cancel(timer& item) noexcept;
+  bool retract(timer& item) noexcept;
 
 private:
   void run();
@@ -182,6 +183,11 @@ void detail::executor_thread::cancel(timer& item) noexcept {
   }
 }
 
+bool detail::executor_thread::retract(timer& item) noexcept {
+  sync::lock const held{guard_};
+  return timers_.remove(item);
+}
+
 void detail::executor_thread::run() {
   running_on = this;
   sync::lock held{guard_};
@@ -267,6 +273,10 @@ void detail::start_timer(timer& item, sync::time_point when) {
 
 void detail::cancel_started(timer& item) noexcept {
   if (!forked()) the_library_thread().running.load(std::memory_order_acquire)->cancel(item);
+}
+
+bool detail::retract_timer(timer& item) noexcept {
+  return !forked() && the_library_thread().running.load(std::memory_order_acquire)->retract(item);
 }
 
 } // namespace gpumem

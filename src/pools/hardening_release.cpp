@@ -14,7 +14,6 @@ module;
 module gpumem:hardening_release.impl;
 import :hardening;
 import :driver;
-import :executor;
 import :guarded_block;
 import :leftover;
 import :misuse;
@@ -23,6 +22,7 @@ import :services;
 import :stream;
 import :sync;
 import :timeline;
+import :timer;
 
 namespace gpumem::detail {
 namespace {
@@ -141,7 +141,7 @@ void hardening::abandon() noexcept {
 void hardening::close() noexcept {
   revisit_left();
   advance(nullptr, 0);
-  if (!end_if_empty()) library_executor().post(*this);
+  if (!end_if_empty()) start_timer(*this, sync::now());
 }
 
 bool hardening::end_if_empty() noexcept {
@@ -154,7 +154,7 @@ bool hardening::end_if_empty() noexcept {
 }
 
 // Blocks that no event covers would be looked at in vain: the pool is left behind until that changes.
-void hardening::resume() noexcept {
+void hardening::expire() noexcept {
   advance(nullptr, 0);
   if (end_if_empty()) return;
   if (leaving() || !may_advance()) {
@@ -163,8 +163,7 @@ void hardening::resume() noexcept {
     if (!leaving() && may_advance()) revisit_left();
     return;
   }
-  sync::sleep_for(std::min<sync::duration>(shortest_nap * ++passes_, longest_pause));
-  library_executor().post(*this);
+  start_timer(*this, sync::now() + std::min<sync::duration>(shortest_nap * ++passes_, longest_pause));
 }
 
 std::vector<timeline*> hardening::uncovered() {

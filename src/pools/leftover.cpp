@@ -6,8 +6,9 @@ module;
 module gpumem:leftover.impl;
 import :leftover;
 import :driver;
-import :executor;
+import :sync;
 import :timeline;
+import :timer;
 
 namespace gpumem::detail {
 namespace {
@@ -48,7 +49,7 @@ void leftover::revisit_left() noexcept {
   for (auto* at = left.exchange(nullptr, std::memory_order_acq_rel); at;) {
     auto& one = *at;
     at = at->next_left_;
-    library_executor().post(one);
+    start_timer(one, sync::now());
   }
 }
 

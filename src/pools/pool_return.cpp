@@ -13,12 +13,12 @@ import :pool_supply;
 import :block;
 import :chunks;
 import :driver;
-import :executor;
 import :leftover;
 import :shards;
 import :sync;
 import :timeline;
 import :timeline_registry;
+import :timer;
 
 namespace gpumem::detail {
 namespace {
@@ -44,16 +44,18 @@ std::size_t pool_engine::trim(std::size_t keep) {
   return given;
 }
 
+// The pause grows with the passes that found nothing new for requests that wait, or else with those that gave back.
 void pool_engine::post_pass() noexcept {
   if (posted_ || !driver_alive()) return;
   posted_ = true;
   leaving(); // is watched from now on
-  library_executor().post(*this);
+  auto const passes = has_waiting() ? ++watches_ : idle_passes_;
+  start_timer(*this, sync::now() + std::min<sync::duration>(shortest_pause * passes, longest_pause));
 }
 
 // A pass of the library thread: looks at what has completed for requests that wait; gives back what is beyond the
 // threshold, or all of a closed pool, as it completes.
-void pool_engine::resume() noexcept {
+void pool_engine::expire() noexcept {
   call_pressure();
   end_one_for_others();
   watch();
@@ -87,11 +89,7 @@ bool pool_engine::pass(shard_locks& held) noexcept {
     supply_.give_back(supply_.closed() ? 0 : options_.release_threshold, held);
     bool const open = pool_order::may_complete(everywhere());
     bool const stuck = !open && !pool_order::open_timelines(false, everywhere()).empty();
-    if (!open) idle_passes_ = most_passes;
-    auto const pause = std::min<sync::duration>(shortest_pause * ++idle_passes_, longest_pause);
-    held.unlock();
-    if (open) sync::sleep_for(pause);
-    held.lock();
+    idle_passes_ = open ? idle_passes_ + 1 : most_passes;
     return !stuck;
   } catch (std::bad_alloc const&) {
     if (!held) held.lock(); // the next pass looks again
@@ -118,7 +116,7 @@ void pool_engine::close() noexcept {
     supply_.note_closed();
     if (!driver_alive()) return leave_behind(); // no call may be made any more
     serve_deferred();
-    if (posted_ && library_executor().retract(*this)) posted_ = false;
+    if (posted_ && retract_timer(*this)) posted_ = false;
     if (posted_ || passing_) return; // the pass takes over
     try {
       order_.learn_completion(nullptr, everywhere());

@@ -4,7 +4,6 @@ module;
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -23,17 +22,11 @@ import :pressure;
 import :shards;
 import :size_class;
 import :stream;
-import :sync;
 import :virtual_pages;
 import :waiter;
 
 namespace gpumem::detail {
 namespace {
-
-using namespace std::chrono_literals;
-
-inline constexpr auto shortest_watch = 20us;
-inline constexpr auto longest_watch = 1ms;
 
 // As for a request that cannot grow.
 std::size_t rounded(std::size_t bytes) noexcept { return size_class::of(bytes, size_class::largest_small).bytes; }
@@ -346,17 +339,12 @@ void pool_engine::note_holder(holder& whose, holder_event what) noexcept {
   look_later();
 }
 
-// By the library thread. Where nothing tells whether something is new the request tries each time.
+// By the library thread. Where nothing tells whether something is new the request tries each time. It looks even if
+// nothing is open any more: another thread may have seen the work complete.
 void pool_engine::watch() noexcept {
-  sync::duration pause{};
-  {
-    shard_locks const held{shards_};
-    if (!watches()) return;
-    pause = std::min<sync::duration>(shortest_watch * ++watches_, longest_watch);
-  }
-  sync::sleep_for(pause);
   called_waiters calls;
   shard_locks const held{shards_};
+  if (!has_waiting()) return;
   try {
     serve_deferred();
     order_.learn_completion(nullptr, everywhere());
@@ -364,6 +352,7 @@ void pool_engine::watch() noexcept {
     // The next look may have the host's memory.
   }
   order_.give_completed(everywhere());
+  note_completion();
   bool const tells = !options_.hardened.enabled && options_.cross_stream != reuse::own;
   auto* const next = next_to_watch();
   if (!next || (tells && news(*next) == next->note())) return;

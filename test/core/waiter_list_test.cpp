@@ -26,7 +26,7 @@ using gpumem::waiter_list;
 class item final : public gpumem::waiter {
 public:
   item(std::size_t bytes, int priority) : waiter{gpumem::stream_key::host(), bytes, 256, priority} {}
-  using waiter::request_stop;
+  using waiter::note_cancelled;
   std::vector<item*>* called = nullptr;
 
 private:
@@ -151,7 +151,7 @@ private:
     if (one && waiter_list::holds(*one)) return;
     one.emplace(1 + random_.below(1000), random_.of({0, 0, 0, 1, -1, INT_MAX, INT_MIN}));
     if (random_.one_in(10)) {
-      one->request_stop();
+      one->note_cancelled(gpumem::outcome::stopped);
       EXPECT_FALSE(list_.park(*one));
       return;
     }
