@@ -87,6 +87,7 @@ export import :pool_resource;
 export import :adaptor_base;
 export import :statistics_adaptor;
 export import :logging_adaptor;
+export import :limiting_adaptor;
 export import :scope;
 
 export import :bytes;

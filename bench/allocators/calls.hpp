@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <coroutine>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -30,6 +31,18 @@ void one_size(benchmark::State& state, context& with, Resource& resource, gpumem
     return seconds_of([&] {
       for (std::size_t i = 0; i < operations; i += 2) once();
     });
+  });
+}
+
+/// The same by `co_await`, with the memory at hand.
+template <class Resource>
+void awaited(benchmark::State& state, context& with, Resource& resource, gpumem::stream_ref stream, std::size_t bytes) {
+  measure(state, with, 1, [&](std::size_t operations) {
+    auto const all = [&]() -> gpumem::task<> {
+      for (std::size_t i = 0; i < operations; i += 2) [[maybe_unused]]
+        auto const block = co_await resource.acquire(stream, bytes);
+    };
+    return seconds_of([&] { gpumem::sync_wait(all()); });
   });
 }
 

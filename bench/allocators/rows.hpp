@@ -47,6 +47,10 @@ private:
           [=](auto& state, auto& with, auto& from) { one_size(state, with, from, with.streams.front(), bytes); });
     };
     size("256B", 256), size("64KiB", 64 * kib), size("1MiB", mib), size("16MiB", 16 * mib), size("256MiB", 256 * mib);
+    if constexpr (requires(decltype(make_(with_->device))& from) { from.acquire(with_->streams.front(), kib); }) {
+      add("awaited_256B", 5,
+          [](auto& state, auto& with, auto& from) { awaited(state, with, from, with.streams.front(), 256); });
+    }
     add("one_size_1MiB_foreign", 5, [](auto& state, auto& with, auto& from) {
       replay::stream_set const foreign{with.device, 1, true};
       one_size(state, with, from, foreign.refs().front(), mib);

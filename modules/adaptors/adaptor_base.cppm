@@ -38,8 +38,9 @@ public:
   inline std::optional<device> where() const noexcept { return device_; }
 
   // Whether it can let requests wait shows only now; one that cannot answers at once.
+  inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept {
-    if (services_.table->admit) return services_.table->admit(services_.state, &item);
+    if (can_wait()) return services_.table->admit(services_.state, &item);
     item.settle(try_allocate(item.stream(), item.bytes(), item.alignment()));
     return false;
   }
@@ -75,6 +76,7 @@ public:
     state_->deallocate(key, pointer, bytes, alignment);
   }
   inline auto where() const noexcept { return state_->where(); }
+  static constexpr bool can_wait() noexcept { return waiting_state<state_type>; }
   bool admit(waiter& item) noexcept
     requires waiting_state<state_type>
   {

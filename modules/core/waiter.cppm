@@ -23,10 +23,13 @@ export struct request_part {
   void* pointer = nullptr; ///< once it is granted
 };
 
-/// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted.
+/// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted. Called
+/// without locks of the resource that decides.
 export class grant_hook {
 public:
   virtual void on_grant(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept = 0;
+  /// The request ends without memory. Not called where it is withdrawn, which passes through the adaptor.
+  virtual void on_refusal(waiter&) noexcept {}
 
 protected:
   ~grant_hook() = default;
@@ -106,8 +109,15 @@ public:
   /// The operation is being destroyed.
   inline bool leaving() const noexcept { return leaving_; }
 
-  /// An adaptor's hook, run at the grant, upstream's first. False if the stack of adaptors is too deep.
+  /// An adaptor's hook, run at the grant or refusal, upstream's first. False if the stack of adaptors is too deep.
   bool add_hook(grant_hook& hook) noexcept;
+
+  /// For an adaptor in which requests wait before they wait at its upstream: whether the request is beyond it, also
+  /// when it asks upstream again. Each adaptor calls these under its lock, and has added its hook.
+  bool has_passed(grant_hook const& by) const noexcept;
+  void pass(grant_hook const& by) noexcept;
+  /// False if it is not beyond it.
+  bool end_pass(grant_hook const& by) noexcept;
 
   /// Whether a stop or its deadline has cancelled it; a resource asks under its lock before it parks, and then answers
   /// with refusal().
@@ -157,6 +167,7 @@ private:
   expected<void*, failure> result_{nullptr};
   std::array<grant_hook*, most_hooks> hooks_{};
   std::size_t hook_count_ = 0;
+  std::array<std::atomic<grant_hook const*>, most_hooks> passed_{}; // each place guarded by the lock of its adaptor
   std::atomic<outcome> refusal_{outcome::exhausted};
   bool settled_ = false;
   bool leaving_ = false;
@@ -164,7 +175,10 @@ private:
   waiter* next_ = nullptr;
   waiter* previous_ = nullptr;
   bool parked_ = false;
-  std::uint64_t age_ = 0; // see holder
+  std::uint64_t age_ = 0;          // see holder
+  std::uint64_t turns_before_ = 0; // of its list, when it got its own
+  bool was_refused_ = false;       // in its turn
+  bool alone_ = false;             // no other has a turn beside it
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it
   waiter* next_called_ = nullptr;
@@ -195,7 +209,9 @@ export struct waiting_figures {
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
 /// A turn goes to the first request without one. If there is no memory for that request, a later one that is satisfied
 /// with less may overtake: one of the next `most_overtakes`, and only while no request before it has been overtaken
-/// `most_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside.
+/// `most_overtakes` times. A request that has a turn cannot be
+/// overtaken, since its bytes are set aside. If it was refused nevertheless, all that had a turn meanwhile count as
+/// having overtaken it. Once it was overtaken as often as it may be, no other has a turn beside it.
 export class waiter_list {
 public:
   explicit waiter_list(unsigned most_overtakes = 0) noexcept : most_overtakes_{most_overtakes} {}
@@ -238,6 +254,7 @@ public:
   inline waiter* next_waiting() const noexcept { return first_waiting_; }
   /// The next that may have a turn and of which `may` is true, or null.
   template <class May> waiter* next_for_turn(May may) const noexcept {
+    if (alone_ > 0) return nullptr;
     unsigned passed = 0;
     for (auto* at = first_waiting_; at && passed <= most_overtakes_; at = at->next_) {
       if (has_turn(*at)) continue;
@@ -256,7 +273,9 @@ public:
   inline std::size_t waiting_bytes() const noexcept { return waiting_bytes_; }
 
   /// Whether a request that does not park may overtake all that have no turn.
-  inline bool may_be_overtaken() const noexcept { return !first_waiting_ || (most_overtakes_ > 0 && at_most_ == 0); }
+  inline bool may_be_overtaken() const noexcept {
+    return alone_ == 0 && (!first_waiting_ || (most_overtakes_ > 0 && at_most_ == 0));
+  }
   /// A request that does not park has overtaken all that have no turn, or `by` has overtaken those before it.
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
@@ -264,12 +283,15 @@ private:
   static bool goes_first(waiter const& one, waiter const& other) noexcept;
   void begin_waiting(waiter& item) noexcept;
   void end_waiting(waiter& item) noexcept;
+  void take_turn_from(waiter& item) noexcept;
 
   unsigned const most_overtakes_;
   waiter* first_ = nullptr;
   waiter* last_ = nullptr;
   waiter* first_waiting_ = nullptr;
   std::size_t of_holders_ = 0;
+  std::uint64_t turns_ = 0;
+  std::size_t alone_ = 0;
   std::size_t at_most_ = 0; // requests without a turn that have been overtaken as often as they may be
   std::size_t set_aside_ = 0;
   std::size_t waiting_bytes_ = 0;

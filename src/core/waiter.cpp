@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -38,6 +40,9 @@ void waiter::settle(expected<void*, failure> result) noexcept {
       }
     }
   }
+  if (!result) {
+    for (std::size_t i = hook_count_; i > 0; --i) hooks_[i - 1]->on_refusal(*this);
+  }
   result_ = result;
   settled_ = true;
 }
@@ -58,6 +63,29 @@ bool waiter::add_hook(grant_hook& hook) noexcept {
   return true;
 }
 
+bool waiter::has_passed(grant_hook const& by) const noexcept {
+  for (auto const& each : passed_) {
+    if (each.load(std::memory_order_relaxed) == &by) return true;
+  }
+  return false;
+}
+
+// There are as many places as hooks.
+void waiter::pass(grant_hook const& by) noexcept {
+  for (auto& each : passed_) {
+    if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
+  }
+}
+
+bool waiter::end_pass(grant_hook const& by) noexcept {
+  for (auto& each : passed_) {
+    if (each.load(std::memory_order_relaxed) != &by) continue;
+    each.store(nullptr, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
+
 expected<void*, failure> waiter::take_result() noexcept {
   settled_ = false;
   return std::exchange(result_, expected<void*, failure>{nullptr});
@@ -67,6 +95,7 @@ bool waiter_list::park(waiter& item) noexcept {
   if (item.cancelled()) return false;
   item.age_ = item.holder_ ? item.holder_->age() : holder::next_age();
   item.overtaken_ = 0;
+  item.was_refused_ = false;
   item.parked_since_ = sync::now();
   auto* at = last_;
   while (at && goes_first(item, *at)) at = at->previous_;
@@ -83,7 +112,7 @@ bool waiter_list::park(waiter& item) noexcept {
 bool waiter_list::remove(waiter& item) noexcept {
   if (!item.parked_) return false;
   if (has_turn(item)) {
-    set_aside_ -= std::exchange(item.turn_, 0);
+    take_turn_from(item);
   } else {
     end_waiting(item);
   }
@@ -127,10 +156,21 @@ void waiter_list::give_turn(waiter& item, std::size_t bytes) noexcept {
   end_waiting(item);
   item.turn_ = bytes;
   set_aside_ += bytes;
+  item.turns_before_ = ++turns_;
+  item.alone_ = item.was_refused_ && item.overtaken_ >= most_overtakes_;
+  alone_ += item.alone_;
+}
+
+void waiter_list::take_turn_from(waiter& item) noexcept {
+  set_aside_ -= std::exchange(item.turn_, 0);
+  alone_ -= std::exchange(item.alone_, false);
 }
 
 void waiter_list::end_turn(waiter& item) noexcept {
-  set_aside_ -= std::exchange(item.turn_, 0);
+  take_turn_from(item);
+  item.was_refused_ = true;
+  auto const others = turns_ - item.turns_before_;
+  item.overtaken_ = static_cast<unsigned>(std::min<std::uint64_t>(item.overtaken_ + others, UINT_MAX));
   begin_waiting(item);
 }
 

@@ -99,7 +99,7 @@ void pool_engine::call_next(called_waiters& calls) noexcept {
   }
 }
 
-// After the limit has changed.
+// After the limit has changed, and where the pool is closed.
 void pool_engine::call_ended(called_waiters& calls) noexcept {
   for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
     if (!waiter_list::has_turn(*at) && ends(*at)) give_turn(*at, calls);
@@ -132,9 +132,10 @@ void pool_engine::tell_waiting() noexcept {
 // request tries once more. What is freed in between counts as news.
 pool_engine::turn pool_engine::begin_turn(waiter& item) noexcept {
   called_waiters calls;
-  shard_locks const held{shards_};
+  shard_locks held{shards_};
   if (waiter_list::holds(item)) return new_turn(item);
   if (is_shut()) {
+    held.unlock(); // adaptors are told of it
     item.settle(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}});
     return {waiting::answered};
   }
@@ -249,7 +250,7 @@ void pool_engine::shut_door(called_waiters& calls) noexcept {
   set_caching();
   sweep();
   ++changes_;
-  call_next(calls);
+  call_ended(calls);
 }
 
 // Where nothing is known to be in use any more, this is news, whichever call has seen it complete.

@@ -217,4 +217,33 @@ TEST_F(pool_waiting_order, is_seen_in_the_figures) {
   EXPECT_EQ(after.waiting + after.waiting_bytes + after.oldest_wait_ns, 0u);
 }
 
+TEST_F(pool_waiting_order, counts_those_that_get_memory_while_a_turn_is_in_vain) {
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .most_overtakes = 2}};
+  std::vector<gpumem::allocation> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
+  request first{*this, pool, a, 3 * MiB};
+  std::deque<request> small;
+  for (int i = 0; i < 100; ++i) small.emplace_back(*this, pool, b, MiB);
+  for (auto const i : {0, 2, 4, 6}) blocks[i].reset(); // in pieces
+  std::size_t granted = 0;
+  for (int i = 0; i < 200; ++i) {
+    run_all();
+    for (auto& each : small) {
+      granted += each.block() ? 1u : 0u;
+      each.block().reset();
+    }
+  }
+  EXPECT_LE(granted, 6u) << "as often as it may be, and as many as had a turn when it was first in vain";
+  EXPECT_FALSE(first.ended());
+  for (auto& each : blocks) each.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  first.block().reset();
+  for (auto& each : small) {
+    run_all();
+    EXPECT_EQ(each.ended(), outcome::granted);
+    each.block().reset();
+  }
+}
+
 } // namespace

@@ -196,6 +196,8 @@ using gpumem::reuse;
 // adaptors
 using gpumem::adaptor_base;
 using gpumem::counter;
+using gpumem::limiting_adaptor;
+using gpumem::limiting_options;
 using gpumem::log_sink;
 using gpumem::logging_adaptor;
 using gpumem::statistics;

@@ -1,0 +1,284 @@
+// The limit of a limiting_adaptor, and in which order requests wait for it.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pools/upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../pools/waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::limiting_adaptor;
+using gpumem::outcome;
+using gpumem_test::MiB;
+
+class limiting : public gpumem_test::waiting_fixture {
+protected:
+  // Over any upstream that has 100 MiB.
+  template <class Upstream> void expect_waits_in_line(Upstream below) {
+    limiting_adaptor subject{std::move(below), {.limit = 100 * MiB}};
+    auto block = subject.acquire(a, 60 * MiB).wait();
+    EXPECT_EQ(subject.in_use(), 60 * MiB);
+    request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 50 * MiB};
+    EXPECT_EQ(subject.figures().waiting, 2u);
+    EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().what, outcome::exhausted);
+    EXPECT_EQ(subject.acquire(a, MiB).try_now().error().what, outcome::exhausted) << "others wait";
+    block.reset();
+    EXPECT_FALSE(first.ended()) << "resumed inside the free";
+    run_all();
+    EXPECT_EQ(first.ended(), outcome::granted);
+    EXPECT_EQ(first.block().bytes(), 60 * MiB);
+    EXPECT_FALSE(second.ended());
+    EXPECT_EQ(subject.in_use(), 60 * MiB);
+    first.block().reset();
+    run_all();
+    EXPECT_EQ(second.ended(), outcome::granted);
+    second.block().reset();
+    EXPECT_EQ(subject.in_use(), 0u);
+    EXPECT_EQ(subject.figures().waiting, 0u);
+  }
+};
+
+TEST_F(limiting, lets_requests_wait_over_a_source) { expect_waits_in_line(gpumem::cuda_resource{}); }
+TEST_F(limiting, lets_requests_wait_over_the_drivers_pool) { expect_waits_in_line(gpumem::async_resource{}); }
+TEST_F(limiting, lets_requests_wait_over_a_pool) { expect_waits_in_line(gpumem::pool_resource{device}); }
+TEST_F(limiting, lets_requests_wait_over_a_foreign_resource) { expect_waits_in_line(upstream); }
+TEST_F(limiting, lets_requests_wait_over_an_erased_pool) {
+  expect_waits_in_line(gpumem::any_pool{gpumem::pool_resource{device}});
+}
+TEST_F(limiting, lets_requests_wait_over_an_erased_source) {
+  expect_waits_in_line(gpumem::any_pool{gpumem::cuda_resource{}});
+}
+TEST_F(limiting, lets_requests_wait_over_other_adaptors) {
+  expect_waits_in_line(gpumem::statistics_adaptor{gpumem::pool_resource{device}});
+  expect_waits_in_line(limiting_adaptor{gpumem::cuda_resource{}, {.limit = 100 * MiB}});
+  expect_waits_in_line(limiting_adaptor{gpumem::pool_resource{device}, {.limit = 200 * MiB}});
+}
+
+TEST_F(limiting, lets_requests_wait_that_come_through_erasure) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
+  gpumem::any_pool erased{subject};
+  auto block = gpumem::acquire(erased, a, 60 * MiB).wait();
+  std::optional<std::size_t> got;
+  auto body = [&]() -> gpumem::task<> {
+    got = (co_await gpumem::acquire(erased, b, 60 * MiB, {.resume_on = &executor})).bytes();
+  };
+  auto const running = test::start(body());
+  EXPECT_FALSE(got);
+  block.reset();
+  run_all();
+  EXPECT_EQ(got, 60 * MiB);
+}
+
+TEST_F(limiting, lets_a_thread_wait_for_what_another_frees) {
+  limiting_adaptor subject{gpumem::cuda_resource{}, {.limit = 100 * MiB}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  gpumem::sync::thread waiting{[&] { EXPECT_EQ(subject.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
+  while (subject.figures().waiting == 0) std::this_thread::yield();
+  block.reset();
+  waiting.join();
+  EXPECT_EQ(subject.in_use(), 0u);
+}
+
+TEST_F(limiting, counts_what_was_requested_until_it_is_freed) {
+  limiting_adaptor subject{upstream, {.limit = 1000}};
+  void* const p = subject.allocate(a, 300);
+  void* const q = subject.allocate_sync(700);
+  EXPECT_EQ(subject.in_use(), 1000u);
+  EXPECT_FALSE(can_have(subject, a, 1));
+  EXPECT_THROW(subject.allocate(a, 1), gpumem::out_of_memory);
+  EXPECT_EQ(subject.allocate(a, 0), nullptr);
+  subject.deallocate(a, p, 300);
+  EXPECT_EQ(subject.in_use(), 700u);
+  EXPECT_TRUE(can_have(subject, a, 300));
+  EXPECT_FALSE(can_have(subject, a, 301));
+  subject.deallocate_sync(q, 700);
+  EXPECT_EQ(subject.in_use(), 0u);
+}
+
+TEST_F(limiting, refuses_limits_that_mean_nothing) {
+  EXPECT_THROW((limiting_adaptor{upstream, {.limit = 0}}), std::invalid_argument);
+  EXPECT_THROW((limiting_adaptor{upstream, {.limit = SIZE_MAX}}), std::invalid_argument);
+  limiting_adaptor subject{upstream, {.limit = PTRDIFF_MAX}};
+  EXPECT_THROW(subject.set_limit(0), std::invalid_argument);
+  EXPECT_THROW(subject.set_limit(std::size_t{PTRDIFF_MAX} + 1), std::invalid_argument);
+  EXPECT_EQ(subject.limit(), std::size_t{PTRDIFF_MAX});
+}
+
+TEST_F(limiting, frees_upstream_before_the_next_gets_the_bytes) {
+  upstream.state().capacity = 60 * MiB;
+  limiting_adaptor subject{upstream, {.limit = 60 * MiB}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  gpumem::inline_executor here;
+  bool granted = false;
+  auto body = [&]() -> gpumem::task<> {
+    auto const mine = co_await subject.acquire(b, 60 * MiB, {.resume_on = &here});
+    granted = true;
+  };
+  auto const running = test::start(body());
+  block.reset();
+  EXPECT_TRUE(granted);
+}
+
+TEST_F(limiting, holds_no_lock_while_upstream_works) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
+  std::vector<std::size_t> seen;
+  upstream.state().on_draw = [&] { seen.push_back(subject.in_use()); };
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request second{*this, subject, b, 50 * MiB};
+  block.reset();
+  run_all();
+  EXPECT_EQ(seen, (std::vector<std::size_t>{60 * MiB, 0})) << "that of a turn is set aside";
+  upstream.state().on_draw = nullptr;
+}
+
+TEST_F(limiting, serves_by_priority_and_then_by_arrival) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
+  auto block = subject.acquire(a, 100 * MiB).wait();
+  request low{*this, subject, a, 60 * MiB, {.priority = -1}}, first{*this, subject, a, 60 * MiB},
+      second{*this, subject, b, 60 * MiB}, high{*this, subject, b, 60 * MiB, {.priority = 7}};
+  block.reset();
+  for (auto* next : {&high, &first, &second, &low}) {
+    EXPECT_FALSE(next->ended());
+    run_all();
+    ASSERT_EQ(next->ended(), outcome::granted);
+    next->block().reset();
+  }
+}
+
+TEST_F(limiting, lets_a_request_be_overtaken_as_often_as_the_option_says) {
+  for (unsigned const most : {0u, 1u, 3u}) {
+    limiting_adaptor subject{upstream, {.limit = 100 * MiB, .most_overtakes = most}};
+    auto block = subject.acquire(a, 60 * MiB).wait();
+    request first{*this, subject, a, 60 * MiB};
+    for (unsigned i = 0; i < most; ++i) {
+      request next{*this, subject, b, 30 * MiB};
+      run_all();
+      EXPECT_EQ(next.ended(), outcome::granted) << i << " of " << most;
+    }
+    EXPECT_FALSE(can_have(subject, b, 30 * MiB));
+    request late{*this, subject, b, 30 * MiB};
+    run_all();
+    EXPECT_FALSE(late.ended()) << most;
+    block.reset();
+    run_all();
+    EXPECT_EQ(first.ended(), outcome::granted);
+    EXPECT_EQ(late.ended(), outcome::granted);
+  }
+}
+
+TEST_F(limiting, lets_plain_requests_overtake_as_often_as_the_option_says) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB, .most_overtakes = 3}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request first{*this, subject, a, 60 * MiB};
+  EXPECT_FALSE(can_have(subject, b, 60 * MiB)) << "there is no room, so this does not count";
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(can_have(subject, b, 4 * MiB)) << i;
+  run_all();
+  EXPECT_FALSE(can_have(subject, b, 4 * MiB));
+  block.reset();
+  EXPECT_FALSE(can_have(subject, b, 60 * MiB)) << "took what is set aside for the first";
+  EXPECT_TRUE(can_have(subject, b, 30 * MiB));
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(limiting, gives_turns_only_as_far_as_there_is_room) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
+  auto block = subject.acquire(a, 100 * MiB).wait();
+  request first{*this, subject, a, 60 * MiB}, second{*this, subject, a, 60 * MiB};
+  block.reset();
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_FALSE(executor.run_one());
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_FALSE(second.ended());
+}
+
+TEST_F(limiting, higher_lets_those_through_that_fit_now) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request second{*this, subject, b, 60 * MiB};
+  subject.set_limit(120 * MiB);
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(subject.limit(), 120 * MiB);
+}
+
+TEST_F(limiting, lower_keeps_a_request_from_its_turn) {
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
+  auto block = subject.acquire(a, 40 * MiB).wait();
+  auto other = subject.acquire(a, 60 * MiB).wait();
+  request third{*this, subject, b, 60 * MiB};
+  other.reset();
+  subject.set_limit(90 * MiB); // in its turn
+  run_all();
+  EXPECT_FALSE(third.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(third.ended(), outcome::granted);
+}
+
+TEST_F(limiting, shows_in_the_figures) {
+  limiting_adaptor over_source{upstream, {.limit = 100 * MiB}};
+  EXPECT_EQ(over_source.figures().limit, 100 * MiB);
+  gpumem::pool_resource pool{device, {.limit = 50 * MiB}};
+  limiting_adaptor wide{pool, {.limit = 60 * MiB}}, narrow{pool, {.limit = 40 * MiB}};
+  EXPECT_EQ(wide.figures().limit, 50 * MiB);
+  EXPECT_EQ(narrow.figures().limit, 40 * MiB);
+  auto block = narrow.acquire(a, 30 * MiB).wait();
+  EXPECT_EQ(narrow.figures().live, 30 * MiB);
+  request here{*this, narrow, b, 20 * MiB}, there{*this, wide, b, 30 * MiB};
+  auto const seen = narrow.figures();
+  EXPECT_EQ(seen.waiting, 2u);
+  EXPECT_EQ(seen.waiting_bytes, 50 * MiB);
+  EXPECT_GT(seen.oldest_wait_ns, pool.figures().oldest_wait_ns);
+  block.reset();
+  run_all();
+  EXPECT_EQ(there.ended(), outcome::granted);
+  EXPECT_EQ(here.ended(), outcome::granted);
+}
+
+TEST_F(limiting, passes_on_what_upstream_can_do) {
+  gpumem::pool_resource pool{device, {.pages = false}};
+  limiting_adaptor subject{pool, {.limit = 100 * MiB}};
+  void* const p = subject.allocate(a, 10 * MiB);
+  EXPECT_EQ(subject.find(p)->bytes, 10 * MiB);
+  subject.record_use(p, b);
+  subject.deallocate(a, p);
+  EXPECT_EQ(subject.in_use(), 0u);
+  gpumem::simulator::run_until_idle();
+  EXPECT_GT(subject.trim(), 0u);
+}
+
+TEST_F(limiting, lives_until_its_last_block_is_freed) {
+  gpumem::allocation kept;
+  {
+    limiting_adaptor subject{upstream, {.limit = MiB}};
+    auto const same = subject;
+    EXPECT_TRUE(subject == same);
+    EXPECT_FALSE(subject == (limiting_adaptor{upstream, {.limit = MiB}}));
+    auto first = subject.acquire(a, MiB).wait();
+    request second{*this, subject, a, MiB};
+    first.reset();
+    run_all();
+    kept = std::move(second.block());
+  }
+  EXPECT_TRUE(kept);
+  kept.reset(); // under a sanitizer: the state was there, and is gone
+}
+
+} // namespace

@@ -1,0 +1,84 @@
+// What it costs to wait for a limiting_adaptor: allocations on the host, and calls of the driver in a free.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pools/upstream.hpp"
+#include "../support/allocation_count.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../pools/waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::limiting_adaptor;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+class limiting_counts : public gpumem_test::waiting_fixture {
+protected:
+  // Of a request that waits, once what is made at first use is there.
+  template <class Resource> std::optional<std::size_t> allocations_of_a_wait(Resource subject) {
+    std::optional<std::size_t> allocations;
+    auto body = [&]() -> gpumem::task<> {
+      auto const before = test::host_allocations();
+      auto const mine = co_await subject.acquire(a, 60 * MiB, {.resume_on = &executor});
+      allocations = test::host_allocations() - before;
+    };
+    for (int i = 0; i < 8; ++i) {
+      simulator::run_until_idle();
+      gpumem::identify(a, device).order().poll(); // events come back
+      auto block = subject.acquire(a, 60 * MiB).wait();
+      auto const running = test::start(body());
+      block.reset();
+      allocations.reset();
+      run_all();
+    }
+    return allocations;
+  }
+};
+
+TEST_F(limiting_counts, allocates_nothing_on_the_host_while_it_waits_for_the_limit) {
+  gpumem::cuda_resource source;
+  auto const before = test::host_allocations();
+  void* const block = source.allocate(a, 60 * MiB);
+  auto const its_own = test::host_allocations() - before;
+  source.deallocate(a, block, 60 * MiB);
+  EXPECT_EQ(allocations_of_a_wait(limiting_adaptor{source, {.limit = 100 * MiB}}), its_own);
+}
+
+TEST_F(limiting_counts, allocates_nothing_on_the_host_while_it_waits_for_a_pool_beyond_two_limits) {
+  gpumem::pool_resource pool{device, {.limit = 100 * MiB}};
+  EXPECT_EQ(allocations_of_a_wait(limiting_adaptor{limiting_adaptor{pool, {.limit = 150 * MiB}}, {.limit = 150 * MiB}}),
+            0u);
+}
+
+TEST_F(limiting_counts, allocates_nothing_on_the_host_where_it_does_not_wait) {
+  limiting_adaptor subject{gpumem::pool_resource{device}, {.limit = 100 * MiB}};
+  subject.deallocate(a, subject.allocate(a, MiB), MiB);
+  auto const before = test::host_allocations();
+  subject.deallocate(a, subject.allocate(a, MiB), MiB);
+  EXPECT_EQ(test::host_allocations() - before, 0u);
+}
+
+TEST_F(limiting_counts, makes_no_call_on_another_stream_in_a_free) {
+  limiting_adaptor subject{gpumem::pool_resource{device}, {.limit = 100 * MiB}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request second{*this, subject, b, 60 * MiB};
+  auto const calls = gpumem::driver_calls();
+  block.reset();
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+  run_all();
+  EXPECT_EQ(second.ended(), gpumem::outcome::granted);
+}
+
+} // namespace

@@ -1,0 +1,212 @@
+// Every way in which the wait for a limiting_adaptor ends without memory, at its limit and at its upstream.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pools/upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../pools/waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::limiting_adaptor;
+using gpumem::outcome;
+using gpumem_test::MiB;
+
+class limiting_ends : public gpumem_test::waiting_fixture {
+protected:
+  limiting_adaptor<gpumem_test::told_upstream> subject{upstream, {.limit = 100 * MiB}};
+};
+
+TEST_F(limiting_ends, stopped_while_parked_lets_the_next_go_on) {
+  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .most_overtakes = 0}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  std::stop_source source;
+  request first{*this, subject, b, 60 * MiB, source.get_token()}, second{*this, subject, b, 30 * MiB};
+  run_all();
+  EXPECT_FALSE(second.ended());
+  source.request_stop();
+  EXPECT_FALSE(first.ended());
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::stopped);
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(limiting_ends, stopped_in_its_turn_succeeds_if_upstream_grants) {
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  std::stop_source source;
+  request second{*this, subject, b, 60 * MiB, source.get_token()};
+  block.reset();
+  source.request_stop();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(limiting_ends, stopped_in_its_turn_ends_stopped_if_upstream_refuses) {
+  upstream.state().capacity = 70 * MiB;
+  auto block = subject.acquire(a, 30 * MiB).wait(), other = subject.acquire(a, 40 * MiB).wait();
+  std::stop_source source;
+  request third{*this, subject, b, 60 * MiB, source.get_token()};
+  block.reset();
+  source.request_stop();
+  run_all();
+  EXPECT_EQ(third.ended(), outcome::stopped);
+}
+
+TEST_F(limiting_ends, destroyed_while_parked_or_in_its_turn_passes_it_on) {
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request last{*this, subject, b, 60 * MiB, {}, false};
+  {
+    request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 60 * MiB};
+    last.begin();
+    second.destroy();
+    block.reset();
+  }
+  EXPECT_FALSE(last.ended());
+  EXPECT_TRUE(executor.run_one());
+  EXPECT_EQ(last.ended(), outcome::granted);
+}
+
+TEST_F(limiting_ends, at_a_deadline) {
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  EXPECT_EQ(subject.acquire(b, 60 * MiB).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_GE(gpumem::sync::now(), soon);
+  EXPECT_TRUE(subject.acquire(b, 30 * MiB).try_now()) << "something still waits";
+}
+
+TEST_F(limiting_ends, when_the_adaptor_closes) {
+  auto block = subject.acquire(a, 60 * MiB).wait(), other = subject.acquire(a, 20 * MiB).wait();
+  request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 30 * MiB}, third{*this, subject, b, 90 * MiB};
+  other.reset();
+  EXPECT_FALSE(second.ended()) << "it has its turn";
+  subject.close();
+  run_all();
+  for (auto* each : {&first, &second, &third}) EXPECT_EQ(each->ended(), outcome::closed);
+  EXPECT_EQ(subject.acquire(a, MiB).try_now().error().what, outcome::closed);
+  EXPECT_EQ(subject.try_allocate(a, MiB).error().what, outcome::closed);
+  EXPECT_THROW(subject.allocate_sync(MiB), gpumem::acquire_error);
+  request late{*this, subject, b, MiB};
+  EXPECT_EQ(late.ended(), outcome::closed);
+  block.reset();
+  EXPECT_EQ(subject.in_use(), 0u);
+}
+
+TEST_F(limiting_ends, at_once_if_it_is_for_more_than_the_limit) {
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request second{*this, subject, a, 101 * MiB};
+  EXPECT_EQ(second.ended(), outcome::too_large);
+  EXPECT_EQ(subject.try_allocate(a, 101 * MiB).error().what, outcome::too_large);
+}
+
+TEST_F(limiting_ends, when_a_lower_limit_forbids_it) {
+  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .most_overtakes = 0}};
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request first{*this, subject, a, 50 * MiB}, second{*this, subject, b, 90 * MiB}, third{*this, subject, b, 50 * MiB};
+  subject.set_limit(70 * MiB);
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::too_large);
+  EXPECT_FALSE(first.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_FALSE(third.ended());
+}
+
+TEST_F(limiting_ends, on_a_stream_that_captures) {
+  limiting_adaptor source{gpumem::cuda_resource{}, {.limit = 100 * MiB}};
+  auto block = source.acquire(a, 60 * MiB).wait();
+  request parked{*this, source, b, 60 * MiB};
+  b.begin_capture();
+  request late{*this, source, b, 60 * MiB};
+  EXPECT_EQ(late.ended(), outcome::capture_unsupported);
+  block.reset();
+  run_all();
+  EXPECT_EQ(parked.ended(), outcome::capture_unsupported);
+  gpumem::driver().graph_destroy(b.end_capture());
+  EXPECT_TRUE(source.acquire(b, 100 * MiB).try_now());
+}
+
+TEST_F(limiting_ends, with_any_other_failure_of_upstream) {
+  auto block = subject.acquire(a, 60 * MiB).wait();
+  request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 60 * MiB};
+  int draws = 0;
+  upstream.state().on_draw = [&] {
+    if (++draws == 1) throw gpumem::acquire_error{{outcome::stalled, 0, 60 * MiB}};
+  };
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::stalled);
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(subject.in_use(), 60 * MiB);
+  upstream.state().on_draw = [] { throw gpumem::acquire_error{{outcome::stalled, 0, MiB}}; };
+  EXPECT_EQ(subject.try_allocate(a, MiB).error().what, outcome::stalled);
+  EXPECT_EQ(subject.in_use(), 60 * MiB);
+  upstream.state().on_draw = nullptr;
+}
+
+// Where upstream has less than the limit and cannot let requests wait.
+
+TEST_F(limiting_ends, exhausted_at_once_if_nothing_could_be_freed) {
+  upstream.state().capacity = 50 * MiB;
+  request first{*this, subject, a, 60 * MiB};
+  EXPECT_EQ(first.ended(), outcome::exhausted);
+  EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().what, outcome::exhausted);
+  EXPECT_EQ(subject.in_use(), 0u);
+}
+
+TEST_F(limiting_ends, not_while_something_may_be_freed) {
+  upstream.state().capacity = 50 * MiB;
+  auto block = subject.acquire(a, 40 * MiB).wait();
+  request second{*this, subject, b, 20 * MiB};
+  run_all();
+  EXPECT_FALSE(second.ended()) << "upstream is full, and the limit has room";
+  EXPECT_EQ(subject.figures().waiting, 1u);
+  EXPECT_EQ(subject.in_use(), 40 * MiB);
+  block.reset();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(limiting_ends, exhausted_once_all_is_freed_and_upstream_still_refuses) {
+  upstream.state().capacity = 50 * MiB;
+  auto block = subject.acquire(a, 40 * MiB).wait();
+  request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 20 * MiB};
+  run_all();
+  EXPECT_FALSE(first.ended());
+  EXPECT_FALSE(second.ended());
+  block.reset();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_FALSE(first.ended()) << "the second may be freed";
+  second.block().reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::exhausted);
+}
+
+TEST_F(limiting_ends, exhausted_when_the_last_that_could_be_freed_was_not_granted) {
+  upstream.state().capacity = 50 * MiB;
+  request first{*this, subject, b, 60 * MiB, {}, false};
+  upstream.state().on_draw = [&] { // of a request that upstream will refuse, another begins to wait
+    upstream.state().on_draw = nullptr;
+    first.begin();
+    EXPECT_FALSE(first.ended());
+  };
+  subject.set_limit(200 * MiB);
+  EXPECT_FALSE(can_have(subject, a, 60 * MiB));
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::exhausted);
+}
+
+} // namespace

@@ -1,0 +1,240 @@
+// Requests that a limiting_adaptor lets through, and that then wait at its upstream.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pools/upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../pools/waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::limiting_adaptor;
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+// A pool of 60 MiB, of which 40 are granted, under a limit of 100.
+class limiting_passage : public gpumem_test::waiting_fixture {
+protected:
+  void TearDown() override {
+    block.reset();
+    run_all();
+    EXPECT_EQ(subject.in_use(), 0u);
+    EXPECT_EQ(pool.figures().live, 0u);
+    EXPECT_EQ(subject.figures().waiting, 0u);
+    subject = limiting_adaptor{pool_resource{device}, {.limit = 1}};
+    pool = pool_resource{device};
+    waiting_fixture::TearDown();
+  }
+  // One waits at the pool, the other at the limit; the first ends in this way, and the other goes on.
+  template <class End> void expect_makes_room(request& first, outcome why, End end) {
+    request second{*this, subject, b, 40 * MiB};
+    EXPECT_EQ(subject.in_use(), 70 * MiB);
+    EXPECT_EQ(pool.figures().waiting, 1u);
+    EXPECT_EQ(subject.figures().waiting, 2u);
+    end();
+    run_all();
+    if (why != outcome::granted) { EXPECT_EQ(first.ended(), why); }
+    EXPECT_EQ(subject.in_use(), 80 * MiB);
+    EXPECT_EQ(pool.figures().waiting, 1u);
+    block.reset();
+    run_all();
+    EXPECT_EQ(second.ended(), outcome::granted);
+  }
+
+  pool_resource<gpumem::cuda_resource> pool{device, {.limit = 60 * MiB}};
+  limiting_adaptor<pool_resource<gpumem::cuda_resource>> subject{pool, {.limit = 100 * MiB}};
+  gpumem::allocation block = subject.acquire(a, 40 * MiB).wait();
+};
+
+TEST_F(limiting_passage, keeps_the_bytes_of_a_request_that_waits_at_upstream) {
+  request first{*this, subject, b, 30 * MiB};
+  EXPECT_FALSE(first.ended());
+  EXPECT_EQ(subject.in_use(), 70 * MiB);
+  EXPECT_FALSE(can_have(subject, a, 31 * MiB));
+  block.reset();
+  EXPECT_EQ(subject.in_use(), 30 * MiB);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(subject.in_use(), 30 * MiB);
+}
+
+TEST_F(limiting_passage, comes_after_the_wait_for_the_limit) {
+  request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 50 * MiB};
+  EXPECT_EQ(subject.in_use(), 70 * MiB);
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_FALSE(second.ended());
+  EXPECT_EQ(subject.in_use(), 80 * MiB);
+  EXPECT_EQ(pool.figures().waiting, 1u);
+  first.block().reset();
+  simulator::run_until_idle();
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(limiting_passage, ends_with_a_stop) {
+  std::stop_source source;
+  request first{*this, subject, b, 30 * MiB, source.get_token()};
+  expect_makes_room(first, outcome::stopped, [&] { source.request_stop(); });
+}
+
+TEST_F(limiting_passage, ends_with_its_operation) {
+  request first{*this, subject, b, 30 * MiB};
+  expect_makes_room(first, outcome::granted, [&] { first.destroy(); });
+}
+
+TEST_F(limiting_passage, ends_with_its_operation_in_its_turn) {
+  request first{*this, subject, b, 30 * MiB};
+  block.reset(); // the pool gives a turn
+  EXPECT_EQ(subject.in_use(), 30 * MiB);
+  first.destroy();
+  EXPECT_EQ(subject.in_use(), 0u);
+}
+
+TEST_F(limiting_passage, ends_at_a_deadline) {
+  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  EXPECT_EQ(subject.acquire(b, 30 * MiB).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_EQ(subject.in_use(), 40 * MiB);
+}
+
+TEST_F(limiting_passage, ends_when_upstream_forbids_it) {
+  request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 20 * MiB};
+  pool.set_limit(28 * MiB);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::too_large);
+  EXPECT_EQ(subject.in_use(), 60 * MiB);
+  block.reset();
+  simulator::run_until_idle();
+  pool.trim();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(limiting_passage, ends_when_upstream_closes) {
+  request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 50 * MiB};
+  pool.close();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::closed);
+  EXPECT_EQ(second.ended(), outcome::closed) << "it has been called to the pool";
+  EXPECT_EQ(subject.in_use(), 40 * MiB);
+}
+
+// Upstream tells of it without its lock: the next, which is called inside, goes through the same lock.
+TEST_F(limiting_passage, ends_where_upstream_has_closed_before) {
+  auto other = subject.acquire(a, 15 * MiB).wait();
+  request first{*this, subject, b, 50 * MiB};
+  gpumem::inline_executor here;
+  std::optional<outcome> ended;
+  auto body = [&]() -> gpumem::task<> {
+    try {
+      co_await subject.acquire(b, 48 * MiB, {.resume_on = &here});
+    } catch (gpumem::acquire_error const& e) { ended = e.reason(); }
+  };
+  auto const second = test::start(body());
+  other.reset();
+  pool.close();
+  EXPECT_FALSE(ended);
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::closed);
+  EXPECT_EQ(ended, outcome::closed);
+  EXPECT_EQ(subject.in_use(), 40 * MiB);
+}
+
+TEST_F(limiting_passage, ends_on_a_stream_that_captures) {
+  request first{*this, subject, b, 30 * MiB};
+  b.begin_capture();
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::capture_unsupported);
+  EXPECT_EQ(subject.in_use(), 0u);
+  gpumem::driver().graph_destroy(b.end_capture());
+}
+
+TEST_F(limiting_passage, goes_on_when_the_adaptor_closes) {
+  request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 40 * MiB};
+  subject.close();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::closed);
+  EXPECT_FALSE(first.ended()) << "it is upstream's to answer";
+  block.reset();
+  run_all();
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
+TEST_F(limiting_passage, counts_at_the_grant_what_passes_through_other_adaptors) {
+  block.reset();
+  gpumem::statistics_adaptor counted{pool};
+  limiting_adaptor outer{counted, {.limit = 100 * MiB}};
+  auto held = outer.acquire(a, 40 * MiB).wait();
+  request first{*this, outer, b, 30 * MiB}, second{*this, outer, b, 40 * MiB};
+  EXPECT_EQ(counted.counters().allocations.total, 1);
+  held.reset();
+  run_all();
+  EXPECT_EQ(counted.counters().allocations.total, 2);
+  first.block().reset();
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(counted.counters().allocations, (gpumem::counter{1, 1, 3}));
+  second.block().reset();
+  EXPECT_EQ(outer.in_use(), 0u);
+}
+
+TEST_F(limiting_passage, goes_through_several) {
+  block.reset();
+  limiting_adaptor outer{gpumem::any_pool{limiting_adaptor{subject, {.limit = 70 * MiB}}}, {.limit = 90 * MiB}};
+  auto held = outer.acquire(a, 40 * MiB).wait();
+  request at_pool{*this, outer, b, 25 * MiB}, at_middle{*this, outer, b, 20 * MiB}, at_outer{*this, outer, b, 10 * MiB};
+  EXPECT_EQ(outer.in_use(), 85 * MiB);
+  EXPECT_EQ(subject.in_use(), 65 * MiB);
+  EXPECT_EQ(pool.figures().waiting, 1u);
+  EXPECT_EQ(outer.figures().waiting, 3u);
+  at_middle.destroy();
+  run_all();
+  EXPECT_FALSE(at_outer.ended()) << "it waits in the middle now";
+  EXPECT_EQ(outer.in_use(), 75 * MiB);
+  held.reset();
+  run_all();
+  EXPECT_EQ(at_pool.ended(), outcome::granted);
+  EXPECT_EQ(at_outer.ended(), outcome::granted);
+  EXPECT_EQ(outer.in_use(), 35 * MiB);
+  EXPECT_EQ(subject.in_use(), 35 * MiB);
+}
+
+template <int Deep, class Upstream> auto nested(Upstream below) {
+  if constexpr (Deep == 0) {
+    return below;
+  } else {
+    return nested<Deep - 1>(limiting_adaptor<Upstream>{std::move(below), {.limit = 100 * MiB}});
+  }
+}
+
+TEST_F(limiting_passage, goes_through_eight_and_not_through_nine) {
+  auto eight = nested<7>(subject);
+  auto nine = nested<8>(subject);
+  request through{*this, eight, b, 30 * MiB}, beyond{*this, nine, b, 25 * MiB};
+  EXPECT_FALSE(through.ended());
+  EXPECT_EQ(beyond.ended(), outcome::exhausted);
+  EXPECT_EQ(nine.in_use(), 0u);
+  EXPECT_EQ(subject.in_use(), 70 * MiB);
+  block.reset();
+  run_all();
+  EXPECT_EQ(through.ended(), outcome::granted);
+  EXPECT_EQ(eight.in_use(), 30 * MiB);
+}
+
+} // namespace

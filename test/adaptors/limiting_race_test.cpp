@@ -1,0 +1,73 @@
+// Crowds that wait for limiting_adaptors on free-running threads, for the sanitizers.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../support/parking_resource.hpp"
+#include "../core/waiter_races.hpp"
+#include "limiting_crowd.hpp"
+
+namespace {
+
+constexpr int members = 4, requests = 1000;
+constexpr std::size_t unit = 256;
+
+// `make` makes a stack.
+template <class Make> void expect_nothing_lost(Make make) {
+  test::limited_stacks stacks{.limit = 64 * unit, .least = 40 * unit};
+  auto const shared = make(stacks);
+  std::vector<gpumem::stream> streams;
+  for (int i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
+  std::array<test::crowd_counts, members> counts;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < members; ++i) {
+    threads.emplace_back([&, i] {
+      auto const at = static_cast<std::size_t>(i);
+      auto const pause = [] { std::this_thread::yield(); };
+      test::crowd_member<std::stop_source, decltype(make(stacks))> member{shared, streams[at], at + 1, pause, unit};
+      member.run(requests);
+      counts[at] = member.counts();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  auto const sum = test::sum_of(counts);
+  EXPECT_EQ(stacks.wrong_in(shared), "");
+  EXPECT_GT(sum.granted, 0u);
+}
+
+TEST(limiting_race, over_a_source_loses_nothing) {
+  expect_nothing_lost([](auto& stacks) { return stacks.over_source(); });
+}
+TEST(limiting_race, over_a_scarce_source_loses_nothing) {
+  expect_nothing_lost([](auto& stacks) { return stacks.over_scarce_source(); });
+}
+TEST(limiting_race, over_a_pool_loses_nothing) {
+  expect_nothing_lost([](auto& stacks) { return stacks.over_pool(); });
+}
+TEST(limiting_race, over_a_limit_over_a_pool_loses_nothing) {
+  expect_nothing_lost([](auto& stacks) { return stacks.over_limit_over_pool(); });
+}
+
+} // namespace
