@@ -5,6 +5,7 @@ import :adaptor_base;
 import :cuda;
 import :error;
 import :fork;
+import :holder;
 import :lifetime;
 import :resource;
 import :services;
@@ -18,7 +19,7 @@ namespace gpumem {
 /// Options of a limiting_adaptor.
 export struct limiting_options {
   std::size_t limit;            ///< bytes
-  unsigned most_overtakes = 16; ///< so often later requests may get memory before one that waits
+  unsigned most_overtakes = 16; ///< how often later requests may get memory before one that waits
 };
 
 namespace detail {
@@ -127,6 +128,11 @@ public:
     return false;
   }
 
+  void note_holder(holder& whose, holder_event what) noexcept
+    requires requires(upstream_link<Upstream>& up) { up.note_holder(whose, what); }
+  {
+    upstream_.note_holder(whose, what);
+  }
   inline auto where() noexcept { return upstream_.where(); }
   std::size_t trim(std::size_t keep)
     requires requires(upstream_link<Upstream>& up) { up.trim(keep); }

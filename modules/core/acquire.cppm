@@ -43,7 +43,7 @@ export struct block_request {
 
 namespace detail {
 
-// What is asked of whom; small and movable.
+// A request and the resource that gets it; small and movable.
 struct request {
   services_handle from;
   stream_ref stream;
@@ -190,7 +190,7 @@ protected:
   void forget_deadline() noexcept { cancel_timer(*this); }
 
   // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
-  // object changes, and somebody may be about to call decided().
+  // object changes, and another thread may be about to call decided().
   void abandon() noexcept;
 
 private:
@@ -338,8 +338,8 @@ private:
 };
 
 namespace detail {
-// Waits until there could be so many bytes for the resource's next request, and gets none. Of a resource whose requests
-// do not wait: at once.
+// Waits until the resource could grant a request for `bytes`, and gets no memory. If the resource does not let requests
+// wait, it is over at once.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
   return {request{services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {}};
 }

@@ -23,8 +23,7 @@ export struct request_part {
   void* pointer = nullptr; ///< once it is granted
 };
 
-/// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted. Called
-/// without locks of the resource that decides.
+/// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted.
 export class grant_hook {
 public:
   virtual void on_grant(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept = 0;
@@ -97,7 +96,7 @@ public:
   inline std::uint64_t note() const noexcept { return note_; }
   inline void set_note(std::uint64_t value) noexcept { note_ = value; }
 
-  /// The answer at once, from inside admit().
+  /// The answer at once, from inside admit(), without the resource's lock: adaptors are told, and may call others.
   void settle(expected<void*, failure> result) noexcept;
 
   /// The answer to a parked request; the memory is valid in the order of the waiter's stream once it has resumed.
@@ -177,7 +176,7 @@ private:
   bool parked_ = false;
   std::uint64_t age_ = 0;          // see holder
   std::uint64_t turns_before_ = 0; // of its list, when it got its own
-  bool was_refused_ = false;       // in its turn
+  bool was_refused_ = false;       // although there were bytes enough
   bool alone_ = false;             // no other has a turn beside it
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it
@@ -266,7 +265,8 @@ public:
   }
   /// Sets `bytes` aside for the waiter, more than 0. The waiter keeps its place.
   void give_turn(waiter& item, std::size_t bytes) noexcept;
-  void end_turn(waiter& item) noexcept;
+  /// It waits again. `in_vain`: although there were bytes enough.
+  void end_turn(waiter& item, bool in_vain) noexcept;
   /// Bytes set aside for all that have a turn.
   inline std::size_t set_aside() const noexcept { return set_aside_; }
   /// Bytes for which all ask that have no turn.

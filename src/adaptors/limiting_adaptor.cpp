@@ -169,7 +169,7 @@ limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, 
 // Without its turn. What was set aside for it may be enough for a later request.
 limiter::turn limiter::wait_on(waiter& item, called_waiters& calls, sync::quick_lock& held) noexcept {
   if (item.cancelled()) return end(item, refused(item, item.refusal()), calls, held);
-  queue_.end_turn(item);
+  queue_.end_turn(item, fits(item.bytes(), item.bytes()));
   call_next(calls);
   return {waiting::parked};
 }
@@ -178,7 +178,7 @@ limiter::turn limiter::wait_on(waiter& item, called_waiters& calls, sync::quick_
 limiter::turn limiter::end(waiter& item, expected<void*, failure> result, called_waiters& calls,
                            sync::quick_lock& held) noexcept {
   queue_.remove(item);
-  if (result) in_use_ += item.bytes();
+  if (result && *result) in_use_ += item.bytes(); // a request may ask for its turn alone
   call_next(calls);
   held.unlock();
   item.settle(result);

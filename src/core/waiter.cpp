@@ -40,7 +40,7 @@ void waiter::settle(expected<void*, failure> result) noexcept {
       }
     }
   }
-  if (!result) {
+  if (!result || asks_for_turn()) {
     for (std::size_t i = hook_count_; i > 0; --i) hooks_[i - 1]->on_refusal(*this);
   }
   result_ = result;
@@ -166,10 +166,10 @@ void waiter_list::take_turn_from(waiter& item) noexcept {
   alone_ -= std::exchange(item.alone_, false);
 }
 
-void waiter_list::end_turn(waiter& item) noexcept {
+void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   take_turn_from(item);
-  item.was_refused_ = true;
-  auto const others = turns_ - item.turns_before_;
+  item.was_refused_ = item.was_refused_ || in_vain;
+  auto const others = in_vain ? turns_ - item.turns_before_ : 0;
   item.overtaken_ = static_cast<unsigned>(std::min<std::uint64_t>(item.overtaken_ + others, UINT_MAX));
   begin_waiting(item);
 }

@@ -1,4 +1,4 @@
-// Requests that wait: who has a turn, what is set aside for it, and who looks at what completes meanwhile.
+// Requests that wait: which of them has a turn, what is set aside for it, and which end so that others go on.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -72,7 +72,7 @@ bool pool_engine::fits(waiter const& item) const noexcept {
   return bytes <= room(waiter_list::has_turn(item) ? bytes : 0);
 }
 
-// Whether memory is in somebody's hands, or is about to be.
+// Whether memory is granted, or is about to be.
 bool pool_engine::is_held() const noexcept { return live_blocks() > 0 || deferred_ || queue_.set_aside() > 0; }
 
 // Whether the request cannot be met any more.
@@ -198,7 +198,7 @@ pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine, called
 }
 
 void pool_engine::end_turn_of(waiter& item) noexcept {
-  queue_.end_turn(item);
+  queue_.end_turn(item, fits(item));
   if (of_parts_ == &item) of_parts_ = nullptr;
 }
 

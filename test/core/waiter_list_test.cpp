@@ -81,10 +81,11 @@ public:
     its.turns_before = ++turns_;
     its.alone = its.refused && its.overtaken >= most_;
   }
-  void end_turn(item const& one) {
+  void end_turn(item const& one, bool in_vain) {
     auto& its = *find(one);
     its.turn = 0;
     its.alone = false;
+    if (!in_vain) return;
     its.refused = true;
     its.overtaken += static_cast<unsigned>(turns_ - its.turns_before);
   }
@@ -213,8 +214,9 @@ private:
   void end_turn() {
     auto& one = pick();
     if (!one || !waiter_list::holds(*one) || !waiter_list::has_turn(*one)) return;
-    list_.end_turn(*one);
-    model_.end_turn(*one);
+    bool const in_vain = random_.one_in(2);
+    list_.end_turn(*one, in_vain);
+    model_.end_turn(*one, in_vain);
     ++seen_.ended;
   }
   void overtake_all() {

@@ -61,6 +61,10 @@ template <class Upstream> struct logging {
   static constexpr char const* name = "logging";
   static auto make() { return gpumem::logging_adaptor{Upstream::make(), gpumem::log_sink{"/dev/null"}}; }
 };
+template <class Upstream> struct limiting {
+  static constexpr char const* name = "limiting";
+  static auto make() { return gpumem::limiting_adaptor{Upstream::make(), {.limit = PTRDIFF_MAX}}; }
+};
 /// A resource that is not gpumem's.
 template <class Upstream> struct checked {
   static constexpr char const* name = "checked";
@@ -98,19 +102,19 @@ template <class Upstream> struct narrowed {
   static auto make() { return gpumem::mr::any_resource<device_accessible>{any_pool<Upstream>::make()}; }
 };
 
-using resources =
-    testing::Types<cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
-                   statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<checked<cuda>>,
-                   checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>,
-                   any_pool<statistics<cuda>>, pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>,
-                   any<statistics<host>, host_accessible>, reference<statistics<cuda>, device_accessible>,
-                   reference<host, host_accessible>, shared<cuda>, shared<statistics<cuda>>, narrowed<statistics<cuda>>,
-                   pool<cuda>, pool<host>, pool<statistics<cuda>>, statistics<pool<cuda>>, any_pool<pool<cuda>>,
-                   checked<pool<cuda>>, managed, pinned, async, async_managed, async_pinned, default_pool, pool<async>,
-                   pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>, checked<async>,
-                   checked<pool<async>>, any_pool<async>, hardened<cuda>, hardened<async>, hardened<second_device>,
-                   hardened<managed>, hardened<host>, pool<hardened<cuda>>, statistics<hardened<pinned>>,
-                   checked<hardened<cuda>>, checked<hardened<async>>>;
+using resources = testing::Types<
+    cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
+    statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<checked<cuda>>,
+    checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>, any_pool<statistics<cuda>>,
+    pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>, any<statistics<host>, host_accessible>,
+    reference<statistics<cuda>, device_accessible>, reference<host, host_accessible>, shared<cuda>,
+    shared<statistics<cuda>>, narrowed<statistics<cuda>>, pool<cuda>, pool<host>, pool<statistics<cuda>>,
+    statistics<pool<cuda>>, any_pool<pool<cuda>>, checked<pool<cuda>>, managed, pinned, async, async_managed,
+    async_pinned, default_pool, pool<async>, pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>,
+    checked<async>, limiting<cuda>, limiting<host>, limiting<pool<cuda>>, limiting<statistics<any_pool<cuda>>>,
+    any_pool<limiting<checked<cuda>>>, pool<limiting<cuda>>, checked<pool<async>>, any_pool<async>, hardened<cuda>,
+    hardened<async>, hardened<second_device>, hardened<managed>, hardened<host>, pool<hardened<cuda>>,
+    statistics<hardened<pinned>>, checked<hardened<cuda>>, checked<hardened<async>>>;
 
 struct names {
   template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }

@@ -202,7 +202,7 @@ TEST_F(pool_scopes, that_are_older_do_not_wait_for_younger_ones_that_wait) {
       young, [&] { return two_parts(young, b, 40 * MiB, executor, began); }, [&] { ++rolled_back; }, &executor)));
   run_all();
   EXPECT_EQ(young.held(), 40 * MiB);
-  request first{*this, old, a, 60 * MiB};
+  request first{*this, old, a, 40 * MiB};
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(first.ended(), outcome::granted);
   EXPECT_EQ(rolled_back, 1);

@@ -12,6 +12,7 @@
 #include <stop_token>
 #include <thread>
 #include <utility>
+#include <vector>
 
 import gpumem;
 #include "../support/coroutine_probes.hpp"
@@ -126,18 +127,17 @@ TEST_F(pool_waiting_deadline, in_its_turn_is_nothing_to_a_request_if_there_is_me
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, in_its_turn_ends_a_request_if_another_was_faster) {
-  auto pool = make_pool();
-  auto block = pool.acquire(a, 60 * MiB).wait();
+TEST_F(pool_waiting_deadline, in_its_turn_ends_a_request_if_the_memory_is_in_pieces) {
+  gpumem::pool_resource pool{device, {.initial_size = 4 * MiB, .limit = 4 * MiB, .pages = false}};
+  std::vector<gpumem::allocation> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
   auto const soon = now() + 2ms;
-  auto first = until(pool, soon);
-  block.reset();
-  auto* const p = pool.allocate(a, 60 * MiB); // a plain request may overtake
+  auto first = until(pool, soon, 2 * MiB);
+  for (auto const i : {0, 2}) blocks[i].reset();
   pass(soon);
   EXPECT_FALSE(first.ended());
   run_all();
   EXPECT_EQ(first.ended(), outcome::deadline);
-  pool.deallocate(a, p, 60 * MiB);
 }
 
 TEST_F(pool_waiting_deadline, after_a_stop_leaves_the_stop) {

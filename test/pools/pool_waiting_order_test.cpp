@@ -138,7 +138,6 @@ TEST_F(pool_waiting_order, lets_plain_requests_overtake_as_often_as_the_option_s
   EXPECT_FALSE(can_have(pool, b, 4 * MiB));
   block.reset();
   EXPECT_FALSE(can_have(pool, b, 60 * MiB)) << "took what is set aside for the first";
-  EXPECT_TRUE(can_have(pool, b, 30 * MiB));
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted);
 }

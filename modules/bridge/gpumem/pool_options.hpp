@@ -44,8 +44,8 @@ struct pool_options {
   /// upstream ignores this option.
   bool pages = true;
   reuse cross_stream = reuse::wait;
-  /// How often later requests may get memory before one that waits, because they are satisfied with less; the next
-  /// so many in line may. Each `allocate` beside requests that wait counts. What is freed after that is kept for the
+  /// How often later requests may get memory before one that waits, because they ask for less; no more of the next in
+  /// line are looked at. Each `allocate` beside requests that wait counts. What is freed after that is kept for the
   /// request that waits.
   unsigned most_overtakes = 16;
   std::string name = "pool"; ///< in reports
