@@ -101,7 +101,6 @@ private:
     std::size_t most = SIZE_MAX;
     std::uintptr_t spared = 0; // where a block begins that stays
     pool_shard* in = nullptr;  // of it alone; null: of all
-    std::size_t least = 0;     // fewer bytes are none
     std::size_t smallest = 0;
     std::size_t most_pages = SIZE_MAX;
   };
@@ -128,8 +127,6 @@ private:
   pool_place place_in(block& fresh, pool_request const& what) const;
   pool_place move_pages(pool_request const& what, shard_locks& held, bool at_limit);
   bool may_move(pool_request const& what) const noexcept;
-  // What pages that leave must make room for, of so many bytes.
-  inline std::size_t beyond_room(std::size_t bytes) const noexcept { return bytes - std::min(bytes, chunks_.room()); }
   expected<block*, failure> draw_pages(pool_shard& into, growth_plan const& plan, tag_set const& tags,
                                        shard_locks& held);
   expected<block*, failure> take_pages(pool_shard& into, expected<page_extent, failure> const& made,
@@ -142,6 +139,7 @@ private:
   std::vector<idle_run> idle_runs(std::uintptr_t spared);
   std::vector<page_run> idle_pages(page_wish const& what);
   std::size_t carve_out(std::vector<page_run>& idle) noexcept;
+  static std::size_t bytes_in(std::vector<page_run> const& runs) noexcept;
   static std::size_t pages_in(std::vector<page_run> const& runs) noexcept;
   static void unmap(std::vector<page_run> const& carved) noexcept;
   std::size_t give_back_idle(page_wish const& what, shard_locks& held) noexcept;

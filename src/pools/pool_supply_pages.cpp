@@ -125,10 +125,9 @@ pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held, 
                           .most = most,
                           .spared = plan->beside,
                           .in = &own,
-                          .least = beyond_room(plan->least),
                           .smallest = at_limit ? 0 : growth_.least_moved(*own.pages),
                           .most_pages = at_limit ? SIZE_MAX : affordable_pages()});
-  if (idle.empty()) return {};
+  if (idle.empty() || (at_limit && bytes_in(idle) < plan->bytes)) return {};
   pay(std::min(pages_in(idle), affordable_pages()));
   std::vector<page_extent> runs(idle.size());
   auto const given = carve_out(idle);

@@ -17,9 +17,12 @@ public:
     waiting_request* that;
     std::uint64_t arrival;
     unsigned overtaken = 0;
-    unsigned attempts = 0; // of allocations that might have overtaken it, and got nothing
+    unsigned attempts =
+        0; // of what may count as having overtaken it: allocations that got nothing, turns beside its own
+    unsigned turns_before = 0;
     bool turn = false;
-    bool refused = false; // in its turn: it lacked more than bytes
+    bool refused = false;     // in its turn: it lacked more than bytes
+    bool was_refused = false; // at any time
   };
 
   waiting_line(unsigned most_overtakes, std::function<void(char const*)> wrong)
@@ -27,7 +30,7 @@ public:
 
   bool empty() const { return row_.empty(); }
   void park(waiting_request& one, bool refused) {
-    place const last{.that = &one, .arrival = ++arrivals_, .refused = refused};
+    place const last{.that = &one, .arrival = ++arrivals_, .refused = refused, .was_refused = refused};
     row_.insert(std::ranges::find_if(row_, [&](place const& each) { return each.that->priority() < one.priority(); }),
                 last);
   }
@@ -39,7 +42,10 @@ public:
   // It was refused in its turn, and waits again.
   void refuse(waiting_request const& one) {
     end_turn(one);
-    if (auto* const at = find(one)) at->refused = true;
+    auto* const at = find(one);
+    if (!at) return;
+    at->refused = at->was_refused = true;
+    at->attempts += turns_ - at->turns_before;
   }
   place* find(waiting_request const& one) {
     auto const at = std::ranges::find(row_, &one, &place::that);
@@ -81,10 +87,14 @@ public:
   // Where nothing but bytes decides, each that may have a turn has it.
   void expect_nobody_waits_in_vain(memory_count const& memory) const {
     unsigned passed = 0;
+    auto const held_up = [this](place const& each) { return each.overtaken + each.attempts >= most_; };
+    if (std::ranges::any_of(row_, [&](place const& each) { return each.turn && each.was_refused && held_up(each); })) {
+      return; // it has its turn alone
+    }
     for (auto const& each : row_) {
       if (each.turn) continue;
       if (fits(each.that->bytes(), memory)) return wrong_("left waiting though there is memory");
-      if (each.overtaken + each.attempts >= most_ || ++passed > most_) return;
+      if (held_up(each) || ++passed > most_) return;
     }
   }
   std::uint64_t overtakes() const { return overtakes_; }
@@ -96,6 +106,7 @@ public:
 private:
   void give_turn(place& one) {
     one.turn = true;
+    one.turns_before = ++turns_;
     one.refused = false;
     set_aside_ += one.that->bytes();
   }
@@ -108,6 +119,7 @@ private:
   std::function<void(char const*)> const wrong_;
   std::vector<place> row_; // in the order in which they are to be served
   std::uint64_t arrivals_ = 0, overtakes_ = 0;
+  unsigned turns_ = 0;
   std::size_t set_aside_ = 0;
 };
 
