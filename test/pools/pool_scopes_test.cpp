@@ -210,7 +210,10 @@ TEST_F(pool_scopes, that_are_older_do_not_wait_for_younger_ones_that_wait) {
   first.block().reset();
   EXPECT_EQ(began, 1) << "there is no room for both of its parts yet";
   held.reset();
-  run_until([&] { return ended == 1; });
+  run_until([&] {
+    simulator::run_until_idle();
+    return ended == 1;
+  });
   EXPECT_EQ(began, 2);
 }
 
