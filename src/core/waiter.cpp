@@ -25,7 +25,9 @@ waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignmen
     bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
 }
 
+// The outermost scope stays, which counts what inner ones hold as well. When it asks again others read this.
 void waiter::set_holder(class holder& of) noexcept {
+  if (holder_) return;
   holder_ = &of;
   priority_ = of.priority();
 }
