@@ -93,7 +93,7 @@ public:
   /// the scope's last handle.
   waiting_mark waiting_elsewhere() const noexcept { return {this->services(), this->shared()}; }
 
-  /// What a body of with_retry uses; see there.
+  /// The scope as its pool sees it; with_retry uses it.
   holder& as_holder() const noexcept { return this->shared(); }
 };
 

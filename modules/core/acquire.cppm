@@ -79,7 +79,7 @@ public:
   std::optional<failure> wrong() const noexcept { return {}; }
 };
 
-// What a request of N blocks gives.
+// The result of a request for N blocks.
 template <std::size_t N> struct acquired {
   using type = std::array<allocation, N>;
 };

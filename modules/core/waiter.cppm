@@ -48,10 +48,10 @@ public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  /// Of the first part, which is the only one but for acquire_all.
+  /// Returns those of the first part. A request has one part, unless it is made by acquire_all.
   inline stream_key const& stream() const noexcept { return first_.stream; }
   inline std::size_t alignment() const noexcept { return first_.alignment; }
-  /// Of all parts.
+  /// Returns the sum of all parts.
   inline std::size_t bytes() const noexcept { return bytes_; }
   /// The same with each part rounded up by `round`.
   template <class Round> std::size_t bytes_by(Round round) const noexcept {
@@ -197,7 +197,7 @@ private:
   waiter** end_ = &first_;
 };
 
-/// What is parked in a waiter_list.
+/// Figures of the requests that are parked in a waiter_list.
 export struct waiting_figures {
   std::uint64_t requests = 0;
   std::size_t bytes = 0;
@@ -208,9 +208,9 @@ export struct waiting_figures {
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
 /// A turn goes to the first request without one. If there is no memory for that request, a later one that is satisfied
 /// with less may overtake: one of the next `most_overtakes`, and only while no request before it has been overtaken
-/// `most_overtakes` times. A request that has a turn cannot be
-/// overtaken, since its bytes are set aside. If it was refused nevertheless, all that had a turn meanwhile count as
-/// having overtaken it. Once it was overtaken as often as it may be, no other has a turn beside it.
+/// `most_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it was
+/// refused nevertheless, all that had a turn meanwhile count as having overtaken it. Once it was overtaken as often as
+/// it may be, no other has a turn beside it.
 export class waiter_list {
 public:
   explicit waiter_list(unsigned most_overtakes = 0) noexcept : most_overtakes_{most_overtakes} {}
@@ -224,8 +224,8 @@ public:
   inline bool empty() const noexcept { return first_ == nullptr; }
   /// Time grows with the number of parked requests.
   waiting_figures read_figures() const noexcept;
-  /// What the holders of parked requests hold together, each counted once, but for those of which `is_counted` is true.
-  /// Time grows with the number of parked requests.
+  /// Returns the bytes that the holders of parked requests hold. Each holder counts once; those of which `is_counted`
+  /// is true do not count. Time grows with the number of parked requests.
   template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
     std::size_t sum = 0;
     holder const* last = nullptr; // the requests of a holder are neighbours

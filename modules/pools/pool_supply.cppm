@@ -61,14 +61,14 @@ public:
   /// requester's from now on.
   pool_place adopt(pool_request const& what);
 
-  /// Gives back what nobody uses, of which the host has seen every use complete, as long as at least `keep` bytes
-  /// remain; how many bytes went.
+  /// Gives back unused memory, of which the host has seen every use complete, as long as at least `keep` bytes remain.
+  /// Returns the bytes given back.
   std::size_t give_back(std::size_t keep, shard_locks& held) noexcept;
-  /// Moves what nobody uses to where it is missing, where growth for a request has no room; an empty place where that
-  /// is not enough. Throws std::bad_alloc.
+  /// Moves unused pages to the place of a request for whose growth there is no room. Returns an empty place, and moves
+  /// nothing, if they are not enough. Throws std::bad_alloc.
   pool_place move_at_limit(pool_request const& what, shard_locks& held);
-  /// The same, where growth for a request has no room: as much as it lacks, of pages, and all chunks. Throws
-  /// std::bad_alloc.
+  /// Gives unused memory back for a request for whose growth there is no room: as many pages as it lacks, or all
+  /// chunks. Throws std::bad_alloc.
   void give_back_for(pool_request const& what, shard_locks& held);
   /// The pool has no users any more: what is on a lost device is over, and streams have no memory of their own.
   void note_closed() noexcept { closed_ = true; }

@@ -12,8 +12,7 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// One function, on its way through its executor again and again. What is said to be under the lock is under that of
-/// the pool.
+/// One function, which its executor runs each time that it is posted. "The lock" is that of the pool.
 export class pressure_call final : public resumption, public std::enable_shared_from_this<pressure_call> {
 public:
   using function = std::function<std::size_t(std::size_t wanted)>;
@@ -54,6 +53,7 @@ private:
   sync::mutex guard_;
   sync::condition returned_;
   std::shared_ptr<pressure_call> self_; // from its beginning until it has returned
+  bool ended_ = false;                  // by the function itself: the pool may be gone
 };
 
 /// The functions of one pool, guarded by its lock. A function is called when requests have begun to wait since its last
@@ -63,7 +63,6 @@ public:
   /// Throws std::bad_alloc.
   void add(pressure_call& item) { calls_.push_back(&item); }
   void remove(pressure_call& item) noexcept { std::erase(calls_, &item); }
-  inline bool empty() const noexcept { return calls_.empty(); }
   void note_park() noexcept { ++parks_; }
   /// Whether one runs, or is due.
   bool pending() const noexcept;

@@ -24,9 +24,10 @@ namespace {
 
 inline constexpr std::size_t spare_fraction = 8;
 inline constexpr std::size_t limit_pages = 4096;
-// Of the addresses; each stream's segment begins at a multiple of such a part.
+// The addresses have this many parts; each stream's segment begins at a multiple of such a part.
 inline constexpr std::size_t segments = 64;
-// Of what is mapped: larger pages left more of recorded traces unused, with smaller ones more of them moved.
+// A page is this part of the mapped bytes: larger pages left more of recorded traces unused, and of smaller ones more
+// moved.
 inline constexpr std::size_t page_fraction = 150;
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }

@@ -110,9 +110,9 @@ pool_place pool_supply::place_in(block& fresh, pool_request const& what) const {
   return {range, offset, rung::none};
 }
 
-// What nobody uses moves to where it is missing: a page so costs two thirds of what it costs to give it back and to
-// draw another, or less if the page is large. That is why the time is not bounded where others would be given back.
-// Empty where that is not enough.
+// Moves unused pages to where memory is missing. A move costs two thirds of giving a page back and drawing another, or
+// less if the page is large. `at_limit`: pages would be given back otherwise, so the time for moves is not bounded.
+// Returns an empty place if the pages are not enough.
 pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held, bool at_limit) {
   auto& own = *what.own;
   if (!own.pages) return {};

@@ -38,7 +38,7 @@ void pressure_call::resume() noexcept {
       // It has freed nothing that it tells of.
     }
   }
-  pool_.end_pressure(*this, freed);
+  if (!ended_) pool_.end_pressure(*this, freed);
   running = outer;
   sync::lock held{guard_};
   auto const self = std::exchange(self_, nullptr);
@@ -48,7 +48,8 @@ void pressure_call::resume() noexcept {
 
 void pressure_call::end() noexcept {
   sync::lock held{guard_};
-  if (!self_ || running == this) return;
+  if (running == this) ended_ = true;
+  if (!self_ || ended_) return;
   if (where_.retract(*this)) {
     self_ = nullptr;
     return;

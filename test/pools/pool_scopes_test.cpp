@@ -283,4 +283,26 @@ TEST_F(pool_scopes, are_not_asked_after_the_callback_is_gone) {
   run_all();
 }
 
+TEST_F(pool_scopes, may_take_a_callback_back_in_its_call_and_the_pool_with_it) {
+  gpumem::pressure_callback spiller;
+  void* cached = nullptr;
+  std::optional<request> first;
+  int calls = 0;
+  {
+    pool_resource pool{device, {.limit = 100 * MiB}};
+    cached = pool.allocate_sync(80 * MiB);
+    auto* const state = static_cast<gpumem::detail::pool_state*>(pool.services().state);
+    spiller = pool.on_pressure(executor, [&, state](std::size_t wanted) {
+      ++calls;
+      first.reset();
+      state->deallocate(gpumem::stream_key::host(), std::exchange(cached, nullptr)); // no work on it is left
+      spiller = {};                                                                  // the last handle
+      return wanted;
+    });
+    first.emplace(*this, pool, b, 60 * MiB);
+  }
+  run_until([&] { return calls == 1; });
+  EXPECT_FALSE(cached);
+}
+
 } // namespace

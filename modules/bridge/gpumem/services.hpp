@@ -11,8 +11,8 @@
 
 namespace gpumem {
 
-/// What the work of a holder does: it begins to wait for something that is not memory, it no longer does, and it has
-/// freed its memory after its request was preempted.
+/// A change in the work of a holder: it begins to wait for something that is not memory, it goes on, or it has freed its
+/// memory after its request was preempted.
 enum class holder_event : unsigned char { waits, goes_on, gave_way };
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
@@ -31,7 +31,7 @@ struct services_table {
   /// Null where the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
   bool (*withdraw)(void* state, void* waiter) noexcept;
-  /// What the work of a holder does, a holder_event. Null where that is not asked.
+  /// Tells the resource of a change in the work of a holder. Null if the resource does not use it.
   void (*note_holder)(void* state, void* holder, holder_event what) noexcept;
   std::size_t (*trim)(void* state, std::size_t keep);
   figures (*read_figures)(void* state);
