@@ -127,12 +127,11 @@ bool waiter_list::remove(waiter& item) noexcept {
 
 waiter_list::yielding waiter_list::find_yielding() const noexcept {
   yielding found;
-  holder const* counted = first_ ? first_->holder_ : nullptr; // the requests of a holder are neighbours
-  for (auto* at = last_; at && at != first_ && at->holder_ != counted; at = at->previous_) {
+  for (auto* at = last_; at && at != first_; at = at->previous_) {
     auto const* const of = at->holder_;
-    if (!of || of->held() == 0 || !of->may_roll_back()) continue;
+    if (!of || of == first_->holder_ || of->held() == 0 || !of->may_roll_back()) continue;
     if (!found.last) found.last = at;
-    if (!at->next_ || at->next_->holder_ != of) found.held += of->held();
+    if (!at->next_ || at->next_->holder_ != of) found.held += of->held(); // the requests of a holder are neighbours
   }
   return found;
 }

@@ -300,7 +300,7 @@ waiter* pool_engine::next_to_end() noexcept {
   if (pressure_calls_.pending()) return nullptr;
   if (fits(*first) && (news(*first) != first->note() || pool_order::may_complete(everywhere()))) return nullptr;
   auto const yielding = queue_.find_yielding();
-  bool const enough = !fits(*first) && rounded(*first) <= room() + yielding.held;
+  bool const enough = rounded(*first) <= room() + yielding.held;
   if (yielding.last && enough && giving_way_ == 0) return yielding.last;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
   marked_.visit([&](holder const& each) { held += each.held(); });
