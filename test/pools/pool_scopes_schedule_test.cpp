@@ -1,0 +1,124 @@
+// Crowds of scopes under schedules: work that waits, gives way, waits elsewhere, is stopped, late or destroyed, beside
+// a device that is behind; each run replays by its seed.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/schedule_seeds.hpp"
+#include "property/chance.hpp"
+
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+#include <gpumem/simulator.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/scheduled_stop_source.hpp"
+#include "../support/settled_library_thread.hpp"
+#include "scope_book.hpp"
+#include "scope_crowd.hpp"
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem_test::scope_book;
+using gpumem_test::scope_form;
+using pool = gpumem::pool_resource<gpumem::cuda_resource>;
+using member = gpumem_test::scope_member<pool>;
+
+constexpr std::size_t members = 4, unit = 256, limit = 24 * unit, weights = 4 * unit;
+
+struct result_of_seed {
+  scope_book::tally told;
+  gpumem::schedule::result schedule;
+  std::string wrong;
+};
+
+gpumem::reuse how_of(std::uint64_t seed) {
+  return std::array{gpumem::reuse::wait, gpumem::reuse::completed, gpumem::reuse::own}[seed / 4 % 3];
+}
+
+// With reuse::own a stream gets what others have freed once whole chunks are free, which weights keep from that.
+scope_form form_of(std::uint64_t seed) {
+  return {.weights = seed % 4 == 1 && how_of(seed) != gpumem::reuse::own,
+          .marks = seed % 4 == 2,
+          .apart = how_of(seed) == gpumem::reuse::own,
+          .closes = seed % 4 == 3,
+          .most_overtakes = std::array{0u, 1u, 2u, 16u}[seed / 12 % 4]};
+}
+
+std::string wrong_in(pool& one) {
+  auto const left = one.figures();
+  std::string wrong;
+  if (left.live != 0 || left.granted != 0) wrong += "memory was lost; ";
+  if (left.waiting != 0) wrong += "counted as waiting; ";
+  if (left.peak_reserved > limit) wrong += "more than the limit; ";
+  auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
+  if (!engine.consistent()) wrong += "inconsistent; ";
+  if (engine.has_waiting()) wrong += "a request waits still; ";
+  for (auto const& each : simulator::take_findings()) wrong += each.text + "; ";
+  return wrong;
+}
+
+result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
+  simulator::run_until_idle();
+  test::settle_library_thread();
+  simulator::seed(seed);
+  auto const form = form_of(seed);
+  result_of_seed result;
+  std::vector<gpumem::stream> streams;
+  for (std::size_t i = 0; i < 3; ++i) streams.emplace_back(gpumem::device{0});
+  pool shared{gpumem::device{0},
+              {.initial_size = limit,
+               .limit = limit,
+               .pages = false,
+               .cross_stream = how_of(seed),
+               .most_overtakes = form.most_overtakes}};
+  scope_book book{form, members, shows};
+  {
+    gpumem::scope kept{shared, "weights"};
+    auto const held = form.weights ? shared.acquire(streams[0], weights).wait() : gpumem::allocation{};
+    auto const marked = form.marks ? kept.acquire(streams[0], weights).wait() : gpumem::allocation{};
+    auto const mark = kept.waiting_elsewhere();
+    std::vector<std::unique_ptr<member>> crowd;
+    for (std::size_t i = 0; i < members; ++i) {
+      crowd.push_back(
+          std::make_unique<member>(shared, unit, (limit - weights) / unit / 2, streams, form, book, crowd, seed));
+    }
+    std::vector<std::function<void()>> bodies;
+    for (auto& each : crowd) bodies.emplace_back([&] { each->run(4); });
+    result.schedule = gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
+  }
+  result.told = book.told();
+  result.wrong = book.wrong().empty() ? wrong_in(shared) : book.wrong();
+  return result;
+}
+
+TEST(pool_scopes_schedule, of_a_crowd_ends_each_request_once_and_frees_all) {
+  test::schedule_seeds const seeds{2'000, 5};
+  scope_book::tally sum;
+  seeds.each([&](std::uint64_t seed) {
+    auto const result = run_crowd(seed, seeds.alone());
+    for (auto const& [what, times] : result.told) sum[what] += times;
+    ASSERT_EQ(result.wrong, "") << "GPUMEM_SEED=" << seed;
+  });
+  for (auto const& [what, times] : sum) {
+    std::printf("%10llu %s\n", static_cast<unsigned long long>(times), what.c_str());
+    if (!seeds.alone() && !testing::Test::HasFatalFailure()) EXPECT_GT(times, seeds.count() / 100) << what;
+  }
+}
+
+} // namespace
