@@ -217,6 +217,7 @@ private:
   turn new_turn(waiter const& item) noexcept;
   void take_turn(waiter& item) noexcept;
   void end_turn_of(waiter& item) noexcept;
+  bool may_stall() const noexcept;
   void look_later() noexcept;
   waiter* next_to_end() noexcept;
   void end_one_for_others() noexcept;

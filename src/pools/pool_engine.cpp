@@ -177,9 +177,9 @@ std::int64_t pool_engine::live_blocks() const noexcept {
   return sum;
 }
 
-// Requested. What threads have kept counts as live until it is swept.
+// Requested.
 std::size_t pool_engine::live_bytes() const noexcept {
-  std::int64_t sum = 0;
+  auto sum = -magazines_.glance().not_live;
   for (auto const& each : shards_.all()) sum += each->live.bytes;
   return static_cast<std::size_t>(sum);
 }

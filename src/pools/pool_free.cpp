@@ -106,6 +106,7 @@ free_result pool_engine::free_outright(ending const& what) noexcept {
   end_live(*freed, what, home);
   if (magazines_.starved()) sweep();
   call_next(calls);
+  if (may_stall()) post_pass(); // it may have been the last that went on
   return is_unused() ? free_result::last : free_result::done;
 }
 

@@ -283,11 +283,15 @@ bool pool_engine::watches() noexcept {
   return options_.hardened.enabled || deferred_ || news(*next) != next->note() || open;
 }
 
+// Whether all memory could be held by work that waits, as far as is known without a look at it.
+bool pool_engine::may_stall() const noexcept {
+  return has_waiting() && queue_.set_aside() == 0 && (queue_.has_holders() || !marked_.empty());
+}
+
 // By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.
 void pool_engine::look_later() noexcept {
   if (!has_waiting()) return;
-  bool const may_stall = queue_.set_aside() == 0 && (queue_.has_holders() || !marked_.empty());
-  if (may_stall || watches() || (pressure_calls_.pending() && wanted() > 0)) post_pass();
+  if (may_stall() || watches() || (pressure_calls_.pending() && wanted() > 0)) post_pass();
 }
 
 // The request that ends so that others can go on, or null. Older work does not wait for younger work that waits itself

@@ -139,6 +139,30 @@ TEST_F(pool_scopes, that_wait_for_completion_wait) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
+TEST_F(pool_scopes, that_wait_are_told_whatever_sizes_threads_have_kept) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  pool.deallocate(a, pool.allocate(a, 1000), 1000);
+  pool.deallocate(a, pool.allocate(a, 990), 990); // of the block that the thread has kept
+  scope only{pool};
+  auto held = only.acquire(a, 60 * MiB).wait();
+  request asks{*this, only, a, 60 * MiB};
+  run_until([&] { return asks.ended().has_value(); });
+  EXPECT_EQ(asks.ended(), outcome::stalled);
+}
+
+TEST_F(pool_scopes, that_wait_are_told_after_the_last_free_of_others) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope work{pool};
+  auto other = pool.acquire(b, 20 * MiB).wait();
+  auto const held = work.acquire(a, 60 * MiB).wait();
+  request asks{*this, work, a, 60 * MiB};
+  let_the_library_thread_look();
+  EXPECT_FALSE(asks.ended());
+  other.reset();
+  run_until([&] { return asks.ended().has_value(); });
+  EXPECT_EQ(asks.ended(), outcome::stalled);
+}
+
 TEST_F(pool_scopes, may_say_that_they_wait_for_something_else) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope weights{pool, "weights"}, work{pool, "work"};
