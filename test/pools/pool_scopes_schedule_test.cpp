@@ -99,7 +99,7 @@ result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
           std::make_unique<member>(shared, unit, (limit - weights) / unit / 2, streams, form, book, crowd, seed));
     }
     std::vector<std::function<void()>> bodies;
-    for (auto& each : crowd) bodies.emplace_back([&] { each->run(4); });
+    for (auto& each : crowd) bodies.emplace_back([&] { each->run(5); });
     result.schedule = gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   }
   result.told = book.told();
@@ -108,7 +108,7 @@ result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
 }
 
 TEST(pool_scopes_schedule, of_a_crowd_ends_each_request_once_and_frees_all) {
-  test::schedule_seeds const seeds{2'000, 5};
+  test::schedule_seeds const seeds{1'500, 5};
   scope_book::tally sum;
   seeds.each([&](std::uint64_t seed) {
     auto const result = run_crowd(seed, seeds.alone());
