@@ -88,6 +88,7 @@ export import :adaptor_base;
 export import :statistics_adaptor;
 export import :logging_adaptor;
 export import :limiting_adaptor;
+export import :failing_adaptor;
 export import :scope;
 
 export import :bytes;

@@ -113,7 +113,7 @@ private:
 // The state of an adaptor. `Derived` acts at three moments, each noexcept: on_grant (after upstream gave, also to a
 // request that waited), on_free (before upstream takes back: another thread may have the memory at once afterwards),
 // on_failure. Lives until its last handle is gone and its last block is freed.
-template <class Derived, class Upstream> class adaptor_state : public lifetime, private grant_hook {
+template <class Derived, class Upstream> class adaptor_state : public lifetime, protected grant_hook {
   using link = upstream_link<Upstream>;
 
 public:

@@ -196,6 +196,9 @@ using gpumem::reuse;
 // adaptors
 using gpumem::adaptor_base;
 using gpumem::counter;
+using gpumem::failing_adaptor;
+using gpumem::failing_counts;
+using gpumem::failing_options;
 using gpumem::limiting_adaptor;
 using gpumem::limiting_options;
 using gpumem::log_sink;

@@ -1,0 +1,77 @@
+// Which requests are refused on purpose.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+module gpumem:failing_adaptor.impl;
+import :failing_adaptor;
+import :fork;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+// The last attempt of this thread that has failed and may go on as a request that waits.
+struct failed_attempt {
+  refusals const* at = nullptr;
+  bool refused = false;
+};
+thread_local failed_attempt last_failed;
+
+// From 0 to 1, less than 1. Of the number alone, so that threads change nothing. SplitMix64: Steele, Lea, Flood, "Fast
+// splittable pseudorandom number generators" (2014).
+double chance(std::uint64_t seed, std::uint64_t number) noexcept {
+  auto mixed = seed + number * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+  mixed ^= mixed >> 31;
+  return static_cast<double>(mixed >> 11) * 0x1p-53;
+}
+
+bool is_refused(failing_options const& by, std::uint64_t number) noexcept {
+  if (by.every != 0 && number % by.every == 0) return true;
+  if (by.first != 0 && number >= by.first && number - by.first < by.count) return true;
+  return chance(by.seed, number) < by.probability;
+}
+
+} // namespace
+
+failing_options const& refusals::checked(failing_options const& options) {
+  if (options.probability >= 0 && options.probability <= 1) return options;
+  throw std::invalid_argument{"gpumem: the probability of a refusal must be between 0 and 1"};
+}
+
+refusals::refusals(failing_options const& options) : options_{checked(options)} {}
+
+void refusals::restart(failing_options const& options) {
+  checked(options);
+  if (forked()) return;
+  sync::quick_lock const held{guard_};
+  options_ = options;
+  counts_ = {};
+}
+
+failing_counts refusals::read() noexcept {
+  if (forked()) return {};
+  sync::quick_lock const held{guard_};
+  return counts_;
+}
+
+bool refusals::refuse_next() noexcept {
+  sync::quick_lock const held{guard_};
+  bool const refused = is_refused(options_, ++counts_.requests);
+  counts_.refused += refused;
+  return refused;
+}
+
+void refusals::note_failed(bool refused) noexcept { last_failed = {this, refused}; }
+
+// An adaptor above may have let the request wait before it came here, without an attempt.
+bool refusals::refuse_waiting() noexcept {
+  auto const last = std::exchange(last_failed, {});
+  return last.at == this ? last.refused : refuse_next();
+}
+
+} // namespace gpumem::detail
