@@ -72,7 +72,8 @@ private:
 /// hold whose work can be rolled back (see with_retry), these end with outcome::preempted, one after the other, the
 /// youngest first. Where all memory of a pool is held by scopes whose requests wait, and none can be rolled back, the
 /// youngest request of a scope that holds memory ends with outcome::stalled. Memory that was not got through a scope
-/// counts as held by work that goes on.
+/// counts as held by work that goes on, until nothing has been granted or freed for the pool's `stall_timeout`. Then a
+/// request ends in the same way; where no scope whose request waits holds memory, the first in line.
 ///
 /// A handle; see adaptor_base. Any thread.
 export template <mr::resource Upstream>

@@ -226,6 +226,11 @@ private:
   void watch() noexcept;
   std::uint64_t news() const noexcept;
   std::uint64_t news(waiter const& item) const noexcept;
+  // pool_stall.cpp: requests that wait in vain.
+  sync::time_point stalls_at() noexcept;
+  bool has_stalled() noexcept;
+  void watch_for_stall() noexcept;
+
   // Nobody is left whose end would be told.
   inline bool is_unused() const noexcept { return abandoned_ && live_blocks() == 0 && queue_.empty(); }
 
@@ -323,6 +328,8 @@ private:
   void expire() noexcept override;
   bool pass(shard_locks& held) noexcept;
   void post_pass() noexcept;
+  void post_late_pass(sync::time_point when) noexcept;
+  bool may_post(bool soon) noexcept;
   std::vector<timeline*> uncovered() override;
 
   pool_options const options_;
@@ -352,6 +359,7 @@ private:
   bool calm_ = false;     // nothing calls for the locks of all: no pressure, nothing deferred, nothing to give back
   bool pressure_ = false; // since a request failed all rungs before waiting
   bool posted_ = false;
+  bool posted_late_ = false; // that pass may be replaced by an earlier one
   bool passing_ = false;
   bool abandoned_ = false;
   unsigned awaiting_ = 0;    // who would fail, and waits for blocks that magazines have put out
@@ -366,6 +374,10 @@ private:
   waiter const* of_parts_ = nullptr; // the request of several parts that tries to allocate them
   bool was_open_ = false;            // work on free memory, when that was looked at last
   unsigned watches_ = 0;             // passes of the library thread, since something was new
+  std::uint64_t grants_ = 0;         // while requests wait, and requests that ended so that others can go on
+  std::uint64_t vain_ = 0;           // of the news: what requests of several parts have given back
+  std::uint64_t signs_ = 0;          // of work that goes on, when they were looked at last
+  sync::time_point quiet_since_{};   // no sign was new
 };
 
 /// Throws std::invalid_argument for what no pool can have as its limit.

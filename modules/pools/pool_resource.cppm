@@ -194,7 +194,8 @@ private:
 /// blocks near them. `allocate` and `try_allocate` do not queue: they overtake all that wait, which counts, or are
 /// `exhausted`. A request for more than the limit or the device has is `too_large` at once. A request that cannot be
 /// met while no block is live is `exhausted`. Without a limit requests wait when the device is full; what others free
-/// of the device does not wake them. A thread that waits for memory which it holds itself waits for ever.
+/// of the device does not wake them. A thread that waits for memory which it holds itself waits for ever, unless a
+/// `stall_timeout` ends its request.
 ///
 /// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
 /// one has free the others use before they grow, but not again and again. A shard has sixteen million blocks at most,

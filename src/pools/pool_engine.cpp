@@ -4,6 +4,7 @@ module;
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -67,6 +68,9 @@ pool_options checked_options(pool_options options, bool paged) {
   }
   if (!(options.effort >= 0 && options.effort <= 1)) {
     throw std::invalid_argument{"gpumem: a pool's effort must be between 0 and 1"};
+  }
+  if (options.stall_timeout < std::chrono::nanoseconds{0}) {
+    throw std::invalid_argument{"gpumem: a pool's stall_timeout must not be negative"};
   }
   if (!paged) options.effort = 0; // a chunk moves nowhere
   check_limit(options.limit);

@@ -44,13 +44,25 @@ std::size_t pool_engine::trim(std::size_t keep) {
   return given;
 }
 
+// Whether a pass is to be posted: none is, or one that is posted late makes way to one that is due soon.
+bool pool_engine::may_post(bool soon) noexcept {
+  if (!driver_alive() || (posted_ && !(soon && posted_late_ && retract_timer(*this)))) return false;
+  posted_ = true;
+  posted_late_ = !soon;
+  leaving(); // is watched from now on
+  return true;
+}
+
 // The pause grows with the passes that found nothing new for requests that wait, or else with those that gave back.
 void pool_engine::post_pass() noexcept {
-  if (posted_ || !driver_alive()) return;
-  posted_ = true;
-  leaving(); // is watched from now on
+  if (!may_post(true)) return;
   auto const passes = has_waiting() ? ++watches_ : idle_passes_;
   start_timer(*this, sync::now() + std::min<sync::duration>(shortest_pause * passes, longest_pause));
+}
+
+// Not at once, since what has to come first may take its time.
+void pool_engine::post_late_pass(sync::time_point when) noexcept {
+  if (may_post(false)) start_timer(*this, std::max(when, sync::now() + longest_pause));
 }
 
 // A pass of the library thread: looks at what has completed for requests that wait; gives back what is beyond the
@@ -71,6 +83,7 @@ void pool_engine::expire() noexcept {
     bool const more = supply_.closed() ? !done : (beyond() && idle_passes_ < most_passes) || watches() || next_to_end();
     bool const now = !leaving() && (may_go_on || !supply_.closed());
     if (more && now) post_pass();
+    if (now) watch_for_stall();
     if (more && !now && supply_.closed()) {
       leave_behind();
       want_events();

@@ -22,6 +22,7 @@ import :pressure;
 import :shards;
 import :size_class;
 import :stream;
+import :sync;
 import :virtual_pages;
 import :waiter;
 
@@ -44,6 +45,7 @@ std::optional<outcome> pool_engine::refusal_at_door(pool_request const& what) no
   shard_locks const held{shards_};
   if (!queue_.may_be_overtaken() || rounded(what.requested) > room()) return outcome::exhausted;
   queue_.count_overtaking();
+  ++grants_;
   return std::nullopt;
 }
 
@@ -148,6 +150,7 @@ pool_engine::turn pool_engine::begin_turn(waiter& item) noexcept {
     look_later();
     return {waiting::parked};
   }
+  quiet_since_ = sync::now();
   door_.store(door::queue, std::memory_order_relaxed);
   set_pressure(true);
   sweep();
@@ -167,6 +170,7 @@ pool_engine::turn pool_engine::end_turn(waiter& item, turn const& mine, expected
         return again;
       }
     }
+    grants_ += result.has_value();
     last = forget(item, calls);
   }
   item.settle(result);
@@ -179,6 +183,7 @@ pool_engine::turn pool_engine::wait_again(waiter& item, turn const& mine, called
   note_completion();
   // What such a request gives back of a hardened pool looks like news.
   bool const tells = !(options_.hardened.enabled && item.has_parts());
+  if (!tells) vain_ += news(item) - mine.since;
   bool const any = tells && news(item) != mine.since;
   if (any && (is_shut() || fits(item))) return new_turn(item);
   end_turn_of(item);
@@ -292,12 +297,13 @@ bool pool_engine::may_stall() const noexcept {
 void pool_engine::look_later() noexcept {
   if (!has_waiting()) return;
   if (may_stall() || watches() || (pressure_calls_.pending() && wanted() > 0)) post_pass();
+  watch_for_stall();
 }
 
 // The request that ends so that others can go on, or null. Older work does not wait for younger work that waits itself
 // and can be rolled back: one after the other gives way, if that is enough. Otherwise a request ends only if all memory
-// is held by work that waits. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level concurrency control for
-// distributed database systems" (1978).
+// is held by work that waits, or nothing has happened for long. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level
+// concurrency control for distributed database systems" (1978).
 waiter* pool_engine::next_to_end() noexcept {
   auto* const first = queue_.next_waiting();
   if (!first || !has_waiting() || queue_.set_aside() > 0 || deferred_ || supply_.growing()) return nullptr;
@@ -308,7 +314,7 @@ waiter* pool_engine::next_to_end() noexcept {
   if (yielding.last && enough && giving_way_ == 0) return yielding.last;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
   marked_.visit([&](holder const& each) { held += each.held(); });
-  if (held == 0 || held != live_bytes()) return nullptr;
+  if ((held == 0 || held != live_bytes()) && !has_stalled()) return nullptr;
   if (yielding.last) return yielding.last;
   auto* const last = queue_.last_with_memory();
   return last ? last : first;
@@ -329,6 +335,7 @@ void pool_engine::end_one_for_others() noexcept {
       work->give_way(work->held() + ended->bytes());
       ++giving_way_;
     }
+    ++grants_;
     forget(*ended, calls);
   }
   ended->refuse(failure{why, 0, ended->bytes()});

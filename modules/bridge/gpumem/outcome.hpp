@@ -16,7 +16,7 @@ enum class outcome : std::uint8_t {
   too_large,           ///< the request can never be met
   exhausted,           ///< there is no memory now
   preempted,           ///< rolled back in favour of older work
-  stalled,             ///< everyone who holds memory waits for memory
+  stalled,             ///< the work that holds memory waits too, or nothing is freed for the pool's stall_timeout
   capture_unsupported, ///< the stream is capturing a graph
   device_lost,         ///< the device reported a sticky error or was reset
   invalid_argument,    ///< alignment not a power of two, or a default stream of another device

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -48,6 +49,11 @@ struct pool_options {
   /// line are looked at. Each `allocate` beside requests that wait counts. What is freed after that is kept for the
   /// request that waits.
   unsigned most_overtakes = 16;
+  /// Where requests wait and nothing is granted or freed for so long, one of them ends with outcome::stalled, whatever
+  /// work holds the memory: after this time at the earliest, after twice the time at the latest. `scope` says which
+  /// one. 0: only where all memory is held by scopes that wait. It should be longer than the work takes between two
+  /// frees; in a hardened pool, where memory counts as freed when it leaves the quarantine, longer than any kernel too.
+  std::chrono::nanoseconds stall_timeout = {};
   std::string name = "pool"; ///< in reports
   hardening_options hardened = {};
 };
