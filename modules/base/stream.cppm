@@ -66,7 +66,9 @@ public:
   stream_key by_identity() const noexcept;
   /// Of a stream that an object kept with its handle, which must still live. A thread's default stream seen from
   /// another thread, and a handle that is another stream's by now, are keys by identity.
-  static stream_key at_end_of(detail::timeline& order, CUstream handle) noexcept;
+  static inline stream_key at_end_of(detail::timeline& order, CUstream handle) noexcept {
+    return order.owns_handle() ? known(order, handle) : at_end_of_other(order, handle);
+  }
 
   inline detail::timeline& order() const noexcept { return *timeline_; }
 
@@ -87,6 +89,7 @@ public:
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
 
 private:
+  static stream_key at_end_of_other(detail::timeline& order, CUstream handle) noexcept;
   friend class stream;
   friend class allocation;
   friend stream_key identify(stream_ref, device);

@@ -88,6 +88,38 @@ template <> struct acquired<1> {
 };
 template <std::size_t N> using acquired_t = acquired<N>::type;
 
+// The attempt with which a request for one block begins, before what only waiting needs is made: that took three times
+// as long as the allocation itself.
+class first_attempt {
+public:
+  first_attempt() = default;
+  first_attempt(first_attempt const&) = delete;
+  first_attempt& operator=(first_attempt const&) = delete;
+
+  // Tries at once; false if it was not tried, or if the request would have to wait and can: see refused().
+  inline bool try_now(request const& what) noexcept {
+    auto const& table = *what.from.table;
+    if (!table.try_allocate_behind || what.turn_only || what.bytes == 0) return false;
+    granted_ =
+        table.try_allocate_behind(what.from.state, what.stream, what.bytes, what.options.alignment, &stream_, why_);
+    refused_ = !granted_ && why_.what == outcome::exhausted && table.admit;
+    return !refused_;
+  }
+  inline bool refused() const noexcept { return refused_; }
+  // Whether it was granted and not taken.
+  inline bool holds() const noexcept { return granted_ != nullptr; }
+  inline failure const& why() const noexcept { return why_; }
+  inline allocation take(request const& what) noexcept {
+    return {what.from, *stream_, std::exchange(granted_, nullptr), what.bytes, what.options.alignment};
+  }
+
+private:
+  void* granted_ = nullptr;
+  failure why_{};
+  std::optional<stream_key> stream_;
+  bool refused_ = false;
+};
+
 // A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
 class request_operation : public waiter {
 public:
@@ -199,57 +231,21 @@ private:
   void expire() noexcept override { cancel(outcome::deadline); }
 };
 
-} // namespace detail
-
-/// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
-/// request; if memory was granted and the coroutine not resumed, the memory goes back. Destroy it where nothing resumes
-/// it meanwhile: on its executor's thread, or while the executor does not run.
-export template <stoppable_token Token, std::size_t N = 1>
-class acquire_operation final : private detail::further_parts<N - 1>, public detail::suspended_operation {
-  using further_parts = detail::further_parts<N - 1>;
-
+// The operation of a request that was not answered at once.
+template <stoppable_token Token, std::size_t N>
+class waiting_operation final : private further_parts<N - 1>, public suspended_operation {
 public:
-  acquire_operation(detail::request const& what, std::array<block_request, N - 1> const& more, Token token) noexcept
-      : further_parts{what.from, more}, detail::suspended_operation{what, this->all(), this->wrong()},
-        token_{std::move(token)} {}
-  ~acquire_operation() {
+  waiting_operation(request const& what, std::array<block_request, N - 1> const& more, Token const& token) noexcept
+      : further_parts<N - 1>{what.from, more}, suspended_operation{what, this->all(), this->wrong()}, token_{token} {}
+  ~waiting_operation() {
     forget_cancellers();
     this->abandon();
   }
 
-  bool await_ready() noexcept {
-    if (!token_.stop_requested()) return this->try_now();
-    this->settle(expected<void*, failure>{unexpect, failure{outcome::stopped, 0, this->bytes()}});
-    return false; // only await_suspend() knows whom to tell
-  }
-
-  /// A promise with unhandled_stopped() is told of a stop by that. Throws std::system_error where the library thread
-  /// cannot be started.
-  template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
-    this->continue_with(continuation);
-    if constexpr (detail::stoppable_promise<Promise>) {
-      return begin() ? std::coroutine_handle<>{std::noop_coroutine()} : this->next();
-    } else {
-      return begin();
-    }
-  }
-
-  detail::acquired_t<N> await_resume() {
-    forget_cancellers();
-    if constexpr (N == 1) {
-      return this->take_or_throw();
-    } else {
-      detail::acquired_t<N> granted;
-      this->take_into_or_throw(granted);
-      return granted;
-    }
-  }
-
-private:
-  struct on_stop {
-    acquire_operation* operation;
-    void operator()() const noexcept { operation->cancel(outcome::stopped); }
-  };
+  using suspended_operation::continue_with;
+  using suspended_operation::next;
+  using suspended_operation::try_now;
+  void stop() noexcept { this->settle(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
 
   // False if it is answered. Deadline and callback are registered before the request is published: afterwards the frame
   // may be resumed and gone.
@@ -259,6 +255,23 @@ private:
     if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
     return this->park();
   }
+
+  acquired_t<N> finish() {
+    forget_cancellers();
+    if constexpr (N == 1) {
+      return this->take_or_throw();
+    } else {
+      acquired_t<N> granted;
+      this->take_into_or_throw(granted);
+      return granted;
+    }
+  }
+
+private:
+  struct on_stop {
+    waiting_operation* operation;
+    void operator()() const noexcept { operation->cancel(outcome::stopped); }
+  };
 
   bool end_stopped() noexcept override {
     if (!this->take_stopped()) return false;
@@ -273,6 +286,57 @@ private:
 
   Token token_;
   std::optional<stop_callback_t<Token, on_stop>> callback_;
+};
+
+} // namespace detail
+
+/// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
+/// request; if memory was granted and the coroutine not resumed, the memory goes back. Destroy it where nothing resumes
+/// it meanwhile: on its executor's thread, or while the executor does not run.
+export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
+public:
+  acquire_operation(detail::request const& what, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : what_{what}, more_{more}, token_{std::move(token)} {}
+  acquire_operation(acquire_operation const&) = delete;
+  acquire_operation& operator=(acquire_operation const&) = delete;
+  ~acquire_operation() {
+    if (first_.holds()) first_.take(what_);
+  }
+
+  bool await_ready() noexcept {
+    bool const stopped = token_.stop_requested();
+    if (N == 1 && !stopped && first_.try_now(what_)) return true;
+    auto& operation = waiting_.emplace(what_, more_, token_);
+    if (!stopped) return !first_.refused() && operation.try_now();
+    operation.stop();
+    return false; // only await_suspend() knows whom to tell
+  }
+
+  /// A promise with unhandled_stopped() is told of a stop by that. Throws std::system_error where the library thread
+  /// cannot be started.
+  template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
+    waiting_->continue_with(continuation);
+    if constexpr (detail::stoppable_promise<Promise>) {
+      return waiting_->begin() ? std::coroutine_handle<>{std::noop_coroutine()} : waiting_->next();
+    } else {
+      return waiting_->begin();
+    }
+  }
+
+  detail::acquired_t<N> await_resume() {
+    if constexpr (N == 1) {
+      if (first_.holds()) return first_.take(what_);
+      if (!waiting_) detail::throw_failure_of(what_.from, what_.stream.get(), first_.why());
+    }
+    return waiting_->finish();
+  }
+
+private:
+  detail::request what_;
+  [[no_unique_address]] std::array<block_request, N - 1> more_;
+  [[no_unique_address]] Token token_;
+  detail::first_attempt first_;
+  std::optional<detail::waiting_operation<Token, N>> waiting_;
 };
 
 /// A request for memory, not yet begun; a small movable description. `co_await` it, or ask without a coroutine.
@@ -294,6 +358,13 @@ public:
 
   /// Memory at hand or the reason why not; does not wait, does not throw. While others wait, outcome::exhausted.
   expected<value_type, failure> try_now() const noexcept {
+    if constexpr (N == 1) {
+      detail::first_attempt first;
+      if (first.try_now(what_) || first.refused()) {
+        if (first.holds()) return first.take(what_);
+        return unexpected<failure>{first.why()};
+      }
+    }
     return answered([](auto& operation) { operation.only_now(); });
   }
 

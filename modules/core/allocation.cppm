@@ -40,8 +40,8 @@ private:
 export class allocation {
 public:
   allocation() noexcept = default;
-  allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
-             std::size_t alignment) noexcept
+  inline allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
+                    std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
         order_{&stream.order()}, stream_{stream.handle()} {
     if (data_) hold();
@@ -51,7 +51,9 @@ public:
     allocation{std::move(other)}.swap(*this);
     return *this;
   }
-  ~allocation() { reset(); }
+  inline ~allocation() {
+    if (data_) reset();
+  }
 
   inline void* data() const noexcept { return data_; }
   /// The same as the driver spells it.

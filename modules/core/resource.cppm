@@ -47,7 +47,7 @@ public:
   /// Memory usable by work enqueued on the stream from now on. Before it fails, a pool at its limit waits on the host,
   /// for a second at most, for memory that is free but still in use. Throws as `throw_failure`.
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
-    auto const result = detail::allocate_outermost(state(), stream, bytes, alignment, true);
+    auto const result = detail::allocate_outermost(state(), stream, bytes, alignment, detail::waiting_on_host);
     if (!result) detail::throw_failure_of(services(), stream.get(), result.error());
     return *result;
   }
@@ -56,7 +56,7 @@ public:
   /// its thread took 7 % of recorded traces.
   [[gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    return detail::allocate_outermost(state(), stream, bytes, alignment, false);
+    return detail::allocate_outermost(state(), stream, bytes, alignment, detail::as_it_is);
   }
 
   /// Frees in the order of the stream: work enqueued on it before may still use the memory. Misuse goes to the handler.

@@ -110,48 +110,60 @@ template <class Allocate> expected<void*, failure> allocate_external(Allocate al
 }
 
 // With something wrong, or of a stream never seen before.
-template <resource_state State>
+template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_unusual(State& state, stream_ref stream, std::size_t bytes,
-                                                            std::size_t alignment, bool may_wait) noexcept {
+                                                            std::size_t alignment, Adjust adjust) noexcept {
   if (bytes == 0) return nullptr;
   auto const key = try_identify(stream, state.where(), bytes);
   if (!key) return unexpected<failure>{key.error()};
   if (auto checked = checked_request(*key, state.where(), bytes, alignment); !checked) return checked;
-  return state.try_allocate(key->waiting(may_wait), bytes, alignment);
+  return state.try_allocate(adjust(*key), bytes, alignment);
 }
 
 // Of a stream that is not gpumem's own.
-template <resource_state State>
+template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
-                                                            std::size_t alignment, bool may_wait) noexcept {
+                                                            std::size_t alignment, Adjust adjust) noexcept {
   auto* const order = bytes > 0 ? seen_timeline(stream.get()) : nullptr;
   if (!order) [[unlikely]]
-    return allocate_unusual(state, stream, bytes, alignment, may_wait);
-  auto const key = stream_key::known(*order, stream.get()).waiting(may_wait);
+    return allocate_unusual(state, stream, bytes, alignment, adjust);
+  auto const key = stream_key::known(*order, stream.get());
   if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
     return explain_request(key, state.where(), bytes, alignment);
-  return state.try_allocate(key, bytes, alignment);
+  return state.try_allocate(adjust(key), bytes, alignment);
 }
 
-// `may_wait`: see stream_key.
-template <resource_state State>
+// `adjust` gives the key with which the state is asked: see stream_key::waiting and stream_key::queueing_as.
+template <resource_state State, class Adjust>
 [[gnu::always_inline]] inline expected<void*, failure>
-allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, bool may_wait) noexcept {
+allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, Adjust adjust) noexcept {
   auto* const order = known_timeline(stream.get());
-  if (!order) return allocate_foreign(state, stream, bytes, alignment, may_wait);
+  if (!order) return allocate_foreign(state, stream, bytes, alignment, adjust);
   if (bytes == 0) [[unlikely]]
     return nullptr;
-  auto const key = stream_key::known(*order, stream.get()).waiting(may_wait);
+  auto const key = stream_key::known(*order, stream.get());
   if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
-    return allocate_unusual(state, stream, bytes, alignment, may_wait);
-  return state.try_allocate(key, bytes, alignment);
+    return allocate_unusual(state, stream, bytes, alignment, adjust);
+  return state.try_allocate(adjust(key), bytes, alignment);
 }
+inline constexpr auto as_it_is = [](stream_key const& key) noexcept { return key; };
+inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.waiting(); };
 
 template <resource_state S> services_table make_table(std::type_info const& serves) noexcept {
   services_table table{};
   table.serves = &serves;
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
-    return allocate_outermost(*static_cast<S*>(s), stream, n, a, false);
+    return allocate_outermost(*static_cast<S*>(s), stream, n, a, as_it_is);
+  };
+  table.try_allocate_behind = [](void* s, stream_ref stream, std::size_t n, std::size_t a, void* used,
+                                 failure& why) noexcept -> void* {
+    auto const result = allocate_outermost(*static_cast<S*>(s), stream, n, a, [used](stream_key const& key) noexcept {
+      *static_cast<std::optional<stream_key>*>(used) = key;
+      return key.queueing_as(queueing::behind);
+    });
+    if (result) return *result;
+    why = result.error();
+    return nullptr;
   };
   table.try_allocate_keyed = [](void* s, void const* key, std::size_t n, std::size_t a) noexcept {
     return static_cast<S*>(s)->try_allocate(*static_cast<stream_key const*>(key), n, a);

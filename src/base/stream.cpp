@@ -82,7 +82,7 @@ stream_key stream_key::by_identity() const noexcept {
   return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
-stream_key stream_key::at_end_of(detail::timeline& order, CUstream handle) noexcept {
+stream_key stream_key::at_end_of_other(detail::timeline& order, CUstream handle) noexcept {
   if (detail::loss_of(order.device()) != CUDA_SUCCESS) return {order, handle, false, false};
   switch (order.kind()) {
   case stream_kind::foreign: return {order, handle, detail::seen_timeline(handle) == &order, false};
@@ -92,7 +92,7 @@ stream_key stream_key::at_end_of(detail::timeline& order, CUstream handle) noexc
     return {order, handle, own, own && captures_default(order, handle)};
   }
   case stream_kind::legacy: return {order, handle, true, captures_default(order, handle)};
-  default: return {order, handle, order.owns_handle(), order.capturing()};
+  default: return {order, handle, false, order.capturing()};
   }
 }
 

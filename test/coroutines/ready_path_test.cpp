@@ -77,6 +77,29 @@ TEST_F(ready_path, of_acquire_allocates_no_more_than_the_pool_does) {
   }
 }
 
+TEST_F(ready_path, gives_back_what_nobody_takes) {
+  {
+    auto const what = pool.acquire(stream, 256);
+    auto operation = what.operator co_await();
+    EXPECT_TRUE(operation.await_ready());
+    EXPECT_EQ(pool.figures().live, 256u);
+  }
+  EXPECT_EQ(pool.figures().live, 0u);
+}
+
+TEST_F(ready_path, refuses_once_what_can_never_be_had) {
+  auto const failures = pool.figures().failures;
+  auto const ask = [&]() -> task<gpumem::outcome> {
+    try {
+      co_await pool.acquire(stream, std::size_t{1} << 60);
+    } catch (gpumem::out_of_memory const& e) { co_return e.reason(); }
+    co_return gpumem::outcome::granted;
+  };
+  EXPECT_EQ(sync_wait(ask()), gpumem::outcome::too_large);
+  EXPECT_LE(pool.figures().failures, failures + 1);
+  EXPECT_EQ(pool.figures().waiting, 0u);
+}
+
 TEST_F(ready_path, of_completion_allocates_nothing) {
   std::stop_source source;
   gpumem::event event{gpumem::device{0}};

@@ -11,8 +11,8 @@
 
 namespace gpumem {
 
-/// A change in the work of a holder: it begins to wait for something that is not memory, it goes on, or it has freed its
-/// memory after its request was preempted.
+/// A change in the work of a holder: it begins to wait for something that is not memory, it goes on, or it has freed
+/// its memory after its request was preempted.
 enum class holder_event : unsigned char { waits, goes_on, gave_way };
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
@@ -22,6 +22,10 @@ struct services_table {
   std::type_info const* serves;
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
+  /// The same behind all requests that wait. Returns null and writes `why` if there is no memory; otherwise writes the
+  /// stream's key to `key`, a std::optional<stream_key>. Null where the resource is not gpumem's.
+  void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
+                               failure& why) noexcept;
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
