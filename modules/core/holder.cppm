@@ -28,9 +28,18 @@ public:
   inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
   void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
-  /// Its request ends with outcome::preempted. `need`: bytes that it held and asked for.
-  void give_way(std::size_t need) noexcept { need_.store(need, std::memory_order_relaxed); }
-  /// Returns what it needed when it gave way last, and 0 from then on.
+  /// A request of it for `bytes` ends with outcome::preempted. Returns the bytes that it holds. Under the lock of its
+  /// resource, as end_giving_way().
+  std::size_t give_way(std::size_t bytes) noexcept {
+    giving_ = held();
+    need_.store(giving_ + bytes, std::memory_order_relaxed);
+    return giving_;
+  }
+  /// Whether its work has yet to be rolled back.
+  inline bool gives_way() const noexcept { return need_.load(std::memory_order_relaxed) > 0; }
+  /// Returns what give_way() has returned.
+  std::size_t end_giving_way() noexcept { return std::exchange(giving_, 0); }
+  /// Returns what it needed when it gave way last, held or asked for, and 0 from then on.
   std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
 
 protected:
@@ -50,6 +59,7 @@ private:
   std::atomic<std::size_t> held_{0};
   std::atomic<int> rollbacks_{0};
   std::atomic<std::size_t> need_{0};
+  std::size_t giving_ = 0;
   unsigned marks_ = 0; // see holder_list
   holder* next_ = nullptr;
   holder* previous_ = nullptr;

@@ -235,12 +235,12 @@ public:
     }
     return sum;
   }
-  /// Requests behind the first in line whose holders hold memory and can roll their work back.
+  /// Requests without a turn behind `first`, whose holders hold memory and can roll their work back.
   struct yielding {
     waiter* last = nullptr;
     std::size_t held = 0; ///< by their holders
   };
-  yielding find_yielding() const noexcept;
+  yielding find_yielding(waiter const& first) const noexcept;
   /// The last request whose holder holds memory, or null.
   waiter* last_with_memory() const noexcept;
   /// Whether a request of a holder is parked.

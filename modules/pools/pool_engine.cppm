@@ -220,7 +220,7 @@ private:
   bool may_stall() const noexcept;
   void look_later() noexcept;
   waiter* next_to_end() noexcept;
-  void end_one_for_others() noexcept;
+  bool end_one_for_others() noexcept; // false: none
   waiter* next_to_watch() noexcept;
   bool watches() noexcept;
   void watch() noexcept;
@@ -367,7 +367,7 @@ private:
   waiter_list queue_{options_.most_overtakes};
   std::size_t ceiling_ = SIZE_MAX; // less than what upstream refused to the queue
   holder_list marked_;
-  unsigned giving_way_ = 0; // holders whose requests were preempted, until their work is rolled back
+  std::size_t giving_way_ = 0; // bytes of holders whose requests were preempted, until their work is rolled back
   pressure_list pressure_calls_;
   std::uint64_t changes_ = 1;        // that may let a request that waits go on
   std::uint64_t given_back_ = 0;     // parts of requests of several

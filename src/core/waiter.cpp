@@ -125,13 +125,16 @@ bool waiter_list::remove(waiter& item) noexcept {
   return true;
 }
 
-waiter_list::yielding waiter_list::find_yielding() const noexcept {
+waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
   yielding found;
-  for (auto* at = last_; at && at != first_; at = at->previous_) {
+  holder const* counted = nullptr; // the requests of a holder are neighbours
+  for (auto* at = last_; at && at != &first; at = at->previous_) {
     auto const* const of = at->holder_;
-    if (!of || of == first_->holder_ || of->held() == 0 || !of->may_roll_back()) continue;
+    if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;
+    if (!of->may_roll_back() || of->gives_way()) continue;
     if (!found.last) found.last = at;
-    if (!at->next_ || at->next_->holder_ != of) found.held += of->held(); // the requests of a holder are neighbours
+    if (of != counted) found.held += of->held();
+    counted = of;
   }
   return found;
 }

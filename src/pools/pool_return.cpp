@@ -69,7 +69,7 @@ void pool_engine::post_late_pass(sync::time_point when) noexcept {
 // threshold, or all of a closed pool, as it completes.
 void pool_engine::expire() noexcept {
   call_pressure();
-  end_one_for_others();
+  while (end_one_for_others()) {}
   watch();
   bool done = false, answered_meanwhile = false;
   {

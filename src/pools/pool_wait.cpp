@@ -301,17 +301,19 @@ void pool_engine::look_later() noexcept {
 }
 
 // The request that ends so that others can go on, or null. Older work does not wait for younger work that waits itself
-// and can be rolled back: one after the other gives way, if that is enough. Otherwise a request ends only if all memory
-// is held by work that waits, or nothing has happened for long. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level
+// and can be rolled back: the youngest give way until there is enough. Otherwise a request ends only if all memory is
+// held by work that waits, or nothing has happened for long. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level
 // concurrency control for distributed database systems" (1978).
 waiter* pool_engine::next_to_end() noexcept {
   auto* const first = queue_.next_waiting();
-  if (!first || !has_waiting() || queue_.set_aside() > 0 || deferred_ || supply_.growing()) return nullptr;
-  if (pressure_calls_.pending()) return nullptr;
+  if (!first || !has_waiting() || deferred_ || supply_.growing() || pressure_calls_.pending()) return nullptr;
   if (fits(*first) && (news(*first) != first->note() || pool_order::may_complete(everywhere()))) return nullptr;
-  auto const yielding = queue_.find_yielding();
-  bool const enough = rounded(*first) <= room() + yielding.held;
-  if (yielding.last && enough && giving_way_ == 0) return yielding.last;
+  auto const yielding = queue_.find_yielding(*first);
+  // Bytes that were enough and did not serve it are in pieces.
+  auto const needed = rounded(*first), coming = giving_way_ + (fits(*first) ? 0 : room());
+  bool const enough = needed <= room() + giving_way_ + yielding.held;
+  if (yielding.last && needed > coming && enough) return yielding.last;
+  if (queue_.set_aside() > 0) return nullptr;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
   marked_.visit([&](holder const& each) { held += each.held(); });
   if ((held == 0 || held != live_bytes()) && !has_stalled()) return nullptr;
@@ -321,24 +323,24 @@ waiter* pool_engine::next_to_end() noexcept {
 }
 
 // By the library thread. The work whose request ends goes on, and counts as work that may free memory.
-void pool_engine::end_one_for_others() noexcept {
+bool pool_engine::end_one_for_others() noexcept {
   waiter* ended = nullptr;
   auto why = outcome::stalled;
   {
     called_waiters calls;
     shard_locks const held{shards_};
     ended = next_to_end();
-    if (!ended) return;
+    if (!ended) return false;
     auto* const work = ended->holder();
     if (work && work->may_roll_back() && ended != queue_.next_waiting()) {
       why = outcome::preempted;
-      work->give_way(work->held() + ended->bytes());
-      ++giving_way_;
+      giving_way_ += work->give_way(ended->bytes());
     }
     ++grants_;
     forget(*ended, calls);
   }
   ended->refuse(failure{why, 0, ended->bytes()});
+  return true;
 }
 
 void pool_engine::note_holder(holder& whose, holder_event what) noexcept {
@@ -346,7 +348,7 @@ void pool_engine::note_holder(holder& whose, holder_event what) noexcept {
   switch (what) {
   case holder_event::waits: marked_.mark(whose); break;
   case holder_event::goes_on: marked_.unmark(whose); break;
-  case holder_event::gave_way: --giving_way_; break;
+  case holder_event::gave_way: giving_way_ -= whose.end_giving_way(); break;
   }
   look_later();
 }

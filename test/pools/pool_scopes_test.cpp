@@ -291,6 +291,24 @@ TEST_F(pool_scopes, give_way_between_requests_that_have_none) {
   EXPECT_EQ(rolled_back, 1);
 }
 
+TEST_F(pool_scopes, give_way_together_where_one_is_not_enough) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool}, one{pool}, two{pool}, three{pool};
+  auto held = old.acquire(a, 20 * MiB).wait();
+  int rolled_back = 0;
+  auto const run = [&](auto& of) { return one_and_other(of, b, 25 * MiB, 25 * MiB, executor, rolled_back); };
+  auto const first_work = test::start(run(one)), second_work = test::start(run(two)), last = test::start(run(three));
+  auto const before = executor.posts();
+  request first{*this, old, a, 45 * MiB}; // 5 MiB are free
+  let_the_library_thread_look();
+  EXPECT_EQ(executor.posts(), before + 2) << "before any work was rolled back";
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(rolled_back, 2);
+  first.block().reset();
+  held.reset();
+  run_until([&] { return first_work.done() && second_work.done() && last.done(); });
+}
+
 TEST_F(pool_scopes, get_memory_that_others_free_when_asked) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();

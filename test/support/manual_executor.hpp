@@ -11,15 +11,16 @@ public:
   void post(gpumem::resumption& item) noexcept override {
     gpumem::sync::lock const held{guard_};
     queue_.push(item);
-    posted_ = true;
+    ++posts_;
   }
   bool retract(gpumem::resumption& item) noexcept override {
     gpumem::sync::lock const held{guard_};
     return queue_.remove(item);
   }
-  bool posted() const { return posted_; }
+  bool posted() const { return posts_ > 0; }
+  std::size_t posts() const { return posts_; }
   void wait_for_post() const {
-    while (!posted_) std::this_thread::yield();
+    while (!posted()) std::this_thread::yield();
   }
   bool run_one() {
     gpumem::resumption* item = nullptr;
@@ -34,7 +35,7 @@ public:
 private:
   gpumem::sync::mutex guard_;
   gpumem::resumption_queue queue_;
-  std::atomic<bool> posted_{false};
+  std::atomic<std::size_t> posts_{0};
 };
 
 } // namespace test
