@@ -98,6 +98,7 @@ private:
   // Whole pages of idle runs: until so many bytes are found, and never more than `most`.
   struct page_wish {
     std::size_t wanted;
+    std::size_t least = 0; // none if there are fewer bytes than that
     std::size_t most = SIZE_MAX;
     std::uintptr_t spared = 0; // where a block begins that stays
     pool_shard* in = nullptr;  // of it alone; null: of all
@@ -139,10 +140,10 @@ private:
   std::vector<idle_run> idle_runs(std::uintptr_t spared);
   std::vector<page_run> idle_pages(page_wish const& what);
   std::size_t carve_out(std::vector<page_run>& idle) noexcept;
-  static std::size_t bytes_in(std::vector<page_run> const& runs) noexcept;
   static std::size_t pages_in(std::vector<page_run> const& runs) noexcept;
   static void unmap(std::vector<page_run> const& carved) noexcept;
   std::size_t give_back_idle(page_wish const& what, shard_locks& held) noexcept;
+  std::size_t lacking(std::size_t bytes) const noexcept { return bytes - std::min(bytes, chunks_.room()); }
   std::size_t make_way(pool_request const& what, std::optional<growth_plan> const& plan, std::size_t given,
                        shard_locks& held);
 

@@ -185,7 +185,8 @@ void pool_supply::give_back_for(pool_request const& what, shard_locks& held) {
     return;
   }
   wait_for_growth(held); // pages are looked at only at rest
-  make_way(what, growth_.plan(what, *what.own, true), 0, held);
+  auto const plan = growth_.plan(what, *what.own, true);
+  make_way(what, plan, plan ? std::min(plan->bytes, chunks_.room()) : 0, held);
 }
 
 bool pool_supply::idle_and_complete(chunk const& home) const noexcept {

@@ -98,6 +98,7 @@ std::vector<pool_supply::page_run> pool_supply::idle_pages(page_wish const& what
       end = page->where.offset;
     }
   }
+  if (sum < what.least) found.clear();
   return found;
 }
 
@@ -132,12 +133,6 @@ std::size_t pool_supply::pages_in(std::vector<page_run> const& runs) noexcept {
   return sum;
 }
 
-std::size_t pool_supply::bytes_in(std::vector<page_run> const& runs) noexcept {
-  std::size_t sum = 0;
-  for (auto const& each : runs) sum += each.where.bytes;
-  return sum;
-}
-
 // Without the lock.
 void pool_supply::unmap(std::vector<page_run> const& carved) noexcept {
   for (auto const& each : carved) each.shard->pages->unmap(each.where.offset, each.where.bytes);
@@ -167,8 +162,10 @@ std::size_t pool_supply::make_way(pool_request const& what, std::optional<growth
                                   shard_locks& held) {
   look_for_moves(what);
   auto const beyond = chunks_.reserved() - std::min(chunks_.reserved(), chunks_.most()); // the limit was lowered
-  auto const missing = plan ? plan->bytes - given : what.bytes;
-  auto const more = give_back_idle({.wanted = missing + beyond, .spared = plan ? plan->beside : 0}, held);
+  auto const needed = plan ? plan->bytes : what.bytes, missing = plan ? needed - given : needed;
+  auto const least = beyond > 0 ? 0 : lacking(needed);
+  auto const more =
+      give_back_idle({.wanted = missing + beyond, .least = least, .spared = plan ? plan->beside : 0}, held);
   what.own->paths.made_way += more > 0;
   return more;
 }

@@ -60,8 +60,9 @@ expected<pool_place, failure> pool_supply::grow_pages(pool_request const& what, 
     if (auto const place = move_pages(what, held, false)) return place;
   }
   auto plan = growth_.plan(what, own, exact);
-  // What has made way may have been beside another hole, for which more is missing then.
-  for (std::size_t given = 0; moving && (!plan || given < plan->bytes);) {
+  // At the limit pages move instead, once all else has failed. What has made way may have been beside another hole, for
+  // which more is missing then.
+  for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
     auto const more = make_way(what, plan, given, held);
     given += more;
     auto const left = affordable_pages(); // larger pages than the smallest are charged as several
@@ -122,12 +123,13 @@ pool_place pool_supply::move_pages(pool_request const& what, shard_locks& held, 
   auto const end = own.pages->mapped_end();
   auto const most = plan->hole ? plan->hole->bytes : own.pages->addresses() - end;
   auto idle = idle_pages({.wanted = plan->bytes,
+                          .least = lacking(plan->bytes),
                           .most = most,
                           .spared = plan->beside,
                           .in = &own,
                           .smallest = at_limit ? 0 : growth_.least_moved(*own.pages),
                           .most_pages = at_limit ? SIZE_MAX : affordable_pages()});
-  if (idle.empty() || (at_limit && bytes_in(idle) < plan->bytes)) return {};
+  if (idle.empty()) return {};
   pay(std::min(pages_in(idle), affordable_pages()));
   std::vector<page_extent> runs(idle.size());
   auto const given = carve_out(idle);

@@ -211,6 +211,34 @@ TEST_F(pool_pages, give_way_at_the_limit) {
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
+TEST_F(pool_pages, stay_where_giving_them_up_would_not_be_enough) {
+  gpumem::pool_resource r{device, {.limit = 16 * MiB}};
+  auto const blocks = four(r);
+  r.deallocate(a, blocks[1], 4 * MiB);
+  a.synchronize();
+  auto const calls = [] { return gpumem::driver_calls("cuMemUnmap") + gpumem::driver_calls("cuMemRelease"); };
+  auto const before = calls();
+  EXPECT_FALSE(r.try_allocate(b, 8 * MiB));
+  EXPECT_EQ(calls(), before);
+  EXPECT_EQ(r.figures().reserved, 16 * MiB);
+  for (int i : {0, 2, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+}
+
+TEST_F(pool_pages, move_beside_new_ones_where_the_limit_leaves_some_room) {
+  gpumem::pool_resource r{device, {.limit = 18 * MiB}};
+  auto const blocks = four(r);
+  for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  auto const released = gpumem::driver_calls("cuMemRelease"), created = gpumem::driver_calls("cuMemCreate");
+  auto* const large = r.allocate(a, 10 * MiB);
+  EXPECT_EQ(gpumem::driver_calls("cuMemRelease"), released);
+  EXPECT_EQ(gpumem::driver_calls("cuMemCreate"), created + 1);
+  EXPECT_EQ(r.figures().reserved, 18 * MiB);
+  EXPECT_TRUE(sound(r));
+  r.deallocate(a, large, 10 * MiB);
+  for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+}
+
 // At the end eight pages would be missing, where the block was that has gone only six.
 TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
   gpumem::pool_resource r{device, {.limit = 10 * MiB}};
