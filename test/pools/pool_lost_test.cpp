@@ -4,9 +4,14 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <coroutine>
+#include <thread>
 
 import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
 
 namespace {
 
@@ -34,6 +39,16 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
     auto* const q = r.allocate(foreign, 1024);
     auto* const live = r.allocate(a, 2048);
     r.deallocate(a, p, 1024);
+    pool_resource full{gpumem_test::told_upstream{}, {.limit = 4096}};
+    auto* const all = full.allocate(a, 4096);
+    test::manual_executor executor;
+    bool told = false;
+    auto const wait = [&]() -> gpumem::task<> {
+      try {
+        co_await full.acquire(b, 1024, {.resume_on = &executor});
+      } catch (gpumem::cuda_error const&) { told = true; }
+    };
+    auto const waits = test::start(wait());
     simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
     auto const refused = r.try_allocate(b, 1024); // looks at what a has left, and learns of the loss
     ASSERT_FALSE(refused);
@@ -41,6 +56,9 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
     EXPECT_EQ(r.try_allocate(a, 1024).error().what, outcome::device_lost) << "its own memory, even";
     EXPECT_EQ(r.try_allocate(foreign, 1024).error().what, outcome::device_lost);
     EXPECT_THROW(r.allocate(a, 1024), gpumem::cuda_error);
+    full.deallocate(a, all, 4096);
+    while (executor.run_one()) {}
+    EXPECT_TRUE(told) << "a request that waits ends with the next free";
     r.deallocate(foreign, q, 1024);
     r.deallocate(a, live);
     EXPECT_EQ(r.figures().live, 0u);

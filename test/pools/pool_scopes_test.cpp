@@ -28,22 +28,7 @@ using gpumem::scope;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-class pool_scopes : public gpumem_test::waiting_fixture {
-protected:
-  // What the library thread had to do when this is called it has done when this returns.
-  static void let_the_library_thread_look() {
-    class mark final : public gpumem::resumption {
-    public:
-      void resume() noexcept override { passed = true; }
-      std::atomic<bool> passed{false};
-    };
-    for (int i = 0; i < 2; ++i) {
-      mark end;
-      gpumem::library_executor().post(end);
-      while (!end.passed) std::this_thread::yield();
-    }
-  }
-};
+using pool_scopes = gpumem_test::waiting_fixture;
 
 TEST_F(pool_scopes, know_what_they_hold) {
   pool_resource pool{device, {.limit = 100 * MiB}};
@@ -239,74 +224,6 @@ TEST_F(pool_scopes, that_are_older_do_not_wait_for_younger_ones_that_wait) {
     return ended == 1;
   });
   EXPECT_EQ(began, 2);
-}
-
-// Work that can be rolled back, holds one block and waits for another.
-template <class Scope>
-gpumem::task<> one_and_other(Scope work, gpumem::stream& on, std::size_t one, std::size_t other,
-                             gpumem::executor& where, int& rolled_back) {
-  auto const body = [&]() -> gpumem::task<> {
-    auto const first = co_await work.acquire(on, one, {.resume_on = &where});
-    auto const second = co_await work.acquire(on, other, {.resume_on = &where});
-  };
-  co_await gpumem::with_retry(work, body, [&] { ++rolled_back; }, &where);
-}
-
-TEST_F(pool_scopes, that_are_younger_give_way_where_their_memory_is_between_what_is_free) {
-  pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false}};
-  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
-  scope old{pool, "old"}, young{pool, "young"};
-  auto held = old.acquire(a, 20 * MiB).wait();
-  auto gap = pool.acquire(a, 30 * MiB).wait();
-  int rolled_back = 0;
-  auto const second = test::start(one_and_other(young, a, 20 * MiB, 60 * MiB, executor, rolled_back));
-  ASSERT_EQ(young.held(), 20 * MiB);
-  gap.reset();
-  run_all();
-  request first{*this, old, a, 40 * MiB};
-  run_until([&] {
-    simulator::run_until_idle();
-    return first.ended().has_value();
-  });
-  EXPECT_EQ(first.ended(), outcome::granted) << "50 MiB were free, in pieces of 30 and 20";
-  EXPECT_EQ(rolled_back, 1);
-  first.block().reset();
-  held.reset();
-  run_until([&] {
-    simulator::run_until_idle();
-    return second.done();
-  });
-}
-
-TEST_F(pool_scopes, give_way_between_requests_that_have_none) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
-  scope work{pool};
-  int rolled_back = 0;
-  auto const second = test::start(one_and_other(work, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
-  request last{*this, pool, a, 60 * MiB};
-  request first{*this, pool, a, 60 * MiB, {.priority = 1}};
-  run_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted);
-  EXPECT_EQ(rolled_back, 1);
-}
-
-TEST_F(pool_scopes, give_way_together_where_one_is_not_enough) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  scope old{pool}, one{pool}, two{pool}, three{pool};
-  auto held = old.acquire(a, 20 * MiB).wait();
-  int rolled_back = 0;
-  auto const run = [&](auto& of) { return one_and_other(of, b, 25 * MiB, 25 * MiB, executor, rolled_back); };
-  auto const first_work = test::start(run(one)), second_work = test::start(run(two)), last = test::start(run(three));
-  auto const before = executor.posts();
-  request first{*this, old, a, 45 * MiB}; // 5 MiB are free
-  let_the_library_thread_look();
-  EXPECT_EQ(executor.posts(), before + 2) << "before any work was rolled back";
-  run_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(rolled_back, 2);
-  first.block().reset();
-  held.reset();
-  run_until([&] { return first_work.done() && second_work.done() && last.done(); });
 }
 
 TEST_F(pool_scopes, get_memory_that_others_free_when_asked) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <coroutine>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -38,6 +39,26 @@ TEST_F(pool_waiting_ends, stopped_while_parked_ends_through_the_executor_and_let
   run_all();
   EXPECT_EQ(first.ended(), outcome::stopped);
   EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_waiting_ends, stopped_within_the_free_that_resumes_another) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 100 * MiB).wait();
+  gpumem::inline_executor here;
+  std::stop_source source;
+  bool granted = false;
+  auto const stops = [&]() -> gpumem::task<> {
+    auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &here});
+    source.request_stop();
+    granted = true;
+  };
+  auto const first = test::start(stops());
+  request second{*this, pool, b, 60 * MiB, source.get_token()}, third{*this, pool, b, 100 * MiB};
+  block.reset();
+  EXPECT_TRUE(granted);
+  run_all();
+  EXPECT_EQ(second.ended(), outcome::stopped);
+  EXPECT_EQ(third.ended(), outcome::granted) << "after the first";
 }
 
 TEST_F(pool_waiting_ends, stopped_in_its_turn_succeeds_if_there_is_memory) {
@@ -113,6 +134,23 @@ TEST_F(pool_waiting_ends, is_answered_when_the_pool_closes) {
   EXPECT_EQ(pool.figures().live, 0u);
   simulator::run_until_idle();
   EXPECT_GT(pool.trim(), 0u);
+}
+
+TEST_F(pool_waiting_ends, is_answered_for_very_many_when_the_pool_closes) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto const block = pool.acquire(a, 100 * MiB).wait();
+  std::size_t closed = 0;
+  auto const waits = [&]() -> gpumem::task<> {
+    try {
+      co_await pool.acquire(b, MiB, {.resume_on = &executor});
+    } catch (gpumem::acquire_error const& e) { closed += e.reason() == outcome::closed; }
+  };
+  std::vector<test::started> all;
+  for (int i = 0; i < 100'000; ++i) all.push_back(test::start(waits()));
+  for (int i = 0; i < 1000; ++i) all.pop_back(); // destroyed while they wait
+  pool.close();
+  run_all();
+  EXPECT_EQ(closed, all.size());
 }
 
 TEST_F(pool_waiting_ends, is_answered_when_the_last_handle_goes) {

@@ -73,6 +73,19 @@ protected:
       ASSERT_LT(gpumem::sync::now(), end) << "it does not come";
     }
   }
+  // What the library thread had to do when this is called it has done when this returns.
+  static void let_the_library_thread_look() {
+    class mark final : public gpumem::resumption {
+    public:
+      void resume() noexcept override { passed = true; }
+      std::atomic<bool> passed{false};
+    };
+    for (int i = 0; i < 2; ++i) {
+      mark end;
+      gpumem::library_executor().post(end);
+      while (!end.passed) std::this_thread::yield();
+    }
+  }
   // Whether the stream would get so many bytes now.
   template <class Pool> static bool can_have(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
     auto const got = pool.try_allocate(on, bytes);

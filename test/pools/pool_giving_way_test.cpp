@@ -1,0 +1,140 @@
+// Work that gives way to older work: which, when, and how often.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem::scope;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+using pool_giving_way = gpumem_test::waiting_fixture;
+
+// Work that can be rolled back, holds one block and waits for another.
+template <class Scope>
+gpumem::task<> one_and_other(Scope work, gpumem::stream& on, std::size_t one, std::size_t other,
+                             gpumem::executor& where, int& rolled_back) {
+  auto const body = [&]() -> gpumem::task<> {
+    auto const first = co_await work.acquire(on, one, {.resume_on = &where});
+    auto const second = co_await work.acquire(on, other, {.resume_on = &where});
+  };
+  co_await gpumem::with_retry(work, body, [&] { ++rolled_back; }, &where);
+}
+
+TEST_F(pool_giving_way, serves_older_work_that_lacks_memory_in_one_piece) {
+  pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false}};
+  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  scope old{pool, "old"}, young{pool, "young"};
+  auto held = old.acquire(a, 20 * MiB).wait();
+  auto gap = pool.acquire(a, 30 * MiB).wait();
+  int rolled_back = 0;
+  auto const second = test::start(one_and_other(young, a, 20 * MiB, 60 * MiB, executor, rolled_back));
+  ASSERT_EQ(young.held(), 20 * MiB);
+  gap.reset();
+  run_all();
+  request first{*this, old, a, 40 * MiB};
+  run_until([&] {
+    simulator::run_until_idle();
+    return first.ended().has_value();
+  });
+  EXPECT_EQ(first.ended(), outcome::granted) << "50 MiB were free, in pieces of 30 and 20";
+  EXPECT_EQ(rolled_back, 1);
+  first.block().reset();
+  held.reset();
+  run_until([&] {
+    simulator::run_until_idle();
+    return second.done();
+  });
+}
+
+TEST_F(pool_giving_way, is_of_work_between_requests_without_a_scope) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  scope work{pool};
+  int rolled_back = 0;
+  auto const second = test::start(one_and_other(work, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
+  request last{*this, pool, a, 60 * MiB};
+  request first{*this, pool, a, 60 * MiB, {.priority = 1}};
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(rolled_back, 1);
+}
+
+TEST_F(pool_giving_way, is_of_one_after_the_other) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  scope old{pool, "old"}, young{pool, "young"}, youngest{pool, "youngest"};
+  int young_back = 0, youngest_back = 0;
+  auto const second = test::start(one_and_other(young, a, 30 * MiB, 61 * MiB, executor, young_back));
+  auto const third = test::start(one_and_other(youngest, a, 50 * MiB, 41 * MiB, executor, youngest_back));
+  run_all();
+  ASSERT_EQ(youngest.held(), 50 * MiB);
+  request first{*this, old, a, 80 * MiB};
+  while (pool.figures().waiting == 3) std::this_thread::yield();
+  let_the_library_thread_look();
+  EXPECT_EQ(pool.figures().waiting, 2u) << "the youngest has been told, and has not freed yet";
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(young_back, 1);
+  EXPECT_EQ(youngest_back, 1);
+  first.block().reset();
+  other.reset();
+  run_until([&] {
+    simulator::run_until_idle();
+    return second.done() && third.done();
+  });
+}
+
+TEST_F(pool_giving_way, ends_with_work_that_is_destroyed_instead) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto const other = pool.acquire(a, 10 * MiB).wait();
+  scope old{pool, "old"}, young{pool, "young"}, youngest{pool, "youngest"};
+  int rolled_back = 0;
+  auto second = test::start(one_and_other(young, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
+  auto third = test::start(one_and_other(youngest, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
+  request first{*this, old, a, 80 * MiB};
+  while (!executor.posted()) std::this_thread::yield(); // the youngest is told, and does not run
+  third.destroy();
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted) << "the next gives way";
+  EXPECT_EQ(rolled_back, 1);
+}
+
+TEST_F(pool_giving_way, is_of_several_at_once_where_one_is_not_enough) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope old{pool}, one{pool}, two{pool}, three{pool};
+  auto held = old.acquire(a, 20 * MiB).wait();
+  int rolled_back = 0;
+  auto const run = [&](auto& of) { return one_and_other(of, b, 25 * MiB, 25 * MiB, executor, rolled_back); };
+  auto const first_work = test::start(run(one)), second_work = test::start(run(two)), last = test::start(run(three));
+  auto const before = executor.posts();
+  request first{*this, old, a, 45 * MiB}; // 5 MiB are free
+  let_the_library_thread_look();
+  EXPECT_EQ(executor.posts(), before + 2) << "before any work was rolled back";
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(rolled_back, 2);
+  first.block().reset();
+  held.reset();
+  run_until([&] { return first_work.done() && second_work.done() && last.done(); });
+}
+
+} // namespace
