@@ -27,7 +27,9 @@ class scope_state final : public adaptor_state<scope_state<Upstream>, Upstream>,
 
 public:
   scope_state(Upstream upstream, std::string name, scope_options const& options)
-      : base{std::move(upstream)}, holder{std::move(name), options.priority} {}
+      : base{std::move(upstream)}, holder{std::move(name), options.priority} {
+    tell(holder_event::begins);
+  }
 
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
@@ -35,8 +37,19 @@ public:
     item.set_holder(*this);
     return base::admit(item);
   }
+  // Of scopes over this one.
+  void note_holder(holder& whose, holder_event what) noexcept
+    requires requires(base& b) { b.note_holder(whose, what); }
+  {
+    if (what == holder_event::begins) whose.set_nested();
+    base::note_holder(whose, what);
+  }
 
 private:
+  ~scope_state() override { tell(holder_event::ends); }
+  void tell(holder_event what) noexcept {
+    if constexpr (requires(base& b) { b.note_holder(*this, what); }) base::note_holder(*this, what);
+  }
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { this->add(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { this->remove(bytes); }
@@ -75,7 +88,8 @@ private:
 /// counts as held by work that goes on, until nothing has been granted or freed for the pool's `stall_timeout`. Then a
 /// request ends in the same way; where no scope whose request waits holds memory, the first in line.
 ///
-/// A handle; see adaptor_base. Any thread.
+/// The upstream must live as long as the scope or a block of it, also where it is a pool_ref. A handle; see
+/// adaptor_base. Any thread.
 export template <mr::resource Upstream>
 class scope : public adaptor_base<scope<Upstream>, detail::scope_state<Upstream>, Upstream> {
   using base = adaptor_base<scope, detail::scope_state<Upstream>, Upstream>;

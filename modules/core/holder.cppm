@@ -5,6 +5,7 @@ module;
 #include <utility>
 export module gpumem:holder;
 import :std;
+import :sync;
 
 namespace gpumem {
 
@@ -20,6 +21,10 @@ public:
   /// A number that grows with each holder, and with each request that has none.
   inline std::uint64_t age() const noexcept { return age_; }
   static std::uint64_t next_age() noexcept;
+
+  /// Another holder counts what it holds as well. Before it is added to a list.
+  inline bool is_nested() const noexcept { return nested_; }
+  void set_nested() noexcept { nested_ = true; }
 
   /// Requested bytes that were granted to it and are not freed yet.
   inline std::size_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
@@ -56,6 +61,7 @@ private:
   std::string const name_;
   int const priority_;
   std::uint64_t const age_;
+  bool nested_ = false;
   std::atomic<std::size_t> held_{0};
   std::atomic<int> rollbacks_{0};
   std::atomic<std::size_t> need_{0};
@@ -65,20 +71,36 @@ private:
   holder* previous_ = nullptr;
 };
 
-/// Holders that wait for something that is not memory; guarded by the lock of the resource that keeps the list.
+/// The holders of a resource, with a lock of its own. Those that wait for something that is not memory are marked,
+/// under the lock of the resource as well.
 export class holder_list {
 public:
-  /// Each `mark` needs one `unmark`.
+  void add(holder& item) noexcept;
+  void remove(holder& item) noexcept;
+  /// Each `mark` needs one `unmark`. One that was added.
   void mark(holder& item) noexcept;
   void unmark(holder& item) noexcept;
+  /// These two under the lock of the resource.
   static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
-  inline bool empty() const noexcept { return first_ == nullptr; }
-  template <class F> void visit(F f) const {
+  inline bool has_marked() const noexcept { return marked_ > 0; }
+  template <class F> void visit(F f) {
+    sync::quick_lock const held{guard_};
     for (auto const* at = first_; at; at = at->next_) f(*at);
+  }
+  template <class F> void visit_marked(F f) {
+    sync::quick_lock const held{guard_};
+    for (auto const* at = first_; at && is_marked(*at); at = at->next_) f(*at);
   }
 
 private:
-  holder* first_ = nullptr;
+  void link_first(holder& item) noexcept;
+  void link_last(holder& item) noexcept;
+  void unlink(holder& item) noexcept;
+
+  sync::quick_mutex guard_;
+  holder* first_ = nullptr; // the marked ones before all others
+  holder* last_ = nullptr;
+  std::size_t marked_ = 0;
 };
 
 } // namespace gpumem

@@ -249,6 +249,8 @@ public:
   /// Whether it is parked here, with a turn or without.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
+  /// When it was parked.
+  static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
   /// The first that has no turn, or null.
   inline waiter* next_waiting() const noexcept { return first_waiting_; }
   /// The next that may have a turn and of which `may` is true, or null.

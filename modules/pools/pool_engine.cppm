@@ -3,6 +3,7 @@
 module;
 #include <cstdint>
 #include <gpumem/pool_options.hpp>
+#include <string>
 export module gpumem:pool_engine;
 import :block;
 import :chunks;
@@ -115,6 +116,8 @@ public:
   /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
   bool settle(sync::duration longest);
   figures read_figures();
+  /// `live`: bytes, as the users see them. Throws std::bad_alloc.
+  std::string describe_waiting(std::size_t live);
   pool_paths read_paths();
   /// Whether every byte is in exactly one place: granted + cached + free = reserved, no overlap, shelves and neighbours
   /// agree, and what is cached is within the credits.
@@ -366,7 +369,7 @@ private:
   unsigned idle_passes_ = 0; // of the library thread, since the last free that called for one
   waiter_list queue_{options_.most_overtakes};
   std::size_t ceiling_ = SIZE_MAX; // less than what upstream refused to the queue
-  holder_list marked_;
+  holder_list holders_;
   std::size_t giving_way_ = 0; // bytes of holders whose requests were preempted, until their work is rolled back
   pressure_list pressure_calls_;
   std::uint64_t changes_ = 1;        // that may let a request that waits go on

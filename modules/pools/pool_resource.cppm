@@ -5,6 +5,7 @@ module;
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 export module gpumem:pool_resource;
 import :chunks;
@@ -66,6 +67,7 @@ public:
   void unpin(void const* pointer, std::size_t bytes);
   expected<int, failure> export_page(void const* pointer);
   figures read_figures();
+  std::string describe_waiting();
   std::optional<block_info> find(void const* pointer);
   std::vector<block_event> history(void const* pointer);
   inline pool_engine& engine() noexcept { return *engine_; }
@@ -302,6 +304,10 @@ public:
   /// The allocations and frees, as far as a hardened pool remembers them, of blocks in which the pointer lay, the
   /// oldest first. Throws std::bad_alloc. Any thread.
   std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
+
+  /// The scopes that hold memory, the largest first, and the requests that wait, in order: a line of text for each. For
+  /// people, where a request has ended with outcome::stalled. Throws std::bad_alloc. Any thread.
+  std::string describe_waiting() const { return state_->describe_waiting(); }
 
   Upstream const& upstream() const noexcept {
     return static_cast<detail::held_upstream<Upstream>&>(state_->engine().upstream()).value;

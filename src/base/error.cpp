@@ -30,6 +30,13 @@ std::string exhaustion_text(outcome what, exhaustion const& f) {
   return text + "; stream " + std::to_string(f.stream);
 }
 
+std::string refusal_text(failure const& why) {
+  if (why.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(why.what);
+  auto const text =
+      "gpumem: a request for " + std::to_string(why.requested) + " bytes was not granted: " + to_string(why.what);
+  return why.what == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory" : text;
+}
+
 } // namespace
 
 char const* to_string(outcome value) noexcept {
@@ -53,11 +60,7 @@ char const* to_string(outcome value) noexcept {
 out_of_memory::out_of_memory(outcome what, exhaustion const& figures)
     : figures_{figures}, text_{exhaustion_text(what, figures)}, reason_{what} {}
 
-acquire_error::acquire_error(failure const& why)
-    : std::runtime_error{why.requested == 0 ? std::string{"gpumem: a wait was not completed: "} + to_string(why.what)
-                                            : "gpumem: a request for " + std::to_string(why.requested) +
-                                                  " bytes was not granted: " + to_string(why.what)},
-      why_{why} {}
+acquire_error::acquire_error(failure const& why) : std::runtime_error{refusal_text(why)}, why_{why} {}
 
 void throw_failure(failure const& why, exhaustion const& figures) {
   switch (why.what) {

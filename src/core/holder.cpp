@@ -1,10 +1,12 @@
-// Holders' ages, and those that wait for something that is not memory.
+// Holders' ages, and the list of those of one resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 module gpumem:holder.impl;
 import :holder;
+import :sync;
 
 namespace gpumem {
 
@@ -13,18 +15,49 @@ std::uint64_t holder::next_age() noexcept {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
+void holder_list::add(holder& item) noexcept {
+  sync::quick_lock const held{guard_};
+  link_last(item);
+}
+
+void holder_list::remove(holder& item) noexcept {
+  sync::quick_lock const held{guard_};
+  unlink(item);
+}
+
 void holder_list::mark(holder& item) noexcept {
+  sync::quick_lock const held{guard_};
   if (item.marks_++ > 0) return;
-  item.previous_ = nullptr;
-  item.next_ = first_;
-  if (first_) first_->previous_ = &item;
-  first_ = &item;
+  ++marked_;
+  unlink(item);
+  link_first(item);
 }
 
 void holder_list::unmark(holder& item) noexcept {
+  sync::quick_lock const held{guard_};
   if (--item.marks_ > 0) return;
+  --marked_;
+  unlink(item);
+  link_last(item);
+}
+
+void holder_list::link_first(holder& item) noexcept {
+  item.previous_ = nullptr;
+  item.next_ = first_;
+  (first_ ? first_->previous_ : last_) = &item;
+  first_ = &item;
+}
+
+void holder_list::link_last(holder& item) noexcept {
+  item.previous_ = last_;
+  item.next_ = nullptr;
+  (last_ ? last_->next_ : first_) = &item;
+  last_ = &item;
+}
+
+void holder_list::unlink(holder& item) noexcept {
   (item.previous_ ? item.previous_->next_ : first_) = item.next_;
-  if (item.next_) item.next_->previous_ = item.previous_;
+  (item.next_ ? item.next_->previous_ : last_) = item.previous_;
 }
 
 } // namespace gpumem

@@ -9,6 +9,7 @@ module;
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 module gpumem:pool_resource.impl;
@@ -207,6 +208,10 @@ figures pool_state::read_figures() {
   if (forked()) return {};
   auto const seen = engine_->read_figures();
   return hardening_ ? hardening_->amend(seen) : seen;
+}
+
+std::string pool_state::describe_waiting() {
+  return forked() ? std::string{} : engine_->describe_waiting(read_figures().live);
 }
 
 std::optional<block_info> pool_state::find(void const* pointer) {

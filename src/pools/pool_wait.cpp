@@ -290,7 +290,7 @@ bool pool_engine::watches() noexcept {
 
 // Whether all memory could be held by work that waits, as far as is known without a look at it.
 bool pool_engine::may_stall() const noexcept {
-  return has_waiting() && queue_.set_aside() == 0 && (queue_.has_holders() || !marked_.empty());
+  return has_waiting() && queue_.set_aside() == 0 && (queue_.has_holders() || holders_.has_marked());
 }
 
 // By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.
@@ -315,7 +315,7 @@ waiter* pool_engine::next_to_end() noexcept {
   if (yielding.last && needed > coming && enough) return yielding.last;
   if (queue_.set_aside() > 0) return nullptr;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
-  marked_.visit([&](holder const& each) { held += each.held(); });
+  holders_.visit_marked([&](holder const& each) { held += each.held(); });
   if ((held == 0 || held != live_bytes()) && !has_stalled()) return nullptr;
   if (yielding.last) return yielding.last;
   auto* const last = queue_.last_with_memory();
@@ -344,12 +344,12 @@ bool pool_engine::end_one_for_others() noexcept {
 }
 
 void pool_engine::note_holder(holder& whose, holder_event what) noexcept {
+  if (what == holder_event::begins) return holders_.add(whose);
+  if (what == holder_event::ends) return holders_.remove(whose);
   shard_locks const held{shards_};
-  switch (what) {
-  case holder_event::waits: marked_.mark(whose); break;
-  case holder_event::goes_on: marked_.unmark(whose); break;
-  case holder_event::gave_way: giving_way_ -= whose.end_giving_way(); break;
-  }
+  if (what == holder_event::waits) holders_.mark(whose);
+  if (what == holder_event::goes_on) holders_.unmark(whose);
+  if (what == holder_event::gave_way) giving_way_ -= whose.end_giving_way();
   look_later();
 }
 

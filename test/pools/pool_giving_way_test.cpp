@@ -79,31 +79,6 @@ TEST_F(pool_giving_way, is_of_work_between_requests_without_a_scope) {
   EXPECT_EQ(rolled_back, 1);
 }
 
-TEST_F(pool_giving_way, is_of_one_after_the_other) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
-  scope old{pool, "old"}, young{pool, "young"}, youngest{pool, "youngest"};
-  int young_back = 0, youngest_back = 0;
-  auto const second = test::start(one_and_other(young, a, 30 * MiB, 61 * MiB, executor, young_back));
-  auto const third = test::start(one_and_other(youngest, a, 50 * MiB, 41 * MiB, executor, youngest_back));
-  run_all();
-  ASSERT_EQ(youngest.held(), 50 * MiB);
-  request first{*this, old, a, 80 * MiB};
-  while (pool.figures().waiting == 3) std::this_thread::yield();
-  let_the_library_thread_look();
-  EXPECT_EQ(pool.figures().waiting, 2u) << "the youngest has been told, and has not freed yet";
-  run_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted);
-  EXPECT_EQ(young_back, 1);
-  EXPECT_EQ(youngest_back, 1);
-  first.block().reset();
-  other.reset();
-  run_until([&] {
-    simulator::run_until_idle();
-    return second.done() && third.done();
-  });
-}
-
 TEST_F(pool_giving_way, ends_with_work_that_is_destroyed_instead) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto const other = pool.acquire(a, 10 * MiB).wait();
@@ -115,7 +90,7 @@ TEST_F(pool_giving_way, ends_with_work_that_is_destroyed_instead) {
   while (!executor.posted()) std::this_thread::yield(); // the youngest is told, and does not run
   third.destroy();
   run_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted) << "the next gives way";
+  EXPECT_EQ(first.ended(), outcome::granted) << "the other gives way";
   EXPECT_EQ(rolled_back, 1);
 }
 

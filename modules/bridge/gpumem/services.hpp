@@ -11,9 +11,9 @@
 
 namespace gpumem {
 
-/// A change in the work of a holder: it begins to wait for something that is not memory, it goes on, or it has freed
-/// its memory after its request was preempted.
-enum class holder_event : unsigned char { waits, goes_on, gave_way };
+/// A change in the work of a holder: it is made or about to be gone, it begins to wait for something that is not memory,
+/// it goes on, or it has freed its memory after its request was preempted.
+enum class holder_event : unsigned char { begins, ends, waits, goes_on, gave_way };
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
 struct services_table {
