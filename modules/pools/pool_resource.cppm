@@ -5,7 +5,9 @@ module;
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 export module gpumem:pool_resource;
 import :chunks;
@@ -276,7 +278,24 @@ public:
   /// called again; otherwise, when the next request begins to wait. It may free and allocate, and must not wait for the
   /// pool's memory. An exception counts as nothing freed. Throws std::bad_alloc. Any thread.
   pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
-    return {*state_, where, std::move(free_some)};
+    return {*state_, where,
+            [free_some = std::move(free_some)](std::size_t wanted, auto&) { return free_some(wanted); }};
+  }
+
+  /// The same with a function that returns something to await that gives the bytes freed, as a task<std::size_t>. It
+  /// begins on `where`, goes on where that resumes it, and counts as one call until that has come. It may wait for
+  /// copies, and for memory of another pool: a small one, reserved in advance, that only such functions use. Until it
+  /// ends no request that waits is told to give way or ends as stalled. The destructor of the result waits for that
+  /// too, and must run neither where the function goes on nor, once it has suspended, in the function itself.
+  template <std::invocable<std::size_t> F>
+    requires(!std::convertible_to<std::invoke_result_t<F&, std::size_t>, std::size_t>)
+  pressure_callback on_pressure(executor& where, F free_some) {
+    return {*state_, where,
+            [free_some = std::move(free_some)](std::size_t wanted,
+                                               detail::pressure_call& call) mutable -> std::optional<std::size_t> {
+              detail::await_freed(free_some, wanted, call);
+              return std::nullopt;
+            }};
   }
 
   /// Waits on the host, `longest` at most, until all work has completed that keeps free memory from going upstream.

@@ -6,6 +6,7 @@ module;
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 module gpumem:pressure.impl;
@@ -29,20 +30,25 @@ void pressure_call::post() noexcept {
 }
 
 void pressure_call::resume() noexcept {
+  auto const self = shared_from_this(); // the function may end, and be gone, before it returns
   auto* const outer = std::exchange(running, this);
-  std::size_t freed = 0;
+  std::optional<std::size_t> freed = 0;
   if (auto const wanted = pool_.begin_pressure(*this)) {
     try {
-      freed = free_some_(wanted);
+      freed = free_some_(wanted, *this);
     } catch (...) {
       // It has freed nothing that it tells of.
     }
   }
-  if (!ended_) pool_.end_pressure(*this, freed);
   running = outer;
+  if (freed) finish(*freed);
+}
+
+void pressure_call::finish(std::size_t freed) noexcept {
+  if (!ended_) pool_.end_pressure(*this, freed);
   sync::lock held{guard_};
   auto const self = std::exchange(self_, nullptr);
-  returned_.notify_all();
+  over_.notify_all();
   held.unlock();
 }
 
@@ -54,7 +60,7 @@ void pressure_call::end() noexcept {
     self_ = nullptr;
     return;
   }
-  while (self_) returned_.wait(held);
+  while (self_) over_.wait(held);
 }
 
 bool pressure_list::pending() const noexcept {

@@ -1,0 +1,152 @@
+// Functions that free memory for requests that wait, and await something before they have.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem::scope;
+using gpumem::task;
+using gpumem_test::MiB;
+
+class pool_pressure : public gpumem_test::waiting_fixture {
+protected:
+  // What the library thread had to do when this is called it has done when this returns.
+  static void let_the_library_thread_look() {
+    class mark final : public gpumem::resumption {
+    public:
+      void resume() noexcept override { passed = true; }
+      std::atomic<bool> passed{false};
+    };
+    for (int i = 0; i < 2; ++i) {
+      mark end;
+      gpumem::library_executor().post(end);
+      while (!end.passed) std::this_thread::yield();
+    }
+  }
+  // Goes on from where the function awaits.
+  void go_on() { std::exchange(place, nullptr).resume(); }
+
+  std::coroutine_handle<> place;
+};
+
+TEST_F(pool_pressure, of_a_function_that_awaits_ends_when_that_has_come) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope caches{pool}, work{pool};
+  auto cached = caches.acquire(a, 80 * MiB).wait();
+  auto const mark = caches.waiting_elsewhere(); // all memory is held by work that waits
+  int calls = 0;
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t wanted) -> task<std::size_t> {
+    ++calls;
+    EXPECT_EQ(wanted, 30 * MiB);
+    co_await test::parked{&place};
+    cached.reset();
+    co_return wanted;
+  });
+  request first{*this, work, b, 50 * MiB};
+  run_until([&] { return place != nullptr; });
+  let_the_library_thread_look();
+  EXPECT_FALSE(first.ended()) << "it may free memory still";
+  request second{*this, work, b, 30 * MiB};
+  run_all();
+  EXPECT_EQ(calls, 1) << "one call at a time";
+  go_on();
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(second.ended(), outcome::granted);
+}
+
+TEST_F(pool_pressure, that_frees_nothing_in_the_end_lets_requests_end) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  scope work{pool};
+  auto const held = work.acquire(a, 80 * MiB).wait();
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t) -> task<std::size_t> {
+    co_await test::parked{&place};
+    throw std::runtime_error{"the disk is full"};
+  });
+  request first{*this, work, b, 60 * MiB};
+  run_until([&] { return place != nullptr; });
+  let_the_library_thread_look();
+  EXPECT_FALSE(first.ended());
+  go_on();
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::stalled);
+}
+
+TEST_F(pool_pressure, of_a_function_that_awaits_nothing_is_as_of_one_that_returns) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto cached = pool.acquire(a, 80 * MiB).wait();
+  int calls = 0;
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t wanted) -> task<std::size_t> {
+    ++calls;
+    cached.reset();
+    co_return wanted;
+  });
+  request first{*this, pool, b, 60 * MiB};
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(pool_pressure, lets_a_function_wait_for_memory_of_another_pool) {
+  pool_resource reserve{device, {.limit = 10 * MiB}};
+  auto staged = reserve.acquire(b, 10 * MiB).wait(); // by an earlier call
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto cached = pool.acquire(a, 80 * MiB).wait();
+  int began = 0;
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t wanted) -> task<std::size_t> {
+    ++began;
+    auto const packed = co_await reserve.acquire(a, 10 * MiB, {.resume_on = &executor});
+    cached.reset();
+    co_return wanted;
+  });
+  request first{*this, pool, b, 60 * MiB};
+  run_until([&] { return began == 1; });
+  EXPECT_FALSE(executor.run_one());
+  staged.reset();
+  run_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(began, 1);
+  EXPECT_EQ(reserve.figures().live, 0u);
+}
+
+TEST_F(pool_pressure, may_end_in_the_function_before_that_awaits) {
+  gpumem::pressure_callback spiller;
+  std::optional<request> first;
+  int calls = 0;
+  {
+    pool_resource pool{device, {.limit = 100 * MiB}};
+    auto cached = pool.acquire(a, 80 * MiB).wait();
+    spiller = pool.on_pressure(executor, [&](std::size_t wanted) -> task<std::size_t> {
+      ++calls;
+      first.reset();
+      spiller = {};
+      co_await test::parked{&place};
+      co_return wanted;
+    });
+    first.emplace(*this, pool, b, 60 * MiB);
+    run_until([&] { return place != nullptr; });
+  }
+  go_on(); // the pool is gone
+  EXPECT_EQ(calls, 1);
+}
+
+} // namespace
