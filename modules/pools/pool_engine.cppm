@@ -239,6 +239,7 @@ private:
 
   // pool_pressure.cpp: asking others to free memory.
   std::size_t wanted() const noexcept;
+  inline bool pressure_is_due() const noexcept { return pressure_calls_.due() && wanted() > 0; }
   void call_pressure() noexcept;
   std::size_t begin_pressure(pressure_call& call) noexcept override;
   void end_pressure(pressure_call& call, std::size_t freed) noexcept override;

@@ -96,6 +96,8 @@ public:
   void note_park() noexcept { ++parks_; }
   /// Whether one runs, or is due.
   bool pending() const noexcept;
+  /// Whether one is due.
+  bool due() const noexcept;
   /// One that is due, which begins with that, or null.
   pressure_call* begin_next() noexcept;
   /// When it runs, and when it has: whether it really freed something shows in `news`.

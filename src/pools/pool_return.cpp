@@ -80,7 +80,8 @@ void pool_engine::expire() noexcept {
     bool const may_go_on = !(supply_.closed() || beyond()) || pass(held);
     passing_ = false;
     done = supply_.closed() && supply_.chunks().empty();
-    bool const more = supply_.closed() ? !done : (beyond() && idle_passes_ < most_passes) || watches() || next_to_end();
+    bool const looks_on = (beyond() && idle_passes_ < most_passes) || watches() || next_to_end() || pressure_is_due();
+    bool const more = supply_.closed() ? !done : looks_on;
     bool const now = !leaving() && (may_go_on || !supply_.closed());
     if (more && now) post_pass();
     if (now) watch_for_stall();

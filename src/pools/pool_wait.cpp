@@ -296,7 +296,7 @@ bool pool_engine::may_stall() const noexcept {
 // By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.
 void pool_engine::look_later() noexcept {
   if (!has_waiting()) return;
-  if (may_stall() || watches() || (pressure_calls_.pending() && wanted() > 0)) post_pass();
+  if (may_stall() || watches() || pressure_is_due()) post_pass();
   watch_for_stall();
 }
 

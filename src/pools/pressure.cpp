@@ -67,6 +67,10 @@ bool pressure_list::pending() const noexcept {
   return std::ranges::any_of(calls_, [this](auto const* each) { return each->busy_ || is_due(*each); });
 }
 
+bool pressure_list::due() const noexcept {
+  return std::ranges::any_of(calls_, [this](auto const* each) { return is_due(*each); });
+}
+
 pressure_call* pressure_list::begin_next() noexcept {
   auto const found = std::ranges::find_if(calls_, [this](auto const* each) { return is_due(*each); });
   if (found == calls_.end()) return nullptr;
