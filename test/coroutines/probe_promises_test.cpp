@@ -21,6 +21,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "../support/parking_resource.hpp"
+#include "probe_promises.hpp"
 
 namespace {
 
@@ -33,150 +34,9 @@ public:
 };
 [[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
 
-// A coroutine that runs at once, and is destroyed with its handle.
-template <class Promise> class probe_handle {
-public:
-  using promise_type = Promise;
-  explicit probe_handle(std::coroutine_handle<Promise> frame) noexcept : frame_{frame} {}
-  probe_handle(probe_handle&& other) noexcept : frame_{std::exchange(other.frame_, nullptr)} {}
-  probe_handle& operator=(probe_handle&&) = delete;
-  ~probe_handle() {
-    if (frame_) frame_.destroy();
-  }
-  bool done() const { return frame_.done(); }
-  Promise& promise() const { return frame_.promise(); }
-
-private:
-  std::coroutine_handle<Promise> frame_;
-};
-
-template <class Promise> struct probe_base {
-  probe_handle<Promise> get_return_object() {
-    return probe_handle<Promise>{std::coroutine_handle<Promise>::from_promise(static_cast<Promise&>(*this))};
-  }
-  std::suspend_never initial_suspend() noexcept { return {}; }
-  std::suspend_always final_suspend() noexcept { return {}; }
-  void return_void() noexcept {}
-  void unhandled_exception() noexcept { std::abort(); } // the bodies below catch what they expect
-};
-
-struct plain_promise : probe_base<plain_promise> {};
-
-// The awaiter of an awaitable, kept in place: it does not move.
-template <class A> class in_place {
-public:
-  explicit in_place(A&& what) : operation_{static_cast<A&&>(what).operator co_await()} {}
-  bool await_ready() { return operation_.await_ready(); }
-  auto await_resume() { return operation_.await_resume(); }
-
-protected:
-  decltype(std::declval<A>().operator co_await()) operation_;
-};
-
-// Hides its own type from what it awaits.
-struct erasing_promise : probe_base<erasing_promise> {
-  template <class A> struct erased : in_place<A> {
-    using in_place<A>::in_place;
-    auto await_suspend(std::coroutine_handle<> h) { return this->operation_.await_suspend(h); }
-  };
-  template <class A> erased<A> await_transform(A&& what) { return erased<A>{static_cast<A&&>(what)}; }
-};
-
-// Counts what it awaits, and passes itself on.
-struct transforming_promise : probe_base<transforming_promise> {
-  template <class A> struct counted : in_place<A> {
-    using in_place<A>::in_place;
-    auto await_suspend(std::coroutine_handle<transforming_promise> h) {
-      ++h.promise().suspended;
-      return this->operation_.await_suspend(h);
-    }
-  };
-  template <class A> counted<A> await_transform(A&& what) {
-    ++awaited;
-    return counted<A>{static_cast<A&&>(what)};
-  }
-  int awaited = 0;
-  int suspended = 0;
-};
-
-// P2300's: a stop is no exception, and what goes on instead is the promise's to say.
-struct stoppable_promise : probe_base<stoppable_promise> {
-  std::coroutine_handle<> unhandled_stopped() noexcept {
-    ++stops;
-    return std::noop_coroutine();
-  }
-  int stops = 0;
-};
-
-// A coroutine around the awaitable, awaited by another coroutine: its frame has the operation, and goes first.
-template <class T> class wrapper {
-public:
-  struct promise_type {
-    wrapper get_return_object() { return wrapper{std::coroutine_handle<promise_type>::from_promise(*this)}; }
-    std::suspend_always initial_suspend() noexcept { return {}; }
-    auto final_suspend() noexcept {
-      struct awaiter {
-        bool await_ready() noexcept { return false; }
-        std::coroutine_handle<> await_suspend(std::coroutine_handle<promise_type> h) noexcept {
-          return h.promise().outer;
-        }
-        void await_resume() noexcept {}
-      };
-      return awaiter{};
-    }
-    void return_value(T value) { result.emplace(std::move(value)); }
-    void unhandled_exception() noexcept { error = std::current_exception(); }
-    std::coroutine_handle<> outer;
-    std::optional<T> result;
-    std::exception_ptr error;
-  };
-  explicit wrapper(std::coroutine_handle<promise_type> frame) noexcept : frame_{frame} {}
-  wrapper(wrapper&& other) noexcept : frame_{std::exchange(other.frame_, nullptr)} {}
-  wrapper& operator=(wrapper&&) = delete;
-  ~wrapper() {
-    if (frame_) frame_.destroy();
-  }
-  bool await_ready() const noexcept { return false; }
-  std::coroutine_handle<> await_suspend(std::coroutine_handle<> outer) {
-    frame_.promise().outer = outer;
-    return frame_;
-  }
-  T await_resume() {
-    if (frame_.promise().error) std::rethrow_exception(frame_.promise().error);
-    return std::move(*frame_.promise().result);
-  }
-
-private:
-  std::coroutine_handle<promise_type> frame_;
-};
-
-template <class A> wrapper<bool> wrap(A what) {
-  co_await std::move(what);
-  co_return true;
-}
-
-struct as_it_is {
-  template <class A> A operator()(A what) const { return what; }
-};
-struct wrapped {
-  template <class A> wrapper<bool> operator()(A what) const { return wrap(std::move(what)); }
-};
-
-// One coroutine type, and how its body awaits.
-template <class Promise, class How = as_it_is> struct probe {
-  using promise = Promise;
-  template <class Awaitable> static probe_handle<Promise> await(Awaitable what, gpumem::outcome& told) {
-    try {
-      co_await How{}(std::move(what));
-      told = gpumem::outcome::granted;
-    } catch (gpumem::acquire_error const& e) { told = e.reason(); }
-  }
-};
-
-template <class Probe> class probe_promises : public testing::Test {
+class foreign_coroutine : public testing::Test {
 protected:
   static constexpr auto nothing = gpumem::outcome::deadline;
-  static constexpr bool by_promise = std::is_same_v<typename Probe::promise, stoppable_promise>;
 
   void TearDown() override {
     simulator::run_until_idle();
@@ -192,17 +52,6 @@ protected:
   auto wait(std::stop_token token = {}) {
     return gpumem::completion(stream, {.resume_on = &executor}, std::move(token));
   }
-  // What a stop looks like from outside.
-  void expect_stopped(auto const& running) {
-    if constexpr (by_promise) {
-      EXPECT_EQ(running.promise().stops, 1);
-      EXPECT_EQ(told, nothing);
-      EXPECT_FALSE(running.done());
-    } else {
-      EXPECT_EQ(told, gpumem::outcome::stopped);
-      EXPECT_TRUE(running.done());
-    }
-  }
 
   gpumem::stream stream{gpumem::device{0}};
   test::parking_resource resource{512};
@@ -210,9 +59,11 @@ protected:
   gpumem::outcome told = nothing;
 };
 
-using probes = testing::Types<probe<plain_promise>, probe<erasing_promise>, probe<stoppable_promise>,
-                              probe<plain_promise, wrapped>, probe<transforming_promise>>;
-TYPED_TEST_SUITE(probe_promises, probes);
+template <class Probe> class probe_promises : public foreign_coroutine {
+protected:
+  void expect_stopped(auto const& running) { test::expect_stopped<Probe>(running, told, nothing); }
+};
+TYPED_TEST_SUITE(probe_promises, test::probes);
 
 TYPED_TEST(probe_promises, are_not_suspended_where_memory_is_at_hand) {
   auto const running = TypeParam::await(this->request(512), this->told);
@@ -334,15 +185,48 @@ TYPED_TEST(probe_promises, are_destroyed_while_they_wait) {
   EXPECT_EQ(this->told, this->nothing);
 }
 
-TEST(transforming_promise, sees_what_is_awaited) {
-  gpumem::stream stream{gpumem::device{0}};
-  test::manual_executor executor;
-  auto told = gpumem::outcome::deadline;
+TEST_F(foreign_coroutine, is_gone_when_its_promise_is_told_of_a_stop) {
+  auto const held = request(512).wait();
+  test::detached::ends ends;
   simulator::work(stream, {}, 1us);
-  auto const running = probe<transforming_promise>::await(gpumem::completion(stream, {.resume_on = &executor}), told);
+  std::stop_source source;
+  test::detached::await(request(256, source.get_token()), ends);
+  test::detached::await(wait(source.get_token()), ends);
+  source.request_stop();
+  run_posted();
+  run_posted();
+  EXPECT_EQ(ends.stopped, 2);
+  test::detached::await(request(256, source.get_token()), ends); // before they begin
+  test::detached::await(wait(source.get_token()), ends);
+  EXPECT_EQ(ends.stopped, 4);
+  test::detached::await(gpumem::acquire(resource, stream, 256, {.resume_on = &executor}, test::late_token{}), ends);
+  test::detached::await(gpumem::completion(stream, {.resume_on = &executor}, test::late_token{}), ends);
+  EXPECT_EQ(ends.stopped, 6);
+  EXPECT_EQ(ends.over, 0);
+  EXPECT_TRUE(resource.state().idle());
+}
+
+TEST_F(foreign_coroutine, is_gone_when_it_has_what_it_waited_for) {
+  auto held = request(512).wait();
+  test::detached::ends ends;
+  std::stop_source source;
+  test::detached::await(request(256, source.get_token()), ends);
+  held.reset();
+  run_posted();
+  EXPECT_EQ(ends.over, 1);
+  simulator::work(stream, {}, 1us);
+  test::detached::await(wait(source.get_token()), ends);
   simulator::run_until_idle();
-  executor.wait_for_post();
-  executor.run_one();
+  while (!executor.run_one()) std::this_thread::yield();
+  EXPECT_EQ(ends.over, 2);
+  EXPECT_EQ(ends.stopped, 0);
+}
+
+TEST_F(foreign_coroutine, sees_what_is_awaited_where_its_promise_transforms_it) {
+  simulator::work(stream, {}, 1us);
+  auto const running = test::probe<test::transforming_promise>::await(wait(), told);
+  simulator::run_until_idle();
+  run_posted();
   EXPECT_EQ(running.promise().awaited, 1);
   EXPECT_EQ(running.promise().suspended, 1);
 }
