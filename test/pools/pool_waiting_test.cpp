@@ -57,6 +57,20 @@ TEST_F(pool_waiting, comes_behind_the_work_of_the_block_that_was_freed) {
   free_used(second.block());
 }
 
+TEST_F(pool_waiting, gets_pages_that_move_and_new_ones_together) {
+  pool_resource pool{device, {.limit = 100 * MiB}};
+  auto block = pool.acquire(a, 80 * MiB).wait();
+  request first{*this, pool, b, 60 * MiB}, second{*this, pool, b, 30 * MiB};
+  block.reset();
+  run_until([&] {
+    simulator::run_until_idle();
+    return first.ended() && second.ended();
+  });
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(second.ended(), outcome::granted) << "20 MiB are free, and 20 MiB may be mapped";
+  EXPECT_LE(pool.figures().reserved, 100 * MiB);
+}
+
 TEST_F(pool_waiting, keeps_the_order_of_arrival) {
   pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
   auto block = pool.acquire(a, 90 * MiB).wait();
