@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -33,6 +34,7 @@ protected:
   // Runs jobs of Asio's on this thread until the coroutine is over.
   void run_until_done(test::started const& running) {
     auto const keep = asio::make_work_guard(context);
+    context.restart(); // it stops whenever it has run out of work
     while (!running.done()) context.run_one();
   }
   asio::io_context context;
@@ -67,6 +69,33 @@ TEST_F(asio_test, resumes_what_waited_for_memory) {
   held.reset(); // posts, and runs nothing
   EXPECT_FALSE(running.done());
   run_until_done(running);
+}
+
+TEST_F(asio_test, tells_of_a_stop_and_of_a_deadline_where_asio_runs) {
+  gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
+  test::parking_resource resource{512};
+  auto const held = gpumem::acquire(resource, stream, 512).wait();
+  auto ended = gpumem::outcome::granted;
+  std::thread::id resumed_on;
+  auto body = [&](gpumem::sync::time_point deadline, std::stop_token token) -> task<> {
+    try {
+      co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio, .deadline = deadline}, token);
+    } catch (gpumem::acquire_error const& e) { ended = e.reason(); }
+    resumed_on = std::this_thread::get_id();
+  };
+  std::stop_source source;
+  auto const stopped = test::start(body(gpumem::sync::time_point::max(), source.get_token()));
+  std::thread{[&] { source.request_stop(); }}.join(); // posts, and runs nothing
+  EXPECT_FALSE(stopped.done());
+  run_until_done(stopped);
+  EXPECT_EQ(ended, gpumem::outcome::stopped);
+  EXPECT_EQ(resumed_on, std::this_thread::get_id());
+
+  resumed_on = {};
+  auto const late = test::start(body(gpumem::sync::now() + 1ms, {}));
+  run_until_done(late);
+  EXPECT_EQ(ended, gpumem::outcome::deadline);
+  EXPECT_EQ(resumed_on, std::this_thread::get_id());
 }
 
 TEST_F(asio_test, forgets_what_was_destroyed_before_asio_ran_it) {
