@@ -99,17 +99,22 @@ TEST_F(pool_giving_way, is_of_several_at_once_where_one_is_not_enough) {
   scope old{pool}, one{pool}, two{pool}, three{pool};
   auto held = old.acquire(a, 20 * MiB).wait();
   int rolled_back = 0;
-  auto const run = [&](auto& of) { return one_and_other(of, b, 25 * MiB, 25 * MiB, executor, rolled_back); };
+  auto const run = [&](auto& of) { return one_and_other(of, b, 25 * MiB, 61 * MiB, executor, rolled_back); };
   auto const first_work = test::start(run(one)), second_work = test::start(run(two)), last = test::start(run(three));
+  run_all();
   auto const before = executor.posts();
   request first{*this, old, a, 45 * MiB}; // 5 MiB are free
-  let_the_library_thread_look();
+  auto const end = gpumem::sync::now() + std::chrono::seconds{2};
+  while (executor.posts() < before + 2 && gpumem::sync::now() < end) std::this_thread::yield();
   EXPECT_EQ(executor.posts(), before + 2) << "before any work was rolled back";
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(rolled_back, 2);
   first.block().reset();
   held.reset();
-  run_until([&] { return first_work.done() && second_work.done() && last.done(); });
+  run_until([&] {
+    simulator::run_until_idle();
+    return first_work.done() && second_work.done() && last.done();
+  });
 }
 
 } // namespace
