@@ -101,7 +101,7 @@ public:
   /// One that is due, which begins with that, or null.
   pressure_call* begin_next() noexcept;
   /// When it runs, and when it has: whether it really freed something shows in `news`.
-  void note_begin(pressure_call& item, std::uint64_t news) noexcept { item.news_ = news; }
+  void note_begin(pressure_call& item, std::size_t wanted, std::uint64_t news) noexcept;
   void note_end(pressure_call& item, std::size_t freed, std::uint64_t news) noexcept;
 
 private:

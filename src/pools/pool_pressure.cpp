@@ -51,8 +51,9 @@ void pool_engine::call_pressure() noexcept {
 
 std::size_t pool_engine::begin_pressure(pressure_call& call) noexcept {
   shard_locks const held{shards_};
-  pressure_calls_.note_begin(call, news());
-  return wanted();
+  auto const bytes = wanted();
+  pressure_calls_.note_begin(call, bytes, news());
+  return bytes;
 }
 
 void pool_engine::end_pressure(pressure_call& call, std::size_t freed) noexcept {

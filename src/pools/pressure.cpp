@@ -76,16 +76,22 @@ pressure_call* pressure_list::begin_next() noexcept {
   if (found == calls_.end()) return nullptr;
   auto& next = **found;
   next.busy_ = true;
-  next.again_ = false;
-  next.parks_ = parks_;
   sync::lock const held{next.guard_};
   next.self_ = next.shared_from_this();
   return &next;
 }
 
+// Without need the function is not called, and stays due: a request in its turn may be refused.
+void pressure_list::note_begin(pressure_call& item, std::size_t wanted, std::uint64_t news) noexcept {
+  if (wanted == 0) return;
+  item.again_ = false;
+  item.parks_ = parks_;
+  item.news_ = news;
+}
+
 void pressure_list::note_end(pressure_call& item, std::size_t freed, std::uint64_t news) noexcept {
   item.busy_ = false;
-  item.again_ = freed > 0 && news != item.news_;
+  if (freed > 0) item.again_ = news != item.news_;
 }
 
 } // namespace gpumem::detail
