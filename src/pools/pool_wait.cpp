@@ -218,6 +218,8 @@ void pool_engine::give_back(stream_key const& key, void* pointer) noexcept {
 
 expected<void*, failure> pool_engine::may_go_on(waiter const& item) noexcept {
   shard_locks const held{shards_};
+  if (is_shut()) return unexpected<failure>{failure{outcome::closed, 0, item.bytes()}};
+  if (lost()) return unexpected<failure>{failure{outcome::device_lost, where()->loss(), item.bytes()}};
   auto const limit = supply_.chunks().limit();
   bool const too_large = limit && rounded(item) > limit;
   bool const tries = options_.hardened.enabled && item.has_parts(); // which empties the quarantine
