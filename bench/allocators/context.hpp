@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "figures.hpp"
+#include "metrics.hpp"
 
 #include <benchmark/benchmark.h>
 
@@ -18,15 +18,15 @@ namespace bench {
 struct context {
   gpumem::device device;
   bool simulated;
-  std::size_t operations; ///< of one measured stretch and thread, at least
-  double shortest;        ///< stretch on a real device, seconds
+  std::size_t operations; ///< of one measured sample and thread, at least
+  double shortest;        ///< sample on a real device, seconds
   std::vector<gpumem::stream> streams;
 
   std::span<gpumem::stream const> first(std::size_t count) const { return std::span{streams}.first(count); }
   void synchronize() {
     for (auto& each : streams) each.synchronize();
   }
-  /// How many operations make a stretch, where the fewest took so many seconds. Even: an allocation has its free.
+  /// How many operations make a sample, where the fewest took so many seconds. Even: an allocation has its free.
   std::size_t enough(double seconds) const {
     if (simulated) return operations;
     auto const times = std::clamp(shortest / std::max(seconds, 1e-6), 1.0, 1e4);
@@ -35,20 +35,20 @@ struct context {
   }
 };
 
-/// Measures stretches of `run(operations)`, which gives seconds, after one that warms up and one that tells how many
+/// Measures samples of `run(operations)`, which gives seconds, after one that warms up and one that tells how many
 /// operations are long enough. `threads` do so many each. Of the median: nanoseconds of one operation, and millions a
 /// second.
 template <class Run> void measure(benchmark::State& state, context const& with, std::size_t threads, Run const& run) {
   run(with.operations);
   auto const operations = with.enough(run(with.operations));
-  std::vector<double> stretches;
+  std::vector<double> samples;
   for (auto _ : state) {
-    stretches.push_back(run(operations));
-    state.SetIterationTime(stretches.back());
+    samples.push_back(run(operations));
+    state.SetIterationTime(samples.back());
   }
-  auto const each = replay::median(std::move(stretches)) / static_cast<double>(operations * threads);
-  note(state, figure::ns_per_op, each * 1e9);
-  note(state, figure::mops, 1e-6 / each);
+  auto const each = replay::median(std::move(samples)) / static_cast<double>(operations * threads);
+  record(state, metric::ns_per_op, each * 1e9);
+  record(state, metric::mops, 1e-6 / each);
 }
 
 } // namespace bench

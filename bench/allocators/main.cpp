@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "reports.hpp"
+#include "reporters.hpp"
 
 import gpumem;
 import peers;
 import replay;
 
-#include "rows.hpp"
+#include "benchmarks.hpp"
 
 namespace {
 
@@ -36,7 +36,7 @@ struct arguments {
 };
 
 template <class Make> void add_rows(char const* name, bench::context& with, Make make) {
-  bench::rows<Make>{name, with, std::move(make)}.add_all();
+  bench::benchmarks<Make>{name, with, std::move(make)}.add_all();
 }
 
 void register_rows(bench::context& with, std::vector<std::string> const& files) {
@@ -69,7 +69,7 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
 
 int run(arguments const& asked, bench::formats const& format) {
   auto const where = replay::choose_device(asked.device);
-  gpumem::current_device const here{where.device};
+  gpumem::device_guard const here{where.device};
   bench::context with{where.device, where.simulated, asked.operations, asked.milliseconds / 1000, {}};
   for (std::size_t i = 0; i < most_streams; ++i) with.streams.emplace_back(where.device);
   register_rows(with, asked.peers);
@@ -79,11 +79,11 @@ int run(arguments const& asked, bench::formats const& format) {
   }
   std::unique_ptr<bench::report> shown, written; // null: Google Benchmark's own
   if (format.csv_shown) {
-    shown = std::make_unique<bench::csv_lines>(where.simulated);
+    shown = std::make_unique<bench::csv_reporter>(where.simulated);
   } else if (where.simulated) {
-    shown = std::make_unique<bench::names_only>();
+    shown = std::make_unique<bench::dry_run_reporter>();
   }
-  if (format.csv_written) written = std::make_unique<bench::csv_lines>(where.simulated);
+  if (format.csv_written) written = std::make_unique<bench::csv_reporter>(where.simulated);
   benchmark::RunSpecifiedBenchmarks(shown.get(), written.get());
   return where.simulated && shown->failed() ? 1 : 0;
 }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "context.hpp"
-#include "hand_over.hpp"
-#include "team.hpp"
-#include "traffic.hpp"
+#include "producer_consumer.hpp"
+#include "thread_team.hpp"
+#include "workload.hpp"
 
 #include <cstddef>
 #include <memory>
@@ -15,7 +15,7 @@
 namespace bench {
 
 constexpr std::size_t thread_slots = 200;
-constexpr mix thread_sizes{256, std::size_t{1} << 20};
+constexpr size_distribution thread_sizes{256, std::size_t{1} << 20};
 
 /// Random replacement by each thread among blocks of its own; on streams of their own, or all on the first.
 template <class Resource>
@@ -23,12 +23,12 @@ void threads(benchmark::State& state, context& with, Resource& resource, std::si
   measure(state, with, count, [&](std::size_t operations) {
     return run_together(count, [&](std::size_t number) {
       auto const stream = with.first(one_stream ? 1 : count).subspan(one_stream ? 0 : number, 1);
-      auto traffic = draw_traffic(number + 1, thread_slots, 1, thread_sizes, std::size_t{1} << 14);
+      auto workload = make_workload(number + 1, thread_slots, 1, thread_sizes, std::size_t{1} << 14);
       auto blocks = std::make_unique<live_set<Resource, gpumem::stream>>(resource, stream, thread_slots);
-      blocks->fill(traffic);
-      for (auto const& each : traffic) blocks->replace(each);
-      return [operations, traffic = std::move(traffic), blocks = std::move(blocks)] {
-        for (std::size_t i = 0; i < operations / 2; ++i) blocks->replace(traffic[i % traffic.size()]);
+      blocks->fill(workload);
+      for (auto const& each : workload) blocks->replace(each);
+      return [operations, workload = std::move(workload), blocks = std::move(blocks)] {
+        for (std::size_t i = 0; i < operations / 2; ++i) blocks->replace(workload[i % workload.size()]);
       };
     });
   });
@@ -36,16 +36,16 @@ void threads(benchmark::State& state, context& with, Resource& resource, std::si
 
 /// Pairs of threads: one allocates on its stream, the other frees on its own.
 template <class Resource>
-void hand_over_pairs(benchmark::State& state, context& with, Resource& resource, std::size_t pairs) {
-  auto const traffic = draw_traffic(3, thread_slots, 1, thread_sizes, std::size_t{1} << 14);
-  auto const produce = [&](hand_over& queue, gpumem::stream const& on, std::size_t count) {
+void producer_consumer_pairs(benchmark::State& state, context& with, Resource& resource, std::size_t pairs) {
+  auto const workload = make_workload(3, thread_slots, 1, thread_sizes, std::size_t{1} << 14);
+  auto const produce = [&](producer_consumer& queue, gpumem::stream const& on, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      auto const bytes = traffic[i % traffic.size()].bytes;
+      auto const bytes = workload[i % workload.size()].bytes;
       auto const got = resource.try_allocate(on, bytes);
       queue.push({got ? *got : nullptr, bytes}, on);
     }
   };
-  auto const consume = [&](hand_over& queue, gpumem::stream const& on, std::size_t count) {
+  auto const consume = [&](producer_consumer& queue, gpumem::stream const& on, std::size_t count) {
     bool lacking = false;
     for (std::size_t i = 0; i < count; ++i) {
       auto const block = queue.pop(on);
@@ -55,9 +55,10 @@ void hand_over_pairs(benchmark::State& state, context& with, Resource& resource,
     if (lacking) throw std::runtime_error("no memory");
   };
   measure(state, with, 2 * pairs, [&](std::size_t operations) {
-    auto const count = (operations + hand_over::batch - 1) / hand_over::batch * hand_over::batch;
-    std::vector<std::unique_ptr<hand_over>> queues;
-    for (std::size_t i = 0; i < pairs; ++i) queues.push_back(std::make_unique<hand_over>(with.device));
+    auto const count =
+        (operations + producer_consumer::batch - 1) / producer_consumer::batch * producer_consumer::batch;
+    std::vector<std::unique_ptr<producer_consumer>> queues;
+    for (std::size_t i = 0; i < pairs; ++i) queues.push_back(std::make_unique<producer_consumer>(with.device));
     auto const took = run_together(2 * pairs, [&](std::size_t number) {
       return [&, number, count] {
         auto const& on = with.streams[number];

@@ -36,11 +36,11 @@ int main() {
   bool const simulated = gpumem::simulator::auto_load();
   if (simulated) std::puts("on the simulated device: kernels do not run there, so a host function on the stream sorts");
   gpumem::device const device{0};
-  gpumem::current_device const here{device};
+  gpumem::device_guard const here{device};
   pool memory{device};
   auto const [first, second] =
       gpumem::sync_wait(gpumem::when_all(sort_some(memory, 1 << 20, simulated), sort_some(memory, 1 << 18, simulated)));
-  gpumem::figures const seen = memory.figures();
+  gpumem::statistics const seen = memory.statistics();
   std::printf("two streams sorted %s: %llu allocations, at most %zu KiB live and %zu KiB reserved, %llu driver calls\n",
               first && second ? "right" : "WRONG", static_cast<unsigned long long>(seen.allocations),
               seen.peak_live >> 10, seen.peak_reserved >> 10, static_cast<unsigned long long>(gpumem::driver_calls()));

@@ -36,7 +36,7 @@ struct pool {
 
 void* make(int device) {
   try {
-    gpumem::current_device const here{gpumem::device{device}};
+    gpumem::device_guard const here{gpumem::device{device}};
     return new pool{device};
   } catch (...) { return nullptr; }
 }

@@ -24,8 +24,8 @@ peer_resource::peer_resource(gpumem_peer const& table, gpumem::device device)
   if (!self_) throw std::runtime_error(std::string{table.name} + " cannot be had on this device");
 }
 
-gpumem::figures peer_resource::figures() const {
-  gpumem::figures all;
+gpumem::statistics peer_resource::statistics() const {
+  gpumem::statistics all;
   all.reserved = all.peak_reserved = table_->peak_reserved(self_.get());
   return all;
 }

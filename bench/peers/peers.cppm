@@ -33,7 +33,7 @@ public:
   }
 
   /// Only what is reserved: a peer's calls are not weighed down with counting.
-  gpumem::figures figures() const;
+  gpumem::statistics statistics() const;
 
 private:
   gpumem_peer const* table_;

@@ -24,7 +24,7 @@ public:
     auto const got = upstream_.try_allocate(stream, bytes);
     if (got) {
       counts_->live.add(bytes);
-      counts_->granted.add(rounded(bytes));
+      counts_->allocated.add(rounded(bytes));
     }
     return got;
   }
@@ -32,16 +32,16 @@ public:
   inline void deallocate(gpumem::stream_ref stream, void* pointer, std::size_t bytes) noexcept {
     // first, as another thread may get the same memory at once
     counts_->live.subtract(bytes);
-    counts_->granted.subtract(rounded(bytes));
+    counts_->allocated.subtract(rounded(bytes));
     upstream_.deallocate(stream, pointer, bytes);
   }
 
-  gpumem::figures figures() const noexcept {
-    gpumem::figures all;
+  gpumem::statistics statistics() const noexcept {
+    gpumem::statistics all;
     all.live = counts_->live.now;
-    all.granted = all.reserved = counts_->granted.now;
+    all.allocated = all.reserved = counts_->allocated.now;
     all.peak_live = counts_->live.peak;
-    all.peak_reserved = counts_->granted.peak;
+    all.peak_reserved = counts_->allocated.peak;
     return all;
   }
 
@@ -59,7 +59,7 @@ private:
   };
   struct counts {
     gauge live;
-    gauge granted;
+    gauge allocated;
   };
 
   // granted blocks only, which are far from overflow

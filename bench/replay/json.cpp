@@ -31,10 +31,10 @@ void add_times(nlohmann::ordered_json& object, measured_times const& times) {
   object["call_p99_ns"] = times.call.p99;
   object["call_max_ns"] = times.call.max;
   object["clock_ns_in_each_call"] = times.call.clock;
-  if (times.timeline) {
-    object["timeline_ratio_cold"] = times.timeline->cold;
-    object["timeline_ratio_warm"] = times.timeline->warm;
-    object["timeline_preallocated_ms"] = times.timeline->preallocated_milliseconds;
+  if (times.device_time) {
+    object["device_time_ratio_cold"] = times.device_time->cold;
+    object["device_time_ratio_warm"] = times.device_time->warm;
+    object["timeline_preallocated_ms"] = times.device_time->preallocated_milliseconds;
   }
   if (times.pace) {
     object["share_of_time_cold"] = times.pace->share_cold;
@@ -59,7 +59,7 @@ nlohmann::ordered_json object_of(result const& row) {
                                 {"peak_reserved_bytes", row.peak_reserved_bytes},
                                 {"driver_calls_per_1000_operations_cold", row.driver_calls_cold},
                                 {"driver_calls_per_1000_operations", row.driver_calls_warm},
-                                {"blocks_left_live_by_trace", row.leftover_blocks},
+                                {"blocks_left_live_by_trace", row.blocks_live_at_end},
                                 {"allocation_failures_recorded_in_trace", row.recorded_failures}};
   if (row.limit_bytes != 0) object["limit_bytes"] = row.limit_bytes;
   if (row.work_every != 0) {

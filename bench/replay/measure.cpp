@@ -18,8 +18,8 @@ import :device;
 import :measure;
 import :options;
 import :plan;
+import :replay_session;
 import :result;
-import :stage;
 
 namespace replay {
 
@@ -33,7 +33,7 @@ std::size_t passes_of(options const& chosen, bool simulated) {
 
 namespace detail {
 
-result describe(assignment const& what) {
+result describe(run_config const& what) {
   plan const& operations = what.trace->operations;
   options const& chosen = *what.chosen;
   result row;
@@ -51,7 +51,7 @@ result describe(assignment const& what) {
   row.operations = operations.operations.size();
   row.peak_live_bytes = operations.peak_live_bytes * chosen.threads;
   row.streams = operations.streams;
-  row.leftover_blocks = operations.leftovers.size();
+  row.blocks_live_at_end = operations.live_at_end.size();
   row.recorded_failures = operations.recorded_failures;
   return row;
 }
@@ -82,7 +82,7 @@ measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t oper
   return times;
 }
 
-void note_driver_calls(result& row, std::vector<pass_cost> const& passes) {
+void set_driver_calls(result& row, std::vector<pass_cost> const& passes) {
   double const operations = static_cast<double>(row.operations) * row.threads / 1000;
   std::uint64_t warm = 0;
   for (std::size_t i = 1; i < passes.size(); ++i) warm += passes[i].driver_calls;
@@ -90,7 +90,7 @@ void note_driver_calls(result& row, std::vector<pass_cost> const& passes) {
   row.driver_calls_warm = static_cast<double>(warm) / operations / static_cast<double>(passes.size() - 1);
 }
 
-timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated) {
+device_time_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated) {
   double const reference = median(preallocated);
   return {.cold = milliseconds.front() / reference,
           .warm = median({milliseconds.begin() + 1, milliseconds.end()}) / reference,

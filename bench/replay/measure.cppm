@@ -17,9 +17,9 @@ import :pace;
 import :pass;
 import :plan;
 import :preallocated;
+import :replay_session;
 import :result;
-import :stage;
-import :timeline;
+import :gpu_stopwatch;
 import :work;
 
 namespace replay {
@@ -35,7 +35,7 @@ export measured_times paced_times_of(std::vector<pass_cost> const& passes,
 namespace detail {
 
 /// A row with all that is known before anything runs.
-result describe(assignment const& what);
+result describe(run_config const& what);
 
 /// Nanoseconds that it takes to read the clock.
 double clock_cost();
@@ -44,95 +44,98 @@ double clock_cost();
 measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations, std::vector<double> calls);
 
 /// Driver calls for 1,000 operations: of the cold pass, of the warm ones together.
-void note_driver_calls(result& row, std::vector<pass_cost> const& passes);
+void set_driver_calls(result& row, std::vector<pass_cost> const& passes);
 
-timeline_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated);
+device_time_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated);
 
 inline bool runs_paced(options const& chosen) { return chosen.pace == pace_choice::recorded; }
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
-template <class Figures> void note_memory(result& row, Figures const& figures, std::uint64_t failures) {
-  if (figures.peak_live != 0) row.peak_live_bytes = figures.peak_live; // a peer does not count
-  row.peak_reserved_bytes = figures.peak_reserved;
+template <class Figures> void set_memory(result& row, Figures const& statistics, std::uint64_t failures) {
+  if (statistics.peak_live != 0) row.peak_live_bytes = statistics.peak_live; // a peer does not count
+  row.peak_reserved_bytes = statistics.peak_reserved;
   row.failures = failures;
 }
 
-template <class Resource> void clear_pass(Resource& resource, plan const& operations, stage& on) {
-  on.each_member([&](stage::member mine) { free_leftovers(resource, operations, mine.streams, mine.state); });
+template <class Resource> void clear_pass(Resource& resource, plan const& operations, replay_session& on) {
+  on.each_member(
+      [&](replay_session::member mine) { free_live_at_end(resource, operations, mine.streams, mine.state); });
   on.synchronize();
 }
 
 // The passes that show what calls cost: no work, and a pass of its own for the single calls.
-template <class Make> void measure_calls(assignment const& what, stage& on, Make const& make, result& row) {
+template <class Make> void measure_calls(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
   std::vector<pass_cost> passes;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
-    passes.push_back(on.run(i == 0 ? "cold pass" : "warm pass", [&](stage::member mine) {
-      no_watch watch;
+    passes.push_back(on.run(i == 0 ? "cold pass" : "warm pass", [&](replay_session::member mine) {
+      no_timer watch;
       run_pass(resource, operations, mine.streams, mine.state, watch);
     }));
     clear_pass(resource, operations, on);
   }
-  note_driver_calls(row, passes);
-  note_memory(row, resource.figures(), on.take_failures());
+  set_driver_calls(row, passes);
+  set_memory(row, resource.statistics(), on.take_failures());
   if (what.where->simulated) return;
 
-  std::vector<call_watch> watches(what.chosen->threads, call_watch{operations.operations.size()});
-  on.run("single calls",
-         [&](stage::member mine) { run_pass(resource, operations, mine.streams, mine.state, watches[mine.number]); });
+  std::vector<call_timer> watches(what.chosen->threads, call_timer{operations.operations.size()});
+  on.run("single calls", [&](replay_session::member mine) {
+    run_pass(resource, operations, mine.streams, mine.state, watches[mine.number]);
+  });
   clear_pass(resource, operations, on);
   std::vector<double> calls;
-  for (call_watch& watch : watches) calls.insert(calls.end(), watch.nanoseconds().begin(), watch.nanoseconds().end());
+  for (call_timer& watch : watches) calls.insert(calls.end(), watch.nanoseconds().begin(), watch.nanoseconds().end());
   row.times = times_of(passes, operations.operations.size(), std::move(calls));
 }
 
 // The passes at the recorded pace: what calls cost a program that does more than allocate. Each is timed, so there is
 // no pass of its own for them.
-template <class Make> void measure_paced(assignment const& what, stage& on, Make const& make, result& row) {
+template <class Make> void measure_paced(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
-  pace_watch<> watch{operations};
+  pace_timer<> watch{operations};
   std::vector<pass_cost> passes;
   std::vector<std::vector<double>> calls;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
-    passes.push_back(on.run(i == 0 ? "cold pass, recorded pace" : "warm pass, recorded pace", [&](stage::member mine) {
-      watch.begin();
-      run_pass(resource, operations, mine.streams, mine.state, watch);
-    }));
+    passes.push_back(
+        on.run(i == 0 ? "cold pass, recorded pace" : "warm pass, recorded pace", [&](replay_session::member mine) {
+          watch.begin();
+          run_pass(resource, operations, mine.streams, mine.state, watch);
+        }));
     calls.emplace_back(watch.nanoseconds().begin(), watch.nanoseconds().end());
     clear_pass(resource, operations, on);
   }
-  note_driver_calls(row, passes);
-  note_memory(row, resource.figures(), on.take_failures());
+  set_driver_calls(row, passes);
+  set_memory(row, resource.statistics(), on.take_failures());
   if (!what.where->simulated) row.times = paced_times_of(passes, calls, clock_cost());
 }
 
 // The passes with kernels between the operations, which also hold memory back as real work does: driver
 // calls, memory and failures are theirs.
-template <class Make> void measure_work(assignment const& what, stage& on, Make const& make, result& row) {
+template <class Make> void measure_work(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   work_kernel const kernel{what.where->device, what.chosen->work->microseconds};
-  timeline line{what.where->device, on.sets()};
+  gpu_stopwatch stopwatch{what.where->device, on.sets()};
   std::vector<double> preallocated;
-  if (!what.where->simulated) preallocated = time_preallocated(what, on, kernel, line);
+  if (!what.where->simulated) preallocated = time_preallocated(what, on, kernel, stopwatch);
 
   auto resource = make(what.where->device, row.limit_bytes);
   std::vector<pass_cost> passes;
   std::vector<double> milliseconds;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
-    if (!what.where->simulated) line.begin();
-    passes.push_back(on.run(i == 0 ? "cold pass with work" : "warm pass with work", [&](stage::member mine) {
-      work_watch watch{kernel, what.chosen->work->every, mine.streams};
+    if (!what.where->simulated) stopwatch.begin();
+    passes.push_back(on.run(i == 0 ? "cold pass with work" : "warm pass with work", [&](replay_session::member mine) {
+      work_timer watch{kernel, what.chosen->work->every, mine.streams};
       run_pass(resource, operations, mine.streams, mine.state, watch);
     }));
-    if (!what.where->simulated) milliseconds.push_back(line.end());
+    if (!what.where->simulated) milliseconds.push_back(stopwatch.end());
     passes.back().driver_calls -= launches_of(operations, what.chosen->work->every) * what.chosen->threads;
     clear_pass(resource, operations, on);
   }
-  note_driver_calls(row, passes);
-  note_memory(row, resource.figures(), on.take_failures());
-  if (row.times) row.times->timeline = ratios_of(milliseconds, preallocated);
+  set_driver_calls(row, passes);
+  set_memory(row, resource.statistics(), on.take_failures());
+  if (row.times) row.times->device_time = ratios_of(milliseconds, preallocated);
 }
 
 } // namespace detail
@@ -140,9 +143,9 @@ template <class Make> void measure_work(assignment const& what, stage& on, Make 
 /// Measures one trace over the resource that `make(device, limit_bytes)` gives, 0 being no limit. Throws
 /// cuda_error, out_of_memory for a resource that cannot even be made, std::runtime_error for what is no lack
 /// of memory.
-export template <class Make> result measure(assignment const& what, Make const& make) {
+export template <class Make> result measure(run_config const& what, Make const& make) {
   result row = detail::describe(what);
-  stage on{what};
+  replay_session on{what};
   if (detail::runs_paced(*what.chosen)) {
     detail::measure_paced(what, on, make, row);
     return row;

@@ -24,9 +24,9 @@ export struct steady_nanoseconds {
 /// Holds each call of a pass back until its recorded time since `begin` has come, and notes the nanoseconds that it
 /// took, the clock included. A call that is late comes at once; the calls after it keep their own times. The thread
 /// spins, since a sleep may end late. For passes over one plan, which must outlive it; one thread.
-export template <class Clock = steady_nanoseconds> class pace_watch {
+export template <class Clock = steady_nanoseconds> class pace_timer {
 public:
-  explicit pace_watch(plan const& of)
+  explicit pace_timer(plan const& of)
       : operations_{of.operations.data()}, microseconds_{of.microseconds}, nanoseconds_(of.operations.size()) {}
 
   /// Right before each pass.

@@ -26,15 +26,15 @@ export struct pass_state {
 };
 
 /// Watches nothing.
-export struct no_watch {
+export struct no_timer {
   inline void before(operation const&) noexcept {}
   inline void after(operation const&, void*) noexcept {}
 };
 
 /// Notes the nanoseconds of each call, the clock included.
-export class call_watch {
+export class call_timer {
 public:
-  explicit call_watch(std::size_t calls) { nanoseconds_.reserve(calls); }
+  explicit call_timer(std::size_t calls) { nanoseconds_.reserve(calls); }
 
   inline void before(operation const&) noexcept { begin_ = clock::now(); }
   inline void after(operation const&, void*) noexcept {
@@ -61,7 +61,7 @@ void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref c
       watch.after(next, block);
       if (!got) [[unlikely]] {
         ++state.failures;
-        auto const what = got.error().what;
+        auto const what = got.error().reason;
         bool const lacking = what == gpumem::outcome::exhausted || what == gpumem::outcome::too_large;
         if (!lacking && !state.fatal) state.fatal = got.error();
       }
@@ -75,9 +75,9 @@ void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref c
 
 /// Frees what the plan leaves live, so that the next pass begins as this one did.
 export template <class Resource>
-void free_leftovers(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams,
-                    pass_state& state) {
-  for (operation const& next : of.leftovers) {
+void free_live_at_end(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams,
+                      pass_state& state) {
+  for (operation const& next : of.live_at_end) {
     if (void*& block = state.blocks[next.block]; block != nullptr) {
       resource.deallocate(streams[next.stream], block, next.bytes);
       block = nullptr;

@@ -30,7 +30,7 @@ public:
     while (reader_.next(record)) add(record);
     if (plan_.operations.empty()) fail("there is nothing to replay: no allocation and no free");
     plan_.streams = static_cast<std::uint32_t>(streams_.size());
-    collect_leftovers();
+    collect_live_at_end();
     return std::move(plan_);
   }
 
@@ -121,11 +121,11 @@ private:
     return streams_.try_emplace(recorded, static_cast<std::uint32_t>(streams_.size())).first->second;
   }
 
-  void collect_leftovers() {
+  void collect_live_at_end() {
     for (auto const& [pointer, state] : states_) {
-      if (state.live) plan_.leftovers.push_back({state.bytes, state.block, state.stream, 0});
+      if (state.live) plan_.live_at_end.push_back({state.bytes, state.block, state.stream, 0});
     }
-    std::sort(plan_.leftovers.begin(), plan_.leftovers.end(),
+    std::sort(plan_.live_at_end.begin(), plan_.live_at_end.end(),
               [](operation const& a, operation const& b) { return a.block < b.block; });
   }
 

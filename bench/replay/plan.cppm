@@ -24,7 +24,7 @@ export struct operation {
 export struct plan {
   std::vector<operation> operations;
   std::vector<std::uint64_t> microseconds; ///< of each operation, since the first was recorded; they never fall
-  std::vector<operation> leftovers;        ///< frees of the blocks that the trace leaves live, on their own streams
+  std::vector<operation> live_at_end;      ///< frees of the blocks that the trace leaves live, on their own streams
   std::uint32_t blocks = 0;                ///< slots that a pass needs: most blocks live at once
   std::uint32_t streams = 0;               ///< streams of the trace, 0 being one if it occurs
   std::uint64_t allocations = 0;           ///< among the operations

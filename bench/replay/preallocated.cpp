@@ -13,8 +13,8 @@ import :device;
 import :options;
 import :plan;
 import :preallocated;
-import :stage;
-import :timeline;
+import :replay_session;
+import :gpu_stopwatch;
 import :work;
 
 namespace replay {
@@ -26,14 +26,14 @@ inline constexpr std::uint64_t touched_bytes = 256; // a kernel writes one word;
 class device_slab {
 public:
   device_slab(gpumem::device device, std::size_t bytes) : device_{device} {
-    gpumem::current_device const here{device_};
+    gpumem::device_guard const here{device_};
     gpumem::check(gpumem::driver().mem_alloc(&address_, bytes), "allocate the memory to compare with");
   }
   device_slab(device_slab const&) = delete;
   device_slab& operator=(device_slab const&) = delete;
   ~device_slab() {
     try {
-      gpumem::current_device const here{device_};
+      gpumem::device_guard const here{device_};
       gpumem::driver().mem_free(address_);
     } catch (...) {
       // only a lost device refuses; its memory is gone with it
@@ -50,15 +50,16 @@ private:
 
 std::uint64_t launches_of(plan const& operations, unsigned every) { return operations.allocations / every; }
 
-std::vector<double> time_preallocated(assignment const& what, stage& on, work_kernel const& kernel, timeline& line) {
+std::vector<double> time_preallocated(run_config const& what, replay_session& on, work_kernel const& kernel,
+                                      gpu_stopwatch& line) {
   plan const& operations = what.trace->operations;
   std::uint64_t const thread_bytes = operations.blocks * detail::touched_bytes;
   detail::device_slab const slab{what.where->device, thread_bytes * what.chosen->threads};
   std::vector<double> milliseconds;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
     line.begin();
-    on.run("preallocated memory", [&](stage::member mine) {
-      work_watch watch{kernel, what.chosen->work->every, mine.streams};
+    on.run("preallocated memory", [&](replay_session::member mine) {
+      work_timer watch{kernel, what.chosen->work->every, mine.streams};
       std::byte* const blocks = slab.data() + mine.number * thread_bytes;
       for (operation const& next : operations.operations) {
         if (next.allocates) watch.after(next, blocks + next.block * detail::touched_bytes);

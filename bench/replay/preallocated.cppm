@@ -10,27 +10,27 @@ export module replay:preallocated;
 
 import gpumem;
 import :plan;
-import :stage;
-import :timeline;
+import :replay_session;
+import :gpu_stopwatch;
 import :work;
 
 namespace replay {
 
 /// Launches the kernel after every N-th allocation of a pass, whether it could be met or not, so that every
 /// pass over a plan holds the same work.
-export class work_watch {
+export class work_timer {
 public:
-  work_watch(work_kernel const& kernel, unsigned every, std::span<gpumem::stream_ref const> streams)
+  work_timer(work_kernel const& kernel, unsigned every, std::span<gpumem::stream_ref const> streams)
       : kernel_{kernel}, rhythm_{every}, streams_{streams} {}
 
   inline void before(operation const&) noexcept {}
   inline void after(operation const& next, void* block) {
-    if (rhythm_.beat(next)) kernel_.launch(streams_[next.stream], block, next.bytes);
+    if (rhythm_.due(next)) kernel_.launch(streams_[next.stream], block, next.bytes);
   }
 
 private:
   work_kernel const& kernel_;
-  work_rhythm rhythm_;
+  kernel_interval rhythm_;
   std::span<gpumem::stream_ref const> streams_;
 };
 
@@ -39,7 +39,7 @@ export std::uint64_t launches_of(plan const& operations, unsigned every);
 
 /// Device milliseconds of each of `repeat` passes that only launch, after one that warms up. Throws
 /// cuda_error.
-export std::vector<double> time_preallocated(assignment const& what, stage& on, work_kernel const& kernel,
-                                             timeline& line);
+export std::vector<double> time_preallocated(run_config const& what, replay_session& on, work_kernel const& kernel,
+                                             gpu_stopwatch& line);
 
 } // namespace replay

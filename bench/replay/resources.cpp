@@ -16,9 +16,9 @@ import peers;
 import :accounted_resource;
 import :measure;
 import :options;
+import :replay_session;
 import :resources;
 import :result;
-import :stage;
 
 namespace replay {
 
@@ -66,11 +66,11 @@ struct make_peer {
 
 struct resource_entry {
   resource_name name;
-  std::function<result(assignment const&)> measure;
+  std::function<result(run_config const&)> measure;
 };
 
 template <class Make> resource_entry entry_of(resource_name name, Make make) {
-  return {name, [make](assignment const& what) { return measure(what, make); }};
+  return {name, [make](run_config const& what) { return measure(what, make); }};
 }
 
 // All that can be replayed over: one line each, and then the peers of --peer.
@@ -103,7 +103,7 @@ std::vector<resource_name> resource_names() {
   return names;
 }
 
-result measure_by_name(assignment const& what) {
+result measure_by_name(run_config const& what) {
   auto const& table = detail::resource_table();
   auto const found = std::ranges::find(table, what.resource, [](auto const& entry) { return entry.name.name; });
   if (found == table.end()) throw std::logic_error("no resource " + std::string(what.resource));

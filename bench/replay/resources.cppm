@@ -10,8 +10,8 @@ module;
 export module replay:resources;
 
 import :options;
+import :replay_session;
 import :result;
-import :stage;
 
 namespace replay {
 
@@ -22,6 +22,6 @@ export void add_peers(std::vector<std::string> const& libraries);
 export std::vector<resource_name> resource_names();
 
 /// Measures one trace over the resource that the assignment names.
-export result measure_by_name(assignment const& what);
+export result measure_by_name(run_config const& what);
 
 } // namespace replay

@@ -24,7 +24,7 @@ export struct call_times {
 };
 
 /// Device time of the kernels of `--work`, over the same kernels on memory allocated before.
-export struct timeline_ratios {
+export struct device_time_ratios {
   double cold = 0;
   double warm = 0; ///< median
   double preallocated_milliseconds = 0;
@@ -43,7 +43,7 @@ export struct measured_times {
   double cold = 0; ///< ns an operation, each thread; at the recorded pace, of the calls alone
   double warm = 0; ///< the same, median of the warm passes
   call_times call;
-  std::optional<timeline_ratios> timeline;
+  std::optional<device_time_ratios> device_time;
   std::optional<pace_times> pace;
 };
 
@@ -66,8 +66,8 @@ export struct result {
   double driver_calls_warm = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t peak_reserved_bytes = 0;
-  std::uint64_t failures = 0;        ///< allocations not met, cold and warm passes, all threads
-  std::uint64_t leftover_blocks = 0; ///< that the trace leaves live; of one pass of one thread
+  std::uint64_t failures = 0;           ///< allocations not met, cold and warm passes, all threads
+  std::uint64_t blocks_live_at_end = 0; ///< that the trace leaves live; of one pass of one thread
   std::uint64_t recorded_failures = 0;
 
   /// Peak live / peak reserved; 0 if nothing was ever reserved.

@@ -13,7 +13,7 @@ import :streams;
 namespace replay {
 
 stream_set::stream_set(gpumem::device device, std::uint32_t count, bool foreign) {
-  gpumem::current_device const here{device};
+  gpumem::device_guard const here{device};
   own_.reserve(foreign ? 0 : count);
   foreign_.reserve(foreign ? count : 0);
   refs_.reserve(count);

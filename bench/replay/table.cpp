@@ -50,7 +50,7 @@ struct column {
 
 bool always(result const&) { return true; }
 bool timed(result const& row) { return row.times.has_value(); }
-bool with_timeline(result const& row) { return row.times && row.times->timeline; }
+bool with_timeline(result const& row) { return row.times && row.times->device_time; }
 bool with_pace(result const& row) { return row.times && row.times->pace; }
 
 std::span<column const> columns() {
@@ -66,10 +66,10 @@ std::span<column const> columns() {
       {"peak live", always, [](result const& row) { return gpumem::format_bytes(row.peak_live_bytes); }},
       {"peak reserved", always, [](result const& row) { return gpumem::format_bytes(row.peak_reserved_bytes); }},
       {"utilization", always, [](result const& row) { return decimals(row.utilization(), 3); }},
-      {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->timeline->warm, 3); }},
+      {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->device_time->warm, 3); }},
       {"share of time", with_pace, [](result const& row) { return decimals(row.times->pace->share_warm, 4); }},
       {"failures", always, [](result const& row) { return grouped(row.failures); }},
-      {"left live", always, [](result const& row) { return grouped(row.leftover_blocks); }},
+      {"left live", always, [](result const& row) { return grouped(row.blocks_live_at_end); }},
   }};
   return all;
 }

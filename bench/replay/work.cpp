@@ -45,7 +45,7 @@ busy:
 
 work_kernel::work_kernel(gpumem::device device, double microseconds)
     : device_{device}, nanoseconds_{static_cast<std::uint64_t>(std::llround(microseconds * 1000))} {
-  gpumem::current_device const here{device_};
+  gpumem::device_guard const here{device_};
   auto const& driver = gpumem::driver();
   gpumem::check(driver.module_load_data(&module_, detail::work_ptx), "load the kernel");
   gpumem::check(driver.module_get_function(&function_, module_, "gpumem_replay_work"), "find the kernel");
@@ -53,7 +53,7 @@ work_kernel::work_kernel(gpumem::device device, double microseconds)
 
 work_kernel::~work_kernel() {
   try {
-    gpumem::current_device const here{device_};
+    gpumem::device_guard const here{device_};
     gpumem::driver().module_unload(module_);
   } catch (...) {
     // only a lost device refuses; its modules are gone with it

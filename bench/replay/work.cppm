@@ -34,10 +34,10 @@ private:
 };
 
 /// Counts the allocations of a pass and tells after which of them a kernel runs.
-export class work_rhythm {
+export class kernel_interval {
 public:
-  explicit work_rhythm(unsigned every) : every_{every} {}
-  inline bool beat(operation const& next) noexcept {
+  explicit kernel_interval(unsigned every) : every_{every} {}
+  inline bool due(operation const& next) noexcept {
     if (!next.allocates || ++count_ < every_) return false;
     count_ = 0;
     return true;

@@ -5,9 +5,9 @@ import :cuda;
 import :device;
 import :error;
 import :holder;
-import :lifetime;
 import :resource;
 import :services;
+import :shared_state;
 import :std;
 import :stream;
 import :waiter;
@@ -24,9 +24,9 @@ concept transparent_resource = requires(R& r) {
 } && resource_state<typename R::state_type>;
 
 // An upstream and the way to its state: without a table where its type tells the state.
-template <class Upstream> class upstream_link {
+template <class Upstream> class upstream_access {
 public:
-  explicit upstream_link(Upstream upstream)
+  explicit upstream_access(Upstream upstream)
       : value_{std::move(upstream)}, services_{services_of(value_)}, device_{device_of(services_)} {}
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
@@ -41,17 +41,17 @@ public:
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept {
     if (can_wait()) return services_.table->admit(services_.state, &item);
-    item.settle(try_allocate(item.stream(), item.bytes(), item.alignment()));
+    item.complete(try_allocate(item.stream(), item.bytes(), item.alignment()));
     return false;
   }
-  bool withdraw(waiter& item) noexcept {
-    return services_.table->withdraw && services_.table->withdraw(services_.state, &item);
+  bool cancel_waiter(waiter& item) noexcept {
+    return services_.table->cancel_waiter && services_.table->cancel_waiter(services_.state, &item);
   }
-  void note_holder(holder& whose, holder_event what) noexcept {
-    if (services_.table->note_holder) services_.table->note_holder(services_.state, &whose, what);
+  void on_holder_event(holder& unit, holder_event what) noexcept {
+    if (services_.table->on_holder_event) services_.table->on_holder_event(services_.state, &unit, what);
   }
   std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
-  figures read_figures() { return services_.table->read_figures(services_.state); }
+  statistics read_statistics() { return services_.table->read_statistics(services_.state); }
 
   Upstream& value() noexcept { return value_; }
 
@@ -61,11 +61,11 @@ private:
   std::optional<device> device_;
 };
 
-template <transparent_resource Upstream> class upstream_link<Upstream> {
+template <transparent_resource Upstream> class upstream_access<Upstream> {
   using state_type = Upstream::state_type;
 
 public:
-  explicit upstream_link(Upstream upstream)
+  explicit upstream_access(Upstream upstream)
       : value_{std::move(upstream)}, state_{static_cast<state_type*>(value_.services().state)} {}
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
@@ -82,25 +82,25 @@ public:
   {
     return state_->admit(item);
   }
-  bool withdraw(waiter& item) noexcept
+  bool cancel_waiter(waiter& item) noexcept
     requires waiting_state<state_type>
   {
-    return state_->withdraw(item);
+    return state_->cancel_waiter(item);
   }
-  void note_holder(holder& whose, holder_event what) noexcept
+  void on_holder_event(holder& unit, holder_event what) noexcept
     requires holding_state<state_type>
   {
-    state_->note_holder(whose, what);
+    state_->on_holder_event(unit, what);
   }
   std::size_t trim(std::size_t keep)
     requires trimmable_state<state_type>
   {
     return state_->trim(keep);
   }
-  figures read_figures()
-    requires measured_state<state_type>
+  statistics read_statistics()
+    requires reporting_state<state_type>
   {
-    return state_->read_figures();
+    return state_->read_statistics();
   }
 
   Upstream& value() noexcept { return value_; }
@@ -113,8 +113,8 @@ private:
 // The state of an adaptor. `Derived` acts at three moments, each noexcept: on_grant (after upstream gave, also to a
 // request that waited), on_free (before upstream takes back: another thread may have the memory at once afterwards),
 // on_failure. Lives until its last handle is gone and its last block is freed.
-template <class Derived, class Upstream> class adaptor_state : public lifetime, protected grant_hook {
-  using link = upstream_link<Upstream>;
+template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
+  using link = upstream_access<Upstream>;
 
 public:
   explicit adaptor_state(Upstream upstream) : upstream_{std::move(upstream)} {}
@@ -143,25 +143,25 @@ public:
   {
     return item.add_hook(*this) && upstream_.admit(item);
   }
-  bool withdraw(waiter& item) noexcept
-    requires requires(link& up) { up.withdraw(item); }
+  bool cancel_waiter(waiter& item) noexcept
+    requires requires(link& up) { up.cancel_waiter(item); }
   {
-    return upstream_.withdraw(item);
+    return upstream_.cancel_waiter(item);
   }
-  void note_holder(holder& whose, holder_event what) noexcept
-    requires requires(link& up) { up.note_holder(whose, what); }
+  void on_holder_event(holder& unit, holder_event what) noexcept
+    requires requires(link& up) { up.on_holder_event(unit, what); }
   {
-    upstream_.note_holder(whose, what);
+    upstream_.on_holder_event(unit, what);
   }
   std::size_t trim(std::size_t keep)
     requires requires(link& up) { up.trim(keep); }
   {
     return upstream_.trim(keep);
   }
-  figures read_figures()
-    requires requires(link& up) { up.read_figures(); }
+  statistics read_statistics()
+    requires requires(link& up) { up.read_statistics(); }
   {
-    return upstream_.read_figures();
+    return upstream_.read_statistics();
   }
 
   Upstream& upstream() noexcept { return upstream_.value(); }
@@ -194,7 +194,7 @@ using forwarding_base = accessible_base<Self, State, mr::has_property<Upstream, 
                                         mr::has_property<Upstream, mr::host_accessible>>::type;
 
 // Memory of resources that do not say is taken to come in stream order.
-template <class Upstream> consteval bool comes_in_stream_order() {
+template <class Upstream> consteval bool is_stream_ordered() {
   if constexpr (requires {
                   { Upstream::stream_ordered } -> std::convertible_to<bool>;
                 }) {
@@ -208,14 +208,14 @@ template <class Upstream> consteval bool comes_in_stream_order() {
 
 /// Base of every adaptor: a shared handle of 8 bytes over a state that holds the upstream. Copies are the same adaptor
 /// and compare equal. The adaptor lives until its last handle is gone and its last block is freed. What the upstream
-/// can do beyond the contract goes through: waiting, trim, figures, record_use, find, frees without size, and exactly
-/// its accessibility. The upstream is any resource, gpumem's, erased, or somebody else's. Any thread.
+/// can do beyond the contract goes through: waiting, trim, statistics, record_use, find, frees without size, and
+/// exactly its accessibility. The upstream is any resource, gpumem's, erased, or somebody else's. Any thread.
 export template <class Self, class State, mr::resource Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
 
 public:
-  static constexpr bool stream_ordered = detail::comes_in_stream_order<Upstream>();
+  static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
   Upstream const& upstream() const noexcept { return state_->upstream(); }
 
@@ -256,7 +256,7 @@ protected:
 private:
   friend base;
   State& state() const noexcept { return *state_; }
-  state_handle<State> state_;
+  state_ptr<State> state_;
 };
 
 } // namespace gpumem

@@ -48,7 +48,7 @@ public:
 private:
   static failing_options const& checked(failing_options const& options);
 
-  sync::quick_mutex guard_;
+  sync::spin_mutex mutex_;
   failing_options options_;
   failing_counts counts_;
 };
@@ -72,10 +72,10 @@ public:
   {
     if (!item.asks_for_turn() && !item.has_passed(*this)) {
       if (rules_.refuse_waiting()) {
-        item.settle(refusal(item.bytes()));
+        item.complete(refusal(item.bytes()));
         return false;
       }
-      item.pass(*this);
+      item.mark_passed(*this);
     }
     return base::admit(item);
   }

@@ -6,9 +6,9 @@ import :cuda;
 import :error;
 import :fork;
 import :holder;
-import :lifetime;
 import :resource;
 import :services;
+import :shared_state;
 import :std;
 import :stream;
 import :sync;
@@ -18,15 +18,15 @@ namespace gpumem {
 
 /// Options of a limiting_adaptor.
 export struct limiting_options {
-  std::size_t limit;            ///< bytes
-  unsigned most_overtakes = 16; ///< how often later requests may get memory before one that waits
+  std::size_t limit;           ///< bytes
+  unsigned max_overtakes = 16; ///< how often later requests may get memory before one that waits
 };
 
 namespace detail {
 
 // The bytes that are in use, and the requests that wait for some. Bytes are in use from the moment at which a request
 // is let through to upstream until upstream refuses it or has taken them back. No lock is held in a call of upstream.
-class limiter : public lifetime, protected grant_hook {
+class limiter : public shared_state, protected grant_hook {
 public:
   // Throws std::invalid_argument, as set_limit.
   explicit limiter(limiting_options const& options);
@@ -47,7 +47,7 @@ protected:
 
   enum class waiting : std::uint8_t {
     parked,   // it waits here, and may be gone
-    answered, // by settle(), or it was stopped
+    answered, // by complete(), or it was stopped
     passed,   // it is let through to upstream, which may let it wait
     turn,     // the caller asks upstream, which cannot let it wait, and then calls end_turn
   };
@@ -64,19 +64,19 @@ protected:
   void on_refusal(waiter& item) noexcept final;
   void on_grant(stream_key const&, void*, std::size_t, std::size_t) noexcept final { add_live(); }
 
-  // Upstream's figures, with what is known here.
-  figures amend(figures seen) noexcept;
+  // Upstream's statistics, with what is known here.
+  statistics amend(statistics seen) noexcept;
 
 private:
   std::optional<outcome> refusal(std::size_t bytes) const noexcept;
   bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept;
-  void call_next(called_waiters& calls) noexcept;
-  void call_ended(called_waiters& calls) noexcept;
-  void give_turn(waiter& item, called_waiters& calls) noexcept;
-  turn wait_on(waiter& item, called_waiters& calls, sync::quick_lock& held) noexcept;
-  turn end(waiter& item, expected<void*, failure> result, called_waiters& calls, sync::quick_lock& held) noexcept;
+  void wake_next(woken_waiters& woken) noexcept;
+  void wake_ended(woken_waiters& woken) noexcept;
+  void give_turn(waiter& item, woken_waiters& woken) noexcept;
+  turn wait_again(waiter& item, woken_waiters& woken, sync::spin_lock& held) noexcept;
+  turn end(waiter& item, expected<void*, failure> result, woken_waiters& woken, sync::spin_lock& held) noexcept;
 
-  sync::quick_mutex guard_;
+  sync::spin_mutex mutex_;
   waiter_list queue_;
   std::size_t limit_;
   std::size_t in_use_ = 0;
@@ -117,30 +117,30 @@ public:
     return now.what == waiting::parked;
   }
 
-  bool withdraw(waiter& item) noexcept {
+  bool cancel_waiter(waiter& item) noexcept {
     if (forked()) return false;
     if (auto const taken = take_back(item)) return *taken;
-    if constexpr (requires { upstream_.withdraw(item); }) {
-      if (!upstream_.withdraw(item)) return false;
+    if constexpr (requires { upstream_.cancel_waiter(item); }) {
+      if (!upstream_.cancel_waiter(item)) return false;
       on_refusal(item);
       return true;
     }
     return false;
   }
 
-  void note_holder(holder& whose, holder_event what) noexcept
-    requires requires(upstream_link<Upstream>& up) { up.note_holder(whose, what); }
+  void on_holder_event(holder& unit, holder_event what) noexcept
+    requires requires(upstream_access<Upstream>& up) { up.on_holder_event(unit, what); }
   {
-    upstream_.note_holder(whose, what);
+    upstream_.on_holder_event(unit, what);
   }
   inline auto where() noexcept { return upstream_.where(); }
   std::size_t trim(std::size_t keep)
-    requires requires(upstream_link<Upstream>& up) { up.trim(keep); }
+    requires requires(upstream_access<Upstream>& up) { up.trim(keep); }
   {
     return upstream_.trim(keep);
   }
-  figures read_figures() {
-    if constexpr (requires { upstream_.read_figures(); }) return amend(upstream_.read_figures());
+  statistics read_statistics() {
+    if constexpr (requires { upstream_.read_statistics(); }) return amend(upstream_.read_statistics());
     return amend({});
   }
 
@@ -158,7 +158,7 @@ private:
         [this](request_part const& one) { upstream_.deallocate(one.stream, one.pointer, one.bytes, one.alignment); });
   }
 
-  upstream_link<Upstream> upstream_;
+  upstream_access<Upstream> upstream_;
 };
 
 } // namespace detail
@@ -168,7 +168,7 @@ private:
 ///
 /// A request by `acquire` for which the limit has no room waits, over any upstream: in order of priority and then of
 /// arrival. A free sets bytes aside for the first request, which then asks upstream where its executor resumes it. A
-/// later request for less may overtake it, at most `most_overtakes` times. `allocate` and `try_allocate` do not queue:
+/// later request for less may overtake it, at most `max_overtakes` times. `allocate` and `try_allocate` do not queue:
 /// they overtake all that wait, which counts, or are `exhausted`. A request for more than the limit is `too_large` at
 /// once.
 ///
@@ -197,7 +197,7 @@ public:
   std::size_t in_use() const noexcept { return this->shared().in_use(); }
 
   /// From now on requests are refused with outcome::closed, and those that wait here are answered with it; those that
-  /// wait at upstream are upstream's to answer. Frees, `trim` and figures go on. Any thread.
+  /// wait at upstream are upstream's to answer. Frees, `trim` and statistics go on. Any thread.
   void close() noexcept { this->shared().close(); }
 };
 

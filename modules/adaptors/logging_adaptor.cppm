@@ -55,7 +55,7 @@ private:
   bool const auto_flush_;
   std::uint64_t const began_; // microseconds since midnight
   sync::time_point const began_at_;
-  sync::mutex guard_;
+  sync::mutex mutex_;
   std::string gathered_;
   bool failed_ = false;
 };
@@ -86,7 +86,7 @@ private:
 /// Logs in RMM's format, which trace_reader and gpumem-replay read: a row for each allocation (after the upstream
 /// gave), each free (before the upstream has it) and each failure, in an order in which no address is given twice. A
 /// request that has to wait leaves a failure, and a row of its own once it is granted. The column Thread is the
-/// system's thread number; Time goes on counting hours after midnight; Stream is the handle, 0 for the `_sync` forms.
+/// system's thread index; Time goes on counting hours after midnight; Stream is the handle, 0 for the `_sync` forms.
 ///
 /// Rows reach the sinks when 64 KiB have gathered, at flush(), when the last handle and block are gone, and at once
 /// with auto_flush. Rows that a sink cannot take are lost; flush() tells. A handle; see adaptor_base.

@@ -38,17 +38,17 @@ public:
     return base::admit(item);
   }
   // Of scopes over this one.
-  void note_holder(holder& whose, holder_event what) noexcept
-    requires requires(base& b) { b.note_holder(whose, what); }
+  void on_holder_event(holder& unit, holder_event what) noexcept
+    requires requires(base& b) { b.on_holder_event(unit, what); }
   {
-    if (what == holder_event::begins) whose.set_nested();
-    base::note_holder(whose, what);
+    if (what == holder_event::begins) unit.set_nested();
+    base::on_holder_event(unit, what);
   }
 
 private:
   ~scope_state() override { tell(holder_event::ends); }
   void tell(holder_event what) noexcept {
-    if constexpr (requires(base& b) { b.note_holder(*this, what); }) base::note_holder(*this, what);
+    if constexpr (requires(base& b) { b.on_holder_event(*this, what); }) base::on_holder_event(*this, what);
   }
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { this->add(bytes); }
@@ -62,18 +62,19 @@ private:
 /// Move-only.
 export class [[nodiscard]] waiting_mark {
 public:
-  waiting_mark(services_handle where, holder& whose) noexcept : where_{where}, whose_{&whose} {
-    if (where_.table->note_holder) where_.table->note_holder(where_.state, whose_, holder_event::waits);
+  waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
+    if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);
   }
-  waiting_mark(waiting_mark&& other) noexcept : where_{other.where_}, whose_{std::exchange(other.whose_, nullptr)} {}
+  waiting_mark(waiting_mark&& other) noexcept : where_{other.where_}, unit_{std::exchange(other.unit_, nullptr)} {}
   waiting_mark& operator=(waiting_mark&&) = delete;
   ~waiting_mark() {
-    if (whose_ && where_.table->note_holder) where_.table->note_holder(where_.state, whose_, holder_event::goes_on);
+    if (unit_ && where_.table->on_holder_event)
+      where_.table->on_holder_event(where_.state, unit_, holder_event::resumes);
   }
 
 private:
   services_handle where_;
-  holder* whose_;
+  holder* unit_;
 };
 
 /// A resource through which a unit of work, a batch or a query, gets its memory from `upstream`, usually a pool that

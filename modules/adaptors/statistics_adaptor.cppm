@@ -19,11 +19,11 @@ export struct counter {
 };
 
 /// The counters of a statistics_adaptor.
-export struct statistics {
+export struct allocation_counts {
   counter bytes;
   counter allocations;
 
-  friend bool operator==(statistics const&, statistics const&) = default;
+  friend bool operator==(allocation_counts const&, allocation_counts const&) = default;
 };
 
 namespace detail {
@@ -36,9 +36,9 @@ public:
 
   void granted(std::size_t bytes) noexcept;
   void freed(std::size_t bytes) noexcept;
-  statistics read() noexcept;
-  statistics push();
-  statistics pop();
+  allocation_counts read() noexcept;
+  allocation_counts push();
+  allocation_counts pop();
 
 private:
   static constexpr std::int64_t publish_bytes = std::int64_t{64} << 10;
@@ -74,23 +74,23 @@ private:
   void publish_share(share& mine, std::int64_t& published, level_base& top) noexcept;
   level_base sum(share slot::* quantity, level_base const& top) const noexcept;
   level measure() const noexcept;
-  statistics since_base(level const& now) const noexcept;
+  allocation_counts since_base(level const& now) const noexcept;
 
   std::array<slot, slot_count + 1> slots_; // the last is shared
   alignas(128) std::atomic<std::uint64_t> level_number_{0};
-  sync::mutex guard_;
+  sync::mutex mutex_;
   std::int64_t published_bytes_ = 0;
   std::int64_t published_count_ = 0;
   std::vector<level> levels_;
 };
 
-template <class Upstream> class statistics_state final : public adaptor_state<statistics_state<Upstream>, Upstream> {
+template <class Upstream> class counting_state final : public adaptor_state<counting_state<Upstream>, Upstream> {
 public:
-  using adaptor_state<statistics_state, Upstream>::adaptor_state;
+  using adaptor_state<counting_state, Upstream>::adaptor_state;
   allocation_counters& counters() noexcept { return counters_; }
 
 private:
-  friend class adaptor_state<statistics_state, Upstream>;
+  friend class adaptor_state<counting_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { counters_.granted(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { counters_.freed(bytes); }
   void on_failure(stream_key const&, std::size_t) noexcept {}
@@ -107,22 +107,22 @@ private:
 /// thread that used it, that of allocations to 64 for each; with one thread both are exact. A handle; see adaptor_base.
 export template <mr::resource Upstream>
 class statistics_adaptor
-    : public adaptor_base<statistics_adaptor<Upstream>, detail::statistics_state<Upstream>, Upstream> {
-  using base = adaptor_base<statistics_adaptor, detail::statistics_state<Upstream>, Upstream>;
+    : public adaptor_base<statistics_adaptor<Upstream>, detail::counting_state<Upstream>, Upstream> {
+  using base = adaptor_base<statistics_adaptor, detail::counting_state<Upstream>, Upstream>;
 
 public:
   /// Throws std::bad_alloc.
-  explicit statistics_adaptor(Upstream upstream) : base{new detail::statistics_state<Upstream>{std::move(upstream)}} {}
+  explicit statistics_adaptor(Upstream upstream) : base{new detail::counting_state<Upstream>{std::move(upstream)}} {}
 
   /// The counters since the last push (or the beginning). Any thread.
-  statistics counters() const { return this->shared().counters().read(); }
+  allocation_counts counters() const { return this->shared().counters().read(); }
 
   /// Begins nested counters at zero; gives those counted so far at the level above. Throws std::bad_alloc. Any thread.
-  statistics push_counters() { return this->shared().counters().push(); }
+  allocation_counts push_counters() { return this->shared().counters().push(); }
 
   /// Ends nested counters and gives them. They are folded into the level above: its value and total grow by theirs, its
   /// peak is at least its value at the push and their peak. Throws std::out_of_range for the last level. Any thread.
-  statistics pop_counters() { return this->shared().counters().pop(); }
+  allocation_counts pop_counters() { return this->shared().counters().pop(); }
 };
 
 } // namespace gpumem

@@ -16,10 +16,10 @@ struct device_state {
   std::atomic<bool> known{false};    // the rest is written and stays
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
-// device::loss and device::judge by ordinal. Of a device that gpumem has not used, and of -1, they return success and
-// the answer as it is.
-CUresult loss_of(int ordinal) noexcept;
-CUresult judge(int ordinal, CUresult answer) noexcept;
+// device::lost_error and device::interpret by ordinal. Of a device that gpumem has not used, and of -1, they return
+// success and the answer as it is.
+CUresult lost_error_of(int ordinal) noexcept;
+CUresult interpret(int ordinal, CUresult answer) noexcept;
 } // namespace detail
 
 /// Free and total memory of a device, in bytes.
@@ -50,16 +50,16 @@ public:
   device_memory memory() const;
 
   /// Whether a sticky error was seen on it, or a reset: nothing can be allocated there any more.
-  inline bool lost() const noexcept { return loss() != CUDA_SUCCESS; }
+  inline bool lost() const noexcept { return lost_error() != CUDA_SUCCESS; }
   /// The error by which the device was lost, or success.
-  inline CUresult loss() const noexcept { return state_->lost.load(std::memory_order_relaxed); }
+  inline CUresult lost_error() const noexcept { return state_->lost.load(std::memory_order_relaxed); }
   /// Remembers the first sticky error.
-  void lose(CUresult error) const noexcept;
+  void mark_lost(CUresult error) const noexcept;
   /// Interprets the driver's answer to a call for the device. Returns the answer, or the error by which the device is
   /// lost, which is then noted. Asks the driver whether the device was reset where that could explain an error.
-  CUresult judge(CUresult answer) const noexcept;
+  CUresult interpret(CUresult answer) const noexcept;
   /// Throws cuda_error if the device is lost. Asks no driver.
-  void refuse_lost() const;
+  void throw_if_lost() const;
   /// The same, but first asks the driver whether the device was reset. Throws cuda_error in a forked child as well (see
   /// `driver_alive`). The first line of every function that makes something for the device.
   void require() const;
@@ -74,21 +74,21 @@ public:
   friend bool operator==(device a, device b) noexcept { return a.state_ == b.state_; }
 
 private:
-  friend CUresult detail::loss_of(int) noexcept;
-  friend CUresult detail::judge(int, CUresult) noexcept;
+  friend CUresult detail::lost_error_of(int) noexcept;
+  friend CUresult detail::interpret(int, CUresult) noexcept;
   explicit device(detail::device_state& known) noexcept : state_{&known} {}
   bool was_reset() const noexcept;
-  static void refuse_lost_context(CUcontext context, CUresult answer);
+  static void throw_if_context_lost(CUcontext context, CUresult answer);
   detail::device_state* state_;
 };
 
 /// Makes the device's primary context current for a scope, if it is not. Throws cuda_error on entry.
-export class current_device {
+export class device_guard {
 public:
-  explicit current_device(device which);
-  current_device(current_device const&) = delete;
-  current_device& operator=(current_device const&) = delete;
-  ~current_device();
+  explicit device_guard(device which);
+  device_guard(device_guard const&) = delete;
+  device_guard& operator=(device_guard const&) = delete;
+  ~device_guard();
 
 private:
   bool pushed_;

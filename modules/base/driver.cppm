@@ -108,7 +108,7 @@ inline constexpr std::string_view driver_function_names[] = {GPUMEM_DRIVER_FUNCT
 enum class driver_function : unsigned { GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_INDEX) };
 #undef GPUMEM_DRIVER_INDEX
 
-// One counter for each function and thread number: single writers, so that counting costs a load and a store.
+// One counter for each function and thread index: single writers, so that counting costs a load and a store.
 void count_driver_call(driver_function which) noexcept;
 
 template <class Function> class driver_entry;
@@ -122,7 +122,7 @@ public:
   inline CUresult operator()(Arguments... arguments) const noexcept {
     if (!function_) [[unlikely]]
       return CUDA_ERROR_DEINITIALIZED;
-    sync::mark();
+    sync::schedule_point();
     count_driver_call(which_);
     return function_(arguments...);
   }
@@ -175,7 +175,7 @@ export void check(CUresult result, char const* what);
 export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
 
 /// Whether an error of the driver means that the context is gone for good.
-export bool sticky(CUresult error) noexcept;
+export bool is_sticky(CUresult error) noexcept;
 
 /// False in two cases. The process is exiting: no CUDA call may be made any more. Or it is a child that was forked from
 /// a process in which gpumem had been used, and such a child cannot use gpumem. There a call that would give something
@@ -187,7 +187,7 @@ export inline bool driver_alive() noexcept { return !detail::driver_gone.load(st
 
 namespace detail {
 /// Throws cuda_error in such a child. The first line of every function that gives something.
-export void refuse_child();
+export void throw_if_child();
 
 // Lets this thread ask about events and streams without disturbing a capture that another thread has begun in global
 // mode.

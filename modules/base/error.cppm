@@ -15,8 +15,8 @@ using gpumem::outcome;
 /// The outcome's name, as written above.
 char const* to_string(outcome value) noexcept;
 
-/// Figures of the moment at which memory ran out. Bytes; 0 where a resource does not know.
-struct exhaustion {
+/// Statistics of the moment at which memory ran out. Bytes; 0 where a resource does not know.
+struct out_of_memory_info {
   std::size_t requested = 0;
   std::size_t live = 0;
   std::size_t reserved = 0;
@@ -27,22 +27,22 @@ struct exhaustion {
   std::uint64_t stream = 0; ///< the stream's id
   int device = -1;
   std::size_t free = 0;
-  std::uint64_t free_ranges = 0;        ///< pieces of it
-  std::size_t unfinished = 0;           ///< of what is free: what the host has not yet seen the last use of
-  std::uint64_t unfinished_streams = 0; ///< whose uses those are
-  std::size_t quarantined = 0;          ///< by a hardened pool
+  std::uint64_t free_ranges = 0;    ///< pieces of it
+  std::size_t free_in_use = 0;      ///< of what is free: what the host has not yet seen the last use of
+  std::uint64_t in_use_streams = 0; ///< whose uses those are
+  std::size_t quarantined = 0;      ///< by a hardened pool
 };
 
 /// Thrown when memory is exhausted or the request is larger than it can ever be.
 class out_of_memory : public std::bad_alloc {
 public:
-  out_of_memory(outcome what, exhaustion const& figures);
+  out_of_memory(outcome what, out_of_memory_info const& info);
   char const* what() const noexcept override { return text_.what(); }
   inline outcome reason() const noexcept { return reason_; }
-  inline exhaustion const& figures() const noexcept { return figures_; }
+  inline out_of_memory_info const& info() const noexcept { return info_; }
 
 private:
-  exhaustion figures_;
+  out_of_memory_info info_;
   std::runtime_error text_; // copies without throwing, as an exception must
   outcome reason_;
 };
@@ -51,15 +51,15 @@ private:
 class acquire_error : public std::runtime_error {
 public:
   explicit acquire_error(failure const& why);
-  inline outcome reason() const noexcept { return why_.what; }
+  inline outcome reason() const noexcept { return why_.reason; }
   inline failure const& why() const noexcept { return why_; }
 
 private:
   failure why_;
 };
 
-/// Throws what belongs to the failure: out_of_memory for exhausted and too_large (with the figures), cuda_error for
+/// Throws what belongs to the failure: out_of_memory for exhausted and too_large (with the statistics), cuda_error for
 /// device_lost and driver_error, std::invalid_argument for invalid_argument, acquire_error for the rest.
-[[noreturn]] void throw_failure(failure const& why, exhaustion const& figures = {});
+[[noreturn]] void throw_failure(failure const& why, out_of_memory_info const& info = {});
 
 } // namespace gpumem

@@ -5,7 +5,7 @@ import :cuda;
 import :device;
 import :std;
 import :stream;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem {
 
@@ -13,7 +13,7 @@ namespace detail {
 // Somewhere in a stream's order: the event that tells when the host is there, and what is known then.
 struct stream_point {
   CUevent event = nullptr;
-  timeline* order = nullptr; // null: it tells nothing
+  stream_timeline* timeline = nullptr; // null: it tells nothing
   epoch covers = 0;
   int device = -1;
 };
@@ -57,7 +57,7 @@ private:
   void refuse_captured() const;
   detail::pooled_event* event_;
   gpumem::device device_;
-  detail::timeline* on_ = nullptr; // null: never recorded
+  detail::stream_timeline* on_ = nullptr; // null: never recorded
   epoch covers_ = 0;
   detail::vector_clock before_;
   bool in_capture_ = false;

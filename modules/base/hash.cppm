@@ -7,6 +7,6 @@ namespace gpumem::detail {
 
 /// Multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, 6.4): of nearby keys the upper bits differ
 /// most.
-export constexpr std::uint64_t spread(std::uint64_t key) noexcept { return key * 0x9e3779b97f4a7c15u; }
+export constexpr std::uint64_t fibonacci_hash(std::uint64_t key) noexcept { return key * 0x9e3779b97f4a7c15u; }
 
 } // namespace gpumem::detail

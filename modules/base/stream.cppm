@@ -5,7 +5,7 @@ import :cuda;
 import :device;
 import :timeline_table;
 import :std;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem {
 
@@ -38,8 +38,8 @@ public:
   /// The host: what is freed on it nobody uses any more, what is allocated on it may be touched by the host at once.
   static stream_key host() noexcept;
   /// Of an own or adopted stream.
-  static inline stream_key known(detail::timeline& order, CUstream handle) noexcept {
-    return {order, handle, true, order.capturing()};
+  static inline stream_key of(detail::stream_timeline& timeline, CUstream handle) noexcept {
+    return {timeline, handle, true, timeline.capturing()};
   }
 
   inline std::uint64_t id() const noexcept { return timeline_->id(); }
@@ -66,17 +66,17 @@ public:
   stream_key by_identity() const noexcept;
   /// Of a stream that an object kept with its handle, which must still live. A thread's default stream seen from
   /// another thread, and a handle that is another stream's by now, are keys by identity.
-  static inline stream_key at_end_of(detail::timeline& order, CUstream handle) noexcept {
-    return order.owns_handle() ? known(order, handle) : at_end_of_other(order, handle);
+  static inline stream_key at_end_of(detail::stream_timeline& timeline, CUstream handle) noexcept {
+    return timeline.owns_handle() ? of(timeline, handle) : at_end_of_other(timeline, handle);
   }
 
-  inline detail::timeline& order() const noexcept { return *timeline_; }
+  inline detail::stream_timeline& timeline() const noexcept { return *timeline_; }
 
   /// The end of a use: returns the epoch of the memory's tag. On a stream that may die this is where an event is
   /// recorded: at each of its first frees, then rarely, or always if `always`.
   [[gnu::always_inline]] inline epoch end_use(std::size_t bytes, bool always = false) const noexcept {
     if (!timeline_->is_mortal()) [[likely]]
-      return timeline_->now();
+      return timeline_->current_epoch();
     bool const may_record = has_handle_ && !capturing_;
     return timeline_->end_use(may_record ? std::optional{handle_} : std::nullopt, bytes, always);
   }
@@ -89,16 +89,16 @@ public:
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
 
 private:
-  static stream_key at_end_of_other(detail::timeline& order, CUstream handle) noexcept;
+  static stream_key at_end_of_other(detail::stream_timeline& timeline, CUstream handle) noexcept;
   friend class stream;
   friend class allocation;
   friend stream_key identify(stream_ref, device);
   friend stream_key identify(stream_ref);
   friend stream_key detail::wait_without_identity(CUstream) noexcept;
-  inline stream_key(detail::timeline& order, CUstream handle, bool has_handle, bool capturing) noexcept
-      : timeline_{&order}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
+  inline stream_key(detail::stream_timeline& timeline, CUstream handle, bool has_handle, bool capturing) noexcept
+      : timeline_{&timeline}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
 
-  detail::timeline* timeline_;
+  detail::stream_timeline* timeline_;
   CUstream handle_;
   bool has_handle_;
   bool capturing_;
@@ -116,10 +116,12 @@ export stream_key identify(stream_ref handle);
 
 namespace detail {
 // The timeline of an own or adopted stream, by its handle; null for others. No driver call.
-inline timeline* known_timeline(CUstream handle) noexcept { return handle ? known_handles.find(handle) : nullptr; }
+inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
+  return handle ? owned_handles.find(handle) : nullptr;
+}
 // The timeline of a stream that is not gpumem's own, has been seen before and captures nothing, by its id: two driver
 // calls. Null for all others, and on an error.
-timeline* seen_timeline(CUstream handle) noexcept;
+stream_timeline* find_seen_timeline(CUstream handle) noexcept;
 // The key of a free on a stream for which the host has no memory: after a wait for the stream the host's. Memory freed
 // on a stream that captures, which cannot be waited for, is never seen complete.
 stream_key wait_without_identity(CUstream handle) noexcept;
@@ -157,9 +159,9 @@ public:
   CUgraph end_capture();
 
 private:
-  stream(detail::timeline& order, bool owned) noexcept;
+  stream(detail::stream_timeline& timeline, bool owned) noexcept;
   void retire() noexcept;
-  detail::timeline* timeline_;
+  detail::stream_timeline* timeline_;
   bool owned_;
 };
 

@@ -1,4 +1,4 @@
-// Locks, threads, thread numbers and the clock, as the shipped library has them: the standard library's.
+// Locks, threads, thread index and the clock, as the shipped library has them: the standard library's.
 // `scheduled/sync.cppm` is this partition's other form, in which a seed decides who runs next.
 // SPDX-License-Identifier: Apache-2.0
 module;
@@ -20,7 +20,7 @@ using duration = std::chrono::nanoseconds;
 inline time_point now() noexcept { return clock::now(); }
 
 /// A place at which a schedule may switch threads; nothing in the shipped library.
-inline void mark() noexcept {}
+inline void schedule_point() noexcept {}
 
 /// A plain mutual exclusion. Any thread.
 class mutex {
@@ -61,7 +61,7 @@ private:
 
 /// A mutual exclusion for short scopes: one exchange takes it, one store gives it back. Who finds it taken spins for a
 /// while and then yields its processor. Any thread.
-class quick_mutex {
+class spin_mutex {
 public:
   [[gnu::always_inline]] inline void lock() noexcept {
     if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
@@ -76,16 +76,16 @@ private:
   std::atomic<bool> taken_{false};
 };
 
-using quick_lock = std::unique_lock<quick_mutex>;
+using spin_lock = std::unique_lock<spin_mutex>;
 
-/// A condition that threads wait for under quick mutexes, for long; as `condition`. Whoever notifies holds one of
+/// A condition that threads wait for under spin mutexes, for long; as `condition`. Whoever notifies holds one of
 /// these.
-class quick_condition {
+class spin_condition {
 public:
   /// The wait has begun before any of the locks is given up.
   template <class Locks> void wait(Locks& held) {
     {
-      std::unique_lock inner{guard_};
+      std::unique_lock inner{mutex_};
       held.unlock();
       native_.wait(inner);
     }
@@ -94,7 +94,7 @@ public:
   void notify_all() noexcept;
 
 private:
-  std::mutex guard_;
+  std::mutex mutex_;
   std::condition_variable native_;
 };
 
@@ -102,22 +102,22 @@ private:
 /// all threads of the process for a moment (membarrier: some microseconds), once for all the locks they want. Without
 /// an owner, or such a kernel, an exchange takes it. The protocol: Dice, Huang, Yang, "Asymmetric Dekker
 /// synchronization" (2001).
-class owned_mutex {
+class biased_mutex {
 public:
-  owned_mutex() = default;
-  owned_mutex(owned_mutex const&) = delete;
-  owned_mutex& operator=(owned_mutex const&) = delete;
+  biased_mutex() = default;
+  biased_mutex(biased_mutex const&) = delete;
+  biased_mutex& operator=(biased_mutex const&) = delete;
 
   /// From now on it has an owner. Before anybody takes it.
-  void give_owner() noexcept;
+  void enable_bias() noexcept;
   /// By the owner, or by any thread where there is none.
   [[gnu::always_inline]] inline void lock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.lock();
     taken_.store(true, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (wanted_.load(std::memory_order_acquire)) [[unlikely]]
-      lock_wanted();
+    if (revoke_requested_.load(std::memory_order_acquire)) [[unlikely]]
+      lock_requested();
   }
   [[gnu::always_inline]] inline void unlock() noexcept {
     if (!biased_) [[unlikely]]
@@ -127,36 +127,36 @@ public:
 
   /// By others, one thread at a time: says that it wants the lock; then, for all of them together, stops who takes
   /// them; then takes each.
-  inline void want() noexcept { wanted_.store(true, std::memory_order_relaxed); }
-  static void stop_owners() noexcept;
-  void lock_from_owner() noexcept;
-  void unlock_to_owner() noexcept;
+  inline void request_revoke() noexcept { revoke_requested_.store(true, std::memory_order_relaxed); }
+  static void fence_owner_threads() noexcept;
+  void lock_revoked() noexcept;
+  void unlock_revoked() noexcept;
 
 private:
-  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_wanted() noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_requested() noexcept;
   bool biased_ = false;
   std::atomic<bool> taken_{false};
-  std::atomic<bool> wanted_{false};
-  quick_mutex others_;
+  std::atomic<bool> revoke_requested_{false};
+  spin_mutex others_;
 };
 
 /// It is held for a scope. As std::scoped_lock, which compilers leave out of line where it is wanted most.
-class owned_lock {
+class biased_lock {
 public:
-  [[gnu::always_inline]] inline explicit owned_lock(owned_mutex& held) noexcept : held_{held} { held_.lock(); }
-  owned_lock(owned_lock const&) = delete;
-  owned_lock& operator=(owned_lock const&) = delete;
-  [[gnu::always_inline]] inline ~owned_lock() { held_.unlock(); }
+  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept : held_{held} { held_.lock(); }
+  biased_lock(biased_lock const&) = delete;
+  biased_lock& operator=(biased_lock const&) = delete;
+  [[gnu::always_inline]] inline ~biased_lock() { held_.unlock(); }
 
 private:
-  owned_mutex& held_;
+  biased_mutex& held_;
 };
 
 /// Threads of numbers below this own locks of theirs.
-inline constexpr unsigned most_owners = 64;
+inline constexpr unsigned max_biased_threads = 64;
 
 /// How often a thread meets others at a lock before it is worth memory to keep them apart.
-inline constexpr unsigned patience = 32;
+inline constexpr unsigned contention_threshold = 32;
 
 /// A thread of gpumem's own; join before destroying.
 class thread {
@@ -172,17 +172,17 @@ private:
 
 /// Of a thread that is exiting and has given its number back, as the destructors of its last thread-local objects see
 /// it.
-inline constexpr unsigned no_number = 1u << 31;
+inline constexpr unsigned no_index = 1u << 31;
 
 namespace detail {
-inline constinit thread_local unsigned own_number = no_number + 1; // none yet
-unsigned take_number() noexcept;
+inline constinit thread_local unsigned own_index = no_index + 1; // none yet
+unsigned take_index() noexcept;
 } // namespace detail
 
 /// The calling thread's dense number: small, unique among live threads, taken over by the next new thread after exit.
-inline unsigned thread_number() noexcept {
-  auto const number = detail::own_number;
-  return number <= no_number ? number : detail::take_number();
+inline unsigned thread_index() noexcept {
+  auto const number = detail::own_index;
+  return number <= no_index ? number : detail::take_index();
 }
 
 /// Has the function called when the calling thread ends, before the destructors of thread_local objects that were

@@ -7,8 +7,8 @@ import :adaptor_base;
 import :cuda;
 import :device;
 import :error;
-import :lifetime;
 import :services;
+import :shared_state;
 import :std;
 import :stream;
 
@@ -32,7 +32,7 @@ public:
   }
 
 private:
-  std::optional<current_device> scope_;
+  std::optional<device_guard> scope_;
 };
 
 // The state of a resource that is not gpumem's: the resource lives until its last handle is gone and its last block is
@@ -71,7 +71,7 @@ public:
 private:
   friend base;
   held_state<R>& state() const noexcept { return *state_; }
-  state_handle<held_state<R>> state_;
+  state_ptr<held_state<R>> state_;
 };
 
 // Whether work on a device can touch the memory; it cannot touch plain host memory, but for copies.

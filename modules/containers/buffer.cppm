@@ -13,7 +13,7 @@ namespace gpumem {
 
 /// Owns bytes of any resource, not initialised, and belongs to a stream: what the buffer does, it enqueues there, and
 /// in that order its memory is valid and is freed. A stream of one's own work uses it behind `use_on`, or takes it over
-/// with `rehome`. 112 bytes; move-only; one thread at a time.
+/// with `set_stream`. 112 bytes; move-only; one thread at a time.
 ///
 /// It holds the resource, so it may outlive every other handle of it; it may die with another device current, on any
 /// thread, and after its stream was retired. Sizes in bytes. A call throws cuda_error if the driver refuses, and
@@ -113,9 +113,9 @@ public:
   void fill(std::byte value, std::size_t bytes, std::size_t offset = 0);
 
   /// From now on the stream may use the buffer; when the guard dies the buffer's stream waits for it.
-  stream_use use_on(stream_ref stream) const;
+  scoped_use use_on(stream_ref stream) const;
   /// The stream waits for the buffer's stream and becomes its stream. If it throws, the buffer is as before.
-  void rehome(stream_ref stream);
+  void set_stream(stream_ref stream);
   /// Waits on the host for all work enqueued on the buffer's stream. Throws cuda_error; acquire_error in a capture.
   void synchronize() const;
 

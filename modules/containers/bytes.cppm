@@ -13,7 +13,7 @@ namespace detail {
 // An overflow is no constant: it does not compile.
 consteval std::size_t scale_bytes(unsigned long long count, std::size_t unit) {
   if (count > std::numeric_limits<std::size_t>::max() / unit) {
-    throw std::overflow_error{"gpumem: more bytes than a size can tell"};
+    throw std::overflow_error{"gpumem: the value exceeds SIZE_MAX"};
   }
   return static_cast<std::size_t>(count) * unit;
 }

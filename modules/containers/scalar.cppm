@@ -50,8 +50,8 @@ public:
   void set_value_to_zero_async() { element_.set_element_to_zero_async(0); }
 
   /// See buffer.
-  stream_use use_on(stream_ref stream) const { return element_.use_on(stream); }
-  void rehome(stream_ref stream) { element_.rehome(stream); }
+  scoped_use use_on(stream_ref stream) const { return element_.use_on(stream); }
+  void set_stream(stream_ref stream) { element_.set_stream(stream); }
 
 private:
   explicit scalar(uninitialized_vector<T> element) noexcept : element_{std::move(element)} {}

@@ -27,7 +27,7 @@ private:
   void require(CUresult result, char const* what) const;
 
   device home_;
-  current_device scope_;
+  device_guard scope_;
   stream_ref on_;
 };
 

@@ -91,8 +91,8 @@ public:
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
   }
-  stream_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
-  void rehome(stream_ref stream) { bytes_.rehome(stream); }
+  scoped_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
+  void set_stream(stream_ref stream) { bytes_.set_stream(stream); }
   void synchronize() const { bytes_.synchronize(); }
 
   /// Sets an element in the stream's order; the value may be gone when this returns. Throws acquire_error on a stream

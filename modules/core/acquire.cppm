@@ -49,7 +49,7 @@ struct request {
   stream_ref stream;
   std::size_t bytes;
   acquire_options options;
-  bool turn_only = false; // see waiter::asks_for_turn
+  bool asks_for_turn = false; // see waiter::asks_for_turn
 };
 
 // The parts of a request behind the first.
@@ -99,10 +99,10 @@ public:
   // Tries at once; false if it was not tried, or if the request would have to wait and can: see refused().
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
-    if (!table.try_allocate_behind || what.turn_only || what.bytes == 0) return false;
+    if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
     granted_ =
         table.try_allocate_behind(what.from.state, what.stream, what.bytes, what.options.alignment, &stream_, why_);
-    refused_ = !granted_ && why_.what == outcome::exhausted && table.admit;
+    refused_ = !granted_ && why_.reason == outcome::exhausted && table.admit;
     return !refused_;
   }
   inline bool refused() const noexcept { return refused_; }
@@ -126,10 +126,10 @@ public:
   explicit request_operation(request const& what, std::span<request_part> more = {},
                              std::optional<failure> const& wrong = {}) noexcept
       : request_operation{what,
-                          what.turn_only ? expected<stream_key, failure>{stream_key::host()}
-                                         : try_identify(what.stream, what.from, what.bytes),
+                          what.asks_for_turn ? expected<stream_key, failure>{stream_key::host()}
+                                             : try_identify(what.stream, what.from, what.bytes),
                           more} {
-    if (wrong) settle(unexpected<failure>{*wrong});
+    if (wrong) complete(unexpected<failure>{*wrong});
   }
 
 protected:
@@ -141,11 +141,11 @@ protected:
   bool park() noexcept;
   // It was decided, or it is its turn and it asks again. True: it is answered. False: it is parked again, and the
   // operation may be gone.
-  bool answered() noexcept { return settled() || !park_again(); }
+  bool answered() noexcept { return is_complete() || !park_again(); }
   // The resource may let requests wait.
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }
   // Takes it back from the resource; true if it was still parked.
-  bool withdraw() noexcept;
+  bool cancel_waiter() noexcept;
   // A stop or the deadline: answers with the reason if it was still parked. The first reason stands.
   void cancel(outcome why) noexcept;
   // Whether the answer is that it was stopped; that answer is then taken.
@@ -157,11 +157,11 @@ protected:
   std::optional<failure> take_into(std::span<allocation> places) noexcept;
   void take_into_or_throw(std::span<allocation> places);
   // Memory goes back.
-  void give_up_answer() noexcept;
+  void return_memory() noexcept;
   // It was handed to the resource, and its answer has not been taken.
   bool parked() const noexcept { return parked_; }
   // A stop or the deadline has decided it: the resource knows nothing of it any more.
-  bool withdrawn() const noexcept { return withdrawn_; }
+  bool was_cancelled() const noexcept { return cancelled_; }
   void end_turn() noexcept;
   sync::time_point deadline() const noexcept { return deadline_; }
   // The moment has passed: it is answered with that.
@@ -178,7 +178,7 @@ private:
   services_handle from_;
   sync::time_point deadline_;
   bool parked_ = false;
-  bool withdrawn_ = false; // by cancel()
+  bool cancelled_ = false; // by cancel()
 };
 
 // Waits for an answer on the calling thread.
@@ -199,10 +199,10 @@ public:
   expected<allocation, failure> allocate() noexcept;
 
 private:
-  void decided() noexcept override;
+  void on_complete() noexcept override;
   void wait_parked(sync::time_point deadline);
   void sleep(sync::lock& held);
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition wake_;
   bool done_ = false;
 };
@@ -222,11 +222,11 @@ protected:
   void forget_deadline() noexcept { cancel_timer(*this); }
 
   // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
-  // object changes, and another thread may be about to call decided().
-  void abandon() noexcept;
+  // object changes, and another thread may be about to call on_complete().
+  void cancel_and_release() noexcept;
 
 private:
-  void decided() noexcept override { this->post(); }
+  void on_complete() noexcept override { this->post(); }
   bool conclude() noexcept override;
   void expire() noexcept override { cancel(outcome::deadline); }
 };
@@ -239,18 +239,18 @@ public:
       : further_parts<N - 1>{what.from, more}, suspended_operation{what, this->all(), this->wrong()}, token_{token} {}
   ~waiting_operation() {
     forget_cancellers();
-    this->abandon();
+    this->cancel_and_release();
   }
 
   using suspended_operation::continue_with;
   using suspended_operation::next;
   using suspended_operation::try_now;
-  void stop() noexcept { this->settle(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
+  void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
 
   // False if it is answered. Deadline and callback are registered before the request is published: afterwards the frame
   // may be resumed and gone.
   bool begin() {
-    if (this->settled() || this->is_late(this->deadline())) return false;
+    if (this->is_complete() || this->is_late(this->deadline())) return false;
     this->prepare();
     if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
     return this->park();

@@ -6,8 +6,8 @@ import :services;
 
 export namespace gpumem {
 
-/// An owning, erased, device-accessible resource with gpumem's services; `acquire`, `trim` and `figures_of` work on it
-/// and on what is narrowed from it. Never empty, unless moved from; copying it may allocate on the host. A unit that
+/// An owning, erased, device-accessible resource with gpumem's services; `acquire`, `trim` and `statistics_of` work on
+/// it and on what is narrowed from it. Never empty, unless moved from; copying it may allocate on the host. A unit that
 /// includes CCCL's headers, imports gpumem and asks for a property with try_get_property includes
 /// <gpumem/services.hpp>.
 using gpumem::any_pool;

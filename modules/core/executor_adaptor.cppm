@@ -22,7 +22,7 @@ public:
   adapted_queue& operator=(adapted_queue const&) = delete;
   virtual ~adapted_queue() = default;
 
-  bool remove(resumption& item) noexcept;
+  bool remove(work_item& item) noexcept;
   // Runs the first, if there is one.
   bool run_one() noexcept;
   // Has the library thread run all that is queued, since no job came.
@@ -32,15 +32,15 @@ public:
 
 private:
   friend class adapted_call;
-  class rescuer final : public resumption {
+  class rescuer final : public work_item {
   public:
     // Keeps the queue alive until it has run.
     std::shared_ptr<adapted_queue> keeps;
     void resume() noexcept override;
   };
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition call_ended_;
-  resumption_queue queue_;
+  work_queue queue_;
   std::size_t calls_ = 0;
   rescuer rescuer_;
 };
@@ -48,7 +48,7 @@ private:
 // The call of the function for one item. Begins before another thread can run the item; the queue must outlive it.
 class adapted_call {
 public:
-  adapted_call(adapted_queue& queue, resumption& item) noexcept;
+  adapted_call(adapted_queue& queue, work_item& item) noexcept;
   adapted_call(adapted_call const&) = delete;
   adapted_call& operator=(adapted_call const&) = delete;
   ~adapted_call();
@@ -70,28 +70,28 @@ public:
 
 /// One job: runs what was posted first and not taken back; nothing if that was all. Copyable; runs on any thread, once
 /// a copy, and may outlive the executor.
-export class resumption_job {
+export class executor_job {
 public:
-  explicit resumption_job(std::shared_ptr<detail::adapted_queue> from) noexcept : from_{std::move(from)} {}
+  explicit executor_job(std::shared_ptr<detail::adapted_queue> from) noexcept : from_{std::move(from)} {}
   void operator()() const noexcept { from_->run_one(); }
 
 private:
   std::shared_ptr<detail::adapted_queue> from_;
 };
 
-/// Makes an executor of a function that hands a resumption_job to a job system:
+/// Makes an executor of a function that hands a executor_job to a job system:
 /// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. The function is called from any
 /// thread, and gpumem may hold a lock: the job must run later, not inside the call. Where the function throws, the
 /// library thread runs what was posted. Before the executor is destroyed, all operations that resume there must have
 /// been resumed or destroyed.
 export template <class Post>
-  requires std::invocable<Post&, resumption_job>
+  requires std::invocable<Post&, executor_job>
 class executor_adaptor final : public executor {
 public:
   /// Throws std::bad_alloc, std::system_error where the library thread, which a callable that may throw can need,
   /// cannot be started.
   explicit executor_adaptor(Post post) : state_{std::make_shared<detail::adapted_queue_of<Post>>(std::move(post))} {
-    if constexpr (!nothrow) library_executor();
+    if constexpr (!nothrow) default_executor();
   }
   executor_adaptor(executor_adaptor const&) = delete;
   executor_adaptor& operator=(executor_adaptor const&) = delete;
@@ -103,22 +103,22 @@ public:
     if (state_->wait_for_calls()) state_->post.reset();
   }
 
-  void post(resumption& item) noexcept override {
+  void post(work_item& item) noexcept override {
     if (detail::forked()) return;
     auto const state = state_; // a job that the function runs inside the call may end this
     detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {
-      (*state->post)(resumption_job{state});
+      (*state->post)(executor_job{state});
     } else {
       try {
-        (*state->post)(resumption_job{state});
+        (*state->post)(executor_job{state});
       } catch (...) { state->rescue(); }
     }
   }
-  bool retract(resumption& item) noexcept override { return state_->remove(item); }
+  bool try_cancel(work_item& item) noexcept override { return state_->remove(item); }
 
 private:
-  static constexpr bool nothrow = std::is_nothrow_invocable_v<Post&, resumption_job>;
+  static constexpr bool nothrow = std::is_nothrow_invocable_v<Post&, executor_job>;
   std::shared_ptr<detail::adapted_queue_of<Post>> const state_;
 };
 

@@ -35,14 +35,14 @@ public:
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
   /// A request of it for `bytes` ends with outcome::preempted. Returns the bytes that it holds. Under the lock of its
   /// resource, as end_giving_way().
-  std::size_t give_way(std::size_t bytes) noexcept {
+  std::size_t preempt(std::size_t bytes) noexcept {
     giving_ = held();
     need_.store(giving_ + bytes, std::memory_order_relaxed);
     return giving_;
   }
   /// Whether its work has yet to be rolled back.
   inline bool gives_way() const noexcept { return need_.load(std::memory_order_relaxed) > 0; }
-  /// Returns what give_way() has returned.
+  /// Returns what preempt() has returned.
   std::size_t end_giving_way() noexcept { return std::exchange(giving_, 0); }
   /// Returns what it needed when it gave way last, held or asked for, and 0 from then on.
   std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
@@ -84,11 +84,11 @@ public:
   static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
   inline bool has_marked() const noexcept { return marked_ > 0; }
   template <class F> void visit(F f) {
-    sync::quick_lock const held{guard_};
+    sync::spin_lock const held{mutex_};
     for (auto const* at = first_; at; at = at->next_) f(*at);
   }
   template <class F> void visit_marked(F f) {
-    sync::quick_lock const held{guard_};
+    sync::spin_lock const held{mutex_};
     for (auto const* at = first_; at && is_marked(*at); at = at->next_) f(*at);
   }
 
@@ -97,7 +97,7 @@ private:
   void link_last(holder& item) noexcept;
   void unlink(holder& item) noexcept;
 
-  sync::quick_mutex guard_;
+  sync::spin_mutex mutex_;
   holder* first_ = nullptr; // the marked ones before all others
   holder* last_ = nullptr;
   std::size_t marked_ = 0;

@@ -64,15 +64,15 @@ public:
                                                 std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) [[unlikely]]
       return;
-    auto* const order = detail::known_timeline(stream.get());
-    if (!order) return deallocate_foreign(stream, pointer, bytes, alignment);
-    state().deallocate(stream_key::known(*order, stream.get()), pointer, bytes, alignment);
+    auto* const timeline = detail::find_owned_timeline(stream.get());
+    if (!timeline) return deallocate_foreign(stream, pointer, bytes, alignment);
+    state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
   }
 
   /// Memory that the host may hand to any stream, or touch, on return. Throws as `throw_failure`.
   void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     if (bytes == 0) return nullptr;
-    detail::refuse_child();
+    detail::throw_if_child();
     auto const key = stream_key::host().waiting();
     auto result = detail::checked_request(key, state().where(), bytes, alignment);
     if (result) result = state().try_allocate(key, bytes, alignment);
@@ -113,10 +113,10 @@ public:
     return state().trim(keep);
   }
 
-  gpumem::figures figures() const
-    requires measured_state<State>
+  gpumem::statistics statistics() const
+    requires reporting_state<State>
   {
-    return state().read_figures();
+    return state().read_statistics();
   }
 
   /// The device; a std::optional of one where the memory need not be of any.
@@ -129,11 +129,11 @@ private:
   // On a stream that is not gpumem's own.
   [[gnu::noinline]] void deallocate_foreign(stream_ref stream, void* pointer, std::size_t bytes,
                                             std::size_t alignment) noexcept {
-    if (auto* const order = detail::seen_timeline(stream.get())) [[likely]] {
-      state().deallocate(stream_key::known(*order, stream.get()), pointer, bytes, alignment);
+    if (auto* const timeline = detail::find_seen_timeline(stream.get())) [[likely]] {
+      state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
     } else if (auto const key = detail::identify_for_free(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
-    } else if (key.error().what == outcome::device_lost) {
+    } else if (key.error().reason == outcome::device_lost) {
       state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping
     } else {
       detail::report_bad_stream(pointer, bytes);

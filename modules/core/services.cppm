@@ -16,7 +16,7 @@ import :waiter;
 namespace gpumem {
 
 export {
-  using gpumem::figures;
+  using gpumem::statistics;
   using gpumem::holder_event;
   using gpumem::services;
   using gpumem::services_handle;
@@ -41,13 +41,13 @@ concept resource_state = requires(S& s, stream_key const& key, void* pointer, st
 export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.admit(w) } noexcept -> std::same_as<bool>;
-  { s.withdraw(w) } noexcept -> std::same_as<bool>;
+  { s.cancel_waiter(w) } noexcept -> std::same_as<bool>;
 };
 
 /// A state that looks for work that waits in vain.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
-  { s.note_holder(h, holder_event::waits) } noexcept;
+  { s.on_holder_event(h, holder_event::waits) } noexcept;
 };
 
 /// A state that can give unused memory back to its upstream.
@@ -56,10 +56,10 @@ concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
   { s.trim(n) } -> std::same_as<std::size_t>;
 };
 
-/// A state that keeps figures.
+/// A state that keeps statistics.
 export template <class S>
-concept measured_state = resource_state<S> && requires(S& s) {
-  { s.read_figures() } -> std::same_as<figures>;
+concept reporting_state = resource_state<S> && requires(S& s) {
+  { s.read_statistics() } -> std::same_as<statistics>;
 };
 
 namespace detail {
@@ -86,14 +86,14 @@ expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional
                                                 std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
                                                   std::size_t bytes) noexcept {
-  if (auto* const order = known_timeline(stream.get())) return stream_key::known(*order, stream.get());
+  if (auto* const timeline = find_owned_timeline(stream.get())) return stream_key::of(*timeline, stream.get());
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
 // The failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;
 
-// Throws what belongs to the failure, with the resource's figures where memory is exhausted.
+// Throws what belongs to the failure, with the resource's statistics where memory is exhausted.
 [[noreturn]] void throw_failure_of(services_handle const& from, CUstream stream, failure const& why);
 
 // The current device's ordinal, or -1 without a driver.
@@ -124,10 +124,10 @@ template <resource_state State, class Adjust>
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {
-  auto* const order = bytes > 0 ? seen_timeline(stream.get()) : nullptr;
-  if (!order) [[unlikely]]
+  auto* const timeline = bytes > 0 ? find_seen_timeline(stream.get()) : nullptr;
+  if (!timeline) [[unlikely]]
     return allocate_unusual(state, stream, bytes, alignment, adjust);
-  auto const key = stream_key::known(*order, stream.get());
+  auto const key = stream_key::of(*timeline, stream.get());
   if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
     return explain_request(key, state.where(), bytes, alignment);
   return state.try_allocate(adjust(key), bytes, alignment);
@@ -137,11 +137,11 @@ template <resource_state State, class Adjust>
 template <resource_state State, class Adjust>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, Adjust adjust) noexcept {
-  auto* const order = known_timeline(stream.get());
-  if (!order) return allocate_foreign(state, stream, bytes, alignment, adjust);
+  auto* const timeline = find_owned_timeline(stream.get());
+  if (!timeline) return allocate_foreign(state, stream, bytes, alignment, adjust);
   if (bytes == 0) [[unlikely]]
     return nullptr;
-  auto const key = stream_key::known(*order, stream.get());
+  auto const key = stream_key::of(*timeline, stream.get());
   if (!plain_request(key, state.where(), bytes, alignment)) [[unlikely]]
     return allocate_unusual(state, stream, bytes, alignment, adjust);
   return state.try_allocate(adjust(key), bytes, alignment);
@@ -149,9 +149,9 @@ allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size
 inline constexpr auto as_it_is = [](stream_key const& key) noexcept { return key; };
 inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.waiting(); };
 
-template <resource_state S> services_table make_table(std::type_info const& serves) noexcept {
+template <resource_state S> services_table make_table(std::type_info const& type) noexcept {
   services_table table{};
-  table.serves = &serves;
+  table.type = &type;
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
     return allocate_outermost(*static_cast<S*>(s), stream, n, a, as_it_is);
   };
@@ -174,19 +174,21 @@ template <resource_state S> services_table make_table(std::type_info const& serv
   table.device = [](void* s) noexcept { return ordinal_of(static_cast<S*>(s)->where()); };
   if constexpr (waiting_state<S>) {
     table.admit = [](void* s, void* w) noexcept { return static_cast<S*>(s)->admit(*static_cast<waiter*>(w)); };
-    table.withdraw = [](void* s, void* w) noexcept { return static_cast<S*>(s)->withdraw(*static_cast<waiter*>(w)); };
+    table.cancel_waiter = [](void* s, void* w) noexcept {
+      return static_cast<S*>(s)->cancel_waiter(*static_cast<waiter*>(w));
+    };
   }
   if constexpr (holding_state<S>) {
-    table.note_holder = [](void* s, void* h, holder_event what) noexcept {
-      static_cast<S*>(s)->note_holder(*static_cast<holder*>(h), what);
+    table.on_holder_event = [](void* s, void* h, holder_event what) noexcept {
+      static_cast<S*>(s)->on_holder_event(*static_cast<holder*>(h), what);
     };
   }
   table.trim = [](void* s, std::size_t keep) -> std::size_t {
     if constexpr (trimmable_state<S>) return static_cast<S*>(s)->trim(keep);
     return 0;
   };
-  table.read_figures = [](void* s) -> figures {
-    if constexpr (measured_state<S>) return static_cast<S*>(s)->read_figures();
+  table.read_statistics = [](void* s) -> statistics {
+    if constexpr (reporting_state<S>) return static_cast<S*>(s)->read_statistics();
     return {};
   };
   return table;
@@ -195,11 +197,11 @@ template <resource_state S> services_table make_table(std::type_info const& serv
 // A resource that is not gpumem's is its own state and must outlive its allocations. Its frees use the handle of the
 // block's stream, which must then live.
 template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
-inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.order().handle()}; }
+inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.timeline().handle()}; }
 
 template <class R> services_table make_external_table() noexcept {
   services_table table{};
-  table.serves = &typeid(R);
+  table.type = &typeid(R);
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
     return allocate_external([&] { return as<R>(s).allocate(stream, n, a); }, n);
   };
@@ -218,7 +220,7 @@ template <class R> services_table make_external_table() noexcept {
   };
   table.device = [](void*) noexcept { return current_ordinal(); };
   table.trim = [](void*, std::size_t) -> std::size_t { return 0; };
-  table.read_figures = [](void*) -> figures { return {}; };
+  table.read_statistics = [](void*) -> statistics { return {}; };
   return table;
 }
 
@@ -248,10 +250,10 @@ export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   return s.table->trim(s.state, keep);
 }
 
-/// The resource's figures; zeros where it keeps none. Any thread.
-export template <class R> figures figures_of(R& resource) {
+/// The resource's statistics; zeros where it keeps none. Any thread.
+export template <class R> statistics statistics_of(R& resource) {
   auto const s = services_of(resource);
-  return s.table->read_figures(s.state);
+  return s.table->read_statistics(s.state);
 }
 
 } // namespace gpumem

@@ -23,7 +23,7 @@ concept stoppable_promise = requires(Promise& promise) {
 // true    | it is in the executor's queue, or runs, or has run
 //
 // A coroutine that its executor has begun to resume must not be destroyed by another thread: nobody can make that safe.
-class suspension : public resumption {
+class suspension : public work_item {
 public:
   explicit suspension(executor* where) noexcept : executor_{where} {}
 

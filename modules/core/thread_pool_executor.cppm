@@ -17,8 +17,8 @@ public:
   thread_pool_executor& operator=(thread_pool_executor const&) = delete;
   ~thread_pool_executor();
 
-  void post(resumption& item) noexcept override;
-  bool retract(resumption& item) noexcept override;
+  void post(work_item& item) noexcept override;
+  bool try_cancel(work_item& item) noexcept override;
 
   /// How many threads.
   std::size_t size() const noexcept;

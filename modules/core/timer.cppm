@@ -9,7 +9,7 @@ namespace gpumem::detail {
 export class timer;
 export void start_timer(timer& item, sync::time_point when);
 export void cancel_timer(timer& item) noexcept;
-export bool retract_timer(timer& item) noexcept;
+export bool try_cancel_timer(timer& item) noexcept;
 
 /// One thing to run at a moment, in place in the operation that waits: starting it allocates nothing.
 class timer {
@@ -61,7 +61,7 @@ private:
 };
 
 /// Runs the timer on the library thread at the moment, or soon if it has passed. The timer neither waits nor is being
-/// started elsewhere; its own expire() may start it again. Throws as library_executor() does. Any thread.
+/// started elsewhere; its own expire() may start it again. Throws as default_executor() does. Any thread.
 void start_timer(timer& item, sync::time_point when);
 
 void cancel_started(timer& item) noexcept;
@@ -75,6 +75,6 @@ inline void cancel_timer(timer& item) noexcept {
 }
 
 /// Takes back a timer that was started; false if its expire() has begun, which is not waited for. Any thread.
-bool retract_timer(timer& item) noexcept;
+bool try_cancel_timer(timer& item) noexcept;
 
 } // namespace gpumem::detail

@@ -34,15 +34,15 @@ protected:
   ~grant_hook() = default;
 };
 
-/// A request for memory that waits. A resource's `admit(waiter&)` either returns false, having called settle() or not
+/// A request for memory that waits. A resource's `admit(waiter&)` either returns false, having called complete() or not
 /// (then the request is exhausted), or parks it and returns true. A parked waiter is decided exactly once: by the
 /// resource, which unlinks it under its lock and then, without the lock, calls grant() or refuse(); or by
-/// `withdraw(waiter&)`, after which the resource forgets it. After grant() or refuse() it touches the waiter no more.
+/// cancel_waiter(), after which the resource forgets it. After grant() or refuse() it touches the waiter no more.
 ///
 /// A resource that must not touch the waiter's stream where memory is freed decides in two steps. Under its lock it
-/// gives the waiter a turn, which sets bytes aside; without the lock it calls `call()` and touches the waiter no more.
+/// gives the waiter a turn, which sets bytes aside; without the lock it calls `wake()` and touches the waiter no more.
 /// The operation calls admit() again where it resumes. That admit() allocates, or parks the waiter again in its old
-/// place. While the waiter has its turn withdraw() returns false, unless it is leaving(): then its turn ends.
+/// place. While the waiter has its turn cancel_waiter() returns false, unless it is leaving(): then its turn ends.
 export class waiter {
 public:
   waiter(waiter const&) = delete;
@@ -82,7 +82,7 @@ public:
         if (part(i).pointer) deallocate(std::as_const(part(i)));
         part(i).pointer = nullptr;
       }
-      return unexpected<failure>{failure{result.error().what, result.error().code, bytes_}};
+      return unexpected<failure>{failure{result.error().reason, result.error().code, bytes_}};
     }
     return first_.pointer;
   }
@@ -93,20 +93,20 @@ public:
   inline class holder* holder() const noexcept { return holder_; }
   void set_holder(class holder& of) noexcept;
   /// A number that the resource keeps with the waiter, under its lock; 0 at first.
-  inline std::uint64_t note() const noexcept { return note_; }
-  inline void set_note(std::uint64_t value) noexcept { note_ = value; }
+  inline std::uint64_t seen_changes() const noexcept { return seen_changes_; }
+  inline void set_seen_changes(std::uint64_t value) noexcept { seen_changes_ = value; }
 
   /// The answer at once, from inside admit(), without the resource's lock: adaptors are told, and may call others.
-  void settle(expected<void*, failure> result) noexcept;
+  void complete(expected<void*, failure> result) noexcept;
 
   /// The answer to a parked request; the memory is valid in the order of the waiter's stream once it has resumed.
   void grant(void* pointer) noexcept;
   void refuse(failure const& why) noexcept;
 
   /// It is the turn of a parked request: the operation calls admit() again where it resumes.
-  void call() noexcept { decided(); }
+  void wake() noexcept { on_complete(); }
   /// The operation is being destroyed.
-  inline bool leaving() const noexcept { return leaving_; }
+  inline bool is_being_destroyed() const noexcept { return being_destroyed_; }
 
   /// An adaptor's hook, run at the grant or refusal, upstream's first. False if the stack of adaptors is too deep.
   bool add_hook(grant_hook& hook) noexcept;
@@ -114,9 +114,9 @@ public:
   /// For an adaptor in which requests wait before they wait at its upstream: whether the request is beyond it, also
   /// when it asks upstream again. Each adaptor calls these under its lock, and has added its hook.
   bool has_passed(grant_hook const& by) const noexcept;
-  void pass(grant_hook const& by) noexcept;
+  void mark_passed(grant_hook const& by) noexcept;
   /// False if it is not beyond it.
-  bool end_pass(grant_hook const& by) noexcept;
+  bool clear_passed(grant_hook const& by) noexcept;
 
   /// Whether a stop or its deadline has cancelled it; a resource asks under its lock before it parks, and then answers
   /// with refusal().
@@ -134,27 +134,27 @@ protected:
   ~waiter() = default;
 
   /// Arranges that the operation resumes; the last thing that happens to a waiter.
-  virtual void decided() noexcept = 0;
+  virtual void on_complete() noexcept = 0;
 
   /// False if it was cancelled before: the first reason stands.
-  bool note_cancelled(outcome why) noexcept {
+  bool set_cancelled(outcome why) noexcept {
     auto before = outcome::exhausted;
     return refusal_.compare_exchange_strong(before, why, std::memory_order_acq_rel);
   }
-  inline bool settled() const noexcept { return settled_; }
-  inline bool settled_stopped() const noexcept {
-    return settled_ && !result_ && result_.error().what == outcome::stopped;
+  inline bool is_complete() const noexcept { return complete_; }
+  inline bool was_stopped() const noexcept {
+    return complete_ && !result_ && result_.error().reason == outcome::stopped;
   }
   expected<void*, failure> take_result() noexcept;
   /// Before admit() is called again: adaptors add their hooks again.
-  void renew() noexcept { hook_count_ = 0; }
-  void leave() noexcept { leaving_ = true; }
+  void clear_hooks() noexcept { hook_count_ = 0; }
+  void set_being_destroyed() noexcept { being_destroyed_ = true; }
   void ask_for_turn() noexcept { first_.bytes = 0; }
 
 private:
   friend class waiter_list;
-  friend class called_waiters;
-  static constexpr std::size_t most_hooks = 8;
+  friend class woken_waiters;
+  static constexpr std::size_t max_hooks = 8;
 
   request_part first_;
   std::span<request_part> more_;
@@ -162,14 +162,14 @@ private:
   class holder* holder_ = nullptr;
   int priority_;
   unsigned overtaken_ = 0; // since it was parked
-  std::uint64_t note_ = 0;
+  std::uint64_t seen_changes_ = 0;
   expected<void*, failure> result_{nullptr};
-  std::array<grant_hook*, most_hooks> hooks_{};
+  std::array<grant_hook*, max_hooks> hooks_{};
   std::size_t hook_count_ = 0;
-  std::array<std::atomic<grant_hook const*>, most_hooks> passed_{}; // each place guarded by the lock of its adaptor
+  std::array<std::atomic<grant_hook const*>, max_hooks> passed_{}; // each place guarded by the lock of its adaptor
   std::atomic<outcome> refusal_{outcome::exhausted};
-  bool settled_ = false;
-  bool leaving_ = false;
+  bool complete_ = false;
+  bool being_destroyed_ = false;
 
   waiter* next_ = nullptr;
   waiter* previous_ = nullptr;
@@ -177,19 +177,19 @@ private:
   std::uint64_t age_ = 0;          // see holder
   std::uint64_t turns_before_ = 0; // of its list, when it got its own
   bool was_refused_ = false;       // although there were bytes enough
-  bool alone_ = false;             // no other has a turn beside it
+  bool exclusive_ = false;         // no other has a turn beside it
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it
-  waiter* next_called_ = nullptr;
+  waiter* next_woken_ = nullptr;
 };
 
 /// Waiters whose turn has come, to be called without the lock of the resource: declare it before the lock is taken.
-export class called_waiters {
+export class woken_waiters {
 public:
-  called_waiters() = default;
-  called_waiters(called_waiters const&) = delete;
-  called_waiters& operator=(called_waiters const&) = delete;
-  ~called_waiters();
+  woken_waiters() = default;
+  woken_waiters(woken_waiters const&) = delete;
+  woken_waiters& operator=(woken_waiters const&) = delete;
+  ~woken_waiters();
   void add(waiter& item) noexcept;
 
 private:
@@ -197,8 +197,8 @@ private:
   waiter** end_ = &first_;
 };
 
-/// Figures of the requests that are parked in a waiter_list.
-export struct waiting_figures {
+/// Statistics of the requests that are parked in a waiter_list.
+export struct waiting_statistics {
   std::uint64_t requests = 0;
   std::size_t bytes = 0;
   sync::duration oldest{}; ///< how long the oldest request has waited
@@ -207,13 +207,13 @@ export struct waiting_figures {
 /// Parked requests in order of priority, and within one priority of arrival; guarded by the lock of the resource that
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
 /// A turn goes to the first request without one. If there is no memory for that request, a later one that is satisfied
-/// with less may overtake: one of the next `most_overtakes`, and only while no request before it has been overtaken
-/// `most_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it was
+/// with less may overtake: one of the next `max_overtakes`, and only while no request before it has been overtaken
+/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it was
 /// refused nevertheless, all that had a turn meanwhile count as having overtaken it. Once it was overtaken as often as
 /// it may be, no other has a turn beside it.
 export class waiter_list {
 public:
-  explicit waiter_list(unsigned most_overtakes = 0) noexcept : most_overtakes_{most_overtakes} {}
+  explicit waiter_list(unsigned max_overtakes = 0) noexcept : max_overtakes_{max_overtakes} {}
 
   /// Parks it; false if it was cancelled meanwhile. Time grows with the number of parked requests of less priority.
   bool park(waiter& item) noexcept;
@@ -223,7 +223,7 @@ public:
   static inline waiter* after(waiter const& item) noexcept { return item.next_; }
   inline bool empty() const noexcept { return first_ == nullptr; }
   /// Time grows with the number of parked requests.
-  waiting_figures read_figures() const noexcept;
+  waiting_statistics read_statistics() const noexcept;
   /// Returns the bytes that the holders of parked requests hold. Each holder counts once; those of which `is_counted`
   /// is true do not count. Time grows with the number of parked requests.
   template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
@@ -255,12 +255,12 @@ public:
   inline waiter* next_waiting() const noexcept { return first_waiting_; }
   /// The next that may have a turn and of which `may` is true, or null.
   template <class May> waiter* next_for_turn(May may) const noexcept {
-    if (alone_ > 0) return nullptr;
+    if (exclusive_ > 0) return nullptr;
     unsigned passed = 0;
-    for (auto* at = first_waiting_; at && passed <= most_overtakes_; at = at->next_) {
+    for (auto* at = first_waiting_; at && passed <= max_overtakes_; at = at->next_) {
       if (has_turn(*at)) continue;
       if (may(*at)) return at;
-      if (at->overtaken_ >= most_overtakes_) return nullptr;
+      if (at->overtaken_ >= max_overtakes_) return nullptr;
       ++passed;
     }
     return nullptr;
@@ -276,25 +276,25 @@ public:
 
   /// Whether a request that does not park may overtake all that have no turn.
   inline bool may_be_overtaken() const noexcept {
-    return alone_ == 0 && (!first_waiting_ || (most_overtakes_ > 0 && at_most_ == 0));
+    return exclusive_ == 0 && (!first_waiting_ || (max_overtakes_ > 0 && blocked_ == 0));
   }
   /// A request that does not park has overtaken all that have no turn, or `by` has overtaken those before it.
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
 private:
   static bool goes_first(waiter const& one, waiter const& other) noexcept;
-  void begin_waiting(waiter& item) noexcept;
-  void end_waiting(waiter& item) noexcept;
+  void add_waiting(waiter& item) noexcept;
+  void remove_waiting(waiter& item) noexcept;
   void take_turn_from(waiter& item) noexcept;
 
-  unsigned const most_overtakes_;
+  unsigned const max_overtakes_;
   waiter* first_ = nullptr;
   waiter* last_ = nullptr;
   waiter* first_waiting_ = nullptr;
   std::size_t of_holders_ = 0;
   std::uint64_t turns_ = 0;
-  std::size_t alone_ = 0;
-  std::size_t at_most_ = 0; // requests without a turn that have been overtaken as often as they may be
+  std::size_t exclusive_ = 0;
+  std::size_t blocked_ = 0; // requests without a turn that have been overtaken as often as they may be
   std::size_t set_aside_ = 0;
   std::size_t waiting_bytes_ = 0;
 };

@@ -7,13 +7,13 @@ import :coroutine;
 import :cuda;
 import :event;
 import :executor;
-import :lane;
+import :poll_queue;
 import :reactor;
 import :std;
 import :stop_token;
 import :stream;
+import :stream_timeline;
 import :suspension;
-import :timeline;
 
 namespace gpumem {
 
@@ -36,33 +36,33 @@ public:
   // Blocks the calling thread in the driver. Throws.
   void wait() const;
   // Where it is armed. Throws.
-  lane& place() const;
+  poll_queue& queue() const;
   // Records where the stream is now on a pooled event, which is given to the caller with a hold on the stream's
   // timeline. Throws.
-  stream_point mark(pooled_event*& recorded) const;
+  stream_point record_event(pooled_event*& recorded) const;
 
 private:
   stream_ref stream_;
   event const* event_ = nullptr;
 };
 
-class completion_wait : public suspension, private armed_point {
+class completion_wait : public suspension, private pending_wait {
 public:
   completion_wait(completion_target const& target, completion_options const& options) noexcept
-      : suspension{options.resume_on}, armed_point{options.latency}, target_{target} {}
+      : suspension{options.resume_on}, pending_wait{options.latency}, target_{target} {}
 
 protected:
   ~completion_wait() = default;
   // Disarms, and gives the event back. By the destructor of the final class: in that of a base the class of the object
   // changes, and the reactor may be about to call reached().
-  void abandon() noexcept;
+  void cancel_and_release() noexcept;
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }
   bool stopped() const noexcept { return outcome_ == ending::stopped; }
   // Before it is armed, or a stop may be told of: starts what it needs. Throws.
   void prepare();
   // Arms; false if it is over already. Throws, with nothing armed. It may be gone when this returns true.
-  bool arm();
+  bool add_wait();
   void stop() noexcept;
   // Throws what ended it, unless it was completion.
   void finish();
@@ -72,13 +72,13 @@ protected:
 private:
   enum class ending { complete, stopped, refused };
 
-  void reached(CUresult result) noexcept override;
+  void complete(CUresult result) noexcept override;
   void end(ending how, CUresult result) noexcept;
-  void give_back() noexcept;
+  void return_event() noexcept;
 
   completion_target target_;
   pooled_event* recorded_ = nullptr;
-  bool handed_over_ = false; // the reactor has it, or has told it
+  bool registered_ = false; // the reactor has it, or has told it
   ending outcome_ = ending::complete;
   CUresult result_ = CUDA_SUCCESS;
 };
@@ -93,7 +93,7 @@ public:
       : detail::completion_wait{target, options}, token_{std::move(token)} {}
   ~completion_operation() {
     callback_.reset();
-    this->abandon();
+    this->cancel_and_release();
   }
 
   bool await_ready() {
@@ -129,7 +129,7 @@ private:
     if (this->stopped()) return false;
     this->prepare();
     if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
-    return this->arm();
+    return this->add_wait();
   }
 
   bool end_stopped() noexcept override {

@@ -5,14 +5,14 @@ module;
 export module gpumem:reactor;
 import :cuda;
 import :device;
-import :lane;
+import :poll_queue;
 import :std;
+import :stream_timeline;
 import :sync;
-import :timeline;
 
 namespace gpumem::detail {
 
-// Asks about the oldest point of every lane, and publishes what it sees to the streams' timelines. Lanes in which
+// Asks about the oldest point of every queue, and publishes what it sees to the streams' timelines. queues in which
 // somebody wants low latency are asked without a pause; the others at intervals that keep the thread below a fifth of a
 // core. Sleeps while nothing is armed. Never destroyed; its thread starts at first use and ends before the driver goes.
 // Any thread.
@@ -31,48 +31,48 @@ public:
   // Throws std::bad_alloc.
   static reactor& of(gpumem::device device);
 
-  // The lane of a stream, or of an event of the user. Throws std::bad_alloc.
-  lane& lane_of(timeline const& order);
-  lane& lane_of(CUevent event);
+  // The queue of a stream, or of an event of the user. Throws std::bad_alloc.
+  poll_queue& queue_of(stream_timeline const& timeline);
+  poll_queue& queue_of(CUevent event);
 
   // Throws std::system_error where the thread cannot be started.
   void start();
-  // After `armed` the point may be told, and gone, before this returns. By whoever holds the lane's order.
-  answer arm(armed_point& point) noexcept;
+  // After `armed` the point may be told, and gone, before this returns. By whoever holds the queue's order.
+  answer add_wait(pending_wait& point) noexcept;
   // True: nobody will tell it any more. False: it was told, or is about to be, or was never armed.
-  bool disarm(armed_point& point) noexcept;
+  bool remove_wait(pending_wait& point) noexcept;
 
   // How often it has looked for something to ask; stands still while nothing is armed.
   std::uint64_t rounds() const noexcept { return rounds_.load(std::memory_order_relaxed); }
 
 private:
   static constexpr std::size_t batch_size = 32;
-  enum class rest_kind { awake, dozing, asleep }; // dozing: not worth being woken by a point that can wait
+  enum class sleep_kind { awake, dozing, asleep }; // dozing: not worth being woken by a point that can wait
 
   static void stop_all() noexcept;
   void stop(sync::time_point deadline) noexcept;
   void run();
   void round(sync::lock& held);
-  bool ask(lane_list& lanes, sync::lock& held);
-  bool deliver(told_points& told, sync::lock& held) noexcept;
-  void tell_of_loss(sync::lock& held);
-  void rest(sync::lock& held);
-  void place(lane& item) noexcept;
+  bool poll(poll_queue_list& queues, sync::lock& held);
+  bool deliver(completed_waits& completed, sync::lock& held) noexcept;
+  void fail_all_lost(sync::lock& held);
+  void sleep(sync::lock& held);
+  void enlist(poll_queue& item) noexcept;
 
   gpumem::device const device_;
   std::atomic<bool> started_{false};
   std::atomic<std::uint64_t> rounds_{0};
 
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition wake_;
   sync::condition ended_wake_;
-  std::unordered_map<timeline const*, lane> stream_lanes_;
-  std::unordered_map<CUevent, lane> event_lanes_;
-  lane_list urgent_;
-  lane_list patient_;
+  std::unordered_map<stream_timeline const*, poll_queue> stream_queues_;
+  std::unordered_map<CUevent, poll_queue> event_queues_;
+  poll_queue_list low_latency_;
+  poll_queue_list balanced_;
   std::size_t armed_ = 0;
   bool fresh_ = false; // something was armed since the last round
-  rest_kind rest_ = rest_kind::awake;
+  sleep_kind sleep_ = sleep_kind::awake;
   sync::time_point quiet_since_{}; // when something was reached or armed last
   sync::time_point due_{};         // when the patient are asked next
   bool stopping_ = false;

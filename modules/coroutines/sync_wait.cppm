@@ -7,25 +7,25 @@ export module gpumem:sync_wait;
 import :awaitable;
 import :coroutine;
 import :coroutine_result;
-import :joined;
 import :std;
 import :sync;
+import :when_all_child;
 
 namespace gpumem {
 
 namespace detail {
 
-class sync_signal final : public meeting_point {
+class sync_signal final : public join_counter {
 public:
   // Throws cuda_error in a forked child, where the threads that would signal are missing.
   sync_signal();
-  void failed(std::exception_ptr error) noexcept override { error_ = std::move(error); }
-  std::coroutine_handle<> arrived() noexcept override;
+  void child_failed(std::exception_ptr error) noexcept override { error_ = std::move(error); }
+  std::coroutine_handle<> child_finished() noexcept override;
   // Returns when the coroutine has arrived; throws what it threw.
   void wait();
 
 private:
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition wake_;
   std::exception_ptr error_;
   bool arrived_ = false;
@@ -38,7 +38,7 @@ private:
 /// a thread that the awaited work needs to resume on, it never returns.
 export template <awaitable A> detail::kept_t<await_result_t<A>> sync_wait(A&& what) {
   detail::sync_signal signal;
-  auto run = detail::join<A&&>(static_cast<A&&>(what));
+  auto run = detail::make_child<A&&>(static_cast<A&&>(what));
   run.start(signal);
   signal.wait();
   return run.take();

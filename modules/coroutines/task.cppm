@@ -44,7 +44,7 @@ private:
 } // namespace detail
 
 /// A coroutine that starts when it is awaited, once, by one other coroutine, and resumes that one where it ends: on the
-/// thread of its own last resumption. Gives T, T& or nothing, or throws what its body threw. Destroying one that is
+/// thread of its own last work item. Gives T, T& or nothing, or throws what its body threw. Destroying one that is
 /// suspended anywhere, or not begun, destroys its frame and what is in it. Move-only; one thread at a time.
 export template <class T = void> class [[nodiscard]] task {
 public:

@@ -8,8 +8,8 @@ export module gpumem:when_all;
 import :awaitable;
 import :coroutine;
 import :coroutine_result;
-import :joined;
 import :std;
+import :when_all_child;
 
 // So that `auto [a, b] = co_await when_all(…)` needs no header.
 export namespace std {
@@ -23,11 +23,11 @@ namespace gpumem {
 namespace detail {
 
 // Counts the arrivals of all, and of the one who starts them. The last of them resumes the awaiting coroutine.
-class all_of final : public meeting_point {
+class all_of final : public join_counter {
 public:
   explicit all_of(std::size_t count) noexcept : missing_{count + 1} {}
-  void failed(std::exception_ptr error) noexcept override;
-  std::coroutine_handle<> arrived() noexcept override;
+  void child_failed(std::exception_ptr error) noexcept override;
+  std::coroutine_handle<> child_finished() noexcept override;
 
   void begin(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
   // By the one who started them: false if all have arrived. After true nothing of this may be touched.
@@ -43,7 +43,7 @@ private:
   std::coroutine_handle<> continuation_;
 };
 
-template <class R> element_t<R> take_element(joined<R>& one) {
+template <class R> element_t<R> take_element(when_all_child<R>& one) {
   if constexpr (std::is_void_v<R>) {
     return {};
   } else {
@@ -53,25 +53,25 @@ template <class R> element_t<R> take_element(joined<R>& one) {
 
 template <class... R> class all_of_tuple {
 public:
-  explicit all_of_tuple(joined<R>... all) noexcept : all_{std::move(all)...} {}
+  explicit all_of_tuple(when_all_child<R>... all) noexcept : all_{std::move(all)...} {}
   static constexpr std::size_t size() noexcept { return sizeof...(R); }
-  void start(meeting_point& meets) {
-    std::apply([&](auto&... one) { (one.start(meets), ...); }, all_);
+  void start(join_counter& counter) {
+    std::apply([&](auto&... one) { (one.start(counter), ...); }, all_);
   }
   std::tuple<element_t<R>...> take() {
     return std::apply([](auto&... one) { return std::tuple<element_t<R>...>{take_element(one)...}; }, all_);
   }
 
 private:
-  std::tuple<joined<R>...> all_;
+  std::tuple<when_all_child<R>...> all_;
 };
 
 template <class R> class all_of_vector {
 public:
-  explicit all_of_vector(std::vector<joined<R>> all) noexcept : all_{std::move(all)} {}
+  explicit all_of_vector(std::vector<when_all_child<R>> all) noexcept : all_{std::move(all)} {}
   std::size_t size() const noexcept { return all_.size(); }
-  void start(meeting_point& meets) {
-    for (auto& one : all_) one.start(meets);
+  void start(join_counter& counter) {
+    for (auto& one : all_) one.start(counter);
   }
   auto take() {
     if constexpr (!std::is_void_v<R>) {
@@ -83,7 +83,7 @@ public:
   }
 
 private:
-  std::vector<joined<R>> all_;
+  std::vector<when_all_child<R>> all_;
 };
 
 } // namespace detail
@@ -123,17 +123,17 @@ private:
 /// first is thrown, after all have finished. Keeps its arguments; throws std::bad_alloc.
 export template <awaitable... A> auto when_all(A... all) {
   using tuple = detail::all_of_tuple<detail::kept_t<await_result_t<A>>...>;
-  return when_all_awaitable<tuple>{tuple{detail::join<A>(std::move(all))...}};
+  return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(all))...}};
 }
 
 /// The same for any number of one type; gives a vector in the order of the arguments, or nothing for nothing.
 export template <awaitable A> auto when_all(std::vector<A> all) {
   using result = detail::kept_t<await_result_t<A>>;
-  std::vector<detail::joined<result>> joined;
-  joined.reserve(all.size());
-  for (auto& one : all) joined.push_back(detail::join<A>(std::move(one)));
+  std::vector<detail::when_all_child<result>> when_all_child;
+  when_all_child.reserve(all.size());
+  for (auto& one : all) when_all_child.push_back(detail::make_child<A>(std::move(one)));
   using vector = detail::all_of_vector<result>;
-  return when_all_awaitable<vector>{vector{std::move(joined)}};
+  return when_all_awaitable<vector>{vector{std::move(when_all_child)}};
 }
 
 } // namespace gpumem

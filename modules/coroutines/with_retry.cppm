@@ -32,7 +32,7 @@ public:
   ~rollback_permission() {
     work_.forbid_rollback();
     need_ = work_.take_need();
-    if (need_ > 0) from_.table->note_holder(from_.state, &work_, holder_event::gave_way);
+    if (need_ > 0) from_.table->on_holder_event(from_.state, &work_, holder_event::rolled_back);
   }
 
 private:
@@ -62,7 +62,7 @@ task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> wor
       if (e.reason() != outcome::preempted) throw;
     }
     rollback();
-    auto const limit = figures_of(work).limit;
+    auto const limit = statistics_of(work).limit;
     co_await detail::turn_for(work, limit ? std::min(need, limit) : need, resume_on);
   }
 }

@@ -1,10 +1,10 @@
 // A piece of a pool's memory, and what it is cut from.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
-import :relaxed;
+import :relaxed_atomic;
 import :std;
-import :tags;
-import :timeline;
+import :stream_timeline;
+import :stream_uses;
 
 namespace gpumem::detail {
 
@@ -13,13 +13,13 @@ export inline constexpr std::size_t granule = 256;
 
 export struct block;
 export struct pool_shard;
-export class shelf;
+export class free_list;
 
 /// Memory of a pool's upstream side by side; blocks are cut from it and never join beyond it.
 export struct alignas(64) chunk {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
-  std::size_t live_blocks = 0; ///< not free: granted, cached near a thread, or on the way
+  std::size_t live_blocks = 0; ///< not free: granted, in a thread cache, or on the way
   block* first = nullptr;      ///< by address
   block* last = nullptr;
   pool_shard* shard = nullptr; ///< whose it is; no other's while it has live blocks
@@ -31,51 +31,51 @@ export struct alignas(64) chunk {
 /// and cached it goes in whatever thread has it.
 export enum class block_state : std::uint8_t {
   free,
-  granted,
-  spare,    ///< small and free, and kept apart from its neighbours
-  cached,   ///< freed, and kept near a thread
-  put_out,  ///< no longer kept there, and on its way to be free
-  posted,   ///< freed while its shard's lock was taken: the lock's next holder makes it free
-  deferred, ///< freed by a stream that is capturing a graph: the free is still to be done
-  hole,     ///< its memory has left
+  allocated,
+  quick_listed, ///< small and free, and kept apart from its neighbours
+  cached,       ///< freed, and in a thread cache
+  evicted,      ///< no longer kept there, and on its way to be free
+  remote_freed, ///< freed while its shard's lock was taken: the lock's next holder makes it free
+  deferred,     ///< freed by a stream that is capturing a graph: the free is still to be done
+  hole,         ///< its memory has left
 };
 
 /// Memory that is granted or free as one. The first two cache lines, a pair that processors fetch together, are what
 /// allocations and frees touch.
 export struct alignas(128) block {
-  relaxed<std::uintptr_t> base; // looked at by who searches for another
+  relaxed_atomic<std::uintptr_t> base; // looked at by who searches for another
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, of whatever state
   block* upper = nullptr;
-  block* next = nullptr;          ///< free: in its bin; else in the list of whoever keeps it
-  block** link = nullptr;         ///< free: what points at it in its bin
-  relaxed<std::size_t> requested; ///< while granted; bytes
-  relaxed<block_state> state = block_state::free;
-  relaxed<std::uint8_t> stack; ///< of magazines, for its size if that has a number; while granted
+  block* next = nullptr;                 ///< free: in its bin; else in the list of whoever keeps it
+  block** bin_link = nullptr;            ///< free: what points at it in its bin
+  relaxed_atomic<std::size_t> requested; ///< while granted; bytes
+  relaxed_atomic<block_state> state_ = block_state::free;
+  relaxed_atomic<std::uint8_t> class_number; ///< of thread caches, for its size if that has a number; while granted
   std::uint16_t bin = 0;
-  std::uint32_t entry = 0; ///< where in the table of blocks, while it is there
+  std::uint32_t table_slot = 0; ///< where in the table of blocks, while it is there
 
-  chunk* home = nullptr;
-  shelf* place = nullptr; ///< while free
-  block* older = nullptr; ///< while free, neighbours on the shelf in order of free; of holes, in their list
+  chunk* parent = nullptr;
+  free_list* list = nullptr; ///< while free
+  block* older = nullptr;    ///< while free, neighbours on the free list in order of free; of holes, in their list
   block* newer = nullptr;
-  relaxed<timeline*> stream; ///< the stream that it was given to; deferred, the stream that freed it
-  tag_set tags;              ///< free or cached: what must be over before reuse; granted: uses recorded so far
+  relaxed_atomic<stream_timeline*> stream; ///< the stream that it was given to; deferred, the stream that freed it
+  stream_uses uses; ///< free or cached: what must be over before reuse; granted: uses recorded so far
 
   block* pair_prev = nullptr; ///< free and with a free neighbour above: the list of these
   block* pair_next = nullptr;
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
   inline void* pointer() const noexcept { return reinterpret_cast<void*>(std::uintptr_t{base}); }
-  inline block_state now() const noexcept { return state; }
-  inline void become(block_state next_state) noexcept { state = next_state; }
-  inline bool is_free() const noexcept { return now() == block_state::free; }
+  inline block_state state() const noexcept { return state_; }
+  inline void set_state(block_state next_state) noexcept { state_ = next_state; }
+  inline bool is_free() const noexcept { return state() == block_state::free; }
   /// A hint to the processor.
-  inline void fetch_neighbours() const noexcept {
+  inline void prefetch_neighbours() const noexcept {
     __builtin_prefetch(lower, 1);
     __builtin_prefetch(upper, 1);
   }
-  inline bool is_live() const noexcept { return now() == block_state::granted; }
+  inline bool is_live() const noexcept { return state() == block_state::allocated; }
 };
 
 static_assert(sizeof(block) == 256);

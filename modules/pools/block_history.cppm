@@ -10,13 +10,13 @@ namespace gpumem::detail {
 export class block_history {
 public:
   /// Throws std::bad_alloc.
-  explicit block_history(std::size_t most) : ring_(most) {}
+  explicit block_history(std::size_t capacity) : ring_(capacity) {}
 
   /// By the calling thread.
-  void note(block_event::kind what, void const* pointer, std::size_t bytes, std::uint64_t stream) noexcept;
+  void record(block_event::kind what, void const* pointer, std::size_t bytes, std::uint64_t stream) noexcept;
 
   /// Writes the newest events of the blocks in which the address lay, the oldest of them first; how many those are.
-  std::size_t newest(void const* address, block_event* into, std::size_t most) const noexcept;
+  std::size_t newest(void const* address, block_event* into, std::size_t capacity) const noexcept;
   /// All of them. Throws std::bad_alloc.
   std::vector<block_event> all(void const* address) const;
   /// The newest free of a block that began there; only of so many bytes, if given. Or null.
@@ -26,7 +26,7 @@ private:
   template <class Visit> void visit_newest_first(Visit visit) const;
 
   std::vector<block_event> ring_;
-  std::uint64_t noted_ = 0;
+  std::uint64_t recorded_ = 0;
 };
 
 } // namespace gpumem::detail

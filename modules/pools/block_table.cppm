@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_table;
 import :block;
+import :block_metadata;
 import :hash;
-import :records;
 import :std;
 
 namespace gpumem::detail {
@@ -18,18 +18,19 @@ namespace gpumem::detail {
 export class block_table {
 public:
   /// Of blocks that have these records.
-  explicit block_table(record_array const& records);
+  explicit block_table(block_metadata const& metadata);
 
-  /// Makes sure that so many more can be put. Throws std::bad_alloc.
+  /// Makes sure that so many more can be inserted. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
-    while (used_ + count > current_.load(std::memory_order_relaxed)->most) [[unlikely]]
+    while (used_ + count > current_.load(std::memory_order_relaxed)->max_used) [[unlikely]]
       rebuild();
   }
-  inline void put(block& granted) noexcept { used_ += put_in(*current_.load(std::memory_order_relaxed), granted); }
-  inline void drop(block const& freed) noexcept {
+  inline void insert(block& added) noexcept { used_ += insert_in(*current_.load(std::memory_order_relaxed), added); }
+  inline void erase(block const& freed) noexcept {
     auto& in = *current_.load(std::memory_order_relaxed);
-    in.entries[freed.entry].store(dropped, std::memory_order_relaxed);
-    if (in.entries[(freed.entry + 1) & in.mask].load(std::memory_order_relaxed) == never_used) clean(in, freed.entry);
+    in.entries[freed.table_slot].store(erased, std::memory_order_relaxed);
+    if (in.entries[(freed.table_slot + 1) & in.mask].load(std::memory_order_relaxed) == never_used)
+      reclaim(in, freed.table_slot);
   }
 
   /// The block that begins at the address and is not free, or null. Any thread that owns the block; under the lock,
@@ -40,8 +41,8 @@ public:
     auto const hash = hash_of(address);
     for (auto i = in.slot_of(hash);; i = (i + 1) & in.mask) {
       auto const seen = in.entries[i].load(std::memory_order_acquire);
-      if ((seen ^ mark_of(hash)) <= numbers && seen > dropped) [[likely]] {
-        auto& found = record_of(seen);
+      if ((seen ^ fingerprint_of(hash)) <= number_mask && seen > erased) [[likely]] {
+        auto& found = block_of(seen);
         if (found.base == address) [[likely]]
           return &found;
       }
@@ -52,9 +53,9 @@ public:
 private:
   using entry = std::uint32_t;
   static constexpr entry never_used = 0;
-  static constexpr entry dropped = 1; // no block begins there
-  static_assert(record_array::first_number > dropped);
-  static constexpr entry numbers = (entry{1} << record_array::number_bits) - 1;
+  static constexpr entry erased = 1; // no block begins there
+  static_assert(block_metadata::first_number > erased);
+  static constexpr entry number_mask = (entry{1} << block_metadata::number_bits) - 1;
   static constexpr std::size_t smallest = 256;
   static constexpr std::size_t large = std::size_t{1} << 16;
 
@@ -62,41 +63,41 @@ private:
     explicit table(std::size_t size);
     inline std::size_t slot_of(std::uint64_t hash) const noexcept { return hash >> shift; }
     std::size_t mask;
-    std::size_t most; // entries in use or dropped
+    std::size_t max_used; // entries in use or erased
     unsigned shift;
     std::unique_ptr<std::atomic<entry>[]> entries;
   };
-  static inline std::uint64_t hash_of(std::uintptr_t address) noexcept { return spread(address / granule); }
+  static inline std::uint64_t hash_of(std::uintptr_t address) noexcept { return fibonacci_hash(address / granule); }
   // Out of the middle of the hash, whose upper bits choose the slot.
-  static inline entry mark_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~numbers; }
-  inline block& record_of(entry one) const noexcept { return records_.at(one & numbers); }
+  static inline entry fingerprint_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~number_mask; }
+  inline block& block_of(entry one) const noexcept { return metadata_.at(one & number_mask); }
   // Whether into an entry that was never used.
-  inline bool put_in(table& in, block& granted) noexcept {
-    auto const hash = hash_of(granted.base);
+  inline bool insert_in(table& in, block& added) noexcept {
+    auto const hash = hash_of(added.base);
     auto i = in.slot_of(hash);
     auto seen = in.entries[i].load(std::memory_order_relaxed);
-    while (seen > dropped) {
+    while (seen > erased) {
       i = (i + 1) & in.mask;
       seen = in.entries[i].load(std::memory_order_relaxed);
     }
-    in.entries[i].store(records_.number_of(granted) | mark_of(hash), std::memory_order_release);
-    granted.entry = static_cast<std::uint32_t>(i);
+    in.entries[i].store(metadata_.number_of(added) | fingerprint_of(hash), std::memory_order_release);
+    added.table_slot = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
-  // No search passes an entry behind which none was ever used: it, and what was dropped just before, is as good as
+  // No search passes an entry behind which none was ever used: it, and what was erased just before, is as good as
   // never used again.
-  inline void clean(table& in, std::size_t i) noexcept {
-    for (; in.entries[i].load(std::memory_order_relaxed) == dropped; i = (i - 1) & in.mask) {
+  inline void reclaim(table& in, std::size_t i) noexcept {
+    for (; in.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & in.mask) {
       in.entries[i].store(never_used, std::memory_order_relaxed);
       --used_;
     }
   }
   void rebuild();
 
-  record_array const& records_;
+  block_metadata const& metadata_;
   std::vector<std::unique_ptr<table>> tables_;
   std::atomic<table*> current_{nullptr};
-  alignas(64) std::size_t used_ = 0; // or dropped; not beside what other threads read
+  alignas(64) std::size_t used_ = 0; // or erased; not beside what other threads read
 };
 
 } // namespace gpumem::detail

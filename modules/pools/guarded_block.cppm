@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:guarded_block;
 import :block;
-import :pattern;
+import :fill_pattern;
 import :std;
-import :tags;
+import :stream_uses;
 
 namespace gpumem::detail {
 
@@ -25,10 +25,10 @@ export struct guard_layout {
 };
 
 /// What was found around and in a block.
-export struct findings {
-  damage underrun;   ///< counted from the guard's begin
-  damage overrun;    ///< from the block's end
-  damage after_free; ///< from its begin
+export struct corruption_report {
+  corruption underrun;   ///< counted from the guard's begin
+  corruption overrun;    ///< from the block's end
+  corruption after_free; ///< from its begin
   inline bool any() const noexcept { return underrun.bytes + overrun.bytes + after_free.bytes > 0; }
 };
 
@@ -37,45 +37,47 @@ export struct guarded_block {
   char* user = nullptr;
   std::size_t bytes = 0;      ///< requested
   std::size_t front = 0;      ///< before them; of that the guard is the end
-  std::size_t granted = 0;    ///< by the engine: all of it
+  std::size_t allocated = 0;  ///< by the engine: all of it
   std::uint64_t stream = 0;   ///< id of the one that it was granted to
   std::uint64_t freed_on = 0; ///< id
-  tag given;                  ///< its paint at the grant, where that may not be over when `until` is; or none
-  tag_set until;              ///< what must be over before the host looks at it
+  stream_use granted_use;     ///< its fill at the grant, where that may not be over when `uses` is; or none
+  stream_uses uses;           ///< what must be over before the host looks at it
   bool live = false;
-  bool declared = false;     ///< uses on other streams were recorded
-  bool guards_alone = false; ///< only they were painted at the grant
-  bool guarded = false;      ///< the guards are painted
-  bool poisoned = false;     ///< so are the bytes
-  bool wants_poison = false; ///< they will be, once complete
-  findings found;
+  bool has_recorded_uses = false;  ///< uses on other streams were recorded
+  bool only_guards_filled = false; ///< only they were filled at the grant
+  bool guards_filled = false;      ///< the guards are filled
+  bool poisoned = false;           ///< so are the bytes
+  bool needs_poison = false;       ///< they will be, once complete
+  corruption_report report;
   guarded_block* next = nullptr; ///< in the quarantine
   std::size_t staged = 0;        ///< where its bytes were copied to
 
   inline void* base() const noexcept { return user - front; }
   inline bool holds(void const* pointer) const noexcept {
-    return reinterpret_cast<std::uintptr_t>(pointer) - reinterpret_cast<std::uintptr_t>(base()) < granted;
+    return reinterpret_cast<std::uintptr_t>(pointer) - reinterpret_cast<std::uintptr_t>(base()) < allocated;
   }
   /// The host has seen every use complete.
-  inline bool complete() const noexcept { return until.completed() && (!given.order || given.completed()); }
-  inline std::size_t tail() const noexcept { return granted - front - bytes; }
+  inline bool complete() const noexcept {
+    return uses.completed() && (!granted_use.timeline || granted_use.completed());
+  }
+  inline std::size_t tail() const noexcept { return allocated - front - bytes; }
 
-  /// What is painted and looked at: bytes and guards, one run or one for each end.
+  /// What is filled and looked at: bytes and guards, one run or one for each end.
   std::array<byte_run, 2> all(guard_layout const& of) const noexcept;
   /// The bytes alone, and the guards alone.
   std::array<byte_run, 2> inside(guard_layout const& of) const noexcept;
   std::array<byte_run, 2> guards(guard_layout const& of) const noexcept;
 
   /// Compares the bytes of the runs of `all`, which lie one behind the other.
-  void look(guard_layout const& of, char const* seen) noexcept;
+  void check(guard_layout const& of, char const* seen) noexcept;
   /// The same where they are.
-  void look_in_place(guard_layout const& of) noexcept;
+  void check_in_place(guard_layout const& of) noexcept;
 
 private:
   struct pieces {
     char const *front_guard, *begin, *end, *tail_guard;
   };
-  void look(pieces const& seen, guard_layout const& of) noexcept;
+  void check(pieces const& seen, guard_layout const& of) noexcept;
 };
 
 } // namespace gpumem::detail

@@ -10,7 +10,7 @@ module;
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_resource;
-import :chunks;
+import :chunk_list;
 import :cuda;
 import :cuda_resource;
 import :device;
@@ -18,12 +18,12 @@ import :error;
 import :executor;
 import :hardening;
 import :holder;
-import :lifetime;
 import :misuse;
 import :pool_engine;
 import :pressure;
 import :resource;
 import :services;
+import :shared_state;
 import :std;
 import :stream;
 import :virtual_pages;
@@ -47,7 +47,7 @@ public:
   [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                                       std::size_t alignment) noexcept {
     if (plain_handles_.load(std::memory_order_relaxed) == 0) [[unlikely]]
-      return allocate_otherwise(key, bytes, alignment);
+      return allocate_uncommon(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
   [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
@@ -56,19 +56,19 @@ public:
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
   bool admit(waiter& item) noexcept;
-  bool withdraw(waiter& item) noexcept;
-  void note_holder(holder& whose, holder_event what) noexcept;
+  bool cancel_waiter(waiter& item) noexcept;
+  void on_holder_event(holder& unit, holder_event what) noexcept;
   void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   std::size_t trim(std::size_t keep);
   std::size_t reserve(std::size_t bytes);
   void set_limit(std::size_t bytes);
-  bool settle(std::chrono::nanoseconds longest);
+  bool synchronize(std::chrono::nanoseconds longest);
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
   expected<int, failure> export_page(void const* pointer);
-  figures read_figures();
+  statistics read_statistics();
   std::string describe_waiting();
   std::optional<block_info> find(void const* pointer);
   std::vector<block_event> history(void const* pointer);
@@ -81,13 +81,13 @@ private:
                                           std::optional<std::size_t> bytes) noexcept {
     if (hardening_) [[unlikely]]
       return hardening_->deallocate(key, pointer, bytes);
-    auto const near = engine_->keep(key, pointer, bytes);
-    if (!near.done()) finish_free(key, pointer, bytes, near);
+    auto const cached = engine_->try_cache(key, pointer, bytes);
+    if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
   }
   // Apart, so that a free that is kept near its thread saves no registers.
-  void finish_free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                   pool_engine::near_free const& near) noexcept;
-  expected<void*, failure> allocate_otherwise(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                      pool_engine::cached_free const& cached) noexcept;
+  expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> try_in_turn(waiter& item) noexcept;
   expected<void*, failure> try_part(request_part const& one) noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
@@ -99,7 +99,7 @@ private:
   std::atomic<std::int64_t> hardened_handles_{0};
 };
 
-template <class Upstream> consteval bool orders_by_stream() {
+template <class Upstream> consteval bool is_stream_ordered_upstream() {
   if constexpr (requires {
                   { Upstream::stream_ordered } -> std::convertible_to<bool>;
                 }) {
@@ -112,15 +112,15 @@ template <class Upstream> consteval bool orders_by_stream() {
 template <class Upstream> class held_upstream final : public pool_upstream {
 public:
   explicit held_upstream(Upstream upstream)
-      : pool_upstream{orders_by_stream<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
+      : pool_upstream{is_stream_ordered_upstream<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
                       mr::has_property<Upstream, mr::device_accessible>},
         value{std::move(upstream)} {
-    serve(services_of(value));
+    attach(services_of(value));
   }
   /// Draws pages of the device instead.
   held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
       : held_upstream{std::move(instead)} {
-    draw_pages(where, std::move(pages));
+    use_pages(where, std::move(pages));
   }
   Upstream value;
 };
@@ -168,7 +168,7 @@ private:
     std::swap(pool_, other.pool_);
     std::swap(call_, other.call_);
   }
-  std::optional<state_handle<detail::pool_state>> pool_;
+  std::optional<state_ptr<detail::pool_state>> pool_;
   std::shared_ptr<detail::pressure_call> call_;
 };
 
@@ -177,7 +177,7 @@ private:
 /// shards), any alignment. Of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a
 /// larger request. Of pages it maps what a request lacks beside free memory of the same stream, for which each of the
 /// first streams has a part of the addresses to itself. Before that it moves free pages there, as far as `effort` lets
-/// it. Pages move while no thread has a shard of its own, and not with `reuse::own`.
+/// it. Pages move while no thread has a shard of its own, and not with `reuse_policy::ordered`.
 ///
 /// The pool keeps what is freed. Threads keep some of it near them, for the same stream and size or a little less,
 /// until a request would have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most;
@@ -192,10 +192,10 @@ private:
 ///
 /// A request by `acquire` that finds no memory waits until there is some, in order of priority and then of arrival. A
 /// free sets bytes aside for the first request, which then allocates where its executor resumes it, and waits on if the
-/// bytes lie in pieces. A later request for less may overtake it, at most `most_overtakes` times. The freeing thread
+/// bytes lie in pieces. A later request for less may overtake it, at most `max_overtakes` times. The freeing thread
 /// makes no call on the stream of a request. Where only the end of some work is missing the library thread polls for
-/// it; with `reuse::completed` a request gets nothing that is still in use. While a request waits threads keep no
-/// blocks near them. `allocate` and `try_allocate` do not queue: they overtake all that wait, which counts, or are
+/// it; with `reuse_policy::completed` a request gets nothing that is still in use. While a request waits threads keep
+/// no blocks near them. `allocate` and `try_allocate` do not queue: they overtake all that wait, which counts, or are
 /// `exhausted`. A request for more than the limit or the device has is `too_large` at once. A request that cannot be
 /// met while no block is live is `exhausted`. Without a limit requests wait when the device is full; what others free
 /// of the device does not wake them. A thread that waits for memory which it holds itself waits for ever, unless a
@@ -213,13 +213,13 @@ private:
 /// - bytes overwritten after the free, of the whole block or, of one larger than `poison`, of half of that at each of
 ///   its ends: they are filled behind the work of the stream that frees, stay in a quarantine while that holds less
 ///   than it may, and are looked at then. Fresh memory is filled too, so that reading it shows.
-/// What is quarantined is first in, first out; it counts as granted, and goes where a request would else fail. `settle`
-/// looks at all of it, `trim` at what is complete, and the end of the pool at the rest. Nothing waits for the device
-/// but `settle`, `trim`, a little, and a request that would else fail. What `allocate_sync` gives is guarded but not
-/// filled; memory given to a stream of another device is neither. What is freed by identity, by the host, after
-/// `record_use`, in a capture, or on a stream of another device or of which no order after the grant is known, is
-/// filled only when the host has seen its use complete. A capture is asked of the driver on each call, also of own
-/// streams, and nothing is enqueued into one.
+/// What is quarantined is first in, first out; it counts as granted, and goes where a request would else fail.
+/// `synchronize` looks at all of it, `trim` at what is complete, and the end of the pool at the rest. Nothing waits for
+/// the device but `synchronize`, `trim`, a little, and a request that would else fail. What `allocate_sync` gives is
+/// guarded but not filled; memory given to a stream of another device is neither. What is freed by identity, by the
+/// host, after `record_use`, in a capture, or on a stream of another device or of which no order after the grant is
+/// known, is filled only when the host has seen its use complete. A capture is asked of the driver on each call, also
+/// of own streams, and nothing is enqueued into one.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
 /// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free
@@ -269,7 +269,7 @@ public:
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
   /// From now on requests are refused with outcome::closed, and those that wait are answered with it. Frees, `trim` and
-  /// figures go on. Any thread.
+  /// statistics go on. Any thread.
   void close() noexcept { state_->refuse_requests(); }
 
   /// From now on, until the result is destroyed, `free_some(wanted)` is called where requests wait for `wanted` bytes
@@ -301,7 +301,7 @@ public:
   /// Waits on the host, `longest` at most, until all work has completed that keeps free memory from going upstream.
   /// False if that was not seen: the time passed, or no event covers some free on a raw stream. The stream's next call
   /// or its thread's end then records one. Throws std::bad_alloc.
-  bool settle(std::chrono::nanoseconds longest) { return state_->settle(longest); }
+  bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
   /// Keeps the pages in which the bytes lie from going upstream, until as many calls of `unpin`: for whoever registers
   /// memory with a network, or maps it elsewhere. False, and nothing is pinned, where they are not all the pool's. Over
@@ -338,7 +338,7 @@ public:
 private:
   friend base;
   inline detail::pool_state& state() const noexcept { return *state_; }
-  state_handle<detail::pool_state> state_;
+  state_ptr<detail::pool_state> state_;
 };
 
 /// Over virtual pages, unless the options say otherwise.

@@ -18,22 +18,22 @@ namespace gpumem::detail {
 
 /// One function, which its executor runs each time that it is posted. "The lock" is that of the pool. The function runs
 /// until it returns or, if what it returns is awaited, until that has come.
-export class pressure_call final : public resumption, public std::enable_shared_from_this<pressure_call> {
+export class pressure_call final : public work_item, public std::enable_shared_from_this<pressure_call> {
 public:
   /// Returns how many bytes it has freed; nothing if it calls finish() once it has, which may be before it returns.
   using function = std::function<std::optional<std::size_t>(std::size_t wanted, pressure_call& call)>;
 
   /// Tells the pool; see pressure_list.
-  class listener {
+  class observer {
   public:
     virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
     virtual void end_pressure(pressure_call& call, std::size_t freed) noexcept = 0;
 
   protected:
-    ~listener() = default;
+    ~observer() = default;
   };
 
-  pressure_call(listener& pool, executor& where, function free_some) noexcept
+  pressure_call(observer& pool, executor& where, function free_some) noexcept
       : pool_{pool}, where_{where}, free_some_{std::move(free_some)} {}
 
   /// Without the lock, after it was begun: see pressure_list.
@@ -48,17 +48,17 @@ private:
   friend class pressure_list;
   void resume() noexcept override;
 
-  listener& pool_;
+  observer& pool_;
   executor& where_;
   function free_some_;
 
   // Under the lock of the pool.
-  bool busy_ = false;       // it was posted, and has not ended
-  bool again_ = false;      // it has freed something
-  std::uint64_t parks_ = 0; // requests that had parked when it was called
-  std::uint64_t news_ = 0;  // of the pool, when it was called
+  bool busy_ = false;              // it was posted, and has not ended
+  bool freed_some_ = false;        // it has freed something
+  std::uint64_t parks_ = 0;        // requests that had parked when it was called
+  std::uint64_t change_count_ = 0; // of the pool, when it was called
 
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition over_;
   std::shared_ptr<pressure_call> self_; // from its beginning until it has ended
   bool ended_ = false;                  // by the function itself: the pool may be gone
@@ -93,20 +93,20 @@ public:
   /// Throws std::bad_alloc.
   void add(pressure_call& item) { calls_.push_back(&item); }
   void remove(pressure_call& item) noexcept { std::erase(calls_, &item); }
-  void note_park() noexcept { ++parks_; }
+  void on_park() noexcept { ++parks_; }
   /// Whether one runs, or is due.
   bool pending() const noexcept;
   /// Whether one is due.
   bool due() const noexcept;
   /// One that is due, which begins with that, or null.
   pressure_call* begin_next() noexcept;
-  /// When it runs, and when it has: whether it really freed something shows in `news`.
-  void note_begin(pressure_call& item, std::size_t wanted, std::uint64_t news) noexcept;
-  void note_end(pressure_call& item, std::size_t freed, std::uint64_t news) noexcept;
+  /// When it runs, and when it has: whether it really freed something shows in the count of changes.
+  void on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept;
+  void on_end(pressure_call& item, std::size_t freed, std::uint64_t change_count) noexcept;
 
 private:
   inline bool is_due(pressure_call const& item) const noexcept {
-    return !item.busy_ && (item.again_ || item.parks_ != parks_);
+    return !item.busy_ && (item.freed_some_ || item.parks_ != parks_);
   }
   std::vector<pressure_call*> calls_;
   std::uint64_t parks_ = 0;

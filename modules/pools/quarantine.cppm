@@ -3,19 +3,19 @@
 export module gpumem:quarantine;
 import :cuda;
 import :device;
+import :fill_pattern;
 import :guarded_block;
-import :pattern;
 import :pinned_resource;
 import :std;
 import :stream;
-import :tags;
-import :timeline;
+import :stream_timeline;
+import :stream_uses;
 
 namespace gpumem::detail {
 
 /// First in, first out. What leaves has been seen complete by the host and has been looked at: where the host cannot
 /// see it, by copies on a stream of the quarantine's own. Nothing here waits for the device, or allocates but for
-/// `open_timelines`. Guarded by the lock of the pool that keeps it.
+/// `streams_in_use`. Guarded by the lock of the pool that keeps it.
 export class quarantine {
 public:
   /// `where`: the device whose memory it is, none where only the host can touch it; `by_host`: the host can touch it.
@@ -38,11 +38,11 @@ public:
 
   /// Whether a later `advance` may get further: a block is complete, or polling can show that a use of a block is.
   bool may_advance() const noexcept;
-  /// Streams that keep blocks in here, only those without evidence if asked. Throws std::bad_alloc.
-  std::vector<timeline*> open_timelines(bool without_evidence) const;
+  /// Streams that keep blocks in here, only those without events if asked. Throws std::bad_alloc.
+  std::vector<stream_timeline*> streams_in_use(bool without_event) const;
 
   /// Paints the guards of a block that no stream was given for, which the host has seen unused.
-  void guard_by_itself(guarded_block& fresh) noexcept;
+  void fill_guards_alone(guarded_block& fresh) noexcept;
 
 private:
   struct list {
@@ -53,18 +53,18 @@ private:
     void prepend(list& others) noexcept;
   };
 
-  static void learn(tag const& use, stream_key const* asking) noexcept;
-  void learn(list const& oldest, stream_key const* asking) noexcept;
+  static void poll(stream_use const& use, stream_key const* asking) noexcept;
+  void poll(list const& oldest, stream_key const* asking) noexcept;
   void poison(guarded_block& complete) noexcept;
   void poison_complete() noexcept;
   void take_complete(std::size_t keep, list& out) noexcept;
-  bool send(guarded_block& leaving) noexcept;
+  bool send(guarded_block& outgoing) noexcept;
   void finish_sending(list& out) noexcept;
-  epoch mark() noexcept;
+  epoch record_epoch() noexcept;
 
   guard_layout const layout_;
   bool const by_host_;
-  std::optional<stream> own_; // on which is painted and copied what no call's stream can
+  std::optional<stream> own_; // on which is filled and copied what no call's stream can
   std::optional<pinned_resource> pinned_;
   char* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;

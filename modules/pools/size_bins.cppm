@@ -28,20 +28,20 @@ public:
     return bin < bin_count ? static_cast<unsigned>(bin) : bin_count - 1;
   }
 
-  inline void put(block& one) noexcept { put_into(bin_of(one.bytes), one); }
-  inline void put_into(unsigned bin, block& one) noexcept {
+  inline void insert(block& one) noexcept { insert_into(bin_of(one.bytes), one); }
+  inline void insert_into(unsigned bin, block& one) noexcept {
     auto& head = heads_[bin];
     one.bin = static_cast<std::uint16_t>(bin);
-    one.link = &head;
+    one.bin_link = &head;
     one.next = head;
-    head->link = &one.next;
+    head->bin_link = &one.next;
     head = &one;
     used_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
     used_words_ |= std::uint64_t{1} << bin / word_bits;
   }
-  inline void take(block& one) noexcept {
-    one.next->link = one.link;
-    *one.link = one.next;
+  inline void remove(block& one) noexcept {
+    one.next->bin_link = one.bin_link;
+    *one.bin_link = one.next;
     std::uint64_t const emptied = heads_[one.bin] == &end_;
     auto& word = used_[one.bin / word_bits];
     word &= ~(emptied << one.bin % word_bits);
@@ -52,8 +52,8 @@ public:
     auto const bin = bin_of(one.bytes);
     if (bin == one.bin) [[unlikely]]
       return;
-    take(one);
-    put_into(bin, one);
+    remove(one);
+    insert_into(bin, one);
   }
 
   /// A block in which so many bytes, whole granules, so aligned lie, and where. Null: there is none.
@@ -83,7 +83,7 @@ private:
   inline unsigned next_used(unsigned from) const noexcept {
     auto const word = from / word_bits;
     auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
-    auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | guard));
+    auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | sentinel));
     auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits or none, where a choice would be a branch
     auto const next = word ^ ((word ^ beyond) & none);
     auto const bits = rest | (used_[beyond] & (0 - std::uint64_t{rest == 0}));
@@ -94,8 +94,8 @@ private:
 
   // Sizes follow each other at random, and with them what is in a bin, so that there are no branches: every list ends
   // at a block that is nobody's, and behind the last word is one that is never empty.
-  static constexpr std::uint64_t guard = std::uint64_t{1} << word_count;
-  std::uint64_t used_words_ = guard;
+  static constexpr std::uint64_t sentinel = std::uint64_t{1} << word_count;
+  std::uint64_t used_words_ = sentinel;
   std::array<std::uint64_t, word_count + 1> used_{};
   std::array<block*, bin_count> heads_;
   block end_;

@@ -14,22 +14,22 @@ export class time_budget {
 public:
   using nanoseconds = std::chrono::duration<double, std::nano>;
 
-  time_budget(double share, nanoseconds most_saved, sync::time_point now) noexcept
-      : share_{share}, most_saved_{most_saved}, saved_{share > 0 ? most_saved : nanoseconds{0}}, last_{now} {}
+  time_budget(double share, nanoseconds max_saved, sync::time_point now) noexcept
+      : share_{share}, max_saved_{max_saved}, saved_{share > 0 ? max_saved : nanoseconds{0}}, last_{now} {}
 
   /// Whether there is no bound; the owner then reads no clock.
   inline bool unlimited() const noexcept { return share_ >= 1; }
   /// Returns the time that may be spent at `now`; negative if more than that was spent before.
   inline nanoseconds left(sync::time_point now) noexcept {
     nanoseconds const passed{now - std::exchange(last_, now)};
-    saved_ = std::min(saved_ + share_ * passed, most_saved_);
+    saved_ = std::min(saved_ + share_ * passed, max_saved_);
     return saved_;
   }
   inline void spend(nanoseconds time) noexcept { saved_ -= time; }
 
 private:
   double const share_;
-  nanoseconds const most_saved_;
+  nanoseconds const max_saved_;
   nanoseconds saved_;
   sync::time_point last_;
 };

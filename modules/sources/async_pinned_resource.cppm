@@ -15,7 +15,7 @@ namespace gpumem {
 /// async_managed_resource's. Copies of the runtime that name their direction refuse such memory (driver 580), and with
 /// them Thrust's algorithms; those by cudaMemcpyDefault and by the driver do not. All else as async_resource.
 export class async_pinned_resource
-    : public detail::own_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
+    : public detail::owned_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
 public:
   /// Memory is there for every stream.
   static constexpr bool stream_ordered = false;
@@ -23,7 +23,7 @@ public:
   /// Throws std::invalid_argument for options that contradict each other, out_of_memory, cuda_error where the device or
   /// the driver has no such pools.
   explicit async_pinned_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
-      : own_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, where, std::move(options)}} {}
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, where, std::move(options)}} {}
 };
 
 static_assert(mr::resource_with<async_pinned_resource, mr::device_accessible, mr::host_accessible>);

@@ -21,13 +21,13 @@ namespace gpumem {
 /// per-thread default stream before it ends: where that stream still works on memory of a driver pool, driver 580 never
 /// lets the thread end, whoever made the calls.
 ///
-/// `trim(keep)` gives back what is not in use and whose frees the host has seen complete. Figures: reserved and granted
-/// bytes with the peak of reserved from the driver, live bytes with their peak, allocations, frees, failures.
+/// `trim(keep)` gives back what is not in use and whose frees the host has seen complete. Statistics: reserved and
+/// granted bytes with the peak of reserved from the driver, live bytes with their peak, allocations, frees, failures.
 ///
 /// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
 /// and its last block is freed; whoever ends it then waits on the host for the streams on which its memory was freed,
 /// unless they were seen done: drivers crash of a pool that is destroyed before (580 does). Any thread.
-export class async_resource : public detail::own_driver_pool<async_resource, mr::device_accessible> {
+export class async_resource : public detail::owned_driver_pool<async_resource, mr::device_accessible> {
 public:
   /// The memory is valid in the order of the stream it was given to.
   static constexpr bool stream_ordered = true;
@@ -35,7 +35,7 @@ public:
   /// Throws std::invalid_argument for options that contradict each other, out_of_memory, cuda_error with
   /// CUDA_ERROR_NOT_SUPPORTED where the device has no such pools.
   explicit async_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
-      : own_driver_pool{new detail::async_state{detail::driver_pool_kind::device, where, std::move(options)}} {}
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::device, where, std::move(options)}} {}
 };
 
 static_assert(mr::resource_with<async_resource, mr::device_accessible>);

@@ -21,8 +21,8 @@ device_source& cuda_source(device where);
 /// adopted streams, a call on the same stream for others.
 /// After the device is lost frees are bookkeeping.
 ///
-/// Figures: live and reserved bytes with their peaks, allocations, frees, failures; shared by all values of a device. A
-/// value; copies are equal; any thread.
+/// Statistics: live and reserved bytes with their peaks, allocations, frees, failures; shared by all values of a
+/// device. A value; copies are equal; any thread.
 export class cuda_resource : public resource_base<cuda_resource, detail::device_source, mr::device_accessible> {
 public:
   /// Memory comes in stream order only in the sense that it is there for every stream.

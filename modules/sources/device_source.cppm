@@ -24,7 +24,7 @@ struct driver_memory {
 template <class Call> CUresult call_on(class device where, Call call) noexcept {
   try {
     where.require();
-    current_device const scope{where};
+    device_guard const scope{where};
     relaxed_capture const mode;
     return call();
   } catch (cuda_error const& e) { return static_cast<CUresult>(e.status()); }
@@ -38,9 +38,10 @@ public:
   class device where() noexcept { return device_; }
 
 private:
-  expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
-  bool give(void* base, std::size_t alignment) noexcept override;
-  void lose(stream_key const& key, CUresult error) noexcept override;
+  expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
+                                           std::size_t alignment) noexcept override;
+  bool free_memory(void* base, std::size_t alignment) noexcept override;
+  void mark_lost(stream_key const& key, CUresult error) noexcept override;
 
   driver_memory const& kind_;
   class device device_;

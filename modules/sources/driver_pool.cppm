@@ -1,14 +1,14 @@
 // The driver's memory pools: what every resource over one does.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/figures.hpp>
+#include <gpumem/statistics.hpp>
 export module gpumem:driver_pool;
 import :async_options;
 import :cuda;
 import :device;
 import :error;
-import :lifetime;
 import :resource;
+import :shared_state;
 import :source_state;
 import :std;
 import :stream;
@@ -46,13 +46,13 @@ class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
   std::size_t trim(std::size_t keep);
-  figures read_figures() noexcept;
+  statistics read_statistics() noexcept;
 
   CUmemoryPool handle() const noexcept { return pool_.handle; }
   driver_pool_usage usage();
   void reset_peaks();
-  void set_access(class device who, bool allowed);
-  bool access(class device who);
+  void set_access(class device peer, bool allowed);
+  bool access(class device peer);
   std::size_t release_threshold();
 
 protected:
@@ -63,27 +63,28 @@ protected:
   // Draws so much, and gives it back at once. Throws as throw_failure.
   void reserve(std::size_t bytes);
   // Waits for what draws for the host have left behind, where one of them failed half-way.
-  CUresult wait_for_draws() noexcept;
+  CUresult wait_for_allocations() noexcept;
 
 private:
-  expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
-  bool give(void* base, std::size_t alignment) noexcept override;
-  bool give_behind(stream_key const& key, block const& leaving) noexcept override;
-  bool may_serve(stream_key const& freed_on, stream_key const& now) const noexcept override;
-  void lose(stream_key const& key, CUresult error) noexcept override;
+  expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
+                                           std::size_t alignment) noexcept override;
+  bool free_memory(void* base, std::size_t alignment) noexcept override;
+  bool free_in_order(stream_key const& key, block const& returned) noexcept override;
+  bool may_free_inside(stream_key const& freed_on, stream_key const& now) const noexcept override;
+  void mark_lost(stream_key const& key, CUresult error) noexcept override;
 
-  expected<void*, failure> draw_ready(std::size_t bytes) noexcept;
+  expected<void*, failure> allocate_ready(std::size_t bytes) noexcept;
   failure refused(CUresult error, std::size_t bytes) noexcept;
 
   driver_pool const pool_;
   stream& ready_;
-  std::atomic<bool> ready_owes_{false};
+  std::atomic<bool> ready_pending_{false};
 };
 
 // An own pool: counted by its handles and blocks, and destroyed with the last. The driver promises to keep a destroyed
 // pool until its frees have run; driver 580 then crashes in whatever is called beside them or after them. So the host
 // waits for the streams that freed, but for those that it has seen complete.
-class async_state final : public driver_pool_state, public lifetime {
+class async_state final : public driver_pool_state, public shared_state {
 public:
   async_state(driver_pool_kind kind, class device where, async_options options);
 
@@ -101,12 +102,12 @@ private:
   async_state(driver_pool_kind kind, owned_pool made, async_options options);
   ~async_state() override;
 
-  void given_behind(stream_key const& key, block_map::node_type given) noexcept override;
+  void freed_in_order(stream_key const& key, block_map::node_type given) noexcept override;
   // False: not now, because of a capture somewhere; or the device is lost.
   bool wait_for_frees() noexcept;
 
   async_options const options_;
-  sync::mutex frees_guard_;
+  sync::mutex frees_mutex_;
   block_map frees_; // the newest on each stream, by the stream's timeline
 };
 
@@ -133,7 +134,7 @@ public:
   void allow(gpumem::device peer) { pool().set_access(peer, true); }
   void forbid(gpumem::device peer) { pool().set_access(peer, false); }
   /// Whether a device may read and write the pool's memory. Throws cuda_error.
-  bool allows(gpumem::device who) const { return pool().access(who); }
+  bool allows(gpumem::device peer) const { return pool().access(peer); }
 
   /// The bytes beyond which the driver gives back what is not in use. Throws cuda_error.
   std::size_t release_threshold() const { return pool().release_threshold(); }
@@ -144,23 +145,23 @@ private:
 
 /// A shared handle of 8 bytes to an own pool.
 export template <class Self, class... Properties>
-class own_driver_pool : public driver_pool_base<Self, async_state, Properties...> {
+class owned_driver_pool : public driver_pool_base<Self, async_state, Properties...> {
 public:
   async_options const& options() const noexcept { return state_->options(); }
 
   friend bool operator==(Self const& a, Self const& b) noexcept {
-    own_driver_pool const &left = a, &right = b;
+    owned_driver_pool const &left = a, &right = b;
     return left.state_ == right.state_;
   }
 
 protected:
-  explicit own_driver_pool(async_state* state) noexcept : state_{state} {}
+  explicit owned_driver_pool(async_state* state) noexcept : state_{state} {}
 
 private:
   friend resource_base<Self, async_state, Properties...>;
   friend driver_pool_base<Self, async_state, Properties...>;
   async_state& state() const noexcept { return *state_; }
-  state_handle<async_state> state_;
+  state_ptr<async_state> state_;
 };
 
 } // namespace detail

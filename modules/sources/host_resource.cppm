@@ -22,9 +22,10 @@ public:
   std::optional<class device> where() noexcept { return std::nullopt; }
 
 private:
-  expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept override;
-  bool give(void* base, std::size_t alignment) noexcept override;
-  void lose(stream_key const& key, CUresult error) noexcept override;
+  expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
+                                           std::size_t alignment) noexcept override;
+  bool free_memory(void* base, std::size_t alignment) noexcept override;
+  void mark_lost(stream_key const& key, CUresult error) noexcept override;
 };
 
 } // namespace detail
@@ -33,7 +34,8 @@ private:
 /// by the host, and by work on any stream that copies from or to it, as soon as it is given.
 ///
 /// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream. A free on a
-/// capturing stream is kept as cuda_resource keeps it. Figures as cuda_resource's. A value; all are equal; any thread.
+/// capturing stream is kept as cuda_resource keeps it. Statistics as cuda_resource's. A value; all are equal; any
+/// thread.
 export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
 public:
   static constexpr bool stream_ordered = false;

@@ -17,8 +17,8 @@ device_source& managed_source(device where);
 /// work runs. Alignments above 256 over-allocate.
 ///
 /// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream, as
-/// cuda_resource's does and host_resource's; captures, loss of the device, figures as there. A value; copies are equal;
-/// any thread.
+/// cuda_resource's does and host_resource's; captures, loss of the device, statistics as there. A value; copies are
+/// equal; any thread.
 export class managed_resource
     : public resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;

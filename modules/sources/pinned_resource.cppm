@@ -17,8 +17,8 @@ device_source& pinned_source(device where);
 /// Alignments above 256 over-allocate. For memory of one host node see async_pinned_resource.
 ///
 /// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream, as
-/// cuda_resource's does and host_resource's; captures, loss of the device, figures as there. A value; copies are equal;
-/// any thread.
+/// cuda_resource's does and host_resource's; captures, loss of the device, statistics as there. A value; copies are
+/// equal; any thread.
 export class pinned_resource
     : public resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;

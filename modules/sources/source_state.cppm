@@ -1,7 +1,7 @@
 // What the sources share: their live blocks, alignment, and frees that wait for the stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/figures.hpp>
+#include <gpumem/statistics.hpp>
 #include <iterator>
 #include <map>
 export module gpumem:source_state;
@@ -10,14 +10,14 @@ import :device;
 import :error;
 import :std;
 import :stream;
+import :stream_timeline;
 import :sync;
-import :timeline;
 
 namespace gpumem::detail {
 
 // A state that draws each block by a call of its own and gives it back behind all work enqueued before the free: once
 // the host has seen it, where a source does not say otherwise. Knows its live blocks, so that misuse is found, and
-// keeps figures. A free on a capturing stream cannot wait and cannot be given back: it is kept for the next call
+// keeps statistics. A free on a capturing stream cannot wait and cannot be given back: it is kept for the next call
 // outside a capture. So is one on another thread's default stream, until an event of that thread is complete. No free
 // allocates host memory. Any thread.
 class source_state {
@@ -30,14 +30,14 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   // False: a misuse was reported, and nothing happened.
   bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
-  figures read_figures() noexcept;
+  statistics read_statistics() noexcept;
 
 protected:
   ~source_state() = default;
 
   struct block {
     void* base;
-    std::size_t drawn;
+    std::size_t allocated;
     std::size_t bytes;
     std::size_t alignment;
     stream_key freed_on;
@@ -47,11 +47,11 @@ protected:
 
   // Waits on the host for the stream, or asks where its handle may not be touched; then gives the block back. False:
   // not now.
-  bool give_after_wait(stream_key const& key, block const& leaving) noexcept;
+  bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
   // Takes out the kept frees of the streams for which `which(stream_key)` holds; each ends with end_free().
   template <class Which> block_map take_deferred(Which which) noexcept {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     block_map taken;
     for (auto at = deferred_.begin(); at != deferred_.end();) {
       auto const next = std::next(at);
@@ -62,36 +62,37 @@ protected:
     return taken;
   }
   // The block has gone back, and its node is the caller's; or it is kept for later, and there is none.
-  block_map::node_type end_free(stream_key const& key, block_map::node_type leaving, bool gone) noexcept;
+  block_map::node_type end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept;
 
 private:
   // Memory for the stream: usable by its work from now on; for the host key, by everybody.
-  virtual expected<void*, failure> draw(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept = 0;
+  virtual expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
+                                                   std::size_t alignment) noexcept = 0;
   // False: not now, because of a capture somewhere.
-  virtual bool give(void* base, std::size_t alignment) noexcept = 0;
+  virtual bool free_memory(void* base, std::size_t alignment) noexcept = 0;
   // Gives back a block behind the stream's work so far; false: not now.
-  virtual bool give_behind(stream_key const& key, block const& leaving) noexcept {
-    return give_after_wait(key, leaving);
+  virtual bool free_in_order(stream_key const& key, block const& returned) noexcept {
+    return free_after_wait(key, returned);
   }
   // The block went back behind the stream's work.
-  virtual void given_behind(stream_key const&, block_map::node_type) noexcept {}
+  virtual void freed_in_order(stream_key const&, block_map::node_type) noexcept {}
   // Whether a kept free of one stream may be tried inside a call on another.
-  virtual bool may_serve(stream_key const&, stream_key const&) const noexcept { return true; }
+  virtual bool may_free_inside(stream_key const&, stream_key const&) const noexcept { return true; }
   // The device is gone for good.
-  virtual void lose(stream_key const& key, CUresult error) noexcept = 0;
+  virtual void mark_lost(stream_key const& key, CUresult error) noexcept = 0;
 
-  bool note(void* pointer, block const& given) noexcept;
+  bool track_live(void* pointer, block const& given) noexcept;
   block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept;
-  void dispose(stream_key const& key, block_map::node_type leaving) noexcept;
-  void serve_deferred(stream_key const& now) noexcept;
+  void dispose(stream_key const& key, block_map::node_type returned) noexcept;
+  void run_deferred_frees(stream_key const& now) noexcept;
 
   char const* const name_;
   std::size_t const natural_;
-  sync::mutex guard_;
+  sync::mutex mutex_;
   block_map live_;
   block_map deferred_;
   std::atomic<bool> any_deferred_{false};
-  figures counts_;
+  statistics counts_;
 };
 
 // What a driver's refusal of memory means.

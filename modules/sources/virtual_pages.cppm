@@ -36,7 +36,8 @@ export struct page_info {
 /// What a pool can draw from page by page instead of chunk by chunk. Offsets count from base(), in units of
 /// granularity(); everything mapped is usable by every stream at once.
 ///
-/// - To grow by `n` bytes: `map(*place(n), n)`. place() gives the smallest hole that unmapping left and that is large
+/// - To grow by `n` bytes: `map(*find_extent(n), n)`. find_extent() gives the smallest hole that unmapping left and
+/// that is large
 ///   enough, then the end, so that the source stays in one piece. A pool whose last range is free and reaches up to
 ///   mapped_end() maps only what is missing, at mapped_end(), and has both in one range.
 /// - Memory goes back in whole pages: page_of() tells where the one begins and ends that holds an address; a range that
@@ -47,11 +48,11 @@ export struct page_info {
 export template <class S>
 concept page_source = requires(S& source, S const& seen, std::size_t n, void const* address) {
   { seen.base() } noexcept -> std::same_as<void*>;
-  { seen.addresses() } noexcept -> std::same_as<std::size_t>;
+  { seen.address_space() } noexcept -> std::same_as<std::size_t>;
   { seen.granularity() } noexcept -> std::same_as<std::size_t>;
   { seen.mapped_bytes() } noexcept -> std::same_as<std::size_t>;
   { seen.mapped_end() } noexcept -> std::same_as<std::size_t>;
-  { seen.place(n) } noexcept -> std::same_as<std::optional<std::size_t>>;
+  { seen.find_extent(n) } noexcept -> std::same_as<std::optional<std::size_t>>;
   { seen.page_of(address) } noexcept -> std::same_as<std::optional<page_info>>;
   { source.map(n, n) } noexcept -> std::same_as<expected<page_extent, failure>>;
   { source.unmap(n, n) } noexcept -> std::same_as<bool>;
@@ -61,7 +62,7 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
   /// How many to reserve; 0: eight times the memory of the device, or half as many as long as they are not to be had.
-  std::size_t addresses = 0;
+  std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be handed to other processes
   bool rdma = false;              ///< network devices may reach the memory
@@ -83,7 +84,7 @@ export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 
 /// Virtual memory of one device, as a page source. Addresses are reserved at construction and never move; they cost no
 /// memory. On an H200 a page took some 27 µs to make, 33 µs to move and 21 µs to give back, whatever its size; so pages
-/// grow with what is mapped, next_page(), unless the owner knows better.
+/// grow with what is mapped, next_page_size(), unless the owner knows better.
 ///
 /// No call waits for the device. Unmapping, and moving, want that the *host* has seen complete all work that uses the
 /// addresses: an order between streams is not enough. That is the caller's duty.
@@ -110,7 +111,7 @@ public:
   gpumem::device where() const noexcept { return device_; }
   void* base() const noexcept { return reinterpret_cast<void*>(base_); }
   /// How many bytes of addresses there are.
-  std::size_t addresses() const noexcept { return addresses_; }
+  std::size_t address_space() const noexcept { return address_space_; }
   /// What offsets, and the sizes of pages, are multiples of.
   std::size_t granularity() const noexcept { return granularity_; }
   std::size_t round_up(std::size_t bytes) const noexcept;
@@ -122,16 +123,16 @@ public:
   /// How many pages are mapped; each alias is one more.
   std::size_t pages() const noexcept { return pages_.size(); }
   /// The size of a page made now: 1/128 of what is mapped, between 2 and 32 MiB.
-  std::size_t next_page() const noexcept;
+  std::size_t next_page_size() const noexcept;
 
   /// Where `bytes` can be mapped: in the smallest hole that is large enough, else at mapped_end(); none where the
   /// addresses are used up.
-  std::optional<std::size_t> place(std::size_t bytes) const noexcept;
+  std::optional<std::size_t> find_extent(std::size_t bytes) const noexcept;
 
   /// Backs a run of addresses at which nothing is mapped with new pages, readable and writable by the device and its
-  /// peers. `bytes` are rounded up to the granularity. Pages are of next_page() bytes, or of `page` bytes where that is
-  /// given (a multiple of the granularity; `bytes` makes one page of all); the last one may be smaller. All of it, or
-  /// nothing.
+  /// peers. `bytes` are rounded up to the granularity. Pages are of next_page_size() bytes, or of `page` bytes where
+  /// that is given (a multiple of the granularity; `bytes` makes one page of all); the last one may be smaller. All of
+  /// it, or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
   /// Unmaps a run of whole pages; their memory goes back to the device unless it is mapped elsewhere too. False, and
@@ -180,39 +181,39 @@ private:
   };
   using page_map = std::map<std::size_t, mapped_page>; // by offset; nodes move between maps without allocation
   using page_span = std::ranges::subrange<page_map::const_iterator>;
-  using stray_map = std::multimap<std::size_t, mapped_page>;
+  using unreleased_map = std::multimap<std::size_t, mapped_page>;
 
-  bool over() const noexcept;
+  bool is_gone() const noexcept;
   template <class Call> CUresult on_device(Call call) noexcept;
   static page_info info_of(std::size_t offset, mapped_page const& at) noexcept;
-  page_map::const_iterator covering(void const* address) const noexcept;
-  std::size_t whole_run(void const* address, std::size_t bytes) const noexcept;
-  bool vacant(page_extent run) const noexcept;
+  page_map::const_iterator find_containing(void const* address) const noexcept;
+  std::size_t pages_in(void const* address, std::size_t bytes) const noexcept;
+  bool is_unmapped(page_extent run) const noexcept;
   page_span made_of(page_extent run) const noexcept;
   static bool any_pinned(page_span const& pages) noexcept;
   outcome refusal(page_extent run) const noexcept;
   page_map planned(page_extent run, std::size_t page) const;
   expected<page_extent, failure> install(page_map made, page_extent run, std::size_t requested) noexcept;
-  CUresult back(page_map& made, page_extent run) noexcept;
-  bool has_room(page_map page) noexcept;
+  CUresult map_all(page_map& made, page_extent run) noexcept;
+  bool has_memory(page_map page) noexcept;
   CUresult create(memory& of) noexcept;
   CUresult attach(std::size_t offset, mapped_page& at) noexcept;
-  bool announce(page_extent run) const noexcept;
-  bool drop(std::size_t offset, mapped_page& at) noexcept;
-  void discard(page_map& leaving) noexcept;
-  void retry_strays() noexcept;
+  bool notify_mapped(page_extent run) const noexcept;
+  bool unmap_page(std::size_t offset, mapped_page& at) noexcept;
+  void unmap_all(page_map& leaving) noexcept;
+  void retry_unreleased() noexcept;
 
   gpumem::device device_;
   virtual_pages_options options_;
   CUmemAllocationProp properties_{};
   std::vector<CUmemAccessDesc> rights_;
   CUdeviceptr base_ = 0;
-  std::size_t addresses_ = 0;
+  std::size_t address_space_ = 0;
   std::size_t granularity_ = 0;
   std::size_t mapped_bytes_ = 0;
   bool full_ = false; // the device was, when it was last asked for a page
   page_map pages_;
-  stray_map strays_; // what the driver has not let go yet
+  unreleased_map unreleased_; // what the driver has not let go yet
 };
 
 static_assert(page_source<virtual_pages>);

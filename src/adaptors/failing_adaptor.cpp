@@ -48,19 +48,19 @@ refusals::refusals(failing_options const& options) : options_{checked(options)} 
 void refusals::restart(failing_options const& options) {
   checked(options);
   if (forked()) return;
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   options_ = options;
   counts_ = {};
 }
 
 failing_counts refusals::read() noexcept {
   if (forked()) return {};
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   return counts_;
 }
 
 bool refusals::refuse_next() noexcept {
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   bool const refused = is_refused(options_, ++counts_.requests);
   counts_.refused += refused;
   return refused;

@@ -33,47 +33,47 @@ expected<void*, failure> refused(waiter const& item, outcome why) noexcept {
 } // namespace
 
 limiter::limiter(limiting_options const& options)
-    : queue_{options.most_overtakes}, limit_{checked_limit(options.limit)} {}
+    : queue_{options.max_overtakes}, limit_{checked_limit(options.limit)} {}
 
 void limiter::set_limit(std::size_t bytes) {
   checked_limit(bytes);
   if (forked()) return;
-  called_waiters calls;
-  sync::quick_lock const held{guard_};
+  woken_waiters woken;
+  sync::spin_lock const held{mutex_};
   limit_ = bytes;
-  call_ended(calls);
-  call_next(calls);
+  wake_ended(woken);
+  wake_next(woken);
 }
 
 // After the limit has changed, and where the adaptor is closed.
-void limiter::call_ended(called_waiters& calls) noexcept {
+void limiter::wake_ended(woken_waiters& woken) noexcept {
   for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && refusal(at->bytes())) give_turn(*at, calls);
+    if (!waiter_list::has_turn(*at) && refusal(at->bytes())) give_turn(*at, woken);
   }
 }
 
 void limiter::close() noexcept {
   if (forked()) return;
-  called_waiters calls;
-  sync::quick_lock const held{guard_};
+  woken_waiters woken;
+  sync::spin_lock const held{mutex_};
   closed_ = true;
-  call_ended(calls);
+  wake_ended(woken);
 }
 
 std::size_t limiter::limit() noexcept {
   if (forked()) return 0;
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   return limit_;
 }
 
 std::size_t limiter::in_use() noexcept {
   if (forked()) return 0;
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   return in_use_;
 }
 
 std::optional<outcome> limiter::enter(std::size_t bytes, queueing how) noexcept {
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   if (auto const why = refusal(bytes)) return why;
   if (how == queueing::behind && !queue_.empty()) return outcome::exhausted;
   if (!queue_.may_be_overtaken() || !fits(bytes)) return outcome::exhausted;
@@ -83,18 +83,18 @@ std::optional<outcome> limiter::enter(std::size_t bytes, queueing how) noexcept 
 }
 
 void limiter::leave(std::size_t bytes) noexcept {
-  called_waiters calls;
-  sync::quick_lock const held{guard_};
+  woken_waiters woken;
+  sync::spin_lock const held{mutex_};
   in_use_ -= bytes;
-  call_next(calls);
+  wake_next(woken);
 }
 
 void limiter::end_use(std::size_t bytes) noexcept {
-  called_waiters calls;
-  sync::quick_lock const held{guard_};
+  woken_waiters woken;
+  sync::spin_lock const held{mutex_};
   in_use_ -= bytes;
   ++frees_;
-  call_next(calls);
+  wake_next(woken);
 }
 
 // Why it cannot be met any more.
@@ -111,102 +111,102 @@ bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
 
 // As long as there is room for the next. A request that cannot be met any more, or has nothing left to wait for, is
 // called to be told so.
-void limiter::call_next(called_waiters& calls) noexcept {
+void limiter::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     bool const nothing_held = in_use_ == 0 && queue_.set_aside() == 0;
-    return refusal(item.bytes()) || (fits(item.bytes()) && (item.note() != frees_ || nothing_held));
+    return refusal(item.bytes()) || (fits(item.bytes()) && (item.seen_changes() != frees_ || nothing_held));
   };
   while (auto* const next = queue_.next_for_turn(may)) {
     if (!refusal(next->bytes())) queue_.count_overtaking(next);
-    give_turn(*next, calls);
+    give_turn(*next, woken);
   }
 }
 
-void limiter::give_turn(waiter& item, called_waiters& calls) noexcept {
+void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
   queue_.give_turn(item, item.bytes());
-  calls.add(item);
+  woken.add(item);
 }
 
 // A request that comes is parked first, and one that comes first has its turn at once. One that was called asks again
 // whether it fits: the limit may have been lowered.
 limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
-  called_waiters calls;
-  sync::quick_lock held{guard_};
+  woken_waiters woken;
+  sync::spin_lock held{mutex_};
   if (item.has_passed(*this)) return {waiting::passed};
-  if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), calls, held);
+  if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), woken, held);
   if (!waiter_list::holds(item)) {
     bool const first = queue_.empty();
     if (!queue_.park(item)) return {waiting::answered};
     if (!first || !fits(item.bytes())) {
-      call_next(calls);
+      wake_next(woken);
       return {waiting::parked};
     }
     queue_.give_turn(item, item.bytes());
   } else if (!fits(item.bytes(), item.bytes())) {
-    return wait_on(item, calls, held);
+    return wait_again(item, woken, held);
   }
   if (!upstream_waits) return {waiting::turn, frees_};
   queue_.remove(item);
   in_use_ += item.bytes();
-  item.pass(*this);
+  item.mark_passed(*this);
   return {waiting::passed};
 }
 
 // A request that upstream refused asks again at once if something was freed since its turn began: that free did not
 // call it. Where nothing is left to free it ends.
 limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
-  called_waiters calls;
-  sync::quick_lock held{guard_};
-  if (result || result.error().what != outcome::exhausted) return end(item, result, calls, held);
+  woken_waiters woken;
+  sync::spin_lock held{mutex_};
+  if (result || result.error().reason != outcome::exhausted) return end(item, result, woken, held);
   bool const any = frees_ != mine.since;
   if (any && fits(item.bytes(), item.bytes())) return {waiting::turn, frees_};
   bool const others_hold = in_use_ > 0 || queue_.set_aside() > item.bytes();
-  if (!any && !others_hold) return end(item, result, calls, held);
-  item.set_note(mine.since);
-  return wait_on(item, calls, held);
+  if (!any && !others_hold) return end(item, result, woken, held);
+  item.set_seen_changes(mine.since);
+  return wait_again(item, woken, held);
 }
 
 // Without its turn. What was set aside for it may be enough for a later request.
-limiter::turn limiter::wait_on(waiter& item, called_waiters& calls, sync::quick_lock& held) noexcept {
-  if (item.cancelled()) return end(item, refused(item, item.refusal()), calls, held);
+limiter::turn limiter::wait_again(waiter& item, woken_waiters& woken, sync::spin_lock& held) noexcept {
+  if (item.cancelled()) return end(item, refused(item, item.refusal()), woken, held);
   queue_.end_turn(item, fits(item.bytes(), item.bytes()));
-  call_next(calls);
+  wake_next(woken);
   return {waiting::parked};
 }
 
 // With its answer. It may have been what the others waited behind.
-limiter::turn limiter::end(waiter& item, expected<void*, failure> result, called_waiters& calls,
-                           sync::quick_lock& held) noexcept {
+limiter::turn limiter::end(waiter& item, expected<void*, failure> result, woken_waiters& woken,
+                           sync::spin_lock& held) noexcept {
   queue_.remove(item);
   if (result && *result) in_use_ += item.bytes(); // a request may ask for its turn alone
-  call_next(calls);
+  wake_next(woken);
   held.unlock();
-  item.settle(result);
+  item.complete(result);
   return {waiting::answered};
 }
 
 std::optional<bool> limiter::take_back(waiter& item) noexcept {
-  called_waiters calls;
-  sync::quick_lock const held{guard_};
+  woken_waiters woken;
+  sync::spin_lock const held{mutex_};
   if (item.has_passed(*this)) return std::nullopt;
-  if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.leaving())) return false;
+  if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.is_being_destroyed())) return false;
   queue_.remove(item);
-  call_next(calls);
+  wake_next(woken);
   return true;
 }
 
 void limiter::on_refusal(waiter& item) noexcept {
-  called_waiters calls;
-  sync::quick_lock const held{guard_};
-  if (!item.end_pass(*this)) return;
+  woken_waiters woken;
+  sync::spin_lock const held{mutex_};
+  if (!item.clear_passed(*this)) return;
   in_use_ -= item.bytes();
-  call_next(calls);
+  wake_next(woken);
 }
 
-figures limiter::amend(figures seen) noexcept {
+statistics limiter::amend(statistics seen) noexcept {
   if (forked()) return seen;
-  sync::quick_lock const held{guard_};
-  auto const here = queue_.read_figures();
+  sync::spin_lock const held{mutex_};
+  auto const here = queue_.read_statistics();
   if (seen.limit == 0 || limit_ < seen.limit) seen.limit = limit_;
   seen.waiting += here.requests;
   seen.waiting_bytes += here.bytes;

@@ -45,7 +45,7 @@ namespace detail {
 namespace {
 
 inline constexpr std::size_t log_buffer = std::size_t{64} * 1024;
-inline constexpr std::size_t longest_row = 128;
+inline constexpr std::size_t max_row = 128;
 
 std::uint64_t microseconds_since_midnight() {
   using namespace std::chrono;
@@ -67,9 +67,9 @@ std::uint64_t system_thread() noexcept {
 
 allocation_log::allocation_log(std::vector<log_sink> sinks, bool auto_flush)
     : sinks_{std::move(sinks)}, auto_flush_{auto_flush}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
-  refuse_child();
+  throw_if_child();
   if (sinks_.empty()) throw std::invalid_argument{"gpumem: a log needs a sink"};
-  gathered_.reserve(log_buffer + longest_row);
+  gathered_.reserve(log_buffer + max_row);
   gathered_.append(trace_header).append("\n");
   if (!flush()) throw std::runtime_error{"gpumem: the log cannot be written"};
 }
@@ -81,7 +81,7 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
   auto const thread = system_thread();
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
   auto const stream = reinterpret_cast<std::uintptr_t>(key.handle());
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   auto const passed = std::chrono::duration_cast<std::chrono::microseconds>(sync::now() - began_at_).count();
   auto const time = began_ + static_cast<std::uint64_t>(passed);
   gathered_.append(format_row({thread, time, action, address, bytes, stream}).text()); // within what was reserved
@@ -95,7 +95,7 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
 
 bool allocation_log::flush() noexcept {
   if (forked()) return false;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   drain();
   return flush_sinks();
 }

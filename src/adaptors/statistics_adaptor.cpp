@@ -30,14 +30,14 @@ void allocation_counters::granted(std::size_t bytes) noexcept { add(static_cast<
 void allocation_counters::freed(std::size_t bytes) noexcept { add(-static_cast<std::int64_t>(bytes), -1); }
 
 void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
-  auto const number = sync::thread_number();
+  auto const number = sync::thread_index();
   if (number < slot_count) {
     auto& mine = slots_[number];
     if (!add_to(mine, bytes, count)) return;
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     publish(mine);
   } else {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     auto& shared = slots_[slot_count];
     if (add_to(shared, bytes, count)) publish(shared);
   }
@@ -102,7 +102,7 @@ allocation_counters::level allocation_counters::measure() const noexcept {
   return {sum(&slot::bytes, top.bytes), sum(&slot::count, top.count)};
 }
 
-statistics allocation_counters::since_base(level const& now) const noexcept {
+allocation_counts allocation_counters::since_base(level const& now) const noexcept {
   auto const since = [](level_base const& at, level_base const& base) {
     return counter{at.current - base.current, at.peak - base.current, at.total - base.total};
   };
@@ -110,15 +110,15 @@ statistics allocation_counters::since_base(level const& now) const noexcept {
   return {since(now.bytes, top.bytes), since(now.count, top.count)};
 }
 
-statistics allocation_counters::read() noexcept {
+allocation_counts allocation_counters::read() noexcept {
   if (forked()) return {};
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   return since_base(measure());
 }
 
-statistics allocation_counters::push() {
+allocation_counts allocation_counters::push() {
   if (forked()) return {};
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   auto const now = measure();
   auto const above = since_base(now);
   auto const begin = [](level_base const& at) { return level_base{at.current, at.total, at.current}; };
@@ -130,9 +130,9 @@ statistics allocation_counters::push() {
   return above;
 }
 
-statistics allocation_counters::pop() {
+allocation_counts allocation_counters::pop() {
   if (forked()) return {};
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   if (levels_.size() == 1) throw std::out_of_range{"gpumem: there are no pushed counters to pop"};
   auto const now = measure();
   auto const nested = since_base(now);

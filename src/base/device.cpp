@@ -17,11 +17,11 @@ import :sync;
 namespace gpumem {
 namespace {
 
-inline constexpr int most_devices = 64;
+inline constexpr int max_devices = 64;
 
 struct device_table {
-  sync::mutex guard;
-  std::array<detail::device_state, most_devices> states;
+  sync::mutex mutex;
+  std::array<detail::device_state, max_devices> states;
 };
 
 // Constant-initialised: a forked child cannot find it half made.
@@ -29,7 +29,7 @@ constinit device_table devices;
 
 // Null of a device that was not used yet, and of none.
 detail::device_state* known_state(int ordinal) noexcept {
-  if (ordinal < 0 || ordinal >= most_devices) return nullptr;
+  if (ordinal < 0 || ordinal >= max_devices) return nullptr;
   auto& state = devices.states[static_cast<std::size_t>(ordinal)];
   return state.known.load(std::memory_order_acquire) ? &state : nullptr;
 }
@@ -37,11 +37,11 @@ detail::device_state* known_state(int ordinal) noexcept {
 detail::device_state* device_state_of(int ordinal) {
   if (auto* const known = known_state(ordinal)) return known;
   auto const count = device::count();
-  if (ordinal < 0 || ordinal >= count || ordinal >= most_devices) {
+  if (ordinal < 0 || ordinal >= count || ordinal >= max_devices) {
     throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + " among " +
                                 std::to_string(count)};
   }
-  sync::lock const held{devices.guard};
+  sync::lock const held{devices.mutex};
   auto& state = devices.states[static_cast<std::size_t>(ordinal)];
   if (!state.known.load(std::memory_order_relaxed)) {
     check(driver().device_get(&state.handle, ordinal), "cuDeviceGet");
@@ -58,13 +58,13 @@ detail::device_state* device_state_of(int ordinal) {
 device::device(int ordinal) : state_{device_state_of(ordinal)} {}
 
 device_memory device::memory() const {
-  current_device const scope{*this};
+  device_guard const scope{*this};
   device_memory memory;
-  check(judge(driver().mem_get_info(&memory.free, &memory.total)), "cuMemGetInfo");
+  check(interpret(driver().mem_get_info(&memory.free, &memory.total)), "cuMemGetInfo");
   return memory;
 }
 
-void device::lose(CUresult error) const noexcept {
+void device::mark_lost(CUresult error) const noexcept {
   auto expected = CUDA_SUCCESS;
   state_->lost.compare_exchange_strong(expected, error);
 }
@@ -76,36 +76,36 @@ bool device::was_reset() const noexcept {
 }
 
 // Handles that died with a context are invalid, or by now name other objects: any other error may come of a reset.
-CUresult device::judge(CUresult answer) const noexcept {
+CUresult device::interpret(CUresult answer) const noexcept {
   if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY || answer == CUDA_ERROR_OUT_OF_MEMORY) return answer;
-  if (sticky(answer)) {
-    lose(answer);
+  if (is_sticky(answer)) {
+    mark_lost(answer);
   } else if (!lost() && was_reset()) {
-    lose(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    mark_lost(CUDA_ERROR_CONTEXT_IS_DESTROYED);
   }
-  return lost() ? loss() : answer;
+  return lost() ? lost_error() : answer;
 }
 
-void device::refuse_lost() const {
+void device::throw_if_lost() const {
   if (!lost()) return;
   auto const text = "gpumem: device " + std::to_string(ordinal());
-  throw_cuda_error(loss(), text.c_str());
+  throw_cuda_error(lost_error(), text.c_str());
 }
 
 void device::require() const {
-  detail::refuse_child();
-  if (!lost() && was_reset()) lose(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-  refuse_lost();
+  detail::throw_if_child();
+  if (!lost() && was_reset()) mark_lost(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  throw_if_lost();
 }
 
-CUresult detail::loss_of(int ordinal) noexcept {
+CUresult detail::lost_error_of(int ordinal) noexcept {
   auto* const known = known_state(ordinal);
-  return known ? device{*known}.loss() : CUDA_SUCCESS;
+  return known ? device{*known}.lost_error() : CUDA_SUCCESS;
 }
 
-CUresult detail::judge(int ordinal, CUresult answer) noexcept {
+CUresult detail::interpret(int ordinal, CUresult answer) noexcept {
   auto* const known = known_state(ordinal);
-  return known ? device{*known}.judge(answer) : answer;
+  return known ? device{*known}.interpret(answer) : answer;
 }
 
 int device::count() {
@@ -115,12 +115,12 @@ int device::count() {
 }
 
 // The context of a device that was reset is still current.
-void device::refuse_lost_context(CUcontext context, CUresult answer) {
+void device::throw_if_context_lost(CUcontext context, CUresult answer) {
   for (auto& state : devices.states) {
     if (!state.known.load(std::memory_order_acquire) || state.primary != context) continue;
     device const where{state};
-    where.judge(answer);
-    where.refuse_lost();
+    where.interpret(answer);
+    where.throw_if_lost();
   }
 }
 
@@ -134,12 +134,12 @@ device device::current() {
   }
   CUdevice handle{};
   auto const answer = driver().ctx_get_device(&handle);
-  if (answer != CUDA_SUCCESS) refuse_lost_context(context, answer);
+  if (answer != CUDA_SUCCESS) throw_if_context_lost(context, answer);
   check(answer, "cuCtxGetDevice");
   return device{static_cast<int>(handle)};
 }
 
-current_device::current_device(device which) : pushed_{false} {
+device_guard::device_guard(device which) : pushed_{false} {
   CUcontext context = nullptr;
   check(driver().ctx_get_current(&context), "cuCtxGetCurrent");
   if (context == which.context()) return;
@@ -147,7 +147,7 @@ current_device::current_device(device which) : pushed_{false} {
   pushed_ = true;
 }
 
-current_device::~current_device() {
+device_guard::~device_guard() {
   CUcontext popped = nullptr;
   if (pushed_) driver().ctx_pop_current(&popped);
 }

@@ -32,30 +32,30 @@ bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-// Counters of one thread number, kept when the thread ends: the next owner of the number adds to them.
+// Counters of one thread index, kept when the thread ends: the next owner of the number adds to them.
 struct alignas(64) call_counters {
   std::array<std::atomic<std::uint64_t>, function_count> calls{};
   call_counters* next = nullptr;
-  unsigned thread_number = 0;
+  unsigned thread_index = 0;
 };
 
 std::atomic<call_counters*> all_counters{nullptr};
 
 call_counters& own_counters() {
-  auto const number = sync::thread_number();
+  auto const number = sync::thread_index();
   for (auto* block = all_counters.load(std::memory_order_acquire); block; block = block->next) {
-    if (block->thread_number == number) return *block;
+    if (block->thread_index == number) return *block;
   }
   auto* const block = new call_counters;
-  block->thread_number = number;
+  block->thread_index = number;
   block->next = all_counters.load(std::memory_order_relaxed);
   while (!all_counters.compare_exchange_weak(block->next, block, std::memory_order_acq_rel)) {}
   return *block;
 }
 
-// Functions to run before the driver goes; a handful of rooms register once each.
+// Functions to run before the driver goes; a handful of layers register once each.
 struct exit_list {
-  std::mutex guard;
+  std::mutex mutex;
   std::array<void (*)() noexcept, 16> functions{};
   std::size_t size = 0;
 };
@@ -68,12 +68,12 @@ exit_list& exits() {
 bool is_loaded() noexcept { return loaded_driver.load(std::memory_order_acquire) != nullptr; }
 
 // In a forked child the threads that the functions would stop do not exist.
-void leave_driver() {
+void run_exit_functions() {
   if (driver_gone.load(std::memory_order_acquire)) return;
   for (auto& list = exits();;) {
     void (*function)() noexcept = nullptr;
     {
-      std::scoped_lock const held{list.guard};
+      std::scoped_lock const held{list.mutex};
       if (list.size > 0) function = list.functions[--list.size];
     }
     if (!function) break;
@@ -83,7 +83,7 @@ void leave_driver() {
 }
 
 // Runs in the child, which has one thread.
-void note_fork() {
+void on_fork() {
   if (this_process.load() != process_kind::in_use) return;
   this_process.store(process_kind::child);
   driver_gone.store(true);
@@ -91,7 +91,7 @@ void note_fork() {
 }
 
 // Registered before any fork of a process that has used gpumem.
-[[maybe_unused]] int const fork_handler = pthread_atfork(nullptr, nullptr, note_fork);
+[[maybe_unused]] int const fork_handler = pthread_atfork(nullptr, nullptr, on_fork);
 
 // The constructors of CCCL's class ask the runtime for a text, whose locks may be held in a child by threads that are
 // not there: children throw copies of one that their parent made.
@@ -122,7 +122,7 @@ std::string text_of(CUresult result, char const* what) {
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
     return text + ": the device was reset; restart the process to use gpumem on it again";
   }
-  return sticky(result) ? text + ": the device is lost; restart the process to use gpumem on it again" : text;
+  return is_sticky(result) ? text + ": the device is lost; restart the process to use gpumem on it again" : text;
 }
 
 } // namespace
@@ -135,11 +135,11 @@ void count_driver_call(driver_function which) noexcept {
 
 void at_driver_exit(void (*function)() noexcept) {
   auto& list = exits();
-  std::scoped_lock const held{list.guard};
-  if (list.size == list.functions.size()) std::abort(); // a room registers once, not once an object
+  std::scoped_lock const held{list.mutex};
+  if (list.size == list.functions.size()) std::abort(); // a layer registers once, not once an object
   // Without a driver there is still something to stop. One that is loaded later registers its own exit after this, and
   // the loader then runs everything before that.
-  if (list.size == 0 && !is_loaded()) std::atexit(leave_driver);
+  if (list.size == 0 && !is_loaded()) std::atexit(run_exit_functions);
   list.functions[list.size++] = function;
 }
 
@@ -154,7 +154,7 @@ public:
     if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) error = "cuInit failed";
     pthread_atfork(prepare_fork, nullptr, nullptr);
     if (!error.empty()) return;
-    std::atexit(leave_driver);
+    std::atexit(run_exit_functions);
     loaded_driver.store(&table, std::memory_order_release);
   }
 
@@ -192,7 +192,7 @@ private:
 
 namespace {
 driver_loader const& the_loader() {
-  note_use();
+  set_in_use();
   static auto* const loader = new driver_loader;
   return *loader;
 }
@@ -204,7 +204,7 @@ driver_table const& load_driver() {
   return loader.table;
 }
 
-void refuse_child() {
+void throw_if_child() {
   if (forked()) throw_cuda_error(CUDA_ERROR_DEINITIALIZED, "gpumem");
 }
 } // namespace detail
@@ -245,7 +245,7 @@ void throw_cuda_error(CUresult result, char const* what) {
   throw cuda_error{static_cast<cudaError_t>(status), text.c_str()};
 }
 
-bool sticky(CUresult error) noexcept {
+bool is_sticky(CUresult error) noexcept {
   switch (error) {
   case CUDA_ERROR_DEINITIALIZED:
   case CUDA_ERROR_ECC_UNCORRECTABLE:

@@ -12,14 +12,14 @@ import :driver;
 namespace gpumem {
 namespace {
 
-std::string exhaustion_text(outcome what, exhaustion const& f) {
+std::string exhaustion_text(outcome what, out_of_memory_info const& f) {
   auto const bytes = [](std::size_t n) { return std::to_string(n); };
   std::string text = "gpumem: out of memory (" + std::string{to_string(what)} + "): requested " + bytes(f.requested) +
                      " bytes, live " + bytes(f.live) + ", reserved " + bytes(f.reserved) + ", largest free range " +
                      bytes(f.largest_free);
   if (f.free_ranges) text += " of " + bytes(f.free_ranges) + " that are " + bytes(f.free) + " together";
-  if (f.unfinished) {
-    text += ", of which " + std::to_string(f.unfinished_streams) + " streams may still use " + bytes(f.unfinished);
+  if (f.free_in_use) {
+    text += ", of which " + std::to_string(f.in_use_streams) + " streams may still use " + bytes(f.free_in_use);
   }
   if (f.quarantined) text += ", quarantined " + bytes(f.quarantined);
   if (f.limit) text += ", limit " + bytes(f.limit);
@@ -31,10 +31,10 @@ std::string exhaustion_text(outcome what, exhaustion const& f) {
 }
 
 std::string refusal_text(failure const& why) {
-  if (why.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(why.what);
+  if (why.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(why.reason);
   auto const text =
-      "gpumem: a request for " + std::to_string(why.requested) + " bytes was not granted: " + to_string(why.what);
-  return why.what == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory" : text;
+      "gpumem: a request for " + std::to_string(why.requested) + " bytes was not granted: " + to_string(why.reason);
+  return why.reason == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory" : text;
 }
 
 } // namespace
@@ -57,18 +57,18 @@ char const* to_string(outcome value) noexcept {
   return "unknown outcome";
 }
 
-out_of_memory::out_of_memory(outcome what, exhaustion const& figures)
-    : figures_{figures}, text_{exhaustion_text(what, figures)}, reason_{what} {}
+out_of_memory::out_of_memory(outcome what, out_of_memory_info const& info)
+    : info_{info}, text_{exhaustion_text(what, info)}, reason_{what} {}
 
 acquire_error::acquire_error(failure const& why) : std::runtime_error{refusal_text(why)}, why_{why} {}
 
-void throw_failure(failure const& why, exhaustion const& figures) {
-  switch (why.what) {
+void throw_failure(failure const& why, out_of_memory_info const& info) {
+  switch (why.reason) {
   case outcome::exhausted:
   case outcome::too_large: {
-    auto filled = figures;
+    auto filled = info;
     filled.requested = why.requested;
-    throw out_of_memory{why.what, filled};
+    throw out_of_memory{why.reason, filled};
   }
   case outcome::device_lost:
   case outcome::driver_error: throw_cuda_error(static_cast<CUresult>(why.code), "gpumem: the device refused memory");

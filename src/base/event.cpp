@@ -11,7 +11,7 @@ import :driver;
 import :error;
 import :fork;
 import :stream;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem {
 namespace {
@@ -44,28 +44,28 @@ event::~event() {
 }
 
 void event::record(stream_ref stream) {
-  device_.refuse_lost();
+  device_.throw_if_lost();
   auto const key = identify(stream, device_);
-  auto& order = key.order();
+  auto& timeline = key.timeline();
   // What a legacy event covers is not one stream's order, and what is captured does not happen: both tell pools
   // nothing.
   bool const captured = detail::is_capturing(key.handle());
   bool const tells =
-      !captured && order.kind() != detail::stream_kind::null && order.kind() != detail::stream_kind::legacy;
-  auto before = order.snapshot();
-  auto const covers = order.close_epoch();
-  check(device_.judge(driver().event_record(event_->handle, key.handle())), "cuEventRecord");
-  on_ = tells ? &order : nullptr;
+      !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
+  auto before = timeline.snapshot();
+  auto const covers = timeline.advance_epoch();
+  check(device_.interpret(driver().event_record(event_->handle, key.handle())), "cuEventRecord");
+  on_ = tells ? &timeline : nullptr;
   covers_ = covers;
   before_ = std::move(before);
   in_capture_ = captured;
 }
 
 void event::make_wait(stream_ref waiting) const {
-  device_.refuse_lost();
+  device_.throw_if_lost();
   auto const key = identify(waiting, device_);
-  check(device_.judge(driver().stream_wait_event(key.handle(), event_->handle, 0)), "cuStreamWaitEvent");
-  if (on_) key.order().learn_order(on_->index(), covers_, before_);
+  check(device_.interpret(driver().stream_wait_event(key.handle(), event_->handle, 0)), "cuStreamWaitEvent");
+  if (on_) key.timeline().add_dependency(on_->index(), covers_, before_);
 }
 
 // The driver would refuse, too, and spoil the capture.
@@ -78,9 +78,9 @@ void stream::wait(event const& happened) { happened.make_wait(*this); }
 
 bool event::is_done() const {
   refuse_captured();
-  device_.refuse_lost();
+  device_.throw_if_lost();
   detail::relaxed_capture const relaxed;
-  auto const result = device_.judge(driver().event_query(event_->handle));
+  auto const result = device_.interpret(driver().event_query(event_->handle));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuEventQuery");
   publish();
@@ -89,9 +89,9 @@ bool event::is_done() const {
 
 void event::synchronize() const {
   refuse_captured();
-  device_.refuse_lost();
+  device_.throw_if_lost();
   detail::relaxed_capture const relaxed;
-  check(device_.judge(driver().event_synchronize(event_->handle)), "cuEventSynchronize");
+  check(device_.interpret(driver().event_synchronize(event_->handle)), "cuEventSynchronize");
   publish();
 }
 

@@ -12,7 +12,7 @@ import :cuda;
 import :device;
 import :driver;
 import :fork;
-import :timeline;
+import :stream_timeline;
 import :timeline_registry;
 import :timeline_table;
 
@@ -20,13 +20,13 @@ namespace gpumem {
 namespace {
 
 using detail::stream_kind;
-using detail::timeline;
+using detail::stream_timeline;
 using detail::timeline_registry;
 
 std::atomic<default_stream> meaning{default_stream::either};
 
 // What handle 0 means in this program.
-CUstream meant_by(CUstream handle) noexcept {
+CUstream resolve_default(CUstream handle) noexcept {
   if (handle != nullptr) return handle;
   switch (meaning.load(std::memory_order_relaxed)) {
   case default_stream::legacy: return CU_STREAM_LEGACY;
@@ -45,7 +45,7 @@ void require_current(device where) {
   }
 }
 
-timeline& foreign_timeline(CUstream handle, device where) {
+stream_timeline& foreign_timeline_of(CUstream handle, device where) {
   auto& all = timeline_registry::instance();
   if (!is_default(handle)) return all.of_handle(handle);
   require_current(where);
@@ -56,9 +56,9 @@ timeline& foreign_timeline(CUstream handle, device where) {
 }
 
 // Whether a default stream captures, or another stream's capture forbids calls on it; an error counts as that.
-bool captures_default(timeline const& order, CUstream handle) noexcept {
+bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept {
   try {
-    current_device const scope{device{order.device()}};
+    device_guard const scope{device{timeline.device()}};
     return detail::is_capturing(handle);
   } catch (...) { return true; }
 }
@@ -82,21 +82,21 @@ stream_key stream_key::by_identity() const noexcept {
   return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
-stream_key stream_key::at_end_of_other(detail::timeline& order, CUstream handle) noexcept {
-  if (detail::loss_of(order.device()) != CUDA_SUCCESS) return {order, handle, false, false};
-  switch (order.kind()) {
-  case stream_kind::foreign: return {order, handle, detail::seen_timeline(handle) == &order, false};
+stream_key stream_key::at_end_of_other(detail::stream_timeline& timeline, CUstream handle) noexcept {
+  if (detail::lost_error_of(timeline.device()) != CUDA_SUCCESS) return {timeline, handle, false, false};
+  switch (timeline.kind()) {
+  case stream_kind::foreign: return {timeline, handle, detail::find_seen_timeline(handle) == &timeline, false};
   case stream_kind::per_thread:
   case stream_kind::null: {
-    bool const own = timeline_registry::is_own_default(order);
-    return {order, handle, own, own && captures_default(order, handle)};
+    bool const own = timeline_registry::is_own_default(timeline);
+    return {timeline, handle, own, own && captures_default(timeline, handle)};
   }
-  case stream_kind::legacy: return {order, handle, true, captures_default(order, handle)};
-  default: return {order, handle, false, order.capturing()};
+  case stream_kind::legacy: return {timeline, handle, true, captures_default(timeline, handle)};
+  default: return {timeline, handle, false, timeline.capturing()};
   }
 }
 
-detail::timeline* detail::seen_timeline(CUstream handle) noexcept try {
+detail::stream_timeline* detail::find_seen_timeline(CUstream handle) noexcept try {
   if (is_default(handle) || !driver_alive()) return nullptr;
   auto const& ask = driver();
   auto* found = seen_handles.find(handle);
@@ -106,8 +106,8 @@ detail::timeline* detail::seen_timeline(CUstream handle) noexcept try {
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
   if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr;
-  if (found->wanted()) [[unlikely]]
-    found->answer(handle);
+  if (found->cover_requested()) [[unlikely]]
+    found->record_requested(handle);
   return found;
 } catch (...) { // there is no driver
   return nullptr;
@@ -119,33 +119,33 @@ stream_key detail::wait_without_identity(CUstream handle) noexcept {
   if (handle == nullptr) result = wait_outside_capture(CU_STREAM_PER_THREAD);
   if (result == CUDA_SUCCESS) result = wait_outside_capture(handle ? handle : CU_STREAM_LEGACY);
   if (result == CUDA_SUCCESS) return stream_key::host();
-  static timeline never{stream_kind::foreign, ~std::uint32_t{0}, 0, -1, nullptr, nullptr, nullptr};
+  static stream_timeline never{stream_kind::foreign, ~std::uint32_t{0}, 0, -1, nullptr, nullptr, nullptr};
   return {never, handle, false, false};
 }
 
 bool detail::is_capturing(CUstream handle) {
-  auto const* const known = known_timeline(handle);
-  if (known) check(loss_of(known->device()), "cuStreamIsCapturing");
+  auto const* const known = find_owned_timeline(handle);
+  if (known) check(lost_error_of(known->device()), "cuStreamIsCapturing");
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const result = driver().stream_is_capturing(handle, &status);
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even the question
-  check(known ? judge(known->device(), result) : result, "cuStreamIsCapturing");
+  check(known ? interpret(known->device(), result) : result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 stream_key identify(stream_ref stream, device where) {
-  auto const handle = meant_by(stream.get());
-  if (auto* const order = detail::known_timeline(handle)) return stream_key::known(*order, handle);
-  auto& order = foreign_timeline(handle, where);
+  auto const handle = resolve_default(stream.get());
+  if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
+  auto& timeline = foreign_timeline_of(handle, where);
   bool const capturing = detail::is_capturing(handle);
-  if (order.wanted() && !capturing) [[unlikely]]
-    order.answer(handle);
-  return {order, handle, true, capturing};
+  if (timeline.cover_requested() && !capturing) [[unlikely]]
+    timeline.record_requested(handle);
+  return {timeline, handle, true, capturing};
 }
 
 stream_key identify(stream_ref stream) {
   auto const handle = stream.get();
-  if (auto* const order = detail::known_timeline(handle)) return stream_key::known(*order, handle);
+  if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
   return identify(stream, device::current());
 }
 
@@ -153,9 +153,9 @@ stream_key identify(stream_ref stream) {
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
-  if (auto const loss = detail::loss_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
+  if (auto const loss = detail::lost_error_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
   auto const context = timeline_->context();
-  auto const seen = timeline_->close_epoch();
+  auto const seen = timeline_->advance_epoch();
   if (auto const result = driver().ctx_push_current(context); result != CUDA_SUCCESS) return result;
   auto result = CUDA_SUCCESS;
   {
@@ -167,14 +167,14 @@ CUresult stream_key::wait_on_host() const noexcept {
   CUcontext popped = nullptr;
   driver().ctx_pop_current(&popped);
   if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
-  return detail::judge(timeline_->device(), result);
+  return detail::interpret(timeline_->device(), result);
 }
 
-stream::stream(detail::timeline& order, bool owned) noexcept
-    : stream_ref{order.handle()}, timeline_{&order}, owned_{owned} {}
+stream::stream(detail::stream_timeline& timeline, bool owned) noexcept
+    : stream_ref{timeline.handle()}, timeline_{&timeline}, owned_{owned} {}
 
 stream::stream(gpumem::device where, int priority)
-    : stream{timeline_registry::instance().take_own(where, priority), true} {
+    : stream{timeline_registry::instance().acquire_own(where, priority), true} {
   timeline_->prepare();
 }
 
@@ -195,19 +195,19 @@ stream::~stream() { retire(); }
 // What is freed on a stream that is not used again is covered by an event recorded while it lives.
 void stream::retire() noexcept {
   if (!timeline_ || detail::forked()) return;
-  auto& order = *std::exchange(timeline_, nullptr);
-  order.record_late(order.handle());
-  if (owned_) return timeline_registry::instance().give_own(order);
-  order.answer(order.handle());
-  timeline_registry::instance().adopt(order, false);
+  auto& timeline = *std::exchange(timeline_, nullptr);
+  timeline.record_later(timeline.handle());
+  if (owned_) return timeline_registry::instance().release_own(timeline);
+  timeline.record_requested(timeline.handle());
+  timeline_registry::instance().adopt(timeline, false);
 }
 
 stream stream::adopt(CUstream handle) {
   if (is_default(handle)) throw std::invalid_argument{"gpumem: a default stream cannot be adopted"};
-  auto& order = timeline_registry::instance().of_handle(handle);
-  order.prepare();
-  timeline_registry::instance().adopt(order, true);
-  return stream{order, false};
+  auto& timeline = timeline_registry::instance().of_handle(handle);
+  timeline.prepare();
+  timeline_registry::instance().adopt(timeline, true);
+  return stream{timeline, false};
 }
 
 gpumem::device stream::device() const { return gpumem::device{timeline_->device()}; }
@@ -215,16 +215,16 @@ gpumem::device stream::device() const { return gpumem::device{timeline_->device(
 stream_key stream::key() const noexcept { return {*timeline_, get(), true, timeline_->capturing()}; }
 
 void stream::synchronize() {
-  device().refuse_lost();
-  auto const seen = timeline_->close_epoch();
+  device().throw_if_lost();
+  auto const seen = timeline_->advance_epoch();
   detail::relaxed_capture const relaxed;
-  check(device().judge(driver().stream_synchronize(get())), "cuStreamSynchronize");
+  check(device().interpret(driver().stream_synchronize(get())), "cuStreamSynchronize");
   timeline_->publish_completed(seen);
 }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {
-  device().refuse_lost();
-  check(device().judge(driver().stream_begin_capture(get(), mode)), "cuStreamBeginCapture");
+  device().throw_if_lost();
+  check(device().interpret(driver().stream_begin_capture(get(), mode)), "cuStreamBeginCapture");
   timeline_->set_capturing(true);
 }
 

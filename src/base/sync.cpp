@@ -1,4 +1,4 @@
-// Locks that are found taken, and dense thread numbers.
+// Locks that are found taken, and dense thread index.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cxxabi.h>
@@ -32,9 +32,9 @@ inline void pause() noexcept {
 
 // Spins for a while and then yields the processor.
 void wait_while(std::atomic<bool> const& taken) noexcept {
-  constexpr int most_spins = 100;
+  constexpr int max_spins = 100;
   for (int spins = 0; taken.load(std::memory_order_acquire); ++spins) {
-    if (spins < most_spins) {
+    if (spins < max_spins) {
       pause();
     } else {
       std::this_thread::yield();
@@ -44,7 +44,7 @@ void wait_while(std::atomic<bool> const& taken) noexcept {
 
 // Leaked on purpose: threads may end after static destruction has begun.
 struct number_registry {
-  std::mutex guard;
+  std::mutex mutex;
   std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned;
   unsigned next = 0;
 };
@@ -57,19 +57,19 @@ number_registry& numbers() {
 struct number_holder {
   number_holder() {
     auto& registry = numbers();
-    std::scoped_lock const held{registry.guard};
+    std::scoped_lock const held{registry.mutex};
     if (registry.returned.empty()) {
-      detail::own_number = registry.next++;
+      detail::own_index = registry.next++;
     } else {
-      detail::own_number = registry.returned.top();
+      detail::own_index = registry.returned.top();
       registry.returned.pop();
     }
   }
   ~number_holder() {
     if (gpumem::detail::forked()) return;
     auto& registry = numbers();
-    std::scoped_lock const held{registry.guard};
-    registry.returned.push(std::exchange(detail::own_number, no_number));
+    std::scoped_lock const held{registry.mutex};
+    registry.returned.push(std::exchange(detail::own_index, no_index));
   }
 };
 
@@ -86,43 +86,43 @@ bool owners_can_be_stopped() noexcept {
 
 } // namespace
 
-void quick_mutex::lock_taken() noexcept {
+void spin_mutex::lock_taken() noexcept {
   // Looked at without writing: the line stays shared while somebody else has the lock.
   do wait_while(taken_);
   while (!try_lock());
 }
 
 // Whoever notifies takes the inner lock, which a waiter holds from before it gives up the outer one.
-void quick_condition::notify_all() noexcept {
-  std::scoped_lock const inner{guard_};
+void spin_condition::notify_all() noexcept {
+  std::scoped_lock const inner{mutex_};
   native_.notify_all();
 }
 
-void owned_mutex::give_owner() noexcept { biased_ = owners_can_be_stopped(); }
+void biased_mutex::enable_bias() noexcept { biased_ = owners_can_be_stopped(); }
 
 // Behind it every owner either sees that the lock is wanted, or is seen to have it.
-void owned_mutex::stop_owners() noexcept {
+void biased_mutex::fence_owner_threads() noexcept {
   if (!owners_can_be_stopped()) return;
   while (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) std::this_thread::yield(); // no memory
 }
 
-void owned_mutex::lock_from_owner() noexcept {
+void biased_mutex::lock_revoked() noexcept {
   if (!biased_) return others_.lock();
   wait_while(taken_);
 }
 
-void owned_mutex::unlock_to_owner() noexcept {
-  wanted_.store(false, std::memory_order_release);
+void biased_mutex::unlock_revoked() noexcept {
+  revoke_requested_.store(false, std::memory_order_release);
   if (!biased_) others_.unlock();
 }
 
-void owned_mutex::lock_wanted() noexcept {
+void biased_mutex::lock_requested() noexcept {
   do {
     taken_.store(false, std::memory_order_release);
-    wait_while(wanted_);
+    wait_while(revoke_requested_);
     taken_.store(true, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-  } while (wanted_.load(std::memory_order_acquire));
+  } while (revoke_requested_.load(std::memory_order_acquire));
 }
 
 void at_thread_exit(void (*function)() noexcept) {
@@ -131,10 +131,10 @@ void at_thread_exit(void (*function)() noexcept) {
   if (abi::__cxa_thread_atexit(call, as_argument, &__dso_handle) != 0) throw std::bad_alloc{};
 }
 
-unsigned detail::take_number() noexcept {
-  gpumem::detail::note_use();
+unsigned detail::take_index() noexcept {
+  gpumem::detail::set_in_use();
   thread_local number_holder const holder;
-  return own_number;
+  return own_index;
 }
 
 } // namespace gpumem::sync

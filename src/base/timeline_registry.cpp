@@ -18,19 +18,19 @@ import :device;
 import :driver;
 import :fork;
 import :sync;
-import :timeline;
+import :stream_timeline;
 import :timeline_table;
 
 namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t wanted_spare_timelines = 2;
-inline constexpr int most_tries = 2; // of dead streams, each a poll
+inline constexpr int max_tries = 2; // of dead streams, each a poll
 // Beyond either, streams are known to die with frees that no event covers.
-inline constexpr std::size_t most_stranded = 64, most_stranded_bytes = std::size_t{32} << 20;
+inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
 
 // The calling thread's default streams, linked.
-thread_local timeline* own_defaults = nullptr;
+thread_local stream_timeline* own_defaults = nullptr;
 
 int device_of_context(CUcontext context) {
   check(driver().ctx_push_current(context), "cuCtxPushCurrent");
@@ -50,19 +50,19 @@ std::uint64_t id_of(CUstream handle) {
 
 } // namespace
 
-void timeline_registry::list::push_front(timeline& one) noexcept {
+void timeline_registry::list::push_front(stream_timeline& one) noexcept {
   one.next = first;
   first = &one;
   if (!last) last = &one;
 }
 
-void timeline_registry::list::push_back(timeline& one) noexcept {
+void timeline_registry::list::push_back(stream_timeline& one) noexcept {
   one.next = nullptr;
   (first ? last->next : first) = &one;
   last = &one;
 }
 
-timeline& timeline_registry::list::pop() noexcept {
+stream_timeline& timeline_registry::list::pop() noexcept {
   auto& one = *first;
   first = one.next;
   if (!first) last = nullptr;
@@ -74,52 +74,52 @@ timeline_registry& timeline_registry::instance() noexcept {
   return *registry;
 }
 
-timeline* timeline_registry::find(CUstream handle) const noexcept {
+stream_timeline* timeline_registry::find(CUstream handle) const noexcept {
   if (auto* const found = seen_handles.find(handle)) return found;
   auto const found = others_.find(handle);
   return found == others_.end() ? nullptr : found->second;
 }
 
-void timeline_registry::put(CUstream handle, timeline& order) {
-  if (seen_handles.put(handle, &order)) return;
-  others_.insert_or_assign(handle, &order);
+void timeline_registry::put(CUstream handle, stream_timeline& timeline) {
+  if (seen_handles.put(handle, &timeline)) return;
+  others_.insert_or_assign(handle, &timeline);
   any_others_.store(true, std::memory_order_release);
 }
 
-timeline* timeline_registry::find_beyond_table(CUstream handle) const noexcept {
+stream_timeline* timeline_registry::find_beyond_table(CUstream handle) const noexcept {
   if (!any_others_.load(std::memory_order_acquire)) return nullptr;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   auto const found = others_.find(handle);
   return found == others_.end() ? nullptr : found->second;
 }
 
-timeline& timeline_registry::of_handle(CUstream handle) {
+stream_timeline& timeline_registry::of_handle(CUstream handle) {
   auto const id = id_of(handle);
   {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     if (auto* const found = find(handle); found && found->id() == id) return *found;
   }
   CUcontext context = nullptr;
   check(driver().stream_get_ctx(handle, &context), "cuStreamGetCtx");
   auto const device = device_of_context(context);
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   auto* const before = find(handle);
   if (before && before->id() == id) return *before; // another thread was faster
   // As a rule the stream before it is over: then nothing but the id changes.
-  if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_over()) {
-    before->serve(stream_kind::foreign, id, handle);
+  if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
+    before->rebind(stream_kind::foreign, id, handle);
     return *before;
   }
-  auto& order = take(stream_kind::foreign, id, device, context, handle);
-  put(handle, order);
-  if (before) bury(*before);
-  return order;
+  auto& timeline = take(stream_kind::foreign, id, device, context, handle);
+  put(handle, timeline);
+  if (before) retire(*before);
+  return timeline;
 }
 
-timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle) {
+stream_timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle) {
   auto const device = static_cast<std::size_t>(where.ordinal());
   if (kind == stream_kind::legacy) {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     if (legacy_.size() <= device) legacy_.resize(device + 1);
     if (!legacy_[device]) legacy_[device] = &make(kind, 0, where.ordinal(), where.context(), handle, false);
     return *legacy_[device];
@@ -130,21 +130,21 @@ timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream
   }
   // Once more after end_thread, too: a thread_local object may use a default stream when it is destroyed.
   if (!own_defaults) sync::at_thread_exit(end_thread);
-  sync::lock const held{guard_};
-  auto& order = take(kind, id, where.ordinal(), where.context(), handle);
-  order.next = std::exchange(own_defaults, &order);
-  return order;
+  sync::lock const held{mutex_};
+  auto& timeline = take(kind, id, where.ordinal(), where.context(), handle);
+  timeline.next = std::exchange(own_defaults, &timeline);
+  return timeline;
 }
 
 void timeline_registry::cover_own_defaults() noexcept {
   for (auto* each = own_defaults; each; each = each->next) {
-    if (each->uncovered_frees() > 0) each->answer(CU_STREAM_PER_THREAD);
+    if (each->uncovered_frees() > 0) each->record_requested(CU_STREAM_PER_THREAD);
   }
 }
 
-bool timeline_registry::is_own_default(timeline const& order) noexcept {
+bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept {
   for (auto const* each = own_defaults; each; each = each->next) {
-    if (each == &order) return true;
+    if (each == &timeline) return true;
   }
   return false;
 }
@@ -157,27 +157,28 @@ void timeline_registry::end_thread() noexcept {
   while (at) {
     auto& ended = *at;
     at = at->next;
-    bool const wanted = ended.wanted();
-    ended.record_last(CU_STREAM_PER_THREAD, true);
+    bool const wanted = ended.cover_requested();
+    ended.record_last_event(CU_STREAM_PER_THREAD, true);
     {
-      sync::lock const held{all.guard_};
-      all.bury(ended);
+      sync::lock const held{all.mutex_};
+      all.retire(ended);
     }
-    if (auto* const tell = answered.load(std::memory_order_acquire); wanted && tell) tell();
+    if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire); wanted && tell) tell();
   }
 }
 
 // A timeline with frees that no event covers is never over: it serves no other stream.
-void timeline_registry::bury(timeline& dead) noexcept {
+void timeline_registry::retire(stream_timeline& dead) noexcept {
   if (dead.uncovered_frees() == 0) return dead_.push_front(dead);
   ++stranded_;
   stranded_bytes_ += dead.uncovered_bytes();
-  if (stranded_ >= most_stranded || stranded_bytes_ >= most_stranded_bytes) {
-    streams_die.store(true, std::memory_order_relaxed);
+  if (stranded_ >= max_stranded || stranded_bytes_ >= max_stranded_bytes) {
+    lost_events_seen.store(true, std::memory_order_relaxed);
   }
 }
 
-timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle) {
+stream_timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int device, CUcontext context,
+                                         CUstream handle) {
   auto* found = take_dead(context);
   if (!found) {
     try {
@@ -189,22 +190,22 @@ timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int device
       if (!found) throw;
     }
   }
-  found->serve(kind, id, handle);
+  found->rebind(kind, id, handle);
   return *found;
 }
 
 // The newest comes first: its memory is what the next stream of a program that makes one for each request asks for.
 // Those that were tried in vain come last, so that one that runs for long does not stand before the others.
-timeline* timeline_registry::take_dead(CUcontext context) noexcept {
-  for (int tries = 0; tries < most_tries && dead_.first; ++tries) {
+stream_timeline* timeline_registry::take_dead(CUcontext context) noexcept {
+  for (int tries = 0; tries < max_tries && dead_.first; ++tries) {
     auto& newest = dead_.pop();
-    if (newest.context() == context && newest.is_over()) return &newest;
+    if (newest.context() == context && newest.is_reusable()) return &newest;
     dead_.push_back(newest);
   }
   return nullptr;
 }
 
-timeline* timeline_registry::take_spare(CUcontext context) noexcept {
+stream_timeline* timeline_registry::take_spare(CUcontext context) noexcept {
   for (auto** link = &spare_.first; *link; link = &(*link)->next) {
     auto* const found = *link;
     if (found->context() != context) continue;
@@ -215,12 +216,12 @@ timeline* timeline_registry::take_spare(CUcontext context) noexcept {
   return nullptr;
 }
 
-timeline& timeline_registry::make(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle,
-                                  bool may_die) {
+stream_timeline& timeline_registry::make(stream_kind kind, std::uint64_t id, int device, CUcontext context,
+                                         CUstream handle, bool may_die) {
   auto* const last = may_die ? take_event(context) : nullptr;
   try {
     auto const index = static_cast<std::uint32_t>(timelines_.size() + 1); // 0 is the host
-    timelines_.push_back(std::make_unique<timeline>(kind, index, id, device, context, handle, last));
+    timelines_.push_back(std::make_unique<stream_timeline>(kind, index, id, device, context, handle, last));
     return *timelines_.back();
   } catch (...) {
     if (last) give_event(last);
@@ -240,53 +241,54 @@ void timeline_registry::make_spares(int device, CUcontext context) noexcept {
   }
 }
 
-timeline& timeline_registry::take_own(device where, int priority) {
+stream_timeline& timeline_registry::acquire_own(device where, int priority) {
   where.require();
   {
-    sync::lock const held{guard_};
-    auto const found = std::ranges::find_if(
-        idle_, [&](timeline const* each) { return each->device() == where.ordinal() && each->priority() == priority; });
+    sync::lock const held{mutex_};
+    auto const found = std::ranges::find_if(idle_, [&](stream_timeline const* each) {
+      return each->device() == where.ordinal() && each->priority() == priority;
+    });
     if (found != idle_.end()) {
-      auto* const order = *found;
+      auto* const timeline = *found;
       *found = idle_.back();
       idle_.pop_back();
-      return *order;
+      return *timeline;
     }
   }
   CUstream handle = nullptr;
   {
-    current_device const scope{where};
+    device_guard const scope{where};
     check(driver().stream_create_with_priority(&handle, CU_STREAM_NON_BLOCKING, priority), "cuStreamCreate");
   }
   try {
     auto const id = id_of(handle);
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     idle_.reserve(timelines_.size() + 1); // so that giving back cannot fail
     auto* const before = find(handle);
-    auto& order = make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
-    order.set_priority(priority);
-    put(handle, order);
-    known_handles.put(handle, &order);
-    if (before) bury(*before);
-    return order;
+    auto& timeline = make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
+    timeline.set_priority(priority);
+    put(handle, timeline);
+    owned_handles.put(handle, &timeline);
+    if (before) retire(*before);
+    return timeline;
   } catch (...) {
     driver().stream_destroy(handle);
     throw;
   }
 }
 
-void timeline_registry::give_own(timeline& order) noexcept {
-  sync::lock const held{guard_};
-  idle_.push_back(&order);
+void timeline_registry::release_own(stream_timeline& timeline) noexcept {
+  sync::lock const held{mutex_};
+  idle_.push_back(&timeline);
 }
 
-void timeline_registry::adopt(timeline& order, bool promised) noexcept {
-  sync::lock const held{guard_};
-  known_handles.put(order.handle(), order.adopt(promised) ? &order : nullptr);
+void timeline_registry::adopt(stream_timeline& timeline, bool promised) noexcept {
+  sync::lock const held{mutex_};
+  owned_handles.put(timeline.handle(), timeline.adopt(promised) ? &timeline : nullptr);
 }
 
 std::size_t timeline_registry::size() const noexcept {
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   return timelines_.size();
 }
 

@@ -41,7 +41,7 @@ gpumem_outcome keep(outcome what, char const* text) noexcept {
 outcome outcome_of_driver(int code) noexcept {
   auto const result = static_cast<CUresult>(code);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) return outcome::exhausted;
-  return sticky(result) ? outcome::device_lost : outcome::driver_error;
+  return is_sticky(result) ? outcome::device_lost : outcome::driver_error;
 }
 
 // What a hardened pool finds overwritten is no failure of the call that finds it.
@@ -70,7 +70,7 @@ gpumem_outcome refuse(char const* function, char const* why) noexcept {
 gpumem_outcome refuse_exception() noexcept {
   try {
     throw;
-  } catch (told const& e) { return e.what; } catch (out_of_memory const& e) {
+  } catch (refused_call const& e) { return e.what; } catch (out_of_memory const& e) {
     return keep(e.reason(), e.what());
   } catch (std::bad_alloc const&) {
     return keep(outcome::exhausted, "gpumem: out of host memory");

@@ -22,11 +22,11 @@ void catch_misuse() noexcept;
 bool take_misuse() noexcept;
 
 /// Thrown where a call within has failed and has kept its sentence.
-struct told {
+struct refused_call {
   gpumem_outcome what;
 };
 inline void require(gpumem_outcome outcome) {
-  if (outcome != GPUMEM_GRANTED) throw told{outcome};
+  if (outcome != GPUMEM_GRANTED) throw refused_call{outcome};
 }
 
 /// Does the work; what it throws, and misuse that it is told of, become the outcome.

@@ -34,10 +34,10 @@ std::size_t size_of(std::string_view option, std::string_view value) {
   refuse(option, "is no size: '" + std::string{value} + "'; write 4096, 512MiB, 1.5GiB or 2GB");
 }
 
-reuse reuse_of(std::string_view option, std::string_view value) {
-  if (value == "own"sv) return reuse::own;
-  if (value == "completed"sv) return reuse::completed;
-  if (value == "wait"sv) return reuse::wait;
+reuse_policy reuse_policy_of(std::string_view option, std::string_view value) {
+  if (value == "ordered"sv) return reuse_policy::ordered;
+  if (value == "completed"sv) return reuse_policy::completed;
+  if (value == "wait"sv) return reuse_policy::wait;
   refuse(option, "is own, completed or wait, not '" + std::string{value} + "'");
 }
 
@@ -61,7 +61,8 @@ struct known_option {
 };
 
 constexpr std::array known_options{
-    known_option{"cross_stream"sv, [](pool_options& o, auto name, auto v) { o.cross_stream = reuse_of(name, v); }},
+    known_option{"cross_stream"sv,
+                 [](pool_options& o, auto name, auto v) { o.cross_stream = reuse_policy_of(name, v); }},
     known_option{"effort"sv, [](pool_options& o, auto name, auto v) { o.effort = share_of(name, v); }},
     known_option{"guard"sv, [](pool_options& o, auto name, auto v) { o.hardened.guard = size_of(name, v); }},
     known_option{"hardened"sv, [](pool_options& o, auto name, auto v) { o.hardened.enabled = switch_of(name, v); }},

@@ -8,7 +8,7 @@
 
 namespace gpumem::c {
 
-/// What the text says ("limit=8GiB,cross_stream=own"), over the options given. Throws std::invalid_argument with a
+/// What the text says ("limit=8GiB,cross_stream=ordered"), over the options given. Throws std::invalid_argument with a
 /// sentence that names the option.
 pool_options parse_options(std::string_view text, pool_options options = {});
 

@@ -32,18 +32,18 @@ constexpr char const* no_pool = "the pool is NULL";
 gpumem::stream_ref stream_of(void* stream) noexcept { return gpumem::stream_ref{static_cast<CUstream>(stream)}; }
 
 /// Copies the fields that both sides know, but for the size, which stays the caller's. False if there are none.
-template <class Told> bool tell(Told const& told, Told* asked) noexcept {
+template <class Struct> bool copy_known(Struct const& ours, Struct* theirs) noexcept {
   constexpr auto first = sizeof(std::size_t);
-  if (asked->size < first + sizeof(std::uint64_t)) return false;
-  std::memcpy(reinterpret_cast<char*>(asked) + first, reinterpret_cast<char const*>(&told) + first,
-              std::min(asked->size, sizeof(Told)) - first);
+  if (theirs->size < first + sizeof(std::uint64_t)) return false;
+  std::memcpy(reinterpret_cast<char*>(theirs) + first, reinterpret_cast<char const*>(&ours) + first,
+              std::min(theirs->size, sizeof(Struct)) - first);
   return true;
 }
 
-gpumem_figures outside(gpumem::figures const& f) noexcept {
-  return {sizeof(gpumem_figures),
+gpumem_statistics outside(gpumem::statistics const& f) noexcept {
+  return {sizeof(gpumem_statistics),
           f.live,
-          f.granted,
+          f.allocated,
           f.reserved,
           f.largest_free,
           f.limit,
@@ -52,26 +52,26 @@ gpumem_figures outside(gpumem::figures const& f) noexcept {
           f.allocations,
           f.frees,
           f.failures,
-          f.growths,
-          f.releases,
-          f.joins,
-          f.joins_refused,
-          f.reuse_own,
+          f.upstream_allocations,
+          f.upstream_frees,
+          f.coalesces,
+          f.coalesces_refused,
+          f.reuse_same_stream,
           f.reuse_ordered,
           f.reuse_completed,
           f.reuse_waited,
-          f.reuse_drained,
+          f.reuse_after_sync,
           f.free,
           f.free_ranges,
-          f.unfinished,
-          f.unfinished_streams,
+          f.free_in_use,
+          f.in_use_streams,
           f.quarantined,
           f.cached,
-          f.reuse_near};
+          f.reuse_thread_cache};
 }
 
 gpumem_block outside(gpumem::block_info const& b) noexcept {
-  return {sizeof(gpumem_block), b.base, b.bytes, b.granted, b.stream, b.live};
+  return {sizeof(gpumem_block), b.base, b.bytes, b.allocated, b.stream, b.live};
 }
 
 } // namespace
@@ -143,11 +143,11 @@ gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream)
   return outcome_of([&] { pool->resource.record_use(pointer, stream_of(stream)); });
 }
 
-gpumem_outcome gpumem_settle(gpumem_pool* pool, uint64_t nanoseconds) noexcept {
-  if (!pool) return refuse("gpumem_settle", no_pool);
+gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) noexcept {
+  if (!pool) return refuse("gpumem_synchronize", no_pool);
   constexpr std::uint64_t longest = 3'600'000'000'000; // an hour, which any clock can be set forward by
   return outcome_of([&] {
-    if (pool->resource.settle(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
+    if (pool->resource.synchronize(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
     gpumem::throw_failure({gpumem::outcome::deadline, 0, 0});
   });
 }
@@ -158,21 +158,21 @@ gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) n
   return outcome_of([&] { *given_back = pool->resource.trim(keep); });
 }
 
-gpumem_outcome gpumem_read_figures(gpumem_pool* pool, gpumem_figures* figures) noexcept {
-  if (!pool) return refuse("gpumem_read_figures", no_pool);
-  if (!figures) return refuse("gpumem_read_figures", "the out-pointer is NULL");
-  bool told = false;
-  auto const outcome = outcome_of([&] { told = tell(outside(pool->resource.figures()), figures); });
-  if (outcome != GPUMEM_GRANTED || told) return outcome;
-  return refuse("gpumem_read_figures", "the size in the figures is too small: write sizeof(gpumem_figures)");
+gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) noexcept {
+  if (!pool) return refuse("gpumem_read_statistics", no_pool);
+  if (!statistics) return refuse("gpumem_read_statistics", "the out-pointer is NULL");
+  bool copied = false;
+  auto const outcome = outcome_of([&] { copied = copy_known(outside(pool->resource.statistics()), statistics); });
+  if (outcome != GPUMEM_GRANTED || copied) return outcome;
+  return refuse("gpumem_read_statistics", "the size in the statistics is too small: write sizeof(gpumem_statistics)");
 }
 
 gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block* block) noexcept {
   if (!pool) return refuse("gpumem_find", no_pool);
   if (!block) return refuse("gpumem_find", "the out-pointer is NULL");
-  bool told = false;
-  auto const outcome =
-      outcome_of([&] { told = tell(outside(pool->resource.find(pointer).value_or(gpumem::block_info{})), block); });
-  if (outcome != GPUMEM_GRANTED || told) return outcome;
+  bool copied = false;
+  auto const outcome = outcome_of(
+      [&] { copied = copy_known(outside(pool->resource.find(pointer).value_or(gpumem::block_info{})), block); });
+  if (outcome != GPUMEM_GRANTED || copied) return outcome;
   return refuse("gpumem_find", "the size in the block is too small: write sizeof(gpumem_block)");
 }

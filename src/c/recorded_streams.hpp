@@ -21,7 +21,7 @@ public:
   std::vector<void*> take(void* block) noexcept;
 
 private:
-  std::mutex guard_;
+  std::mutex mutex_;
   std::unordered_map<void*, std::vector<void*>> streams_;
   std::atomic<std::size_t> blocks_{0};
 };

@@ -42,7 +42,7 @@ template <class Work> gpumem_outcome outcome_with_pools(Work work) noexcept {
 
 gpumem_outcome allocate(size_t bytes, int device, CUstream_st* stream, void*& pointer) noexcept {
   return outcome_of([&] {
-    gpumem::detail::refuse_child();
+    gpumem::detail::throw_if_child();
     pointer = torch_pools::instance().allocate(bytes, device, stream);
   });
 }

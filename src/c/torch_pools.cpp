@@ -20,7 +20,7 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-constexpr std::uint64_t longest_settling = 1'000'000'000; // nanoseconds, as long as a pool waits at out-of-memory
+constexpr std::uint64_t max_sync_time = 1'000'000'000; // nanoseconds, as long as a pool waits at out-of-memory
 
 /// PyTorch's handle 0 is the legacy stream on every thread; gpumem's is another on each.
 void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
@@ -34,7 +34,7 @@ public:
   }
 
 private:
-  std::optional<current_device> current_;
+  std::optional<device_guard> current_;
 };
 
 std::string text_of_environment() {
@@ -49,7 +49,7 @@ std::size_t share(double fraction, std::size_t total) {
 /// Waits on the host for a stream's work.
 void wait_for(int device, void* stream) {
   gpumem::device const where{device};
-  current_device const scope{where};
+  device_guard const scope{where};
   check(identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(), "cuStreamSynchronize");
 }
 
@@ -70,7 +70,7 @@ torch_pools& torch_pools::instance() {
 }
 
 std::size_t torch_pools::slot_of(int device) {
-  if (device < 0 || device >= most_devices) {
+  if (device < 0 || device >= max_devices) {
     throw std::invalid_argument{"gpumem: there is no device " + std::to_string(device)};
   }
   return static_cast<std::size_t>(device);
@@ -83,7 +83,7 @@ bool torch_pools::any_made() const noexcept {
 void torch_pools::configure(char const* options) {
   auto text = options ? std::string{options} : text_of_environment();
   parse_options(text); // says now what is wrong with it
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   if (any_made()) throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
   options_ = std::move(text);
 }
@@ -93,7 +93,7 @@ void torch_pools::set_fraction(double fraction, int device) {
   if (!(fraction > 0 && fraction <= 1)) {
     throw std::invalid_argument{"gpumem: a fraction of a device's memory is more than 0 and at most 1"};
   }
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   if (made(device)) {
     throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
                                 " already has its pool: set its fraction before the first use"};
@@ -110,14 +110,14 @@ gpumem_pool* torch_pools::of(int device) {
 
 gpumem_pool* torch_pools::make(int device) {
   auto const slot = slot_of(device);
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   if (auto* const pool = made(device)) return pool;
   pool_options options;
   options.name = "torch cuda:" + std::to_string(device);
   options = parse_options(options_ ? *options_ : text_of_environment(), options);
   if (fractions_[slot] > 0) {
-    auto const most = share(fractions_[slot], gpumem::device{device}.memory().total);
-    options.limit = options.limit ? std::min(options.limit, most) : most;
+    auto const share_limit = share(fractions_[slot], gpumem::device{device}.memory().total);
+    options.limit = options.limit ? std::min(options.limit, share_limit) : share_limit;
   }
   auto* const pool = make_pool(device, std::move(options));
   pools_[slot].store(pool, std::memory_order_release);
@@ -170,10 +170,10 @@ bool torch_pools::record_uses(int device, void* pointer, void* stream, std::span
 
 void torch_pools::record_stream(void* pointer, void* stream) {
   if (!pointer) return;
-  for (int device = 0; device < most_devices; ++device) {
+  for (int device = 0; device < max_devices; ++device) {
     auto* const pool = made(device);
     if (!pool) continue;
-    gpumem_block block{.size = sizeof block, .base = nullptr, .bytes = 0, .granted = 0, .stream = 0, .live = 0};
+    gpumem_block block{.size = sizeof block, .base = nullptr, .bytes = 0, .allocated = 0, .stream = 0, .live = 0};
     require(gpumem_find(pool, pointer, &block));
     if (block.base && block.live) return recorded_.add(block.base, named(stream));
   }
@@ -181,14 +181,14 @@ void torch_pools::record_stream(void* pointer, void* stream) {
 
 void torch_pools::begin_graph(int device, gpumem_torch_pool_id graph) {
   slot_of(device);
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   auto& use = graphs_[{device, graph}];
   ++use.captures;
   ++use.holders;
 }
 
 void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   auto const found = graphs_.find({device, graph});
   if (found == graphs_.end() || found->second.captures == 0) {
     throw std::invalid_argument{"gpumem: the end of a capture that has not begun"};
@@ -197,22 +197,22 @@ void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
 }
 
 void torch_pools::release_graph(int device, gpumem_torch_pool_id graph) noexcept {
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   auto const found = graphs_.find({device, graph});
   if (found != graphs_.end() && --found->second.holders == 0) graphs_.erase(found);
 }
 
 bool torch_pools::holds_graphs(int device) {
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   return std::ranges::any_of(graphs_, [&](auto const& each) { return each.first.first == device; });
 }
 
 void torch_pools::trim() noexcept {
-  for (int device = 0; device < most_devices; ++device) {
+  for (int device = 0; device < max_devices; ++device) {
     auto* const pool = pools_[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
     std::size_t given_back = 0;
     if (!pool || holds_graphs(device)) continue;
-    gpumem_settle(pool, longest_settling); // what is not complete by then stays
+    gpumem_synchronize(pool, max_sync_time); // what is not complete by then stays
     gpumem_trim(pool, 0, &given_back);
   }
 }

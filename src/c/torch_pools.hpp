@@ -43,7 +43,7 @@ public:
   void trim() noexcept;
 
 private:
-  static constexpr int most_devices = 64;
+  static constexpr int max_devices = 64;
   struct graph_use {
     int captures = 0; // begun and not ended
     int holders = 0;  // begun and not released
@@ -55,9 +55,9 @@ private:
   bool holds_graphs(int device);
   bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
-  std::array<std::atomic<gpumem_pool*>, most_devices> pools_{};
-  std::mutex guard_; // of what follows; never held while a pool is called but for making one
-  std::array<double, most_devices> fractions_{};
+  std::array<std::atomic<gpumem_pool*>, max_devices> pools_{};
+  std::mutex mutex_; // of what follows; never held while a pool is called but for making one
+  std::array<double, max_devices> fractions_{};
   std::optional<std::string> options_;
   std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_;
   recorded_streams recorded_;

@@ -25,7 +25,7 @@ namespace {
 
 int home_of(any_memory& resource, stream_ref stream) {
   auto const where = detail::device_of(services_of(resource));
-  return (where ? identify(stream, *where) : identify(stream)).order().device();
+  return (where ? identify(stream, *where) : identify(stream)).timeline().device();
 }
 
 bool overlap(void const* a, void const* b, std::size_t bytes) {
@@ -45,7 +45,7 @@ buffer::buffer(stream_ref stream, any_memory resource, std::size_t bytes, std::s
 }
 
 buffer::buffer(stream_ref stream, std::size_t bytes, std::size_t alignment)
-    : buffer{stream, any_memory{current_resource(device{identify(stream).order().device()})}, bytes, alignment} {}
+    : buffer{stream, any_memory{current_resource(device{identify(stream).timeline().device()})}, bytes, alignment} {}
 
 buffer::buffer(allocation block, any_memory resource) : resource_{make_any_memory(std::move(resource))} {
   auto const home = home_of(resource_, block.stream());
@@ -184,7 +184,7 @@ void buffer::read(void* target, std::size_t bytes, std::size_t offset) const {
 }
 
 void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::size_t offset) const {
-  detail::stream_work const on{stream, device{identify(stream, home()).order().device()}};
+  detail::stream_work const on{stream, device{identify(stream, home()).timeline().device()}};
   on.refuse_capture();
   require_range(bytes, offset);
   auto const use = use_on(stream);
@@ -212,17 +212,17 @@ void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {
 }
 
 // A default handle has to mean a stream of the device that is current; the buffer's own means what it meant.
-stream_use buffer::use_on(stream_ref stream) const {
+scoped_use buffer::use_on(stream_ref stream) const {
   identify(stream, home());
-  current_device const scope{home()};
+  device_guard const scope{home()};
   return block_.use_on(stream);
 }
 
-void buffer::rehome(stream_ref stream) {
+void buffer::set_stream(stream_ref stream) {
   auto const key = identify(stream, home());
-  current_device const scope{home()};
-  block_.rehome(stream);
-  home_ = key.order().device();
+  device_guard const scope{home()};
+  block_.set_stream(stream);
+  home_ = key.timeline().device();
 }
 
 void buffer::synchronize() const { work().wait(); }

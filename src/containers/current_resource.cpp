@@ -23,17 +23,17 @@ import :sync;
 namespace gpumem {
 namespace {
 
-inline constexpr int most_devices = 64; // as many as `device` knows
+inline constexpr int max_devices = 64; // as many as `device` knows
 
 // Never destroyed: containers with static storage may free into it.
 struct device_slot {
-  sync::mutex guard;
+  sync::mutex mutex;
   std::optional<any_pool> current; // nothing: the first one
   std::optional<any_pool> first;
 };
 
 device_slot& slot_of(device where) {
-  static auto* const slots = new std::array<device_slot, most_devices>;
+  static auto* const slots = new std::array<device_slot, max_devices>;
   return (*slots)[static_cast<std::size_t>(where.ordinal())];
 }
 
@@ -41,11 +41,11 @@ device_slot& slot_of(device where) {
 any_pool first_resource(device where) {
   auto& slot = slot_of(where);
   {
-    sync::lock const held{slot.guard};
+    sync::lock const held{slot.mutex};
     if (slot.first) return *slot.first;
   }
   any_pool made{pool_resource<cuda_resource>{where, {.name = "current"}}};
-  sync::lock const held{slot.guard};
+  sync::lock const held{slot.mutex};
   if (!slot.first) slot.first.emplace(std::move(made));
   return *slot.first;
 }
@@ -61,10 +61,10 @@ void require_memory_of(device where, any_pool& resource) {
 
 // What was there before is the caller's: nothing is destroyed under the lock.
 any_pool exchange_current(device where, std::optional<any_pool> next) {
-  detail::refuse_child();
+  detail::throw_if_child();
   auto first = first_resource(where);
   auto& slot = slot_of(where);
-  sync::lock const held{slot.guard};
+  sync::lock const held{slot.mutex};
   std::optional<any_pool> before;
   if (slot.current) before.emplace(std::move(*slot.current));
   slot.current.reset();
@@ -75,10 +75,10 @@ any_pool exchange_current(device where, std::optional<any_pool> next) {
 } // namespace
 
 any_pool current_resource(device where) {
-  detail::refuse_child();
+  detail::throw_if_child();
   auto& slot = slot_of(where);
   {
-    sync::lock const held{slot.guard};
+    sync::lock const held{slot.mutex};
     if (slot.current) return *slot.current;
   }
   return first_resource(where);

@@ -14,7 +14,7 @@ import :stream;
 namespace gpumem {
 
 stream_pool::stream_pool(gpumem::device where, std::size_t size, int priority) {
-  if (size == 0) throw std::invalid_argument{"gpumem: a pool of no streams"};
+  if (size == 0) throw std::invalid_argument{"gpumem: a stream_pool needs at least one stream"};
   streams_.reserve(size);
   while (streams_.size() < size) streams_.emplace_back(where, priority);
 }

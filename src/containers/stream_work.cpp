@@ -43,9 +43,9 @@ CUdeviceptr address(void const* pointer) { return reinterpret_cast<CUdeviceptr>(
 
 } // namespace
 
-stream_work::stream_work(stream_ref on, device home) : home_{home}, scope_{home}, on_{on} { home_.refuse_lost(); }
+stream_work::stream_work(stream_ref on, device home) : home_{home}, scope_{home}, on_{on} { home_.throw_if_lost(); }
 
-void stream_work::require(CUresult result, char const* what) const { check(home_.judge(result), what); }
+void stream_work::require(CUresult result, char const* what) const { check(home_.interpret(result), what); }
 
 void stream_work::copy(void* to, void const* from, std::size_t bytes) const {
   if (bytes) require(driver().memcpy_async(address(to), address(from), bytes, on_.get()), "cuMemcpyAsync");

@@ -17,8 +17,8 @@ import :error;
 import :fork;
 import :services;
 import :stream;
+import :stream_timeline;
 import :sync;
-import :timeline;
 import :timer;
 import :waiter;
 
@@ -28,24 +28,24 @@ request_operation::request_operation(request const& what, expected<stream_key, f
                                      std::span<request_part> more) noexcept
     : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority, more},
       from_{what.from}, deadline_{what.options.deadline} {
-  if (what.turn_only) ask_for_turn();
+  if (what.asks_for_turn) ask_for_turn();
   if (bytes() == 0) {
-    settle(nullptr);
+    complete(nullptr);
   } else if (!key) {
-    settle(unexpected<failure>{key.error()});
+    complete(unexpected<failure>{key.error()});
   }
 }
 
 bool request_operation::try_now(bool may_wait, queueing how) noexcept {
-  if (settled()) return true;
+  if (is_complete()) return true;
   if (asks_for_turn()) {
     if (can_wait()) return false;
-    settle(nullptr);
+    complete(nullptr);
     return true;
   }
   auto const result = has_parts() ? try_parts(may_wait, how) : try_part(part(0), may_wait, how);
-  if (!result && result.error().what == outcome::exhausted && can_wait()) return false;
-  settle(result);
+  if (!result && result.error().reason == outcome::exhausted && can_wait()) return false;
+  complete(result);
   return true;
 }
 
@@ -73,50 +73,50 @@ bool request_operation::park() noexcept {
   parked_ = true;
   if (from.table->admit(from.state, static_cast<waiter*>(this))) return true;
   parked_ = false;
-  if (!settled()) settle(unexpected<failure>{failure{refusal(), 0, bytes()}});
+  if (!is_complete()) complete(unexpected<failure>{failure{refusal(), 0, bytes()}});
   return false;
 }
 
-bool request_operation::withdraw() noexcept {
-  return from_.table->withdraw && from_.table->withdraw(from_.state, static_cast<waiter*>(this));
+bool request_operation::cancel_waiter() noexcept {
+  return from_.table->cancel_waiter && from_.table->cancel_waiter(from_.state, static_cast<waiter*>(this));
 }
 
 void request_operation::cancel(outcome why) noexcept {
-  if (forked() || !note_cancelled(why)) return;
-  if (!withdraw()) return;
-  withdrawn_ = true;
+  if (forked() || !set_cancelled(why)) return;
+  if (!cancel_waiter()) return;
+  cancelled_ = true;
   refuse(failure{why, 0, bytes()});
 }
 
 bool request_operation::is_late(sync::time_point deadline) noexcept {
   if (sync::now() < deadline) return false;
-  settle(unexpected<failure>{failure{outcome::deadline, 0, bytes()}});
+  complete(unexpected<failure>{failure{outcome::deadline, 0, bytes()}});
   return true;
 }
 
 // It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
 // handle that may die both look alike.
 bool request_operation::park_again() noexcept {
-  renew();
+  clear_hooks();
   bool usable = true;
   for (std::size_t i = 0; i < parts() && !asks_for_turn(); ++i) {
     auto const before = part(i).stream;
-    auto const now = stream_key::at_end_of(before.order(), before.handle());
+    auto const now = stream_key::at_end_of(before.timeline(), before.handle());
     part(i).stream = now;
-    auto const& order = before.order();
-    bool const unknown = order.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
-    usable = usable && !now.capturing() && !(unknown && !device{order.device()}.lost());
+    auto const& timeline = before.timeline();
+    bool const unknown = timeline.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
+    usable = usable && !now.capturing() && !(unknown && !device{timeline.device()}.lost());
   }
   if (usable) return park();
   end_turn();
-  settle(unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes()}});
+  complete(unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes()}});
   return false;
 }
 
 // The resource forgets it, whether it has its turn or not.
 void request_operation::end_turn() noexcept {
-  leave();
-  withdraw();
+  set_being_destroyed();
+  cancel_waiter();
 }
 
 expected<allocation, failure> request_operation::take() noexcept {
@@ -141,7 +141,7 @@ void request_operation::take_into_or_throw(std::span<allocation> places) {
   if (auto const why = take_into(places)) throw_failure_of(from_, stream().handle(), *why);
 }
 
-void request_operation::give_up_answer() noexcept {
+void request_operation::return_memory() noexcept {
   auto const result = take_result();
   parked_ = false;
   for (std::size_t i = 0; result && i < parts(); ++i) {
@@ -151,7 +151,7 @@ void request_operation::give_up_answer() noexcept {
 }
 
 bool request_operation::take_stopped() noexcept {
-  if (!settled_stopped()) return false;
+  if (!was_stopped()) return false;
   take_result();
   parked_ = false;
   return true;
@@ -175,7 +175,7 @@ void blocking_operation::wait_until(sync::time_point when) noexcept {
 void blocking_operation::wait_parked(sync::time_point deadline) {
   if (is_late(deadline) || !park()) return;
   do {
-    sync::lock held{guard_};
+    sync::lock held{mutex_};
     while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
     if (!done_) {
       held.unlock();
@@ -193,8 +193,8 @@ void blocking_operation::sleep(sync::lock& held) {
 }
 
 // Notified under the lock: the waiting thread cannot leave, and take the condition with it, before this has.
-void blocking_operation::decided() noexcept {
-  sync::lock const held{guard_};
+void blocking_operation::on_complete() noexcept {
+  sync::lock const held{mutex_};
   done_ = true;
   wake_.notify_one();
 }
@@ -205,23 +205,23 @@ void suspended_operation::prepare() {
 }
 
 bool suspended_operation::conclude() noexcept {
-  if (settled()) return true;
+  if (is_complete()) return true;
   await_post();
   return answered();
 }
 
 // The operation gives granted memory back and ends its turn. It reads the result only when the decision is over.
-void suspended_operation::abandon() noexcept {
+void suspended_operation::cancel_and_release() noexcept {
   if (forked()) return;
-  if (parked() && (withdrawn() || !withdraw())) {
+  if (parked() && (was_cancelled() || !cancel_waiter())) {
     take_back();
-    if (!settled()) end_turn();
+    if (!is_complete()) end_turn();
   }
-  if (settled()) give_up_answer();
+  if (is_complete()) return_memory();
 }
 
 void blocking_operation::only_now() noexcept {
-  if (!try_now()) settle(unexpected<failure>{failure{outcome::exhausted, 0, bytes()}});
+  if (!try_now()) complete(unexpected<failure>{failure{outcome::exhausted, 0, bytes()}});
 }
 
 expected<allocation, failure> blocking_operation::allocate() noexcept {

@@ -13,7 +13,7 @@ import :event;
 import :fork;
 import :services;
 import :stream;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem {
 
@@ -22,7 +22,7 @@ namespace {
 // Noexcept: what cannot be waited for runs no more.
 void wait_for(stream_ref used, device where) noexcept {
   try {
-    current_device const scope{where};
+    device_guard const scope{where};
     identify(used, where).wait_on_host();
   } catch (...) {
     // The handle is dead, or the device lost.
@@ -32,14 +32,14 @@ void wait_for(stream_ref used, device where) noexcept {
 } // namespace
 
 // With each stream's device current, since the handle may be a default one.
-stream_use::~stream_use() {
+scoped_use::~scoped_use() {
   if (!happened_.valid() || !driver_alive()) return;
   try {
     {
-      current_device const scope{used_device_};
+      device_guard const scope{used_device_};
       happened_.record(used_);
     }
-    current_device const scope{home_device_};
+    device_guard const scope{home_device_};
     happened_.make_wait(home_);
   } catch (...) {
     // The order could not be made: only a lost device or a dead handle fails here, and default streams of two devices.
@@ -56,7 +56,7 @@ void allocation::swap(allocation& other) noexcept {
   other.bytes_ = bytes;
   other.alignment_log2_ = log2;
   std::swap(from_, other.from_);
-  std::swap(order_, other.order_);
+  std::swap(timeline_, other.timeline_);
   std::swap(stream_, other.stream_);
 }
 
@@ -76,7 +76,7 @@ void allocation::free(stream_key const& key) noexcept {
 }
 
 void allocation::reset() noexcept {
-  if (data_ && driver_alive()) free(stream_key::at_end_of(*order_, stream_));
+  if (data_ && driver_alive()) free(stream_key::at_end_of(*timeline_, stream_));
   data_ = nullptr;
 }
 
@@ -92,8 +92,8 @@ device allocation::where() const {
 
 // An event is recorded only on streams of its own device: each of the two orders has one of the stream's that it
 // follows.
-stream_use allocation::use_on(stream_ref stream) const {
-  device const home{order_->device()}, used{identify(stream, where()).order().device()};
+scoped_use allocation::use_on(stream_ref stream) const {
+  device const home{timeline_->device()}, used{identify(stream, where()).timeline().device()};
   event happened{home};
   happened.record(this->stream());
   happened.make_wait(stream);
@@ -101,13 +101,13 @@ stream_use allocation::use_on(stream_ref stream) const {
   return {this->stream(), home, stream, used, std::move(happened)};
 }
 
-void allocation::rehome(stream_ref stream) {
+void allocation::set_stream(stream_ref stream) {
   auto const key = identify(stream, where());
-  event happened{device{order_->device()}};
+  event happened{device{timeline_->device()}};
   happened.record(this->stream());
   happened.make_wait(stream);
   drop();
-  order_ = &key.order();
+  timeline_ = &key.timeline();
   stream_ = key.handle();
   hold();
 }

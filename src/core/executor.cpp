@@ -15,7 +15,7 @@ import :timer;
 
 namespace gpumem {
 
-void resumption_queue::push(resumption& item) noexcept {
+void work_queue::push(work_item& item) noexcept {
   item.next_ = nullptr;
   item.previous_ = last_;
   item.queued_ = true;
@@ -23,13 +23,13 @@ void resumption_queue::push(resumption& item) noexcept {
   last_ = &item;
 }
 
-resumption* resumption_queue::pop() noexcept {
+work_item* work_queue::pop() noexcept {
   auto* const item = first_;
   if (item) remove(*item);
   return item;
 }
 
-bool resumption_queue::remove(resumption& item) noexcept {
+bool work_queue::remove(work_item& item) noexcept {
   if (!item.queued_) return false;
   (item.previous_ ? item.previous_->next_ : first_) = item.next_;
   (item.next_ ? item.next_->previous_ : last_) = item.previous_;
@@ -37,15 +37,15 @@ bool resumption_queue::remove(resumption& item) noexcept {
   return true;
 }
 
-void inline_executor::post(resumption& item) noexcept {
+void inline_executor::post(work_item& item) noexcept {
   if (detail::forked()) return;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   queue_.push(item);
 }
 
-bool inline_executor::retract(resumption& item) noexcept {
+bool inline_executor::try_cancel(work_item& item) noexcept {
   if (detail::forked()) return false;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   return queue_.remove(item);
 }
 
@@ -60,9 +60,9 @@ void inline_executor::flush() noexcept {
   if (flushing == this || detail::forked()) return;
   auto* const outer = std::exchange(flushing, this);
   for (;;) {
-    resumption* item = nullptr;
+    work_item* item = nullptr;
     {
-      sync::lock const held{guard_};
+      sync::lock const held{mutex_};
       item = queue_.pop();
     }
     if (!item) break;
@@ -79,38 +79,38 @@ public:
   executor_thread(executor_thread const&) = delete;
   executor_thread& operator=(executor_thread const&) = delete;
   ~executor_thread();
-  void post(resumption& item) noexcept override;
-  bool retract(resumption& item) noexcept override;
-  bool abandon(sync::duration bound) noexcept;
+  void post(work_item& item) noexcept override;
+  bool try_cancel(work_item& item) noexcept override;
+  bool stop_within(sync::duration bound) noexcept;
 
-  // As start_timer, cancel_timer and retract_timer.
+  // As start_timer, cancel_timer and try_cancel_timer.
   void start(timer& item, sync::time_point when) noexcept;
   void cancel(timer& item) noexcept;
-  bool retract(timer& item) noexcept;
+  bool try_cancel(timer& item) noexcept;
 
 private:
   void run();
-  void rest(sync::lock& held);
+  void wait_for_work(sync::lock& held);
   bool resume_first(sync::lock& held);
   bool expire_first(sync::lock& held);
 
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition wake_;
-  resumption_queue queue_;
+  work_queue queue_;
   timer_heap timers_;
   timer const* expiring_ = nullptr; // only compared
   sync::condition over_;            // an expire(), or the thread
   bool stopping_ = false;
-  bool abandoned_ = false;
+  bool stopped_within_ = false;
   bool ended_ = false;
-  bool left_ = false; // abandoned, and its end is not waited for
+  bool detached_ = false; // abandoned, and its end is not waited for
   sync::thread thread_;
 };
 
 namespace {
 std::unique_ptr<detail::executor_thread> make_thread() {
-  detail::refuse_child();
-  detail::note_use();
+  detail::throw_if_child();
+  detail::set_in_use();
   return std::make_unique<detail::executor_thread>();
 }
 } // namespace
@@ -122,15 +122,15 @@ thread_executor::~thread_executor() {
     auto* const left = thread_.release();
 }
 
-void thread_executor::post(resumption& item) noexcept { thread_->post(item); }
+void thread_executor::post(work_item& item) noexcept { thread_->post(item); }
 
-bool thread_executor::retract(resumption& item) noexcept { return thread_->retract(item); }
+bool thread_executor::try_cancel(work_item& item) noexcept { return thread_->try_cancel(item); }
 
-bool thread_executor::abandon(sync::duration bound) noexcept { return thread_->abandon(bound); }
+bool thread_executor::stop_within(sync::duration bound) noexcept { return thread_->stop_within(bound); }
 
 detail::executor_thread::~executor_thread() {
   {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     stopping_ = true;
     wake_.notify_one();
   }
@@ -138,73 +138,73 @@ detail::executor_thread::~executor_thread() {
 }
 
 // Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
-void detail::executor_thread::post(resumption& item) noexcept {
+void detail::executor_thread::post(work_item& item) noexcept {
   if (forked()) return;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   queue_.push(item);
   wake_.notify_one();
 }
 
-bool detail::executor_thread::retract(resumption& item) noexcept {
+bool detail::executor_thread::try_cancel(work_item& item) noexcept {
   if (forked()) return false;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   return queue_.remove(item);
 }
 
-bool detail::executor_thread::abandon(sync::duration bound) noexcept {
+bool detail::executor_thread::stop_within(sync::duration bound) noexcept {
   if (forked()) return false;
-  sync::lock held{guard_};
-  abandoned_ = true;
+  sync::lock held{mutex_};
+  stopped_within_ = true;
   wake_.notify_one();
   auto const deadline = sync::now() + (running_on == this ? sync::duration::zero() : bound);
   while (!ended_ && sync::now() < deadline) over_.wait_until(held, deadline);
-  left_ = !ended_;
+  detached_ = !ended_;
   over_.notify_all();
-  if (left_) return false;
+  if (detached_) return false;
   held.unlock();
   thread_.join();
   return true;
 }
 
 void detail::executor_thread::start(timer& item, sync::time_point when) noexcept {
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   timers_.insert(item, when);
   if (timers_.first() == &item) wake_.notify_one();
 }
 
 void detail::executor_thread::cancel(timer& item) noexcept {
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   timers_.remove(item);
   if (expiring_ != &item) return;
   if (running_on == this) {
     expiring_ = nullptr; // another timer may come to lie there
   } else {
-    while (expiring_ == &item && !left_) over_.wait(held);
+    while (expiring_ == &item && !detached_) over_.wait(held);
   }
 }
 
-bool detail::executor_thread::retract(timer& item) noexcept {
-  sync::lock const held{guard_};
+bool detail::executor_thread::try_cancel(timer& item) noexcept {
+  sync::lock const held{mutex_};
   return timers_.remove(item);
 }
 
 void detail::executor_thread::run() {
   running_on = this;
-  sync::lock held{guard_};
-  while (!abandoned_) {
+  sync::lock held{mutex_};
+  while (!stopped_within_) {
     // One of each in turn: neither keeps the other waiting.
     bool const expired = expire_first(held);
     bool const resumed = resume_first(held);
     if (expired || resumed) continue;
     if (stopping_) break;
-    rest(held);
+    wait_for_work(held);
   }
   ended_ = true;
   over_.notify_all();
 }
 
 // Until something is posted or due.
-void detail::executor_thread::rest(sync::lock& held) {
+void detail::executor_thread::wait_for_work(sync::lock& held) {
   if (auto const* const next = timers_.first()) {
     wake_.wait_until(held, timer_heap::moment_of(*next));
   } else {
@@ -213,7 +213,7 @@ void detail::executor_thread::rest(sync::lock& held) {
 }
 
 bool detail::executor_thread::resume_first(sync::lock& held) {
-  auto* const item = abandoned_ ? nullptr : queue_.pop();
+  auto* const item = stopped_within_ ? nullptr : queue_.pop();
   if (!item) return false;
   held.unlock();
   item->resume();
@@ -239,7 +239,7 @@ inline constexpr auto exit_bound = std::chrono::seconds{1};
 
 // Never freed: operations may post during static destruction; its thread ends before the driver goes.
 struct library_thread {
-  sync::mutex guard;
+  sync::mutex mutex;
   std::atomic<detail::executor_thread*> running{nullptr};
 };
 
@@ -248,13 +248,13 @@ library_thread& the_library_thread() {
   return *instance;
 }
 
-void stop_library_thread() noexcept { the_library_thread().running.load()->abandon(exit_bound); }
+void stop_library_thread() noexcept { the_library_thread().running.load()->stop_within(exit_bound); }
 
 detail::executor_thread& started_library_thread() {
-  detail::refuse_child();
+  detail::throw_if_child();
   auto& library = the_library_thread();
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
-  sync::lock const held{library.guard};
+  sync::lock const held{library.mutex};
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
   auto* const started = make_thread().release();
   library.running.store(started, std::memory_order_release);
@@ -263,7 +263,7 @@ detail::executor_thread& started_library_thread() {
 }
 } // namespace
 
-executor& library_executor() { return started_library_thread(); }
+executor& default_executor() { return started_library_thread(); }
 
 void detail::start_timer(timer& item, sync::time_point when) {
   auto& thread = started_library_thread();
@@ -275,8 +275,8 @@ void detail::cancel_started(timer& item) noexcept {
   if (!forked()) the_library_thread().running.load(std::memory_order_acquire)->cancel(item);
 }
 
-bool detail::retract_timer(timer& item) noexcept {
-  return !forked() && the_library_thread().running.load(std::memory_order_acquire)->retract(item);
+bool detail::try_cancel_timer(timer& item) noexcept {
+  return !forked() && the_library_thread().running.load(std::memory_order_acquire)->try_cancel(item);
 }
 
 } // namespace gpumem

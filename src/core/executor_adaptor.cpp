@@ -18,16 +18,16 @@ namespace {
 thread_local adapted_call const* innermost = nullptr;
 } // namespace
 
-adapted_call::adapted_call(adapted_queue& queue, resumption& item) noexcept
+adapted_call::adapted_call(adapted_queue& queue, work_item& item) noexcept
     : queue_{queue}, outer_{std::exchange(innermost, this)} {
-  sync::lock const held{queue_.guard_};
+  sync::lock const held{queue_.mutex_};
   ++queue_.calls_;
   queue_.queue_.push(item);
 }
 
 adapted_call::~adapted_call() {
   innermost = outer_;
-  sync::lock const held{queue_.guard_};
+  sync::lock const held{queue_.mutex_};
   --queue_.calls_;
   queue_.call_ended_.notify_all();
 }
@@ -39,29 +39,29 @@ std::size_t adapted_call::count_own(adapted_queue const& queue) noexcept {
 }
 
 adapted_queue::adapted_queue() {
-  refuse_child();
-  note_use();
+  throw_if_child();
+  set_in_use();
 }
 
 bool adapted_queue::wait_for_calls() noexcept {
   if (forked()) return false; // a call of another thread never ends here
   auto const own = adapted_call::count_own(*this);
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   while (calls_ > own) call_ended_.wait(held);
   return own == 0;
 }
 
-bool adapted_queue::remove(resumption& item) noexcept {
+bool adapted_queue::remove(work_item& item) noexcept {
   if (forked()) return false;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   return queue_.remove(item);
 }
 
 bool adapted_queue::run_one() noexcept {
   if (forked()) return false;
-  resumption* item = nullptr;
+  work_item* item = nullptr;
   {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     item = queue_.pop();
   }
   if (item) item->resume();
@@ -69,17 +69,17 @@ bool adapted_queue::run_one() noexcept {
 }
 
 void adapted_queue::rescue() noexcept {
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   if (rescuer_.keeps) return; // on its way
   rescuer_.keeps = shared_from_this();
-  library_executor().post(rescuer_);
+  default_executor().post(rescuer_);
 }
 
 // From here on a rescue posts anew.
 void adapted_queue::rescuer::resume() noexcept {
   std::shared_ptr<adapted_queue> from;
   {
-    sync::lock const held{keeps->guard_};
+    sync::lock const held{keeps->mutex_};
     from.swap(keeps);
   }
   while (from->run_one()) {}

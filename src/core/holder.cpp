@@ -16,17 +16,17 @@ std::uint64_t holder::next_age() noexcept {
 }
 
 void holder_list::add(holder& item) noexcept {
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   link_last(item);
 }
 
 void holder_list::remove(holder& item) noexcept {
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   unlink(item);
 }
 
 void holder_list::mark(holder& item) noexcept {
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   if (item.marks_++ > 0) return;
   ++marked_;
   unlink(item);
@@ -34,7 +34,7 @@ void holder_list::mark(holder& item) noexcept {
 }
 
 void holder_list::unmark(holder& item) noexcept {
-  sync::quick_lock const held{guard_};
+  sync::spin_lock const held{mutex_};
   if (--item.marks_ > 0) return;
   --marked_;
   unlink(item);

@@ -58,7 +58,7 @@ char const* to_string(misuse::kind value) noexcept {
   case misuse::kind::use_after_close: return "a use after close";
   case misuse::kind::bad_stream: return "a stream that cannot be identified";
   case misuse::kind::overrun: return "a write behind the end of a block";
-  case misuse::kind::underrun: return "a write before the begin of a block";
+  case misuse::kind::underrun: return "a write before the start of a block";
   case misuse::kind::use_after_free: return "a write to a block after its free";
   }
   return "an unknown misuse";

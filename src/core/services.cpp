@@ -25,7 +25,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
   if (!std::has_single_bit(alignment)) return refuse(outcome::invalid_argument);
   if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
   if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
-  if (where && where->lost()) return refuse(outcome::device_lost, where->loss());
+  if (where && where->lost()) return refuse(outcome::device_lost, where->lost_error());
   if (key.capturing()) return refuse(outcome::capture_unsupported);
   return nullptr;
 }
@@ -34,7 +34,7 @@ namespace {
 
 // The failure, or device_lost if its error means that.
 failure lost_or(failure const& why, device where) noexcept {
-  auto const code = where.judge(static_cast<CUresult>(why.code));
+  auto const code = where.interpret(static_cast<CUresult>(why.code));
   return where.lost() ? failure{outcome::device_lost, code, why.requested} : why;
 }
 
@@ -57,7 +57,7 @@ expected<stream_key, failure> identify_other(stream_ref stream, std::optional<de
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept {
   auto const key = identify_other(stream, where, bytes);
-  if (key || key.error().what != outcome::exhausted) return key;
+  if (key || key.error().reason != outcome::exhausted) return key;
   return wait_without_identity(stream.get());
 }
 
@@ -68,19 +68,19 @@ expected<stream_key, failure> try_identify(stream_ref stream, services_handle co
 }
 
 void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {
-  if (why.what != outcome::exhausted && why.what != outcome::too_large) throw_failure(why);
-  auto const f = from.table->read_figures(from.state);
-  exhaustion facts{.requested = why.requested,
-                   .live = f.live,
-                   .reserved = f.reserved,
-                   .largest_free = f.largest_free,
-                   .limit = f.limit,
-                   .device = from.table->device(from.state),
-                   .free = f.free,
-                   .free_ranges = f.free_ranges,
-                   .unfinished = f.unfinished,
-                   .unfinished_streams = f.unfinished_streams,
-                   .quarantined = f.quarantined};
+  if (why.reason != outcome::exhausted && why.reason != outcome::too_large) throw_failure(why);
+  auto const f = from.table->read_statistics(from.state);
+  out_of_memory_info facts{.requested = why.requested,
+                           .live = f.live,
+                           .reserved = f.reserved,
+                           .largest_free = f.largest_free,
+                           .limit = f.limit,
+                           .device = from.table->device(from.state),
+                           .free = f.free,
+                           .free_ranges = f.free_ranges,
+                           .free_in_use = f.free_in_use,
+                           .in_use_streams = f.in_use_streams,
+                           .quarantined = f.quarantined};
   try {
     device const where{facts.device};
     if (auto const key = try_identify(stream_ref{stream}, where, why.requested)) facts.stream = key->id();
@@ -88,7 +88,7 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
     facts.device_free = memory.free;
     facts.device_total = memory.total;
   } catch (...) {
-    facts.device = -1; // these figures are an extra; what must be told is the failure
+    facts.device = -1; // these statistics are an extra; what must be told is the failure
   }
   throw_failure(why, facts);
 }
@@ -113,7 +113,7 @@ failure current_failure(std::size_t bytes) noexcept {
   } catch (acquire_error const& e) { return e.why(); } catch (cuda_error const& e) {
     auto const code = static_cast<CUresult>(e.status());
     if (code == CUDA_ERROR_OUT_OF_MEMORY) return {outcome::exhausted, code, bytes};
-    return {sticky(code) ? outcome::device_lost : outcome::driver_error, code, bytes};
+    return {is_sticky(code) ? outcome::device_lost : outcome::driver_error, code, bytes};
   } catch (std::invalid_argument const&) { return {outcome::invalid_argument, 0, bytes}; } catch (...) {
     return {outcome::driver_error, 0, bytes};
   }

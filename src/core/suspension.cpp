@@ -16,7 +16,7 @@ namespace gpumem::detail {
 namespace {
 
 struct gate {
-  sync::mutex guard;
+  sync::mutex mutex;
   sync::condition posted;
 };
 
@@ -40,38 +40,38 @@ gate_row& gates() noexcept {
 } // namespace
 
 void suspension::prepare() {
-  refuse_child();
-  note_use();
-  if (!executor_) executor_ = &library_executor();
+  throw_if_child();
+  set_in_use();
+  if (!executor_) executor_ = &default_executor();
   gate_ = gates().next();
 }
 
 void suspension::post() noexcept {
   auto* const where = executor_;
-  bool const flushes = where->flushes(); // once it is posted the executor, too, may be gone
+  bool const needs_flush = where->needs_flush(); // once it is posted the executor, too, may be gone
   {
     auto& mine = gates().at(gate_);
-    sync::lock const held{mine.guard};
+    sync::lock const held{mine.mutex};
     posted_ = true;
     where->post(*this);
     mine.posted.notify_all();
   }
-  if (flushes) where->flush();
+  if (needs_flush) where->flush();
 }
 
 // The thread that posted it has left the gate when this returns.
 void suspension::await_post() noexcept {
-  sync::lock const held{gates().at(gate_).guard};
+  sync::lock const held{gates().at(gate_).mutex};
   posted_ = false;
 }
 
 void suspension::take_back() noexcept {
   {
     auto& mine = gates().at(gate_);
-    sync::lock held{mine.guard};
+    sync::lock held{mine.mutex};
     while (!posted_) mine.posted.wait(held);
   }
-  executor_->retract(*this);
+  executor_->try_cancel(*this);
 }
 
 } // namespace gpumem::detail

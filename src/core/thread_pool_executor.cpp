@@ -22,23 +22,23 @@ public:
   state(state const&) = delete;
   state& operator=(state const&) = delete;
   ~state() { stop(); }
-  void post(resumption& item) noexcept;
-  bool retract(resumption& item) noexcept;
+  void post(work_item& item) noexcept;
+  bool try_cancel(work_item& item) noexcept;
   std::size_t size() const noexcept { return threads_.size(); }
 
 private:
   void run();
   void stop() noexcept;
-  sync::mutex guard_;
+  sync::mutex mutex_;
   sync::condition wake_;
-  resumption_queue queue_;
+  work_queue queue_;
   bool stopping_ = false;
   std::vector<sync::thread> threads_;
 };
 
 thread_pool_executor::thread_pool_executor(std::size_t threads) {
-  detail::refuse_child();
-  detail::note_use();
+  detail::throw_if_child();
+  detail::set_in_use();
   if (threads == 0) throw std::invalid_argument{"gpumem: an executor without threads would run nothing"};
   state_ = std::make_unique<state>(threads);
 }
@@ -50,11 +50,13 @@ thread_pool_executor::~thread_pool_executor() {
 
 std::size_t thread_pool_executor::size() const noexcept { return state_->size(); }
 
-void thread_pool_executor::post(resumption& item) noexcept {
+void thread_pool_executor::post(work_item& item) noexcept {
   if (!detail::forked()) state_->post(item);
 }
 
-bool thread_pool_executor::retract(resumption& item) noexcept { return !detail::forked() && state_->retract(item); }
+bool thread_pool_executor::try_cancel(work_item& item) noexcept {
+  return !detail::forked() && state_->try_cancel(item);
+}
 
 thread_pool_executor::state::state(std::size_t threads) {
   threads_.reserve(threads);
@@ -68,7 +70,7 @@ thread_pool_executor::state::state(std::size_t threads) {
 
 void thread_pool_executor::state::stop() noexcept {
   {
-    sync::lock const held{guard_};
+    sync::lock const held{mutex_};
     stopping_ = true;
     wake_.notify_all();
   }
@@ -76,19 +78,19 @@ void thread_pool_executor::state::stop() noexcept {
 }
 
 // Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
-void thread_pool_executor::state::post(resumption& item) noexcept {
-  sync::lock const held{guard_};
+void thread_pool_executor::state::post(work_item& item) noexcept {
+  sync::lock const held{mutex_};
   queue_.push(item);
   wake_.notify_one();
 }
 
-bool thread_pool_executor::state::retract(resumption& item) noexcept {
-  sync::lock const held{guard_};
+bool thread_pool_executor::state::try_cancel(work_item& item) noexcept {
+  sync::lock const held{mutex_};
   return queue_.remove(item);
 }
 
 void thread_pool_executor::state::run() {
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   for (;;) {
     while (queue_.empty() && !stopping_) wake_.wait(held);
     auto* const item = queue_.pop();

@@ -32,7 +32,7 @@ void waiter::set_holder(class holder& of) noexcept {
   priority_ = of.priority();
 }
 
-void waiter::settle(expected<void*, failure> result) noexcept {
+void waiter::complete(expected<void*, failure> result) noexcept {
   if (result) {
     first_.pointer = *result;
     for (std::size_t i = hook_count_; i > 0; --i) {
@@ -46,21 +46,21 @@ void waiter::settle(expected<void*, failure> result) noexcept {
     for (std::size_t i = hook_count_; i > 0; --i) hooks_[i - 1]->on_refusal(*this);
   }
   result_ = result;
-  settled_ = true;
+  complete_ = true;
 }
 
 void waiter::grant(void* pointer) noexcept {
-  settle(pointer);
-  decided();
+  complete(pointer);
+  on_complete();
 }
 
 void waiter::refuse(failure const& why) noexcept {
-  settle(unexpected<failure>{why});
-  decided();
+  complete(unexpected<failure>{why});
+  on_complete();
 }
 
 bool waiter::add_hook(grant_hook& hook) noexcept {
-  if (hook_count_ == most_hooks) return false;
+  if (hook_count_ == max_hooks) return false;
   hooks_[hook_count_++] = &hook;
   return true;
 }
@@ -73,13 +73,13 @@ bool waiter::has_passed(grant_hook const& by) const noexcept {
 }
 
 // There are as many places as hooks.
-void waiter::pass(grant_hook const& by) noexcept {
+void waiter::mark_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
   }
 }
 
-bool waiter::end_pass(grant_hook const& by) noexcept {
+bool waiter::clear_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (each.load(std::memory_order_relaxed) != &by) continue;
     each.store(nullptr, std::memory_order_relaxed);
@@ -89,7 +89,7 @@ bool waiter::end_pass(grant_hook const& by) noexcept {
 }
 
 expected<void*, failure> waiter::take_result() noexcept {
-  settled_ = false;
+  complete_ = false;
   return std::exchange(result_, expected<void*, failure>{nullptr});
 }
 
@@ -107,7 +107,7 @@ bool waiter_list::park(waiter& item) noexcept {
   (item.next_ ? item.next_->previous_ : last_) = &item;
   item.parked_ = true;
   of_holders_ += item.holder_ != nullptr;
-  begin_waiting(item);
+  add_waiting(item);
   return true;
 }
 
@@ -116,7 +116,7 @@ bool waiter_list::remove(waiter& item) noexcept {
   if (has_turn(item)) {
     take_turn_from(item);
   } else {
-    end_waiting(item);
+    remove_waiting(item);
   }
   (item.previous_ ? item.previous_->next_ : first_) = item.next_;
   (item.next_ ? item.next_->previous_ : last_) = item.previous_;
@@ -145,8 +145,8 @@ waiter* waiter_list::last_with_memory() const noexcept {
   return at;
 }
 
-waiting_figures waiter_list::read_figures() const noexcept {
-  waiting_figures sum;
+waiting_statistics waiter_list::read_statistics() const noexcept {
+  waiting_statistics sum;
   auto const now = sync::now();
   for (auto const* at = first_; at; at = at->next_) {
     ++sum.requests;
@@ -157,17 +157,17 @@ waiting_figures waiter_list::read_figures() const noexcept {
 }
 
 void waiter_list::give_turn(waiter& item, std::size_t bytes) noexcept {
-  end_waiting(item);
+  remove_waiting(item);
   item.turn_ = bytes;
   set_aside_ += bytes;
   item.turns_before_ = ++turns_;
-  item.alone_ = item.was_refused_ && item.overtaken_ >= most_overtakes_;
-  alone_ += item.alone_;
+  item.exclusive_ = item.was_refused_ && item.overtaken_ >= max_overtakes_;
+  exclusive_ += item.exclusive_;
 }
 
 void waiter_list::take_turn_from(waiter& item) noexcept {
   set_aside_ -= std::exchange(item.turn_, 0);
-  alone_ -= std::exchange(item.alone_, false);
+  exclusive_ -= std::exchange(item.exclusive_, false);
 }
 
 void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
@@ -175,13 +175,13 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   item.was_refused_ = item.was_refused_ || in_vain;
   auto const others = in_vain ? turns_ - item.turns_before_ : 0;
   item.overtaken_ = static_cast<unsigned>(std::min<std::uint64_t>(item.overtaken_ + others, UINT_MAX));
-  begin_waiting(item);
+  add_waiting(item);
 }
 
-// Each request is counted `most_overtakes` times at most, which bounds the time of all walks.
+// Each request is counted `max_overtakes` times at most, which bounds the time of all walks.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
   for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->next_) {
-    if (!has_turn(*at) && ++at->overtaken_ == most_overtakes_) ++at_most_;
+    if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;
   }
 }
 
@@ -189,30 +189,30 @@ bool waiter_list::goes_first(waiter const& one, waiter const& other) noexcept {
   return one.priority_ > other.priority_ || (one.priority_ == other.priority_ && one.age_ < other.age_);
 }
 
-void waiter_list::begin_waiting(waiter& item) noexcept {
+void waiter_list::add_waiting(waiter& item) noexcept {
   if (!first_waiting_ || goes_first(item, *first_waiting_)) first_waiting_ = &item;
-  at_most_ += item.overtaken_ >= most_overtakes_;
+  blocked_ += item.overtaken_ >= max_overtakes_;
   waiting_bytes_ += item.bytes_;
 }
 
-void waiter_list::end_waiting(waiter& item) noexcept {
-  at_most_ -= item.overtaken_ >= most_overtakes_;
+void waiter_list::remove_waiting(waiter& item) noexcept {
+  blocked_ -= item.overtaken_ >= max_overtakes_;
   waiting_bytes_ -= item.bytes_;
   if (first_waiting_ != &item) return;
   do { first_waiting_ = first_waiting_->next_; } while (first_waiting_ && has_turn(*first_waiting_));
 }
 
-void called_waiters::add(waiter& item) noexcept {
-  item.next_called_ = nullptr;
+void woken_waiters::add(waiter& item) noexcept {
+  item.next_woken_ = nullptr;
   *end_ = &item;
-  end_ = &item.next_called_;
+  end_ = &item.next_woken_;
 }
 
 // One that is called may be gone at once.
-called_waiters::~called_waiters() {
+woken_waiters::~woken_waiters() {
   while (auto* const item = first_) {
-    first_ = item->next_called_;
-    item->call();
+    first_ = item->next_woken_;
+    item->wake();
   }
 }
 

@@ -18,9 +18,9 @@ import :device;
 import :driver;
 import :event;
 import :fork;
-import :lane;
+import :poll_queue;
 import :sync;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem::detail {
 namespace {
@@ -29,44 +29,44 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 inline constexpr auto exit_bound = std::chrono::seconds{1};
-inline constexpr auto shortest_pause = microseconds{10};
-inline constexpr auto most_patience = microseconds{50};
-inline constexpr auto longest_pause = microseconds{100};
-inline constexpr auto cost_of_a_pause = microseconds{2}; // to fall asleep and to wake up
-inline constexpr auto selfish_time = milliseconds{1};    // of spinning, before others are let by
+inline constexpr auto min_pause = microseconds{10};
+inline constexpr auto max_extra_pause = microseconds{50};
+inline constexpr auto max_pause = microseconds{100};
+inline constexpr auto pause_cost = microseconds{2};        // to fall asleep and to wake up
+inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning, before others are let by
 
 // Four times what the questions took, so that the thread is busy for a fifth of the time; and a 32nd of what has been
 // waited for in vain, which nobody who waits that long will miss.
 sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
-  auto const fair = (busy + cost_of_a_pause) * 4;
-  auto const patient = std::min<sync::duration>(quiet / 32, most_patience);
-  return std::clamp<sync::duration>(std::max(fair, patient), shortest_pause, longest_pause);
+  auto const fair = (busy + pause_cost) * 4;
+  auto const extra = std::min<sync::duration>(quiet / 32, max_extra_pause);
+  return std::clamp<sync::duration>(std::max(fair, extra), min_pause, max_pause);
 }
 
 // Sleeps of some microseconds would else last 50 longer.
 void sleep_precisely() noexcept { prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); }
 
-void query(lane_question& question) {
+void query(poll_request& request) {
   auto const& ask = driver().event_query;
-  question.oldest_result = ask(question.oldest);
-  if (question.oldest == question.newest) {
-    question.newest_result = question.oldest_result;
-  } else if (question.oldest_result == CUDA_SUCCESS) {
-    question.newest_result = ask(question.newest);
+  request.oldest_result = ask(request.oldest);
+  if (request.oldest == request.newest) {
+    request.newest_result = request.oldest_result;
+  } else if (request.oldest_result == CUDA_SUCCESS) {
+    request.newest_result = ask(request.newest);
   }
 }
 
 // What the answer for one event tells everybody else.
 void publish(stream_point const& where, CUresult result) noexcept {
-  if (result == CUDA_SUCCESS && where.order) where.order->publish_completed(where.covers);
+  if (result == CUDA_SUCCESS && where.timeline) where.timeline->publish_completed(where.covers);
 }
 
-inline constexpr std::size_t most_devices = 64;
+inline constexpr std::size_t max_devices = 64;
 
 struct reactor_table {
-  sync::mutex guard;
+  sync::mutex mutex;
   bool stops_at_exit = false;
-  std::array<std::atomic<reactor*>, most_devices> all{};
+  std::array<std::atomic<reactor*>, max_devices> all{};
 };
 
 reactor_table& reactors() {
@@ -80,7 +80,7 @@ reactor& reactor::of(gpumem::device device) {
   auto& table = reactors();
   auto& mine = table.all.at(static_cast<std::size_t>(device.ordinal()));
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
-  sync::lock const held{table.guard};
+  sync::lock const held{table.mutex};
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
   auto* const made = new reactor{device};
   mine.store(made, std::memory_order_release);
@@ -88,19 +88,19 @@ reactor& reactor::of(gpumem::device device) {
   return *made;
 }
 
-lane& reactor::lane_of(timeline const& order) {
-  sync::lock const held{guard_};
-  return stream_lanes_.try_emplace(&order, *this).first->second;
+poll_queue& reactor::queue_of(stream_timeline const& timeline) {
+  sync::lock const held{mutex_};
+  return stream_queues_.try_emplace(&timeline, *this).first->second;
 }
 
-lane& reactor::lane_of(CUevent event) {
-  sync::lock const held{guard_};
-  return event_lanes_.try_emplace(event, *this).first->second;
+poll_queue& reactor::queue_of(CUevent event) {
+  sync::lock const held{mutex_};
+  return event_queues_.try_emplace(event, *this).first->second;
 }
 
 void reactor::start() {
   if (started_.load(std::memory_order_acquire)) return;
-  sync::lock const held{guard_};
+  sync::lock const held{mutex_};
   if (thread_.joinable() || stopping_) return;
   thread_ = sync::thread{[this] { run(); }};
   started_.store(true, std::memory_order_release);
@@ -114,7 +114,7 @@ void reactor::stop_all() noexcept {
 }
 
 void reactor::stop(sync::time_point deadline) noexcept {
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   stopping_ = true;
   if (!thread_.joinable()) return;
   wake_.notify_one();
@@ -124,30 +124,30 @@ void reactor::stop(sync::time_point deadline) noexcept {
   if (ended) thread_.join();
 }
 
-// Puts the lane into the list where it belongs; one that is being asked comes back with its answer.
-void reactor::place(lane& item) noexcept {
-  auto* const belongs = item.asked() || item.empty() ? nullptr : item.urgent() ? &urgent_ : &patient_;
-  if (lane_list::of(item) != belongs) lane_list::move(item, belongs);
+// Puts the queue into the list where it belongs; one that is being asked comes back with its answer.
+void reactor::enlist(poll_queue& item) noexcept {
+  auto* const belongs = item.is_polled() || item.empty() ? nullptr : item.urgent() ? &low_latency_ : &balanced_;
+  if (poll_queue_list::of(item) != belongs) poll_queue_list::move(item, belongs);
 }
 
-reactor::answer reactor::arm(armed_point& point) noexcept {
-  sync::lock const held{guard_};
+reactor::answer reactor::add_wait(pending_wait& point) noexcept {
+  sync::lock const held{mutex_};
   if (point.stop_requested_.load(std::memory_order_acquire)) return answer::stopped;
   if (stopping_) return answer::ended;
-  point.lane_->push(point);
-  place(*point.lane_);
+  point.queue_->push(point);
+  enlist(*point.queue_);
   ++armed_;
   fresh_ = true;
   bool const hurries = point.urgency_ == latency::low;
-  if (rest_ == rest_kind::asleep || (rest_ == rest_kind::dozing && hurries)) wake_.notify_one();
+  if (sleep_ == sleep_kind::asleep || (sleep_ == sleep_kind::dozing && hurries)) wake_.notify_one();
   return answer::armed;
 }
 
-bool reactor::disarm(armed_point& point) noexcept {
-  sync::lock const held{guard_};
+bool reactor::remove_wait(pending_wait& point) noexcept {
+  sync::lock const held{mutex_};
   if (!point.armed_) return false;
-  point.lane_->remove(point);
-  place(*point.lane_);
+  point.queue_->remove(point);
+  enlist(*point.queue_);
   --armed_;
   return true;
 }
@@ -155,16 +155,16 @@ bool reactor::disarm(armed_point& point) noexcept {
 void reactor::run() {
   relaxed_capture const relaxed;
   sleep_precisely();
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   while (!stopping_) {
     if (armed_ == 0) {
-      rest_ = rest_kind::asleep;
+      sleep_ = sleep_kind::asleep;
       wake_.wait(held);
-      rest_ = rest_kind::awake;
+      sleep_ = sleep_kind::awake;
       continue;
     }
     round(held);
-    if (armed_ > 0 && !stopping_) rest(held);
+    if (armed_ > 0 && !stopping_) sleep(held);
   }
   ended_ = true;
   ended_wake_.notify_all();
@@ -175,82 +175,82 @@ void reactor::round(sync::lock& held) {
   auto const begin = sync::now();
   if (std::exchange(fresh_, false)) {
     quiet_since_ = begin;
-    due_ = std::min(due_, begin + shortest_pause);
+    due_ = std::min(due_, begin + min_pause);
   }
-  bool progress = ask(urgent_, held);
+  bool progress = poll(low_latency_, held);
   if (begin >= due_) {
-    progress = ask(patient_, held) || progress;
+    progress = poll(balanced_, held) || progress;
     auto const end = sync::now();
     if (progress) quiet_since_ = end;
     due_ = end + pause_after(end - begin, end - quiet_since_);
   } else if (progress) {
     quiet_since_ = sync::now();
   }
-  if (device_.lost()) tell_of_loss(held);
+  if (device_.lost()) fail_all_lost(held);
 }
 
-// Asks each lane of the list once, some at a time and without the lock; whether anybody was told.
-bool reactor::ask(lane_list& lanes, sync::lock& held) {
+// Asks each queue of the list once, some at a time and without the lock; whether anybody was told.
+bool reactor::poll(poll_queue_list& queues, sync::lock& held) {
   bool progress = false;
-  std::array<lane_question, batch_size> batch;
-  for (auto left = lanes.size(); left > 0 && !lanes.empty();) {
+  std::array<poll_request, batch_size> batch;
+  for (auto left = queues.size(); left > 0 && !queues.empty();) {
     std::size_t count = 0;
-    for (; count < batch_size && left > 0 && !lanes.empty(); ++count, --left) {
-      auto& next = *lanes.first();
-      batch[count] = next.ask();
-      place(next);
+    for (; count < batch_size && left > 0 && !queues.empty(); ++count, --left) {
+      auto& next = *queues.first();
+      batch[count] = next.begin_poll();
+      enlist(next);
     }
     held.unlock();
     for (std::size_t i = 0; i < count; ++i) query(batch[i]);
     held.lock();
-    told_points told;
+    completed_waits completed;
     for (std::size_t i = 0; i < count; ++i) {
-      batch[i].of->answer(batch[i], told);
-      place(*batch[i].of);
+      batch[i].of->end_poll(batch[i], completed);
+      enlist(*batch[i].of);
     }
-    progress = deliver(told, held) || progress;
+    progress = deliver(completed, held) || progress;
   }
   return progress;
 }
 
 // They are armed no more: whoever would destroy one now waits until it is posted.
-bool reactor::deliver(told_points& told, sync::lock& held) noexcept {
-  if (told.empty()) return false;
-  armed_ -= told.size();
+bool reactor::deliver(completed_waits& completed, sync::lock& held) noexcept {
+  if (completed.empty()) return false;
+  armed_ -= completed.size();
   held.unlock();
-  while (auto* const point = told.pop()) {
+  while (auto* const point = completed.pop()) {
     publish(point->where_, point->result_);
-    point->reached(device_.judge(point->result_));
+    point->complete(device_.interpret(point->result_));
   }
   held.lock();
   return true;
 }
 
 // The context is gone, and no event of it will ever be complete.
-void reactor::tell_of_loss(sync::lock& held) {
-  told_points told;
-  for (auto* const list : {&urgent_, &patient_}) {
+void reactor::fail_all_lost(sync::lock& held) {
+  completed_waits completed;
+  for (auto* const list : {&low_latency_, &balanced_}) {
     while (auto* const next = list->first()) {
-      next->tell_all(device_.loss(), told);
-      place(*next);
+      next->fail_all(device_.lost_error(), completed);
+      enlist(*next);
     }
   }
-  deliver(told, held);
+  deliver(completed, held);
 }
 
-void reactor::rest(sync::lock& held) {
+void reactor::sleep(sync::lock& held) {
   auto const begin = sync::now();
-  if (!urgent_.empty()) { // only lets others have the lock
+  if (!low_latency_.empty()) { // only lets others have the lock
     held.unlock();
-    sync::mark();
-    if (begin - quiet_since_ > selfish_time) std::this_thread::yield();
+    sync::schedule_point();
+    if (begin - quiet_since_ > spin_before_yield) std::this_thread::yield();
     held.lock();
     return;
   }
   if (begin >= due_) return;
-  rest_ = due_ - begin > 2 * shortest_pause ? rest_kind::asleep : rest_kind::dozing;
+  sleep_ = due_ - begin > 2 * min_pause ? sleep_kind::asleep : sleep_kind::dozing;
   wake_.wait_until(held, due_);
-  rest_ = rest_kind::awake;
+  sleep_ = sleep_kind::awake;
 }
 
 } // namespace gpumem::detail

@@ -11,18 +11,18 @@ import :sync;
 
 namespace gpumem::detail {
 
-sync_signal::sync_signal() { refuse_child(); }
+sync_signal::sync_signal() { throw_if_child(); }
 
 // Notified under the lock: the waiting thread cannot leave, and take the signal with it, before this has.
-std::coroutine_handle<> sync_signal::arrived() noexcept {
-  sync::lock const held{guard_};
+std::coroutine_handle<> sync_signal::child_finished() noexcept {
+  sync::lock const held{mutex_};
   arrived_ = true;
   wake_.notify_one();
   return std::noop_coroutine();
 }
 
 void sync_signal::wait() {
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   while (!arrived_) wake_.wait(held);
   if (error_) std::rethrow_exception(error_);
 }

@@ -11,11 +11,11 @@ import :when_all;
 namespace gpumem::detail {
 
 // Written by the first to fail alone, and read after all arrivals.
-void all_of::failed(std::exception_ptr error) noexcept {
+void all_of::child_failed(std::exception_ptr error) noexcept {
   if (!has_failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
 }
 
-std::coroutine_handle<> all_of::arrived() noexcept {
+std::coroutine_handle<> all_of::child_finished() noexcept {
   auto const continuation = continuation_; // read before: the last arrival may end this object
   if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) return continuation;
   return std::noop_coroutine();

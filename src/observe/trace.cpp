@@ -55,7 +55,7 @@ bool parse_trace_pointer(std::string_view text, std::uint64_t& value) {
 // HH:MM:SS.ffffff; recordings longer than a day go on counting hours.
 bool parse_trace_time(std::string_view text, std::uint64_t& microseconds) {
   constexpr std::size_t tail = sizeof(":MM:SS.ffffff") - 1;
-  constexpr std::uint64_t most_hours = 5'124'095'575; // the last whole hour whose microseconds fit
+  constexpr std::uint64_t max_hours = 5'124'095'575; // the last whole hour whose microseconds fit
   if (text.size() < tail + 2) return false;
   const std::size_t hours_end = text.size() - tail;
   if (text[hours_end] != ':' || text[hours_end + 3] != ':' || text[hours_end + 6] != '.') return false;
@@ -70,7 +70,7 @@ bool parse_trace_time(std::string_view text, std::uint64_t& microseconds) {
     return false;
   }
   // 60 is a leap second
-  if (hours > most_hours || minutes > 59 || seconds > 60) return false;
+  if (hours > max_hours || minutes > 59 || seconds > 60) return false;
   microseconds = ((hours * 60 + minutes) * 60 + seconds) * 1'000'000 + fraction;
   return true;
 }
@@ -107,10 +107,10 @@ std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view,
 
 // A field as an error message can show it: short, and printable.
 std::string quoted_trace_text(std::string_view text) {
-  constexpr std::size_t most = 40;
+  constexpr std::size_t max_shown = 40;
   std::string shown = "'";
-  for (const char c : text.substr(0, most)) shown += c >= ' ' && c <= '~' ? c : '.';
-  return shown + (text.size() > most ? "…'" : "'");
+  for (const char c : text.substr(0, max_shown)) shown += c >= ' ' && c <= '~' ? c : '.';
+  return shown + (text.size() > max_shown ? "…'" : "'");
 }
 
 std::string trace_place(const std::string& file, std::size_t line) {

@@ -21,26 +21,26 @@ bool covers(block_event const& event, void const* address) noexcept {
 
 } // namespace
 
-void block_history::note(block_event::kind what, void const* pointer, std::size_t bytes,
-                         std::uint64_t stream) noexcept {
-  auto const sequence = ++noted_;
+void block_history::record(block_event::kind what, void const* pointer, std::size_t bytes,
+                           std::uint64_t stream) noexcept {
+  auto const sequence = ++recorded_;
   if (ring_.empty()) return;
-  ring_[sequence % ring_.size()] = {what, sync::thread_number(), sequence, stream, pointer, bytes};
+  ring_[sequence % ring_.size()] = {what, sync::thread_index(), sequence, stream, pointer, bytes};
 }
 
 // While `visit` returns true.
 template <class Visit> void block_history::visit_newest_first(Visit visit) const {
-  auto const kept = std::min<std::uint64_t>(noted_, ring_.size());
+  auto const kept = std::min<std::uint64_t>(recorded_, ring_.size());
   for (std::uint64_t i = 0; i < kept; ++i) {
-    if (!visit(ring_[(noted_ - i) % ring_.size()])) return;
+    if (!visit(ring_[(recorded_ - i) % ring_.size()])) return;
   }
 }
 
-std::size_t block_history::newest(void const* address, block_event* into, std::size_t most) const noexcept {
+std::size_t block_history::newest(void const* address, block_event* into, std::size_t max_events) const noexcept {
   std::size_t found = 0;
   visit_newest_first([&](block_event const& each) {
     if (covers(each, address)) into[found++] = each;
-    return found < most;
+    return found < max_events;
   });
   std::reverse(into, into + found);
   return found;

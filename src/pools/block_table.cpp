@@ -11,16 +11,16 @@ module;
 module gpumem:block_table.impl;
 import :block_table;
 import :block;
-import :records;
+import :block_metadata;
 
 namespace gpumem::detail {
 
 block_table::table::table(std::size_t size)
-    : mask{size - 1}, most{size < large ? size / 4 : size / 2},
+    : mask{size - 1}, max_used{size < large ? size / 4 : size / 2},
       shift{64u - static_cast<unsigned>(std::countr_zero(size))},
       entries{std::make_unique<std::atomic<entry>[]>(size)} {}
 
-block_table::block_table(record_array const& records) : records_{records} {
+block_table::block_table(block_metadata const& metadata) : metadata_{metadata} {
   tables_.push_back(std::make_unique<table>(smallest));
   current_.store(tables_.back().get(), std::memory_order_relaxed);
 }
@@ -34,7 +34,7 @@ void block_table::rebuild() {
   used_ = 0;
   for (std::size_t i = 0; i <= old.mask; ++i) {
     auto const one = old.entries[i].load(std::memory_order_relaxed);
-    if (one > dropped) used_ += put_in(*next, record_of(one));
+    if (one > erased) used_ += insert_in(*next, block_of(one));
   }
   current_.store(next.get(), std::memory_order_release);
   tables_.push_back(std::move(next));

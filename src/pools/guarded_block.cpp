@@ -5,8 +5,8 @@ module;
 #include <array>
 #include <cstddef>
 module gpumem:guarded_block.impl;
+import :fill_pattern;
 import :guarded_block;
-import :pattern;
 
 namespace gpumem::detail {
 namespace {
@@ -20,7 +20,7 @@ ends ends_of(guarded_block const& block, guard_layout const& of) noexcept {
   return {of.poison / 2, of.poison / 2};
 }
 
-void add(damage& sum, damage const& part, std::size_t at) noexcept {
+void add(corruption& sum, corruption const& part, std::size_t at) noexcept {
   if (part.bytes == 0) return;
   if (sum.bytes == 0) sum.first = at + part.first;
   sum.bytes += part.bytes;
@@ -44,27 +44,27 @@ std::array<byte_run, 2> guarded_block::guards(guard_layout const& of) const noex
   return {{{user - of.guard, of.guard}, {user + bytes, tail()}}};
 }
 
-void guarded_block::look(guard_layout const& of, char const* seen) noexcept {
+void guarded_block::check(guard_layout const& of, char const* seen) noexcept {
   auto const [begin, end] = ends_of(*this, of);
   auto const* const first = seen + of.guard;
-  look({seen, first, first + begin, first + begin + end}, of);
+  check({seen, first, first + begin, first + begin + end}, of);
 }
 
-void guarded_block::look_in_place(guard_layout const& of) noexcept {
+void guarded_block::check_in_place(guard_layout const& of) noexcept {
   auto const end = ends_of(*this, of).end;
-  look({user - of.guard, user, user + bytes - end, user + bytes}, of);
+  check({user - of.guard, user, user + bytes - end, user + bytes}, of);
 }
 
-void guarded_block::look(pieces const& seen, guard_layout const& of) noexcept {
+void guarded_block::check(pieces const& seen, guard_layout const& of) noexcept {
   auto const [begin, end] = ends_of(*this, of);
-  found = {};
-  if (guarded) {
-    add(found.underrun, compare(seen.front_guard, of.guard, pattern::guard), 0);
-    add(found.overrun, compare(seen.tail_guard, tail(), pattern::guard), 0);
+  report = {};
+  if (guards_filled) {
+    add(report.underrun, compare(seen.front_guard, of.guard, fill_pattern::guard), 0);
+    add(report.overrun, compare(seen.tail_guard, tail(), fill_pattern::guard), 0);
   }
   if (!poisoned) return;
-  add(found.after_free, compare(seen.begin, begin, pattern::poison), 0);
-  add(found.after_free, compare(seen.end, end, pattern::poison), bytes - end);
+  add(report.after_free, compare(seen.begin, begin, fill_pattern::poison), 0);
+  add(report.after_free, compare(seen.end, end, fill_pattern::poison), bytes - end);
 }
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// From a request to memory: by the ladder out of what is free, by growth, behind a wait, and at last by waiting.
+// From a request to memory: by the reuse tiers out of free memory, by growth, behind a wait, and at last by waiting.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -9,237 +9,241 @@ module;
 #include <new>
 module gpumem:pool_allocate.impl;
 import :pool_engine;
-import :pool_ladder;
-import :pool_order;
-import :pool_supply;
+import :range_search;
+import :reuse_rules;
+import :pool_backend;
 import :block;
-import :chunks;
+import :chunk_list;
 import :error;
-import :pool_request;
-import :ranges;
-import :shards;
+import :allocation_request;
+import :range_allocator;
+import :shard_list;
 import :size_class;
 import :stream;
 import :sync;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem::detail {
 namespace {
 
 // So often a thread takes what lies in others' shards, for which it stops all of them, before its own grows; where that
 // comes once in so many of its calls it is no matter.
-inline constexpr unsigned most_borrowings = std::max(sync::patience / 8, 2u);
-inline constexpr std::uint64_t rarely = 1024;
+inline constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
+inline constexpr std::uint64_t steal_window = 1024;
 // So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
 // each shard two threads took a third of their time telling each other of it.
-inline constexpr std::size_t live_parts = 16;
+inline constexpr std::size_t peak_fraction = 16;
 
-// Counted for each rung.
-inline constexpr std::array<std::uint64_t figures::*, 4> reuses{&figures::reuse_own, &figures::reuse_ordered,
-                                                                &figures::reuse_completed, &figures::reuse_waited};
+// Counted for each tier.
+inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
+    &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
+    &statistics::reuse_waited};
 
-bool long_ago(pool_shard const& borrower) noexcept {
-  return borrower.paths.locked_calls - borrower.borrowed_at > rarely;
+bool steals_expired(pool_shard const& thief) noexcept {
+  return thief.counters.locked_calls - thief.last_steal > steal_window;
 }
 
 } // namespace
 
-expected<void*, failure> pool_engine::allocate_shared(stream_key const& key, size_class size, std::size_t bytes,
-                                                      std::size_t alignment) noexcept {
-  pool_request what{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_number()};
-  if (scarce_.load(std::memory_order_relaxed)) [[unlikely]]
-    what.give_up_rounding();
-  if (supply_.chunks().limit() && what.bytes > supply_.chunks().limit()) [[unlikely]]
-    return refuse(what, outcome::too_large);
-  if (door_.load(std::memory_order_relaxed) != door::open) [[unlikely]] {
-    if (auto const why = refusal_at_door(what)) return refuse(what, *why);
+expected<void*, failure> pool_engine::allocate_slow(stream_key const& key, size_class size, std::size_t bytes,
+                                                    std::size_t alignment) noexcept {
+  allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
+  if (near_limit_.load(std::memory_order_relaxed)) [[unlikely]]
+    request.drop_rounding();
+  if (backend_.chunks().limit() && request.bytes > backend_.chunks().limit()) [[unlikely]]
+    return fail(request, outcome::too_large);
+  if (admission_.load(std::memory_order_relaxed) != admission::open) [[unlikely]] {
+    if (auto const why = refusal_at_admission(request)) return fail(request, *why);
   }
   try {
-    what.key.order().prepare();
+    request.key.timeline().prepare();
   } catch (...) {
-    // Without spare events frees leave no evidence until there are some; what the stream frees itself is not touched.
+    // Without spare events frees leave no events until there are some; what the stream frees itself is not touched.
   }
   try {
-    if (auto* const p = allocate_near(what)) [[likely]]
+    if (auto* const p = allocate_from_shard(request)) [[likely]]
       return p;
-    return allocate(what);
+    return allocate_from_all_shards(request);
   } catch (std::bad_alloc const&) { // of the host
-    return refuse(what, outcome::exhausted);
+    return fail(request, outcome::exhausted);
   }
 }
 
-expected<void*, failure> pool_engine::refuse(pool_request const& what, outcome why) noexcept {
-  auto& own = shards_.own();
-  auto const held = shards_.enter(own);
-  own.counts.failures += what.key.queues() != queueing::admitted;
-  return unexpected<failure>{failure{why, 0, what.requested}};
+expected<void*, failure> pool_engine::fail(allocation_request const& request, outcome why) noexcept {
+  auto& shard = shards_.shard_of_thread();
+  auto const held = shards_.lock(shard);
+  shard.counts.failures += request.key.queues() != queueing::admitted;
+  return unexpected<failure>{failure{why, 0, request.requested}};
 }
 
-expected<void*, failure> pool_engine::allocate(pool_request& what) {
-  shard_locks held{shards_};
-  if (shards_.crowded() && !has_waiting()) { // while requests wait threads meet anyhow
-    shards_.spread();
-    set_caching();
-    for (auto const& each : shards_.all()) live_.tell(each->live);
+expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_request& request) {
+  all_shards_lock held{shards_};
+  if (shards_.contended() && !has_waiting()) { // while requests wait threads meet anyhow
+    shards_.add_for_thread();
+    update_mode();
+    for (auto const& each : shards_.all()) live_.publish(each->live);
   }
-  what.own = &shards_.own();
-  auto& own = *what.own;
-  ++own.paths.locked_calls;
-  own.paths.all_locked += !shards_.single();
-  note_stream(what.key.order());
-  magazines_.prepare(what.me);
+  request.shard = &shards_.shard_of_thread();
+  auto& shard = *request.shard;
+  ++shard.counters.locked_calls;
+  shard.counters.all_locked_calls += !shards_.single();
+  add_stream(request.key.timeline());
+  caches_.ensure_storage(request.thread);
   expected<void*, failure> grown = nullptr;
-  bool alone = !shards_.single() && own.borrowings >= most_borrowings && !long_ago(own);
+  bool alone = !shards_.single() && shard.steals >= max_steals && !steals_expired(shard);
   for (bool searching = true; searching;) {
-    if (deferred_) serve_deferred(&what.key);
-    if (auto* const p = alone ? reuse_alone(what) : reuse_now(what)) return p;
-    grown = grow(what, held, false);
+    if (deferred_) run_deferred_frees(&request.key);
+    if (auto* const p = alone ? search_own_shard(request) : search_all_shards(request)) return p;
+    grown = grow(request, held, false);
     if (grown && *grown) return grown;
-    bool const others_were_faster = grown.has_value();
-    searching = others_were_faster || alone;
-    alone = alone && others_were_faster;
+    bool const others_grew = grown.has_value();
+    searching = others_grew || alone;
+    alone = alone && others_grew;
   }
-  what.cannot_grow = true;
-  what.give_up_rounding();
-  bool const kept_till_now = magazines_.allowed();
-  set_pressure(true);
-  sweep();
-  if (kept_till_now) wait_for_put_out(held);
-  if (auto* const p = reuse_now(what)) return p;
-  if (auto const place = ladder_.behind_wait(what, shard_list::from{shards_, own})) return grant(what, place);
-  if (grown.error().what != outcome::device_lost) {
+  request.growth_failed = true;
+  request.drop_rounding();
+  bool const cached_till_now = caches_.enabled();
+  set_under_pressure(true);
+  flush_thread_caches();
+  if (cached_till_now) wait_for_evictions(held);
+  if (auto* const p = search_all_shards(request)) return p;
+  if (auto const place = search_.find_with_wait(request, shard_list::search_order{shards_, shard}))
+    return commit(request, place);
+  if (grown.error().reason != outcome::device_lost) {
     // Pages are given up one by one, so at once; chunks all, so last.
-    if (supply_.paged() && (grown = grow_in_place(what, held))) return grown;
-    if (what.key.may_wait()) {
-      if (auto* const p = drain(what, held)) return p;
+    if (backend_.paged() && (grown = grow_in_place(request, held))) return grown;
+    if (request.key.may_wait()) {
+      if (auto* const p = sync_and_retry(request, held)) return p;
     }
-    if ((grown = grow_in_place(what, held))) return grown;
+    if ((grown = grow_in_place(request, held))) return grown;
   }
-  own.counts.failures += what.key.queues() != queueing::admitted;
-  if (lost()) return unexpected<failure>{failure{outcome::device_lost, where()->loss(), what.requested}};
+  shard.counts.failures += request.key.queues() != queueing::admitted;
+  if (lost()) return unexpected<failure>{failure{outcome::device_lost, where()->lost_error(), request.requested}};
   return grown;
 }
 
 // What has made way for others near a thread is in no list until it arrives.
-void pool_engine::wait_for_put_out(shard_locks& held) {
+void pool_engine::wait_for_evictions(all_shards_lock& held) {
   auto const on_the_way = [&] {
     bool any = false;
-    supply_.chunks().visit([&](chunk const& home) {
-      range_map::visit(home, [&](block const& each) { any |= each.now() == block_state::put_out; });
+    backend_.chunks().visit([&](chunk const& parent) {
+      range_allocator::visit(parent, [&](block const& each) { any |= each.state() == block_state::evicted; });
     });
     return any;
   };
-  ++awaiting_;
-  while (on_the_way()) held.wait(arrived_);
-  --awaiting_;
+  ++eviction_waiters_;
+  while (on_the_way()) held.wait(evictions_done_);
+  --eviction_waiters_;
 }
 
 // Memory from upstream, granted; null where others were faster: look again.
-expected<void*, failure> pool_engine::grow(pool_request const& what, shard_locks& held, bool exact) {
-  if (supply_.wait_for_growth(held)) return nullptr;
+expected<void*, failure> pool_engine::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
+  if (backend_.wait_for_growth(held)) return nullptr;
   try {
-    auto const drawn = supply_.grow(what, held, exact);
+    auto const drawn = backend_.grow(request, held, exact);
     if (!drawn) return unexpected<failure>{drawn.error()};
-    auto* const granted = *drawn ? grant(what, *drawn) : nullptr;
-    tell_waiting();
-    sweep_beyond_threshold();
-    return granted;
+    auto* const allocated = *drawn ? commit(request, *drawn) : nullptr;
+    notify_waiters();
+    flush_beyond_threshold();
+    return allocated;
   } catch (...) {
-    sweep_beyond_threshold();
+    flush_beyond_threshold();
     throw;
   }
 }
 
 // Growth in the place of what nobody uses.
-expected<void*, failure> pool_engine::grow_in_place(pool_request const& what, shard_locks& held) {
-  if (auto const place = supply_.move_at_limit(what, held)) return grant(what, place);
-  supply_.give_back_for(what, held);
+expected<void*, failure> pool_engine::grow_in_place(allocation_request const& request, all_shards_lock& held) {
+  if (auto const place = backend_.move_at_limit(request, held)) return commit(request, place);
+  backend_.release_for(request, held);
   for (;;) {
-    auto const grown = grow(what, held, true);
+    auto const grown = grow(request, held, true);
     if (!grown || *grown) return grown;
-    if (auto* const p = reuse_now(what)) return p;
+    if (auto* const p = search_all_shards(request)) return p;
   }
 }
 
 // Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
 // the way with all locks, which is as short then.
-[[gnu::always_inline]] void* pool_engine::allocate_near(pool_request& what) {
-  what.own = shards_.quiet_own(what.me);
-  if (!what.own || !magazines_.prepared(what.me)) [[unlikely]]
+[[gnu::always_inline]] void* pool_engine::allocate_from_shard(allocation_request& request) {
+  request.shard = shards_.uncontended_shard(request.thread);
+  if (!request.shard || !caches_.has_storage(request.thread)) [[unlikely]]
     return nullptr;
-  auto& own = *what.own;
-  auto const held = shards_.enter(own);
-  if (!calm_for(what.key.order())) [[unlikely]]
+  auto& shard = *request.shard;
+  auto const held = shards_.lock(shard);
+  if (!may_use_one_lock(request.key.timeline())) [[unlikely]]
     return nullptr;
-  take_in(own);
-  shard_span const among{&what.own, 1};
-  auto const place = shards_.single() ? ladder_.known(what, among) : ladder_.find(what, among);
+  drain_remote_frees(shard);
+  shard_span const among{&request.shard, 1};
+  auto const place = shards_.single() ? search_.find_without_poll(request, among) : search_.find(request, among);
   if (!place) [[unlikely]]
     return nullptr;
-  auto* const p = grant(what, place);
-  ++own.paths.locked_calls;
+  auto* const p = commit(request, place);
+  ++shard.counters.locked_calls;
   return p;
 }
 
-void* pool_engine::grant(pool_request const& what, pool_place place) {
-  auto& from = *place.range->home->shard;
-  auto& taken = take(what, place);
-  taken.requested = what.requested;
-  taken.stream = &what.key.order();
-  taken.stack = what.stack;
+void* pool_engine::commit(allocation_request const& request, placement place) {
+  auto& from = *place.range->parent->shard;
+  auto& taken = split_off(request, place);
+  taken.requested = request.requested;
+  taken.stream = &request.key.timeline();
+  taken.class_number = request.class_number;
   ++from.live_blocks;
-  count_live(from, static_cast<std::int64_t>(what.requested), magazines_.not_live_of(what.me));
-  if (&from != what.own) [[unlikely]]
-    note_borrowing(*what.own);
+  count_live(from, static_cast<std::int64_t>(request.requested), caches_.cached_requested_of(request.thread));
+  if (&from != request.shard) [[unlikely]]
+    count_steal(*request.shard);
   ++from.counts.allocations;
-  if (place.how != rung::none) [[likely]]
+  if (place.how != reuse_tier::none) [[likely]]
     ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
   return taken.pointer();
 }
 
 // A small block out of a large range comes with some others for those who ask next.
-[[gnu::always_inline]] block& pool_engine::take(pool_request const& what, pool_place place) {
-  auto& from = *place.range->home->shard;
-  if (place.range->now() == block_state::spare) {
-    from.ranges.take_spare(*place.range);
-    ++from.paths.spare_hits;
+[[gnu::always_inline]] block& pool_engine::split_off(allocation_request const& request, placement place) {
+  auto& from = *place.range->parent->shard;
+  if (place.range->state() == block_state::quick_listed) {
+    from.ranges.pop_quick(*place.range);
+    ++from.counters.quick_list_hits;
     return *place.range;
   }
-  if (supply_.growth().lies_at_end(what.bytes, from)) [[unlikely]]
-    place.offset = last_fit(*place.range, what.bytes, what.alignment);
-  bool const span = calm_ && what.is_small() && place.range->bytes >= range_map::least_for_span * what.bytes;
-  return span ? from.ranges.take_span(*place.range, what.bytes)
-              : from.ranges.take(*place.range, place.offset, what.bytes);
+  if (backend_.growth().place_high(request.bytes, from)) [[unlikely]]
+    place.offset = last_fit(*place.range, request.bytes, request.alignment);
+  bool const span =
+      fast_path_ && request.is_small() && place.range->bytes >= range_allocator::min_blocks_for_run * request.bytes;
+  return span ? from.ranges.split_run(*place.range, request.bytes)
+              : from.ranges.split_off(*place.range, place.offset, request.bytes);
 }
 
-void pool_engine::note_borrowing(pool_shard& by) noexcept {
-  ++by.paths.borrowed;
-  if (long_ago(by)) by.borrowings = 0;
-  ++by.borrowings;
-  by.borrowed_at = by.paths.locked_calls;
+void pool_engine::count_steal(pool_shard& by) noexcept {
+  ++by.counters.steals;
+  if (steals_expired(by)) by.steals = 0;
+  ++by.steals;
+  by.last_steal = by.counters.locked_calls;
 }
 
 void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  auto const slack = supply_.chunks().reserved() / (live_parts * shards_.all().size());
+  auto const slack = backend_.chunks().reserved() / (peak_fraction * shards_.all().size());
   live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 
 // What is free, and then what threads have kept.
-void* pool_engine::reuse_now(pool_request const& what) {
-  take_in_all();
+void* pool_engine::search_all_shards(allocation_request const& request) {
+  drain_all_remote_frees();
   do {
-    if (auto const place = ladder_.find(what, shard_list::from{shards_, *what.own})) return grant(what, place);
-  } while (sweep());
+    if (auto const place = search_.find(request, shard_list::search_order{shards_, *request.shard}))
+      return commit(request, place);
+  } while (flush_thread_caches());
   return nullptr;
 }
 
-// A thread that borrows too often would rather have a chunk that nobody uses, or a new one, for its own shard. Its
+// A thread that steals too often would rather have a chunk that nobody uses, or a new one, for its own shard. Its
 // small blocks stay apart: to join them here halved the speed of threads that allocate what others free.
-void* pool_engine::reuse_alone(pool_request const& what) {
-  what.own->borrowings = 0;
-  auto place = ladder_.find(what, {&what.own, 1});
-  if (!place) place = supply_.adopt(what);
-  return place ? grant(what, place) : nullptr;
+void* pool_engine::search_own_shard(allocation_request const& request) {
+  request.shard->steals = 0;
+  auto place = search_.find(request, {&request.shard, 1});
+  if (!place) place = backend_.migrate_chunk(request);
+  return place ? commit(request, place) : nullptr;
 }
 
 } // namespace gpumem::detail

@@ -6,32 +6,32 @@ module;
 #include <cstdint>
 module gpumem:pool_pressure.impl;
 import :pool_engine;
-import :chunks;
-import :pool_supply;
+import :chunk_list;
+import :pool_backend;
 import :pressure;
-import :shards;
+import :shard_list;
 import :waiter;
 
 namespace gpumem::detail {
 
 void pool_engine::add_pressure_call(pressure_call& item) {
-  shard_locks const held{shards_};
-  pressure_calls_.add(item);
-  pressure_calls_.note_park();
-  look_later();
+  all_shards_lock const held{shards_};
+  pressure_list_.add(item);
+  pressure_list_.on_park();
+  schedule_poll();
 }
 
 void pool_engine::remove_pressure_call(pressure_call& item) noexcept {
-  shard_locks const held{shards_};
-  pressure_calls_.remove(item);
-  look_later();
+  all_shards_lock const held{shards_};
+  pressure_list_.remove(item);
+  schedule_poll();
 }
 
 // Bytes that requests wait for and could not have now. Where bytes enough lie in pieces: what the first asks for.
 std::size_t pool_engine::wanted() const noexcept {
   auto const* const first = queue_.next_waiting();
   if (!first || !has_waiting()) return 0;
-  auto const could_have = room();
+  auto const could_have = headroom();
   auto const waiting = queue_.waiting_bytes();
   return waiting > could_have ? waiting - could_have : first->bytes();
 }
@@ -41,8 +41,8 @@ void pool_engine::call_pressure() noexcept {
   for (;;) {
     pressure_call* next = nullptr;
     {
-      shard_locks const held{shards_};
-      if (wanted() > 0) next = pressure_calls_.begin_next();
+      all_shards_lock const held{shards_};
+      if (wanted() > 0) next = pressure_list_.begin_next();
     }
     if (!next) return;
     next->post();
@@ -50,16 +50,16 @@ void pool_engine::call_pressure() noexcept {
 }
 
 std::size_t pool_engine::begin_pressure(pressure_call& call) noexcept {
-  shard_locks const held{shards_};
+  all_shards_lock const held{shards_};
   auto const bytes = wanted();
-  pressure_calls_.note_begin(call, bytes, news());
+  pressure_list_.on_begin(call, bytes, change_count());
   return bytes;
 }
 
 void pool_engine::end_pressure(pressure_call& call, std::size_t freed) noexcept {
-  shard_locks const held{shards_};
-  pressure_calls_.note_end(call, freed, news());
-  look_later();
+  all_shards_lock const held{shards_};
+  pressure_list_.on_end(call, freed, change_count());
+  schedule_poll();
 }
 
 } // namespace gpumem::detail

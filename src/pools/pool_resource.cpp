@@ -14,7 +14,7 @@ module;
 #include <vector>
 module gpumem:pool_resource.impl;
 import :pool_resource;
-import :chunks;
+import :chunk_list;
 import :cuda;
 import :cuda_resource;
 import :device;
@@ -39,7 +39,7 @@ namespace gpumem::detail {
 namespace {
 
 bool is_special(virtual_pages_options const& pages) noexcept {
-  return pages.addresses || !pages.peers.empty() || pages.exportable || pages.rdma || pages.on_mapped ||
+  return pages.address_space || !pages.peers.empty() || pages.exportable || pages.rdma || pages.on_mapped ||
          pages.on_unmapping;
 }
 
@@ -53,15 +53,15 @@ bool draws_pages(gpumem::device where, pool_options const& options, virtual_page
 
 // Asked here, because a pool that draws nothing yet would otherwise fail only at its first allocation.
 pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options options) {
-  refuse_child();
+  throw_if_child();
   if (auto const ordinal = upstream->device(); ordinal >= 0) device{ordinal}.require();
   return new pool_engine{std::move(upstream), std::move(options)};
 }
 
-std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* whom) noexcept, void* whom) {
+std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
   if (!engine.options().hardened.enabled) return nullptr;
   try {
-    return std::make_unique<hardening>(engine, ended, whom);
+    return std::make_unique<hardening>(engine, ended, state);
   } catch (...) {
     engine.close();
     throw;
@@ -81,9 +81,9 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
     : engine_{make_engine(std::move(upstream), std::move(options))},
       hardening_{harden(
           *engine_,
-          [](void* whom) noexcept {
-            auto& ended = *static_cast<pool_state*>(whom);
-            if (ended.engine_->abandon()) ended.dispose();
+          [](void* state) noexcept {
+            auto& ended = *static_cast<pool_state*>(state);
+            if (ended.engine_->drop_last_handle()) ended.dispose();
           },
           this)} {}
 
@@ -92,14 +92,14 @@ void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (hardening_) {
     engine_->refuse_requests();
-    return hardening_->abandon();
+    return hardening_->drop_last_handle();
   }
-  if (engine_->abandon()) dispose();
+  if (engine_->drop_last_handle()) dispose();
 }
 
-void pool_state::finish_free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                             pool_engine::near_free const& near) noexcept {
-  if (engine_->finish(key, pointer, bytes, near) == free_result::last) dispose();
+void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                pool_engine::cached_free const& cached) noexcept {
+  if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();
 }
 
 void pool_state::dispose() noexcept {
@@ -107,8 +107,8 @@ void pool_state::dispose() noexcept {
   delete this;
 }
 
-expected<void*, failure> pool_state::allocate_otherwise(stream_key const& key, std::size_t bytes,
-                                                        std::size_t alignment) noexcept {
+expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, std::size_t bytes,
+                                                       std::size_t alignment) noexcept {
   if (hardened_handles_.load(std::memory_order_relaxed) != 0) return hardening_->try_allocate(key, bytes, alignment);
   report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
@@ -117,7 +117,7 @@ expected<void*, failure> pool_state::allocate_otherwise(stream_key const& key, s
 bool pool_state::admit(waiter& item) noexcept {
   using waiting = pool_engine::waiting;
   if (!waiter_list::holds(item) && is_beyond_device(item)) {
-    item.settle(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
+    item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
     return false;
   }
   auto turn = engine_->begin_turn(item);
@@ -133,7 +133,7 @@ expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
   return item.allocate_parts([this](request_part const& one) { return try_part(one); },
                              [this](request_part const& one) {
                                if (hardening_) return hardening_->deallocate(one.stream, one.pointer, one.bytes);
-                               engine_->give_back(one.stream, one.pointer);
+                               engine_->return_part(one.stream, one.pointer);
                              });
 }
 
@@ -154,28 +154,28 @@ bool pool_state::is_beyond_device(waiter const& item) noexcept try {
   return false; // the attempt tells what is wrong
 }
 
-bool pool_state::withdraw(waiter& item) noexcept {
+bool pool_state::cancel_waiter(waiter& item) noexcept {
   if (forked()) return false;
   bool last = false;
-  bool const withdrawn = engine_->withdraw(item, last);
+  bool const withdrawn = engine_->cancel_waiter(item, last);
   if (last) dispose();
   return withdrawn;
 }
 
-void pool_state::note_holder(holder& whose, holder_event what) noexcept {
-  if (!forked()) engine_->note_holder(whose, what);
+void pool_state::on_holder_event(holder& unit, holder_event what) noexcept {
+  if (!forked()) engine_->on_holder_event(unit, what);
 }
 
 void pool_state::refuse_requests() noexcept {
   if (!forked()) engine_->refuse_requests();
 }
 
-bool pool_state::settle(std::chrono::nanoseconds longest) {
+bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   if (!driver_alive()) return false;
   longest = std::min<std::chrono::nanoseconds>(longest, std::chrono::years{1}); // no sum overflows
   auto const deadline = sync::now() + longest;
-  bool const looked_at = !hardening_ || hardening_->settle(longest);
-  return engine_->settle(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
+  bool const looked_at = !hardening_ || hardening_->synchronize(longest);
+  return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
 }
 
 std::size_t pool_state::trim(std::size_t keep) {
@@ -185,7 +185,7 @@ std::size_t pool_state::trim(std::size_t keep) {
 }
 
 std::size_t pool_state::reserve(std::size_t bytes) {
-  refuse_child();
+  throw_if_child();
   return engine_->reserve(bytes);
 }
 
@@ -204,14 +204,14 @@ expected<int, failure> pool_state::export_page(void const* pointer) {
   return engine_->export_page(pointer);
 }
 
-figures pool_state::read_figures() {
+statistics pool_state::read_statistics() {
   if (forked()) return {};
-  auto const seen = engine_->read_figures();
+  auto const seen = engine_->read_statistics();
   return hardening_ ? hardening_->amend(seen) : seen;
 }
 
 std::string pool_state::describe_waiting() {
-  return forked() ? std::string{} : engine_->describe_waiting(read_figures().live);
+  return forked() ? std::string{} : engine_->describe_waiting(read_statistics().live);
 }
 
 std::optional<block_info> pool_state::find(void const* pointer) {
@@ -234,7 +234,7 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
   if (!pointer || !may_free()) return;
   if (auto const key = identify_for_free(stream, state.where(), 0)) {
     state.deallocate(*key, pointer);
-  } else if (key.error().what == outcome::device_lost) {
+  } else if (key.error().reason == outcome::device_lost) {
     state.deallocate(stream_key::host(), pointer);
   } else {
     report_bad_stream(pointer, 0);
@@ -254,7 +254,7 @@ namespace gpumem {
 pressure_callback::pressure_callback(detail::pool_state& pool, executor& where,
                                      detail::pressure_call::function free_some)
     : pool_{&pool}, call_{std::make_shared<detail::pressure_call>(pool.engine(), where, std::move(free_some))} {
-  detail::refuse_child();
+  detail::throw_if_child();
   pool.engine().add_pressure_call(*call_);
 }
 

@@ -12,7 +12,7 @@ module;
 module gpumem:pool_stall.impl;
 import :pool_engine;
 import :holder;
-import :shards;
+import :shard_list;
 import :sync;
 import :waiter;
 
@@ -43,7 +43,7 @@ std::string waiter_text(waiter const& item, sync::time_point now) {
 // When the requests that wait count as stalled if nothing is granted or freed until then. What has happened since the
 // last look counts as having happened now, so that no free has to take the time.
 sync::time_point pool_engine::stalls_at() noexcept {
-  auto const signs = news() - given_back_ - vain_ + grants_;
+  auto const signs = change_count() - returned_parts_ - vain_ + grants_;
   if (std::exchange(signs_, signs) != signs) quiet_since_ = sync::now();
   return quiet_since_ + std::min<sync::duration>(options_.stall_timeout, std::chrono::years{1}); // no sum overflows
 }
@@ -62,7 +62,7 @@ std::string pool_engine::describe_waiting(std::size_t live) {
   std::vector<holder const*> asking;
   std::string waiting;
   std::size_t requests = 0, outside = live;
-  shard_locks const held{shards_};
+  all_shards_lock const held{shards_};
   for (auto const* at = queue_.first(); at; at = waiter_list::after(*at)) {
     ++requests;
     waiting += "\ngpumem:   " + waiter_text(*at, now);

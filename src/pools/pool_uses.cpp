@@ -10,59 +10,59 @@ import :pool_engine;
 import :block;
 import :cuda;
 import :error;
-import :shards;
+import :shard_list;
 import :stream;
-import :tags;
-import :timeline;
+import :stream_uses;
+import :stream_timeline;
 
 namespace gpumem::detail {
 namespace {
 
 // Uses on other streams that a live block keeps apart: the stream that frees it takes the fourth place.
-inline constexpr std::size_t most_uses = tag_set::most - 1;
+inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 
 } // namespace
 
-tag_set pool_engine::uses_of(void const* pointer) noexcept {
-  shard_locks const held{shards_};
-  auto const* const used = shards_.granted_at(pointer).that;
-  return used ? used->tags : tag_set{};
+stream_uses pool_engine::uses_of(void const* pointer) noexcept {
+  all_shards_lock const held{shards_};
+  auto const* const used = shards_.find_live(pointer).that;
+  return used ? used->uses : stream_uses{};
 }
 
 bool pool_engine::record_use(stream_key const& key, void* pointer) {
-  key.order().prepare();
-  shard_locks held{shards_};
-  if (!key.capturing()) serve_deferred(&key);
+  key.timeline().prepare();
+  all_shards_lock held{shards_};
+  if (!key.capturing()) run_deferred_frees(&key);
   auto* const used = checked_block(key, pointer, std::nullopt);
   if (!used) return false;
-  note_stream(key.order());
-  auto& order = key.order();
-  if (!used->tags.find(order)) admit_use(used->tags, key, held);
-  auto const recorded = key.has_handle() ? order.record_precise(key.handle()) : epoch{0};
-  used->tags.add({&order, recorded ? recorded : key.end_use(used->bytes, true)});
+  add_stream(key.timeline());
+  auto& timeline = key.timeline();
+  if (!used->uses.find(timeline)) admit_use(used->uses, key, held);
+  auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
+  used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
   return true;
 }
 
 // One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
-// evidence to wait for, the host waits until their events are complete.
-void pool_engine::admit_use(tag_set& uses, stream_key const& key, shard_locks& held) {
+// events to wait for, the host waits until their events are complete.
+void pool_engine::admit_use(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
   uses.prune();
-  if (uses.size() < most_uses) return;
+  if (uses.size() < max_uses) return;
   for (auto const& use : uses) {
-    if (!key.order().ordered_after(*use.order, use.newest) &&
-        !use.order->order_before(key.order(), key.handle(), use.newest)) {
+    if (!key.timeline().ordered_after(*use.timeline, use.newest) &&
+        !use.timeline->insert_wait(key.timeline(), key.handle(), use.newest)) {
       continue;
     }
-    uses.remove(*use.order);
+    uses.remove(*use.timeline);
     return;
   }
-  std::vector<timeline*> open;
-  for (auto const& use : uses) open.push_back(use.order);
+  std::vector<stream_timeline*> open;
+  for (auto const& use : uses) open.push_back(use.timeline);
   held.unlock();
   wait_for_streams(open, std::chrono::seconds{1});
   held.lock();
   uses.prune();
-  if (uses.size() >= most_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");
+  if (uses.size() >= max_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");
 }
 
 } // namespace gpumem::detail

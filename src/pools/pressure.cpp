@@ -23,10 +23,10 @@ thread_local pressure_call const* running = nullptr;
 } // namespace
 
 void pressure_call::post() noexcept {
-  bool const flushes = where_.flushes();
+  bool const needs_flush = where_.needs_flush();
   auto& where = where_;
   where.post(*this); // it may run, and be gone, at once
-  if (flushes) where.flush();
+  if (needs_flush) where.flush();
 }
 
 void pressure_call::resume() noexcept {
@@ -46,17 +46,17 @@ void pressure_call::resume() noexcept {
 
 void pressure_call::finish(std::size_t freed) noexcept {
   if (!ended_) pool_.end_pressure(*this, freed);
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   auto const self = std::exchange(self_, nullptr);
   over_.notify_all();
   held.unlock();
 }
 
 void pressure_call::end() noexcept {
-  sync::lock held{guard_};
+  sync::lock held{mutex_};
   if (running == this) ended_ = true;
   if (!self_ || ended_) return;
-  if (where_.retract(*this)) {
+  if (where_.try_cancel(*this)) {
     self_ = nullptr;
     return;
   }
@@ -76,22 +76,22 @@ pressure_call* pressure_list::begin_next() noexcept {
   if (found == calls_.end()) return nullptr;
   auto& next = **found;
   next.busy_ = true;
-  sync::lock const held{next.guard_};
+  sync::lock const held{next.mutex_};
   next.self_ = next.shared_from_this();
   return &next;
 }
 
 // Without need the function is not called, and stays due: a request in its turn may be refused.
-void pressure_list::note_begin(pressure_call& item, std::size_t wanted, std::uint64_t news) noexcept {
+void pressure_list::on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept {
   if (wanted == 0) return;
-  item.again_ = false;
+  item.freed_some_ = false;
   item.parks_ = parks_;
-  item.news_ = news;
+  item.change_count_ = change_count;
 }
 
-void pressure_list::note_end(pressure_call& item, std::size_t freed, std::uint64_t news) noexcept {
+void pressure_list::on_end(pressure_call& item, std::size_t freed, std::uint64_t change_count) noexcept {
   item.busy_ = false;
-  if (freed > 0) item.again_ = news != item.news_;
+  if (freed > 0) item.freed_some_ = change_count != item.change_count_;
 }
 
 } // namespace gpumem::detail

@@ -13,16 +13,16 @@ import :block;
 import :cuda;
 import :device;
 import :guarded_block;
-import :pattern;
+import :fill_pattern;
 import :pinned_resource;
 import :stream;
-import :tags;
-import :timeline;
+import :stream_uses;
+import :stream_timeline;
 
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t most_looked_at = 64; // by one call, so that calls stay short
+inline constexpr std::size_t max_visited = 64; // by one call, so that calls stay short
 inline constexpr std::size_t least_staging = std::size_t{1} << 20;
 
 std::size_t staging_for(guard_layout const& layout) noexcept {
@@ -31,17 +31,17 @@ std::size_t staging_for(guard_layout const& layout) noexcept {
 
 // Hands on those of the oldest whose last use the host has seen complete; those that `take` leaves stay. Blocks that
 // are still in use do not hold up those behind them: where they are all that is looked at, they go to the end.
-template <class List, class Take> void look_through(List& from, Take take) noexcept {
+template <class List, class Take> void for_each_complete(List& from, Take take) noexcept {
   List staying;
   bool stuck = true;
-  std::size_t looked_at = 0;
-  for (; from.first && looked_at < most_looked_at; ++looked_at) {
+  std::size_t visited = 0;
+  for (; from.first && visited < max_visited; ++visited) {
     auto& each = *from.pop();
     bool const complete = each.complete();
     stuck = stuck && !complete;
     if (!complete || !take(each)) staying.push(each);
   }
-  if (stuck && looked_at == most_looked_at) std::swap(staying, from);
+  if (stuck && visited == max_visited) std::swap(staying, from);
   from.prepend(staying);
 }
 
@@ -81,20 +81,20 @@ void quarantine::list::prepend(list& others) noexcept {
 }
 
 void quarantine::put(guarded_block& freed) noexcept {
-  bytes_ += freed.granted;
-  freed.wants_poison = !freed.poisoned;
-  (freed.wants_poison ? unpoisoned_ : kept_).push(freed);
+  bytes_ += freed.allocated;
+  freed.needs_poison = !freed.poisoned;
+  (freed.needs_poison ? unpoisoned_ : kept_).push(freed);
 }
 
 guarded_block* quarantine::advance(stream_key const* asking, std::size_t keep) noexcept {
   list out;
   finish_sending(out);
   if (unpoisoned_.first) {
-    learn(unpoisoned_, asking);
+    poll(unpoisoned_, asking);
     poison_complete();
   }
   if (bytes_ - sent_bytes_ > keep) {
-    learn(kept_, asking);
+    poll(kept_, asking);
     take_complete(keep, out);
   }
   return out.first;
@@ -105,7 +105,7 @@ guarded_block* quarantine::give_up() noexcept {
   for (auto* const from : {&sent_, &kept_, &unpoisoned_}) {
     while (from->first) {
       auto& item = *from->pop();
-      item.found = {};
+      item.report = {};
       out.push(item);
     }
   }
@@ -114,44 +114,44 @@ guarded_block* quarantine::give_up() noexcept {
 }
 
 // Polls what the oldest blocks wait for, and sees to it that there is something to poll.
-void quarantine::learn(list const& oldest, stream_key const* asking) noexcept {
-  timeline const* polled = nullptr;
-  auto const look = [&](tag const& use) {
-    if (!use.order || use.completed() || use.order == polled) return;
-    learn(use, asking);
-    polled = use.order;
+void quarantine::poll(list const& oldest, stream_key const* asking) noexcept {
+  stream_timeline const* polled = nullptr;
+  auto const poll_use = [&](stream_use const& use) {
+    if (!use.timeline || use.completed() || use.timeline == polled) return;
+    poll(use, asking);
+    polled = use.timeline;
   };
-  std::size_t looked_at = 0;
-  for (auto* each = oldest.first; each && looked_at < most_looked_at; each = each->next, ++looked_at) {
-    for (auto const& use : each->until) look(use);
-    look(each->given);
+  std::size_t visited = 0;
+  for (auto* each = oldest.first; each && visited < max_visited; each = each->next, ++visited) {
+    for (auto const& use : each->uses) poll_use(use);
+    poll_use(each->granted_use);
   }
 }
 
-void quarantine::learn(tag const& use, stream_key const* asking) noexcept {
-  auto& order = *use.order;
-  if (!use.has_evidence()) {
-    bool const given = asking && &asking->order() == &order && asking->has_handle();
-    order.cover(given ? std::optional{asking->handle()} : std::nullopt);
+void quarantine::poll(stream_use const& use, stream_key const* asking) noexcept {
+  auto& timeline = *use.timeline;
+  if (!use.has_event()) {
+    bool const granted_use = asking && &asking->timeline() == &timeline && asking->has_handle();
+    timeline.cover(granted_use ? std::optional{asking->handle()} : std::nullopt);
   }
-  order.poll();
+  timeline.poll();
 }
 
 void quarantine::take_complete(std::size_t keep, list& out) noexcept {
-  look_through(kept_, [&](guarded_block& each) {
+  for_each_complete(kept_, [&](guarded_block& each) {
     if (bytes_ - sent_bytes_ <= keep) return false;
     if (!by_host_) return send(each);
-    each.look_in_place(layout_);
-    bytes_ -= each.granted;
+    each.check_in_place(layout_);
+    bytes_ -= each.allocated;
     out.push(each);
     return true;
   });
-  if (sent_.first && sent_until_ == 0) sent_until_ = mark();
+  if (sent_.first && sent_until_ == 0) sent_until_ = record_epoch();
 }
 
 // What no free's stream could poison; from then on it is kept as the others.
 void quarantine::poison_complete() noexcept {
-  look_through(unpoisoned_, [&](guarded_block& each) {
+  for_each_complete(unpoisoned_, [&](guarded_block& each) {
     poison(each);
     kept_.push(each);
     return true;
@@ -159,51 +159,51 @@ void quarantine::poison_complete() noexcept {
 }
 
 void quarantine::poison(guarded_block& complete) noexcept {
-  complete.wants_poison = false;
+  complete.needs_poison = false;
   complete.poisoned = true;
   for (auto const& run : complete.inside(layout_)) {
     if (by_host_) {
-      paint_by_host(run, pattern::poison);
+      fill_by_host(run, fill_pattern::poison);
     } else {
-      complete.poisoned = paint(own_->key(), run, pattern::poison) && complete.poisoned;
+      complete.poisoned = fill(own_->key(), run, fill_pattern::poison) && complete.poisoned;
     }
   }
 }
 
-// Copies what is to be compared, behind all that was painted on the same stream; false: not now.
-bool quarantine::send(guarded_block& leaving) noexcept {
+// Copies what is to be compared, behind all that was filled on the same stream; false: not now.
+bool quarantine::send(guarded_block& outgoing) noexcept {
   if (sent_until_ != 0) return false; // one after the other
-  auto const runs = leaving.all(layout_);
+  auto const runs = outgoing.all(layout_);
   auto const needed = runs[0].bytes + runs[1].bytes;
   if (needed > staging_bytes_ - staged_) return false;
-  leaving.staged = staged_;
+  outgoing.staged = staged_;
   bool copied = true;
   for (auto const& run : runs) {
     copied = copied && read_back(own_->key(), run, staging_ + staged_);
     staged_ += run.bytes;
   }
   // What cannot be read is not judged.
-  if (!copied) leaving.guarded = leaving.poisoned = false;
-  sent_bytes_ += leaving.granted;
-  sent_.push(leaving);
+  if (!copied) outgoing.guards_filled = outgoing.poisoned = false;
+  sent_bytes_ += outgoing.allocated;
+  sent_.push(outgoing);
   return true;
 }
 
 // The epoch of the own stream that tells when all enqueued so far is over.
-epoch quarantine::mark() noexcept {
-  auto& order = own_->key().order();
-  auto const recorded = order.record_late(order.handle());
-  return recorded ? recorded : order.now();
+epoch quarantine::record_epoch() noexcept {
+  auto& timeline = own_->key().timeline();
+  auto const recorded = timeline.record_later(timeline.handle());
+  return recorded ? recorded : timeline.current_epoch();
 }
 
 void quarantine::finish_sending(list& out) noexcept {
   if (!sent_.first) return;
   auto const key = own_->key();
-  learn({&key.order(), sent_until_}, nullptr);
-  if (!key.order().completed(sent_until_)) return;
+  poll({&key.timeline(), sent_until_}, nullptr);
+  if (!key.timeline().completed(sent_until_)) return;
   while (sent_.first) {
     auto& each = *sent_.pop();
-    each.look(layout_, staging_ + each.staged);
+    each.check(layout_, staging_ + each.staged);
     out.push(each);
   }
   bytes_ -= std::exchange(sent_bytes_, 0);
@@ -213,8 +213,8 @@ void quarantine::finish_sending(list& out) noexcept {
 
 bool quarantine::may_advance() const noexcept {
   auto const may = [](guarded_block const& each) {
-    bool const given_may = each.given.order && each.given.may_complete();
-    return given_may || each.complete() || std::ranges::any_of(each.until, &tag::may_complete);
+    bool const given_may = each.granted_use.timeline && each.granted_use.may_complete();
+    return given_may || each.complete() || std::ranges::any_of(each.uses, &stream_use::may_complete);
   };
   if (sent_.first) return true;
   for (auto const* const from : {&kept_, &unpoisoned_}) {
@@ -225,32 +225,32 @@ bool quarantine::may_advance() const noexcept {
   return false;
 }
 
-std::vector<timeline*> quarantine::open_timelines(bool without_evidence) const {
-  std::vector<timeline*> found;
-  auto const note = [&](tag const& use) {
-    if (!use.order || use.completed() || (without_evidence && use.has_evidence())) return;
-    found.push_back(use.order);
+std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) const {
+  std::vector<stream_timeline*> found;
+  auto const add = [&](stream_use const& use) {
+    if (!use.timeline || use.completed() || (without_event && use.has_event())) return;
+    found.push_back(use.timeline);
   };
   for (auto const* const from : {&kept_, &unpoisoned_}) {
     for (auto const* each = from->first; each; each = each->next) {
-      for (auto const& use : each->until) note(use);
-      note(each->given);
+      for (auto const& use : each->uses) add(use);
+      add(each->granted_use);
     }
   }
-  if (sent_.first) note({&own_->key().order(), sent_until_});
-  std::ranges::sort(found, {}, &timeline::index);
+  if (sent_.first) add({&own_->key().timeline(), sent_until_});
+  std::ranges::sort(found, {}, &stream_timeline::index);
   auto const [first, last] = std::ranges::unique(found);
   found.erase(first, last);
   return found;
 }
 
 // Nobody waits for it: the guards are nobody's to touch, and whoever is given the block later comes after it.
-void quarantine::guard_by_itself(guarded_block& fresh) noexcept {
-  fresh.guarded = true;
+void quarantine::fill_guards_alone(guarded_block& fresh) noexcept {
+  fresh.guards_filled = true;
   for (auto const& run : fresh.guards(layout_))
-    fresh.guarded = paint(own_->key(), run, pattern::guard) && fresh.guarded;
-  fresh.guards_alone = true;
-  fresh.given = {&own_->key().order(), mark()};
+    fresh.guards_filled = fill(own_->key(), run, fill_pattern::guard) && fresh.guards_filled;
+  fresh.only_guards_filled = true;
+  fresh.granted_use = {&own_->key().timeline(), record_epoch()};
 }
 
 } // namespace gpumem::detail

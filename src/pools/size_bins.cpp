@@ -40,11 +40,11 @@ block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignmen
 
 std::size_t size_bins::largest() const noexcept {
   if (empty()) return 0;
-  auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_ ^ guard));
+  auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_ ^ sentinel));
   auto const bin = word * word_bits + word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_[word]));
-  std::size_t most = 0;
-  for (auto const* each = heads_[bin]; each != &end_; each = each->next) most = std::max(most, each->bytes);
-  return most;
+  std::size_t largest = 0;
+  for (auto const* each = heads_[bin]; each != &end_; each = each->next) largest = std::max(largest, each->bytes);
+  return largest;
 }
 
 } // namespace gpumem::detail

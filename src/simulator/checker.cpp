@@ -32,12 +32,12 @@ const char* phrase(finding_kind kind) {
 void checker::clear() {
   segments_.clear();
   blocks_.clear();
-  told_.clear();
+  tracked_.clear();
   blocks_made_ = 0;
 }
 
 /// The segment that begins at `key`, split off if one spans it; end() or the next one above if none does.
-checker::segment_map::iterator checker::cut(std::uint64_t key) {
+checker::segment_map::iterator checker::split_at(std::uint64_t key) {
   auto above = segments_.lower_bound(key);
   if (above != segments_.end() && above->first == key) return above;
   if (above == segments_.begin()) return above;
@@ -51,12 +51,12 @@ checker::segment_map::iterator checker::cut(std::uint64_t key) {
 /// Visits the run segment by segment, with the address of each; parts never seen before get a fresh one.
 template <class Visit> void checker::over(const run& at, Visit&& visit) {
   const std::uint64_t end = at.key + at.bytes;
-  cut(end);
-  auto part = cut(at.key);
+  split_at(end);
+  auto part = split_at(at.key);
   for (std::uint64_t key = at.key; key < end;) {
     if (part == segments_.end() || part->first != key) {
       const std::uint64_t stop = part == segments_.end() ? end : std::min(end, part->first);
-      part = segments_.emplace_hint(part, key, segment{stop, segment_state::untold, {}, {}, {}});
+      part = segments_.emplace_hint(part, key, segment{stop, segment_state::untracked, {}, {}, {}});
     }
     visit(part->second, at.address + (key - at.key));
     key = part->second.end;
@@ -73,17 +73,17 @@ template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t b
 }
 
 /// Apart from the buffer ids of allocations.
-std::uint64_t checker::told_as(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
+std::uint64_t checker::tracking_id(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
 
 checker::holder checker::holder_of(const run& at) const {
   if (at.through != nullptr)
-    return {{at.through->of->number, at.through->address, at.through->bytes}, told_as(*at.through->of)};
+    return {{at.through->of->number, at.through->address, at.through->bytes}, tracking_id(*at.through->of)};
   const allocation* held = allocations_.find(at.address);
   return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
 }
 
 /// Who used a mapping: it may not go before the host has seen that complete.
-void checker::note_use(const actor& who, const run& at) {
+void checker::count_use(const actor& who, const run& at) {
   if (at.through != nullptr && who.component != host_component)
     at.through->uses.insert_or_assign(who.component, mapping::use{who.number, who.name});
 }
@@ -92,14 +92,14 @@ void checker::prune(segment& part) const {
   std::erase_if(part.accesses, [&](const access& old) { return host_.covers(old.component, old.number); });
 }
 
-void checker::tell(finding_kind kind, const party& earlier, const party& later, const block_name& block,
-                   const std::string& what) {
+void checker::report_finding(finding_kind kind, const party& earlier, const party& later, const block_name& block,
+                             const std::string& what) {
   findings_.add({kind, earlier, later, block, missing_order(earlier, later), what});
 }
 
 /// Reports what `who` is not ordered after, and forgets what every later conflict will be told about anyway.
-void checker::judge(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
-                    const std::vector<declared_use>* declared) {
+void checker::check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
+                          const std::vector<declared_use>* declared) {
   prune(part);
   std::erase_if(part.accesses, [&](const access& old) {
     if (who.order->covers(old.component, old.number)) return write || !old.write;
@@ -108,8 +108,9 @@ void checker::judge(segment& part, const actor& who, bool write, finding_kind ki
       return use.component == old.component && old.number <= use.number;
     };
     if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers)) return false;
-    tell(kind, old.name, who.name, block,
-         phrase(kind) + describe(block) + ": " + describe(who.name) + " is not ordered after " + describe(old.name));
+    report_finding(kind, old.name, who.name, block,
+                   phrase(kind) + describe(block) + ": " + describe(who.name) + " is not ordered after " +
+                       describe(old.name));
     return true;
   });
 }
@@ -130,7 +131,7 @@ void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_
       held != nullptr ? block_name{held->number, held->address, held->bytes} : block_name{0, address, bytes};
   const std::string where = held != nullptr ? "past the end of " + describe(block)
                                             : "memory that the driver has not allocated: " + describe(block);
-  tell(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
+  report_finding(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
 }
 
 /// Told once: the first part of the range that is not mapped, or that the device has no right to.
@@ -141,17 +142,17 @@ void checker::check_mapped(const actor& who, std::uint64_t address, std::uint64_
     if (at.through == nullptr) {
       spoken = true;
       const block_name block{0, at.address, at.bytes};
-      tell(finding_kind::unmapped_access, {}, who.name, block,
-           describe(who.name) + " touches addresses at which nothing is mapped: " + describe(block));
+      report_finding(finding_kind::unmapped_access, {}, who.name, block,
+                     describe(who.name) + " touches addresses at which nothing is mapped: " + describe(block));
       return;
     }
     const unsigned allowed = who.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : at.through->access_of(who.device);
     if (allowed == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (allowed == CU_MEM_ACCESS_FLAGS_PROT_READ && !write)) return;
     spoken = true;
     const block_name block = holder_of(at).name;
-    tell(finding_kind::access_without_right, {}, who.name, block,
-         describe(who.name) + (write ? " writes " : " reads ") + describe(block) + ", to which device " +
-             std::to_string(who.device) + (allowed == 0 ? " was given no access" : " may only read"));
+    report_finding(finding_kind::access_without_right, {}, who.name, block,
+                   describe(who.name) + (write ? " writes " : " reads ") + describe(block) + ", to which device " +
+                       std::to_string(who.device) + (allowed == 0 ? " was given no access" : " may only read"));
   });
 }
 
@@ -163,25 +164,27 @@ void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes
 }
 
 void checker::touch_run(const actor& who, const run& at, bool write, bool& spoken) {
-  const auto [held, told_as] = holder_of(at);
-  const bool told = told_as != 0 && told_.contains(told_as);
+  const auto [held, tracking_id] = holder_of(at);
+  const bool tracked = tracking_id != 0 && tracked_.contains(tracking_id);
   const bool owned = at.through != nullptr || allocations_.owns(at.address);
-  note_use(who, at);
+  count_use(who, at);
   over(at, [&](segment& part, std::uint64_t address) {
     const block_name block = part.block.number != 0 ? part.block : held;
     const bool elsewhere = at.through != nullptr && part.state == segment_state::granted &&
                            address - part.block.address >= part.block.bytes;
     if (owned && !spoken && part.state == segment_state::freed) {
       spoken = true;
-      tell(finding_kind::use_after_free, part.ended, who.name, block,
-           "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " + describe(part.ended));
-    } else if (!spoken && ((told && part.state == segment_state::untold) || elsewhere)) {
+      report_finding(finding_kind::use_after_free, part.ended, who.name, block,
+                     "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " +
+                         describe(part.ended));
+    } else if (!spoken && ((tracked && part.state == segment_state::untracked) || elsewhere)) {
       spoken = true;
-      tell(finding_kind::unallocated_access, {}, who.name, block,
-           describe(who.name) + " touches bytes of " + describe(block) +
-               (elsewhere ? " at another address than that at which it was granted" : " that no resource has granted"));
+      report_finding(
+          finding_kind::unallocated_access, {}, who.name, block,
+          describe(who.name) + " touches bytes of " + describe(block) +
+              (elsewhere ? " at another address than that at which it was granted" : " that no resource has granted"));
     }
-    judge(part, who, write, finding_kind::unordered_access, block, nullptr);
+    check_order(part, who, write, finding_kind::unordered_access, block, nullptr);
     std::erase_if(part.accesses,
                   [&](const access& old) { return !old.write && !write && old.component == who.component; });
     part.accesses.push_back({who.component, write, who.number, who.name});
@@ -194,9 +197,9 @@ void checker::check_overlap(const actor& who, const block_map& blocks, const blo
   for (; at != blocks.end() && at->first < made.address + made.bytes; ++at) {
     const block_name& old = at->second.name;
     if (old.address + old.bytes <= made.address) continue;
-    tell(finding_kind::overlapping_grant, {}, who.name, old,
-         describe(made) + ", granted to stream " + std::to_string(who.name.stream) + ", overlaps the live " +
-             describe(old));
+    report_finding(finding_kind::overlapping_grant, {}, who.name, old,
+                   describe(made) + ", granted to stream " + std::to_string(who.name.stream) + ", overlaps the live " +
+                       describe(old));
   }
 }
 
@@ -210,18 +213,18 @@ void checker::granted(const actor& who, std::uint64_t owner, std::uint64_t addre
 }
 
 void checker::grant_run(const actor& who, const run& at, const block_name& made) {
-  if (const holder held = holder_of(at); held.told != 0) told_.insert(held.told);
-  note_use(who, at);
+  if (const holder held = holder_of(at); held.tracked != 0) tracked_.insert(held.tracked);
+  count_use(who, at);
   bool spoken = false;
   over(at, [&](segment& part, std::uint64_t address) {
     const bool lives_elsewhere = at.through != nullptr && part.state == segment_state::granted &&
                                  address - part.block.address >= part.block.bytes;
     if (lives_elsewhere && !spoken)
-      tell(finding_kind::overlapping_grant, {}, who.name, part.block,
-           describe(made) + ", granted to stream " + std::to_string(who.name.stream) +
-               ", is physically the same memory as the live " + describe(part.block));
+      report_finding(finding_kind::overlapping_grant, {}, who.name, part.block,
+                     describe(made) + ", granted to stream " + std::to_string(who.name.stream) +
+                         ", is physically the same memory as the live " + describe(part.block));
     spoken = spoken || lives_elsewhere;
-    judge(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made, nullptr);
+    check_order(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made, nullptr);
   });
   auto first = segments_.find(at.key);
   auto last = segments_.lower_bound(at.key + at.bytes);
@@ -250,14 +253,14 @@ void checker::reject_free(const actor& who, std::uint64_t address, std::uint64_t
   auto above = segments_.upper_bound(key);
   const segment* part = above == segments_.begin() ? nullptr : &std::prev(above)->second;
   if (part != nullptr && part->end > key && part->state == segment_state::freed) {
-    tell(finding_kind::double_free, part->ended, who.name, part->block,
-         "double free of " + describe(part->block) + ": " + describe(who.name) + " comes after " +
-             describe(part->ended));
+    report_finding(finding_kind::double_free, part->ended, who.name, part->block,
+                   "double free of " + describe(part->block) + ": " + describe(who.name) + " comes after " +
+                       describe(part->ended));
     return;
   }
   const block_name unknown{0, address, bytes};
-  tell(finding_kind::unknown_free, {}, who.name, unknown,
-       describe(who.name) + " gives back what was never granted: " + describe(unknown));
+  report_finding(finding_kind::unknown_free, {}, who.name, unknown,
+                 describe(who.name) + " gives back what was never granted: " + describe(unknown));
 }
 
 void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
@@ -266,12 +269,12 @@ void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t addr
   const block old = std::move(blocks->at(address));
   blocks->erase(address);
   if (bytes != 0 && bytes != old.name.bytes)
-    tell(finding_kind::wrong_size, {}, who.name, old.name,
-         describe(who.name) + " gives back " + std::to_string(bytes) + " bytes of " + describe(old.name));
+    report_finding(finding_kind::wrong_size, {}, who.name, old.name,
+                   describe(who.name) + " gives back " + std::to_string(bytes) + " bytes of " + describe(old.name));
   runs(address, old.name.bytes, [&](const run& at) {
-    note_use(who, at);
+    count_use(who, at);
     over(at, [&](segment& part, std::uint64_t) {
-      judge(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
+      check_order(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
       part.state = segment_state::freed;
       part.block = old.name;
       part.ended = who.name;
@@ -293,8 +296,8 @@ void checker::use_declared(const actor& who, std::uint64_t address) {
 }
 
 void checker::fresh(std::uint64_t address, std::uint64_t bytes) {
-  auto last = cut(address + bytes);
-  segments_.erase(cut(address), last);
+  auto last = split_at(address + bytes);
+  segments_.erase(split_at(address), last);
 }
 
 void checker::lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
@@ -303,8 +306,8 @@ void checker::lent_back(const actor& who, std::uint64_t owner, std::uint64_t add
     auto at = blocks.lower_bound(address);
     while (at != blocks.end() && at->first < address + bytes) {
       const block_name live = at->second.name;
-      tell(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-           describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
+      report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
+                     describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
@@ -316,12 +319,12 @@ void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes,
     while (at != blocks.end() && at->first < address + bytes) {
       const block_name live = at->second.name;
       if (report_live)
-        tell(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-             describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
+        report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
+                       describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
-  if (const allocation* held = allocations_.find(address)) told_.erase(held->buffer_id);
+  if (const allocation* held = allocations_.find(address)) tracked_.erase(held->buffer_id);
   fresh(address, bytes);
 }
 

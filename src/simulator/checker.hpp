@@ -77,10 +77,10 @@ private:
     std::uint64_t number;
     party name;
   };
-  enum class segment_state : unsigned char { untold, granted, freed };
+  enum class segment_state : unsigned char { untracked, granted, freed };
   struct segment {
     std::uint64_t end;
-    segment_state state = segment_state::untold;
+    segment_state state = segment_state::untracked;
     block_name block;
     party ended; // who freed the block
     std::vector<access> accesses;
@@ -97,25 +97,25 @@ private:
   };
   using block_map = std::map<std::uint64_t, block>;
 
-  /// What a run of bytes was allocated as, and by what `told_` knows it.
+  /// What a run of bytes was allocated as, and by what `tracked_` knows it.
   struct holder {
     block_name name;
-    std::uint64_t told = 0;
+    std::uint64_t tracked = 0;
   };
 
-  static std::uint64_t told_as(const physical& which) noexcept;
-  segment_map::iterator cut(std::uint64_t key);
+  static std::uint64_t tracking_id(const physical& which) noexcept;
+  segment_map::iterator split_at(std::uint64_t key);
   template <class Visit> void over(const run& at, Visit&& visit);
   template <class Visit> void runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
   [[nodiscard]] holder holder_of(const run& at) const;
   void touch_run(const actor& who, const run& at, bool write, bool& spoken);
   void grant_run(const actor& who, const run& at, const block_name& made);
-  static void note_use(const actor& who, const run& at);
+  static void count_use(const actor& who, const run& at);
   void prune(segment& part) const;
-  void judge(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
-             const std::vector<declared_use>* declared);
-  void tell(finding_kind kind, const party& earlier, const party& later, const block_name& block,
-            const std::string& what);
+  void check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
+                   const std::vector<declared_use>* declared);
+  void report_finding(finding_kind kind, const party& earlier, const party& later, const block_name& block,
+                      const std::string& what);
   void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
   void check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
   void check_overlap(const actor& who, const block_map& blocks, const block_name& made);
@@ -128,7 +128,7 @@ private:
   const vector_clock& host_;
   segment_map segments_;                                // by key: the address, or the physical place
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
-  std::unordered_set<std::uint64_t> told_;              // memory of the driver out of which blocks were granted
+  std::unordered_set<std::uint64_t> tracked_;           // memory of the driver out of which blocks were granted
   std::uint64_t blocks_made_ = 0;
 };
 

@@ -12,9 +12,9 @@ void checker::left(const actor& who, const mapping& which) {
   const block_name block{which.of->number, which.address, which.bytes};
   for (const auto& [component, use] : which.uses) {
     if (host_.covers(component, use.number)) continue;
-    tell(finding_kind::premature_unmap, use.name, who.name, block,
-         describe(who.name) + " takes " + describe(block) + " from under " + describe(use.name) +
-             ", which the host has not seen complete");
+    report_finding(finding_kind::premature_unmap, use.name, who.name, block,
+                   describe(who.name) + " takes " + describe(block) + " from under " + describe(use.name) +
+                       ", which the host has not seen complete");
   }
 }
 
@@ -25,15 +25,15 @@ void checker::unmapped(const actor& who, const mapping& which) {
     if (at != blocks.begin() && std::prev(at)->first + std::prev(at)->second.name.bytes > which.address) --at;
     while (at != blocks.end() && at->first < end) {
       const block_name live = at->second.name;
-      tell(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-           describe(who.name) + " takes the memory away that holds the live " + describe(live));
+      report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
+                     describe(who.name) + " takes the memory away that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
 }
 
 void checker::forget(const physical& which) {
-  told_.erase(told_as(which));
+  tracked_.erase(tracking_id(which));
   fresh(which.key(), which.bytes);
 }
 

@@ -24,7 +24,7 @@ gpumem_simulator_options outside(const options& how) {
           how.capacity,
           how.seed,
           how.mode == stepping::manual ? 1 : 0,
-          static_cast<std::uint64_t>(how.patience.count()),
+          static_cast<std::uint64_t>(how.stall_timeout.count()),
           how.virtual_memory ? 1 : 0};
 }
 
@@ -143,17 +143,17 @@ summary report() {
         static_cast<summary*>(context)->driver_calls[name] += count;
       },
       &all);
-  gpumem_simulator_figures figures;
-  require_control().read_figures(&figures);
-  all.operations_run = figures.operations_run;
-  all.operations_pending = figures.operations_pending;
-  all.streams_created = figures.streams_created;
-  all.stream_handles_recycled = figures.stream_handles_recycled;
-  all.event_handles_recycled = figures.event_handles_recycled;
-  all.implicit_synchronizations = figures.implicit_synchronizations;
-  all.bytes_allocated = figures.bytes_allocated;
-  all.bytes_reserved = figures.bytes_reserved;
-  all.mappings = figures.mappings;
+  gpumem_simulator_statistics statistics;
+  require_control().read_statistics(&statistics);
+  all.operations_run = statistics.operations_run;
+  all.operations_pending = statistics.operations_pending;
+  all.streams_created = statistics.streams_created;
+  all.stream_handles_recycled = statistics.stream_handles_recycled;
+  all.event_handles_recycled = statistics.event_handles_recycled;
+  all.implicit_synchronizations = statistics.implicit_synchronizations;
+  all.bytes_allocated = statistics.bytes_allocated;
+  all.bytes_reserved = statistics.bytes_reserved;
+  all.mappings = statistics.mappings;
   return all;
 }
 

@@ -54,7 +54,7 @@ control* functions_of(void* library) {
   take(library, all->use_recorded, "gpumem_simulator_use_recorded");
   take(library, all->on_call, "gpumem_simulator_on_call");
   take(library, all->on_block, "gpumem_simulator_on_block");
-  take(library, all->read_figures, "gpumem_simulator_read_figures");
+  take(library, all->read_statistics, "gpumem_simulator_read_statistics");
   take(library, all->visit_calls, "gpumem_simulator_visit_calls");
   take(library, all->clear_calls, "gpumem_simulator_clear_calls");
   take(library, all->visit_findings, "gpumem_simulator_visit_findings");

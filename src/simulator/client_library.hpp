@@ -23,7 +23,7 @@ struct control {
   decltype(&gpumem_simulator_use_recorded) use_recorded;
   decltype(&gpumem_simulator_on_call) on_call;
   decltype(&gpumem_simulator_on_block) on_block;
-  decltype(&gpumem_simulator_read_figures) read_figures;
+  decltype(&gpumem_simulator_read_statistics) read_statistics;
   decltype(&gpumem_simulator_visit_calls) visit_calls;
   decltype(&gpumem_simulator_clear_calls) clear_calls;
   decltype(&gpumem_simulator_visit_findings) visit_findings;

@@ -6,21 +6,21 @@
 #include <string>
 #include <utility>
 
-#include "engine.hpp"
+#include "simulation.hpp"
 
 using namespace simulated;
 
 namespace {
 
 /// Calls of a resource that runs inside device work are as wrong as calls of the driver there.
-bool refused_in_function(engine& device, const char* what) {
+bool refused_in_function(simulation& device, const char* what) {
   if (!this_host_thread().in_function) return false;
   device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
   return true;
 }
 
 /// Whoever allocates or frees: a point of the stream, or of the host. False if the stream is no more.
-bool actor_of(engine& device, void* stream, int by_host, const char* action, actor& who) {
+bool actor_of(simulation& device, void* stream, int by_host, const char* action, actor& who) {
   if (by_host != 0) {
     who = device.host_point(action);
     return true;
@@ -51,19 +51,19 @@ struct held_context {
 int gpumem_simulator_interface(void) { return GPUMEM_SIMULATOR_INTERFACE; }
 
 int gpumem_simulator_reset(const gpumem_simulator_options* options) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   return device.reset(*options) ? 0 : 1;
 }
 
 void gpumem_simulator_seed(uint64_t seed) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   locked lock(device.mutex);
   device.reseed(lock, seed);
 }
 
 uint64_t gpumem_simulator_step(uint64_t steps) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   locked lock(device.mutex);
   uint64_t run = 0;
   while (run < steps && device.step(lock)) ++run;
@@ -71,31 +71,31 @@ uint64_t gpumem_simulator_step(uint64_t steps) {
 }
 
 uint64_t gpumem_simulator_run_until_idle(void) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   locked lock(device.mutex);
   return device.run_until_idle(lock);
 }
 
 void gpumem_simulator_fail_allocation(uint64_t nth) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   device.faults.fail_allocation(nth);
 }
 
 void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   device.faults.fail_call(name, nth, static_cast<CUresult>(result));
 }
 
 void gpumem_simulator_sticky_error(int result) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   device.faults.stick(static_cast<CUresult>(result));
 }
 
 int gpumem_simulator_never_complete(void* handle) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   CUresult why;
   const auto found = device.resolve(static_cast<CUevent>(handle), why);
@@ -110,7 +110,7 @@ int gpumem_simulator_never_complete(void* handle) {
 int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
                           void (*run)(void*), void (*drop)(void*), void* context) {
   auto held = std::make_shared<held_context>(run, drop, context);
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   device.mark_call();
   locked lock(device.mutex);
   if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
@@ -134,7 +134,7 @@ uint64_t gpumem_simulator_new_owner(void) {
 }
 
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   if (refused_in_function(device, "allocation")) return;
   actor who;
@@ -143,7 +143,7 @@ void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void*
 }
 
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   if (refused_in_function(device, "free")) return;
   actor who;
@@ -152,7 +152,7 @@ void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* poi
 }
 
 void gpumem_simulator_use_recorded(void* stream, void* pointer) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   actor who;
   if (!actor_of(device, stream, 0, "declared use", who)) return;
@@ -162,48 +162,48 @@ void gpumem_simulator_use_recorded(void* stream, void* pointer) {
 void gpumem_simulator_own_work(int begins) { this_host_thread().own_work = begins != 0; }
 
 void gpumem_simulator_on_call(void (*hook)(void*), void* context) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   device.on_call_context.store(context, std::memory_order_relaxed);
   device.on_call.store(hook, std::memory_order_release);
 }
 
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   device.on_block = hook;
   device.on_block_context = context;
 }
 
-void gpumem_simulator_read_figures(gpumem_simulator_figures* figures) {
-  engine& device = the_engine();
+void gpumem_simulator_read_statistics(gpumem_simulator_statistics* statistics) {
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   device.pools.collect(device);
-  *figures = {};
-  figures->operations_run = device.operations_run;
-  figures->operations_pending = device.pending();
-  figures->streams_created = device.streams_made;
-  figures->stream_handles_recycled = device.streams.recycled();
-  figures->event_handles_recycled = device.events.recycled();
-  figures->implicit_synchronizations = device.implicit_waits;
-  figures->bytes_reserved = device.mappings.reserved();
-  figures->mappings = device.mappings.mappings();
-  for (int i = 0; i < device.options().devices; ++i) figures->bytes_allocated += device.allocations.used(i);
+  *statistics = {};
+  statistics->operations_run = device.operations_run;
+  statistics->operations_pending = device.pending();
+  statistics->streams_created = device.streams_made;
+  statistics->stream_handles_recycled = device.streams.recycled();
+  statistics->event_handles_recycled = device.events.recycled();
+  statistics->implicit_synchronizations = device.implicit_waits;
+  statistics->bytes_reserved = device.mappings.reserved();
+  statistics->mappings = device.mappings.mappings();
+  for (int i = 0; i < device.options().devices; ++i) statistics->bytes_allocated += device.allocations.used(i);
 }
 
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   for (const auto& [name, count] : device.calls) visit(context, std::string(name).c_str(), count);
 }
 
 void gpumem_simulator_clear_calls(void) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   device.calls.clear();
 }
 
 void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take) {
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   const locked lock(device.mutex);
   for (const finding& found : device.findings.findings()) {
     const gpumem_simulator_finding told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),

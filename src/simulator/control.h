@@ -19,9 +19,9 @@ struct gpumem_simulator_options {
   int devices;
   size_t capacity; /* bytes a device */
   uint64_t seed;
-  int manual;           /* 1: the device moves only by step and by blocked host calls */
-  uint64_t patience_ms; /* how long a stuck host call waits for other host threads */
-  int virtual_memory;   /* 0: the devices have none */
+  int manual;                /* 1: the device moves only by step and by blocked host calls */
+  uint64_t stall_timeout_ms; /* how long a stuck host call waits for other host threads */
+  int virtual_memory;        /* 0: the devices have none */
 };
 
 struct gpumem_simulator_touch {
@@ -48,7 +48,7 @@ struct gpumem_simulator_finding {
   const char* text;
 };
 
-struct gpumem_simulator_figures {
+struct gpumem_simulator_statistics {
   uint64_t operations_run;
   uint64_t operations_pending;
   uint64_t streams_created;
@@ -84,7 +84,7 @@ void gpumem_simulator_own_work(int begins);
 void gpumem_simulator_on_call(void (*hook)(void*), void* context);
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context);
 
-void gpumem_simulator_read_figures(struct gpumem_simulator_figures* figures);
+void gpumem_simulator_read_statistics(struct gpumem_simulator_statistics* statistics);
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context);
 void gpumem_simulator_clear_calls(void);
 void gpumem_simulator_visit_findings(void (*visit)(void*, const struct gpumem_simulator_finding*), void* context,

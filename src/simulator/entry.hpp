@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "engine.hpp"
+#include "simulation.hpp"
 
 namespace simulated {
 
@@ -20,7 +20,7 @@ template <std::size_t Size> struct entry_name {
 /// Runs `body(engine, lock)` as the entry point `Name`.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
-  engine& device = the_engine();
+  simulation& device = the_simulation();
   device.mark_call();
   locked lock(device.mutex);
   if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
@@ -31,7 +31,7 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Bo
 /// The same for an entry point that takes a stream: `body(engine, lock, stream)`.
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
-  return enter<Name, Rules>([&](engine& device, locked& lock) {
+  return enter<Name, Rules>([&](simulation& device, locked& lock) {
     CUresult why;
     const stream_ptr on = device.resolve(handle, why);
     return on ? std::forward<Body>(body)(device, lock, on) : why;
@@ -39,9 +39,9 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
 }
 
 /// What the driver says of an address: an allocation, or a block of a pool.
-std::optional<allocation> known_at(const engine& device, std::uint64_t address);
+std::optional<allocation> known_at(const simulation& device, std::uint64_t address);
 
 /// A free by the host of memory that a pool holds: no wait, the caller says that all use is over.
-CUresult free_pooled_by_host(engine& device, memory_pool& pool, std::uint64_t address, const char* call);
+CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call);
 
 } // namespace simulated

@@ -15,7 +15,7 @@ CUstreamCaptureStatus status_of(const stream& on) {
   return on.capturing->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-CUresult begin(engine& device, const stream_ptr& on, CUstreamCaptureMode mode) {
+CUresult begin(simulation& device, const stream_ptr& on, CUstreamCaptureMode mode) {
   if (on->kind == stream_kind::legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (on->capturing) return CUDA_ERROR_ILLEGAL_STATE;
   auto open = std::make_shared<capture>();
@@ -28,7 +28,7 @@ CUresult begin(engine& device, const stream_ptr& on, CUstreamCaptureMode mode) {
   return CUDA_SUCCESS;
 }
 
-CUresult end(engine& device, const stream_ptr& on, CUgraph* made) {
+CUresult end(simulation& device, const stream_ptr& on, CUgraph* made) {
   const std::shared_ptr<capture> open = on->capturing;
   if (!open) return CUDA_ERROR_ILLEGAL_STATE;
   if (open->mode != CU_STREAM_CAPTURE_MODE_RELAXED && open->begun_by != this_host_thread().number)
@@ -45,7 +45,7 @@ CUresult end(engine& device, const stream_ptr& on, CUgraph* made) {
   return CUDA_SUCCESS;
 }
 
-CUresult instantiate(engine& device, CUgraphExec* made, CUgraph handle) {
+CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
   const auto* source = device.graphs.find(handle);
   if (source == nullptr || made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *made = static_cast<CUgraphExec>(device.executables.insert(std::make_shared<graph>(**source)));
@@ -73,18 +73,18 @@ extern "C" {
 
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
   return enter_on<"cuStreamBeginCapture">(
-      handle, [&](engine& device, locked&, const stream_ptr& on) { return begin(device, on, mode); });
+      handle, [&](simulation& device, locked&, const stream_ptr& on) { return begin(device, on, mode); });
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
   if (made != nullptr) *made = nullptr;
   return enter_on<"cuStreamEndCapture">(
-      handle, [&](engine& device, locked&, const stream_ptr& on) { return end(device, on, made); });
+      handle, [&](simulation& device, locked&, const stream_ptr& on) { return end(device, on, made); });
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamIsCapturing">(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     if (device.legacy_meets_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture goes on
     *status = status_of(*on);
     return CUDA_SUCCESS;
@@ -94,7 +94,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* made,
                                 const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamGetCaptureInfo">(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamGetCaptureInfo">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*on);
     if (id != nullptr && on->capturing) *id = on->capturing->id;
@@ -107,7 +107,7 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  return enter<"cuThreadExchangeStreamCaptureMode", quiet>([&](engine&, locked&) {
+  return enter<"cuThreadExchangeStreamCaptureMode", quiet>([&](simulation&, locked&) {
     if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::swap(*mode, this_host_thread().capture_mode);
     return CUDA_SUCCESS;
@@ -116,11 +116,11 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 
 CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph handle, unsigned long long) {
   return enter<"cuGraphInstantiate", needs_context>(
-      [&](engine& device, locked&) { return instantiate(device, made, handle); });
+      [&](simulation& device, locked&) { return instantiate(device, made, handle); });
 }
 
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
-  return enter<"cuGraphGetNodes">([&](engine& device, locked&) {
+  return enter<"cuGraphGetNodes">([&](simulation& device, locked&) {
     const auto* source = device.graphs.find(handle);
     if (source == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (nodes != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -130,7 +130,7 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
 }
 
 CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
-  return enter_on<"cuGraphLaunch">(stream, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuGraphLaunch">(stream, [&](simulation& device, locked&, const stream_ptr& on) {
     const auto* source = device.executables.find(handle);
     if (source == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return device.enqueue(on, launch_of(*source));
@@ -138,7 +138,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
 }
 
 CUresult cuGraphDestroy(CUgraph handle) {
-  return enter<"cuGraphDestroy">([&](engine& device, locked&) {
+  return enter<"cuGraphDestroy">([&](simulation& device, locked&) {
     if (device.graphs.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.graphs.erase(handle);
     return CUDA_SUCCESS;
@@ -146,7 +146,7 @@ CUresult cuGraphDestroy(CUgraph handle) {
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
-  return enter<"cuGraphExecDestroy">([&](engine& device, locked&) {
+  return enter<"cuGraphExecDestroy">([&](simulation& device, locked&) {
     if (device.executables.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.executables.erase(handle);
     return CUDA_SUCCESS;

@@ -6,20 +6,20 @@ using namespace simulated;
 
 namespace {
 
-context* primary_of(engine& device, CUdevice ordinal) {
+context* primary_of(simulation& device, CUdevice ordinal) {
   if (ordinal < 0 || ordinal >= device.options().devices) return nullptr;
   return device.primaries[static_cast<std::size_t>(ordinal)].get();
 }
 
 /// The context behind a handle, or null.
-context* known(engine& device, CUcontext handle) {
+context* known(simulation& device, CUcontext handle) {
   for (const auto& home : device.primaries)
     if (home->handle() == handle) return home.get();
   return nullptr;
 }
 
 /// The context that a call with an optional handle is about, or null.
-context* given_or_current(engine& device, CUcontext handle) {
+context* given_or_current(simulation& device, CUcontext handle) {
   return handle == nullptr ? device.current() : known(device, handle);
 }
 
@@ -28,7 +28,7 @@ context* given_or_current(engine& device, CUcontext handle) {
 extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxRetain">([&](engine& device, locked&) {
+  return enter<"cuDevicePrimaryCtxRetain">([&](simulation& device, locked&) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -40,7 +40,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxRelease">([&](engine& device, locked& lock) {
+  return enter<"cuDevicePrimaryCtxRelease">([&](simulation& device, locked& lock) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
@@ -54,7 +54,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
 /// The context stays current where it was, and calls in it fail as those in a destroyed one. Handles of its objects
 /// stay invalid, also once the context is active again. Calls that wait in it fail.
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxReset", before_init>([&](engine& device, locked&) {
+  return enter<"cuDevicePrimaryCtxReset", before_init>([&](simulation& device, locked&) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     device.faults.stick(CUDA_SUCCESS);
@@ -64,7 +64,7 @@ CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* active) {
-  return enter<"cuDevicePrimaryCtxGetState">([&](engine& device, locked&) {
+  return enter<"cuDevicePrimaryCtxGetState">([&](simulation& device, locked&) {
     const context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (flags != nullptr) *flags = home->flags;
@@ -74,7 +74,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* acti
 }
 
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
-  return enter<"cuDevicePrimaryCtxSetFlags">([&](engine& device, locked&) {
+  return enter<"cuDevicePrimaryCtxSetFlags">([&](simulation& device, locked&) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     home->flags = flags;
@@ -83,7 +83,7 @@ CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext handle) {
-  return enter<"cuCtxSetCurrent", quiet>([&](engine& device, locked&) {
+  return enter<"cuCtxSetCurrent", quiet>([&](simulation& device, locked&) {
     auto& stack = this_host_thread().contexts;
     context* home = known(device, handle);
     if (handle != nullptr && home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -93,7 +93,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* handle) {
-  return enter<"cuCtxGetCurrent", quiet>([&](engine& device, locked&) {
+  return enter<"cuCtxGetCurrent", quiet>([&](simulation& device, locked&) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const context* home = device.current();
     *handle = home == nullptr ? nullptr : home->handle();
@@ -102,7 +102,7 @@ CUresult cuCtxGetCurrent(CUcontext* handle) {
 }
 
 CUresult cuCtxPushCurrent(CUcontext handle) {
-  return enter<"cuCtxPushCurrent", quiet>([&](engine& device, locked&) {
+  return enter<"cuCtxPushCurrent", quiet>([&](simulation& device, locked&) {
     context* home = known(device, handle);
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     return this_host_thread().contexts.push(home) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -110,7 +110,7 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxPopCurrent(CUcontext* handle) {
-  return enter<"cuCtxPopCurrent", quiet>([&](engine&, locked&) {
+  return enter<"cuCtxPopCurrent", quiet>([&](simulation&, locked&) {
     auto& stack = this_host_thread().contexts;
     if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
     if (handle != nullptr) *handle = stack.back()->handle();
@@ -120,7 +120,7 @@ CUresult cuCtxPopCurrent(CUcontext* handle) {
 }
 
 CUresult cuCtxGetDevice(CUdevice* ordinal) {
-  return enter<"cuCtxGetDevice", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuCtxGetDevice", (needs_context | quiet)>([&](simulation& device, locked&) {
     if (ordinal == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *ordinal = device.current()->device;
     return CUDA_SUCCESS;
@@ -128,7 +128,7 @@ CUresult cuCtxGetDevice(CUdevice* ordinal) {
 }
 
 CUresult cuCtxGetFlags(unsigned* flags) {
-  return enter<"cuCtxGetFlags", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuCtxGetFlags", (needs_context | quiet)>([&](simulation& device, locked&) {
     if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = device.current()->flags;
     return CUDA_SUCCESS;
@@ -136,7 +136,7 @@ CUresult cuCtxGetFlags(unsigned* flags) {
 }
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
-  return enter<"cuCtxGetId", quiet>([&](engine& device, locked&) {
+  return enter<"cuCtxGetId", quiet>([&](simulation& device, locked&) {
     const context* home = given_or_current(device, handle);
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -147,7 +147,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
 }
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
-  return enter<"cuCtxGetApiVersion", quiet>([&](engine& device, locked&) {
+  return enter<"cuCtxGetApiVersion", quiet>([&](simulation& device, locked&) {
     if (given_or_current(device, handle) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;
@@ -156,7 +156,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
 }
 
 CUresult cuCtxSynchronize() {
-  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](engine& device, locked& lock) {
+  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](simulation& device, locked& lock) {
     context& home = *device.current();
     if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     vector_clock seen = home.ended;
@@ -170,7 +170,7 @@ CUresult cuCtxSynchronize() {
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
-  return enter<"cuCtxEnablePeerAccess", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuCtxEnablePeerAccess", (needs_context | quiet)>([&](simulation& device, locked&) {
     const context* peer = known(device, handle);
     if (peer == nullptr || peer == device.current()) return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -179,7 +179,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext handle) {
-  return enter<"cuCtxDisablePeerAccess", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuCtxDisablePeerAccess", (needs_context | quiet)>([&](simulation& device, locked&) {
     const context* peer = known(device, handle);
     if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     return device.current()->peers.erase(peer) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
@@ -187,7 +187,7 @@ CUresult cuCtxDisablePeerAccess(CUcontext handle) {
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  return enter<"cuCtxGetStreamPriorityRange", (needs_context | quiet)>([&](engine&, locked&) {
+  return enter<"cuCtxGetStreamPriorityRange", (needs_context | quiet)>([&](simulation&, locked&) {
     if (least != nullptr) *least = 0;
     if (greatest != nullptr) *greatest = -5;
     return CUDA_SUCCESS;

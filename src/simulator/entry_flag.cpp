@@ -9,14 +9,14 @@ using namespace simulated;
 
 namespace {
 
-bool reachable(const engine& device, CUdeviceptr address, unsigned width) {
+bool reachable(const simulation& device, CUdeviceptr address, unsigned width) {
   if (address == 0 || address % width != 0) return false;
   return device.allocations.find(address) != nullptr || device.mappings.find(address) != nullptr;
 }
 
 template <entry_name Name>
 CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
-  return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "wait for a value";
@@ -26,7 +26,7 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, u
 }
 
 template <entry_name Name> CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
-  return enter_on<Name>(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "write of a value";

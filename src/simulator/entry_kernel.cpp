@@ -12,24 +12,24 @@ namespace {
 
 constexpr std::uint64_t nominal_duration = 10'000;
 
-template <class Handle> CUresult make(engine& device, Handle* made) {
+template <class Handle> CUresult make(simulation& device, Handle* made) {
   if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *made = reinterpret_cast<Handle>(device.modules.insert(std::make_shared<int>(0)));
   return CUDA_SUCCESS;
 }
 
-template <class Handle> bool alive(const engine& device, Handle handle) {
+template <class Handle> bool alive(const simulation& device, Handle handle) {
   return device.modules.find(handle) != nullptr;
 }
 
-template <class Handle> CUresult unload(engine& device, Handle handle) {
+template <class Handle> CUresult unload(simulation& device, Handle handle) {
   if (!alive(device, handle)) return CUDA_ERROR_INVALID_HANDLE;
   device.modules.erase(handle);
   return CUDA_SUCCESS;
 }
 
 template <entry_name Name> CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
-  return enter_on<Name>(stream, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<Name>(stream, [&](simulation& device, locked&, const stream_ptr& on) {
     if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
     operation work;
@@ -40,7 +40,7 @@ template <entry_name Name> CUresult launch(CUstream stream, const void* function
 }
 
 template <entry_name Name, class Handle> CUresult make_of(Handle* made, const void* parent, bool arguments_are_good) {
-  return enter<Name, needs_context>([&](engine& device, locked&) {
+  return enter<Name, needs_context>([&](simulation& device, locked&) {
     if (!arguments_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, parent)) return CUDA_ERROR_INVALID_HANDLE;
     return make(device, made);
@@ -53,26 +53,26 @@ extern "C" {
 
 CUresult cuModuleLoad(CUmodule* made, const char* path) {
   return enter<"cuModuleLoad", (needs_context | unsafe_in_capture)>(
-      [&](engine& device, locked&) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device, locked&) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadData(CUmodule* made, const void* image) {
   return enter<"cuModuleLoadData", (needs_context | unsafe_in_capture)>(
-      [&](engine& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadDataEx(CUmodule* made, const void* image, unsigned, CUjit_option*, void**) {
   return enter<"cuModuleLoadDataEx", (needs_context | unsafe_in_capture)>(
-      [&](engine& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule* made, const void* image) {
   return enter<"cuModuleLoadFatBinary", (needs_context | unsafe_in_capture)>(
-      [&](engine& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleUnload(CUmodule module) {
-  return enter<"cuModuleUnload", needs_context>([&](engine& device, locked&) { return unload(device, module); });
+  return enter<"cuModuleUnload", needs_context>([&](simulation& device, locked&) { return unload(device, module); });
 }
 
 CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, const char* name) {
@@ -82,15 +82,15 @@ CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, const char* name
 CUresult cuLibraryLoadData(CUlibrary* made, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
                            unsigned) {
   return enter<"cuLibraryLoadData">(
-      [&](engine& device, locked&) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device, locked&) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuLibraryUnload(CUlibrary library) {
-  return enter<"cuLibraryUnload">([&](engine& device, locked&) { return unload(device, library); });
+  return enter<"cuLibraryUnload">([&](simulation& device, locked&) { return unload(device, library); });
 }
 
 CUresult cuLibraryGetKernel(CUkernel* made, CUlibrary library, const char* name) {
-  return enter<"cuLibraryGetKernel">([&](engine& device, locked&) {
+  return enter<"cuLibraryGetKernel">([&](simulation& device, locked&) {
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return alive(device, library) ? make(device, made) : CUDA_ERROR_INVALID_HANDLE;
   });
@@ -106,7 +106,7 @@ CUresult cuKernelGetFunction(CUfunction* made, CUkernel kernel) {
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute, int) {
   return enter<"cuFuncSetAttribute">(
-      [&](engine& device, locked&) { return alive(device, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
+      [&](simulation& device, locked&) { return alive(device, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

@@ -7,7 +7,7 @@ using namespace simulated;
 namespace {
 
 /// Allocates in the current context; null and `why` when the memory, or a fault, says no.
-const allocation* take(engine& device, memory_kind kind, std::size_t bytes, CUresult& why) {
+const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& why) {
   context& home = *device.current();
   why = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   if (why != CUDA_SUCCESS) return nullptr;
@@ -26,7 +26,7 @@ const allocation* take(engine& device, memory_kind kind, std::size_t bytes, CUre
 }
 
 /// Frees as the driver does: waits for the device first, from which the host learns of no order.
-CUresult give_back(engine& device, locked& lock, std::uint64_t address, bool host_kind, const char* call) {
+CUresult give_back(simulation& device, locked& lock, std::uint64_t address, bool host_kind, const char* call) {
   const allocation* held = device.allocations.find(address);
   if (held == nullptr || held->address != address || (held->kind == memory_kind::pinned) != host_kind ||
       held->kind == memory_kind::registered)
@@ -40,7 +40,7 @@ CUresult give_back(engine& device, locked& lock, std::uint64_t address, bool hos
   return CUDA_SUCCESS;
 }
 
-CUresult allocate_host(engine& device, void** pointer, std::size_t bytes) {
+CUresult allocate_host(simulation& device, void** pointer, std::size_t bytes) {
   CUresult why;
   const allocation* made = take(device, memory_kind::pinned, bytes, why);
   if (made == nullptr) return why;
@@ -54,7 +54,7 @@ extern "C" {
 
 CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+  return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
     CUresult why;
     const allocation* made = take(device, memory_kind::device, bytes, why);
     if (made != nullptr) *pointer = made->address;
@@ -63,7 +63,7 @@ CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
 }
 
 CUresult cuMemFree(CUdeviceptr pointer) {
-  return enter<"cuMemFree", (needs_context | unsafe_in_capture)>([&](engine& device, locked& lock) {
+  return enter<"cuMemFree", (needs_context | unsafe_in_capture)>([&](simulation& device, locked& lock) {
     if (pointer == 0) return CUDA_SUCCESS;
     if (memory_pool* const pool = device.pools.holding(pointer))
       return free_pooled_by_host(device, *pool, pointer, "cuMemFree");
@@ -73,7 +73,7 @@ CUresult cuMemFree(CUdeviceptr pointer) {
 
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+  return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
     CUresult why;
     const allocation* made = take(device, memory_kind::managed, bytes, why);
     if (made != nullptr) *pointer = made->address;
@@ -84,17 +84,17 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
 CUresult cuMemAllocHost(void** pointer, size_t bytes) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemAllocHost", (needs_context | unsafe_in_capture)>(
-      [&](engine& device, locked&) { return allocate_host(device, pointer, bytes); });
+      [&](simulation& device, locked&) { return allocate_host(device, pointer, bytes); });
 }
 
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemHostAlloc", (needs_context | unsafe_in_capture)>(
-      [&](engine& device, locked&) { return allocate_host(device, pointer, bytes); });
+      [&](simulation& device, locked&) { return allocate_host(device, pointer, bytes); });
 }
 
 CUresult cuMemFreeHost(void* pointer) {
-  return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>([&](engine& device, locked& lock) {
+  return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>([&](simulation& device, locked& lock) {
     if (pointer == nullptr) return CUDA_SUCCESS;
     if (device.pools.holding(reinterpret_cast<std::uint64_t>(pointer)) != nullptr) return CUDA_ERROR_INVALID_VALUE;
     return give_back(device, lock, reinterpret_cast<std::uint64_t>(pointer), true, "cuMemFreeHost");
@@ -102,7 +102,7 @@ CUresult cuMemFreeHost(void* pointer) {
 }
 
 CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
-  return enter<"cuMemHostRegister", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+  return enter<"cuMemHostRegister", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
     if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (device.allocations.find(reinterpret_cast<std::uint64_t>(pointer)) != nullptr)
       return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -113,7 +113,7 @@ CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
 }
 
 CUresult cuMemHostUnregister(void* pointer) {
-  return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](engine& device, locked&) {
+  return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
     const auto address = reinterpret_cast<std::uint64_t>(pointer);
     const allocation* held = device.allocations.find(address);
     if (held == nullptr || held->address != address || held->kind != memory_kind::registered)
@@ -125,7 +125,7 @@ CUresult cuMemHostUnregister(void* pointer) {
 }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
-  return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](simulation& device, locked&) {
     const auto address = reinterpret_cast<std::uint64_t>(host);
     const allocation* held = device.allocations.find(address);
     if (pointer == nullptr || held == nullptr || held->kind == memory_kind::device) return CUDA_ERROR_INVALID_VALUE;
@@ -135,7 +135,7 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
 }
 
 CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
-  return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](simulation& device, locked&) {
     const allocation* held = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
     if (flags == nullptr || held == nullptr || held->kind != memory_kind::pinned) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEMHOSTALLOC_DEVICEMAP;
@@ -144,7 +144,7 @@ CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
 }
 
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
-  return enter<"cuMemGetInfo", needs_context>([&](engine& device, locked&) {
+  return enter<"cuMemGetInfo", needs_context>([&](simulation& device, locked&) {
     device.pools.collect(device);
     const memory& held = device.allocations;
     if (free != nullptr) *free = held.capacity() - held.used(device.current()->device);
@@ -154,7 +154,7 @@ CUresult cuMemGetInfo(size_t* free, size_t* total) {
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
-  return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](engine& device, locked&) {
+  return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](simulation& device, locked&) {
     auto held = known_at(device, pointer);
     if (const mapping* at = device.mappings.find(pointer); at != nullptr)
       held = allocation{at->address, at->bytes, at->bytes, memory_kind::device, at->of->device(), nullptr, 0, 0};

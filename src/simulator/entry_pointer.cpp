@@ -12,7 +12,7 @@ template <class T> CUresult put(void* place, T value) {
 }
 
 /// One attribute of reserved addresses: most are those of the mapping, if there is one; no context owns them.
-CUresult describe_virtual(const engine& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
+CUresult describe_virtual(const simulation& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   const mapping* const at = device.mappings.find(pointer);
   const bool mapped = at != nullptr;
   switch (attribute) {
@@ -42,8 +42,8 @@ CUresult describe_virtual(const engine& device, CUpointer_attribute attribute, C
 }
 
 /// One attribute of the memory at `pointer`; `held` is empty for memory that the driver does not know.
-CUresult describe_pointer(const engine& device, const std::optional<allocation>& held, CUpointer_attribute attribute,
-                          CUdeviceptr pointer, void* place) {
+CUresult describe_pointer(const simulation& device, const std::optional<allocation>& held,
+                          CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   if (device.mappings.owns(pointer)) return describe_virtual(device, attribute, pointer, place);
   const bool known = held.has_value();
   const memory_pool* const pool = known ? device.pools.holding(pointer) : nullptr;
@@ -76,7 +76,7 @@ CUresult describe_pointer(const engine& device, const std::optional<allocation>&
 
 namespace simulated {
 
-std::optional<allocation> known_at(const engine& device, std::uint64_t address) {
+std::optional<allocation> known_at(const simulation& device, std::uint64_t address) {
   const allocation* held = device.allocations.find(address);
   if (held == nullptr) return std::nullopt;
   allocation known = *held;
@@ -94,7 +94,7 @@ std::optional<allocation> known_at(const engine& device, std::uint64_t address) 
 extern "C" {
 
 CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  return enter<"cuPointerGetAttribute", quiet>([&](engine& device, locked&) {
+  return enter<"cuPointerGetAttribute", quiet>([&](simulation& device, locked&) {
     const auto held = known_at(device, pointer);
     const bool known = held || device.mappings.reservation_of(pointer).second != 0;
     if (place == nullptr || !known) return CUDA_ERROR_INVALID_VALUE;
@@ -103,7 +103,7 @@ CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdev
 }
 
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** places, CUdeviceptr pointer) {
-  return enter<"cuPointerGetAttributes", quiet>([&](engine& device, locked&) {
+  return enter<"cuPointerGetAttributes", quiet>([&](simulation& device, locked&) {
     if (attributes == nullptr || places == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto held = known_at(device, pointer);
     for (unsigned i = 0; i < count; ++i)

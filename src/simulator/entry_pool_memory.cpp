@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t operation_time = 500; // simulated nanoseconds
 
 /// Puts an operation without work at the end of the stream; the point at which it stands.
-CUresult enqueue_point(engine& device, const stream_ptr& on, const char* action, std::shared_ptr<record> behind) {
+CUresult enqueue_point(simulation& device, const stream_ptr& on, const char* action, std::shared_ptr<record> behind) {
   operation work;
   work.action = action;
   work.duration = operation_time;
@@ -27,7 +27,8 @@ CUresult refuse_capture(const stream& on) {
                       : CUDA_SUCCESS;
 }
 
-CUresult allocate(engine& device, CUdeviceptr* pointer, std::size_t bytes, memory_pool* from, const stream_ptr& on) {
+CUresult allocate(simulation& device, CUdeviceptr* pointer, std::size_t bytes, memory_pool* from,
+                  const stream_ptr& on) {
   if (pointer == nullptr || bytes == 0 || from == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
   if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -43,7 +44,7 @@ CUresult allocate(engine& device, CUdeviceptr* pointer, std::size_t bytes, memor
 }
 
 /// A free of what is no live block of any pool.
-CUresult reject(engine& device, const actor& who, std::uint64_t address) {
+CUresult reject(simulation& device, const actor& who, std::uint64_t address) {
   device.order.reject_free(who, address, 0);
   return CUDA_ERROR_INVALID_VALUE;
 }
@@ -57,7 +58,7 @@ bool is_block(const memory_pool* pool, std::uint64_t address) {
 
 namespace simulated {
 
-CUresult free_pooled_by_host(engine& device, memory_pool& pool, std::uint64_t address, const char* call) {
+CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call) {
   const actor who = device.host_point(call);
   if (!is_block(&pool, address)) return reject(device, who, address);
   device.order.lent_back(who, pool.owner, address, pool.find(address)->bytes);
@@ -71,20 +72,20 @@ CUresult free_pooled_by_host(engine& device, memory_pool& pool, std::uint64_t ad
 extern "C" {
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
-  return enter_on<"cuMemAllocAsync">(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     const CUmemLocation at{CU_MEM_LOCATION_TYPE_DEVICE, on->home->device};
     return allocate(device, pointer, bytes, device.pools.current_of(device, at, CU_MEM_ALLOCATION_TYPE_PINNED), on);
   });
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream handle) {
-  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     return allocate(device, pointer, bytes, device.pools.find(pool), on);
   });
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
-  return enter_on<"cuMemFreeAsync">(handle, [&](engine& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
     if (pointer == 0) return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
     memory_pool* const pool = device.pools.holding(pointer);

@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t host_page = 4096;
 
 /// Success, or what the driver says of a wish for access.
-CUresult judge(const engine& device, const CUmemAccessDesc& wish) {
+CUresult judge(const simulation& device, const CUmemAccessDesc& wish) {
   if (wish.location.type == CU_MEM_LOCATION_TYPE_HOST || wish.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
     return static_cast<CUresult>(gpumem_simulator_missing("the host's access to virtual memory"));
   if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
@@ -20,7 +20,7 @@ CUresult judge(const engine& device, const CUmemAccessDesc& wish) {
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void give_access(engine& device, mapping& at, const CUmemAccessDesc& wish) {
+void give_access(simulation& device, mapping& at, const CUmemAccessDesc& wish) {
   const CUmemAccess_flags before = at.access_of(wish.location.id);
   if (wish.flags < before) device.order.left(device.host_point("cuMemSetAccess"), at);
   at.access[wish.location.id] = wish.flags;
@@ -33,7 +33,7 @@ extern "C" {
 /// The address that is asked for is a hint, which is not taken.
 CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
-  return enter_virtual<"cuMemAddressReserve">([&](engine& device) {
+  return enter_virtual<"cuMemAddressReserve">([&](simulation& device) {
     if (pointer == nullptr || bytes == 0 || bytes % host_page != 0 || hint % host_page != 0 || flags != 0)
       return CUDA_ERROR_INVALID_VALUE;
     if ((alignment & (alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -43,14 +43,14 @@ CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignmen
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
-  return enter_virtual<"cuMemAddressFree">([&](engine& device) {
+  return enter_virtual<"cuMemAddressFree">([&](simulation& device) {
     return device.mappings.release(pointer, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
 CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
-  return enter_virtual<"cuMemMap", unsafe_in_capture>([&](engine& device) {
+  return enter_virtual<"cuMemMap", unsafe_in_capture>([&](simulation& device) {
     const auto memory = resolve_memory(device, handle);
     if (!memory || flags != 0 || offset != 0) return CUDA_ERROR_INVALID_VALUE;
     if (bytes == 0 || !granular(pointer) || !granular(bytes) || bytes > memory->bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -60,7 +60,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
 }
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
-  return enter_virtual<"cuMemUnmap", unsafe_in_capture>([&](engine& device) {
+  return enter_virtual<"cuMemUnmap", unsafe_in_capture>([&](simulation& device) {
     const auto all = device.mappings.filling(pointer, bytes);
     if (all.empty()) return CUDA_ERROR_INVALID_VALUE;
     const actor who = device.host_point("cuMemUnmap");
@@ -76,7 +76,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
 }
 
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc* wishes, size_t count) {
-  return enter_virtual<"cuMemSetAccess", unsafe_in_capture>([&](engine& device) {
+  return enter_virtual<"cuMemSetAccess", unsafe_in_capture>([&](simulation& device) {
     if (wishes == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
       if (const CUresult refused = judge(device, wishes[i]); refused != CUDA_SUCCESS) return refused;
@@ -88,7 +88,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr pointer) {
-  return enter_virtual<"cuMemGetAccess", quiet>([&](engine& device) {
+  return enter_virtual<"cuMemGetAccess", quiet>([&](simulation& device) {
     if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const CUresult refused = judge(device, {*location, CU_MEM_ACCESS_FLAGS_PROT_NONE});
     if (refused != CUDA_SUCCESS) return refused;

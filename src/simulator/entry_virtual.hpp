@@ -12,7 +12,7 @@ namespace simulated {
 
 /// Runs `body(engine)` as the entry point `Name`, where the devices have virtual memory.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_virtual(Body&& body) noexcept {
-  return enter<Name, Rules>([&](engine& device, locked&) {
+  return enter<Name, Rules>([&](simulation& device, locked&) {
     return device.options().virtual_memory != 0 ? std::forward<Body>(body)(device) : CUDA_ERROR_NOT_SUPPORTED;
   });
 }
@@ -20,9 +20,9 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_vi
 inline bool granular(std::uint64_t value) noexcept { return value % page_granularity == 0; }
 
 /// The memory behind a handle, or null; a handle that was released is a finding.
-std::shared_ptr<physical> resolve_memory(engine& device, CUmemGenericAllocationHandle handle);
+std::shared_ptr<physical> resolve_memory(simulation& device, CUmemGenericAllocationHandle handle);
 
 /// Gives the memory back to its device, if it is mapped nowhere and nobody refers to its handle.
-void collect(engine& device, const physical& which);
+void collect(simulation& device, const physical& which);
 
 } // namespace simulated

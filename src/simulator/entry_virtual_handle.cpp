@@ -12,7 +12,7 @@ using namespace simulated;
 namespace {
 
 /// Success, or what the driver says of memory with such properties.
-CUresult judge(const engine& device, const CUmemAllocationProp* wish) {
+CUresult judge(const simulation& device, const CUmemAllocationProp* wish) {
   if (wish == nullptr || wish->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (wish->location.type == CU_MEM_LOCATION_TYPE_HOST || wish->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
     return static_cast<CUresult>(gpumem_simulator_missing("virtual memory of the host"));
@@ -29,14 +29,14 @@ CUresult judge(const engine& device, const CUmemAllocationProp* wish) {
 
 namespace simulated {
 
-std::shared_ptr<physical> resolve_memory(engine& device, CUmemGenericAllocationHandle handle) {
+std::shared_ptr<physical> resolve_memory(simulation& device, CUmemGenericAllocationHandle handle) {
   auto found = device.physicals.find(handle);
   if (!found && device.physicals.released(handle))
     device.find(finding_kind::dead_memory_handle, "use of a handle of physical memory after its release");
   return found;
 }
 
-void collect(engine& device, const physical& which) {
+void collect(simulation& device, const physical& which) {
   if (!device.physicals.collect(which)) return;
   device.order.forget(which);
   device.allocations.discharge(which.device(), which.bytes);
@@ -48,7 +48,7 @@ extern "C" {
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* wish,
                      unsigned long long flags) {
-  return enter_virtual<"cuMemCreate", unsafe_in_capture>([&](engine& device) {
+  return enter_virtual<"cuMemCreate", unsafe_in_capture>([&](simulation& device) {
     if (handle == nullptr || bytes == 0 || !granular(bytes) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult refused = judge(device, wish); refused != CUDA_SUCCESS) return refused;
     if (device.faults.at_allocation()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -65,7 +65,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const C
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  return enter_virtual<"cuMemRelease", unsafe_in_capture>([&](engine& device) {
+  return enter_virtual<"cuMemRelease", unsafe_in_capture>([&](simulation& device) {
     const auto memory = resolve_memory(device, handle);
     if (!memory) return CUDA_ERROR_INVALID_VALUE;
     --memory->references;
@@ -75,7 +75,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* pointer) {
-  return enter_virtual<"cuMemRetainAllocationHandle", quiet>([&](engine& device) {
+  return enter_virtual<"cuMemRetainAllocationHandle", quiet>([&](simulation& device) {
     const mapping* const at = device.mappings.find(reinterpret_cast<std::uint64_t>(pointer));
     if (handle == nullptr || at == nullptr) return CUDA_ERROR_INVALID_VALUE;
     ++at->of->references;
@@ -86,7 +86,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
 
 CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp* wish,
                                        CUmemAllocationGranularity_flags option) {
-  return enter_virtual<"cuMemGetAllocationGranularity", quiet>([&](engine& device) {
+  return enter_virtual<"cuMemGetAllocationGranularity", quiet>([&](simulation& device) {
     if (bytes == nullptr ||
         (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
       return CUDA_ERROR_INVALID_VALUE;
@@ -97,7 +97,7 @@ CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) {
-  return enter_virtual<"cuMemGetAllocationPropertiesFromHandle", quiet>([&](engine& device) {
+  return enter_virtual<"cuMemGetAllocationPropertiesFromHandle", quiet>([&](simulation& device) {
     const auto memory = resolve_memory(device, handle);
     if (properties == nullptr || !memory) return CUDA_ERROR_INVALID_VALUE;
     *properties = memory->properties;
@@ -108,7 +108,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
 /// The descriptor is a token: it can be handed on and closed, but keeps no memory alive, and nothing imports it.
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-  return enter_virtual<"cuMemExportToShareableHandle">([&](engine& device) {
+  return enter_virtual<"cuMemExportToShareableHandle">([&](simulation& device) {
     const auto memory = resolve_memory(device, handle);
     if (shareable == nullptr || !memory || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if ((memory->properties.requestedHandleTypes & type) == 0) return CUDA_ERROR_INVALID_VALUE;

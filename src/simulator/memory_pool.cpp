@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "engine.hpp"
+#include "simulation.hpp"
 
 namespace simulated {
 
@@ -96,7 +96,8 @@ memory_pool::range_map::iterator memory_pool::best_joined(const stream& on, std:
   return best(on, need, furthest);
 }
 
-const pool_block* memory_pool::take(engine& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind) {
+const pool_block* memory_pool::take(simulation& all, const stream& on, std::size_t bytes,
+                                    std::shared_ptr<record>& behind) {
   if (bytes > most_bytes) return nullptr;
   const std::size_t need = up_to(bytes, block_granule);
   auto place = best(on, need, way::completed);
@@ -126,7 +127,7 @@ const pool_block* memory_pool::cut(range_map::iterator place, std::size_t bytes,
   return &blocks_.emplace(address, pool_block{address, bytes, need}).first->second;
 }
 
-bool memory_pool::grow(engine& all, std::size_t need) {
+bool memory_pool::grow(simulation& all, std::size_t need) {
   const std::size_t exact = up_to(need, segment_granule);
   if (properties.maxSize != 0 && reserved + exact > up_to(properties.maxSize, segment_granule)) return false;
   std::size_t wanted = std::max(exact, least_segment);
@@ -135,7 +136,7 @@ bool memory_pool::grow(engine& all, std::size_t need) {
   return draw(all, wanted) || (wanted > exact && draw(all, exact));
 }
 
-bool memory_pool::draw(engine& all, std::size_t bytes) {
+bool memory_pool::draw(simulation& all, std::size_t bytes) {
   const allocation* made = all.allocations.allocate(kind(), device(), &home, bytes, all.order.next_block_number());
   if (made == nullptr) return false;
   all.order.fresh(made->address, made->granted);
@@ -163,7 +164,7 @@ void memory_pool::put(std::uint64_t address, const pool_free* ended) {
   if (at != free_.begin()) join(std::prev(at), alike);
 }
 
-bool memory_pool::idle(const engine& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const {
+bool memory_pool::idle(const simulation& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const {
   std::size_t unused = 0;
   for (auto at = free_.lower_bound(segment); at != free_.end() && at->first < segment + bytes; ++at) {
     unused += at->second.bytes;
@@ -173,14 +174,14 @@ bool memory_pool::idle(const engine& all, std::uint64_t segment, std::size_t byt
   return unused == bytes;
 }
 
-bool memory_pool::frees_seen(const engine& all) const {
+bool memory_pool::frees_seen(const simulation& all) const {
   return std::all_of(free_.begin(), free_.end(), [&](const auto& part) {
     const auto seen = [&](const pool_free& ended) { return all.host.covers(ended.component, ended.at.number); };
     return std::all_of(part.second.frees.begin(), part.second.frees.end(), seen);
   });
 }
 
-void memory_pool::release(engine& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
+void memory_pool::release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
   for (auto at = segments_.begin(); at != segments_.end() && reserved > most;) {
     const auto [address, bytes] = *at;
     if (reserved - bytes < least || !idle(all, address, bytes, seen_by_host)) {

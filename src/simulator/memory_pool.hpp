@@ -15,7 +15,7 @@
 
 namespace simulated {
 
-class engine;
+class simulation;
 
 /// A free in stream order: what was freed may be given out again only behind it.
 struct pool_free {
@@ -58,19 +58,19 @@ public:
 
   /// Memory for an allocation on the stream; what it has to be ordered behind, if anything, in `behind`. Null when the
   /// pool is at its limit or the device is full.
-  const pool_block* take(engine& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
+  const pool_block* take(simulation& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
 
   /// A block is free: behind `ended`, or at once.
   void put(std::uint64_t address, const pool_free* ended);
 
   /// Gives idle segments back while more than `most` bytes are reserved and at least `least` remain.
-  void release(engine& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
+  void release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
   /// The live block in which the address lies, or null.
   [[nodiscard]] const pool_block* find(std::uint64_t address) const;
   [[nodiscard]] bool holds(std::uint64_t address) const;
   /// Whether the host has seen every free done.
-  [[nodiscard]] bool frees_seen(const engine& all) const;
+  [[nodiscard]] bool frees_seen(const simulation& all) const;
   [[nodiscard]] bool without_blocks() const noexcept { return blocks_.empty(); }
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 
@@ -89,9 +89,9 @@ private:
   range_map::iterator best_joined(const stream& on, std::size_t need, way furthest);
   template <class May> void join(range_map::iterator lower, May may);
   static bool alike(const range& lower, const range& upper);
-  bool grow(engine& all, std::size_t need);
-  bool draw(engine& all, std::size_t bytes);
-  [[nodiscard]] bool idle(const engine& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const;
+  bool grow(simulation& all, std::size_t need);
+  bool draw(simulation& all, std::size_t bytes);
+  [[nodiscard]] bool idle(const simulation& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const;
 
   std::map<std::uint64_t, std::size_t> segments_;
   std::map<std::uint64_t, pool_block> blocks_;

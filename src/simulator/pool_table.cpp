@@ -6,7 +6,7 @@
 #include <iterator>
 #include <limits>
 
-#include "engine.hpp"
+#include "simulation.hpp"
 
 namespace simulated {
 
@@ -37,7 +37,7 @@ CUresult pool_table::judge(const CUmemPoolProps& properties, int devices) {
   return properties.handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-memory_pool& pool_table::create(engine& all, const CUmemPoolProps& properties) {
+memory_pool& pool_table::create(simulation& all, const CUmemPoolProps& properties) {
   const bool on_device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   context& home = *all.primaries[static_cast<std::size_t>(on_device ? properties.location.id : 0)];
   auto made = std::make_shared<memory_pool>(properties, home, pool_owners | ++made_);
@@ -46,7 +46,7 @@ memory_pool& pool_table::create(engine& all, const CUmemPoolProps& properties) {
   return *made;
 }
 
-void pool_table::destroy(engine& all, memory_pool& which) {
+void pool_table::destroy(simulation& all, memory_pool& which) {
   std::erase_if(current_, [&](const auto& entry) { return entry.second == &which; });
   which.destroyed = true;
   handles_.erase(which.handle);
@@ -75,7 +75,7 @@ std::optional<pool_table::place> pool_table::place_of(const CUmemLocation& locat
   }
 }
 
-memory_pool* pool_table::default_of(engine& all, const CUmemLocation& location, CUmemAllocationType type) {
+memory_pool* pool_table::default_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type) {
   CUmemPoolProps properties{};
   properties.allocType = type;
   properties.location = location;
@@ -85,7 +85,7 @@ memory_pool* pool_table::default_of(engine& all, const CUmemLocation& location, 
   return known;
 }
 
-memory_pool* pool_table::current_of(engine& all, const CUmemLocation& location, CUmemAllocationType type) {
+memory_pool* pool_table::current_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type) {
   const auto where = place_of(location, type);
   const auto found = where ? current_.find(*where) : current_.end();
   return found == current_.end() ? default_of(all, location, type) : found->second;
@@ -107,12 +107,12 @@ bool pool_table::is_default(const memory_pool& which) const {
   return std::any_of(defaults_.begin(), defaults_.end(), [&](const auto& entry) { return entry.second == &which; });
 }
 
-void pool_table::after_wait(engine& all) {
+void pool_table::after_wait(simulation& all) {
   collect(all);
   for (const auto& each : pools_) each->release(all, each->threshold, 0, true);
 }
 
-void pool_table::collect(engine& all) {
+void pool_table::collect(simulation& all) {
   std::erase_if(pools_, [&](const auto& each) {
     if (!each->destroyed) return false;
     each->release(all, 0, 0, false);

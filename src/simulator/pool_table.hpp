@@ -20,25 +20,25 @@ public:
   /// Whether a device can make such a pool; success, or what the driver says.
   static CUresult judge(const CUmemPoolProps& properties, int devices);
 
-  memory_pool& create(engine& all, const CUmemPoolProps& properties);
+  memory_pool& create(simulation& all, const CUmemPoolProps& properties);
 
   /// The pool takes no more requests, and goes once its blocks are freed and their frees have run.
-  void destroy(engine& all, memory_pool& which);
+  void destroy(simulation& all, memory_pool& which);
 
   [[nodiscard]] memory_pool* find(CUmemoryPool handle) const;
   [[nodiscard]] memory_pool* holding(std::uint64_t address) const;
 
   /// The pool that a location has from the start, or the one that it uses now; null for a location without one.
-  memory_pool* default_of(engine& all, const CUmemLocation& location, CUmemAllocationType type);
-  memory_pool* current_of(engine& all, const CUmemLocation& location, CUmemAllocationType type);
+  memory_pool* default_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type);
+  memory_pool* current_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type);
   /// Null brings the default back. False if the pool is of another location or type.
   bool set_current(const CUmemLocation& location, CUmemAllocationType type, memory_pool* which);
   [[nodiscard]] bool is_default(const memory_pool& which) const;
 
   /// After a wait of the host: each pool falls to its release threshold.
-  void after_wait(engine& all);
+  void after_wait(simulation& all);
   /// Destroyed pools give back what is no longer in use.
-  void collect(engine& all);
+  void collect(simulation& all);
 
   void clear();
   /// The pools whose memory dies with a context.

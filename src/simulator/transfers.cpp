@@ -13,7 +13,7 @@ namespace {
 
 enum class place { device, locked_host, pageable };
 
-place place_of(const engine& device, std::uint64_t address) {
+place place_of(const simulation& device, std::uint64_t address) {
   if (device.mappings.owns(address)) return place::device;
   const allocation* held = device.allocations.find(address);
   if (held == nullptr) return device.allocations.owns(address) ? place::device : place::pageable;
@@ -26,7 +26,7 @@ std::uint64_t transfer_time(std::size_t bytes) { return 2000 + bytes / 50; }
 
 } // namespace
 
-CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
+CUresult transfer(simulation& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
                   std::size_t bytes, bool wait, const char* call) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -54,7 +54,7 @@ CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint6
   return to_pageable || (wait && !device_only) ? device.wait_for(lock, on, call) : CUDA_SUCCESS;
 }
 
-CUresult fill(engine& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
+CUresult fill(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
               std::size_t count) {
   if (count == 0) return CUDA_SUCCESS;
   if (to == 0 || to % width != 0) return CUDA_ERROR_INVALID_VALUE;

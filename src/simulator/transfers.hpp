@@ -5,17 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine.hpp"
+#include "simulation.hpp"
 
 namespace simulated {
 
 /// Copies in stream order. From pageable memory the bytes are taken at once; to pageable memory the call
 /// waits. `wait`: a synchronous copy; it waits unless both sides are device memory.
-CUresult transfer(engine& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
+CUresult transfer(simulation& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
                   std::size_t bytes, bool wait, const char* call);
 
 /// Fills `count` elements of `width` bytes in stream order.
-CUresult fill(engine& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
+CUresult fill(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
               std::size_t count);
 
 } // namespace simulated

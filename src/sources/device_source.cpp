@@ -28,26 +28,26 @@ device_source::device_source(driver_memory const& kind, class device where) noex
 
 device_source& device_source::of(driver_memory const& kind, class device where) {
   using key = std::pair<driver_memory const*, int>;
-  refuse_child();
-  static auto* const guard = new sync::mutex;
+  throw_if_child();
+  static auto* const mutex = new sync::mutex;
   static auto* const states = new std::map<key, device_source>;
-  sync::lock const held{*guard};
+  sync::lock const held{*mutex};
   return states->try_emplace(key{&kind, where.ordinal()}, kind, where).first->second;
 }
 
-expected<void*, failure> device_source::draw(stream_key const&, std::size_t bytes, std::size_t) noexcept {
+expected<void*, failure> device_source::allocate_memory(stream_key const&, std::size_t bytes, std::size_t) noexcept {
   CUdeviceptr address{};
   auto const result = call_on(device_, [&] { return kind_.allocate(&address, bytes); });
   if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
-  return unexpected<failure>{refusal_of(device_.judge(result), bytes)};
+  return unexpected<failure>{refusal_of(device_.interpret(result), bytes)};
 }
 
-bool device_source::give(void* base, std::size_t) noexcept {
+bool device_source::free_memory(void* base, std::size_t) noexcept {
   if (device_.lost()) return true;
   auto const result = call_on(device_, [&] { return kind_.free(reinterpret_cast<CUdeviceptr>(base)); });
-  return !capture_forbids(device_.judge(result));
+  return !capture_forbids(device_.interpret(result));
 }
 
-void device_source::lose(stream_key const&, CUresult error) noexcept { device_.lose(error); }
+void device_source::mark_lost(stream_key const&, CUresult error) noexcept { device_.mark_lost(error); }
 
 } // namespace gpumem::detail

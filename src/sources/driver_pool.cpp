@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
-#include <gpumem/figures.hpp>
+#include <gpumem/statistics.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -20,12 +20,12 @@ import :device;
 import :device_source;
 import :driver;
 import :error;
-import :lifetime;
+import :shared_state;
 import :misuse;
 import :source_state;
 import :stream;
 import :sync;
-import :timeline;
+import :stream_timeline;
 
 namespace gpumem::detail {
 namespace {
@@ -34,9 +34,9 @@ inline constexpr std::size_t driver_alignment = 256;
 
 // Memory that the host wants to see ready is drawn on a stream of its own. One a device, never destroyed.
 stream& ready_stream(device where) {
-  static auto* const guard = new sync::mutex;
+  static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
-  sync::lock const held{*guard};
+  sync::lock const held{*mutex};
   return streams->try_emplace(where.ordinal(), where).first->second;
 }
 
@@ -48,7 +48,7 @@ void destroy(CUmemoryPool pool, device where) noexcept {
 // The handle that stands for the key's stream on any thread, or none: a foreign handle lives only inside the call that
 // was given it.
 std::optional<CUstream> stream_for(stream_key const& key) noexcept {
-  switch (key.order().kind()) {
+  switch (key.timeline().kind()) {
   case stream_kind::host: return std::nullopt;
   case stream_kind::null:
   case stream_kind::legacy: return CU_STREAM_LEGACY;
@@ -58,14 +58,14 @@ std::optional<CUstream> stream_for(stream_key const& key) noexcept {
 }
 
 // A capture of these was asked for when the stream was identified.
-bool capture_known(stream_key const& key) noexcept { return key.has_handle() && !key.order().owns_handle(); }
+bool capture_known(stream_key const& key) noexcept { return key.has_handle() && !key.timeline().owns_handle(); }
 
 // What the driver says of a call on the key's stream; of a stream that captures, that it may not be. Only a default
 // stream is of whatever context is current.
 template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
   bool const by_context = on == CU_STREAM_LEGACY || on == CU_STREAM_PER_THREAD;
   if (by_context) {
-    if (auto const result = driver().ctx_push_current(key.order().context()); result != CUDA_SUCCESS) return result;
+    if (auto const result = driver().ctx_push_current(key.timeline().context()); result != CUDA_SUCCESS) return result;
   }
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto result = capture_known(key) ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
@@ -81,10 +81,11 @@ template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on
 driver_pool_state::driver_pool_state(char const* name, driver_pool const& pool)
     : source_state{name, driver_alignment}, pool_{pool}, ready_{ready_stream(pool.where)} {}
 
-expected<void*, failure> driver_pool_state::draw(stream_key const& key, std::size_t bytes, std::size_t) noexcept {
+expected<void*, failure> driver_pool_state::allocate_memory(stream_key const& key, std::size_t bytes,
+                                                            std::size_t) noexcept {
   if (pool_.limit != 0 && bytes > pool_.limit) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   auto const on = stream_for(key);
-  if (pool_.host_ready || !on) return draw_ready(bytes);
+  if (pool_.host_ready || !on) return allocate_ready(bytes);
   CUdeviceptr address{};
   auto const result =
       call_on_stream(key, *on, [&] { return driver().mem_alloc_from_pool_async(&address, bytes, pool_.handle, *on); });
@@ -92,7 +93,7 @@ expected<void*, failure> driver_pool_state::draw(stream_key const& key, std::siz
   return reinterpret_cast<void*>(address);
 }
 
-expected<void*, failure> driver_pool_state::draw_ready(std::size_t bytes) noexcept {
+expected<void*, failure> driver_pool_state::allocate_ready(std::size_t bytes) noexcept {
   CUdeviceptr address{};
   auto result = call_on(
       pool_.where, [&] { return driver().mem_alloc_from_pool_async(&address, bytes, pool_.handle, ready_.get()); });
@@ -100,49 +101,49 @@ expected<void*, failure> driver_pool_state::draw_ready(std::size_t bytes) noexce
   result = call_on(pool_.where, [&] { return driver().stream_synchronize(ready_.get()); });
   if (result == CUDA_SUCCESS) return reinterpret_cast<void*>(address);
   driver().mem_free_async(address, ready_.get());
-  ready_owes_.store(true, std::memory_order_relaxed);
+  ready_pending_.store(true, std::memory_order_relaxed);
   return unexpected<failure>{refused(result, bytes)};
 }
 
-CUresult driver_pool_state::wait_for_draws() noexcept {
-  if (!ready_owes_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+CUresult driver_pool_state::wait_for_allocations() noexcept {
+  if (!ready_pending_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   return call_on(pool_.where, [&] { return driver().stream_synchronize(ready_.get()); });
 }
 
 failure driver_pool_state::refused(CUresult error, std::size_t bytes) noexcept {
-  return refusal_of(pool_.where.judge(error), bytes);
+  return refusal_of(pool_.where.interpret(error), bytes);
 }
 
-bool driver_pool_state::give_behind(stream_key const& key, block const& leaving) noexcept {
+bool driver_pool_state::free_in_order(stream_key const& key, block const& returned) noexcept {
   if (pool_.where.lost()) return true;
-  if (key.is_host()) return give(leaving.base, leaving.alignment);
+  if (key.is_host()) return free_memory(returned.base, returned.alignment);
   auto const on = stream_for(key);
   if (!on) return false;
   auto const result = call_on_stream(
-      key, *on, [&] { return driver().mem_free_async(reinterpret_cast<CUdeviceptr>(leaving.base), *on); });
-  return !capture_forbids(pool_.where.judge(result));
+      key, *on, [&] { return driver().mem_free_async(reinterpret_cast<CUdeviceptr>(returned.base), *on); });
+  return !capture_forbids(pool_.where.interpret(result));
 }
 
 // Of memory of a pool the driver takes the caller's word that all use is over.
-bool driver_pool_state::give(void* base, std::size_t) noexcept {
+bool driver_pool_state::free_memory(void* base, std::size_t) noexcept {
   if (pool_.where.lost()) return true;
   auto const result = call_on(pool_.where, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(base)); });
-  return !capture_forbids(pool_.where.judge(result));
+  return !capture_forbids(pool_.where.interpret(result));
 }
 
-bool driver_pool_state::may_serve(stream_key const& freed_on, stream_key const& now) const noexcept {
-  return freed_on.order().kind() != stream_kind::foreign || freed_on == now;
+bool driver_pool_state::may_free_inside(stream_key const& freed_on, stream_key const& now) const noexcept {
+  return freed_on.timeline().kind() != stream_kind::foreign || freed_on == now;
 }
 
-void driver_pool_state::lose(stream_key const&, CUresult error) noexcept { pool_.where.lose(error); }
+void driver_pool_state::mark_lost(stream_key const&, CUresult error) noexcept { pool_.where.mark_lost(error); }
 
 void driver_pool_state::reserve(std::size_t bytes) {
-  auto const drawn = draw_ready(bytes);
-  if (!drawn) throw_failure(drawn.error());
+  auto const allocated = allocate_ready(bytes);
+  if (!allocated) throw_failure(allocated.error());
   // Waited for: until then the driver counts it as used.
   check(call_on(pool_.where,
                 [&] {
-                  auto const freed = driver().mem_free_async(reinterpret_cast<CUdeviceptr>(*drawn), ready_.get());
+                  auto const freed = driver().mem_free_async(reinterpret_cast<CUdeviceptr>(*allocated), ready_.get());
                   return freed == CUDA_SUCCESS ? driver().stream_synchronize(ready_.get()) : freed;
                 }),
         "cuMemFreeAsync");
@@ -150,9 +151,9 @@ void driver_pool_state::reserve(std::size_t bytes) {
 
 driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
   pool.where.require();
-  static auto* const guard = new sync::mutex;
+  static auto* const mutex = new sync::mutex;
   static auto* const states = new std::map<std::tuple<CUmemoryPool, int, bool>, driver_pool_view_state>;
-  sync::lock const held{*guard};
+  sync::lock const held{*mutex};
   return states->try_emplace({pool.handle, pool.where.ordinal(), pool.host_ready}, pool).first->second;
 }
 
@@ -183,24 +184,24 @@ async_state::~async_state() {
 }
 
 // The block's node stands for the stream's frees from now on: nothing is allocated.
-void async_state::given_behind(stream_key const& key, block_map::node_type given) noexcept {
+void async_state::freed_in_order(stream_key const& key, block_map::node_type given) noexcept {
   if (key.is_host()) return;
-  given.key() = &key.order();
+  given.key() = &key.timeline();
   given.mapped().freed_on = key.by_identity();
-  given.mapped().freed_at = key.end_use(given.mapped().drawn, true); // the end of the pool waits for it
-  sync::lock const held{frees_guard_};
+  given.mapped().freed_at = key.end_use(given.mapped().allocated, true); // the end of the pool waits for it
+  sync::lock const held{frees_mutex_};
   frees_.erase(given.key());
   frees_.insert(std::move(given));
 }
 
 bool async_state::wait_for_frees() noexcept {
   relaxed_capture const mode;
-  if (wait_for_draws() != CUDA_SUCCESS) return false;
+  if (wait_for_allocations() != CUDA_SUCCESS) return false;
   for (auto const& [stream, newest] : frees_) {
     auto const& key = newest.freed_on;
-    auto& order = key.order();
-    if (order.completed(newest.freed_at) || (order.is_mortal() && order.wait(newest.freed_at))) continue;
-    if (where().judge(key.wait_on_host()) != CUDA_SUCCESS) return false;
+    auto& timeline = key.timeline();
+    if (timeline.completed(newest.freed_at) || (timeline.is_mortal() && timeline.wait(newest.freed_at))) continue;
+    if (where().interpret(key.wait_on_host()) != CUDA_SUCCESS) return false;
   }
   return true;
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
-#include <gpumem/figures.hpp>
+#include <gpumem/statistics.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <stdexcept>
@@ -27,7 +27,7 @@ CUmemAllocationHandleType handle_type(export_handle as) {
   case export_handle::file_descriptor: return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   case export_handle::fabric: return CU_MEM_HANDLE_TYPE_FABRIC;
   }
-  throw std::invalid_argument{"gpumem: a driver pool is exported in no such way"};
+  throw std::invalid_argument{"gpumem: unsupported export handle type of a driver pool"};
 }
 
 void check_options(driver_pool_kind kind, async_options const& options) {
@@ -83,9 +83,9 @@ std::size_t bytes_of(CUmemoryPool pool, CUmemPool_attribute which) {
   return value;
 }
 
-void give_access(CUmemoryPool pool, device who, CUmemAccess_flags flags) {
-  CUmemAccessDesc const wish{{CU_MEM_LOCATION_TYPE_DEVICE, who.ordinal()}, flags};
-  check(driver().mem_pool_set_access(pool, &wish, 1), "cuMemPoolSetAccess");
+void give_access(CUmemoryPool pool, device peer, CUmemAccess_flags flags) {
+  CUmemAccessDesc const access{{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()}, flags};
+  check(driver().mem_pool_set_access(pool, &access, 1), "cuMemPoolSetAccess");
 }
 
 void apply(driver_pool_kind kind, driver_pool const& made, async_options const& options) {
@@ -116,7 +116,7 @@ char const* name_of(driver_pool_kind kind) noexcept {
 driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options) {
   check_options(kind, options);
   where.require();
-  current_device const scope{where};
+  device_guard const scope{where};
   driver_pool const made{create(kind, where, options), where, kind != driver_pool_kind::device, options.limit};
   try {
     apply(kind, made, options);
@@ -138,7 +138,7 @@ driver_pool default_driver_pool(driver_pool_kind kind, class device where) {
   auto location = location_of(kind, where, {});
   auto const type = managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
   CUmemoryPool handle = nullptr;
-  current_device const scope{where};
+  device_guard const scope{where};
   if (auto const result = driver().mem_get_default_mem_pool(&handle, &location, type); result != CUDA_SUCCESS) {
     auto const text = std::string{"gpumem: the driver has no default pool of "} + (managed ? "managed" : "pinned") +
                       " memory for device " + std::to_string(where.ordinal());
@@ -161,7 +161,7 @@ driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool ho
 
 std::size_t driver_pool_state::trim(std::size_t keep) {
   if (!driver_alive() || where().lost()) return 0;
-  current_device const scope{where()};
+  device_guard const scope{where()};
   auto const before = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
   check(driver().mem_pool_trim_to(handle(), keep), "cuMemPoolTrimTo");
   auto const after = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
@@ -186,28 +186,28 @@ std::size_t driver_pool_state::release_threshold() {
   return bytes_of(handle(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
 }
 
-void driver_pool_state::set_access(class device who, bool allowed) {
+void driver_pool_state::set_access(class device peer, bool allowed) {
   where().require();
-  current_device const scope{where()};
-  give_access(handle(), who, allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  device_guard const scope{where()};
+  give_access(handle(), peer, allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
-bool driver_pool_state::access(class device who) {
+bool driver_pool_state::access(class device peer) {
   where().require();
-  CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, who.ordinal()};
+  CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()};
   CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   check(driver().mem_pool_get_access(&flags, handle(), &location), "cuMemPoolGetAccess");
   return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 }
 
-figures driver_pool_state::read_figures() noexcept {
+statistics driver_pool_state::read_statistics() noexcept {
   if (forked()) return {};
-  auto now = source_state::read_figures();
+  auto now = source_state::read_statistics();
   now.limit = pool_.limit;
   if (!driver_alive() || where().lost()) return now;
   try {
     auto const told = usage();
-    now.granted = told.used;
+    now.allocated = told.used;
     now.reserved = told.reserved;
     now.peak_reserved = told.peak_reserved;
   } catch (cuda_error const&) { // the source's own counts stand in

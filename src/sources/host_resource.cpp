@@ -29,25 +29,26 @@ std::align_val_t host_alignment(std::size_t asked) noexcept {
 host_state::host_state() noexcept : source_state{"host_resource", any_alignment} {}
 
 host_state& host_state::instance() {
-  refuse_child();
-  note_use();
+  throw_if_child();
+  set_in_use();
   static auto* const state = new host_state;
   return *state;
 }
 
-expected<void*, failure> host_state::draw(stream_key const&, std::size_t bytes, std::size_t alignment) noexcept {
+expected<void*, failure> host_state::allocate_memory(stream_key const&, std::size_t bytes,
+                                                     std::size_t alignment) noexcept {
   if (auto* const base = ::operator new(bytes, host_alignment(alignment), std::nothrow)) return base;
   return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
 }
 
-bool host_state::give(void* base, std::size_t alignment) noexcept {
+bool host_state::free_memory(void* base, std::size_t alignment) noexcept {
   ::operator delete(base, host_alignment(alignment));
   return true;
 }
 
-void host_state::lose(stream_key const& key, CUresult error) noexcept {
+void host_state::mark_lost(stream_key const& key, CUresult error) noexcept {
   try {
-    device{key.order().device()}.lose(error);
+    device{key.timeline().device()}.mark_lost(error);
   } catch (...) { // its driver is gone too: nobody is left to be told
   }
 }

@@ -28,7 +28,7 @@ inline constexpr std::size_t page_fraction = 128;
 // Addresses beyond the memory there can be, for moving pages leaves holes. They cost nothing: 5 us to reserve on an
 // H200, for its memory once or 64 times. Of twice the memory no hole was left for the largest blocks of a recorded
 // trace after thirty passes, two thirds of it live.
-inline constexpr std::size_t most_times = 8;
+inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {
   int value = 0;
@@ -64,8 +64,8 @@ CUmemAllocationProp properties_of(device where, virtual_pages_options const& opt
 }
 
 std::vector<CUmemAccessDesc> rights_of(device where, std::vector<device> const& peers) {
-  auto const right = [](device who) {
-    return CUmemAccessDesc{{CU_MEM_LOCATION_TYPE_DEVICE, who.ordinal()}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  auto const right = [](device peer) {
+    return CUmemAccessDesc{{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   };
   std::vector<CUmemAccessDesc> rights{right(where)};
   for (auto const peer : peers) {
@@ -94,28 +94,28 @@ virtual_pages::virtual_pages(class device where, virtual_pages_options options)
     : device_{where}, options_{std::move(options)}, properties_{properties_of(where, options_)},
       rights_{rights_of(where, options_.peers)}, granularity_{granularity_of(properties_)} {
   where.require();
-  current_device const scope{where};
-  auto const once = options_.addresses != 0 ? options_.addresses : where.memory().total;
+  device_guard const scope{where};
+  auto const once = options_.address_space != 0 ? options_.address_space : where.memory().total;
   if (once > std::numeric_limits<std::size_t>::max() - granularity_) {
-    throw std::invalid_argument{"gpumem: there are not as many addresses"};
+    throw std::invalid_argument{"gpumem: the requested address space is too large"};
   }
   auto status = CUDA_ERROR_OUT_OF_MEMORY;
-  auto times = options_.addresses != 0 ? 1 : most_times;
+  auto times = options_.address_space != 0 ? 1 : max_times;
   for (; times > 0 && status == CUDA_ERROR_OUT_OF_MEMORY; times /= 2) {
-    addresses_ = round_up(times * once);
-    status = driver().mem_address_reserve(&base_, addresses_, 0, 0, 0);
+    address_space_ = round_up(times * once);
+    status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
   }
   check(status, "cuMemAddressReserve");
 }
 
 virtual_pages::~virtual_pages() {
-  if (over()) return;
+  if (is_gone()) return;
   for (auto const& [offset, page] : pages_) {
     if (options_.on_unmapping) options_.on_unmapping(reinterpret_cast<void*>(base_ + offset), page.of->bytes);
   }
-  discard(pages_);
-  retry_strays();
-  if (vacant({0, addresses_}) && !over()) driver().mem_address_free(base_, addresses_);
+  unmap_all(pages_);
+  retry_unreleased();
+  if (is_unmapped({0, address_space_}) && !is_gone()) driver().mem_address_free(base_, address_space_);
 }
 
 bool virtual_pages::supported(class device where) noexcept {
@@ -125,13 +125,13 @@ bool virtual_pages::supported(class device where) noexcept {
 }
 
 // No call may be made any more, or none would be heard.
-bool virtual_pages::over() const noexcept { return !driver_alive() || device_.lost(); }
+bool virtual_pages::is_gone() const noexcept { return !driver_alive() || device_.lost(); }
 
 std::size_t virtual_pages::round_up(std::size_t bytes) const noexcept {
   return (bytes + granularity_ - 1) / granularity_ * granularity_;
 }
 
-std::size_t virtual_pages::next_page() const noexcept {
+std::size_t virtual_pages::next_page_size() const noexcept {
   auto const least = std::max(detail::smallest_page, granularity_);
   auto const share = mapped_bytes_ / page_fraction / granularity_ * granularity_;
   return std::clamp(share, least, std::max(detail::largest_page, least));
@@ -140,64 +140,64 @@ std::size_t virtual_pages::next_page() const noexcept {
 std::size_t virtual_pages::mapped_end() const noexcept {
   std::size_t end = 0;
   if (!pages_.empty()) end = pages_.rbegin()->first + pages_.rbegin()->second.of->bytes;
-  for (auto const& [offset, page] : strays_) {
+  for (auto const& [offset, page] : unreleased_) {
     if (page.mapped) end = std::max(end, offset + page.of->bytes);
   }
   return end;
 }
 
-bool virtual_pages::vacant(page_extent run) const noexcept {
+bool virtual_pages::is_unmapped(page_extent run) const noexcept {
   auto const above = pages_.lower_bound(run.offset);
   if (above != pages_.end() && above->first < run.end()) return false;
   if (above != pages_.begin()) {
     auto const& [offset, page] = *std::prev(above);
     if (offset + page.of->bytes > run.offset) return false;
   }
-  return std::none_of(strays_.begin(), strays_.end(), [&](auto const& stray) {
-    return stray.second.mapped && stray.first < run.end() && stray.first + stray.second.of->bytes > run.offset;
+  return std::none_of(unreleased_.begin(), unreleased_.end(), [&](auto const& kept) {
+    return kept.second.mapped && kept.first < run.end() && kept.first + kept.second.of->bytes > run.offset;
   });
 }
 
-std::optional<std::size_t> virtual_pages::place(std::size_t bytes) const noexcept {
-  if (bytes == 0 || bytes > addresses_) return std::nullopt;
+std::optional<std::size_t> virtual_pages::find_extent(std::size_t bytes) const noexcept {
+  if (bytes == 0 || bytes > address_space_) return std::nullopt;
   auto const need = round_up(bytes);
   std::optional<page_extent> best;
   std::size_t at = 0;
   for (auto const& [offset, page] : pages_) {
     page_extent const hole{at, offset - at};
     bool const better = hole.bytes >= need && (!best || hole.bytes < best->bytes);
-    if (better && vacant({at, need})) best = hole;
+    if (better && is_unmapped({at, need})) best = hole;
     at = offset + page.of->bytes;
   }
   if (best) return best->offset;
   auto const end = mapped_end();
-  return need <= addresses_ - end ? std::optional{end} : std::nullopt;
+  return need <= address_space_ - end ? std::optional{end} : std::nullopt;
 }
 
 page_info virtual_pages::info_of(std::size_t offset, mapped_page const& at) noexcept {
   return {{offset, at.of->bytes}, at.of->pins > 0, at.of->mappings > 1};
 }
 
-virtual_pages::page_map::const_iterator virtual_pages::covering(void const* address) const noexcept {
+virtual_pages::page_map::const_iterator virtual_pages::find_containing(void const* address) const noexcept {
   auto const offset = reinterpret_cast<std::uintptr_t>(address) - static_cast<std::uintptr_t>(base_);
   auto const above = pages_.upper_bound(offset);
-  if (offset >= addresses_ || above == pages_.begin()) return pages_.end();
+  if (offset >= address_space_ || above == pages_.begin()) return pages_.end();
   auto const found = std::prev(above);
   return offset - found->first < found->second.of->bytes ? found : pages_.end();
 }
 
 std::optional<page_info> virtual_pages::page_of(void const* address) const noexcept {
-  auto const found = covering(address);
+  auto const found = find_containing(address);
   if (found == pages_.end()) return std::nullopt;
   return info_of(found->first, found->second);
 }
 
 // How many pages hold the bytes; 0 where one of them is missing.
-std::size_t virtual_pages::whole_run(void const* address, std::size_t bytes) const noexcept {
-  auto at = covering(address);
+std::size_t virtual_pages::pages_in(void const* address, std::size_t bytes) const noexcept {
+  auto at = find_containing(address);
   if (bytes == 0 || at == pages_.end()) return 0;
   auto const begin = reinterpret_cast<std::uintptr_t>(address) - static_cast<std::uintptr_t>(base_);
-  if (bytes > addresses_ - begin) return 0;
+  if (bytes > address_space_ - begin) return 0;
   std::size_t count = 0;
   auto next = at->first;
   for (; at != pages_.end() && at->first == next && next < begin + bytes; ++at, ++count) next += at->second.of->bytes;
@@ -205,15 +205,15 @@ std::size_t virtual_pages::whole_run(void const* address, std::size_t bytes) con
 }
 
 bool virtual_pages::pin(void const* address, std::size_t bytes) noexcept {
-  auto at = covering(address);
-  auto const count = whole_run(address, bytes);
+  auto at = find_containing(address);
+  auto const count = pages_in(address, bytes);
   for (std::size_t i = 0; i < count; ++i, ++at) ++at->second.of->pins;
   return count != 0;
 }
 
 void virtual_pages::unpin(void const* address, std::size_t bytes) noexcept {
-  auto at = covering(address);
-  auto const count = whole_run(address, bytes);
+  auto at = find_containing(address);
+  auto const count = pages_in(address, bytes);
   for (std::size_t i = 0; i < count; ++i, ++at) {
     if (at->second.of->pins > 0) --at->second.of->pins;
   }

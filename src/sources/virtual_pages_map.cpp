@@ -30,29 +30,29 @@ unexpected<failure> refused(outcome what, std::size_t bytes, CUresult code = CUD
 } // namespace
 
 template <class Call> CUresult virtual_pages::on_device(Call call) noexcept {
-  if (over()) return call();
+  if (is_gone()) return call();
   return detail::call_on(device_, call);
 }
 
 // Granted, or why nothing can be mapped there.
 outcome virtual_pages::refusal(page_extent run) const noexcept {
-  if (over()) return outcome::device_lost;
+  if (is_gone()) return outcome::device_lost;
   if (run.bytes == 0 || run.offset % granularity_ != 0) return outcome::invalid_argument;
-  if (run.offset > addresses_ || run.bytes > addresses_ - run.offset) return outcome::too_large;
-  return vacant(run) ? outcome::granted : outcome::invalid_argument;
+  if (run.offset > address_space_ || run.bytes > address_space_ - run.offset) return outcome::too_large;
+  return is_unmapped(run) ? outcome::granted : outcome::invalid_argument;
 }
 
 expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_t bytes, std::size_t page) noexcept {
-  retry_strays();
+  retry_unreleased();
   // A run that ends beyond the addresses is too large before it is rounded.
-  page_extent const run{offset, bytes > addresses_ ? bytes : round_up(bytes)};
+  page_extent const run{offset, bytes > address_space_ ? bytes : round_up(bytes)};
   auto const why = page % granularity_ != 0 ? outcome::invalid_argument : refusal(run);
-  if (why != outcome::granted) return refused(why, bytes, device_.loss());
+  if (why != outcome::granted) return refused(why, bytes, device_.lost_error());
   try {
-    auto pages = planned(run, page != 0 ? page : next_page());
+    auto pages = planned(run, page != 0 ? page : next_page_size());
     // A device that has just been full is first asked for everything at once: where it refuses, that is one call, and
     // pages that come and go again would be many.
-    if (full_ && pages.size() > 1 && !has_room(planned(run, run.bytes))) {
+    if (full_ && pages.size() > 1 && !has_memory(planned(run, run.bytes))) {
       return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
     return install(std::move(pages), run, bytes);
@@ -60,14 +60,14 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
 }
 
 expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t to) noexcept {
-  retry_strays();
+  retry_unreleased();
   auto const found = pages_.find(offset);
   if (found == pages_.end()) return refused(outcome::invalid_argument, 0);
   auto const& of = found->second.of;
   if (of->pins > 0) return refused(outcome::invalid_argument, of->bytes, CUDA_ERROR_NOT_PERMITTED);
   page_extent const run{to, of->bytes};
   auto const why = refusal(run);
-  if (why != outcome::granted) return refused(why, run.bytes, device_.loss());
+  if (why != outcome::granted) return refused(why, run.bytes, device_.lost_error());
   try {
     page_map made;
     made.emplace(to, mapped_page{of});
@@ -76,7 +76,7 @@ expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::siz
 }
 
 expected<page_extent, failure> virtual_pages::move(std::span<page_extent const> runs, std::size_t to) noexcept {
-  retry_strays();
+  retry_unreleased();
   page_extent there{to, 0};
   page_map made;
   try {
@@ -91,7 +91,7 @@ expected<page_extent, failure> virtual_pages::move(std::span<page_extent const> 
     }
   } catch (std::bad_alloc const&) { return refused(outcome::exhausted, there.bytes); }
   auto const why = refusal(there);
-  if (why != outcome::granted) return refused(why, there.bytes, device_.loss());
+  if (why != outcome::granted) return refused(why, there.bytes, device_.lost_error());
   auto const moved = install(std::move(made), there, there.bytes);
   if (!moved) return moved;
   for (auto const& run : runs) unmap(run.offset, run.bytes);
@@ -121,9 +121,9 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
   auto result = CUDA_SUCCESS;
   bool complete = false;
   auto const entered = on_device([&] {
-    result = back(made, run);
-    complete = result == CUDA_SUCCESS && announce(run);
-    if (!complete) discard(made);
+    result = map_all(made, run);
+    complete = result == CUDA_SUCCESS && notify_mapped(run);
+    if (!complete) unmap_all(made);
     return CUDA_SUCCESS;
   });
   if (complete) {
@@ -131,23 +131,23 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
     return run;
   }
   if (entered != CUDA_SUCCESS) result = entered;
-  result = device_.judge(result);
+  result = device_.interpret(result);
   if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // the listener did not want it
   return unexpected<failure>{detail::refusal_of(result, requested)};
 }
 
 // Whether the device has memory for a page.
-bool virtual_pages::has_room(page_map page) noexcept {
+bool virtual_pages::has_memory(page_map page) noexcept {
   auto result = CUDA_SUCCESS;
   on_device([&] {
     result = create(*page.begin()->second.of);
     return CUDA_SUCCESS;
   });
-  discard(page);
+  unmap_all(page);
   return result != CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult virtual_pages::back(page_map& made, page_extent run) noexcept {
+CUresult virtual_pages::map_all(page_map& made, page_extent run) noexcept {
   for (auto& [offset, page] : made) {
     if (auto const result = attach(offset, page); result != CUDA_SUCCESS) return result;
   }
@@ -175,7 +175,7 @@ CUresult virtual_pages::attach(std::size_t offset, mapped_page& at) noexcept {
   return CUDA_SUCCESS;
 }
 
-bool virtual_pages::announce(page_extent run) const noexcept {
+bool virtual_pages::notify_mapped(page_extent run) const noexcept {
   try {
     return !options_.on_mapped || options_.on_mapped(reinterpret_cast<void*>(base_ + run.offset), run.bytes);
   } catch (...) { return false; } // whatever it was, the memory is not wanted
@@ -195,56 +195,58 @@ bool virtual_pages::any_pinned(page_span const& pages) noexcept {
 }
 
 bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
-  retry_strays();
+  retry_unreleased();
   auto const going = made_of({offset, bytes});
   if (going.empty() || any_pinned(going)) return false;
-  if (options_.on_unmapping && !over()) options_.on_unmapping(reinterpret_cast<void*>(base_ + offset), bytes);
+  if (options_.on_unmapping && !is_gone()) options_.on_unmapping(reinterpret_cast<void*>(base_ + offset), bytes);
   page_map leaving;
   for (auto at = going.begin(); at != going.end();) leaving.insert(pages_.extract(at++));
-  discard(leaving);
+  unmap_all(leaving);
   return true;
 }
 
 // Unmaps a page, and lets its memory go with its last mapping; false: not now.
-bool virtual_pages::drop(std::size_t offset, mapped_page& at) noexcept {
+bool virtual_pages::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
-  auto const done = [this](CUresult result) { return device_.judge(result) == CUDA_SUCCESS; };
+  auto const done = [this](CUresult result) { return device_.interpret(result) == CUDA_SUCCESS; };
   if (at.mapped) {
-    if (!over() && !done(driver().mem_unmap(base_ + offset, of.bytes))) return false;
+    if (!is_gone() && !done(driver().mem_unmap(base_ + offset, of.bytes))) return false;
     at.mapped = false;
     --of.mappings;
   }
   if (of.mappings > 0 || !of.held) return true;
-  if (!over() && !done(driver().mem_release(of.handle))) return false;
+  if (!is_gone() && !done(driver().mem_release(of.handle))) return false;
   of.held = false;
   mapped_bytes_ -= of.bytes;
   return true;
 }
 
-// Drops them all; what does not go becomes a stray.
-void virtual_pages::discard(page_map& leaving) noexcept {
+// Drops them all; what does not go stays in `unreleased_`.
+void virtual_pages::unmap_all(page_map& leaving) noexcept {
   on_device([&] {
-    for (auto at = leaving.begin(); at != leaving.end();) at = drop(at->first, at->second) ? leaving.erase(at) : ++at;
+    for (auto at = leaving.begin(); at != leaving.end();)
+      at = unmap_page(at->first, at->second) ? leaving.erase(at) : ++at;
     return CUDA_SUCCESS;
   });
-  while (!leaving.empty()) strays_.insert(leaving.extract(leaving.begin()));
+  while (!leaving.empty()) unreleased_.insert(leaving.extract(leaving.begin()));
 }
 
-void virtual_pages::retry_strays() noexcept {
-  if (strays_.empty()) return;
+void virtual_pages::retry_unreleased() noexcept {
+  if (unreleased_.empty()) return;
   on_device([&] {
-    for (auto at = strays_.begin(); at != strays_.end();) at = drop(at->first, at->second) ? strays_.erase(at) : ++at;
+    for (auto at = unreleased_.begin(); at != unreleased_.end();)
+      at = unmap_page(at->first, at->second) ? unreleased_.erase(at) : ++at;
     return CUDA_SUCCESS;
   });
 }
 
 expected<int, failure> virtual_pages::export_page(void const* address) noexcept {
-  auto const found = covering(address);
+  auto const found = find_containing(address);
   if (!options_.exportable || found == pages_.end()) return refused(outcome::invalid_argument, 0);
   auto& of = *found->second.of;
-  if (over()) return refused(outcome::device_lost, of.bytes, device_.loss());
+  if (is_gone()) return refused(outcome::device_lost, of.bytes, device_.lost_error());
   int file = -1;
-  auto const result = device_.judge(on_device([&] {
+  auto const result = device_.interpret(on_device([&] {
     return driver().mem_export_to_shareable_handle(&file, of.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   }));
   if (result != CUDA_SUCCESS) return unexpected<failure>{detail::refusal_of(result, of.bytes)};

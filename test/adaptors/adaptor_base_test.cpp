@@ -1,4 +1,4 @@
-// What every adaptor does for its upstream: waiting, figures, order of bookkeeping, lifetime, accessibility.
+// What every adaptor does for its upstream: waiting, statistics, order of bookkeeping, lifetime, accessibility.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -13,12 +13,12 @@ import gpumem;
 
 namespace {
 
-/// Room for one block at a time: further requests wait. Trims, keeps figures, finds, takes frees without size.
-class narrow_state : public gpumem::lifetime {
+/// Room for one block at a time: further requests wait. Trims, keeps statistics, finds, takes frees without size.
+class narrow_state : public gpumem::shared_state {
 public:
   gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const&, std::size_t bytes,
                                                         std::size_t) noexcept {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     if (taken_) return gpumem::unexpected<gpumem::failure>{gpumem::failure{gpumem::outcome::exhausted, 0, bytes}};
     taken_ = bytes;
     add_live();
@@ -28,7 +28,7 @@ public:
     if (on_free) on_free();
     gpumem::waiter* next = nullptr;
     {
-      std::scoped_lock const held{guard_};
+      std::scoped_lock const held{mutex_};
       next = waiting_.first();
       if (next) waiting_.remove(*next);
       taken_ = next ? next->bytes() : 0;
@@ -41,16 +41,16 @@ public:
   }
   gpumem::device where() noexcept { return gpumem::device{0}; }
   bool admit(gpumem::waiter& item) noexcept {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     return waiting_.park(item);
   }
-  bool withdraw(gpumem::waiter& item) noexcept {
-    std::scoped_lock const held{guard_};
+  bool cancel_waiter(gpumem::waiter& item) noexcept {
+    std::scoped_lock const held{mutex_};
     return waiting_.remove(item);
   }
   std::size_t trim(std::size_t keep) { return 1000 - keep; }
-  gpumem::figures read_figures() {
-    gpumem::figures now;
+  gpumem::statistics read_statistics() {
+    gpumem::statistics now;
     now.live = taken_;
     return now;
   }
@@ -60,7 +60,7 @@ public:
 
 private:
   ~narrow_state() override = default;
-  std::mutex guard_;
+  std::mutex mutex_;
   gpumem::waiter_list waiting_;
   std::size_t taken_ = 0;
   alignas(256) std::byte room_[256];
@@ -95,7 +95,7 @@ public:
 private:
   friend base;
   narrow_state& state() const noexcept { return *state_; }
-  gpumem::state_handle<narrow_state> state_;
+  gpumem::state_ptr<narrow_state> state_;
 };
 
 class adaptor_base : public simulated {
@@ -110,7 +110,7 @@ template <class Adaptor> void expect_counts_at_the_grant(Adaptor subject, gpumem
   bool resumed = false;
   {
     auto const late = subject.acquire(stream, 50, {.resume_on = &here}).wait_until(gpumem::sync::now());
-    EXPECT_EQ(late.error().what, gpumem::outcome::deadline);
+    EXPECT_EQ(late.error().reason, gpumem::outcome::deadline);
   }
   EXPECT_EQ(subject.counters().bytes.total, 100) << "what was never granted is counted";
   gpumem::sync::thread waiting{[&] {
@@ -142,7 +142,7 @@ TEST_F(adaptor_base, also_over_an_erased_upstream) {
 TEST_F(adaptor_base, an_erased_upstream_that_cannot_wait_answers_at_once) {
   gpumem::statistics_adaptor subject{gpumem::any_pool{gpumem::cuda_resource{}}};
   EXPECT_THROW((void)subject.acquire(stream_, std::size_t{1} << 50).wait(), gpumem::out_of_memory);
-  EXPECT_EQ(subject.counters(), gpumem::statistics{});
+  EXPECT_EQ(subject.counters(), gpumem::allocation_counts{});
 }
 
 TEST_F(adaptor_base, bookkeeping_is_over_before_the_upstream_frees) {
@@ -154,17 +154,17 @@ TEST_F(adaptor_base, bookkeeping_is_over_before_the_upstream_frees) {
   EXPECT_EQ(during, 0);
 }
 
-TEST_F(adaptor_base, what_the_upstream_can_do_goes_through) {
+TEST_F(adaptor_base, adaptor_forwards_what_its_upstream_can_do) {
   gpumem::statistics_adaptor subject{gpumem::logging_adaptor{narrow_resource{}, gpumem::log_sink{"/dev/null"}}};
   EXPECT_EQ(subject.trim(1), 999u);
   EXPECT_EQ(gpumem::trim(subject, 1), 999u);
   void* const p = subject.allocate(stream_, 77);
-  EXPECT_EQ(subject.figures().live, 77u);
+  EXPECT_EQ(subject.statistics().live, 77u);
   EXPECT_EQ(subject.find(p)->bytes, 77u);
   subject.record_use(p, stream_);
   EXPECT_EQ(subject.upstream().upstream().used, p);
   subject.deallocate(stream_, p); // without the size: counted all the same
-  EXPECT_EQ(subject.counters(), (gpumem::statistics{{0, 77, 77}, {0, 1, 1}}));
+  EXPECT_EQ(subject.counters(), (gpumem::allocation_counts{{0, 77, 77}, {0, 1, 1}}));
 }
 
 template <class Resource>

@@ -40,7 +40,7 @@ protected:
       if (auto const got = subject.try_allocate(a, 256)) {
         subject.deallocate(a, *got, 256);
       } else {
-        EXPECT_EQ(got.error().what, outcome::exhausted);
+        EXPECT_EQ(got.error().reason, outcome::exhausted);
         refused.push_back(i);
       }
     }
@@ -113,9 +113,9 @@ TEST_F(failing, ends_requests_that_could_wait) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   request refused{*this, subject, b, 60 * MiB};
   EXPECT_EQ(refused.ended(), outcome::exhausted);
-  EXPECT_EQ(pool.figures().waiting, 0u);
+  EXPECT_EQ(pool.statistics().waiting, 0u);
   EXPECT_EQ(subject.counts(), (failing_counts{2, 1}));
-  EXPECT_EQ(subject.acquire(b, 60 * MiB).try_now().error().what, outcome::exhausted) << "as the pool says";
+  EXPECT_EQ(subject.acquire(b, 60 * MiB).try_now().error().reason, outcome::exhausted) << "as the pool says";
   EXPECT_EQ(subject.counts(), (failing_counts{3, 1}));
 }
 
@@ -124,14 +124,14 @@ TEST_F(failing, numbers_a_request_that_waits_once) {
   failing_adaptor subject{pool, {.first = 3}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request waits{*this, subject, b, 60 * MiB};
-  EXPECT_EQ(pool.figures().waiting, 1u);
+  EXPECT_EQ(pool.statistics().waiting, 1u);
   block.reset();
   run_all();
   EXPECT_EQ(waits.ended(), outcome::granted);
   EXPECT_EQ(subject.counts(), (failing_counts{2, 0}));
   request refused{*this, subject, a, MiB};
   EXPECT_EQ(refused.ended(), outcome::exhausted);
-  EXPECT_EQ(pool.figures().live, 60 * MiB);
+  EXPECT_EQ(pool.statistics().live, 60 * MiB);
 }
 
 TEST_F(failing, numbers_a_request_that_was_let_in_by_another_adaptor) {
@@ -175,7 +175,7 @@ TEST_F(failing, gives_back_the_other_blocks_of_a_request) {
   auto const running = test::start(body());
   EXPECT_EQ(ended, outcome::exhausted);
   EXPECT_EQ(subject.counts(), (failing_counts{2, 1}));
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(failing, does_not_count_the_wait_for_a_turn) {
@@ -221,7 +221,7 @@ TEST_F(failing, meets_each_request_of_a_program_in_turn) {
     try {
       program();
     } catch (gpumem::out_of_memory const&) { EXPECT_EQ(subject.counts().requests, runs); }
-    EXPECT_EQ(pool.figures().live, 0u);
+    EXPECT_EQ(pool.statistics().live, 0u);
   }
   EXPECT_EQ(runs, 4u);
 }

@@ -35,9 +35,9 @@ protected:
     auto block = subject.acquire(a, 60 * MiB).wait();
     EXPECT_EQ(subject.in_use(), 60 * MiB);
     request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 50 * MiB};
-    EXPECT_EQ(subject.figures().waiting, 2u);
-    EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().what, outcome::exhausted);
-    EXPECT_EQ(subject.acquire(a, MiB).try_now().error().what, outcome::exhausted) << "others wait";
+    EXPECT_EQ(subject.statistics().waiting, 2u);
+    EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().reason, outcome::exhausted);
+    EXPECT_EQ(subject.acquire(a, MiB).try_now().error().reason, outcome::exhausted) << "others wait";
     block.reset();
     EXPECT_FALSE(first.ended()) << "resumed inside the free";
     run_all();
@@ -50,7 +50,7 @@ protected:
     EXPECT_EQ(second.ended(), outcome::granted);
     second.block().reset();
     EXPECT_EQ(subject.in_use(), 0u);
-    EXPECT_EQ(subject.figures().waiting, 0u);
+    EXPECT_EQ(subject.statistics().waiting, 0u);
   }
 };
 
@@ -89,7 +89,7 @@ TEST_F(limiting, lets_a_thread_wait_for_what_another_frees) {
   limiting_adaptor subject{gpumem::cuda_resource{}, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   gpumem::sync::thread waiting{[&] { EXPECT_EQ(subject.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
-  while (subject.figures().waiting == 0) std::this_thread::yield();
+  while (subject.statistics().waiting == 0) std::this_thread::yield();
   block.reset();
   waiting.join();
   EXPECT_EQ(subject.in_use(), 0u);
@@ -163,7 +163,7 @@ TEST_F(limiting, serves_by_priority_and_then_by_arrival) {
 
 TEST_F(limiting, lets_a_request_be_overtaken_as_often_as_the_option_says) {
   for (unsigned const most : {0u, 1u, 3u}) {
-    limiting_adaptor subject{upstream, {.limit = 100 * MiB, .most_overtakes = most}};
+    limiting_adaptor subject{upstream, {.limit = 100 * MiB, .max_overtakes = most}};
     auto block = subject.acquire(a, 60 * MiB).wait();
     request first{*this, subject, a, 60 * MiB};
     for (unsigned i = 0; i < most; ++i) {
@@ -183,7 +183,7 @@ TEST_F(limiting, lets_a_request_be_overtaken_as_often_as_the_option_says) {
 }
 
 TEST_F(limiting, lets_plain_requests_overtake_as_often_as_the_option_says) {
-  limiting_adaptor subject{upstream, {.limit = 100 * MiB, .most_overtakes = 3}};
+  limiting_adaptor subject{upstream, {.limit = 100 * MiB, .max_overtakes = 3}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request first{*this, subject, a, 60 * MiB};
   EXPECT_FALSE(can_have(subject, b, 60 * MiB)) << "there is no room, so this does not count";
@@ -232,20 +232,20 @@ TEST_F(limiting, lower_keeps_a_request_from_its_turn) {
   EXPECT_EQ(third.ended(), outcome::granted);
 }
 
-TEST_F(limiting, shows_in_the_figures) {
+TEST_F(limiting, shows_in_the_statistics) {
   limiting_adaptor over_source{upstream, {.limit = 100 * MiB}};
-  EXPECT_EQ(over_source.figures().limit, 100 * MiB);
+  EXPECT_EQ(over_source.statistics().limit, 100 * MiB);
   gpumem::pool_resource pool{device, {.limit = 50 * MiB}};
   limiting_adaptor wide{pool, {.limit = 60 * MiB}}, narrow{pool, {.limit = 40 * MiB}};
-  EXPECT_EQ(wide.figures().limit, 50 * MiB);
-  EXPECT_EQ(narrow.figures().limit, 40 * MiB);
+  EXPECT_EQ(wide.statistics().limit, 50 * MiB);
+  EXPECT_EQ(narrow.statistics().limit, 40 * MiB);
   auto block = narrow.acquire(a, 30 * MiB).wait();
-  EXPECT_EQ(narrow.figures().live, 30 * MiB);
+  EXPECT_EQ(narrow.statistics().live, 30 * MiB);
   request here{*this, narrow, b, 20 * MiB}, there{*this, wide, b, 30 * MiB};
-  auto const seen = narrow.figures();
+  auto const seen = narrow.statistics();
   EXPECT_EQ(seen.waiting, 2u);
   EXPECT_EQ(seen.waiting_bytes, 50 * MiB);
-  EXPECT_GT(seen.oldest_wait_ns, pool.figures().oldest_wait_ns);
+  EXPECT_GT(seen.oldest_wait_ns, pool.statistics().oldest_wait_ns);
   block.reset();
   run_all();
   EXPECT_EQ(there.ended(), outcome::granted);

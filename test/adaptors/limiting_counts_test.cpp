@@ -36,7 +36,7 @@ protected:
     };
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::identify(a, device).order().poll(); // events come back
+      gpumem::identify(a, device).timeline().poll(); // events come back
       auto block = subject.acquire(a, 60 * MiB).wait();
       auto const running = test::start(body());
       block.reset();

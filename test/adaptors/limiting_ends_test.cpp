@@ -26,11 +26,11 @@ using gpumem_test::MiB;
 
 class limiting_ends : public gpumem_test::waiting_fixture {
 protected:
-  limiting_adaptor<gpumem_test::told_upstream> subject{upstream, {.limit = 100 * MiB}};
+  limiting_adaptor<gpumem_test::recording_upstream> subject{upstream, {.limit = 100 * MiB}};
 };
 
-TEST_F(limiting_ends, stopped_while_parked_lets_the_next_go_on) {
-  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .most_overtakes = 0}};
+TEST_F(limiting_ends, stop_while_parked_lets_the_next_go_on) {
+  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   std::stop_source source;
   request first{*this, subject, b, 60 * MiB, source.get_token()}, second{*this, subject, b, 30 * MiB};
@@ -43,7 +43,7 @@ TEST_F(limiting_ends, stopped_while_parked_lets_the_next_go_on) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, stopped_in_its_turn_succeeds_if_upstream_grants) {
+TEST_F(limiting_ends, stop_during_a_turn_succeeds_if_upstream_grants) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   std::stop_source source;
   request second{*this, subject, b, 60 * MiB, source.get_token()};
@@ -53,7 +53,7 @@ TEST_F(limiting_ends, stopped_in_its_turn_succeeds_if_upstream_grants) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, stopped_in_its_turn_ends_stopped_if_upstream_refuses) {
+TEST_F(limiting_ends, stop_during_a_turn_ends_stopped_if_upstream_refuses) {
   upstream.state().capacity = 70 * MiB;
   auto block = subject.acquire(a, 30 * MiB).wait(), other = subject.acquire(a, 40 * MiB).wait();
   std::stop_source source;
@@ -64,7 +64,7 @@ TEST_F(limiting_ends, stopped_in_its_turn_ends_stopped_if_upstream_refuses) {
   EXPECT_EQ(third.ended(), outcome::stopped);
 }
 
-TEST_F(limiting_ends, destroyed_while_parked_or_in_its_turn_passes_it_on) {
+TEST_F(limiting_ends, destroyed_request_passes_its_turn_on) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   request last{*this, subject, b, 60 * MiB, {}, false};
   {
@@ -78,15 +78,15 @@ TEST_F(limiting_ends, destroyed_while_parked_or_in_its_turn_passes_it_on) {
   EXPECT_EQ(last.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, at_a_deadline) {
+TEST_F(limiting_ends, request_ends_at_its_deadline) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
-  EXPECT_EQ(subject.acquire(b, 60 * MiB).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_EQ(subject.acquire(b, 60 * MiB).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_GE(gpumem::sync::now(), soon);
   EXPECT_TRUE(subject.acquire(b, 30 * MiB).try_now()) << "something still waits";
 }
 
-TEST_F(limiting_ends, when_the_adaptor_closes) {
+TEST_F(limiting_ends, request_ends_when_the_adaptor_closes) {
   auto block = subject.acquire(a, 60 * MiB).wait(), other = subject.acquire(a, 20 * MiB).wait();
   request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 30 * MiB}, third{*this, subject, b, 90 * MiB};
   other.reset();
@@ -94,8 +94,8 @@ TEST_F(limiting_ends, when_the_adaptor_closes) {
   subject.close();
   run_all();
   for (auto* each : {&first, &second, &third}) EXPECT_EQ(each->ended(), outcome::closed);
-  EXPECT_EQ(subject.acquire(a, MiB).try_now().error().what, outcome::closed);
-  EXPECT_EQ(subject.try_allocate(a, MiB).error().what, outcome::closed);
+  EXPECT_EQ(subject.acquire(a, MiB).try_now().error().reason, outcome::closed);
+  EXPECT_EQ(subject.try_allocate(a, MiB).error().reason, outcome::closed);
   EXPECT_THROW(subject.allocate_sync(MiB), gpumem::acquire_error);
   request late{*this, subject, b, MiB};
   EXPECT_EQ(late.ended(), outcome::closed);
@@ -103,15 +103,15 @@ TEST_F(limiting_ends, when_the_adaptor_closes) {
   EXPECT_EQ(subject.in_use(), 0u);
 }
 
-TEST_F(limiting_ends, at_once_if_it_is_for_more_than_the_limit) {
+TEST_F(limiting_ends, request_for_more_than_the_limit_ends_at_once) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   request second{*this, subject, a, 101 * MiB};
   EXPECT_EQ(second.ended(), outcome::too_large);
-  EXPECT_EQ(subject.try_allocate(a, 101 * MiB).error().what, outcome::too_large);
+  EXPECT_EQ(subject.try_allocate(a, 101 * MiB).error().reason, outcome::too_large);
 }
 
-TEST_F(limiting_ends, when_a_lower_limit_forbids_it) {
-  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .most_overtakes = 0}};
+TEST_F(limiting_ends, request_ends_when_a_lower_limit_forbids_it) {
+  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request first{*this, subject, a, 50 * MiB}, second{*this, subject, b, 90 * MiB}, third{*this, subject, b, 50 * MiB};
   subject.set_limit(70 * MiB);
@@ -124,7 +124,7 @@ TEST_F(limiting_ends, when_a_lower_limit_forbids_it) {
   EXPECT_FALSE(third.ended());
 }
 
-TEST_F(limiting_ends, on_a_stream_that_captures) {
+TEST_F(limiting_ends, request_on_a_capturing_stream_ends_at_once) {
   limiting_adaptor source{gpumem::cuda_resource{}, {.limit = 100 * MiB}};
   auto block = source.acquire(a, 60 * MiB).wait();
   request parked{*this, source, b, 60 * MiB};
@@ -138,7 +138,7 @@ TEST_F(limiting_ends, on_a_stream_that_captures) {
   EXPECT_TRUE(source.acquire(b, 100 * MiB).try_now());
 }
 
-TEST_F(limiting_ends, with_any_other_failure_of_upstream) {
+TEST_F(limiting_ends, request_ends_with_any_other_failure_of_upstream) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 60 * MiB};
   int draws = 0;
@@ -151,35 +151,35 @@ TEST_F(limiting_ends, with_any_other_failure_of_upstream) {
   EXPECT_EQ(second.ended(), outcome::granted);
   EXPECT_EQ(subject.in_use(), 60 * MiB);
   upstream.state().on_draw = [] { throw gpumem::acquire_error{{outcome::stalled, 0, MiB}}; };
-  EXPECT_EQ(subject.try_allocate(a, MiB).error().what, outcome::stalled);
+  EXPECT_EQ(subject.try_allocate(a, MiB).error().reason, outcome::stalled);
   EXPECT_EQ(subject.in_use(), 60 * MiB);
   upstream.state().on_draw = nullptr;
 }
 
 // Where upstream has less than the limit and cannot let requests wait.
 
-TEST_F(limiting_ends, exhausted_at_once_if_nothing_could_be_freed) {
+TEST_F(limiting_ends, request_is_exhausted_at_once_if_nothing_is_live) {
   upstream.state().capacity = 50 * MiB;
   request first{*this, subject, a, 60 * MiB};
   EXPECT_EQ(first.ended(), outcome::exhausted);
-  EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().what, outcome::exhausted);
+  EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().reason, outcome::exhausted);
   EXPECT_EQ(subject.in_use(), 0u);
 }
 
-TEST_F(limiting_ends, not_while_something_may_be_freed) {
+TEST_F(limiting_ends, request_waits_while_a_block_is_live) {
   upstream.state().capacity = 50 * MiB;
   auto block = subject.acquire(a, 40 * MiB).wait();
   request second{*this, subject, b, 20 * MiB};
   run_all();
   EXPECT_FALSE(second.ended()) << "upstream is full, and the limit has room";
-  EXPECT_EQ(subject.figures().waiting, 1u);
+  EXPECT_EQ(subject.statistics().waiting, 1u);
   EXPECT_EQ(subject.in_use(), 40 * MiB);
   block.reset();
   run_all();
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, exhausted_once_all_is_freed_and_upstream_still_refuses) {
+TEST_F(limiting_ends, request_is_exhausted_if_all_is_freed_and_upstream_refuses) {
   upstream.state().capacity = 50 * MiB;
   auto block = subject.acquire(a, 40 * MiB).wait();
   request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 20 * MiB};
@@ -195,7 +195,7 @@ TEST_F(limiting_ends, exhausted_once_all_is_freed_and_upstream_still_refuses) {
   EXPECT_EQ(first.ended(), outcome::exhausted);
 }
 
-TEST_F(limiting_ends, exhausted_when_the_last_that_could_be_freed_was_not_granted) {
+TEST_F(limiting_ends, request_is_exhausted_when_the_last_live_request_is_refused) {
   upstream.state().capacity = 50 * MiB;
   request first{*this, subject, b, 60 * MiB, {}, false};
   upstream.state().on_draw = [&] { // of a request that upstream will refuse, another begins to wait

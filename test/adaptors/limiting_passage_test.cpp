@@ -33,8 +33,8 @@ protected:
     block.reset();
     run_all();
     EXPECT_EQ(subject.in_use(), 0u);
-    EXPECT_EQ(pool.figures().live, 0u);
-    EXPECT_EQ(subject.figures().waiting, 0u);
+    EXPECT_EQ(pool.statistics().live, 0u);
+    EXPECT_EQ(subject.statistics().waiting, 0u);
     subject = limiting_adaptor{pool_resource{device}, {.limit = 1}};
     pool = pool_resource{device};
     waiting_fixture::TearDown();
@@ -43,13 +43,13 @@ protected:
   template <class End> void expect_makes_room(request& first, outcome why, End end) {
     request second{*this, subject, b, 40 * MiB};
     EXPECT_EQ(subject.in_use(), 70 * MiB);
-    EXPECT_EQ(pool.figures().waiting, 1u);
-    EXPECT_EQ(subject.figures().waiting, 2u);
+    EXPECT_EQ(pool.statistics().waiting, 1u);
+    EXPECT_EQ(subject.statistics().waiting, 2u);
     end();
     run_all();
     if (why != outcome::granted) { EXPECT_EQ(first.ended(), why); }
     EXPECT_EQ(subject.in_use(), 80 * MiB);
-    EXPECT_EQ(pool.figures().waiting, 1u);
+    EXPECT_EQ(pool.statistics().waiting, 1u);
     block.reset();
     run_all();
     EXPECT_EQ(second.ended(), outcome::granted);
@@ -80,7 +80,7 @@ TEST_F(limiting_passage, comes_after_the_wait_for_the_limit) {
   EXPECT_EQ(first.ended(), outcome::granted);
   EXPECT_FALSE(second.ended());
   EXPECT_EQ(subject.in_use(), 80 * MiB);
-  EXPECT_EQ(pool.figures().waiting, 1u);
+  EXPECT_EQ(pool.statistics().waiting, 1u);
   first.block().reset();
   simulator::run_until_idle();
   run_until([&] { return second.ended().has_value(); });
@@ -108,7 +108,7 @@ TEST_F(limiting_passage, ends_with_its_operation_in_its_turn) {
 
 TEST_F(limiting_passage, ends_at_a_deadline) {
   auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
-  EXPECT_EQ(subject.acquire(b, 30 * MiB).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_EQ(subject.acquire(b, 30 * MiB).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_EQ(subject.in_use(), 40 * MiB);
 }
 
@@ -201,8 +201,8 @@ TEST_F(limiting_passage, goes_through_several) {
   request at_pool{*this, outer, b, 25 * MiB}, at_middle{*this, outer, b, 20 * MiB}, at_outer{*this, outer, b, 10 * MiB};
   EXPECT_EQ(outer.in_use(), 85 * MiB);
   EXPECT_EQ(subject.in_use(), 65 * MiB);
-  EXPECT_EQ(pool.figures().waiting, 1u);
-  EXPECT_EQ(outer.figures().waiting, 3u);
+  EXPECT_EQ(pool.statistics().waiting, 1u);
+  EXPECT_EQ(outer.statistics().waiting, 3u);
   at_middle.destroy();
   run_all();
   EXPECT_FALSE(at_outer.ended()) << "it waits in the middle now";

@@ -27,7 +27,7 @@ import gpumem;
 #include "../support/manual_executor.hpp"
 #include "../support/parking_resource.hpp"
 #include "../core/waiter_races.hpp"
-#include "limiting_crowd.hpp"
+#include "limiting_stress.hpp"
 
 namespace {
 
@@ -40,13 +40,13 @@ template <class Make> void expect_nothing_lost(Make make) {
   auto const shared = make(stacks);
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
-  std::array<test::crowd_counts, members> counts;
+  std::array<test::stress_counts, members> counts;
   std::vector<std::thread> threads;
   for (int i = 0; i < members; ++i) {
     threads.emplace_back([&, i] {
       auto const at = static_cast<std::size_t>(i);
       auto const pause = [] { std::this_thread::yield(); };
-      test::crowd_member<std::stop_source, decltype(make(stacks))> member{shared, streams[at], at + 1, pause, unit};
+      test::stress_worker<std::stop_source, decltype(make(stacks))> member{shared, streams[at], at + 1, pause, unit};
       member.run(requests);
       counts[at] = member.counts();
     });
@@ -57,16 +57,16 @@ template <class Make> void expect_nothing_lost(Make make) {
   EXPECT_GT(sum.granted, 0u);
 }
 
-TEST(limiting_race, over_a_source_loses_nothing) {
+TEST(limiting_race, source_loses_nothing) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_source(); });
 }
-TEST(limiting_race, over_a_scarce_source_loses_nothing) {
+TEST(limiting_race, scarce_source_loses_nothing) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_scarce_source(); });
 }
-TEST(limiting_race, over_a_pool_loses_nothing) {
+TEST(limiting_race, pool_loses_nothing) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_pool(); });
 }
-TEST(limiting_race, over_a_limit_over_a_pool_loses_nothing) {
+TEST(limiting_race, limit_over_a_pool_loses_nothing) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_limit_over_pool(); });
 }
 

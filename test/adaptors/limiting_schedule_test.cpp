@@ -29,7 +29,7 @@ import gpumem;
 #include "../support/parking_resource.hpp"
 #include "../support/scheduled_stop_source.hpp"
 #include "../core/waiter_races.hpp"
-#include "limiting_crowd.hpp"
+#include "limiting_stress.hpp"
 
 namespace {
 
@@ -42,11 +42,11 @@ constexpr std::size_t members = 3, unit = 256, limit = 64 * unit;
 test::limited_stacks stacks_of(std::uint64_t seed) {
   return {.limit = seed % 2 ? limit : limit / 2,
           .least = seed / 2 % 2 ? limit / 2 : limit / 2 + 7 * unit,
-          .most_overtakes = std::array{0u, 1u, 16u}[seed / 4 % 3]};
+          .max_overtakes = std::array{0u, 1u, 16u}[seed / 4 % 3]};
 }
 
 struct result_of_seed {
-  test::crowd_counts counts;
+  test::stress_counts counts;
   std::string wrong;
 };
 
@@ -55,12 +55,12 @@ result_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& stream
                          test::limited_stacks const& stacks) {
   simulator::seed(seed);
   result_of_seed result;
-  std::array<test::crowd_counts, members> counts;
+  std::array<test::stress_counts, members> counts;
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] {
-      test::crowd_member<test::scheduled_stop_source, Subject> member{shared, streams[i], seed * members + i,
-                                                                      gpumem::sync::mark, unit};
+      test::stress_worker<test::scheduled_stop_source, Subject> member{shared, streams[i], seed * members + i,
+                                                                       gpumem::sync::schedule_point, unit};
       member.run(3);
       counts[i] = member.counts();
     });
@@ -87,7 +87,7 @@ std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& st
       while (ended == outcome::granted || ended == outcome::too_large) {
         auto const soon = gpumem::sync::now() + std::chrono::hours{1};
         auto const got = shared.acquire(streams[i], limit_now / 4 * 3).wait_until(soon);
-        ended = got ? outcome::granted : got.error().what;
+        ended = got ? outcome::granted : got.error().reason;
       }
       if (ended != outcome::closed) wrong += "a request did not end with its adaptor; ";
       if (shared.acquire(streams[i], unit).try_now()) wrong += "a closed adaptor gave memory; ";
@@ -95,10 +95,10 @@ std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& st
   }
   bodies.emplace_back([&] {
     for (std::uint64_t change = 0; change < seed % 4; ++change) {
-      for (auto i = seed % 30; i > 0; --i) gpumem::sync::mark();
+      for (auto i = seed % 30; i > 0; --i) gpumem::sync::schedule_point();
       shared.set_limit(change % 2 ? limit_now : limit_now / 4 * (2 + seed / 4 % 2));
     }
-    for (auto i = seed % 50; i > 0; --i) gpumem::sync::mark();
+    for (auto i = seed % 50; i > 0; --i) gpumem::sync::schedule_point();
     shared.close();
   });
   gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
@@ -115,7 +115,7 @@ protected:
   template <class Make> void expect_nothing_lost(std::uint64_t most, Make make) {
     test::schedule_seeds const seeds{most, 5};
     auto const count = seeds.count();
-    test::crowd_counts sum;
+    test::stress_counts sum;
     seeds.each([&](std::uint64_t seed) {
       auto stacks = stacks_of(seed);
       auto const result = run_crowd(seed, streams, make(stacks), stacks);
@@ -142,19 +142,19 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(limiting_schedule, of_a_crowd_over_a_source_loses_nothing) {
+TEST_F(limiting_schedule, many_requests_over_a_source_lose_nothing) {
   expect_nothing_lost(1'500, [](auto& stacks) { return stacks.over_source(); });
 }
-TEST_F(limiting_schedule, of_a_crowd_over_a_scarce_source_loses_nothing) {
+TEST_F(limiting_schedule, many_requests_over_a_scarce_source_lose_nothing) {
   expect_nothing_lost(1'500, [](auto& stacks) { return stacks.over_scarce_source(); });
 }
-TEST_F(limiting_schedule, of_a_crowd_over_a_pool_loses_nothing) {
+TEST_F(limiting_schedule, many_requests_over_a_pool_lose_nothing) {
   expect_nothing_lost(1'000, [](auto& stacks) { return stacks.over_pool(); });
 }
-TEST_F(limiting_schedule, of_a_crowd_over_a_limit_over_a_pool_loses_nothing) {
+TEST_F(limiting_schedule, many_requests_over_a_limit_over_a_pool_lose_nothing) {
   expect_nothing_lost(1'000, [](auto& stacks) { return stacks.over_limit_over_pool(); });
 }
-TEST_F(limiting_schedule, of_threads_that_wait_ends_when_the_adaptor_closes) {
+TEST_F(limiting_schedule, waiting_threads_end_when_the_adaptor_closes) {
   expect_ends_closed(1'000, [](auto& stacks) { return stacks.over_source(); });
 }
 

@@ -1,4 +1,4 @@
-// The CSV of gpumem-bench: one set of columns, whichever figures a row has.
+// The CSV of gpumem-bench: one set of columns, whichever statistics a row has.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 #include <gtest/gtest.h>
@@ -12,26 +12,26 @@
 #include <utility>
 #include <vector>
 
-#include "reports.hpp"
+#include "reporters.hpp"
 
 namespace {
 
 using run = benchmark::BenchmarkReporter::Run;
 
-run row(std::string const& name, std::initializer_list<std::pair<char const*, double>> figures) {
+run row(std::string const& name, std::initializer_list<std::pair<char const*, double>> statistics) {
   run made;
   made.run_name.function_name = name;
   made.iterations = 4;
   made.time_unit = benchmark::kNanosecond;
   made.real_accumulated_time = 8e-9;
   made.cpu_accumulated_time = 4e-9;
-  for (auto const& [figure, value] : figures) made.counters[figure] = value;
+  for (auto const& [metric, value] : statistics) made.counters[metric] = value;
   return made;
 }
 
 std::vector<std::string> lines_of(std::vector<run> const& rows, bool simulated) {
   std::stringstream text;
-  bench::csv_lines report{simulated};
+  bench::csv_reporter report{simulated};
   report.SetOutputStream(&text);
   report.ReportContext({});
   for (auto const& each : rows) report.ReportRuns({each});
@@ -44,28 +44,28 @@ std::vector<run> two_kinds_of_rows() {
   return {row("one \"size\"", {{"ns_per_op", 12.5}, {"Mops", 80}}), row("timeline", {{"reserved_MiB", 256}})};
 }
 
-TEST(csv_lines, have_the_same_columns_whatever_a_row_has) {
+TEST(csv_reporter, have_the_same_columns_whatever_a_row_has) {
   auto const lines = lines_of(two_kinds_of_rows(), false);
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_TRUE(lines[0].starts_with("name,iterations,real_time,cpu_time,time_unit,error_occurred,error_message,"));
-  for (auto const* const name : bench::figure_names) {
+  for (auto const* const name : bench::metric_names) {
     EXPECT_NE(lines[0].find(std::string{",\""} + name + '"'), std::string::npos) << name;
   }
   EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,2,1,ns,,,12.5,80,,,,,,,,,,,,,");
   EXPECT_EQ(lines[2], "\"timeline\",4,2,1,ns,,,,,,,,,,,,,,,,,256");
 }
 
-TEST(csv_lines, of_the_simulated_device_have_no_figures) {
+TEST(csv_reporter, have_no_values_on_the_simulated_device) {
   auto const lines = lines_of(two_kinds_of_rows(), true);
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,,,ns,,,,,,,,,,,,,,,,,");
   EXPECT_EQ(lines[2], "\"timeline\",4,,,ns,,,,,,,,,,,,,,,,,");
 }
 
-TEST(figures, each_has_a_name_of_its_own) {
-  auto names = std::vector<std::string>(bench::figure_names.begin(), bench::figure_names.end());
+TEST(statistics, each_has_a_name_of_its_own) {
+  auto names = std::vector<std::string>(bench::metric_names.begin(), bench::metric_names.end());
   EXPECT_EQ(names.back(), "reserved_MiB");
-  EXPECT_EQ(static_cast<std::size_t>(bench::figure::reserved_mib) + 1, names.size());
+  EXPECT_EQ(static_cast<std::size_t>(bench::metric::reserved_mib) + 1, names.size());
   std::ranges::sort(names);
   EXPECT_EQ(std::ranges::adjacent_find(names), names.end());
 }

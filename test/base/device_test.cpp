@@ -61,10 +61,10 @@ TEST(device, current_is_the_first_where_no_context_is) {
 TEST(device, is_made_current_for_a_scope) {
   std::thread{[] {
     {
-      gpumem::current_device const scope{device{1}};
+      gpumem::device_guard const scope{device{1}};
       EXPECT_EQ(device::current(), device{1});
       {
-        gpumem::current_device const inner{device{0}};
+        gpumem::device_guard const inner{device{0}};
         EXPECT_EQ(device::current(), device{0});
       }
       EXPECT_EQ(device::current(), device{1});
@@ -83,22 +83,22 @@ TEST(device, tells_its_memory) {
 
 TEST(device, remembers_the_first_loss_for_good) {
   EXPECT_FALSE(device{1}.lost());
-  device{1}.lose(CUDA_ERROR_ILLEGAL_ADDRESS);
-  device{1}.lose(CUDA_ERROR_LAUNCH_FAILED);
+  device{1}.mark_lost(CUDA_ERROR_ILLEGAL_ADDRESS);
+  device{1}.mark_lost(CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_TRUE(device{1}.lost());
-  EXPECT_EQ(device{1}.loss(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(device{1}.lost_error(), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_FALSE(device{0}.lost());
 }
 
 TEST(device, is_lost_by_sticky_errors_alone) {
   for (auto error : {CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_ECC_UNCORRECTABLE,
                      CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED}) {
-    EXPECT_TRUE(gpumem::sticky(error)) << error;
+    EXPECT_TRUE(gpumem::is_sticky(error)) << error;
   }
   for (auto error : {CUDA_SUCCESS, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_VALUE,
                      CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE,
                      CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_FOUND}) {
-    EXPECT_FALSE(gpumem::sticky(error)) << error;
+    EXPECT_FALSE(gpumem::is_sticky(error)) << error;
   }
 }
 

@@ -24,33 +24,33 @@ protected:
 };
 
 TEST_F(event_test, never_recorded_is_done_and_is_no_order) {
-  auto const freed = a.key().order().now();
+  auto const freed = a.key().timeline().current_epoch();
   EXPECT_TRUE(happened.is_done());
   happened.synchronize();
   happened.make_wait(b);
-  EXPECT_FALSE(b.key().order().ordered_after(a.key().order(), freed));
-  EXPECT_FALSE(a.key().order().completed(freed));
+  EXPECT_FALSE(b.key().timeline().ordered_after(a.key().timeline(), freed));
+  EXPECT_FALSE(a.key().timeline().completed(freed));
 }
 
 TEST_F(event_test, is_done_when_what_it_captured_is) {
-  auto const freed = a.key().order().now();
+  auto const freed = a.key().timeline().current_epoch();
   simulator::work(a, {}, 1us);
   happened.record(a);
   simulator::work(a, {}, 1us);
   EXPECT_FALSE(happened.is_done());
-  EXPECT_FALSE(a.key().order().completed(freed));
+  EXPECT_FALSE(a.key().timeline().completed(freed));
   while (simulator::report().operations_pending > 1) simulator::step();
   EXPECT_TRUE(happened.is_done());
-  EXPECT_TRUE(a.key().order().completed(freed));
-  EXPECT_FALSE(a.key().order().completed(a.key().order().now()));
+  EXPECT_TRUE(a.key().timeline().completed(freed));
+  EXPECT_FALSE(a.key().timeline().completed(a.key().timeline().current_epoch()));
 }
 
 TEST_F(event_test, tells_an_order_after_the_wait_and_not_before) {
-  auto& from = a.key().order();
-  auto& to = b.key().order();
-  auto const before = from.now();
+  auto& from = a.key().timeline();
+  auto& to = b.key().timeline();
+  auto const before = from.current_epoch();
   happened.record(a);
-  auto const after = from.now();
+  auto const after = from.current_epoch();
   EXPECT_NE(before, after); // what is freed after the record is another epoch
   EXPECT_FALSE(to.ordered_after(from, before));
   b.wait(happened);
@@ -60,70 +60,70 @@ TEST_F(event_test, tells_an_order_after_the_wait_and_not_before) {
 }
 
 TEST_F(event_test, recorded_again_tells_the_later_order) {
-  auto& from = a.key().order();
-  auto& to = b.key().order();
+  auto& from = a.key().timeline();
+  auto& to = b.key().timeline();
   happened.record(a);
-  auto const middle = from.now();
+  auto const middle = from.current_epoch();
   happened.record(a);
   b.wait(happened);
   EXPECT_TRUE(to.ordered_after(from, middle));
 
   stream c{first};
-  auto const of_b = to.now();
+  auto const of_b = to.current_epoch();
   happened.record(b); // another stream now
   c.wait(happened);
-  EXPECT_TRUE(c.key().order().ordered_after(to, of_b));
+  EXPECT_TRUE(c.key().timeline().ordered_after(to, of_b));
 }
 
 TEST_F(event_test, carries_what_its_stream_was_ordered_after) {
   stream c{first};
-  auto& from = a.key().order();
-  auto const freed = from.now();
+  auto& from = a.key().timeline();
+  auto const freed = from.current_epoch();
   happened.record(a);
   b.wait(happened);
   event second{first};
   second.record(b);
   c.wait(second);
-  EXPECT_TRUE(c.key().order().ordered_after(from, freed));
-  auto const later = from.now();
+  EXPECT_TRUE(c.key().timeline().ordered_after(from, freed));
+  auto const later = from.current_epoch();
   event third{first};
   third.record(a);
   b.wait(third); // b learns more, after `second` was recorded
   stream d{first};
   d.wait(second);
-  EXPECT_FALSE(d.key().order().ordered_after(from, later));
+  EXPECT_FALSE(d.key().timeline().ordered_after(from, later));
 }
 
 TEST_F(event_test, tells_nothing_when_the_wait_failed) {
-  auto& from = a.key().order();
-  auto const freed = from.now();
+  auto& from = a.key().timeline();
+  auto const freed = from.current_epoch();
   happened.record(a);
   simulator::fail_call("cuStreamWaitEvent", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(b.wait(happened), gpumem::cuda_error);
-  EXPECT_FALSE(b.key().order().ordered_after(from, freed));
+  EXPECT_FALSE(b.key().timeline().ordered_after(from, freed));
   simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(happened.is_done(), gpumem::cuda_error);
   EXPECT_FALSE(from.completed(freed)); // an error is not completion
 }
 
-TEST_F(event_test, on_a_default_stream_tells_pools_nothing) {
-  gpumem::current_device const scope{first};
+TEST_F(event_test, event_on_a_default_stream_gives_pools_no_order) {
+  gpumem::device_guard const scope{first};
   for (auto const handle : {CUstream{}, CU_STREAM_LEGACY}) {
     gpumem::stream_ref const ref{handle};
-    auto& order = gpumem::identify(ref, first).order();
-    auto const freed = order.now();
+    auto& timeline = gpumem::identify(ref, first).timeline();
+    auto const freed = timeline.current_epoch();
     happened.record(ref);
     b.wait(happened);
-    EXPECT_FALSE(b.key().order().ordered_after(order, freed));
+    EXPECT_FALSE(b.key().timeline().ordered_after(timeline, freed));
     simulator::run_until_idle();
     EXPECT_TRUE(happened.is_done());
   }
 }
 
-TEST_F(event_test, of_a_capture_is_no_order_outside_it) {
-  auto& from = a.key().order();
+TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
+  auto& from = a.key().timeline();
   for (bool const known : {true, false}) {
-    auto const freed = from.now();
+    auto const freed = from.current_epoch();
     if (known) {
       a.begin_capture();
     } else { // behind gpumem's back
@@ -131,7 +131,7 @@ TEST_F(event_test, of_a_capture_is_no_order_outside_it) {
     }
     happened.record(a);
     b.wait(happened); // b joins the capture
-    EXPECT_FALSE(b.key().order().ordered_after(from, freed));
+    EXPECT_FALSE(b.key().timeline().ordered_after(from, freed));
     EXPECT_THROW(happened.is_done(), gpumem::acquire_error);
     happened.record(b);
     a.wait(happened);
@@ -142,19 +142,19 @@ TEST_F(event_test, of_a_capture_is_no_order_outside_it) {
 
 TEST_F(event_test, waits_across_devices) {
   stream far{device{1}};
-  auto const freed = a.key().order().now();
+  auto const freed = a.key().timeline().current_epoch();
   happened.record(a);
   far.wait(happened);
-  EXPECT_TRUE(far.key().order().ordered_after(a.key().order(), freed));
+  EXPECT_TRUE(far.key().timeline().ordered_after(a.key().timeline(), freed));
 }
 
 TEST_F(event_test, moves_with_what_it_knows) {
-  auto const freed = a.key().order().now();
+  auto const freed = a.key().timeline().current_epoch();
   happened.record(a);
   event other{std::move(happened)};
   EXPECT_FALSE(happened.valid()); // NOLINT(bugprone-use-after-move): what is tested
   b.wait(other);
-  EXPECT_TRUE(b.key().order().ordered_after(a.key().order(), freed));
+  EXPECT_TRUE(b.key().timeline().ordered_after(a.key().timeline(), freed));
   happened = std::move(other);
   EXPECT_TRUE(happened.valid());
 }

@@ -45,7 +45,7 @@ TEST_F(no_driver, lets_a_process_end_that_started_the_library_thread) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        gpumem::library_executor();
+        gpumem::default_executor();
         std::exit(0);
       },
       testing::ExitedWithCode(0), "");

@@ -75,7 +75,7 @@ TEST_F(process, exits_with_static_objects_that_die_after_the_driver) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, exits_with_parked_coroutines_that_nobody_destroys) {
+TEST_F(process, process_exits_with_parked_coroutines) {
   EXPECT_EXIT(
       {
         new everything_running;
@@ -89,7 +89,7 @@ TEST_F(process, exits_from_the_library_thread) {
   EXPECT_EXIT(
       {
         auto body = []() -> task<> {
-          co_await test::hop{gpumem::library_executor()};
+          co_await test::hop{gpumem::default_executor()};
           std::exit(0);
         };
         gpumem::sync_wait(body());
@@ -103,7 +103,7 @@ TEST_F(process, exits_while_the_library_thread_is_busy_for_ever) {
       {
         std::atomic<bool> busy{false};
         auto body = [&]() -> task<> {
-          co_await test::hop{gpumem::library_executor()};
+          co_await test::hop{gpumem::default_executor()};
           busy = true;
           for (;;) std::this_thread::yield();
         };
@@ -157,7 +157,7 @@ TEST_F(process, makes_no_driver_call_after_the_driver_has_gone) {
           ~last_word() {
             auto const calls = gpumem::driver_calls();
             bool const refused =
-                all->resource.acquire(all->stream, 1).try_now().error().what == gpumem::outcome::device_lost;
+                all->resource.acquire(all->stream, 1).try_now().error().reason == gpumem::outcome::device_lost;
             all.reset();
             std::_Exit(!gpumem::driver_alive() && refused && gpumem::driver_calls() == calls ? 0 : 1);
           }

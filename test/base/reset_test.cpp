@@ -149,7 +149,7 @@ TEST_P(reset, is_told_by_whichever_call_is_the_first_and_by_all_others) {
     reset_device(o);
     auto const text = told([&] { first.make(o); });
     EXPECT_TRUE(says_it(text)) << first.name << ": " << text;
-    EXPECT_EQ(o.device.loss(), CUDA_ERROR_CONTEXT_IS_DESTROYED) << first.name;
+    EXPECT_EQ(o.device.lost_error(), CUDA_ERROR_CONTEXT_IS_DESTROYED) << first.name;
     simulator::take_findings();
     for (auto const& each : calls) {
       auto const later = told([&] { each.make(o); });
@@ -158,27 +158,27 @@ TEST_P(reset, is_told_by_whichever_call_is_the_first_and_by_all_others) {
   }
 }
 
-TEST_P(reset, leaves_frees_and_figures_as_they_are) {
+TEST_P(reset, leaves_frees_and_statistics_as_they_are) {
   std::optional<objects> made{std::in_place};
   auto& o = *made;
   reset_device(o);
   EXPECT_TRUE(says_it(told([&] { gpumem::event{o.device}; })));
   auto const before = gpumem::driver_calls();
-  auto const live = o.cuda.figures().live; // includes the chunks of the pools
-  EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().what, gpumem::outcome::device_lost) << "what is near, too";
+  auto const live = o.cuda.statistics().live; // includes the chunks of the pools
+  EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().reason, gpumem::outcome::device_lost) << "what is near, too";
   o.pages.deallocate(o.a, o.page, bytes);
   o.chunks.deallocate(o.b, o.chunk);
   o.hardened.deallocate(o.a, o.hard, bytes);
   o.cuda.deallocate(o.a, o.drawn, bytes);
   o.async.deallocate(o.a, o.drawn_async, bytes);
   o.block.reset();
-  EXPECT_EQ(o.pages.figures().live, 0u);
-  EXPECT_EQ(o.hardened.figures().live, 0u);
-  EXPECT_EQ(o.cuda.figures().live, live - bytes);
+  EXPECT_EQ(o.pages.statistics().live, 0u);
+  EXPECT_EQ(o.hardened.statistics().live, 0u);
+  EXPECT_EQ(o.cuda.statistics().live, live - bytes);
   EXPECT_EQ(o.pages.trim(), 0u) << "an error is not completion";
   EXPECT_EQ(o.async.trim(), 0u);
-  EXPECT_FALSE(o.pages.settle(1ms));
-  EXPECT_FALSE(o.hardened.settle(1ms));
+  EXPECT_FALSE(o.pages.synchronize(1ms));
+  EXPECT_FALSE(o.hardened.synchronize(1ms));
   made.reset();
   EXPECT_EQ(gpumem::driver_calls(), before) << "what is gone is not touched";
 }
@@ -186,7 +186,7 @@ TEST_P(reset, leaves_frees_and_figures_as_they_are) {
 // Raw streams die with the device, and so do adopted ones, whatever their owner has promised.
 TEST_P(reset, touches_no_handle_of_others) {
   objects o;
-  gpumem::current_device const scope{o.device};
+  gpumem::device_guard const scope{o.device};
   CUstream raw = nullptr, given = nullptr;
   ASSERT_EQ(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   ASSERT_EQ(gpumem::driver().stream_create(&given, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -205,7 +205,7 @@ TEST_P(reset, frees_nothing_of_those_who_go_on_with_the_device) {
   auto* const by_host = o.cuda.allocate_sync(bytes);
   o.reset();
   o.activate();
-  gpumem::current_device const scope{o.device};
+  gpumem::device_guard const scope{o.device};
   CUdeviceptr others = 0;
   auto* const mine = GetParam() ? by_host : o.drawn;
   while (others != reinterpret_cast<CUdeviceptr>(mine)) { // until there is no memory left

@@ -29,7 +29,7 @@ std::string order_of(std::uint64_t seed) {
   for (char name : {'a', 'b', 'c'}) {
     bodies.emplace_back([&order, name] {
       for (int i = 0; i < 8; ++i) {
-        sync::mark();
+        sync::schedule_point();
         order += name;
       }
     });
@@ -38,11 +38,11 @@ std::string order_of(std::uint64_t seed) {
   return order;
 }
 
-TEST(schedule, of_one_seed_is_one_sequence) {
+TEST(schedule, one_seed_gives_one_sequence) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) ASSERT_EQ(order_of(seed), order_of(seed)) << seed;
 }
 
-TEST(schedule, of_many_seeds_is_many_sequences) {
+TEST(schedule, many_seeds_give_many_sequences) {
   std::set<std::string> seen;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) seen.insert(order_of(seed));
   EXPECT_GT(seen.size(), 190u);
@@ -50,7 +50,7 @@ TEST(schedule, of_many_seeds_is_many_sequences) {
 
 // Two threads of two steps each: as many orders as there are ways to choose two of four, of which two have no
 // preemption.
-TEST(schedule, of_all_choices_is_every_sequence) {
+TEST(schedule, all_choices_give_every_sequence) {
   auto const orders_with = [](unsigned most_preemptions) {
     std::multiset<std::string> seen;
     gpumem_test::choices path{most_preemptions};
@@ -59,7 +59,7 @@ TEST(schedule, of_all_choices_is_every_sequence) {
       auto const stepping = [&order](char name) {
         return [&order, name] {
           order += name;
-          sync::mark();
+          sync::schedule_point();
           order += name;
         };
       };
@@ -82,7 +82,7 @@ TEST(schedule, lets_one_thread_run_at_a_time) {
       ++inside;
       most = std::max(most, inside);
       --inside;
-      sync::mark();
+      sync::schedule_point();
     }
   };
   auto const result = schedule::run(1, {body, body, body});
@@ -99,7 +99,7 @@ TEST(schedule, finds_the_race_of_a_read_and_a_write_apart) {
     auto body = [&] {
       for (int i = 0; i < 3; ++i) {
         auto const read = count;
-        sync::mark();
+        sync::schedule_point();
         count = read + 1;
       }
     };
@@ -118,7 +118,7 @@ TEST(schedule, excludes_by_its_mutex) {
       for (int i = 0; i < 5; ++i) {
         sync::lock const held{guard};
         auto const read = count;
-        sync::mark();
+        sync::schedule_point();
         count = read + 1;
       }
     };
@@ -153,7 +153,7 @@ TEST(schedule, wakes_by_its_condition) {
   }
 }
 
-TEST(schedule, has_a_time_of_its_own) {
+TEST(schedule, schedule_has_a_virtual_clock) {
   auto const really = std::chrono::steady_clock::now();
   sync::time_point before, after;
   schedule::run(1, {[&] {
@@ -180,7 +180,7 @@ TEST(schedule, wakes_sleepers_in_the_order_of_their_deadlines) {
   }
 }
 
-TEST(schedule, times_a_wait_out_when_nobody_notifies) {
+TEST(schedule, wait_times_out_without_a_notification) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     sync::mutex guard;
     sync::condition never;
@@ -214,7 +214,7 @@ TEST(schedule, numbers_its_threads_the_same_each_time) {
   auto numbers = [](std::uint64_t seed) {
     std::vector<unsigned> seen(3);
     std::vector<std::function<void()>> bodies;
-    for (auto& one : seen) bodies.emplace_back([&one] { one = sync::thread_number(); });
+    for (auto& one : seen) bodies.emplace_back([&one] { one = sync::thread_index(); });
     schedule::run(seed, std::move(bodies));
     return seen;
   };
@@ -228,7 +228,7 @@ TEST(schedule, lets_gpumems_own_threads_take_part) {
     bool ran = false;
     schedule::run(seed, {[&] {
                     sync::thread inner{[&] {
-                      sync::mark();
+                      sync::schedule_point();
                       ran = true;
                     }};
                     inner.join();
@@ -244,7 +244,7 @@ TEST(schedule_death, tells_a_deadlock_with_its_seed_and_aborts) {
     auto take = [](sync::mutex& first, sync::mutex& second) {
       return [&first, &second] {
         sync::lock const one{first};
-        sync::mark();
+        sync::schedule_point();
         sync::lock const two{second};
       };
     };

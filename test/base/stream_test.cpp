@@ -19,13 +19,13 @@ using gpumem::identify;
 using gpumem::stream;
 using gpumem::stream_key;
 using gpumem::stream_ref;
-using stream_kind = decltype(std::declval<stream_key const&>().order().kind());
+using stream_kind = decltype(std::declval<stream_key const&>().timeline().kind());
 
 class stream_test : public testing::Test {
 protected:
   // A stream of somebody else.
   CUstream make_foreign(device where = device{0}) {
-    gpumem::current_device const scope{where};
+    gpumem::device_guard const scope{where};
     CUstream handle = nullptr;
     gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     return handle;
@@ -33,7 +33,7 @@ protected:
   void destroy(CUstream handle) { gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy"); }
 
   device first{0}, second{1};
-  gpumem::current_device current{first};
+  gpumem::device_guard current{first};
 };
 
 TEST_F(stream_test, own_is_known_by_its_handle_without_a_driver_call) {
@@ -92,7 +92,7 @@ TEST_F(stream_test, foreign_is_known_by_its_id_in_two_calls) {
   EXPECT_EQ(identify(stream_ref{handle}, first), key);
   EXPECT_EQ(gpumem::driver_calls(), before + 2);
   EXPECT_EQ(key.by_identity().has_handle(), false); // it may die
-  EXPECT_EQ(key.order().device(), 0);
+  EXPECT_EQ(key.timeline().device(), 0);
   destroy(handle);
 }
 
@@ -109,9 +109,9 @@ TEST_F(stream_test, foreign_with_a_recycled_handle_is_another_stream) {
   auto const next = identify(stream_ref{recycled}, first);
   EXPECT_NE(next.id(), id);
   EXPECT_EQ(next, key) << "all of the first is complete";
-  EXPECT_GT(next.order().now(), ended);
-  EXPECT_TRUE(next.order().completed(ended));
-  EXPECT_FALSE(next.order().completed(next.order().now()));
+  EXPECT_GT(next.timeline().current_epoch(), ended);
+  EXPECT_TRUE(next.timeline().completed(ended));
+  EXPECT_FALSE(next.timeline().completed(next.timeline().current_epoch()));
   destroy(recycled);
 }
 
@@ -167,11 +167,11 @@ TEST_F(stream_test, null_is_another_on_each_thread_and_device) {
   auto const mine = identify(null, first);
   EXPECT_EQ(identify(null, first), mine);
   EXPECT_EQ(identify(null), mine);
-  EXPECT_EQ(mine.order().kind(), stream_kind::null);
+  EXPECT_EQ(mine.timeline().kind(), stream_kind::null);
   std::optional<stream_key> theirs, elsewhere;
   std::thread{[&] { theirs = identify(null, first); }}.join();
   {
-    gpumem::current_device const scope{second};
+    gpumem::device_guard const scope{second};
     elsewhere = identify(null, second);
   }
   EXPECT_NE(*theirs, mine);
@@ -192,10 +192,10 @@ TEST_F(stream_test, null_of_a_thread_that_ended_is_complete_for_the_next) {
   std::thread{[&] {
     auto const key = identify(null, first);
     EXPECT_EQ(key, *theirs);
-    later = key.order().now();
+    later = key.timeline().current_epoch();
   }}.join();
   EXPECT_GT(later, ended);
-  EXPECT_TRUE(theirs->order().completed(ended));
+  EXPECT_TRUE(theirs->timeline().completed(ended));
 }
 
 TEST_F(stream_test, legacy_is_one_for_a_device) {
@@ -204,7 +204,7 @@ TEST_F(stream_test, legacy_is_one_for_a_device) {
   std::optional<stream_key> theirs, elsewhere;
   std::thread{[&] { theirs = identify(legacy, first); }}.join();
   {
-    gpumem::current_device const scope{second};
+    gpumem::device_guard const scope{second};
     elsewhere = identify(legacy, second);
   }
   EXPECT_EQ(*theirs, mine);
@@ -216,10 +216,10 @@ TEST_F(stream_test, per_thread_is_one_for_each_thread) {
   stream_ref const own{CU_STREAM_PER_THREAD};
   auto const mine = identify(own, first);
   EXPECT_EQ(identify(own, first), mine);
-  EXPECT_EQ(mine.order().kind(), stream_kind::per_thread);
+  EXPECT_EQ(mine.timeline().kind(), stream_kind::per_thread);
   std::optional<stream_key> theirs;
   std::thread{[&] {
-    gpumem::current_device const scope{first};
+    gpumem::device_guard const scope{first};
     theirs = identify(own, first);
   }}.join();
   EXPECT_NE(*theirs, mine);
@@ -239,7 +239,7 @@ TEST_F(stream_test, dead_cannot_be_identified) {
   EXPECT_EQ(gpumem::simulator::take_findings().size(), 1u); // the device saw it, too
 }
 
-TEST_F(stream_test, that_captures_says_so) {
+TEST_F(stream_test, capturing_stream_says_so) {
   stream own{first};
   EXPECT_FALSE(own.key().capturing());
   own.begin_capture();
@@ -260,19 +260,19 @@ TEST_F(stream_test, that_captures_says_so) {
 TEST_F(stream_test, synchronized_is_complete_to_the_host) {
   stream s{first};
   gpumem::simulator::work(s, {}, 1us);
-  auto& order = s.key().order();
-  auto const freed = order.now();
-  EXPECT_FALSE(order.completed(freed));
+  auto& timeline = s.key().timeline();
+  auto const freed = timeline.current_epoch();
+  EXPECT_FALSE(timeline.completed(freed));
   s.synchronize();
-  EXPECT_TRUE(order.completed(freed));
-  EXPECT_FALSE(order.completed(order.now()));
+  EXPECT_TRUE(timeline.completed(freed));
+  EXPECT_FALSE(timeline.completed(timeline.current_epoch()));
 }
 
 TEST_F(stream_test, host_is_a_stream_whose_past_is_always_complete) {
   auto const host = stream_key::host();
   EXPECT_TRUE(host.is_host());
   EXPECT_FALSE(host.has_handle());
-  EXPECT_TRUE(host.order().completed(host.order().now()));
+  EXPECT_TRUE(host.timeline().completed(host.timeline().current_epoch()));
   EXPECT_EQ(host, stream_key::host());
 }
 

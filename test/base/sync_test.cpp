@@ -33,14 +33,14 @@ TEST(sync, excludes_one_thread_by_the_other) {
   EXPECT_EQ(count, 40'000);
 }
 
-TEST(sync, excludes_threads_by_a_quick_lock_that_many_want) {
-  sync::quick_mutex guard;
+TEST(sync, excludes_threads_by_a_contended_spin_lock) {
+  sync::spin_mutex guard;
   int count = 0;
   std::vector<sync::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 20'000; ++i) {
-        sync::quick_lock const held{guard};
+        sync::spin_lock const held{guard};
         ++count;
       }
     });
@@ -50,9 +50,9 @@ TEST(sync, excludes_threads_by_a_quick_lock_that_many_want) {
 }
 
 // The counter is no atomic: what the owner's two plain accesses let through is lost.
-TEST(sync, excludes_the_owner_of_a_lock_by_another_thread) {
-  sync::owned_mutex guard;
-  guard.give_owner();
+TEST(sync, excludes_the_owner_of_a_biased_lock_by_another_thread) {
+  sync::biased_mutex guard;
+  guard.enable_bias();
   constexpr std::int64_t by_other = 500;
   std::int64_t count = 0, by_owner = 0;
   std::atomic<bool> ended{false};
@@ -63,19 +63,19 @@ TEST(sync, excludes_the_owner_of_a_lock_by_another_thread) {
     }
   }};
   for (int i = 0; i < by_other; ++i) {
-    guard.want();
-    sync::owned_mutex::stop_owners();
-    guard.lock_from_owner();
+    guard.request_revoke();
+    sync::biased_mutex::fence_owner_threads();
+    guard.lock_revoked();
     for (int k = 0; k < 100; ++k) ++count;
-    guard.unlock_to_owner();
+    guard.unlock_revoked();
   }
   ended = true;
   owner.join();
   EXPECT_EQ(count, by_owner + 100 * by_other);
 }
 
-TEST(sync, excludes_threads_by_an_owned_lock_without_an_owner) {
-  sync::owned_mutex guard;
+TEST(sync, excludes_threads_by_a_biased_lock_without_an_owner) {
+  sync::biased_mutex guard;
   int count = 0;
   auto const body = [&] {
     for (int i = 0; i < 20'000; ++i) {
@@ -85,10 +85,10 @@ TEST(sync, excludes_threads_by_an_owned_lock_without_an_owner) {
   };
   sync::thread a{body}, b{body};
   for (int i = 0; i < 100; ++i) {
-    guard.want();
-    guard.lock_from_owner();
+    guard.request_revoke();
+    guard.lock_revoked();
     ++count;
-    guard.unlock_to_owner();
+    guard.unlock_revoked();
   }
   a.join();
   b.join();
@@ -96,36 +96,36 @@ TEST(sync, excludes_threads_by_an_owned_lock_without_an_owner) {
 }
 
 // Destructors of thread-local objects may run after the number was given back, to a thread that now owns its locks.
-TEST(sync, gives_a_thread_that_has_given_its_number_back_none) {
+TEST(sync, gives_no_index_to_a_thread_that_returned_its_own) {
   unsigned late = 0;
   std::thread other{[&] {
     struct at_exit {
       unsigned* seen;
-      ~at_exit() { *seen = sync::thread_number(); }
+      ~at_exit() { *seen = sync::thread_index(); }
     };
     thread_local at_exit const first{&late}; // made first, destroyed last
     static_cast<void>(first);
-    EXPECT_LT(sync::thread_number(), sync::no_number);
+    EXPECT_LT(sync::thread_index(), sync::no_index);
   }};
   other.join();
-  EXPECT_EQ(late, sync::no_number);
+  EXPECT_EQ(late, sync::no_index);
 }
 
 TEST(sync, tries_a_lock_without_waiting) {
   sync::mutex guard;
-  sync::quick_mutex quick;
+  sync::spin_mutex quick;
   sync::lock const held{guard};
-  sync::quick_lock const quickly_held{quick};
+  sync::spin_lock const quickly_held{quick};
   sync::thread other{[&] { EXPECT_FALSE(guard.try_lock() || quick.try_lock()); }};
   other.join();
 }
 
-TEST(sync, wakes_who_waits_under_a_quick_lock) {
-  sync::quick_mutex guard;
-  sync::quick_condition wake;
+TEST(sync, wakes_threads_that_wait_under_a_spin_lock) {
+  sync::spin_mutex guard;
+  sync::spin_condition wake;
   int turn = 0;
   sync::thread other{[&] {
-    sync::quick_lock held{guard};
+    sync::spin_lock held{guard};
     for (int i = 0; i < 1000; ++i) {
       while (turn != 1) wake.wait(held);
       turn = 0;
@@ -133,7 +133,7 @@ TEST(sync, wakes_who_waits_under_a_quick_lock) {
     }
   }};
   {
-    sync::quick_lock held{guard};
+    sync::spin_lock held{guard};
     for (int i = 0; i < 1000; ++i) {
       turn = 1;
       wake.notify_all();
@@ -144,7 +144,7 @@ TEST(sync, wakes_who_waits_under_a_quick_lock) {
   EXPECT_EQ(turn, 0);
 }
 
-TEST(sync, wakes_who_waits_under_a_condition) {
+TEST(sync, wakes_threads_that_wait_for_a_condition) {
   sync::mutex guard;
   sync::condition wake;
   int turn = 0;
@@ -178,8 +178,8 @@ TEST(sync, waits_no_longer_than_told) {
 }
 
 TEST(sync, numbers_live_threads_densely_and_takes_numbers_over) {
-  auto const mine = sync::thread_number();
-  EXPECT_EQ(sync::thread_number(), mine);
+  auto const mine = sync::thread_index();
+  EXPECT_EQ(sync::thread_index(), mine);
   for (int round = 0; round < 3; ++round) {
     std::vector<unsigned> numbers(8);
     std::vector<std::thread> threads;
@@ -188,7 +188,7 @@ TEST(sync, numbers_live_threads_densely_and_takes_numbers_over) {
     std::size_t there = 0;
     for (auto& number : numbers) {
       threads.emplace_back([&] {
-        number = sync::thread_number();
+        number = sync::thread_index();
         sync::lock held{guard};
         ++there;
         all_there.notify_all();

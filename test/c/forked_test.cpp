@@ -23,11 +23,11 @@ constexpr std::size_t bytes = 1000;
 class gate {
 public:
   void wait_for_thread() {
-    std::unique_lock held{guard_};
+    std::unique_lock held{mutex_};
     changed_.wait(held, [&] { return inside_; });
   }
   void open() {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     open_ = true;
     changed_.notify_all();
   }
@@ -38,13 +38,13 @@ public:
 
 private:
   void wait() {
-    std::unique_lock held{guard_};
+    std::unique_lock held{mutex_};
     held_back = false;
     inside_ = true;
     changed_.notify_all();
     changed_.wait(held, [&] { return open_; });
   }
-  std::mutex guard_;
+  std::mutex mutex_;
   std::condition_variable changed_;
   bool inside_ = false;
   bool open_ = false;
@@ -57,9 +57,9 @@ int call_pools(gpumem_pool* pool, void* block) {
   void* pointer = nullptr;
   gpumem_pool* made = nullptr;
   std::size_t given_back = 1;
-  gpumem_figures figures{};
-  figures.size = sizeof figures;
-  figures.live = 1;
+  gpumem_statistics statistics{};
+  statistics.size = sizeof statistics;
+  statistics.live = 1;
   gpumem_block found{};
   found.size = sizeof found;
   found.base = block;
@@ -70,9 +70,9 @@ int call_pools(gpumem_pool* pool, void* block) {
   if (gpumem_free_sized(pool, GPUMEM_STREAM_LEGACY, block, bytes) != GPUMEM_GRANTED) return 5;
   if (gpumem_free_sync(pool, block, bytes) != GPUMEM_GRANTED) return 6;
   if (gpumem_record_use(pool, block, GPUMEM_STREAM_PER_THREAD) != GPUMEM_GRANTED) return 7;
-  if (gpumem_settle(pool, 1) != GPUMEM_DEADLINE) return 8;
+  if (gpumem_synchronize(pool, 1) != GPUMEM_DEADLINE) return 8;
   if (gpumem_trim(pool, 0, &given_back) != GPUMEM_GRANTED || given_back != 0) return 9;
-  if (gpumem_read_figures(pool, &figures) != GPUMEM_GRANTED || figures.live != 0) return 10;
+  if (gpumem_read_statistics(pool, &statistics) != GPUMEM_GRANTED || statistics.live != 0) return 10;
   if (gpumem_find(pool, block, &found) != GPUMEM_GRANTED || found.base) return 11;
   return 0;
 }

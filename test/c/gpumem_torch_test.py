@@ -21,7 +21,7 @@ class Touch(ctypes.Structure):
 
 class Options(ctypes.Structure):
     _fields_ = [("devices", ctypes.c_int), ("capacity", ctypes.c_size_t), ("seed", ctypes.c_uint64),
-                ("manual", ctypes.c_int), ("patience_ms", ctypes.c_uint64), ("virtual_memory", ctypes.c_int)]
+                ("manual", ctypes.c_int), ("stall_timeout_ms", ctypes.c_uint64), ("virtual_memory", ctypes.c_int)]
 
 
 class Party(ctypes.Structure):
@@ -51,7 +51,7 @@ class Simulator:
                 ("cuStreamWaitEvent", ctypes.c_int, [pointer, pointer, ctypes.c_uint]),
                 ("cuEventRecord", ctypes.c_int, [pointer, pointer])):
             getattr(self.driver, name).restype, getattr(self.driver, name).argtypes = result, arguments
-        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, patience_ms=10000, virtual_memory=1)
+        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, stall_timeout_ms=10000, virtual_memory=1)
         self.require(self.driver.gpumem_simulator_reset(ctypes.byref(options)))
         self.owner = self.driver.gpumem_simulator_new_owner()
 
@@ -144,32 +144,32 @@ class Plugged(unittest.TestCase):
 
 class Memory(Plugged):
     @alone
-    def test_figures_follow_allocations_and_frees(self):
-        self.assertEqual(set(gpumem_torch.figures(0).values()), {0})
+    def test_statistics_follow_allocations_and_frees(self):
+        self.assertEqual(set(gpumem_torch.statistics(0).values()), {0})
         self.assertEqual(gpumem_torch.trim(), 0)
         self.assertIsNone(gpumem_torch.find(4096))
         stream = self.simulator.stream()
         block = self.allocate(3 * MIB, stream)
-        told = gpumem_torch.figures(0)
+        told = gpumem_torch.statistics(0)
         self.assertEqual((told["live"], told["allocations"], told["frees"]), (3 * MIB, 1, 0))
         self.assertGreaterEqual(told["reserved"], 3 * MIB)
-        self.assertEqual(set(gpumem_torch.figures(1).values()), {0})
+        self.assertEqual(set(gpumem_torch.statistics(1).values()), {0})
         found = gpumem_torch.find(block + 5)
         self.assertEqual((found["base"], found["bytes"], found["live"]), (block, 3 * MIB, True))
         self.free(block, 3 * MIB, stream)
         self.assertFalse(gpumem_torch.find(block)["live"])
-        self.assertEqual(gpumem_torch.figures(0)["live"], 0)
-        self.assertEqual(gpumem_torch.figures(0)["peak_live"], 3 * MIB)
+        self.assertEqual(gpumem_torch.statistics(0)["live"], 0)
+        self.assertEqual(gpumem_torch.statistics(0)["peak_live"], 3 * MIB)
         self.simulator.driver.gpumem_simulator_run_until_idle()
         self.assertEqual(gpumem_torch.trim(keep=told["reserved"]), 0)
         self.assertEqual(gpumem_torch.trim(), told["reserved"])
-        self.assertEqual(gpumem_torch.figures(0)["reserved"], 0)
+        self.assertEqual(gpumem_torch.statistics(0)["reserved"], 0)
 
     @alone
     def test_no_bytes(self):
         self.assertIsNone(self.library.gpumem_torch_try_allocate(0, 0, None))
         self.library.gpumem_torch_free(None, 0, 0, None)
-        self.assertEqual(gpumem_torch.figures(0)["allocations"], 0)
+        self.assertEqual(gpumem_torch.statistics(0)["allocations"], 0)
 
     @alone
     def test_want_of_memory_is_null_and_a_sentence(self):
@@ -185,7 +185,7 @@ class Memory(Plugged):
         block = self.library.gpumem_torch_try_allocate(MIB, 1, None)
         self.assertIsNotNone(block)
         self.library.gpumem_torch_free(block, MIB, 1, None)
-        self.assertEqual((gpumem_torch.figures(1)["live"], gpumem_torch.figures(1)["frees"]), (0, 1))
+        self.assertEqual((gpumem_torch.statistics(1)["live"], gpumem_torch.statistics(1)["frees"]), (0, 1))
 
     @alone
     def test_several_threads(self):
@@ -209,7 +209,7 @@ class Memory(Plugged):
         for thread in threads:
             thread.join()
         self.assertEqual(failed, [])
-        self.assertEqual((gpumem_torch.figures(0)["allocations"], gpumem_torch.figures(0)["live"]), (200, 0))
+        self.assertEqual((gpumem_torch.statistics(0)["allocations"], gpumem_torch.statistics(0)["live"]), (200, 0))
 
 
 class RecordStream(Plugged):
@@ -249,7 +249,7 @@ class Configuration(Plugged):
                               ({"effort": float("nan")}, "a number between 0 and 1, not 'nan'"),
                               ({"pages": 0}, "on or off, not '0'"), (",", "missing between commas")):
             self.assert_refused("invalid_argument", text, gpumem_torch.configure, options)
-        self.assert_refused("invalid_argument", "no device -1", gpumem_torch.figures, -1)
+        self.assert_refused("invalid_argument", "no device -1", gpumem_torch.statistics, -1)
 
     def drawn_for_a_block(self):
         stream, called = self.simulator.stream(), set()
@@ -276,7 +276,7 @@ class Configuration(Plugged):
     def test_the_environment_serves_where_nothing_is_said(self):
         os.environ["GPUMEM_TORCH_OPTIONS"] = "limit=8MiB, release_threshold=0"
         self.assertEqual(self.drawn_for_a_block(), {b"cuMemCreate"})
-        self.assertEqual(gpumem_torch.figures(0)["limit"], 8 * MIB)
+        self.assertEqual(gpumem_torch.statistics(0)["limit"], 8 * MIB)
 
     @alone
     def test_a_faulty_environment_is_told(self):
@@ -291,7 +291,7 @@ class Configuration(Plugged):
         gpumem_torch.configure("limit=4MiB")
         stream = self.simulator.stream()
         self.free(self.allocate(1, stream), 1, stream)
-        self.assertEqual(gpumem_torch.figures(0)["limit"], 4 * MIB)
+        self.assertEqual(gpumem_torch.statistics(0)["limit"], 4 * MIB)
         self.assert_refused("invalid_argument", "already has its pool", gpumem_torch.configure, "limit=5MiB")
 
     @alone
@@ -338,7 +338,7 @@ class StandIn:
                                          change_current_allocator=lambda a: asked.append(("change", a))),
             MemPool=lambda inner, **more: ("pool", inner, more),
             device=lambda ordinal: asked.append(("device", ordinal)) or contextlib.nullcontext(),
-            current_device=lambda: 1)
+            device_guard=lambda: 1)
         self.module.device = lambda text: types.SimpleNamespace(index=int(text[5:]) if ":" in text else None)
         sys.modules["torch"] = self.module
 
@@ -388,8 +388,8 @@ class Wiring(Plugged):
         stream = self.simulator.stream(1)
         self.free(self.allocate(MIB, stream, device=1), MIB, stream, device=1)
         for name in (1, "cuda:1", "cuda", None):
-            self.assertEqual(gpumem_torch.figures(name)["allocations"], 1)
-        self.assertEqual(gpumem_torch.figures("cuda:0")["allocations"], 0)
+            self.assertEqual(gpumem_torch.statistics(name)["allocations"], 1)
+        self.assertEqual(gpumem_torch.statistics("cuda:0")["allocations"], 0)
 
     def test_the_module_imports_without_torch(self):
         self.assertNotIn("torch", sys.modules)

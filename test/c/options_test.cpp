@@ -30,7 +30,7 @@ TEST(c_options_read, every_one) {
   EXPECT_EQ(read.release_threshold, 3 * mib);
   EXPECT_EQ(read.effort, 0.1);
   EXPECT_FALSE(read.pages);
-  EXPECT_EQ(read.cross_stream, gpumem::reuse::completed);
+  EXPECT_EQ(read.cross_stream, gpumem::reuse_policy::completed);
   EXPECT_EQ(read.name, "all of them");
   EXPECT_TRUE(read.hardened.enabled);
   EXPECT_EQ(read.hardened.guard, 512u);
@@ -113,7 +113,7 @@ TEST_F(c_options, a_limit_below_a_page_draws_chunks) {
   EXPECT_EQ(drawn_by("limit=1MiB,pages=on"), a_chunk);
 }
 
-TEST_F(c_options, that_are_no_options_are_refused) {
+TEST_F(c_options, unknown_options_are_refused) {
   expect_refused("limt=8GiB", "'limt' is unknown; there are cross_stream, effort, guard, hardened, history, "
                               "initial_size, limit, name, pages, poison, quarantine, release_threshold");
   expect_refused("page=off", "'page' is unknown");
@@ -154,7 +154,7 @@ TEST_F(c_options, an_effort_that_is_no_share_is_refused) {
   }
 }
 
-TEST_F(c_options, that_contradict_each_other_are_refused) {
+TEST_F(c_options, contradicting_options_are_refused) {
   expect_refused("limit=1MiB,initial_size=2MiB", "initial_size is larger than its limit");
   expect_refused("limit=1", "256 bytes at least");
   expect_refused("quarantine=1MiB", "not hardened");

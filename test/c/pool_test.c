@@ -37,10 +37,10 @@ static gpumem_pool* make(char const* options) {
   return pool;
 }
 
-static gpumem_figures figures_of(gpumem_pool* pool) {
-  gpumem_figures figures = {.size = sizeof figures};
-  EXPECT(gpumem_read_figures(pool, &figures) == GPUMEM_GRANTED);
-  return figures;
+static gpumem_statistics statistics_of(gpumem_pool* pool) {
+  gpumem_statistics statistics = {.size = sizeof statistics};
+  EXPECT(gpumem_read_statistics(pool, &statistics) == GPUMEM_GRANTED);
+  return statistics;
 }
 
 static void* allocate(gpumem_pool* pool, void* stream, size_t bytes) {
@@ -59,32 +59,32 @@ static void a_pool_from_make_to_release(void) {
   void* stream = simulated_stream(0);
   gpumem_pool* pool = make("limit=1GiB, initial_size=16MiB, name=c");
   EXPECT(gpumem_version() == GPUMEM_VERSION);
-  EXPECT(figures_of(pool).reserved == 16 * MIB);
-  EXPECT(figures_of(pool).limit == 1024 * MIB);
+  EXPECT(statistics_of(pool).reserved == 16 * MIB);
+  EXPECT(statistics_of(pool).limit == 1024 * MIB);
   void* first = allocate(pool, stream, 3 * MIB);
   void* second = allocate(pool, stream, 100);
   EXPECT(first && second && first != second);
-  EXPECT(figures_of(pool).live == 3 * MIB + 100);
-  EXPECT(figures_of(pool).granted == 3 * MIB + 256);
+  EXPECT(statistics_of(pool).live == 3 * MIB + 100);
+  EXPECT(statistics_of(pool).allocated == 3 * MIB + 256);
   release(pool, stream, first, 3 * MIB);
   simulated_freed(stream, second, 100);
   EXPECT(gpumem_free(pool, stream, second) == GPUMEM_GRANTED);
-  EXPECT(figures_of(pool).live == 0);
-  EXPECT(figures_of(pool).allocations == 2 && figures_of(pool).frees == 2);
+  EXPECT(statistics_of(pool).live == 0);
+  EXPECT(statistics_of(pool).allocations == 2 && statistics_of(pool).frees == 2);
   EXPECT(gpumem_retain(pool) == GPUMEM_GRANTED);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
   EXPECT(allocate(pool, stream, 3 * MIB) == first);
   release(pool, stream, first, 3 * MIB);
   size_t unused = 0, given_back = 1;
   EXPECT(gpumem_trim(pool, 0, &unused) == GPUMEM_GRANTED);
-  EXPECT(figures_of(pool).reserved == 16 * MIB - unused);
-  EXPECT(figures_of(pool).reserved >= 3 * MIB); // the host has seen nothing complete
-  EXPECT_REFUSED(gpumem_settle(pool, 0), GPUMEM_DEADLINE, "a wait was not completed: deadline");
+  EXPECT(statistics_of(pool).reserved == 16 * MIB - unused);
+  EXPECT(statistics_of(pool).reserved >= 3 * MIB); // the host has seen nothing complete
+  EXPECT_REFUSED(gpumem_synchronize(pool, 0), GPUMEM_DEADLINE, "a wait was not completed: deadline");
   simulated_run();
-  EXPECT(gpumem_settle(pool, 1000000000) == GPUMEM_GRANTED);
+  EXPECT(gpumem_synchronize(pool, 1000000000) == GPUMEM_GRANTED);
   EXPECT(gpumem_trim(pool, 0, &given_back) == GPUMEM_GRANTED);
   EXPECT(given_back == 16 * MIB - unused && simulated_device_bytes() == 0);
-  EXPECT(gpumem_settle(pool, UINT64_MAX) == GPUMEM_GRANTED);
+  EXPECT(gpumem_synchronize(pool, UINT64_MAX) == GPUMEM_GRANTED);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
 
@@ -106,7 +106,7 @@ static void sizes_as_people_write_them(void) {
   };
   for (size_t i = 0; i < sizeof written / sizeof *written; ++i) {
     gpumem_pool* pool = make(written[i].options);
-    EXPECT(figures_of(pool).limit == written[i].bytes);
+    EXPECT(statistics_of(pool).limit == written[i].bytes);
     EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
   }
 }
@@ -138,7 +138,7 @@ static void nulls_are_refused(void) {
   gpumem_pool* pool = make(NULL);
   void* pointer = NULL;
   size_t bytes = 0;
-  gpumem_figures figures = figures_of(pool);
+  gpumem_statistics statistics = statistics_of(pool);
   gpumem_block block = {sizeof block, NULL, 0, 0, 0, 0};
   gpumem_outcome const wrong = GPUMEM_INVALID_ARGUMENT;
   EXPECT_REFUSED(gpumem_make_pool(0, NULL, NULL), wrong, "gpumem_make_pool: the out-pointer is NULL");
@@ -152,14 +152,14 @@ static void nulls_are_refused(void) {
   EXPECT_REFUSED(gpumem_free_sized(NULL, NULL, NULL, 0), wrong, "gpumem_free_sized: the pool is NULL");
   EXPECT_REFUSED(gpumem_free_sync(NULL, NULL, 0), wrong, "gpumem_free_sync: the pool is NULL");
   EXPECT_REFUSED(gpumem_record_use(NULL, NULL, NULL), wrong, "gpumem_record_use: the pool is NULL");
-  EXPECT_REFUSED(gpumem_settle(NULL, 0), wrong, "gpumem_settle: the pool is NULL");
+  EXPECT_REFUSED(gpumem_synchronize(NULL, 0), wrong, "gpumem_synchronize: the pool is NULL");
   EXPECT_REFUSED(gpumem_trim(NULL, 0, &bytes), wrong, "gpumem_trim: the pool is NULL");
   EXPECT_REFUSED(gpumem_trim(pool, 0, NULL), wrong, "gpumem_trim: the out-pointer is NULL");
-  EXPECT_REFUSED(gpumem_read_figures(NULL, &figures), wrong, "gpumem_read_figures: the pool is NULL");
-  EXPECT_REFUSED(gpumem_read_figures(pool, NULL), wrong, "gpumem_read_figures: the out-pointer is NULL");
+  EXPECT_REFUSED(gpumem_read_statistics(NULL, &statistics), wrong, "gpumem_read_statistics: the pool is NULL");
+  EXPECT_REFUSED(gpumem_read_statistics(pool, NULL), wrong, "gpumem_read_statistics: the out-pointer is NULL");
   EXPECT_REFUSED(gpumem_find(NULL, NULL, &block), wrong, "gpumem_find: the pool is NULL");
   EXPECT_REFUSED(gpumem_find(pool, NULL, NULL), wrong, "gpumem_find: the out-pointer is NULL");
-  EXPECT(pointer == NULL && figures_of(pool).allocations == 0);
+  EXPECT(pointer == NULL && statistics_of(pool).allocations == 0);
   // Of no memory these are done, as in the standard library.
   EXPECT(gpumem_free(pool, NULL, NULL) == GPUMEM_GRANTED);
   EXPECT(gpumem_free_sync(pool, NULL, 0) == GPUMEM_GRANTED);
@@ -180,7 +180,7 @@ static void misuse_is_an_outcome(void) {
   EXPECT_REFUSED(gpumem_free_sized(pool, stream, block, MIB + 1), wrong, "1048577 bytes given, 1048576 bytes expected");
   EXPECT_REFUSED(gpumem_free_sync(pool, block, 1), wrong, "a free with another size than the allocation's");
   EXPECT_REFUSED(gpumem_record_use(pool, &pool, stream), wrong, "a pointer that it never gave out");
-  EXPECT(figures_of(pool).live == MIB);
+  EXPECT(statistics_of(pool).live == MIB);
   release(pool, stream, block, MIB);
   EXPECT_REFUSED(gpumem_free(pool, stream, block), wrong, "a double free");
   void* pointer = &pool;
@@ -204,7 +204,7 @@ static void no_memory_leaves_everything_as_it_was(void) {
   EXPECT_REFUSED(gpumem_allocate(pool, stream, 4 * MIB, 256, &pointer), GPUMEM_EXHAUSTED, "requested 4194304 bytes");
   EXPECT_REFUSED(gpumem_allocate(pool, stream, 9 * MIB, 256, &pointer), GPUMEM_TOO_LARGE, "limit 8388608");
   EXPECT_REFUSED(gpumem_allocate(pool, stream, SIZE_MAX, 256, &pointer), GPUMEM_TOO_LARGE, "out of memory");
-  EXPECT(pointer == &pool && figures_of(pool).live == 6 * MIB);
+  EXPECT(pointer == &pool && statistics_of(pool).live == 6 * MIB);
   release(pool, stream, block, 6 * MIB);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 
@@ -228,23 +228,23 @@ static void structures_of_older_callers(void) {
   gpumem_pool* pool = make("initial_size=2MiB,limit=4MiB");
   struct {
     size_t size;
-    uint64_t live, granted, reserved, after;
+    uint64_t live, allocated, reserved, after;
   } older = {4 * sizeof(uint64_t), 9, 9, 9, 9};
-  EXPECT(gpumem_read_figures(pool, (gpumem_figures*)(void*)&older) == GPUMEM_GRANTED);
-  EXPECT(older.live == 0 && older.granted == 0 && older.reserved == 2 * MIB && older.after == 9);
+  EXPECT(gpumem_read_statistics(pool, (gpumem_statistics*)(void*)&older) == GPUMEM_GRANTED);
+  EXPECT(older.live == 0 && older.allocated == 0 && older.reserved == 2 * MIB && older.after == 9);
   EXPECT(older.size == 4 * sizeof(uint64_t));
   older.size = sizeof(size_t);
-  EXPECT_REFUSED(gpumem_read_figures(pool, (gpumem_figures*)(void*)&older), GPUMEM_INVALID_ARGUMENT, "too small");
+  EXPECT_REFUSED(gpumem_read_statistics(pool, (gpumem_statistics*)(void*)&older), GPUMEM_INVALID_ARGUMENT, "too small");
   gpumem_block block = {0, NULL, 0, 0, 0, 0};
   EXPECT_REFUSED(gpumem_find(pool, NULL, &block), GPUMEM_INVALID_ARGUMENT, "too small");
   // Newer than the library: what it does not know stays as it is.
   struct {
-    gpumem_figures known;
+    gpumem_statistics known;
     uint64_t newer;
   } newer;
   memset(&newer, 7, sizeof newer);
   newer.known.size = sizeof newer;
-  EXPECT(gpumem_read_figures(pool, &newer.known) == GPUMEM_GRANTED);
+  EXPECT(gpumem_read_statistics(pool, &newer.known) == GPUMEM_GRANTED);
   EXPECT(newer.known.limit == 4 * MIB && newer.newer == 0x0707070707070707u);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
@@ -255,7 +255,8 @@ static void what_a_pool_knows_of_a_pointer(void) {
   void* pointer = allocate(pool, stream, 1000);
   gpumem_block block = {sizeof block, NULL, 0, 0, 0, 0};
   EXPECT(gpumem_find(pool, (char*)pointer + 999, &block) == GPUMEM_GRANTED);
-  EXPECT(block.base == pointer && block.bytes == 1000 && block.granted == 1024 && block.live == 1 && block.stream != 0);
+  EXPECT(block.base == pointer && block.bytes == 1000 && block.allocated == 1024 && block.live == 1 &&
+         block.stream != 0);
   release(pool, stream, pointer, 1000);
   EXPECT(gpumem_find(pool, pointer, &block) == GPUMEM_GRANTED);
   EXPECT(block.base != NULL && block.bytes == 0 && block.live == 0);
@@ -277,10 +278,10 @@ static void reuse_is_ordered(void) {
   EXPECT(allocate(pool, first, 4 * MIB) == block);
   simulated_write(first, block, 4 * MIB);
   release(pool, first, block, 4 * MIB);
-  EXPECT(figures_of(pool).reserved == 4 * MIB);
+  EXPECT(statistics_of(pool).reserved == 4 * MIB);
   // The host is a stream too.
   simulated_run();
-  EXPECT(gpumem_settle(pool, 1000000000) == GPUMEM_GRANTED);
+  EXPECT(gpumem_synchronize(pool, 1000000000) == GPUMEM_GRANTED);
   void* at_once = NULL;
   EXPECT(gpumem_allocate_sync(pool, MIB, GPUMEM_ALIGNMENT, &at_once) == GPUMEM_GRANTED && at_once);
   EXPECT(gpumem_free_sync(pool, at_once, MIB) == GPUMEM_GRANTED);
@@ -327,8 +328,8 @@ static void several_threads(void) {
     void* failed = NULL;
     EXPECT(pthread_join(running[i], &failed) == 0 && !failed);
   }
-  EXPECT(figures_of(shared_pool).allocations == threads * 200);
-  EXPECT(figures_of(shared_pool).live == 0);
+  EXPECT(statistics_of(shared_pool).allocations == threads * 200);
+  EXPECT(statistics_of(shared_pool).live == 0);
   EXPECT(gpumem_release(shared_pool) == GPUMEM_GRANTED);
 }
 
@@ -351,7 +352,7 @@ static void a_forked_child(void) {
   }
   int status = 1;
   EXPECT(waitpid(child, &status, 0) == child && status == 0);
-  EXPECT(figures_of(pool).live == 1000);
+  EXPECT(statistics_of(pool).live == 1000);
   release(pool, stream, block, 1000);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }

@@ -17,7 +17,7 @@ static struct {
   __typeof__(&gpumem_simulator_allocated) allocated;
   __typeof__(&gpumem_simulator_freed) freed;
   __typeof__(&gpumem_simulator_use_recorded) use_recorded;
-  __typeof__(&gpumem_simulator_read_figures) read_figures;
+  __typeof__(&gpumem_simulator_read_statistics) read_statistics;
   __typeof__(&gpumem_simulator_visit_findings) visit_findings;
   int (*init)(unsigned);
   int (*retain_context)(void**, int);
@@ -59,7 +59,7 @@ static void take_all(void) {
   take(&driver.allocated, "gpumem_simulator_allocated");
   take(&driver.freed, "gpumem_simulator_freed");
   take(&driver.use_recorded, "gpumem_simulator_use_recorded");
-  take(&driver.read_figures, "gpumem_simulator_read_figures");
+  take(&driver.read_statistics, "gpumem_simulator_read_statistics");
   take(&driver.visit_findings, "gpumem_simulator_visit_findings");
   take(&driver.init, "cuInit");
   take(&driver.retain_context, "cuDevicePrimaryCtxRetain");
@@ -111,9 +111,9 @@ int simulated_finish(void) {
 void simulated_fail_allocation(unsigned long long nth) { driver.fail_allocation(nth); }
 
 unsigned long long simulated_device_bytes(void) {
-  struct gpumem_simulator_figures figures;
-  driver.read_figures(&figures);
-  return figures.bytes_allocated;
+  struct gpumem_simulator_statistics statistics;
+  driver.read_statistics(&statistics);
+  return statistics.bytes_allocated;
 }
 
 void simulated_make_current(int device) {

@@ -19,7 +19,7 @@ int simulated_finish(void);
 /// Work on the stream that writes the memory when the device gets to it.
 void simulated_write(void* stream, void* pointer, size_t bytes);
 
-/// What the judge has to know of a pool's calls: before a free, after an allocation.
+/// What the checker has to know of a pool's calls: before a free, after an allocation.
 void simulated_allocated(void* stream, void* pointer, size_t bytes);
 void simulated_freed(void* stream, void* pointer, size_t bytes);
 void simulated_use_recorded(void* stream, void* pointer);

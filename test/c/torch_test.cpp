@@ -53,16 +53,16 @@ protected:
     EXPECT_EQ(driver<decltype(&cuStreamDestroy)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
   }
 
-  static gpumem_figures figures(int device) {
-    gpumem_figures told{};
+  static gpumem_statistics statistics(int device) {
+    gpumem_statistics told{};
     told.size = sizeof told;
     gpumem_pool* pool = nullptr;
     EXPECT_EQ(gpumem_torch_pool(device, &pool), GPUMEM_GRANTED);
-    if (pool) EXPECT_EQ(gpumem_read_figures(pool, &told), GPUMEM_GRANTED);
+    if (pool) EXPECT_EQ(gpumem_read_statistics(pool, &told), GPUMEM_GRANTED);
     return told;
   }
 
-  /// A block as PyTorch and the judge see it: a write of all of it by its stream.
+  /// A block as PyTorch and the checker see it: a write of all of it by its stream.
   void* allocate(std::size_t bytes, int device, CUstream stream) {
     auto* const pointer = gpumem_torch_allocate(bytes, device, stream);
     simulator::detail::allocated(judge_, stream, false, pointer, bytes);
@@ -96,8 +96,8 @@ TEST_F(torch, throws_what_cxx_understands_where_there_is_no_memory) {
   EXPECT_THAT(gpumem_last_error(), HasSubstr("requested 67108864 bytes, live 67108864"));
   EXPECT_EQ(gpumem_torch_try_allocate(64 * mib, 0, stream), nullptr);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("exhausted"));
-  EXPECT_EQ(figures(0).live, 64 * mib);
-  EXPECT_EQ(figures(0).limit, static_cast<std::size_t>(0.001 * static_cast<double>(std::size_t{80} << 30)));
+  EXPECT_EQ(statistics(0).live, 64 * mib);
+  EXPECT_EQ(statistics(0).limit, static_cast<std::size_t>(0.001 * static_cast<double>(std::size_t{80} << 30)));
   free(block, 64 * mib, 0, stream);
   EXPECT_THROW(gpumem_torch_allocate(1, 16, nullptr), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_allocate(1, -1, nullptr), std::invalid_argument);
@@ -107,7 +107,7 @@ TEST_F(torch, throws_what_cxx_understands_where_there_is_no_memory) {
 TEST_F(torch, zero_bytes_are_no_memory_and_no_failure) {
   EXPECT_EQ(gpumem_torch_allocate(0, 1, nullptr), nullptr);
   gpumem_torch_free(nullptr, 0, 1, nullptr);
-  EXPECT_EQ(figures(1).allocations, 0u);
+  EXPECT_EQ(statistics(1).allocations, 0u);
 }
 
 TEST_F(torch, a_fraction_comes_before_the_pool) {
@@ -116,7 +116,7 @@ TEST_F(torch, a_fraction_comes_before_the_pool) {
   EXPECT_THROW(gpumem_torch_memory_fraction(0.5, -1), std::invalid_argument);
   auto* const stream = make_stream(2);
   free(allocate(mib, 2, stream), mib, 2, stream);
-  EXPECT_EQ(figures(2).limit, 0u);
+  EXPECT_EQ(statistics(2).limit, 0u);
   EXPECT_THROW(gpumem_torch_memory_fraction(0.5, 2), std::invalid_argument);
   EXPECT_EQ(gpumem_torch_configure("limit=1GiB"), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("already has its pool"));
@@ -143,7 +143,7 @@ TEST_F(torch, work_after_the_recording_is_waited_for_too) {
   gpumem_torch_free(next, mib, 3, main);
 }
 
-// The same under a limit that leaves no other memory, with the judge looking on.
+// The same under a limit that leaves no other memory, with the checker looking on.
 TEST_F(torch, recorded_memory_is_reused_behind_a_wait) {
   gpumem_torch_memory_fraction(5.0 / (80 << 10), 4); // 5 MiB
   auto* const main = make_stream(4);
@@ -157,7 +157,7 @@ TEST_F(torch, recorded_memory_is_reused_behind_a_wait) {
   free(block, 4 * mib, 4, main);
   auto* const next = allocate(4 * mib, 4, main);
   EXPECT_EQ(next, block);
-  EXPECT_EQ(figures(4).reuse_waited + figures(4).reuse_drained, 1u);
+  EXPECT_EQ(statistics(4).reuse_waited + statistics(4).reuse_after_sync, 1u);
   free(next, 4 * mib, 4, main);
 }
 
@@ -169,7 +169,7 @@ TEST_F(torch, foreign_pointers_are_not_recorded) {
   auto* const block = allocate(mib, 5, stream);
   gpumem_torch_record_stream(static_cast<std::byte*>(block) + 4096, make_stream(5)); // a tensor's view
   free(block, mib, 5, stream);
-  EXPECT_EQ(figures(5).live, 0u);
+  EXPECT_EQ(statistics(5).live, 0u);
 }
 
 // A stream that is gone cannot be waited for: the device is, and the memory is not lost.
@@ -184,7 +184,7 @@ TEST_F(torch, a_recorded_stream_that_is_gone_keeps_the_block) {
   testing::internal::CaptureStderr();
   free(block, mib, 6, main);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("PyTorch freed"));
-  EXPECT_EQ(figures(6).live, mib);
+  EXPECT_EQ(statistics(6).live, mib);
   auto const found = simulator::take_findings();
   EXPECT_FALSE(found.empty());
   for (auto const& each : found) EXPECT_EQ(each.kind, simulator::finding_kind::dead_stream);
@@ -200,9 +200,9 @@ TEST_F(torch, the_default_stream_is_one_for_all_threads) {
   void* next = nullptr;
   std::thread{[&] { next = gpumem_torch_allocate(2 * mib, 7, nullptr); }}.join();
   EXPECT_EQ(next, block);
-  EXPECT_EQ(figures(7).reuse_own, 1u);
+  EXPECT_EQ(statistics(7).reuse_same_stream, 1u);
   gpumem_torch_free(next, 2 * mib, 7, nullptr);
-  EXPECT_EQ(figures(7).live, 0u);
+  EXPECT_EQ(statistics(7).live, 0u);
 }
 
 TEST_F(torch, a_recorded_default_stream_while_another_device_is_current) {
@@ -215,7 +215,7 @@ TEST_F(torch, a_recorded_default_stream_while_another_device_is_current) {
   make_current(0);
   gpumem_torch_free(block, mib, 12, side);
   EXPECT_FALSE(done) << "the free has waited for the device";
-  EXPECT_EQ(figures(12).live, 0u);
+  EXPECT_EQ(statistics(12).live, 0u);
   simulator::run_until_idle(); // while what it writes to is there
 }
 
@@ -226,10 +226,10 @@ TEST_F(torch, nothing_is_given_back_while_a_graph_lives) {
   gpumem_torch_begin_allocate_to_pool(8, graph, [](CUstream) { return true; });
   gpumem_torch_begin_allocate_to_pool(9, other, [](CUstream) { return true; });
   gpumem_torch_empty_cache();
-  EXPECT_GT(figures(8).reserved, 0u);
+  EXPECT_GT(statistics(8).reserved, 0u);
   gpumem_torch_end_allocate_to_pool(8, graph);
   gpumem_torch_empty_cache();
-  EXPECT_GT(figures(8).reserved, 0u) << "the graph may be launched";
+  EXPECT_GT(statistics(8).reserved, 0u) << "the graph may be launched";
   EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, graph), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, other), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_begin_allocate_to_pool(-1, graph, {}), std::invalid_argument);
@@ -237,7 +237,7 @@ TEST_F(torch, nothing_is_given_back_while_a_graph_lives) {
   gpumem_torch_release_pool(8, graph); // once too often
   simulator::run_until_idle();
   gpumem_torch_empty_cache();
-  EXPECT_EQ(figures(8).reserved, 0u);
+  EXPECT_EQ(statistics(8).reserved, 0u);
   gpumem_torch_release_pool(9, other);
 }
 
@@ -252,7 +252,7 @@ TEST_F(torch, misuse_is_told_and_does_nothing) {
   EXPECT_THAT(told, HasSubstr("a free with another size than the allocation's"));
   EXPECT_THAT(told, HasSubstr("the device has no pool"));
   EXPECT_THAT(told, HasSubstr("there is no device -1"));
-  EXPECT_EQ(figures(10).live, mib);
+  EXPECT_EQ(statistics(10).live, mib);
   free(block, mib, 10, stream);
 }
 
@@ -269,11 +269,11 @@ TEST_F(torch, options_harden_a_pool_and_what_it_finds_is_told) {
   EXPECT_EQ(gpumem_free(pool, stream, block), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("a double free"));
   EXPECT_THAT(gpumem_last_error(), HasSubstr("1000 bytes at"));
-  gpumem_figures told{};
+  gpumem_statistics told{};
   told.size = sizeof told;
-  ASSERT_EQ(gpumem_read_figures(pool, &told), GPUMEM_GRANTED);
+  ASSERT_EQ(gpumem_read_statistics(pool, &told), GPUMEM_GRANTED);
   EXPECT_EQ(told.quarantined, 2048u);
-  EXPECT_EQ(told.granted, 2048u);
+  EXPECT_EQ(told.allocated, 2048u);
   gpumem::simulator::run_until_idle();
   static_cast<char*>(block)[1000] = 1; // behind it
   testing::internal::CaptureStderr();
@@ -281,7 +281,7 @@ TEST_F(torch, options_harden_a_pool_and_what_it_finds_is_told) {
   std::thread device{[&] {
     while (!over) gpumem::simulator::run_until_idle();
   }};
-  EXPECT_EQ(gpumem_settle(pool, 1'000'000'000), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_synchronize(pool, 1'000'000'000), GPUMEM_GRANTED);
   over = true;
   device.join();
   auto const text = testing::internal::GetCapturedStderr();

@@ -55,7 +55,7 @@ protected:
   }
 };
 
-TEST_F(any_memory_test, of_gpumem_is_another_handle) {
+TEST_F(any_memory_test, shares_the_state_of_a_gpumem_resource) {
   gpumem::pool_resource const pool{cuda_resource{first}};
   auto memory = make_any_memory(pool);
   EXPECT_TRUE(has_own_services(memory, pool.services()));
@@ -64,7 +64,7 @@ TEST_F(any_memory_test, of_gpumem_is_another_handle) {
   EXPECT_FALSE(memory == make_any_memory(cuda_resource{first}));
 }
 
-TEST_F(any_memory_test, of_an_erased_resource_is_the_same_handle) {
+TEST_F(any_memory_test, shares_the_handle_of_an_erased_resource) {
   gpumem::pool_resource pool{cuda_resource{first}};
   gpumem::any_pool const erased{pool};
   auto memory = make_any_memory(erased);
@@ -73,15 +73,15 @@ TEST_F(any_memory_test, of_an_erased_resource_is_the_same_handle) {
   EXPECT_TRUE(make_any_memory(memory) == memory);
 }
 
-TEST_F(any_memory_test, of_a_reference_shares_what_it_refers_to) {
+TEST_F(any_memory_test, shares_the_resource_that_a_reference_names) {
   gpumem::pool_resource pool{cuda_resource{first}};
   auto memory = make_any_memory(pool.ref());
   auto* const p = memory.allocate(a, 100, 256);
-  EXPECT_EQ(pool.figures().live, 100u);
+  EXPECT_EQ(pool.statistics().live, 100u);
   memory.deallocate(a, p, 100, 256);
 }
 
-TEST_F(any_memory_test, of_a_narrowed_resource_keeps_the_way_to_its_services) {
+TEST_F(any_memory_test, keeps_the_services_of_a_narrowed_resource) {
   gpumem::pool_resource const pool{cuda_resource{second}};
   gpumem::mr::any_resource<gpumem::mr::device_accessible> const narrowed{gpumem::any_pool{pool}};
   auto memory = make_any_memory(narrowed);
@@ -90,11 +90,11 @@ TEST_F(any_memory_test, of_a_narrowed_resource_keeps_the_way_to_its_services) {
   EXPECT_TRUE(memory == make_any_memory(narrowed));
   gpumem::stream const on_second{second};
   auto* const p = memory.allocate(on_second, 100, 256);
-  EXPECT_EQ(gpumem::figures_of(memory).live, 100u);
+  EXPECT_EQ(gpumem::statistics_of(memory).live, 100u);
   memory.deallocate(on_second, p, 100, 256);
 }
 
-TEST_F(any_memory_test, of_somebody_elses_lives_until_its_last_block_is_freed) {
+TEST_F(any_memory_test, keeps_a_foreign_resource_until_its_last_block_is_freed) {
   std::optional<gpumem::allocation> block;
   auto const told = [&] {
     foreign_resource resource;
@@ -110,12 +110,12 @@ TEST_F(any_memory_test, of_somebody_elses_lives_until_its_last_block_is_freed) {
   EXPECT_EQ(told.use_count(), 1);
 }
 
-TEST_F(any_memory_test, of_somebody_elses_is_called_with_its_device_current) {
+TEST_F(any_memory_test, calls_a_foreign_resource_with_its_device_current) {
   foreign_resource const resource;
   auto const told = resource.tells();
   std::optional<any_memory> memory;
   {
-    gpumem::current_device const scope{second};
+    gpumem::device_guard const scope{second};
     memory = make_any_memory(resource);
   }
   gpumem::stream const on_second{second};
@@ -127,12 +127,12 @@ TEST_F(any_memory_test, of_somebody_elses_is_called_with_its_device_current) {
   EXPECT_EQ(gpumem::device::current(), first);
 }
 
-TEST_F(any_memory_test, of_somebody_elses_is_equal_where_the_resources_are) {
+TEST_F(any_memory_test, compares_foreign_resources) {
   EXPECT_TRUE(make_any_memory(foreign_resource{1}) == make_any_memory(foreign_resource{1}));
   EXPECT_FALSE(make_any_memory(foreign_resource{1}) == make_any_memory(foreign_resource{2}));
 }
 
-TEST_F(any_memory_test, does_not_bypass_an_adaptor_whose_services_are_anothers) {
+TEST_F(any_memory_test, does_not_bypass_an_adaptor_that_forwards_services) {
   int calls = 0;
   leaky_adaptor const leaky{&calls};
   static_assert(gpumem::mr::has_property<leaky_adaptor, gpumem::services>);
@@ -144,7 +144,7 @@ TEST_F(any_memory_test, does_not_bypass_an_adaptor_whose_services_are_anothers) 
   }
 }
 
-TEST_F(any_memory_test, that_is_empty_is_refused) {
+TEST_F(any_memory_test, refuses_an_empty_resource) {
   any_memory full{cuda_resource{first}};
   auto const taken = std::move(full);
   EXPECT_THROW(make_any_memory(std::move(full)), std::invalid_argument); // NOLINT(bugprone-use-after-move)

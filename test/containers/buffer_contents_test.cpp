@@ -79,7 +79,7 @@ TEST_F(buffer_contents, fills_all_or_a_part) {
   EXPECT_EQ(contents(block), expected);
 }
 
-TEST_F(buffer_contents, of_host_memory_is_filled_by_the_host_in_stream_order) {
+TEST_F(buffer_contents, fills_host_memory_in_stream_order) {
   buffer block{a, host_resource{}, 100};
   auto* const host = static_cast<unsigned char*>(block.data());
   std::fill_n(host, 100, static_cast<unsigned char>(1));
@@ -109,7 +109,7 @@ TEST_F(buffer_contents, takes_on_the_size_and_contents_of_another) {
   EXPECT_TRUE(block.is_empty());
 }
 
-TEST_F(buffer_contents, copied_is_another_out_of_the_same_or_another_resource) {
+TEST_F(buffer_contents, copies_into_the_same_or_another_resource) {
   auto block = filled(100);
   block.reserve(1000);
   auto const same = buffer::copy_of(b, block);
@@ -123,7 +123,7 @@ TEST_F(buffer_contents, copied_is_another_out_of_the_same_or_another_resource) {
   EXPECT_EQ(contents(other), counting(100));
 }
 
-TEST_F(buffer_contents, on_a_stream_that_captures_neither_grows_nor_is_read) {
+TEST_F(buffer_contents, refuses_growth_and_reads_in_a_capture) {
   auto block = filled(100);
   a.begin_capture();
   unsigned char byte = 0;

@@ -20,7 +20,7 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t size = 4096;
 
-// The device's judge sees each allocation and free of the pool below as a write of the whole block.
+// The simulated device's checker sees each allocation and free of the pool below as a write of the whole block.
 class buffer_order : public simulated {
 protected:
   using pool_type = simulator::checked<gpumem::pool_resource<cuda_resource>>;
@@ -37,7 +37,7 @@ protected:
   }
 };
 
-TEST_F(buffer_order, used_elsewhere_without_a_word_is_found) {
+TEST_F(buffer_order, finds_an_undeclared_use_on_another_stream) {
   {
     buffer block{a, pool, size};
     writes(a, block);
@@ -47,7 +47,7 @@ TEST_F(buffer_order, used_elsewhere_without_a_word_is_found) {
   EXPECT_FALSE(simulator::take_findings().empty()); // so the silence of the tests below means something
 }
 
-TEST_F(buffer_order, used_elsewhere_behind_a_guard_is_ordered_before_and_after) {
+TEST_F(buffer_order, orders_a_scoped_use_before_and_after) {
   for (int i = 0; i < 20; ++i) {
     buffer block{a, pool, size};
     writes(a, block);
@@ -59,7 +59,7 @@ TEST_F(buffer_order, used_elsewhere_behind_a_guard_is_ordered_before_and_after) 
   }
 }
 
-TEST_F(buffer_order, used_on_another_device_is_ordered_before_and_after) {
+TEST_F(buffer_order, orders_a_use_on_another_device_before_and_after) {
   auto const waits = gpumem::driver_calls("cuCtxSynchronize");
   for (int i = 0; i < 20; ++i) {
     buffer block{a, pool, size};
@@ -73,31 +73,31 @@ TEST_F(buffer_order, used_on_another_device_is_ordered_before_and_after) {
   EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
 }
 
-TEST_F(buffer_order, rehomed_goes_on_with_the_other_stream) {
+TEST_F(buffer_order, set_stream_moves_it_to_the_other_stream) {
   for (auto* const to : {&b, &far}) {
     buffer block{a, pool, size};
     writes(a, block);
-    block.rehome(*to);
+    block.set_stream(*to);
     EXPECT_EQ(block.stream().get(), to->get());
     writes(*to, block);
     block.resize(2 * size);
-    block.rehome(a);
+    block.set_stream(a);
     writes(a, block);
   }
 }
 
-TEST_F(buffer_order, not_rehomed_stays_as_it_was) {
+TEST_F(buffer_order, a_failed_set_stream_changes_nothing) {
   buffer block{a, pool, size};
-  EXPECT_THROW(block.rehome(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
+  EXPECT_THROW(block.set_stream(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
   EXPECT_THROW((void)block.use_on(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
   EXPECT_EQ(block.stream().get(), a.get());
-  gpumem::current_device const scope{second};
-  EXPECT_THROW(block.rehome(gpumem::stream_ref{CUstream{}}), std::invalid_argument);
+  gpumem::device_guard const scope{second};
+  EXPECT_THROW(block.set_stream(gpumem::stream_ref{CUstream{}}), std::invalid_argument);
   EXPECT_THROW((void)block.use_on(gpumem::stream_ref{CUstream{}}), std::invalid_argument);
   writes(a, block);
 }
 
-TEST_F(buffer_order, copied_to_another_stream_both_may_go_on) {
+TEST_F(buffer_order, a_copy_to_another_stream_leaves_both_usable) {
   for (int i = 0; i < 20; ++i) {
     buffer source{a, pool, size}, target{b, pool, size};
     source.fill(std::byte{1});
@@ -112,7 +112,7 @@ TEST_F(buffer_order, copied_to_another_stream_both_may_go_on) {
   }
 }
 
-TEST_F(buffer_order, copied_between_devices_both_may_go_on) {
+TEST_F(buffer_order, a_copy_between_devices_leaves_both_usable) {
   for (int i = 0; i < 20; ++i) {
     auto const near = buffer::copy_of(a, pool, std::vector<unsigned char>(size, 5).data(), size);
     buffer there{far, far_pool, size};
@@ -128,7 +128,7 @@ TEST_F(buffer_order, copied_between_devices_both_may_go_on) {
   }
 }
 
-TEST_F(buffer_order, read_in_another_streams_order_sees_what_came_before_there_and_here) {
+TEST_F(buffer_order, a_read_on_another_stream_sees_earlier_work_of_both) {
   buffer block{a, pool, 2};
   auto* const p = static_cast<unsigned char*>(block.data());
   simulator::work(a, {simulator::write(p, 1)}, {}, [p] { p[0] = 3; });
@@ -155,7 +155,7 @@ TEST_F(buffer_order, growth_frees_the_old_block_behind_the_copy) {
   }
 }
 
-TEST_F(buffer_order, of_host_memory_is_copied_behind_the_host_functions_before) {
+TEST_F(buffer_order, host_memory_is_copied_after_earlier_host_functions) {
   gpumem::host_resource const host;
   buffer plain{a, host, size}, other{b, host, size}, reached{b, pool, size};
   unsigned char last = 0;
@@ -181,7 +181,7 @@ TEST_F(buffer_order, works_and_dies_with_another_device_current) {
   std::optional<buffer> on_default{std::in_place, gpumem::stream_ref{CUstream{}}, cuda_resource{first}, size};
   std::optional<buffer> on_legacy{std::in_place, gpumem::stream_ref{reinterpret_cast<CUstream>(1)}, pool, size};
   {
-    gpumem::current_device const scope{second};
+    gpumem::device_guard const scope{second};
     for (auto* const each : {&block, &on_default, &on_legacy}) {
       (*each)->fill(std::byte{6});
       (*each)->resize(2 * size);
@@ -197,13 +197,13 @@ TEST_F(buffer_order, works_and_dies_with_another_device_current) {
   }
 }
 
-TEST_F(buffer_order, of_host_memory_on_a_stream_of_another_device_than_the_current) {
+TEST_F(buffer_order, host_memory_works_on_a_stream_of_another_device) {
   buffer block{far, gpumem::host_resource{}, size};
   block.fill(std::byte{6});
   { auto const use = block.use_on(a); }
   block.resize(2 * size);
-  block.rehome(a);
-  block.rehome(far);
+  block.set_stream(a);
+  block.set_stream(far);
   unsigned char last = 0;
   block.read(&last, 1, size - 1);
   EXPECT_EQ(last, 6);
@@ -224,13 +224,13 @@ TEST_F(buffer_order, dies_after_its_stream_was_retired) {
 
 TEST_F(buffer_order, dies_after_a_foreign_stream_that_it_left_was_destroyed) {
   gpumem::pool_resource const plain{cuda_resource{first}};
-  gpumem::current_device const current{first};
+  gpumem::device_guard const current{first};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   std::optional<buffer> block{std::in_place, gpumem::stream_ref{handle}, plain, size};
   writes(gpumem::stream_ref{handle}, *block);
   block->resize(2 * size);
-  block->rehome(b);
+  block->set_stream(b);
   gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
   block.reset();
   buffer const next{b, plain, size};

@@ -51,7 +51,7 @@ public:
     case 9: assign(any(pairs_), one); break;
     case 10: copy_of(any(pairs_), one); break;
     case 11: move(any(pairs_), one); break;
-    case 12: one.real.rehome(any(streams_)); break;
+    case 12: one.real.set_stream(any(streams_)); break;
     case 13: use(one); break;
     }
     EXPECT_EQ(one.real.size(), one.model.size());

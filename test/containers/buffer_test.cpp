@@ -72,7 +72,7 @@ TEST_F(buffer_test, refuses_other_alignments_even_for_nothing) {
   EXPECT_EQ(allocations(), 0);
 }
 
-TEST_F(buffer_test, of_nothing_allocates_nothing_and_grows) {
+TEST_F(buffer_test, an_empty_one_allocates_nothing_and_grows) {
   buffer block{a, resource, 0, 512};
   EXPECT_TRUE(block.is_empty());
   EXPECT_EQ(block.data(), nullptr);
@@ -87,7 +87,7 @@ TEST_F(buffer_test, of_nothing_allocates_nothing_and_grows) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 512, 0u);
 }
 
-TEST_F(buffer_test, that_cannot_be_made_leaves_nothing) {
+TEST_F(buffer_test, a_failed_construction_leaves_nothing) {
   EXPECT_THROW((buffer{a, resource, 65 << 20}), gpumem::out_of_memory);
   EXPECT_THROW((buffer{a, resource, SIZE_MAX}), gpumem::out_of_memory);
   EXPECT_THROW((buffer{gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}, resource, 10}), gpumem::cuda_error);
@@ -97,12 +97,12 @@ TEST_F(buffer_test, that_cannot_be_made_leaves_nothing) {
   EXPECT_THROW(buffer::copy_of(a, resource, source.data(), source.size()), gpumem::cuda_error);
 }
 
-TEST_F(buffer_test, on_a_default_stream_of_another_device_is_refused) {
-  gpumem::current_device const scope{second};
+TEST_F(buffer_test, refuses_a_default_stream_of_another_device) {
+  gpumem::device_guard const scope{second};
   EXPECT_THROW((buffer{gpumem::stream_ref{CUstream{}}, resource, 10}), std::invalid_argument);
 }
 
-TEST_F(buffer_test, over_the_current_resource_needs_no_other) {
+TEST_F(buffer_test, uses_the_current_resource_by_default) {
   stream const on_second{second};
   buffer const block{on_second, 100}, aligned{on_second, 100, 4096};
   EXPECT_TRUE(block.resource() == gpumem::make_any_memory(gpumem::current_resource(second)));
@@ -149,7 +149,7 @@ TEST_F(buffer_test, moves_and_frees_once) {
   EXPECT_EQ(contents(one), counting(30));
 }
 
-TEST_F(buffer_test, moved_from_is_empty_and_says_so) {
+TEST_F(buffer_test, is_empty_once_moved_from) {
   auto gone = filled(100);
   auto const kept = std::move(gone);
   buffer never;
@@ -173,14 +173,14 @@ TEST_F(buffer_test, moved_from_is_empty_and_says_so) {
     EXPECT_THROW(block->write(&byte, 0), std::invalid_argument);
     EXPECT_THROW(block->fill(std::byte{}), std::invalid_argument);
     EXPECT_THROW((void)block->use_on(b), std::invalid_argument);
-    EXPECT_THROW(block->rehome(b), std::invalid_argument);
+    EXPECT_THROW(block->set_stream(b), std::invalid_argument);
     EXPECT_THROW(block->synchronize(), std::invalid_argument);
     EXPECT_THROW(buffer::copy_of(a, *block), std::invalid_argument);
     EXPECT_FALSE(block->release());
   }
 }
 
-TEST_F(buffer_test, resized_within_its_capacity_stays_where_it_is) {
+TEST_F(buffer_test, resize_within_its_capacity_moves_nothing) {
   auto block = filled(100);
   auto* const p = block.data();
   block.resize(40);
@@ -203,7 +203,7 @@ TEST_F(buffer_test, grows_to_exactly_the_request_and_keeps_its_contents) {
   EXPECT_EQ(contents(block), counting(100));
 }
 
-TEST_F(buffer_test, reserved_grows_without_allocating) {
+TEST_F(buffer_test, grows_without_allocating_after_reserve) {
   auto block = filled(100);
   block.reserve(1000);
   EXPECT_EQ(block.size(), 100u);
@@ -216,7 +216,7 @@ TEST_F(buffer_test, reserved_grows_without_allocating) {
   EXPECT_EQ(allocations(), 2);
 }
 
-TEST_F(buffer_test, shrunk_has_no_spare_capacity) {
+TEST_F(buffer_test, shrink_to_fit_leaves_no_spare_capacity) {
   auto block = filled(100);
   block.shrink_to_fit();
   EXPECT_EQ(allocations(), 1);
@@ -231,7 +231,7 @@ TEST_F(buffer_test, shrunk_has_no_spare_capacity) {
   EXPECT_EQ(block.data(), nullptr);
 }
 
-TEST_F(buffer_test, cleared_keeps_resource_stream_and_alignment) {
+TEST_F(buffer_test, clear_keeps_resource_stream_and_alignment) {
   buffer block{a, resource, 100, 1024};
   block.clear();
   EXPECT_TRUE(block.is_empty());
@@ -242,7 +242,7 @@ TEST_F(buffer_test, cleared_keeps_resource_stream_and_alignment) {
   EXPECT_EQ(block.stream().get(), a.get());
 }
 
-TEST_F(buffer_test, that_cannot_grow_is_as_before) {
+TEST_F(buffer_test, a_failed_growth_changes_nothing) {
   auto block = filled(100);
   auto* const p = block.data();
   EXPECT_THROW(block.resize(65 << 20), gpumem::out_of_memory);
@@ -266,7 +266,7 @@ TEST_F(buffer_test, outlives_every_other_handle_of_its_resource) {
   block.resize(10); // nothing but the buffer held it in between
 }
 
-TEST_F(buffer_test, over_somebody_elses_resource_keeps_it_alive) {
+TEST_F(buffer_test, keeps_a_foreign_resource_alive) {
   foreign_resource resource;
   auto const told = resource.tells();
   {

@@ -95,7 +95,7 @@ TEST(bytes, are_written_in_the_largest_unit_that_they_reach) {
   EXPECT_EQ(format_bytes(std::numeric_limits<std::size_t>::max()), "16.00 EiB");
 }
 
-TEST(bytes, that_were_written_can_be_read) {
+TEST(bytes, written_ones_can_be_read) {
   for (std::size_t bytes = 1; bytes != 0; bytes <<= 1) EXPECT_EQ(parse_bytes(format_bytes(bytes)), bytes);
 }
 
@@ -120,7 +120,7 @@ TEST_F(device_share, follows_what_is_allocated_on_the_device_named) {
   gpumem::cuda_resource source{second};
   auto* const block = source.allocate_sync(1_GiB);
   EXPECT_EQ(gpumem::percent_of_free_device_memory(50, second), before - 512_MiB);
-  gpumem::current_device const scope{second};
+  gpumem::device_guard const scope{second};
   EXPECT_EQ(gpumem::percent_of_free_device_memory(50), before - 512_MiB);
   source.deallocate_sync(block, 1_GiB);
 }

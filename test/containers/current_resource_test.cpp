@@ -41,7 +41,7 @@ TEST_F(current_resource_test, is_at_first_a_pool_over_the_device) {
   auto const bytes = device_bytes();
   gpumem::simulator::clear_driver_calls();
   auto* const p = at_first.allocate(a, 1000, 256);
-  EXPECT_GT(gpumem::figures_of(at_first).reserved, 1000u); // a pool draws more than is asked for
+  EXPECT_GT(gpumem::statistics_of(at_first).reserved, 1000u); // a pool draws more than is asked for
   EXPECT_EQ(gpumem::simulator::report().driver_calls["cuMemCreate"], 1u) << "it is over virtual pages";
   EXPECT_GT(device_bytes(), bytes);
   at_first.deallocate(a, p, 1000, 256);
@@ -55,10 +55,10 @@ TEST_F(current_resource_test, is_each_devices_own) {
   EXPECT_FALSE(current_resource(second) == mine);
 }
 
-TEST_F(current_resource_test, of_no_device_named_is_the_current_devices) {
+TEST_F(current_resource_test, is_of_the_current_device_by_default) {
   auto const of_second = current_resource(second);
   EXPECT_TRUE(current_resource() == current_resource(first));
-  gpumem::current_device const scope{second};
+  gpumem::device_guard const scope{second};
   EXPECT_TRUE(current_resource() == of_second);
   any_pool const mine{gpumem::pool_resource{cuda_resource{second}}};
   EXPECT_TRUE(set_current_resource(mine) == of_second);
@@ -76,17 +76,17 @@ TEST_F(current_resource_test, set_returns_the_one_before_and_reset_brings_back_t
   EXPECT_TRUE(reset_current_resource(first) == at_first);
 }
 
-TEST_F(current_resource_test, holds_what_nobody_else_holds) {
+TEST_F(current_resource_test, keeps_its_resource_alive) {
   set_current_resource(first, pool());
   gpumem::stream const a{first};
   auto mine = current_resource(first);
   auto* const p = mine.allocate(a, 100, 256);
   set_current_resource(first, pool()); // the one before lives by the copy
   mine.deallocate(a, p, 100, 256);
-  EXPECT_EQ(gpumem::figures_of(mine).live, 0u);
+  EXPECT_EQ(gpumem::statistics_of(mine).live, 0u);
 }
 
-TEST_F(current_resource_test, outlived_by_a_buffer_stays_with_it) {
+TEST_F(current_resource_test, stays_alive_with_a_buffer) {
   set_current_resource(first, pool());
   gpumem::stream const a{first};
   gpumem::buffer block{a, 100};
@@ -138,7 +138,7 @@ TEST_F(current_resource_test, changes_under_threads_that_use_it) {
     });
   }
   for (auto& thread : running) thread.join();
-  for (auto each : pools) EXPECT_EQ(gpumem::figures_of(each).live, 0u);
+  for (auto each : pools) EXPECT_EQ(gpumem::statistics_of(each).live, 0u);
 }
 
 TEST_F(current_resource_test, is_made_once_for_threads_that_ask_at_once) {

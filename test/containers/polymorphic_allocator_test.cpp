@@ -72,7 +72,7 @@ TEST_F(allocator_test, refuses_what_does_not_fit) {
   EXPECT_THROW((void)allocator.allocate(std::numeric_limits<std::size_t>::max() / 8, a), gpumem::out_of_memory);
 }
 
-TEST_F(allocator_test, of_another_type_frees_what_this_one_gave) {
+TEST_F(allocator_test, one_of_another_type_frees_its_memory) {
   polymorphic_allocator<double> const doubles{resource};
   polymorphic_allocator<float> floats{doubles};
   EXPECT_TRUE(floats == doubles);
@@ -82,14 +82,14 @@ TEST_F(allocator_test, of_another_type_frees_what_this_one_gave) {
   EXPECT_TRUE(doubles.resource() == gpumem::make_any_memory(resource));
 }
 
-TEST_F(allocator_test, over_the_current_resource_unasked) {
+TEST_F(allocator_test, uses_the_current_resource_by_default) {
   polymorphic_allocator<int> allocator;
   EXPECT_TRUE(allocator == polymorphic_allocator<int>{gpumem::current_resource(first)});
   auto* const p = allocator.allocate(10, a);
   allocator.deallocate(p, 10, b);
 }
 
-TEST_F(allocator_test, keeps_somebody_elses_resource_alive) {
+TEST_F(allocator_test, keeps_a_foreign_resource_alive) {
   foreign_resource foreign;
   auto const told = foreign.tells();
   {
@@ -102,7 +102,7 @@ TEST_F(allocator_test, keeps_somebody_elses_resource_alive) {
   EXPECT_EQ(told.use_count(), 1);
 }
 
-TEST_F(allocator_test, with_its_stream_serves_the_standards_containers) {
+TEST_F(allocator_test, serves_standard_containers_once_bound_to_a_stream) {
   stream_allocator<int> const mine{a, resource};
   std::vector<int, stream_allocator<int>> values{mine};
   for (int i = 0; i < 1000; ++i) values.push_back(i);
@@ -116,7 +116,7 @@ TEST_F(allocator_test, with_its_stream_serves_the_standards_containers) {
   EXPECT_EQ(values.get_allocator().stream().get(), a.get());
 }
 
-TEST_F(allocator_test, with_its_stream_goes_along_with_a_container) {
+TEST_F(allocator_test, propagates_with_a_container) {
   std::vector<int, stream_allocator<int>> one({1, 2, 3}, {a, resource}), two({4}, {b, host_resource{}});
   auto const* const place = one.data();
   two = std::move(one);
@@ -131,7 +131,7 @@ TEST_F(allocator_test, with_its_stream_goes_along_with_a_container) {
   EXPECT_EQ(two, three);
 }
 
-TEST_F(allocator_test, with_its_stream_is_equal_where_resource_and_stream_are) {
+TEST_F(allocator_test, compares_resource_and_stream) {
   stream_allocator<int> const mine{a, resource};
   EXPECT_TRUE(mine == (stream_allocator<double>{a, resource}));
   EXPECT_FALSE(mine == (stream_allocator<int>{b, resource}));

@@ -29,7 +29,7 @@ static_assert(!std::is_convertible_v<stream&, scalar<int>>);
 class scalar_test : public simulated {
 protected:
   void TearDown() override {
-    EXPECT_EQ(pool.figures().live, 0u);
+    EXPECT_EQ(pool.statistics().live, 0u);
     simulated::TearDown();
   }
   gpumem::device first{0};
@@ -43,7 +43,7 @@ TYPED_TEST_SUITE(scalar_of, value_types);
 
 TYPED_TEST(scalar_of, holds_a_value) {
   scalar<TypeParam> value{this->a, this->pool, TypeParam(1)};
-  EXPECT_EQ(this->pool.figures().live, sizeof(TypeParam));
+  EXPECT_EQ(this->pool.statistics().live, sizeof(TypeParam));
   EXPECT_EQ(value.value(), TypeParam(1));
   value.set_value_async(TypeParam(0));
   EXPECT_EQ(value.value(), TypeParam(0));
@@ -71,12 +71,12 @@ TEST_F(scalar_test, is_read_in_another_streams_order) {
   EXPECT_EQ(value.value(b), 2);
   value.set_value_async(3);
   EXPECT_EQ(value.value(b), 3);
-  value.rehome(b);
+  value.set_stream(b);
   value.set_value_async(4);
   EXPECT_EQ(value.value(), 4);
 }
 
-TEST_F(scalar_test, copied_is_another) {
+TEST_F(scalar_test, a_copy_is_another_object) {
   scalar<int> value{a, pool, 1};
   auto const same = scalar<int>::copy_of(b, value);
   auto const host = scalar<int>::copy_of(b, gpumem::host_resource{}, value);
@@ -86,7 +86,7 @@ TEST_F(scalar_test, copied_is_another) {
   EXPECT_EQ(*host.data(), 1); // the host can follow the pointer
 }
 
-TEST_F(scalar_test, moves_and_lives_in_the_current_resource_unasked) {
+TEST_F(scalar_test, moves_and_uses_the_current_resource_by_default) {
   scalar<int> value{a};
   EXPECT_TRUE(value.resource() == gpumem::make_any_memory(gpumem::current_resource(first)));
   value.set_value_async(5);
@@ -96,7 +96,7 @@ TEST_F(scalar_test, moves_and_lives_in_the_current_resource_unasked) {
   EXPECT_EQ(value.value(), 6);
 }
 
-TEST_F(scalar_test, that_cannot_be_set_is_not_made) {
+TEST_F(scalar_test, a_failed_first_write_makes_none) {
   simulator::fail_call("cuMemcpyAsync", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW((scalar<int>{a, pool, 1}), gpumem::cuda_error);
   scalar<int> value{a, pool, 1};

@@ -42,13 +42,13 @@ TEST_F(stream_pool, has_one_stream_for_each_index) {
   }
 }
 
-TEST_F(stream_pool, has_sixteen_streams_of_the_current_device_unasked) {
+TEST_F(stream_pool, has_sixteen_streams_of_the_current_device_by_default) {
   gpumem::device const second{1};
-  gpumem::current_device const scope{second};
+  gpumem::device_guard const scope{second};
   gpumem::stream_pool const pool;
   EXPECT_EQ(pool.size(), 16u);
   EXPECT_EQ(pool.device(), second);
-  EXPECT_EQ(gpumem::identify(pool[0]).order().device(), 1);
+  EXPECT_EQ(gpumem::identify(pool[0]).timeline().device(), 1);
 }
 
 TEST_F(stream_pool, has_the_priority_that_was_asked_for) {
@@ -58,7 +58,7 @@ TEST_F(stream_pool, has_the_priority_that_was_asked_for) {
   EXPECT_EQ(priority, -1);
 }
 
-TEST_F(stream_pool, of_no_streams_is_refused) {
+TEST_F(stream_pool, refuses_zero_streams) {
   EXPECT_THROW((gpumem::stream_pool{first, 0}), std::invalid_argument);
   EXPECT_THROW((gpumem::stream_pool{gpumem::device{2}, 1}), std::invalid_argument);
 }

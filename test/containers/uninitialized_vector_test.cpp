@@ -58,7 +58,7 @@ static_assert(std::convertible_to<uninitialized_vector<int>&, gpumem::span<int>>
 class uninitialized_vector_test : public simulated {
 protected:
   void TearDown() override {
-    EXPECT_EQ(pool.figures().live, 0u);
+    EXPECT_EQ(pool.statistics().live, 0u);
     simulated::TearDown();
   }
   template <class T> uninitialized_vector<T> holding(std::vector<T> const& values) {
@@ -79,7 +79,7 @@ TEST_F(uninitialized_vector_test, counts_in_elements) {
   uninitialized_vector<double> const values{a, pool, 100};
   EXPECT_EQ(values.size(), 100u);
   EXPECT_EQ(values.capacity(), 100u);
-  EXPECT_EQ(pool.figures().live, 800u);
+  EXPECT_EQ(pool.statistics().live, 800u);
   EXPECT_FALSE(values.is_empty());
   EXPECT_EQ(values.end() - values.begin(), 100);
   EXPECT_EQ(values.begin(), values.data());
@@ -153,7 +153,7 @@ TEST_F(uninitialized_vector_test, reads_in_the_order_of_either_stream) {
     simulator::work(b, {simulator::write(p, 4)}, {}, [p] { p[0] = 6; });
   }
   EXPECT_EQ(values.element(0), 6);
-  values.rehome(b);
+  values.set_stream(b);
   EXPECT_EQ(values.stream().get(), b.get());
   EXPECT_EQ(values.front(), 6);
 }
@@ -205,7 +205,7 @@ TEST_F(uninitialized_vector_test, grows_shrinks_and_keeps_its_elements) {
   EXPECT_EQ(values.data(), p);
   values.clear();
   EXPECT_TRUE(values.is_empty());
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(uninitialized_vector_test, copies_parts) {
@@ -219,7 +219,7 @@ TEST_F(uninitialized_vector_test, copies_parts) {
   EXPECT_EQ(last, (std::vector<int>{9, 4}));
 }
 
-TEST_F(uninitialized_vector_test, copied_or_assigned_is_another) {
+TEST_F(uninitialized_vector_test, a_copy_or_an_assignment_is_another_object) {
   auto values = holding<int>({1, 2, 3});
   auto const same = uninitialized_vector<int>::copy_of(b, values);
   auto const host = uninitialized_vector<int>::copy_of(b, gpumem::host_resource{}, values);
@@ -250,7 +250,7 @@ TEST_F(uninitialized_vector_test, refuses_bytes_that_are_no_elements) {
   EXPECT_THROW((uninitialized_vector<wide>{gpumem::buffer{a, pool, 1024}}), std::invalid_argument);
 }
 
-TEST_F(uninitialized_vector_test, over_the_current_resource) {
+TEST_F(uninitialized_vector_test, vector_uses_the_current_resource) {
   uninitialized_vector<int> const values{a, 10};
   EXPECT_TRUE(values.resource() == gpumem::make_any_memory(gpumem::current_resource(first)));
 }

@@ -61,7 +61,7 @@ TEST_F(allocation_test, moves_and_frees_once) {
   EXPECT_EQ(three.bytes(), 0u);
 }
 
-TEST_F(allocation_test, released_is_the_callers_to_free) {
+TEST_F(allocation_test, release_hands_the_block_to_the_caller) {
   auto block = take(10);
   auto* const p = block.release();
   EXPECT_FALSE(block);
@@ -70,25 +70,25 @@ TEST_F(allocation_test, released_is_the_callers_to_free) {
   resource.deallocate(a, p, 10);
 }
 
-TEST_F(allocation_test, freed_on_another_stream_makes_no_free_on_its_own) {
+TEST_F(allocation_test, a_free_on_another_stream_happens_only_there) {
   auto block = take(10);
   block.reset(b);
   EXPECT_FALSE(block);
   EXPECT_THROW(take(10).reset(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
 }
 
-TEST_F(allocation_test, used_on_another_stream_orders_both_ways) {
-  auto& of_a = a.key().order();
-  auto& of_b = b.key().order();
+TEST_F(allocation_test, a_use_on_another_stream_is_ordered_both_ways) {
+  auto& of_a = a.key().timeline();
+  auto& of_b = b.key().timeline();
   auto const block = take(10);
-  auto const before = of_a.now();
+  auto const before = of_a.current_epoch();
   {
     auto const use = block.use_on(b);
     EXPECT_TRUE(of_b.ordered_after(of_a, before));
-    auto const used = of_b.now();
+    auto const used = of_b.current_epoch();
     EXPECT_FALSE(of_a.ordered_after(of_b, used));
   }
-  EXPECT_TRUE(of_a.ordered_after(of_b, of_b.now() - 1));
+  EXPECT_TRUE(of_a.ordered_after(of_b, of_b.current_epoch() - 1));
 }
 
 TEST_F(allocation_test, use_that_was_moved_ends_once) {
@@ -99,18 +99,18 @@ TEST_F(allocation_test, use_that_was_moved_ends_once) {
   EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records + 1);
 }
 
-TEST_F(allocation_test, rehomed_belongs_to_the_other_stream) {
+TEST_F(allocation_test, set_stream_moves_it_to_the_other_stream) {
   auto block = take(10);
-  auto const before = a.key().order().now();
-  block.rehome(b);
+  auto const before = a.key().timeline().current_epoch();
+  block.set_stream(b);
   EXPECT_EQ(block.stream().get(), b.get());
-  EXPECT_TRUE(b.key().order().ordered_after(a.key().order(), before));
-  EXPECT_THROW(block.rehome(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
+  EXPECT_TRUE(b.key().timeline().ordered_after(a.key().timeline(), before));
+  EXPECT_THROW(block.set_stream(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
   EXPECT_EQ(block.stream().get(), b.get()); // as before
 }
 
 TEST_F(allocation_test, is_freed_with_the_handle_of_its_foreign_stream) {
-  gpumem::current_device const scope{first};
+  gpumem::device_guard const scope{first};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
@@ -122,12 +122,12 @@ TEST_F(allocation_test, is_freed_with_the_handle_of_its_foreign_stream) {
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
 }
 
-TEST_F(allocation_test, may_outlive_a_foreign_stream_that_it_was_rehomed_from) {
-  gpumem::current_device const scope{first};
+TEST_F(allocation_test, may_outlive_the_foreign_stream_that_it_left) {
+  gpumem::device_guard const scope{first};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
-  block.rehome(a);
+  block.set_stream(a);
   gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
   block.reset();
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
@@ -152,7 +152,7 @@ TEST_F(allocation_test, forms_of_a_resource_agree) {
   EXPECT_TRUE(s == gpumem::pool_ref{resource});
 }
 
-TEST_F(allocation_test, nothing_is_null_and_freeing_it_is_nothing) {
+TEST_F(allocation_test, zero_bytes_are_null_and_freeing_null_does_nothing) {
   EXPECT_EQ(resource.allocate(a, 0), nullptr);
   EXPECT_EQ(resource.allocate_sync(0), nullptr);
   EXPECT_EQ(*resource.try_allocate(a, 0), nullptr);
@@ -164,7 +164,7 @@ TEST_F(allocation_test, nothing_is_null_and_freeing_it_is_nothing) {
 
 TEST_F(allocation_test, refused_requests_leave_the_resource_as_it_was) {
   for (std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{48}}) {
-    EXPECT_EQ(resource.try_allocate(a, 10, alignment).error().what, outcome::invalid_argument);
+    EXPECT_EQ(resource.try_allocate(a, 10, alignment).error().reason, outcome::invalid_argument);
     EXPECT_THROW(resource.allocate(a, 10, alignment), std::invalid_argument);
     EXPECT_THROW(resource.allocate_sync(10, alignment), std::invalid_argument);
   }
@@ -175,18 +175,18 @@ TEST_F(allocation_test, refused_requests_leave_the_resource_as_it_was) {
   EXPECT_EQ(resource.state().tries(), 0u);
 }
 
-TEST_F(allocation_test, failure_gathers_the_figures) {
+TEST_F(allocation_test, a_failure_carries_the_statistics) {
   auto const block = take(1000);
   try {
     resource.allocate(a, 1 << 20);
     ADD_FAILURE() << "it was granted";
   } catch (gpumem::out_of_memory const& e) {
-    EXPECT_EQ(e.figures().requested, std::size_t{1} << 20);
-    EXPECT_EQ(e.figures().live, 1000u);
-    EXPECT_EQ(e.figures().limit, std::size_t{1} << 20);
-    EXPECT_EQ(e.figures().device, 0);
-    EXPECT_GT(e.figures().device_total, 0u);
-    EXPECT_EQ(e.figures().stream, a.key().id());
+    EXPECT_EQ(e.info().requested, std::size_t{1} << 20);
+    EXPECT_EQ(e.info().live, 1000u);
+    EXPECT_EQ(e.info().limit, std::size_t{1} << 20);
+    EXPECT_EQ(e.info().device, 0);
+    EXPECT_GT(e.info().device_total, 0u);
+    EXPECT_EQ(e.info().stream, a.key().id());
   }
 }
 

@@ -12,25 +12,25 @@
 #include <vector>
 
 import gpumem;
-#include "../support/resumption_item.hpp"
+#include "../support/work_item.hpp"
 
 namespace {
 
 // A job system that says how many threads are inside its post().
 class job_system {
 public:
-  void post(gpumem::resumption_job job) {
+  void post(gpumem::executor_job job) {
     ++inside_;
-    gpumem::sync::mark();
+    gpumem::sync::schedule_point();
     {
-      gpumem::sync::lock const held{guard_};
+      gpumem::sync::lock const held{mutex_};
       jobs_.push_back(std::move(job));
     }
-    gpumem::sync::mark();
+    gpumem::sync::schedule_point();
     --inside_;
   }
   void run_one() {
-    gpumem::sync::lock held{guard_};
+    gpumem::sync::lock held{mutex_};
     if (jobs_.empty()) return;
     auto const job = std::move(jobs_.front());
     jobs_.pop_front();
@@ -40,8 +40,8 @@ public:
   std::size_t inside() const noexcept { return inside_; }
 
 private:
-  gpumem::sync::mutex guard_;
-  std::deque<gpumem::resumption_job> jobs_;
+  gpumem::sync::mutex mutex_;
+  std::deque<gpumem::executor_job> jobs_;
   std::size_t inside_ = 0;
 };
 
@@ -50,16 +50,16 @@ TEST(executor_adaptor_schedule, no_thread_is_inside_the_function_once_it_is_dest
   test::schedule_seeds const seeds{2'000};
   seeds.each([&](std::uint64_t seed) {
     job_system jobs;
-    auto post = [&](gpumem::resumption_job job) noexcept { jobs.post(std::move(job)); };
+    auto post = [&](gpumem::executor_job job) noexcept { jobs.post(std::move(job)); };
     std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
     int resumed = 0;
     std::size_t left_inside = 0;
     test::item one{[&] { ++resumed; }}, two{[&] { ++resumed; }};
-    auto poster = [where = &*executor](gpumem::resumption& item) { return [where, &item] { where->post(item); }; };
+    auto poster = [where = &*executor](gpumem::work_item& item) { return [where, &item] { where->post(item); }; };
     auto owner = [&] {
       while (resumed < 2) {
         jobs.run_one();
-        gpumem::sync::mark();
+        gpumem::sync::schedule_point();
       }
       if (jobs.inside() > 0) ++met;
       executor.reset();

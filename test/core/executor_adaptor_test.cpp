@@ -15,7 +15,7 @@
 #include <vector>
 
 import gpumem;
-#include "../support/resumption_item.hpp"
+#include "../support/work_item.hpp"
 
 namespace {
 
@@ -25,13 +25,13 @@ using test::item;
 class job_system {
 public:
   void post(std::function<void()> job) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     jobs_.push_back(std::move(job));
   }
   bool run_one() {
     std::function<void()> job;
     {
-      std::scoped_lock const held{guard_};
+      std::scoped_lock const held{mutex_};
       if (jobs_.empty()) return false;
       job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -40,19 +40,19 @@ public:
     return true;
   }
   std::size_t size() {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     return jobs_.size();
   }
 
 private:
-  std::mutex guard_;
+  std::mutex mutex_;
   std::deque<std::function<void()>> jobs_;
 };
 
 TEST(executor_adaptor, runs_one_a_job_in_the_order_of_posting) {
   job_system jobs;
   gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
-  EXPECT_FALSE(executor.flushes());
+  EXPECT_FALSE(executor.needs_flush());
   std::vector<int> order;
   item one{[&] { order.push_back(1); }}, two{[&] { order.push_back(2); }};
   executor.post(one);
@@ -73,11 +73,11 @@ TEST(executor_adaptor, takes_back_what_has_not_begun_and_its_job_runs_nothing) {
     gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
     executor.post(one);
     executor.post(two);
-    EXPECT_TRUE(executor.retract(one));
-    EXPECT_FALSE(executor.retract(one));
+    EXPECT_TRUE(executor.try_cancel(one));
+    EXPECT_FALSE(executor.try_cancel(one));
     jobs.run_one();
     EXPECT_EQ(ran, 1);
-    EXPECT_FALSE(executor.retract(two));
+    EXPECT_FALSE(executor.try_cancel(two));
   }
   EXPECT_TRUE(jobs.run_one()); // the job outlives the executor
   EXPECT_EQ(ran, 1);
@@ -85,7 +85,7 @@ TEST(executor_adaptor, takes_back_what_has_not_begun_and_its_job_runs_nothing) {
 
 TEST(executor_adaptor, may_be_destroyed_by_what_it_runs) {
   job_system jobs;
-  auto post = [&](gpumem::resumption_job job) noexcept { jobs.post(job); };
+  auto post = [&](gpumem::executor_job job) noexcept { jobs.post(job); };
   std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
   item last{[&] { executor.reset(); }};
   executor->post(last);
@@ -97,7 +97,7 @@ TEST(executor_adaptor, may_be_destroyed_by_a_job_that_its_function_runs) {
   // Against the rule: the job should run later. The function still has what it captured.
   auto const captured = std::make_shared<int>(1);
   bool ended = false;
-  auto post = [&ended, mine = captured](gpumem::resumption_job const& job) noexcept {
+  auto post = [&ended, mine = captured](gpumem::executor_job const& job) noexcept {
     job();
     EXPECT_TRUE(ended);
     EXPECT_EQ(mine.use_count(), 2);
@@ -119,7 +119,7 @@ TEST(executor_adaptor, lets_go_of_its_function_though_jobs_are_left) {
   {
     gpumem::executor_adaptor executor{[jobs](auto job) { jobs->post(std::move(job)); }};
     executor.post(one);
-    EXPECT_TRUE(executor.retract(one));
+    EXPECT_TRUE(executor.try_cancel(one));
   }
   EXPECT_EQ(jobs.use_count(), 1); // the job that is left in it does not keep it
   EXPECT_TRUE(jobs->run_one());
@@ -160,17 +160,17 @@ TEST(executor_adaptor, gives_back_what_the_library_thread_has_not_begun) {
     while (!go) std::this_thread::yield();
   }};
   item refused{[] { ADD_FAILURE() << "it was taken back"; }};
-  gpumem::library_executor().post(busy);
+  gpumem::default_executor().post(busy);
   while (!begun) std::this_thread::yield();
   {
-    gpumem::executor_adaptor executor{[](gpumem::resumption_job const&) { throw std::bad_alloc{}; }};
+    gpumem::executor_adaptor executor{[](gpumem::executor_job const&) { throw std::bad_alloc{}; }};
     executor.post(refused);
-    EXPECT_TRUE(executor.retract(refused));
+    EXPECT_TRUE(executor.try_cancel(refused));
   } // the rescue outlives it
   go = true;
   std::atomic<bool> after{false};
   item behind{[&] { after = true; }};
-  gpumem::library_executor().post(behind);
+  gpumem::default_executor().post(behind);
   while (!after) std::this_thread::yield();
 }
 

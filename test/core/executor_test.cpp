@@ -12,15 +12,15 @@
 #include <vector>
 
 import gpumem;
-#include "../support/resumption_item.hpp"
+#include "../support/work_item.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
 using test::item;
 
-TEST(resumption_queue, is_first_in_first_out_and_lets_any_go) {
-  gpumem::resumption_queue queue;
+TEST(work_queue, is_first_in_first_out_and_lets_any_go) {
+  gpumem::work_queue queue;
   item a{[] {}}, b{[] {}}, c{[] {}};
   EXPECT_TRUE(queue.empty());
   EXPECT_FALSE(queue.remove(a)); // not in it
@@ -44,7 +44,7 @@ TEST(inline_executor, runs_at_the_flush_and_not_at_the_post) {
   item one{[&] { ++ran; }};
   executor.post(one);
   EXPECT_EQ(ran, 0);
-  EXPECT_TRUE(executor.flushes());
+  EXPECT_TRUE(executor.needs_flush());
   executor.flush();
   EXPECT_EQ(ran, 1);
   executor.flush();
@@ -83,8 +83,8 @@ TEST(inline_executor, gives_back_what_has_not_begun) {
   gpumem::inline_executor executor;
   item one{[] { ADD_FAILURE() << "it was taken back"; }};
   executor.post(one);
-  EXPECT_TRUE(executor.retract(one));
-  EXPECT_FALSE(executor.retract(one));
+  EXPECT_TRUE(executor.try_cancel(one));
+  EXPECT_FALSE(executor.try_cancel(one));
   executor.flush();
 }
 
@@ -94,7 +94,7 @@ TEST(thread_executor, runs_in_the_order_of_posting_on_its_own_thread) {
   std::thread::id ran_on;
   {
     gpumem::thread_executor executor;
-    EXPECT_FALSE(executor.flushes());
+    EXPECT_FALSE(executor.needs_flush());
     for (int i = 0; i < 100; ++i) {
       items.push_back(std::make_unique<item>([&, i] {
         order.push_back(i);
@@ -119,8 +119,8 @@ TEST(thread_executor, gives_back_what_has_not_begun_and_not_what_has) {
   executor.post(busy);
   while (!begun) std::this_thread::yield();
   executor.post(queued);
-  EXPECT_TRUE(executor.retract(queued));
-  EXPECT_FALSE(executor.retract(busy));
+  EXPECT_TRUE(executor.try_cancel(queued));
+  EXPECT_FALSE(executor.try_cancel(busy));
   go = true;
 }
 
@@ -137,7 +137,7 @@ TEST(thread_executor, may_be_destroyed_by_whoever_it_resumed) {
   }
 }
 
-TEST(thread_executor, abandoned_runs_nothing_more) {
+TEST(thread_executor, runs_nothing_more_after_stop_within) {
   std::atomic<bool> begun{false}, go{false};
   item busy{[&] {
     begun = true;
@@ -148,18 +148,18 @@ TEST(thread_executor, abandoned_runs_nothing_more) {
   executor.post(busy);
   while (!begun) std::this_thread::yield();
   executor.post(queued);
-  EXPECT_FALSE(executor.abandon(1ms)); // busy for longer than that
+  EXPECT_FALSE(executor.stop_within(1ms)); // busy for longer than that
   go = true;
-  EXPECT_TRUE(executor.abandon(1h));
+  EXPECT_TRUE(executor.stop_within(1h));
   executor.post(late);
-  EXPECT_TRUE(executor.retract(queued));
-  EXPECT_TRUE(executor.retract(late));
+  EXPECT_TRUE(executor.try_cancel(queued));
+  EXPECT_TRUE(executor.try_cancel(late));
 }
 
-TEST(library_executor, is_one_for_the_process) {
-  auto* const first = &gpumem::library_executor();
+TEST(default_executor, is_one_for_the_process) {
+  auto* const first = &gpumem::default_executor();
   std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { EXPECT_EQ(&gpumem::library_executor(), first); });
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { EXPECT_EQ(&gpumem::default_executor(), first); });
   for (auto& thread : threads) thread.join();
 }
 

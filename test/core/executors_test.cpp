@@ -14,7 +14,7 @@
 #include <vector>
 
 import gpumem;
-#include "../support/resumption_item.hpp"
+#include "../support/work_item.hpp"
 
 namespace {
 
@@ -33,15 +33,15 @@ class job_thread {
 public:
   ~job_thread() {
     {
-      std::scoped_lock const held{guard_};
+      std::scoped_lock const held{mutex_};
       over_ = true;
     }
     changed_.notify_one();
     thread_.join();
   }
-  void post(gpumem::resumption_job job) {
+  void post(gpumem::executor_job job) {
     {
-      std::scoped_lock const held{guard_};
+      std::scoped_lock const held{mutex_};
       jobs_.push_back(std::move(job));
     }
     changed_.notify_one();
@@ -49,7 +49,7 @@ public:
 
 private:
   void run() {
-    std::unique_lock held{guard_};
+    std::unique_lock held{mutex_};
     for (;;) {
       changed_.wait(held, [&] { return over_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
@@ -61,9 +61,9 @@ private:
     }
   }
 
-  std::mutex guard_;
+  std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<gpumem::resumption_job> jobs_;
+  std::deque<gpumem::executor_job> jobs_;
   bool over_ = false;
   std::thread thread_{[this] { run(); }};
 };
@@ -71,7 +71,7 @@ private:
 struct other_jobs {
   struct post_job {
     job_thread* to;
-    void operator()(gpumem::resumption_job job) const { to->post(std::move(job)); }
+    void operator()(gpumem::executor_job job) const { to->post(std::move(job)); }
   };
   job_thread jobs; // may end after the executor: what it then runs is nothing
   gpumem::executor_adaptor<post_job> executor{post_job{&jobs}};
@@ -95,13 +95,13 @@ TYPED_TEST(executors, take_posts_and_retracts_of_many_threads) {
       for (std::size_t i = 0; i < each; ++i) {
         auto& mine = *items[t * each + i];
         kind.executor.post(mine);
-        if (i % 3 == 0 && kind.executor.retract(mine)) ++over;
+        if (i % 3 == 0 && kind.executor.try_cancel(mine)) ++over;
       }
     });
   }
   for (auto& thread : posting) thread.join();
   while (over < threads * each) std::this_thread::yield(); // each has run or was taken back
-  for (auto& one : items) EXPECT_FALSE(kind.executor.retract(*one));
+  for (auto& one : items) EXPECT_FALSE(kind.executor.try_cancel(*one));
   EXPECT_EQ(over, threads * each);
 }
 

@@ -52,7 +52,7 @@ TEST(misuse, has_a_word_for_each_kind) {
 
 TEST(misuse, is_a_free_on_a_stream_that_cannot_be_identified_and_does_nothing) {
   gpumem::device const first{0};
-  gpumem::current_device const scope{first};
+  gpumem::device_guard const scope{first};
   test::parking_resource resource{100};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -71,13 +71,13 @@ TEST(misuse, is_a_free_on_a_stream_that_cannot_be_identified_and_does_nothing) {
   gpumem::simulator::take_findings(); // the device saw the dead stream, too
 }
 
-TEST(failure, is_thrown_as_what_it_is) {
+TEST(failure, failure_is_thrown_as_its_exception) {
   auto reason_of = [](outcome what) -> std::string {
     try {
       gpumem::throw_failure({what, CUDA_ERROR_ILLEGAL_ADDRESS, 5}, {.live = 3});
     } catch (gpumem::out_of_memory const& e) {
-      EXPECT_EQ(e.figures().requested, 5u);
-      EXPECT_EQ(e.figures().live, 3u);
+      EXPECT_EQ(e.info().requested, 5u);
+      EXPECT_EQ(e.info().live, 3u);
       EXPECT_EQ(e.reason(), what);
       return "memory";
     } catch (gpumem::cuda_error const& e) {
@@ -98,7 +98,7 @@ TEST(failure, is_thrown_as_what_it_is) {
   }
 }
 
-TEST(out_of_memory, tells_all_figures) {
+TEST(out_of_memory, carries_all_statistics) {
   gpumem::out_of_memory const e{outcome::exhausted,
                                 {.requested = 11,
                                  .live = 22,
@@ -111,8 +111,8 @@ TEST(out_of_memory, tells_all_figures) {
                                  .device = 1,
                                  .free = 99,
                                  .free_ranges = 111,
-                                 .unfinished = 222,
-                                 .unfinished_streams = 333,
+                                 .free_in_use = 222,
+                                 .in_use_streams = 333,
                                  .quarantined = 444}};
   std::string const text = e.what();
   for (auto const* figure :
@@ -125,7 +125,7 @@ TEST(out_of_memory, tells_all_figures) {
 
 // The last: the device stays lost.
 TEST(resource, frees_by_bookkeeping_on_a_lost_device) {
-  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::device_guard const scope{gpumem::device{0}};
   test::parking_resource resource{100};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -137,7 +137,7 @@ TEST(resource, frees_by_bookkeeping_on_a_lost_device) {
   EXPECT_EQ(times, 0); // no misuse
   EXPECT_EQ(resource.state().used(), 0u);
   EXPECT_TRUE(gpumem::device{0}.lost());
-  EXPECT_EQ(resource.try_allocate(gpumem::stream_ref{handle}, 10).error().what, outcome::device_lost);
+  EXPECT_EQ(resource.try_allocate(gpumem::stream_ref{handle}, 10).error().reason, outcome::device_lost);
   EXPECT_THROW(resource.allocate_sync(10), gpumem::cuda_error);
   gpumem::set_misuse_handler(nullptr);
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 import gpumem;
-#include "../support/resumption_item.hpp"
+#include "../support/work_item.hpp"
 
 namespace {
 
@@ -22,7 +22,7 @@ using test::item;
 TEST(thread_pool_executor, has_as_many_threads_as_it_was_given) {
   gpumem::thread_pool_executor executor{3};
   EXPECT_EQ(executor.size(), 3u);
-  EXPECT_FALSE(executor.flushes());
+  EXPECT_FALSE(executor.needs_flush());
   EXPECT_THROW(gpumem::thread_pool_executor{0}, std::invalid_argument);
 }
 
@@ -73,9 +73,9 @@ TEST(thread_pool_executor, gives_back_what_has_not_begun_and_not_what_has) {
   executor.post(second);
   while (begun < 2) std::this_thread::yield();
   executor.post(queued);
-  EXPECT_TRUE(executor.retract(queued));
-  EXPECT_FALSE(executor.retract(queued));
-  EXPECT_FALSE(executor.retract(first));
+  EXPECT_TRUE(executor.try_cancel(queued));
+  EXPECT_FALSE(executor.try_cancel(queued));
+  EXPECT_FALSE(executor.try_cancel(first));
   go = true;
 }
 

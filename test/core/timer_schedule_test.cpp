@@ -15,11 +15,11 @@
 #include <vector>
 
 import gpumem;
-#include "../support/settled_library_thread.hpp"
+#include "../support/idle_default_executor.hpp"
 
 namespace {
 
-using gpumem::sync::mark;
+using gpumem::sync::schedule_point;
 using gpumem::sync::now;
 using std::chrono::microseconds;
 
@@ -70,7 +70,7 @@ private:
     if (now() < due_) wrong_ += "it is early; ";
     state_ = state::running;
     ++counts_.expired;
-    for (int i = 0; i < 3; ++i) mark();
+    for (int i = 0; i < 3; ++i) schedule_point();
     if (cancels_itself_) {
       ++counts_.by_themselves;
       gpumem::detail::cancel_timer(*this);
@@ -95,7 +95,7 @@ void run_owner(std::uint64_t seed, std::string& wrong, timer_counts& counts) {
       timers[i] = std::make_unique<watched_timer>(wrong, counts);
       awaited[i] = random() % 4 == 0;
       timers[i]->start(microseconds{random() % 5}, awaited[i]);
-      for (auto times = random() % 12; times > 0; --times) mark();
+      for (auto times = random() % 12; times > 0; --times) schedule_point();
     }
     for (std::size_t i = 0; i < timers.size(); ++i) {
       if (!awaited[i]) timers[i]->cancel();

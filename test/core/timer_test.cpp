@@ -16,7 +16,7 @@
 
 import gpumem;
 #include "../support/coroutine_probes.hpp"
-#include "../support/resumption_item.hpp"
+#include "../support/work_item.hpp"
 #include "../support/timed_item.hpp"
 
 namespace {
@@ -99,7 +99,7 @@ TEST(timer_heap, has_the_earliest_first_whatever_is_inserted_and_removed) {
 class busy_library_thread {
 public:
   busy_library_thread() {
-    gpumem::library_executor().post(busy_);
+    gpumem::default_executor().post(busy_);
     while (!begun_) std::this_thread::yield();
   }
   void go_on() { go_ = true; }
@@ -114,7 +114,7 @@ private:
 
 // Returns once the library thread has gone round again, after all that was due or posted before.
 void run_library_thread() {
-  auto round = []() -> gpumem::task<> { co_await test::hop{gpumem::library_executor()}; };
+  auto round = []() -> gpumem::task<> { co_await test::hop{gpumem::default_executor()}; };
   for (int i = 0; i < 2; ++i) gpumem::sync_wait(round());
 }
 
@@ -125,7 +125,7 @@ void wait_for(std::atomic<bool> const& done) {
 TEST(timer, expires_at_its_moment_on_the_library_thread) {
   std::atomic<bool> expired{false};
   auto id_of_library_thread = []() -> gpumem::task<std::thread::id> {
-    co_await test::hop{gpumem::library_executor()};
+    co_await test::hop{gpumem::default_executor()};
     co_return std::this_thread::get_id();
   };
   auto const library = gpumem::sync_wait(id_of_library_thread());
@@ -206,7 +206,7 @@ TEST(timer, cancelled_elsewhere_while_it_expires_is_waited_for) {
   cancels.join();
 }
 
-TEST(timer, another_one_is_cancelled_at_once_while_one_expires) {
+TEST(timer, other_timer_is_cancelled_at_once_while_one_expires) {
   std::atomic<bool> begun{false}, go{false};
   timed_item one{[&] {
     begun = true;
@@ -263,11 +263,11 @@ TEST(timer, may_be_started_again_from_its_own_end) {
   EXPECT_EQ(times, 5);
 }
 
-TEST(timer, and_resumption_do_not_starve_each_other) {
+TEST(timer, timers_and_work_items_do_not_starve_each_other) {
   // Each keeps itself due until both have run a hundred times.
   std::atomic<int> resumed{0}, expired{0};
   auto const over = [&] { return resumed >= 100 && expired >= 100; };
-  auto& where = gpumem::library_executor();
+  auto& where = gpumem::default_executor();
   test::item posted{[] {}};
   timed_item timed{[] {}};
   posted.body = [&] {
@@ -285,7 +285,7 @@ TEST(timer, and_resumption_do_not_starve_each_other) {
   cancel_timer(timed);
 }
 
-TEST(timer, of_many_threads_expires_or_is_cancelled) {
+TEST(timer, each_one_of_many_threads_expires_or_is_cancelled) {
   constexpr std::size_t threads = 4, each = 2'000;
   std::atomic<std::size_t> expired{0};
   std::vector<std::thread> starting;

@@ -71,7 +71,7 @@ template <class Form> std::size_t allocations_when_ready(Form& form, gpumem::str
 }
 
 TEST_F(waiter_forms, allocate_nothing_with_memory_at_hand_on_any_stream) {
-  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::device_guard const scope{gpumem::device{0}};
   CUstream raw = nullptr;
   gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   gpumem::any_pool any{resource};
@@ -123,7 +123,7 @@ TEST_F(waiter_forms, parks_through_every_form_that_carries_the_services) {
   park_and_grant(counted, resource, stream);
   park_and_grant(any_counted, resource, stream);
   EXPECT_EQ(counted.state().live(), 0);
-  EXPECT_EQ(gpumem::figures_of(narrowed).limit, 1024u);
+  EXPECT_EQ(gpumem::statistics_of(narrowed).limit, 1024u);
 }
 
 TEST_F(waiter_forms, erased_straight_is_ready_or_throws) {
@@ -132,7 +132,7 @@ TEST_F(waiter_forms, erased_straight_is_ready_or_throws) {
   auto block = resource.acquire(stream, 1024).wait();
   EXPECT_THROW(sync_wait(gpumem::acquire(erased, stream, 10)), gpumem::out_of_memory);
   EXPECT_EQ(resource.state().parked(), 0u);
-  EXPECT_EQ(gpumem::figures_of(erased).limit, 0u);
+  EXPECT_EQ(gpumem::statistics_of(erased).limit, 0u);
   block.reset();
 }
 

@@ -1,6 +1,6 @@
 // Parked requests against a plain model of their order: random operations, each run replays by its seed.
 // SPDX-License-Identifier: Apache-2.0
-#include "../pools/property/chance.hpp"
+#include "../pools/property/random_source.hpp"
 #include "../support/schedule_seeds.hpp"
 
 #include <gtest/gtest.h>
@@ -26,11 +26,11 @@ using gpumem::waiter_list;
 class item final : public gpumem::waiter {
 public:
   item(std::size_t bytes, int priority) : waiter{gpumem::stream_key::host(), bytes, 256, priority} {}
-  using waiter::note_cancelled;
+  using waiter::set_cancelled;
   std::vector<item*>* called = nullptr;
 
 private:
-  void decided() noexcept override { called->push_back(this); }
+  void on_complete() noexcept override { called->push_back(this); }
 };
 
 struct entry {
@@ -135,7 +135,7 @@ public:
   void expect_same() {
     auto const waiting = model_.waiting();
     auto const* at = list_.first();
-    gpumem::waiting_figures sum;
+    gpumem::waiting_statistics sum;
     std::size_t set_aside = 0;
     for (auto const& each : model_.row()) {
       ASSERT_EQ(at, each.that);
@@ -151,14 +151,14 @@ public:
     EXPECT_EQ(list_.set_aside(), set_aside);
     EXPECT_EQ(list_.next_waiting(), waiting.empty() ? nullptr : waiting[0]->that);
     EXPECT_EQ(list_.may_be_overtaken(), model_.may_be_overtaken());
-    auto const figures = list_.read_figures();
-    EXPECT_EQ(figures.requests, sum.requests);
-    EXPECT_EQ(figures.bytes, sum.bytes);
-    EXPECT_EQ(figures.oldest, sum.oldest);
+    auto const statistics = list_.read_statistics();
+    EXPECT_EQ(statistics.requests, sum.requests);
+    EXPECT_EQ(statistics.bytes, sum.bytes);
+    EXPECT_EQ(statistics.oldest, sum.oldest);
     for (auto& each : items_) {
       if (each) EXPECT_EQ(waiter_list::holds(*each), model_.find(*each) != nullptr);
     }
-    gpumem::sync::mark();
+    gpumem::sync::schedule_point();
   }
 
 private:
@@ -169,7 +169,7 @@ private:
     if (one && waiter_list::holds(*one)) return;
     one.emplace(1 + random_.below(1000), random_.of({0, 0, 0, 1, -1, INT_MAX, INT_MIN}));
     if (random_.one_in(10)) {
-      one->note_cancelled(gpumem::outcome::stopped);
+      one->set_cancelled(gpumem::outcome::stopped);
       EXPECT_FALSE(list_.park(*one));
       return;
     }
@@ -226,7 +226,7 @@ private:
     ++seen_.plain;
   }
 
-  gpumem_test::chance random_;
+  gpumem_test::random_source random_;
   counts& seen_;
   unsigned const most_ = random_.of({0u, 1u, 2u, 3u, 16u});
   waiter_list list_{most_};
@@ -260,11 +260,11 @@ TEST(waiter_list, is_as_its_model) {
   }
 }
 
-TEST(called_waiters, are_called_once_each_in_the_order_in_which_they_were_added) {
+TEST(woken_waiters, waiters_are_woken_once_in_the_order_of_addition) {
   std::vector<item*> called;
   std::vector<std::optional<item>> items(5);
   {
-    gpumem::called_waiters calls;
+    gpumem::woken_waiters calls;
     for (auto& each : items) {
       each.emplace(1, 0).called = &called;
       calls.add(*each);

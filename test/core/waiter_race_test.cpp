@@ -26,18 +26,18 @@ import gpumem;
 
 namespace {
 
-TEST(waiter_race, of_a_crowd_on_free_threads_ends_with_nothing_lost) {
+TEST(waiter_race, many_requests_on_free_threads_lose_nothing) {
   constexpr int members = 4, requests = 4000;
   gpumem::device const device{0};
   test::parking_resource resource{512};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < members; ++i) streams.emplace_back(device);
-  std::array<test::crowd_counts, members> counts;
+  std::array<test::stress_counts, members> counts;
   std::vector<std::thread> threads;
   for (int i = 0; i < members; ++i) {
     threads.emplace_back([&, i] {
       auto const at = static_cast<std::size_t>(i);
-      test::crowd_member<std::stop_source> member{resource, streams[at], at + 1, [] { std::this_thread::yield(); }};
+      test::stress_worker<std::stop_source> member{resource, streams[at], at + 1, [] { std::this_thread::yield(); }};
       member.run(requests);
       counts[at] = member.counts();
     });

@@ -6,10 +6,10 @@
 namespace test {
 
 /// What a crowd has met with; all counts are of requests.
-struct crowd_counts {
+struct stress_counts {
   std::size_t granted = 0, stopped = 0, expired = 0, destroyed = 0, parked = 0;
   std::size_t late = 0; // coroutines that ended by their deadline; `expired` are threads that blocked
-  void operator+=(crowd_counts const& other) noexcept {
+  void operator+=(stress_counts const& other) noexcept {
     granted += other.granted;
     stopped += other.stopped;
     expired += other.expired;
@@ -24,19 +24,19 @@ struct crowd_counts {
 };
 
 /// What several members have met with, also printed.
-template <class Counts> crowd_counts sum_of(Counts const& each) {
-  crowd_counts sum;
+template <class Counts> stress_counts sum_of(Counts const& each) {
+  stress_counts sum;
   for (auto const& one : each) sum += one;
   sum.print();
   return sum;
 }
 
 /// One member's requests; every choice is made by its own numbers.
-template <class StopSource, class Resource = parking_resource> class crowd_member {
+template <class StopSource, class Resource = parking_resource> class stress_worker {
 public:
   /// `pause` lets other threads run. `unit`: bytes of the smallest request; the largest is 32 times that. `use` is done
   /// with all that is granted.
-  crowd_member(
+  stress_worker(
       Resource resource, gpumem::stream_ref stream, std::uint64_t seed, void (*pause)(), std::size_t unit = 16,
       void (*use)(gpumem::allocation const&) = [](gpumem::allocation const&) {})
       : resource_{std::move(resource)}, stream_{stream}, random_{static_cast<std::uint32_t>(seed * 2 + 1)},
@@ -46,7 +46,7 @@ public:
     for (int i = 0; i < requests; ++i) one_request();
     for (auto& slot : held_) slot.reset();
   }
-  crowd_counts const& counts() const noexcept { return counts_; }
+  stress_counts const& counts() const noexcept { return counts_; }
 
 private:
   std::uint32_t pick(std::uint32_t below) { return static_cast<std::uint32_t>(random_() >> 4) % below; }
@@ -79,7 +79,7 @@ private:
       use_(*got);
       pause();
       held_[pick(2)] = std::move(*got);
-    } else if (got.error().what == gpumem::outcome::deadline) {
+    } else if (got.error().reason == gpumem::outcome::deadline) {
       ++counts_.expired;
     }
   }
@@ -134,7 +134,7 @@ private:
   void (*use_)(gpumem::allocation const&);
   gpumem::thread_executor elsewhere_;
   gpumem::allocation held_[2];
-  crowd_counts counts_;
+  stress_counts counts_;
 };
 
 } // namespace test

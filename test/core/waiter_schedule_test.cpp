@@ -26,7 +26,7 @@ import gpumem;
 #include "../support/manual_executor.hpp"
 #include "../support/parking_resource.hpp"
 #include "../support/scheduled_stop_source.hpp"
-#include "../support/settled_library_thread.hpp"
+#include "../support/idle_default_executor.hpp"
 #include "waiter_races.hpp"
 
 namespace {
@@ -34,7 +34,7 @@ namespace {
 constexpr std::size_t members = 3;
 
 struct outcome_of_seed {
-  test::crowd_counts counts;
+  test::stress_counts counts;
   gpumem::schedule::result schedule;
   std::size_t used = 0;
   bool idle = false;
@@ -44,12 +44,12 @@ outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& strea
   outcome_of_seed result;
   test::settle_library_thread();
   test::parking_resource resource{512};
-  std::array<test::crowd_counts, members> counts;
+  std::array<test::stress_counts, members> counts;
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] {
-      test::crowd_member<test::scheduled_stop_source> member{resource, streams[i], seed * members + i,
-                                                             gpumem::sync::mark};
+      test::stress_worker<test::scheduled_stop_source> member{resource, streams[i], seed * members + i,
+                                                              gpumem::sync::schedule_point};
       member.run(3);
       counts[i] = member.counts();
     });
@@ -69,10 +69,10 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(waiter_schedule, of_a_crowd_ends_with_nothing_lost) {
+TEST_F(waiter_schedule, many_requests_lose_nothing) {
   test::schedule_seeds const seeds{6'000};
   auto const count = seeds.count();
-  test::crowd_counts sum;
+  test::stress_counts sum;
   std::uint64_t switches = 0;
   seeds.each([&](std::uint64_t seed) {
     auto const result = run_crowd(seed, streams);
@@ -110,7 +110,7 @@ std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref str
   return wrong;
 }
 
-TEST_F(waiter_schedule, of_deadlines_alone_ends_with_each_of_them) {
+TEST_F(waiter_schedule, deadlines_alone_end_each_request) {
   test::schedule_seeds const seeds{2'000};
   seeds.each([&](std::uint64_t seed) {
     test::settle_library_thread();

@@ -45,7 +45,7 @@ protected:
   }
 };
 
-TEST_F(waiter_test, with_memory_at_hand_does_not_suspend_and_allocates_nothing) {
+TEST_F(waiter_test, ready_request_does_not_suspend_and_allocates_nothing) {
   auto body = [&]() -> task<std::size_t> {
     auto const before = test::host_allocations();
     for (int i = 0; i < 100; ++i) auto const block = co_await resource.acquire(stream, 64);
@@ -95,7 +95,7 @@ TEST_F(waiter_test, is_refused_when_the_resource_closes) {
   block.reset();
 }
 
-TEST_F(waiter_test, larger_than_the_limit_fails_at_once) {
+TEST_F(waiter_test, request_larger_than_the_limit_fails_at_once) {
   std::optional<outcome> ended;
   auto const running = test::start(request(2000, &ended));
   EXPECT_EQ(ended, outcome::too_large);
@@ -190,13 +190,13 @@ TEST_F(waiter_test, destroyed_after_the_grant_gives_the_memory_back) {
   EXPECT_FALSE(executor.run_one());
 }
 
-TEST_F(waiter_test, that_waited_first_is_served_first_and_is_not_overtaken) {
+TEST_F(waiter_test, first_request_is_served_first_and_is_not_overtaken) {
   auto block = resource.acquire(stream, 1000).wait();
   std::optional<outcome> big, small;
   auto const a = test::start(request(600, &big));
   auto const b = test::start(request(10, &small)); // would fit, but came later
   EXPECT_EQ(resource.state().parked(), 2u);
-  EXPECT_EQ(resource.acquire(stream, 10).try_now().error().what, outcome::exhausted);
+  EXPECT_EQ(resource.acquire(stream, 10).try_now().error().reason, outcome::exhausted);
   block.reset();
   executor.run_one();
   EXPECT_EQ(big, outcome::granted);
@@ -243,7 +243,7 @@ TEST_F(waiter_test, waits_without_a_coroutine) {
   EXPECT_EQ(resource.acquire(stream, 10).try_now().error(), (gpumem::failure{outcome::exhausted, 0, 10}));
   EXPECT_THROW(resource.acquire(stream, 2000).wait(), gpumem::out_of_memory);
   auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
-  EXPECT_EQ(resource.acquire(stream, 10).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_EQ(resource.acquire(stream, 10).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_GE(gpumem::sync::now(), soon);
   EXPECT_TRUE(resource.state().idle());
   std::thread frees{[&] {
@@ -257,7 +257,7 @@ TEST_F(waiter_test, waits_without_a_coroutine) {
   EXPECT_EQ(resource.acquire(stream, 10).wait_until(later)->bytes(), 10u);
 }
 
-TEST_F(waiter_test, asks_for_nothing_and_gets_it) {
+TEST_F(waiter_test, request_for_nothing_is_granted) {
   auto const nothing = sync_wait(resource.acquire(stream, 0));
   EXPECT_FALSE(nothing);
   EXPECT_EQ(nothing.bytes(), 0u);

@@ -39,7 +39,7 @@ void let_poll(std::uint64_t queries) {
   while (gpumem::driver_calls("cuEventQuery") < from + queries) std::this_thread::yield();
 }
 
-TEST_F(completion_test, of_an_idle_stream_is_ready_and_allocates_nothing) {
+TEST_F(completion_test, is_ready_on_an_idle_stream_and_allocates_nothing) {
   auto const records = gpumem::driver_calls("cuEventRecord");
   auto body = [&]() -> task<std::size_t> {
     co_await completion(s()); // what the first use makes
@@ -87,7 +87,7 @@ TEST_F(completion_test, resumes_on_the_library_thread_by_default) {
   auto const resumed_on = sync_wait(where());
   device.join();
   auto body = [&]() -> task<std::thread::id> {
-    co_await test::hop{gpumem::library_executor()};
+    co_await test::hop{gpumem::default_executor()};
     co_return std::this_thread::get_id();
   };
   EXPECT_EQ(resumed_on, sync_wait(body()));
@@ -108,33 +108,33 @@ TEST_F(completion_test, waits_for_what_was_given_before_the_await_only) {
 }
 
 TEST_F(completion_test, publishes_what_the_host_has_seen) {
-  auto& order = s().key().order();
+  auto& timeline = s().key().timeline();
   simulator::work(s(), {}, 1us);
-  auto const freed_now = order.now();
+  auto const freed_now = timeline.current_epoch();
   manual_executor executor;
   auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
   auto const running = test::start(body());
-  EXPECT_FALSE(order.completed(freed_now));
-  EXPECT_GT(order.now(), freed_now); // what is freed from here on is not covered
+  EXPECT_FALSE(timeline.completed(freed_now));
+  EXPECT_GT(timeline.current_epoch(), freed_now); // what is freed from here on is not covered
   simulator::run_until_idle();
   executor.wait_for_post();
-  EXPECT_TRUE(order.completed(freed_now));
-  EXPECT_FALSE(order.completed(order.now()));
+  EXPECT_TRUE(timeline.completed(freed_now));
+  EXPECT_FALSE(timeline.completed(timeline.current_epoch()));
   executor.run_one();
 
-  auto const freed_later = order.now();
+  auto const freed_later = timeline.current_epoch();
   sync_wait(completion(s())); // ready, and tells as well
-  EXPECT_TRUE(order.completed(freed_later));
-  auto const freed_last = order.now();
+  EXPECT_TRUE(timeline.completed(freed_later));
+  auto const freed_last = timeline.current_epoch();
   completion(s()).wait();
-  EXPECT_TRUE(order.completed(freed_last));
+  EXPECT_TRUE(timeline.completed(freed_last));
 }
 
-TEST_F(completion_test, of_an_event_waits_for_what_it_captured) {
+TEST_F(completion_test, waits_for_the_work_that_an_event_captured) {
   gpumem::event event{gpumem::device{0}};
   EXPECT_NO_THROW(sync_wait(completion(event))); // never recorded: nothing to wait for
   simulator::work(s(), {}, 1us);
-  auto const freed = s().key().order().now();
+  auto const freed = s().key().timeline().current_epoch();
   event.record(s());
   manual_executor executor;
   auto body = [&]() -> task<> { co_await completion(event, {.resume_on = &executor}); };
@@ -143,7 +143,7 @@ TEST_F(completion_test, of_an_event_waits_for_what_it_captured) {
   EXPECT_FALSE(executor.posted());
   simulator::run_until_idle();
   executor.wait_for_post();
-  EXPECT_TRUE(s().key().order().completed(freed));
+  EXPECT_TRUE(s().key().timeline().completed(freed));
   executor.run_one();
   EXPECT_TRUE(running.done());
   EXPECT_NO_THROW(completion(event).wait());
@@ -157,7 +157,7 @@ TEST_F(completion_test, blocks_a_plain_thread) {
 }
 
 TEST_F(completion_test, takes_streams_of_every_kind) {
-  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::device_guard const scope{gpumem::device{0}};
   CUstream raw = nullptr;
   gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   for (auto const stream : {gpumem::stream_ref{raw}, gpumem::stream_ref{CUstream{}},
@@ -197,7 +197,7 @@ TEST_F(completion_test, refuses_a_capturing_stream_and_leaves_the_capture_whole)
   }
 }
 
-TEST_F(completion_test, of_an_event_in_a_capture_is_refused) {
+TEST_F(completion_test, refuses_an_event_of_a_capture) {
   gpumem::event event{gpumem::device{0}};
   s().begin_capture();
   event.record(s());
@@ -262,7 +262,7 @@ TEST_F(completion_test, stops_inside_the_constructor_of_the_callback) {
   } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::stopped); }
 }
 
-TEST_F(completion_test, destroyed_while_armed_or_posted_is_forgotten) {
+TEST_F(completion_test, is_forgotten_when_destroyed_while_pending_or_posted) {
   manual_executor executor;
   auto body = [&]() -> task<> {
     co_await completion(s(), {.resume_on = &executor});
@@ -311,7 +311,7 @@ TEST_F(completion_test, hands_an_error_of_one_query_to_its_waiter) {
   executor.run_one();
   EXPECT_EQ(told, CUDA_ERROR_INVALID_HANDLE);
   EXPECT_FALSE(gpumem::device{0}.lost());
-  EXPECT_FALSE(s().key().order().completed(s().key().order().now())); // an error is not completion
+  EXPECT_FALSE(s().key().timeline().completed(s().key().timeline().current_epoch())); // an error is not completion
 }
 
 TEST_F(completion_test, throws_at_the_await_where_nothing_can_be_recorded) {
@@ -323,7 +323,7 @@ TEST_F(completion_test, throws_at_the_await_where_nothing_can_be_recorded) {
   EXPECT_FALSE(gpumem::device{0}.lost());
 }
 
-TEST_F(completion_test, asks_nothing_while_nothing_is_armed) {
+TEST_F(completion_test, polls_nothing_while_nothing_waits) {
   manual_executor executor;
   simulator::work(s(), {}, 1us);
   auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
@@ -356,7 +356,7 @@ TEST_F(completion_test, tells_all_waiters_that_the_device_is_lost) {
   simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
   while (told < 50) executor.run_one();
   EXPECT_TRUE(gpumem::device{0}.lost());
-  EXPECT_EQ(gpumem::device{0}.loss(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(gpumem::device{0}.lost_error(), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_THROW(sync_wait(completion(s())), gpumem::cuda_error);
   EXPECT_THROW(completion(s()).wait(), gpumem::cuda_error);
 }

@@ -49,7 +49,7 @@ public:
       }
     };
     auto stops = [&]() -> gpumem::task<> {
-      co_await hop{gpumem::library_executor()};
+      co_await hop{gpumem::default_executor()};
       source.request_stop();
     };
     co_await gpumem::when_all(waits(), stops());
@@ -59,7 +59,7 @@ public:
   void destroyed(gpumem::stream& on, gpumem::completion_options options = {}) {
     options.resume_on = &never_;
     auto const running = start(awaited(on, options));
-    for (auto marks = pick(8); marks > 0; --marks) gpumem::sync::mark();
+    for (auto marks = pick(8); marks > 0; --marks) gpumem::sync::schedule_point();
     ++seen_.destroyed;
   }
 

@@ -41,8 +41,8 @@ protected:
   static constexpr auto nothing = outcome::closed;
 
   void TearDown() override {
-    EXPECT_EQ(gpumem::figures_of(pool).waiting, 0u);
-    EXPECT_EQ(gpumem::figures_of(pool).live, 0u);
+    EXPECT_EQ(gpumem::statistics_of(pool).waiting, 0u);
+    EXPECT_EQ(gpumem::statistics_of(pool).live, 0u);
     EXPECT_FALSE(executor.run_one()) << "something was posted and not run";
     simulator::run_until_idle();
     EXPECT_NO_THROW(simulator::expect_silent());
@@ -52,7 +52,7 @@ protected:
     return pool.acquire(stream, bytes, {.resume_on = &executor, .deadline = in_an_hour}, std::move(token));
   }
   auto hold(std::size_t bytes) { return pool.acquire(stream, bytes).wait(); }
-  bool waits() { return gpumem::figures_of(pool).waiting == 1; }
+  bool waits() { return gpumem::statistics_of(pool).waiting == 1; }
   void run_all() {
     while (executor.run_one()) {}
   }
@@ -69,7 +69,7 @@ protected:
     std::size_t last = 0;
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::identify(stream, gpumem::device{0}).order().poll(); // events come back
+      gpumem::identify(stream, gpumem::device{0}).timeline().poll(); // events come back
       auto const before = test::host_allocations() - test::counted_frame::made;
       round();
       last = test::host_allocations() - test::counted_frame::made - before;

@@ -91,7 +91,7 @@ protected:
 };
 
 // A wait that nobody ends is a deadlock, which the schedule tells with its seed.
-TEST_F(reactor_schedule, tells_everybody_and_nobody_too_early) {
+TEST_F(reactor_schedule, completes_every_wait_and_none_too_early) {
   test::schedule_seeds const seeds{3'000};
   test::wait_counts seen;
   std::uint64_t switches = 0, refused = 0;
@@ -148,7 +148,7 @@ std::uint64_t questions_in_a_millisecond(latency urgency) {
   return asked;
 }
 
-TEST(reactor_pace, is_a_question_in_ten_microseconds_at_most_unless_somebody_hurries) {
+TEST(reactor_pace, polls_every_ten_microseconds_at_most_without_low_latency_waits) {
   auto const balanced = questions_in_a_millisecond(latency::balanced);
   auto const low = questions_in_a_millisecond(latency::low);
   EXPECT_LE(balanced, 100u);

@@ -64,7 +64,7 @@ protected:
   std::vector<int> resumed;
 };
 
-TEST_F(reactor_test, tells_waiters_of_either_latency) {
+TEST_F(reactor_test, completes_waits_of_either_latency) {
   for (auto const urgency : {latency::low, latency::balanced}) {
     resumed.clear();
     simulator::work(s(), {}, 1us);
@@ -77,7 +77,7 @@ TEST_F(reactor_test, tells_waiters_of_either_latency) {
   }
 }
 
-TEST_F(reactor_test, stands_still_while_nothing_is_armed) {
+TEST_F(reactor_test, sleeps_while_nothing_waits) {
   for (auto const urgency : {latency::low, latency::balanced}) {
     resumed.clear();
     simulator::work(s(), {}, 1us);
@@ -104,7 +104,7 @@ TEST_F(reactor_test, stands_still_while_nothing_is_armed) {
   }
 }
 
-TEST_F(reactor_test, asks_about_the_oldest_of_a_thousand_on_one_stream_alone) {
+TEST_F(reactor_test, polls_only_the_oldest_of_a_thousand_waits_of_a_stream) {
   constexpr int count = 1'000;
   std::vector<test::started> running;
   simulator::work(s(), {}, 1us);
@@ -122,7 +122,7 @@ TEST_F(reactor_test, asks_about_the_oldest_of_a_thousand_on_one_stream_alone) {
   EXPECT_EQ(resumed, in_order);
 }
 
-TEST_F(reactor_test, tells_those_who_wait_for_what_is_complete_and_no_more) {
+TEST_F(reactor_test, completes_only_waits_whose_work_is_complete) {
   std::vector<test::started> running;
   for (int i = 0; i < 5; ++i) {
     simulator::work(s(), {}, 1us);
@@ -151,7 +151,7 @@ TEST_F(reactor_test, goes_on_with_the_next_when_the_oldest_or_the_newest_is_take
   }
 }
 
-TEST_F(reactor_test, asks_once_for_all_who_wait_for_one_event) {
+TEST_F(reactor_test, polls_one_event_once_for_all_its_waits) {
   gpumem::event event{gpumem::device{0}};
   simulator::work(s(), {}, 1us);
   event.record(s());
@@ -169,7 +169,7 @@ TEST_F(reactor_test, asks_once_for_all_who_wait_for_one_event) {
   EXPECT_LE(queries() - before, first().rounds() - rounds + 1);
 }
 
-TEST_F(reactor_test, asks_for_the_hurried_without_asking_for_the_patient_each_time) {
+TEST_F(reactor_test, polls_low_latency_waits_more_often_than_balanced_ones) {
   gpumem::stream other{gpumem::device{0}};
   simulator::work(s(), {}, 1us);
   simulator::work(other, {}, 1us);
@@ -184,7 +184,7 @@ TEST_F(reactor_test, asks_for_the_hurried_without_asking_for_the_patient_each_ti
   EXPECT_TRUE(patient.done() && hurried.done());
 }
 
-TEST_F(reactor_test, hurries_for_a_stream_as_long_as_somebody_on_it_does) {
+TEST_F(reactor_test, polls_a_stream_fast_while_one_of_its_waits_needs_low_latency) {
   simulator::work(s(), {}, 1us);
   auto const patient = test::start(wait_for(s(), latency::balanced, 1));
   {
@@ -197,7 +197,7 @@ TEST_F(reactor_test, hurries_for_a_stream_as_long_as_somebody_on_it_does) {
   EXPECT_EQ(resumed, std::vector{1});
 }
 
-TEST_F(reactor_test, is_one_a_device) {
+TEST_F(reactor_test, is_one_per_device) {
   gpumem::stream elsewhere{gpumem::device{1}};
   reactor const second{gpumem::device{1}};
   simulator::work(elsewhere, {}, 1us);
@@ -226,7 +226,7 @@ TEST_F(reactor_test, is_not_armed_by_the_frees_of_a_pool) {
   EXPECT_EQ(first().rounds(), rounds);
 }
 
-TEST_F(reactor_test, tells_an_error_to_the_oldest_alone) {
+TEST_F(reactor_test, reports_an_error_to_the_oldest_wait_alone) {
   simulator::work(s(), {}, 1us);
   auto body = [&](int number) -> task<> {
     try {
@@ -271,7 +271,7 @@ TEST_F(reactor_test, serves_many_threads_on_shared_streams) {
 }
 
 // The last: the device stays lost. No query says so, since what is waited for never ends.
-TEST_F(reactor_test, tells_everybody_that_somebody_else_has_seen_the_device_lost) {
+TEST_F(reactor_test, fails_every_wait_once_another_thread_saw_the_device_lost) {
   gpumem::stream other{gpumem::device{0}};
   simulator::work(s(), {}, 1us);
   simulator::work(other, {}, 1us);
@@ -284,7 +284,7 @@ TEST_F(reactor_test, tells_everybody_that_somebody_else_has_seen_the_device_lost
   for (int i = 0; i < 20; ++i) {
     running.push_back(test::start(body(i % 2 ? s() : other, i % 4 < 3 ? latency::balanced : latency::low)));
   }
-  gpumem::device{0}.lose(CUDA_ERROR_ILLEGAL_ADDRESS);
+  gpumem::device{0}.mark_lost(CUDA_ERROR_ILLEGAL_ADDRESS);
   run_until(20);
   EXPECT_EQ(std::ranges::count(resumed, static_cast<int>(CUDA_ERROR_ILLEGAL_ADDRESS)), 20);
 }

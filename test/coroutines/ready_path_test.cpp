@@ -50,7 +50,7 @@ TEST_F(ready_path, allocations_are_counted) {
   EXPECT_EQ(test::host_allocations(), before + 1);
 }
 
-TEST_F(ready_path, of_acquire_allocates_nothing) {
+TEST_F(ready_path, acquire_allocates_nothing) {
   test::parking_resource resource{1 << 20};
   std::stop_source source;
   EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(stream, 256); })), 0u);
@@ -58,15 +58,15 @@ TEST_F(ready_path, of_acquire_allocates_nothing) {
             0u);
 }
 
-TEST_F(ready_path, of_acquire_on_a_foreign_stream_allocates_nothing) {
+TEST_F(ready_path, acquire_on_a_foreign_stream_allocates_nothing) {
   test::parking_resource resource{1 << 20};
-  gpumem::current_device const here{gpumem::device{0}};
+  gpumem::device_guard const here{gpumem::device{0}};
   CUstream raw = nullptr;
   gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(gpumem::stream_ref{raw}, 256); })), 0u);
 }
 
-TEST_F(ready_path, of_acquire_allocates_no_more_than_the_pool_does) {
+TEST_F(ready_path, acquire_allocates_no_more_than_the_pool_does) {
   for (std::size_t const bytes : {std::size_t{256}, std::size_t{1} << 20}) {
     auto const make = [&] { return pool.acquire(stream, bytes); };
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(make().try_now());
@@ -82,13 +82,13 @@ TEST_F(ready_path, gives_back_what_nobody_takes) {
     auto const what = pool.acquire(stream, 256);
     auto operation = what.operator co_await();
     EXPECT_TRUE(operation.await_ready());
-    EXPECT_EQ(pool.figures().live, 256u);
+    EXPECT_EQ(pool.statistics().live, 256u);
   }
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(ready_path, refuses_once_what_can_never_be_had) {
-  auto const failures = pool.figures().failures;
+  auto const failures = pool.statistics().failures;
   auto const ask = [&]() -> task<gpumem::outcome> {
     try {
       co_await pool.acquire(stream, std::size_t{1} << 60);
@@ -96,11 +96,11 @@ TEST_F(ready_path, refuses_once_what_can_never_be_had) {
     co_return gpumem::outcome::granted;
   };
   EXPECT_EQ(sync_wait(ask()), gpumem::outcome::too_large);
-  EXPECT_LE(pool.figures().failures, failures + 1);
-  EXPECT_EQ(pool.figures().waiting, 0u);
+  EXPECT_LE(pool.statistics().failures, failures + 1);
+  EXPECT_EQ(pool.statistics().waiting, 0u);
 }
 
-TEST_F(ready_path, of_completion_allocates_nothing) {
+TEST_F(ready_path, completion_allocates_nothing) {
   std::stop_source source;
   gpumem::event event{gpumem::device{0}};
   event.record(stream);

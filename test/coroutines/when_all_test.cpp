@@ -52,7 +52,7 @@ TEST(when_all, gives_a_vector_or_nothing) {
   sync_wait(when_all(std::move(voids)));
 }
 
-TEST(when_all, of_nothing_is_ready) {
+TEST(when_all, is_ready_for_no_arguments) {
   EXPECT_EQ(sync_wait(when_all()), std::tuple<>{});
   EXPECT_TRUE(sync_wait(when_all(std::vector<task<int>>{})).empty());
 }
@@ -112,7 +112,7 @@ TEST(when_all, destroyed_while_parked_destroys_all) {
   EXPECT_EQ(alive.use_count(), 1);
 }
 
-TEST(when_all, meets_on_whichever_thread_is_last) {
+TEST(when_all, continues_on_the_last_thread) {
   // Each waits on an executor of its own; the results are all there, whoever came last.
   gpumem::thread_executor a, b;
   auto on = [](gpumem::executor* where, int value) -> task<int> {

@@ -43,7 +43,7 @@ TEST_F(awaitables_on_device, memory_is_used_on_a_second_stream_and_completion_is
   auto const [first, second] = sync_wait(when_all(rounds(pool, a, b, wrong_, 1000), rounds(pool, b, c, wrong_, 2000)));
   EXPECT_EQ(first, 50u * 1000 + 49 * 25);
   EXPECT_EQ(second, 50u * 2000 + 49 * 25);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(awaitables_on_device, completion_means_that_the_kernel_has_run) {
@@ -58,12 +58,12 @@ TEST_F(awaitables_on_device, completion_means_that_the_kernel_has_run) {
   EXPECT_EQ(cudaFree(flag), cudaSuccess);
 }
 
-TEST_F(awaitables_on_device, a_block_rehomed_is_freed_on_its_new_stream) {
+TEST_F(awaitables_on_device, a_block_is_freed_on_the_stream_that_was_set) {
   pool_resource pool{cuda_resource{device{0}}};
   stream a{device{0}}, b{device{0}};
   auto block = pool.acquire(a, 1 << 20).wait();
   stamp::write(a.get(), block.data(), block.bytes(), 9, 500);
-  block.rehome(b);
+  block.set_stream(b);
   stamp::check(b.get(), block.data(), block.bytes(), 9, wrong_);
   EXPECT_EQ(block.stream().get(), b.get());
 }

@@ -61,7 +61,7 @@ TEST_F(containers_on_device, buffer_is_copied_behind_the_work_of_both_streams) {
   }
 }
 
-TEST_F(containers_on_device, buffer_is_used_behind_a_guard_and_rehomed) {
+TEST_F(containers_on_device, buffer_is_used_by_another_stream_and_moved_to_it) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     buffer block{a(), pool(), size};
     stamp::write(a().get(), block.data(), size, round, 100);
@@ -71,7 +71,7 @@ TEST_F(containers_on_device, buffer_is_used_behind_a_guard_and_rehomed) {
       stamp::write(b().get(), block.data(), size, round + 1, 100);
     }
     stamp::check(a().get(), block.data(), size, round + 1, wrong_);
-    block.rehome(b());
+    block.set_stream(b());
     stamp::check(b().get(), block.data(), size, round + 1, wrong_);
   }
 }

@@ -72,7 +72,7 @@ TEST_F(dead_streams_on_device, a_stream_for_each_request_reserves_what_two_reque
     EXPECT_EQ(cudaStreamSynchronize(on), cudaSuccess);
     EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
   }
-  EXPECT_LE(pool.figures().peak_reserved, 512 * mib);
+  EXPECT_LE(pool.statistics().peak_reserved, 512 * mib);
 }
 
 // Streams that die with work to do: their memory goes to no other stream before that is over.
@@ -132,7 +132,7 @@ TEST_F(dead_streams_on_device, threads_that_end_leave_no_memory_of_their_default
       }}.join();
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
-    EXPECT_LE(pool.figures().peak_reserved, 512 * mib);
+    EXPECT_LE(pool.statistics().peak_reserved, 512 * mib);
   }
 }
 
@@ -162,7 +162,7 @@ TEST_F(dead_streams_on_device, frees_on_handle_0_stand_between_no_streams) {
   }
 }
 
-TEST_F(dead_streams_on_device, a_capture_survives_a_pool_that_runs_out_of_memory_is_settled_and_ends) {
+TEST_F(dead_streams_on_device, capture_survives_a_pool_that_runs_out_of_memory_and_ends) {
   for (auto const mode :
        {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed}) {
     for (auto const flags : {cudaStreamNonBlocking, cudaStreamDefault}) {
@@ -174,13 +174,13 @@ TEST_F(dead_streams_on_device, a_capture_survives_a_pool_that_runs_out_of_memory
       ASSERT_EQ(cudaStreamBeginCapture(captured, mode), cudaSuccess);
       stamp::write(captured, target, 4096, 5);
       std::thread{[&] {
-        current_device const here{device{0}};
+        device_guard const here{device{0}};
         for (auto const each : {stream_ref{on}, stream_ref{own}, stream_ref{CU_STREAM_PER_THREAD}}) {
           auto* const p = pool->allocate(each, 60 * mib);
           stamp::write(each.get(), p, 60 * mib, 3, 1000);
           EXPECT_THROW((void)pool->allocate(each, 60 * mib), out_of_memory);
           pool->deallocate(each, p, 60 * mib);
-          EXPECT_TRUE(pool->settle(std::chrono::seconds{10}));
+          EXPECT_TRUE(pool->synchronize(std::chrono::seconds{10}));
           pool->trim();
         }
         pool.reset();

@@ -55,7 +55,7 @@ TEST_F(driver_pools_on_device, async_resource_reuses_across_streams_in_order) {
   std::vector<stream> streams;
   for (int i = 0; i < 4; ++i) streams.emplace_back(device{0});
   for (std::uint64_t i = 0; i < 400; ++i) use(pool, streams[i % 4], std::size_t{1} << (10 + i % 14), i);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(driver_pools_on_device, threads_on_streams_of_their_own_never_share_a_block) {
@@ -78,9 +78,9 @@ TEST_F(driver_pools_on_device, options_are_the_drivers) {
   check(driver().mem_pool_get_attribute(pool.handle(), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &completed), "get");
   EXPECT_EQ(completed, 0);
   stream on{device{0}};
-  EXPECT_EQ(pool.try_allocate(on, 512 * mib).error().what, outcome::too_large);
+  EXPECT_EQ(pool.try_allocate(on, 512 * mib).error().reason, outcome::too_large);
   auto* const most = pool.allocate(on, 192 * mib);
-  EXPECT_EQ(pool.try_allocate(on, 128 * mib).error().what, outcome::exhausted);
+  EXPECT_EQ(pool.try_allocate(on, 128 * mib).error().reason, outcome::exhausted);
   pool.deallocate(on, most, 192 * mib);
   on.synchronize();
   EXPECT_GT(pool.trim(), 0u);

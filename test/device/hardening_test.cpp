@@ -59,7 +59,7 @@ TEST_F(hardening_on_device, an_overrun_by_a_kernel) {
     auto* const p = pool.allocate(on, bytes);
     stamp::write(on.get(), p, bytes + 16, 1, 100);
     pool.deallocate(on, p, bytes);
-    ASSERT_TRUE(pool.settle(long_enough));
+    ASSERT_TRUE(pool.synchronize(long_enough));
     expect(misuse::kind::overrun, p, static_cast<std::ptrdiff_t>(bytes), 16);
   }
 }
@@ -70,7 +70,7 @@ TEST_F(hardening_on_device, an_underrun_by_a_kernel) {
   auto* const p = static_cast<char*>(pool.allocate(on, MiB));
   stamp::write(on.get(), p - 8, MiB, 1);
   pool.deallocate(on, p, MiB);
-  ASSERT_TRUE(pool.settle(long_enough));
+  ASSERT_TRUE(pool.synchronize(long_enough));
   expect(misuse::kind::underrun, p, -1, 8);
 }
 
@@ -83,7 +83,7 @@ TEST_F(hardening_on_device, a_write_after_the_free) {
     pool.deallocate(on, p, bytes);
     stamp::write(on.get(), static_cast<char*>(p) + 512, 8, 2, 100);
     on.synchronize();
-    ASSERT_TRUE(pool.settle(long_enough));
+    ASSERT_TRUE(pool.synchronize(long_enough));
     expect(misuse::kind::use_after_free, p, 512, 8);
   }
 }
@@ -100,7 +100,7 @@ TEST_F(hardening_on_device, a_double_free_by_two_threads_at_once) {
     EXPECT_EQ(told[0].what, misuse::kind::double_free);
     told.clear();
   }
-  EXPECT_TRUE(pool.settle(long_enough));
+  EXPECT_TRUE(pool.synchronize(long_enough));
 }
 
 TEST_F(hardening_on_device, nothing_in_a_correct_program_under_a_limit) {
@@ -109,35 +109,35 @@ TEST_F(hardening_on_device, nothing_in_a_correct_program_under_a_limit) {
   for (std::uint64_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       stream on{device{0}};
-      std::mt19937_64 chance{t};
+      std::mt19937_64 rng{t};
       for (std::uint64_t i = 0; i < 2000; ++i) {
-        auto const bytes = std::size_t{8} << chance() % 18;
+        auto const bytes = std::size_t{8} << rng() % 18;
         auto* const p = pool.allocate(on, bytes);
-        stamp::write(on.get(), p, bytes, t << 32 | i, chance() % 8 ? 0 : 20);
+        stamp::write(on.get(), p, bytes, t << 32 | i, rng() % 8 ? 0 : 20);
         stamp::check(on.get(), p, bytes, t << 32 | i, wrong_);
         pool.deallocate(on, p, bytes);
       }
     });
   }
   for (auto& each : threads) each.join();
-  EXPECT_TRUE(pool.settle(long_enough));
+  EXPECT_TRUE(pool.synchronize(long_enough));
   EXPECT_TRUE(told.empty()) << to_string(told[0].what);
-  auto const f = pool.figures();
-  EXPECT_EQ(f.live + f.quarantined + f.granted, 0u);
+  auto const f = pool.statistics();
+  EXPECT_EQ(f.live + f.quarantined + f.allocated, 0u);
   EXPECT_EQ(f.failures, 0u);
 }
 
-TEST_F(hardening_on_device, of_memory_that_the_host_touches) {
+TEST_F(hardening_on_device, host_accessible_memory_too) {
   pool_resource pool{pinned_resource{device{0}}, {.hardened = {.enabled = true}}};
   stream on{device{0}};
   auto* const p = static_cast<char*>(pool.allocate(on, MiB));
   stamp::write(on.get(), p, MiB, 1, 100);
   pool.deallocate(on, p, MiB);
-  ASSERT_TRUE(pool.settle(long_enough));
+  ASSERT_TRUE(pool.synchronize(long_enough));
   EXPECT_TRUE(told.empty());
   auto* const q = static_cast<char*>(pool.allocate(on, 1000));
   q[1000] = 1;
   pool.deallocate(on, q, 1000);
-  ASSERT_TRUE(pool.settle(long_enough));
+  ASSERT_TRUE(pool.synchronize(long_enough));
   expect(misuse::kind::overrun, q, 1000, 1);
 }

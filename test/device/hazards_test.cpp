@@ -58,7 +58,7 @@ TEST_F(hazards_on_device, memory_of_another_stream_is_taken_behind_its_work) {
     fill(to, second, ~round);
     pool.deallocate(to, second, size);
   }
-  EXPECT_GT(pool.figures().reuse_waited, 0u) << "no stream was made to wait";
+  EXPECT_GT(pool.statistics().reuse_waited, 0u) << "no stream was made to wait";
 }
 
 TEST_F(hazards_on_device, a_recorded_use_keeps_the_block_from_its_own_stream) {

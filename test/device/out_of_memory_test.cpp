@@ -19,7 +19,7 @@ TEST_F(out_of_memory_on_device, a_limit_holds_and_the_pool_recovers) {
   for (;;) {
     auto const result = pool.try_allocate(on, size);
     if (!result) {
-      EXPECT_EQ(result.error().what, outcome::exhausted);
+      EXPECT_EQ(result.error().reason, outcome::exhausted);
       break;
     }
     blocks.push_back(*result);
@@ -34,7 +34,7 @@ TEST_F(out_of_memory_on_device, a_limit_holds_and_the_pool_recovers) {
   pool.deallocate(on, whole, limit);
 }
 
-TEST_F(out_of_memory_on_device, the_error_tells_the_figures) {
+TEST_F(out_of_memory_on_device, the_error_carries_the_statistics) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{4} << 20}};
   stream on{device{0}};
   auto* const block = pool.allocate(on, std::size_t{3} << 20);
@@ -42,10 +42,10 @@ TEST_F(out_of_memory_on_device, the_error_tells_the_figures) {
     (void)pool.allocate(on, std::size_t{2} << 20);
     FAIL() << "3 and 2 MiB fitted into 4";
   } catch (out_of_memory const& e) {
-    EXPECT_EQ(e.figures().requested, std::size_t{2} << 20);
-    EXPECT_EQ(e.figures().live, std::size_t{3} << 20);
-    EXPECT_EQ(e.figures().limit, std::size_t{4} << 20);
-    EXPECT_GT(e.figures().device_free, 0u);
+    EXPECT_EQ(e.info().requested, std::size_t{2} << 20);
+    EXPECT_EQ(e.info().live, std::size_t{3} << 20);
+    EXPECT_EQ(e.info().limit, std::size_t{4} << 20);
+    EXPECT_GT(e.info().device_free, 0u);
   }
   pool.deallocate(on, block, std::size_t{3} << 20);
 }
@@ -55,10 +55,10 @@ TEST_F(out_of_memory_on_device, a_request_larger_than_the_card_leaves_the_pool_a
   stream on{device{0}};
   auto* const block = pool.allocate(on, 1 << 20);
   stamp::write(on.get(), block, 1 << 20, 4);
-  auto const before = pool.figures();
+  auto const before = pool.statistics();
   EXPECT_THROW((void)pool.allocate(on, device{0}.memory().total + (std::size_t{1} << 30)), out_of_memory);
-  EXPECT_EQ(pool.figures().live, before.live);
-  EXPECT_EQ(pool.figures().reserved, before.reserved);
+  EXPECT_EQ(pool.statistics().live, before.live);
+  EXPECT_EQ(pool.statistics().reserved, before.reserved);
   stamp::check(on.get(), block, 1 << 20, 4, wrong_);
   auto* const next = pool.allocate(on, 1 << 20);
   stamp::write(on.get(), next, 1 << 20, 5);

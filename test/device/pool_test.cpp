@@ -19,17 +19,17 @@ TEST_F(pool_on_device, one_thread_over_eight_streams) {
   pool_resource pool{cuda_resource{device{0}}};
   auto streams = make_streams(8);
   churn{pool, streams, wrong_, 1}.run(20'000);
-  auto const f = pool.figures();
+  auto const f = pool.statistics();
   EXPECT_EQ(f.live, 0u);
-  EXPECT_GT(f.reuse_own, 0u);
+  EXPECT_GT(f.reuse_same_stream, 0u);
   EXPECT_GT(f.reuse_ordered + f.reuse_completed + f.reuse_waited, 0u) << "nothing was reused across streams";
 }
 
-TEST_F(pool_on_device, under_a_limit_streams_steal_from_each_other) {
+TEST_F(pool_on_device, streams_reuse_each_others_memory_under_a_limit) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{48} << 20}};
   auto streams = make_streams(8);
   churn{pool, streams, wrong_, 2}.run(20'000);
-  auto const f = pool.figures();
+  auto const f = pool.statistics();
   EXPECT_EQ(f.live, 0u);
   EXPECT_LE(f.peak_reserved, std::size_t{48} << 20);
 }
@@ -44,7 +44,7 @@ TEST_F(pool_on_device, sixteen_threads_with_streams_of_their_own) {
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(pool_on_device, four_threads_that_share_four_streams) {
@@ -55,10 +55,10 @@ TEST_F(pool_on_device, four_threads_that_share_four_streams) {
     threads.emplace_back([&, t] { churn{pool, streams, wrong_, 200 + t}.run(5'000); });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_on_device, foreign_handles_that_are_destroyed_and_made_anew) {
+TEST_F(pool_on_device, foreign_handles_can_be_destroyed_and_made_again) {
   pool_resource pool{cuda_resource{device{0}}};
   for (std::uint64_t round = 0; round < 200; ++round) {
     cudaStream_t raw = nullptr;
@@ -69,7 +69,7 @@ TEST_F(pool_on_device, foreign_handles_that_are_destroyed_and_made_anew) {
     pool.deallocate(stream_ref{raw}, data, 1 << 20);
     ASSERT_EQ(cudaStreamDestroy(raw), cudaSuccess);
   }
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(pool_on_device, the_default_streams_of_two_threads) {
@@ -90,7 +90,7 @@ TEST_F(pool_on_device, the_default_streams_of_two_threads) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_F(pool_on_device, a_persistent_kernel_on_the_donor_hangs_nobody) {
+TEST_F(pool_on_device, persistent_kernel_of_another_stream_blocks_no_request) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{8} << 20}};
   int least = 0, greatest = 0;
   ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);

@@ -59,7 +59,7 @@ void fork_a_user() {
   auto const child = fork();
   if (child == 0) {
     alarm(20);
-    bool right = pool.figures().reserved == 0;
+    bool right = pool.statistics().reserved == 0;
     right = says(told([] { pool_resource{device{0}}; }), "was forked after gpumem was used") && right;
     right = says(told([] { pool.allocate(used, mib); }), "") && !pool.try_allocate(used, mib) && right;
     std::exit(right ? 0 : 1); // with the destructors of static objects

@@ -52,7 +52,7 @@ named_resources resources() {
 }
 
 TEST_F(thrust_device, algorithms_give_what_the_hosts_give) {
-  gpumem::current_device const current{gpumem::device{0}};
+  gpumem::device_guard const current{gpumem::device{0}};
   gpumem::stream own{gpumem::device{0}};
   CUstream raw = nullptr;
   ASSERT_EQ(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);

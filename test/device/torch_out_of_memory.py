@@ -100,7 +100,7 @@ def run(case, size):
     gpumem_torch.install(f"limit={LIMIT}MiB")
     expected = train("cpu")
     go_on(case, expected)  # what libraries allocate at their first use is live from here on
-    before = gpumem_torch.figures(0)
+    before = gpumem_torch.statistics(0)
     told = None
     try:
         case(size)
@@ -108,7 +108,7 @@ def run(case, size):
         told = str(error)
     gc.collect()
     torch.cuda.synchronize()
-    after = gpumem_torch.figures(0)
+    after = gpumem_torch.statistics(0)
     assert told is not None, f"{size} MiB were granted"
     assert "gpumem: out of memory" in told, told
     assert after["failures"] > before["failures"], "the pool has refused nothing"

@@ -165,8 +165,8 @@ def run(given):
         pool = gpumem_torch.mem_pool(given.options)
         with torch.cuda.use_mem_pool(pool):  # this thread; the backward pass of another one draws on PyTorch's own
             result = train(given)
-    told = gpumem_torch.figures(None)
-    result["peak_reserved"], result["peak_live"], result["figures"] = told["peak_reserved"], told["peak_live"], told
+    told = gpumem_torch.statistics(None)
+    result["peak_reserved"], result["peak_live"], result["statistics"] = told["peak_reserved"], told["peak_live"], told
     return result
 
 

@@ -46,7 +46,7 @@ TEST_F(virtual_pages_on_device, kernels_use_a_run_of_pages_and_its_memory_comes_
   {
     virtual_pages pages{device{0}};
     EXPECT_EQ(pages.granularity(), 2 * mib);
-    EXPECT_GE(pages.addresses(), 8 * device{0}.memory().total);
+    EXPECT_GE(pages.address_space(), 8 * device{0}.memory().total);
     ASSERT_TRUE(pages.map(0, 512 * mib));
     ASSERT_TRUE(pages.map(512 * mib, 512 * mib, 512 * mib));
     EXPECT_LE(free_bytes(), before - 1024 * mib);
@@ -84,12 +84,12 @@ TEST_F(virtual_pages_on_device, pages_keep_their_contents_when_they_move) {
     std::uint64_t value;
   };
   stream on{device{0}};
-  virtual_pages pages{device{0}, {.addresses = 4096 * mib}};
+  virtual_pages pages{device{0}, {.address_space = 4096 * mib}};
   std::mt19937_64 random{7};
   std::vector<laid> all;
   for (std::uint64_t i = 1; i <= 400; ++i) {
     auto const bytes = (1 + random() % 16) * 2 * mib;
-    auto const place = pages.place(bytes).value_or(pages.addresses());
+    auto const place = pages.find_extent(bytes).value_or(pages.address_space());
     if (all.size() < 16 || random() % 3 == 0) {
       ASSERT_TRUE(pages.map(place, bytes, bytes));
       write(on, at(pages, place), bytes, i);
@@ -99,7 +99,7 @@ TEST_F(virtual_pages_on_device, pages_keep_their_contents_when_they_move) {
     auto& one = all[random() % all.size()];
     on.synchronize();
     if (random() % 2 == 0) {
-      auto const to = pages.place(one.bytes).value_or(pages.addresses());
+      auto const to = pages.find_extent(one.bytes).value_or(pages.address_space());
       ASSERT_TRUE(pages.move(one.offset, to));
       one.offset = to;
       check(on, at(pages, one.offset), one.bytes, one.value);
@@ -144,7 +144,7 @@ TEST_F(virtual_pages_on_device, a_page_is_exported_by_a_file_descriptor) {
 // reservation, and unmaps what is not mapped throughout.
 TEST_F(virtual_pages_on_device, the_driver_refuses_what_the_simulated_one_does) {
   auto const& cu = driver();
-  current_device const scope{device{0}};
+  device_guard const scope{device{0}};
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};

@@ -77,7 +77,7 @@ protected:
       sync_wait(when_all(std::move(all)));
     }
     EXPECT_EQ(ended, 4 * 64u);
-    auto const f = pool.figures();
+    auto const f = pool.statistics();
     std::printf("%llu allocations, %llu behind waits, %zu times begun again\n",
                 static_cast<unsigned long long>(f.allocations), static_cast<unsigned long long>(f.reuse_waited),
                 again.load());
@@ -90,10 +90,10 @@ protected:
   std::atomic<std::size_t> ended{0}, again{0};
 };
 
-TEST_F(waiting_on_device, over_virtual_pages) { run({}); }
-TEST_F(waiting_on_device, over_chunks) { run({.pages = false}); }
-TEST_F(waiting_on_device, for_complete_memory_alone) { run({.cross_stream = reuse::completed}); }
-TEST_F(waiting_on_device, of_a_hardened_pool) { run({.hardened = {.enabled = true}}); }
+TEST_F(waiting_on_device, request_waits_over_virtual_pages) { run({}); }
+TEST_F(waiting_on_device, request_waits_over_chunks) { run({.pages = false}); }
+TEST_F(waiting_on_device, request_waits_for_complete_memory_alone) { run({.cross_stream = reuse_policy::completed}); }
+TEST_F(waiting_on_device, request_waits_in_a_hardened_pool) { run({.hardened = {.enabled = true}}); }
 
 TEST_F(waiting_on_device, ends_at_its_deadline) {
   pool_type pool{device{0}, {.limit = limit}};

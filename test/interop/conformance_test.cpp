@@ -50,7 +50,7 @@ protected:
     held_ = device_bytes();
     resource_ = std::make_unique<resource>(Maker::make());
     gpumem::device const where{home()};
-    current_ = std::make_unique<gpumem::current_device>(where);
+    current_ = std::make_unique<gpumem::device_guard>(where);
     own_ = std::make_unique<gpumem::stream>(where);
     ASSERT_EQ(gpumem::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   }
@@ -114,7 +114,7 @@ protected:
 private:
   std::size_t held_ = 0;
   std::unique_ptr<resource> resource_;
-  std::unique_ptr<gpumem::current_device> current_;
+  std::unique_ptr<gpumem::device_guard> current_;
   std::unique_ptr<gpumem::stream> own_;
   CUstream foreign_ = nullptr;
 };
@@ -192,7 +192,7 @@ TYPED_TEST(conformance, a_request_that_cannot_be_met_changes_nothing) {
     how.deallocate(this->subject(), p, kib, 256);
   };
   for (auto const& how : this->ways()) fits(how); // after which a pool holds what it will use
-  auto const before = gpumem::figures_of(this->subject());
+  auto const before = gpumem::statistics_of(this->subject());
   auto const held = this->device_bytes();
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
@@ -203,7 +203,7 @@ TYPED_TEST(conformance, a_request_that_cannot_be_met_changes_nothing) {
     }
     fits(how);
   }
-  EXPECT_EQ(gpumem::figures_of(this->subject()).live, before.live);
+  EXPECT_EQ(gpumem::statistics_of(this->subject()).live, before.live);
   EXPECT_EQ(this->device_bytes(), held);
 }
 
@@ -234,7 +234,7 @@ TYPED_TEST(conformance, several_threads_at_once) {
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < 4; ++i) {
       threads.emplace_back([&, i] {
-        gpumem::current_device const scope{gpumem::device{this->home()}};
+        gpumem::device_guard const scope{gpumem::device{this->home()}};
         this->mix(this->subject(), how, mib, 100, i);
       });
     }
@@ -243,7 +243,7 @@ TYPED_TEST(conformance, several_threads_at_once) {
 }
 
 // A default stream is another one to each thread: the event orders the free after the allocation.
-TYPED_TEST(conformance, what_one_thread_allocates_another_frees) {
+TYPED_TEST(conformance, another_thread_can_free_a_block) {
   struct handed_over {
     block given;
     gpumem::event allocated;
@@ -254,7 +254,7 @@ TYPED_TEST(conformance, what_one_thread_allocates_another_frees) {
     std::condition_variable arrived;
     std::deque<handed_over> given;
     std::thread consumer{[&] {
-      gpumem::current_device const scope{gpumem::device{this->home()}};
+      gpumem::device_guard const scope{gpumem::device{this->home()}};
       for (int i = 0; i < 100; ++i) {
         std::unique_lock held{guard};
         arrived.wait(held, [&] { return !given.empty(); });
@@ -291,7 +291,7 @@ TYPED_TEST(conformance, work_may_use_a_block_until_its_free) {
 }
 
 TYPED_TEST(conformance, memory_can_be_awaited) {
-  auto const before = gpumem::figures_of(this->subject()).live;
+  auto const before = gpumem::statistics_of(this->subject()).live;
   {
     auto got = gpumem::acquire(this->subject(), this->own(), kib).try_now();
     ASSERT_TRUE(got);
@@ -299,10 +299,10 @@ TYPED_TEST(conformance, memory_can_be_awaited) {
     EXPECT_NE(got->data(), nullptr);
     auto const refused = gpumem::acquire(this->subject(), this->own(), pib).try_now();
     ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().what, gpumem::outcome::exhausted);
+    EXPECT_EQ(refused.error().reason, gpumem::outcome::exhausted);
     EXPECT_EQ(refused.error().requested, pib);
   }
-  EXPECT_EQ(gpumem::figures_of(this->subject()).live, before);
+  EXPECT_EQ(gpumem::statistics_of(this->subject()).live, before);
 }
 
 } // namespace

@@ -111,7 +111,9 @@ struct malformed {
 
 class malformed_trace : public testing::TestWithParam<malformed> {};
 
-TEST_P(malformed_trace, is_refused_with_its_line) { EXPECT_EQ(error_of(GetParam().text), GetParam().message); }
+TEST_P(malformed_trace, malformed_trace_is_refused_with_its_line) {
+  EXPECT_EQ(error_of(GetParam().text), GetParam().message);
+}
 
 const std::string not_a_trace =
     "t.csv:1: not a trace: the first line must be 'Thread,Time,Action,Pointer,Size,Stream', not ";

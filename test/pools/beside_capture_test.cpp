@@ -50,7 +50,7 @@ protected:
     {
       gpumem_test::running_device const running;
       std::thread{[&] {
-        gpumem::current_device const here{device};
+        gpumem::device_guard const here{device};
         calls();
       }}.join();
     }
@@ -89,8 +89,8 @@ private:
   unsigned char value_ = 0;
 };
 
-TEST_P(beside_capture, a_pool_runs_out_of_memory_is_settled_and_ends) {
-  for (auto const how : {gpumem::reuse::own, gpumem::reuse::completed, gpumem::reuse::wait}) {
+TEST_P(beside_capture, pool_can_run_out_of_memory_synchronize_and_end) {
+  for (auto const how : {gpumem::reuse_policy::ordered, gpumem::reuse_policy::completed, gpumem::reuse_policy::wait}) {
     std::optional<pool_resource<gpumem::cuda_resource>> pool{
         std::in_place, device, gpumem::pool_options{.limit = 64 * MiB, .cross_stream = how}};
     expect_undisturbed([&] {
@@ -100,7 +100,7 @@ TEST_P(beside_capture, a_pool_runs_out_of_memory_is_settled_and_ends) {
         EXPECT_FALSE(pool->try_allocate(other_, 60 * MiB));
         EXPECT_THROW(pool->allocate(other_, 60 * MiB), gpumem::out_of_memory);
         pool->deallocate(on, p, 60 * MiB);
-        pool->settle(10s);
+        pool->synchronize(10s);
         pool->trim();
       }
       auto* const host = pool->allocate_sync(1 * MiB);
@@ -123,15 +123,15 @@ TEST_P(beside_capture, calls_of_every_kind) {
       pool.deallocate(on, pool.allocate(on, 8 * MiB), 8 * MiB);
       auto block = pool.acquire(on, MiB).wait();
       { auto const use = block.use_on(other_); }
-      block.rehome(own_);
+      block.set_stream(own_);
     }
     pool.reserve(256 * MiB);
-    pool.figures();
+    pool.statistics();
     pool.find(used);
     pool.pin(used, 1);
     pool.unpin(used, 1);
     pool.set_limit(512 * MiB);
-    pool.settle(1s);
+    pool.synchronize(1s);
     pool.trim();
     gpumem::event happened{device};
     happened.record(own_);
@@ -162,7 +162,7 @@ TEST_P(beside_capture, sources_and_a_hardened_pool) {
       auto* const p = hard.allocate(on, 8 * MiB);
       EXPECT_THROW(hard.allocate(on, 12 * MiB), gpumem::out_of_memory);
       hard.deallocate(on, p, 8 * MiB);
-      hard.settle(10s);
+      hard.synchronize(10s);
     }
     gpumem::driver().stream_destroy(foreign.get());
   });

@@ -19,7 +19,7 @@ namespace {
 using gpumem::detail::block;
 using gpumem::detail::block_table;
 using gpumem::detail::granule;
-using gpumem::detail::record_array;
+using gpumem::detail::block_metadata;
 
 // Addresses whose hashes are small numbers: of all tables the first slot, and all of one mark.
 std::vector<std::uintptr_t> alike(std::size_t count) {
@@ -33,10 +33,10 @@ std::vector<std::uintptr_t> alike(std::size_t count) {
   return found;
 }
 
-std::vector<block*> taken_from(record_array& records, std::size_t count) {
+std::vector<block*> taken_from(block_metadata& metadata, std::size_t count) {
   std::vector<block*> taken;
-  records.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) taken.push_back(&records.take());
+  metadata.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) taken.push_back(&metadata.allocate());
   return taken;
 }
 
@@ -44,17 +44,17 @@ void const* at(std::uintptr_t address) { return reinterpret_cast<void const*>(ad
 
 TEST(block_table, tells_blocks_apart_whose_hashes_are_alike) {
   auto const addresses = alike(4);
-  record_array records;
-  auto const blocks = taken_from(records, 3);
-  block_table table{records};
+  block_metadata metadata;
+  auto const blocks = taken_from(metadata, 3);
+  block_table table{metadata};
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     blocks[i]->base = addresses[i];
     table.reserve(1);
-    table.put(*blocks[i]);
+    table.insert(*blocks[i]);
   }
   for (std::size_t i = 0; i < blocks.size(); ++i) EXPECT_EQ(table.find(at(addresses[i])), blocks[i]);
   EXPECT_EQ(table.find(at(addresses[3])), nullptr);
-  table.drop(*blocks[1]);
+  table.erase(*blocks[1]);
   EXPECT_EQ(table.find(at(addresses[1])), nullptr);
   EXPECT_EQ(table.find(at(addresses[2])), blocks[2]);
 }
@@ -62,26 +62,26 @@ TEST(block_table, tells_blocks_apart_whose_hashes_are_alike) {
 // More than get memory at once, in a table that is large.
 TEST(block_table, keeps_what_it_holds_when_it_grows) {
   constexpr std::size_t count = 100'000;
-  record_array records;
-  auto const blocks = taken_from(records, count);
-  block_table table{records};
+  block_metadata metadata;
+  auto const blocks = taken_from(metadata, count);
+  block_table table{metadata};
   for (std::size_t i = 0; i < count; ++i) {
     blocks[i]->base = (i + 1) * granule;
     table.reserve(1);
-    table.put(*blocks[i]);
-    if (i % 3 == 2) table.drop(*blocks[i - 1]);
+    table.insert(*blocks[i]);
+    if (i % 3 == 2) table.erase(*blocks[i - 1]);
   }
   for (std::size_t i = 0; i < count; ++i) {
     ASSERT_EQ(table.find(at((i + 1) * granule)), i % 3 == 1 && i + 1 < count ? nullptr : blocks[i]) << i;
   }
 }
 
-TEST(records, have_numbers_and_are_given_again) {
-  record_array records;
-  auto const blocks = taken_from(records, 20'000);
-  for (auto* const each : blocks) ASSERT_EQ(&records.at(records.number_of(*each)), each);
-  for (auto* const each : blocks) records.give(*each);
-  auto again = taken_from(records, blocks.size());
+TEST(block_metadata_test, released_records_are_reused) {
+  block_metadata metadata;
+  auto const blocks = taken_from(metadata, 20'000);
+  for (auto* const each : blocks) ASSERT_EQ(&metadata.at(metadata.number_of(*each)), each);
+  for (auto* const each : blocks) metadata.release(*each);
+  auto again = taken_from(metadata, blocks.size());
   std::ranges::sort(again);
   EXPECT_TRUE(std::ranges::adjacent_find(again) == again.end());
   auto sorted = blocks;
@@ -90,18 +90,18 @@ TEST(records, have_numbers_and_are_given_again) {
 }
 
 // A process that may have few addresses has fewer records, and is told.
-TEST(records, are_as_many_as_there_are_addresses_for) {
+TEST(block_metadata_test, allocator_has_as_many_records_as_it_can_address) {
   std::size_t pages = 0;
   std::ifstream{"/proc/self/statm"} >> pages;
   rlimit usual{};
   ASSERT_EQ(getrlimit(RLIMIT_AS, &usual), 0);
   rlimit const few{pages * static_cast<std::size_t>(getpagesize()) + (std::size_t{64} << 20), usual.rlim_max};
-  record_array records;
+  block_metadata metadata;
   ASSERT_EQ(setrlimit(RLIMIT_AS, &few), 0);
-  EXPECT_NO_THROW(records.reserve(1000));
-  EXPECT_THROW(records.reserve(1 << 20), std::bad_alloc);
+  EXPECT_NO_THROW(metadata.reserve(1000));
+  EXPECT_THROW(metadata.reserve(1 << 20), std::bad_alloc);
   ASSERT_EQ(setrlimit(RLIMIT_AS, &usual), 0);
-  for (int i = 0; i < 1000; ++i) records.take();
+  for (int i = 0; i < 1000; ++i) metadata.allocate();
 }
 
 } // namespace

@@ -61,7 +61,7 @@ template <class Pool> void expect_one_request_is_reserved(Pool pool, std::size_t
     simulator::work(s, {simulator::write(p, bytes)});
     checked.deallocate(s, p, bytes);
   }
-  auto const f = pool.figures();
+  auto const f = pool.statistics();
   EXPECT_LE(f.peak_reserved, std::max(2 * bytes, 32 * MiB));
 }
 
@@ -80,7 +80,7 @@ TEST_F(dead_streams, blocks_that_free_themselves_leave_no_memory_behind) {
     request_stream const s;
     auto const block = pool.acquire(s, 256 * MiB).wait();
   }
-  EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
+  EXPECT_LE(pool.statistics().peak_reserved, 512 * MiB);
 }
 
 TEST_F(dead_streams, adopted_streams_leave_no_memory_behind) {
@@ -90,7 +90,7 @@ TEST_F(dead_streams, adopted_streams_leave_no_memory_behind) {
     auto const promised = gpumem::stream::adopt(stream_ref{s}.get());
     serve(pool, promised, 256 * MiB);
   }
-  EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
+  EXPECT_LE(pool.statistics().peak_reserved, 512 * MiB);
 }
 
 TEST_F(dead_streams, threads_that_end_leave_no_memory_of_their_default_streams_behind) {
@@ -100,12 +100,12 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_of_their_default_streams_b
     auto const before = timelines();
     for (int i = 0; i < 200; ++i) {
       std::thread{[&] {
-        gpumem::current_device const here{device};
+        gpumem::device_guard const here{device};
         serve(checked, stream_ref{handle}, 256 * MiB);
       }}.join();
       simulator::run_until_idle();
     }
-    EXPECT_LE(pool.figures().peak_reserved, 512 * MiB);
+    EXPECT_LE(pool.statistics().peak_reserved, 512 * MiB);
     EXPECT_LE(timelines() - before, 4u);
   }
 }
@@ -119,7 +119,7 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_behind_where_many_have_end
     std::vector<std::thread> threads;
     for (int i = 0; i < many; ++i) {
       threads.emplace_back([&] {
-        gpumem::current_device const here{device};
+        gpumem::device_guard const here{device};
         serve(pool, stream_ref{handle}, 4096);
         all_have_used_it.arrive_and_wait();
       });
@@ -128,13 +128,13 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_behind_where_many_have_end
     simulator::run_until_idle();
     for (int i = 0; i < 100; ++i) {
       std::thread{[&] {
-        gpumem::current_device const here{device};
+        gpumem::device_guard const here{device};
         serve(pool, stream_ref{handle}, 256 * MiB);
       }}.join();
       simulator::run_until_idle();
     }
   }
-  EXPECT_LE(pool.figures().peak_reserved, 1024 * MiB);
+  EXPECT_LE(pool.statistics().peak_reserved, 1024 * MiB);
 }
 
 TEST_F(dead_streams, a_request_at_the_limit_is_granted_beside_a_long_kernel) {
@@ -181,12 +181,12 @@ TEST_F(dead_streams, a_burst_of_a_hundred_frees_is_all_granted_to_another_stream
   auto const s = make_foreign();
   std::vector<void*> blocks;
   for (int i = 0; i < 100; ++i) blocks.push_back(pool.allocate(s, 8 * MiB));
-  auto const reserved = pool.figures().reserved;
+  auto const reserved = pool.statistics().reserved;
   for (auto* const p : blocks) pool.deallocate(s, p, 8 * MiB);
   gpumem::driver().stream_synchronize(s.get());
   destroy(s);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.try_allocate(lasting, 8 * MiB));
-  EXPECT_EQ(pool.figures().reserved, reserved);
+  EXPECT_EQ(pool.statistics().reserved, reserved);
 }
 
 // 64 records stand behind a long kernel, so that the ring has no place for more.
@@ -194,16 +194,16 @@ TEST_F(dead_streams, a_full_ring_of_events_loses_no_free) {
   pool_resource pool{device};
   auto const s = make_foreign();
   run_long(s);
-  auto& order = gpumem::identify(s, device).order();
-  order.prepare();
-  for (int i = 0; i < 70; ++i) order.record_late(s.get());
+  auto& timeline = gpumem::identify(s, device).timeline();
+  timeline.prepare();
+  for (int i = 0; i < 70; ++i) timeline.record_later(s.get());
   serve(pool, s, 64 * MiB);
   destroy(s);
   end_long();
   simulator::run_until_idle();
-  auto const reserved = pool.figures().reserved;
+  auto const reserved = pool.statistics().reserved;
   EXPECT_TRUE(pool.try_allocate(lasting, 64 * MiB));
-  EXPECT_EQ(pool.figures().reserved, reserved);
+  EXPECT_EQ(pool.statistics().reserved, reserved);
 }
 
 TEST_F(dead_streams, memory_of_a_stream_that_still_runs_is_not_given_to_the_next_with_its_handle) {
@@ -233,11 +233,11 @@ TEST_F(dead_streams, the_order_after_a_dead_stream_is_none_after_the_next) {
   serve(checked, s, 1 * MiB);
   told.record(s);
   lasting.wait(told);
-  auto& order = gpumem::identify(s, device).order();
+  auto& timeline = gpumem::identify(s, device).timeline();
   simulator::run_until_idle();
   destroy(s);
   auto const next = make_foreign();
-  ASSERT_EQ(&gpumem::identify(next, device).order(), &order) << "the timeline serves the next stream";
+  ASSERT_EQ(&gpumem::identify(next, device).timeline(), &timeline) << "the timeline serves the next stream";
   auto* const p = checked.allocate(next, 64 * MiB);
   simulator::work(next, {simulator::write(p, 64 * MiB)});
   checked.deallocate(next, p, 64 * MiB);
@@ -259,7 +259,7 @@ TEST_F(dead_streams, the_order_of_a_dead_stream_is_not_that_of_the_next) {
   told.record(lasting);
   auto const key = gpumem::identify(s, device);
   told.make_wait(s);
-  ASSERT_TRUE(key.order().ordered_after(lasting.key().order(), lasting.key().order().now() - 1));
+  ASSERT_TRUE(key.timeline().ordered_after(lasting.key().timeline(), lasting.key().timeline().current_epoch() - 1));
   destroy(s);
   auto const next = make_foreign();
   ASSERT_EQ(gpumem::identify(next, device), key) << "the timeline serves the next stream";
@@ -274,24 +274,25 @@ TEST_F(dead_streams, a_timeline_that_a_block_keeps_serves_no_other_stream) {
   std::optional<gpumem::allocation> block;
   std::optional<gpumem::stream_key> key;
   std::thread{[&] {
-    gpumem::current_device const here{device};
+    gpumem::device_guard const here{device};
     block = pool.acquire(stream_ref{CU_STREAM_PER_THREAD}, 1 * MiB).wait();
     key = gpumem::identify(stream_ref{CU_STREAM_PER_THREAD}, device);
   }}.join();
   simulator::run_until_idle();
   for (int i = 0; i < 4; ++i) {
     std::thread{[&] {
-      gpumem::current_device const here{device};
+      gpumem::device_guard const here{device};
       EXPECT_NE(gpumem::identify(stream_ref{CU_STREAM_PER_THREAD}, device), *key);
     }}.join();
   }
   block.reset();
   EXPECT_TRUE(pool.try_allocate(lasting, 1 * MiB));
-  EXPECT_EQ(pool.figures().growths, 1u) << "all work of a thread that has ended is covered by its last event";
+  EXPECT_EQ(pool.statistics().upstream_allocations, 1u)
+      << "all work of a thread that has ended is covered by its last event";
 }
 
 // Frees that no event covers stay: at most one in 64, and once enough have stayed each free leaves an event.
-TEST_F(dead_streams, what_no_event_covers_is_bounded) {
+TEST_F(dead_streams, memory_without_an_event_is_bounded) {
   constexpr int frees = 1000;
   pool_resource pool{device};
   auto const live = 100 * std::size_t{4096};
@@ -306,7 +307,7 @@ TEST_F(dead_streams, what_no_event_covers_is_bounded) {
     for (int k = 0; k < frees; ++k) serve(pool, s, 4096);
   }
   EXPECT_LE(timelines() - before, 2u) << "streams are known to die: each free leaves an event";
-  EXPECT_LE(pool.figures().peak_reserved, live + 32 * MiB);
+  EXPECT_LE(pool.statistics().peak_reserved, live + 32 * MiB);
 }
 
 TEST_F(dead_streams, a_long_lived_stream_records_at_one_free_in_64) {
@@ -337,7 +338,7 @@ TEST_F(dead_streams, calls_cost_the_same_after_35000_streams_and_1000_threads) {
   auto const request = [&] { serve(pool, request_stream{}, 4096); };
   auto const thread = [&](CUstream on) {
     std::thread{[&] {
-      gpumem::current_device const here{device};
+      gpumem::device_guard const here{device};
       serve(pool, stream_ref{on}, 4096);
     }}.join();
     simulator::run_until_idle();
@@ -352,7 +353,7 @@ TEST_F(dead_streams, calls_cost_the_same_after_35000_streams_and_1000_threads) {
     };
     add(request);
     add([&] { serve(pool, lasting, 5 * MiB); });
-    add([&] { pool.figures(); });
+    add([&] { pool.statistics(); });
     add([&] { pool.trim(std::size_t{1} << 40); });
     return all;
   };

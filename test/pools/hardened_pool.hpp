@@ -22,7 +22,7 @@ inline void keep(gpumem::misuse const& m) noexcept {
 }
 
 // What was told since the last question.
-inline std::vector<told_misuse> take_told() {
+inline std::vector<told_misuse> take_reports() {
   std::scoped_lock const held{told_guard};
   return std::exchange(told, {});
 }
@@ -30,18 +30,18 @@ inline std::vector<told_misuse> take_told() {
 class hardened_test : public simulated_test {
 protected:
   hardened_test() {
-    take_told();
+    take_reports();
     before_ = gpumem::set_misuse_handler(keep);
   }
   ~hardened_test() override { gpumem::set_misuse_handler(before_); }
   void TearDown() override {
-    for (auto const& each : take_told()) ADD_FAILURE() << to_string(each.what) << ", never asked for";
+    for (auto const& each : take_reports()) ADD_FAILURE() << to_string(each.what) << ", never asked for";
     simulated_test::TearDown();
   }
 
   // The one report that there is.
   static told_misuse only() {
-    auto all = take_told();
+    auto all = take_reports();
     EXPECT_EQ(all.size(), 1u);
     return all.empty() ? told_misuse{} : all.front();
   }
@@ -52,9 +52,9 @@ protected:
   }
 
   // Waits until all is looked at, while the device runs.
-  template <class Pool> static bool settled(Pool& of) {
+  template <class Pool> static bool synchronized(Pool& of) {
     gpumem_test::running_device const running;
-    return of.settle(long_enough);
+    return of.synchronize(long_enough);
   }
 
   gpumem::device device = gpumem::device::current();

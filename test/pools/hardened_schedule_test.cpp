@@ -98,7 +98,7 @@ private:
 
 struct result_of_seed {
   tally planted{}, found{};
-  gpumem::figures left;
+  gpumem::statistics left;
   std::string findings;
 };
 
@@ -114,12 +114,12 @@ result_of_seed run_culprits(std::uint64_t seed, std::vector<gpumem::stream>& str
   std::vector<std::function<void()>> bodies;
   for (auto& each : culprits) bodies.emplace_back([&each] { each.run(12); });
   gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 7);
-  if (!pool.settle(std::chrono::seconds{10})) result.findings = "not settled; ";
+  if (!pool.synchronize(std::chrono::seconds{10})) result.findings = "not settled; ";
   for (auto const& each : culprits) {
     for (std::size_t i = 0; i < kinds; ++i) result.planted[i] += each.planted()[i];
   }
   result.found = told;
-  result.left = pool.figures();
+  result.left = pool.statistics();
   for (auto const& each : simulator::take_findings()) result.findings += each.text + "; ";
   return result;
 }
@@ -144,7 +144,7 @@ TEST_F(hardened_schedule, finds_all_that_was_planted_and_nothing_else) {
     auto const result = run_culprits(seed, streams);
     ASSERT_EQ(result.found, result.planted) << "GPUMEM_SEED=" << seed;
     ASSERT_EQ(result.findings, "") << "GPUMEM_SEED=" << seed;
-    ASSERT_EQ(result.left.live + result.left.granted + result.left.quarantined, 0u) << "GPUMEM_SEED=" << seed;
+    ASSERT_EQ(result.left.live + result.left.allocated + result.left.quarantined, 0u) << "GPUMEM_SEED=" << seed;
     ASSERT_EQ(result.left.allocations, result.left.frees) << "GPUMEM_SEED=" << seed;
     for (std::size_t i = 0; i < kinds; ++i) sum[i] += result.found[i];
   });
@@ -161,7 +161,7 @@ protected:
 
   void SetUp() override {
     hardened_schedule::SetUp();
-    gpumem::current_device const here{gpumem::device{0}};
+    gpumem::device_guard const here{gpumem::device{0}};
     CUstream made = nullptr;
     gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     raw = gpumem::stream_ref{made};
@@ -184,7 +184,7 @@ protected:
   }
   static std::uint64_t run(std::function<void()> const& body) {
     auto const on_the_device = [&] {
-      gpumem::current_device const here{gpumem::device{0}};
+      gpumem::device_guard const here{gpumem::device{0}};
       body();
     };
     return gpumem::schedule::run(1, {on_the_device}).marks;

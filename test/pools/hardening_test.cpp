@@ -29,7 +29,7 @@ using gpumem::misuse;
 using gpumem::outcome;
 using gpumem::pool_options;
 using gpumem::pool_resource;
-using pool = pool_resource<told_upstream>;
+using pool = pool_resource<recording_upstream>;
 
 pool_options hardened(hardening_options how = {.enabled = true}) {
   how.enabled = true;
@@ -38,29 +38,29 @@ pool_options hardened(hardening_options how = {.enabled = true}) {
 
 char* bytes_at(void* pointer) { return static_cast<char*>(pointer); }
 
-class hardening : public hardened_test {
+class hardening_test : public hardened_test {
 protected:
-  told_upstream upstream;
+  recording_upstream upstream;
 };
 
-TEST_F(hardening, finds_nothing_in_a_correct_program) {
+TEST_F(hardening_test, finds_nothing_in_a_correct_program) {
   pool r{upstream, hardened()};
   for (std::size_t const bytes : {1u, 255u, 256u, 1000u, 65536u, 65537u, 1u << 20}) {
     auto* const p = r.allocate(s, bytes);
     simulator::work(s, {simulator::write(p, bytes)}, {}, [=] { std::memset(p, 7, bytes); });
     r.deallocate(s, p, bytes);
   }
-  EXPECT_TRUE(settled(r));
-  EXPECT_EQ(r.figures().quarantined, 0u);
+  EXPECT_TRUE(synchronized(r));
+  EXPECT_EQ(r.statistics().quarantined, 0u);
 }
 
-TEST_F(hardening, finds_an_overrun_with_the_history_of_the_block) {
+TEST_F(hardening_test, finds_an_overrun_with_the_history_of_the_block) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   scribble(s, p + 998, 6);
   r.deallocate(t, p, 1000);
-  EXPECT_TRUE(take_told().empty()) << "nothing has run";
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(take_reports().empty()) << "nothing has run";
+  EXPECT_TRUE(synchronized(r));
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::overrun);
   EXPECT_EQ(found.pointer, p);
@@ -78,34 +78,34 @@ TEST_F(hardening, finds_an_overrun_with_the_history_of_the_block) {
   EXPECT_GT(found.seen[1].sequence, found.seen[0].sequence);
 }
 
-TEST_F(hardening, finds_an_underrun) {
+TEST_F(hardening_test, finds_an_underrun) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   scribble(s, p - 3, 5);
   r.deallocate(s, p, 1000);
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(synchronized(r));
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::underrun);
   EXPECT_EQ(found.offset, -1);
   EXPECT_EQ(found.overwritten, 3u);
 }
 
-TEST_F(hardening, guards_aligned_blocks_as_others) {
+TEST_F(hardening_test, guards_aligned_blocks_as_others) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 5000, 4096));
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 4096, 0u);
   scribble(s, p - 256, 1);
   scribble(s, p + 5000, 1);
   r.deallocate(s, p, 5000, 4096);
-  EXPECT_TRUE(settled(r));
-  auto const found = take_told();
+  EXPECT_TRUE(synchronized(r));
+  auto const found = take_reports();
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].what, misuse::kind::overrun);
   EXPECT_EQ(found[1].what, misuse::kind::underrun);
   EXPECT_EQ(found[1].offset, -256);
 }
 
-TEST_F(hardening, honours_alignments_beside_guards_of_any_size) {
+TEST_F(hardening_test, honours_alignments_beside_guards_of_any_size) {
   for (std::size_t const guard : {0, 1, 700, 768, 1280, 5000}) {
     pool r{upstream, hardened({.guard = guard})};
     for (std::size_t alignment = 256; alignment <= 8192; alignment *= 2) {
@@ -117,12 +117,12 @@ TEST_F(hardening, honours_alignments_beside_guards_of_any_size) {
   }
 }
 
-TEST_F(hardening, finds_a_write_after_the_free) {
+TEST_F(hardening_test, finds_a_write_after_the_free) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   r.deallocate(s, p, 1000);
   scribble(s, p + 100, 2);
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(synchronized(r));
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::use_after_free);
   EXPECT_EQ(found.offset, 100);
@@ -130,21 +130,21 @@ TEST_F(hardening, finds_a_write_after_the_free) {
   EXPECT_EQ(found.expected, 1000u);
 }
 
-TEST_F(hardening, looks_at_both_ends_of_a_large_block) {
+TEST_F(hardening_test, both_ends_of_a_large_block_are_checked) {
   pool r{upstream, hardened({.poison = 4 * KiB})};
   for (std::ptrdiff_t const at : {0, 2047, 2048, 65536 - 2049, 65536 - 2048, 65535}) {
     auto* const p = bytes_at(r.allocate(s, 64 * KiB));
     r.deallocate(s, p, 64 * KiB);
     scribble(s, p + at, 1);
-    EXPECT_TRUE(settled(r));
-    auto const found = take_told();
+    EXPECT_TRUE(synchronized(r));
+    auto const found = take_reports();
     bool const seen = at < 2048 || at >= 65536 - 2048;
     ASSERT_EQ(found.size(), seen ? 1u : 0u) << at;
     if (seen) EXPECT_EQ(found[0].offset, at);
   }
 }
 
-TEST_F(hardening, fills_fresh_memory_so_that_reading_it_shows) {
+TEST_F(hardening_test, fills_fresh_memory_so_that_reading_it_shows) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   simulator::run_until_idle();
@@ -155,7 +155,7 @@ TEST_F(hardening, fills_fresh_memory_so_that_reading_it_shows) {
   EXPECT_EQ(static_cast<unsigned char>(p[500]), 0xdf);
 }
 
-TEST_F(hardening, finds_a_double_free_while_the_block_is_quarantined) {
+TEST_F(hardening_test, finds_a_double_free_while_the_block_is_quarantined) {
   pool r{upstream, hardened()};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
@@ -165,25 +165,25 @@ TEST_F(hardening, finds_a_double_free_while_the_block_is_quarantined) {
   EXPECT_EQ(found.pointer, p);
   EXPECT_EQ(found.stream, t.key().id());
   EXPECT_EQ(found.seen.size(), 2u);
-  EXPECT_EQ(r.figures().frees, 1u);
+  EXPECT_EQ(r.statistics().frees, 1u);
 }
 
-TEST_F(hardening, finds_a_double_free_after_the_quarantine) {
+TEST_F(hardening_test, finds_a_double_free_after_the_quarantine) {
   pool r{upstream, hardened()};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
-  ASSERT_TRUE(settled(r));
+  ASSERT_TRUE(synchronized(r));
   r.deallocate(s, p);
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::double_free);
   EXPECT_EQ(found.expected, 1000u);
 }
 
-TEST_F(hardening, finds_a_double_free_of_memory_that_was_granted_again) {
+TEST_F(hardening_test, finds_a_double_free_of_memory_that_was_granted_again) {
   pool r{upstream, hardened({.quarantine = 0})};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
-  ASSERT_TRUE(settled(r));
+  ASSERT_TRUE(synchronized(r));
   auto* const again = r.allocate(t, 900);
   ASSERT_EQ(again, p);
   r.deallocate(s, p, 1000);
@@ -198,7 +198,7 @@ TEST_F(hardening, finds_a_double_free_of_memory_that_was_granted_again) {
   EXPECT_EQ(found.seen[3].stream, s.key().id());
 }
 
-TEST_F(hardening, finds_foreign_pointers_inside_and_outside_its_blocks) {
+TEST_F(hardening_test, finds_foreign_pointers_inside_and_outside_its_blocks) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   int elsewhere = 0;
@@ -215,7 +215,7 @@ TEST_F(hardening, finds_foreign_pointers_inside_and_outside_its_blocks) {
   r.deallocate(s, p, 1000);
 }
 
-TEST_F(hardening, of_threads_that_free_at_once_one_does) {
+TEST_F(hardening_test, lets_one_of_several_threads_free_a_block) {
   pool r{upstream, hardened()};
   constexpr int threads = 4, rounds = 200;
   for (int round = 0; round < rounds; ++round) {
@@ -230,24 +230,24 @@ TEST_F(hardening, of_threads_that_free_at_once_one_does) {
       });
     }
     for (auto& each : all) each.join();
-    auto const found = take_told();
+    auto const found = take_reports();
     for (auto const& each : found) ASSERT_EQ(each.what, misuse::kind::double_free) << each.offset;
     ASSERT_EQ(found.size(), threads - 1u);
     simulator::run_until_idle();
   }
-  EXPECT_EQ(r.figures().frees, std::uint64_t{rounds});
+  EXPECT_EQ(r.statistics().frees, std::uint64_t{rounds});
 }
 
-TEST_F(hardening, tells_the_history_of_a_pointer) {
+TEST_F(hardening_test, tells_the_history_of_a_pointer) {
   pool r{upstream, hardened({.quarantine = 0, .history = 3})};
   auto* const p = bytes_at(r.allocate(s, 1000));
   EXPECT_TRUE(r.history(p - 1).empty());
   ASSERT_EQ(r.history(p + 999).size(), 1u);
   EXPECT_EQ(r.history(p)[0].pointer, p);
   EXPECT_EQ(r.history(p)[0].sequence, 1u);
-  EXPECT_EQ(r.history(p)[0].thread, gpumem::sync::thread_number());
+  EXPECT_EQ(r.history(p)[0].thread, gpumem::sync::thread_index());
   r.deallocate(t, p, 1000);
-  ASSERT_TRUE(settled(r));
+  ASSERT_TRUE(synchronized(r));
   ASSERT_EQ(r.allocate(t, 1000), p);
   r.deallocate(s, p, 1000);
   auto const last = r.history(p);
@@ -258,7 +258,7 @@ TEST_F(hardening, tells_the_history_of_a_pointer) {
   EXPECT_TRUE(pool{upstream}.history(p).empty());
 }
 
-TEST_F(hardening, of_memory_that_the_host_frees) {
+TEST_F(hardening_test, checks_memory_that_the_host_frees) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate_sync(1000));
   auto* const q = bytes_at(r.allocate_sync(1000));
@@ -269,8 +269,8 @@ TEST_F(hardening, of_memory_that_the_host_frees) {
   r.deallocate(s, r.allocate(s, 1000), 1000); // any call fills what is complete
   simulator::run_until_idle();
   q[0] = 1;
-  EXPECT_TRUE(settled(r));
-  auto const found = take_told();
+  EXPECT_TRUE(synchronized(r));
+  auto const found = take_reports();
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].what, misuse::kind::overrun);
   EXPECT_EQ(found[0].pointer, p);
@@ -279,7 +279,7 @@ TEST_F(hardening, of_memory_that_the_host_frees) {
   EXPECT_EQ(found[1].offset, 0);
 }
 
-TEST_F(hardening, fills_what_the_host_frees_behind_many_others) {
+TEST_F(hardening_test, fills_what_the_host_frees_behind_many_others) {
   pool r{upstream, hardened()};
   std::vector<void*> others;
   for (int i = 0; i < 200; ++i) others.push_back(r.allocate(s, 1000));
@@ -290,11 +290,11 @@ TEST_F(hardening, fills_what_the_host_frees_behind_many_others) {
   r.deallocate(s, r.allocate(s, 1000), 1000);
   simulator::run_until_idle();
   p[0] = 1;
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(synchronized(r));
   EXPECT_EQ(only().what, misuse::kind::use_after_free);
 }
 
-TEST_F(hardening, a_recorded_use_goes_on_undisturbed) {
+TEST_F(hardening_test, a_recorded_use_goes_on_undisturbed) {
   pool r{upstream, hardened({.quarantine = 0})};
   auto* const p = bytes_at(r.allocate(s, 1000));
   gpumem::event ready{device};
@@ -309,12 +309,12 @@ TEST_F(hardening, a_recorded_use_goes_on_undisturbed) {
   r.deallocate(s, p, 1000);
   s.synchronize();
   for (int i = 0; i < 8; ++i) r.deallocate(s, r.allocate(s, 10), 10);
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(synchronized(r));
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(r.figures().quarantined, 0u);
+  EXPECT_EQ(r.statistics().quarantined, 0u);
 }
 
-TEST_F(hardening, a_block_that_frees_itself_is_poisoned_on_its_foreign_stream) {
+TEST_F(hardening_test, a_block_that_frees_itself_is_poisoned_on_its_foreign_stream) {
   static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   CUstream foreign = nullptr;
   create(&foreign, CU_STREAM_NON_BLOCKING);
@@ -335,18 +335,18 @@ TEST_F(hardening, a_block_that_frees_itself_is_poisoned_on_its_foreign_stream) {
   EXPECT_EQ(static_cast<unsigned char>(p[0]), 0xdf);
   scribble(s, p + 5, 1);
   simulator::run_until_idle();
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(synchronized(r));
   EXPECT_EQ(only().what, misuse::kind::use_after_free);
 }
 
-TEST_F(hardening, prints_what_it_found_with_the_history) {
+TEST_F(hardening_test, prints_what_it_found_with_the_history) {
   std::string text;
   {
     pool r{upstream, hardened()};
     auto* const p = bytes_at(r.allocate(s, 1000));
     scribble(s, p + 1010, 4);
     r.deallocate(t, p, 1000);
-    EXPECT_TRUE(settled(r));
+    EXPECT_TRUE(synchronized(r));
     auto found = only();
     found.history = found.seen.data();
     char line[1024];
@@ -364,7 +364,7 @@ TEST_F(hardening, prints_what_it_found_with_the_history) {
   }
 }
 
-TEST_F(hardening, waits_for_nothing_and_makes_few_driver_calls) {
+TEST_F(hardening_test, waits_for_nothing_and_makes_few_driver_calls) {
   pool r{upstream, hardened({.quarantine = 16 * KiB})};
   constexpr std::uint64_t blocks = 50;
   r.deallocate(s, r.allocate(s, 1000), 1000);
@@ -383,7 +383,7 @@ TEST_F(hardening, waits_for_nothing_and_makes_few_driver_calls) {
   }
 }
 
-TEST_F(hardening, refuses_options_that_contradict_each_other) {
+TEST_F(hardening_test, refuses_options_that_contradict_each_other) {
   EXPECT_THROW((pool{upstream, {.hardened = {.quarantine = 1}}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.hardened = {.guard = 0}}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.limit = 512, .hardened = {.enabled = true}}}), std::invalid_argument);
@@ -392,12 +392,12 @@ TEST_F(hardening, refuses_options_that_contradict_each_other) {
   EXPECT_THROW((pool{upstream, hardened({.guard = SIZE_MAX})}), std::invalid_argument);
 }
 
-TEST_F(hardening, does_without_what_was_asked_not_to_be) {
+TEST_F(hardening_test, works_without_the_parts_that_are_off) {
   pool r{upstream, hardened({.guard = 0, .quarantine = 0, .poison = 0, .history = 0})};
   auto* const p = r.allocate(s, 256);
-  EXPECT_EQ(r.figures().granted, 256u);
+  EXPECT_EQ(r.statistics().allocated, 256u);
   r.deallocate(s, p, 256);
-  EXPECT_TRUE(settled(r));
+  EXPECT_TRUE(synchronized(r));
   EXPECT_TRUE(r.history(p).empty());
   r.deallocate(s, p, 256);
   EXPECT_EQ(only().what, misuse::kind::foreign_pointer) << "nothing is remembered";

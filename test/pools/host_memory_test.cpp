@@ -64,7 +64,7 @@ private:
 };
 
 // More streams that the library has not seen than it keeps timelines for.
-TEST_F(host_memory, that_is_missing_keeps_no_free_from_a_stream_never_seen) {
+TEST_F(host_memory, its_lack_keeps_no_free_from_a_stream_never_seen) {
   pool_resource pool{device};
   simulator::checked checked{pool};
   constexpr std::size_t many = 8;
@@ -81,17 +81,17 @@ TEST_F(host_memory, that_is_missing_keeps_no_free_from_a_stream_never_seen) {
   for (std::size_t i = 0; i < many; ++i) pool.deallocate(streams[i], blocks[i], 8 * MiB);
   no_memory = false;
   EXPECT_EQ(told, 0);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
   for (auto const s : streams) {
     gpumem::driver().stream_synchronize(s.get());
     gpumem::driver().stream_destroy(s.get());
   }
-  auto const reserved = pool.figures().reserved;
+  auto const reserved = pool.statistics().reserved;
   for (std::size_t i = 0; i < many; ++i) EXPECT_TRUE(pool.try_allocate(a, 8 * MiB));
-  EXPECT_EQ(pool.figures().reserved, reserved) << "all of it can be reused";
+  EXPECT_EQ(pool.statistics().reserved, reserved) << "all of it can be reused";
 }
 
-TEST_F(host_memory, that_is_missing_keeps_no_free_from_a_stream_that_captures) {
+TEST_F(host_memory, its_lack_keeps_no_free_from_a_stream_that_captures) {
   pool_resource pool{device};
   std::vector<void*> blocks;
   std::vector<stream_ref> streams;
@@ -111,11 +111,11 @@ TEST_F(host_memory, that_is_missing_keeps_no_free_from_a_stream_that_captures) {
     gpumem::driver().graph_destroy(graph);
     gpumem::driver().stream_destroy(s.get());
   }
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 // A driver's error has a text, for which there is no memory either.
-TEST_F(host_memory, that_is_missing_beside_an_error_of_the_driver_ends_nothing) {
+TEST_F(host_memory, its_lack_beside_an_error_of_the_driver_ends_nothing) {
   pool_resource pool{device};
   for (auto const* const call : {"cuStreamGetId", "cuStreamGetCtx", "cuStreamIsCapturing"}) {
     auto const s = make_foreign();
@@ -131,12 +131,12 @@ TEST_F(host_memory, that_is_missing_beside_an_error_of_the_driver_ends_nothing) 
   }
 }
 
-TEST_F(host_memory, that_is_missing_fails_a_request_as_exhausted) {
+TEST_F(host_memory, its_lack_fails_a_request_as_exhausted) {
   pool_resource pool{device};
   no_memory = true;
   auto const got = pool.try_allocate(a, MiB);
   no_memory = false;
-  if (!got) EXPECT_EQ(got.error().what, outcome::exhausted);
+  if (!got) EXPECT_EQ(got.error().reason, outcome::exhausted);
   EXPECT_TRUE(pool.try_allocate(a, MiB));
 }
 

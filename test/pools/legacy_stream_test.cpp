@@ -74,7 +74,7 @@ TEST_F(legacy_stream, the_end_of_a_thread_stands_between_no_streams) {
   wait_for_flag(x);
   for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
     std::thread{[&] {
-      gpumem::current_device const here{device};
+      gpumem::device_guard const here{device};
       pool.deallocate(stream_ref{handle}, pool.allocate(stream_ref{handle}, MiB), MiB);
     }}.join();
   }
@@ -111,7 +111,7 @@ TEST_F(legacy_stream, a_capture_of_a_blocking_stream_goes_on) {
   gpumem::check(gpumem::driver().stream_begin_capture(x, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
   auto* const p = pool.allocate(b, 64 * MiB);
   pool.trim();
-  pool.settle(std::chrono::nanoseconds{0});
+  pool.synchronize(std::chrono::nanoseconds{0});
   CUgraph graph = nullptr;
   EXPECT_EQ(gpumem::driver().stream_end_capture(x, &graph), CUDA_SUCCESS);
   gpumem::driver().graph_destroy(graph);
@@ -140,7 +140,7 @@ TEST_F(legacy_stream, a_program_of_legacy_streams_shares_between_threads) {
   simulator::work(null, {simulator::write(p, 64 * MiB)});
   pool.deallocate(null, p, 64 * MiB);
   std::thread{[&] {
-    gpumem::current_device const here{device};
+    gpumem::device_guard const here{device};
     EXPECT_EQ(pool.allocate(null, 64 * MiB), p);
   }}.join();
 }

@@ -63,7 +63,7 @@ TEST_F(pool_acquire_all, gives_each_block_in_the_order_of_its_stream) {
   EXPECT_EQ(blocks[1].stream().get(), b.get());
   EXPECT_EQ(blocks[1].address() % 4096, 0u);
   EXPECT_FALSE(blocks[2]);
-  EXPECT_EQ(pool.figures().live, 5 * MiB);
+  EXPECT_EQ(pool.statistics().live, 5 * MiB);
 }
 
 TEST_F(pool_acquire_all, holds_nothing_while_it_waits) {
@@ -71,20 +71,20 @@ TEST_F(pool_acquire_all, holds_nothing_while_it_waits) {
   auto block = pool.acquire(a, 60 * MiB).wait();
   pair both{*this, pool, 30 * MiB, 30 * MiB};
   EXPECT_FALSE(both.ended());
-  EXPECT_EQ(pool.figures().live, 60 * MiB);
-  EXPECT_EQ(pool.figures().waiting_bytes, 60 * MiB);
+  EXPECT_EQ(pool.statistics().live, 60 * MiB);
+  EXPECT_EQ(pool.statistics().waiting_bytes, 60 * MiB);
   EXPECT_FALSE(pool.acquire_all({{a, MiB}, {b, 50 * MiB}}).try_now());
-  EXPECT_EQ(pool.figures().live, 60 * MiB) << "the first was kept";
+  EXPECT_EQ(pool.statistics().live, 60 * MiB) << "the first was kept";
   block.reset();
   run_all();
   EXPECT_EQ(both.ended(), outcome::granted);
-  EXPECT_EQ(pool.figures().live, 60 * MiB);
+  EXPECT_EQ(pool.statistics().live, 60 * MiB);
   both.blocks()[1].reset();
-  EXPECT_EQ(pool.figures().live, 30 * MiB);
+  EXPECT_EQ(pool.statistics().live, 30 * MiB);
 }
 
 TEST_F(pool_acquire_all, goes_in_line_with_the_sum_of_its_bytes) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   pair both{*this, pool, 30 * MiB, 30 * MiB};
   request second{*this, pool, b, 30 * MiB};
@@ -101,9 +101,9 @@ TEST_F(pool_acquire_all, is_refused_at_once_where_the_sum_is_beyond_the_limit) {
   auto block = pool.acquire(a, 60 * MiB).wait();
   pair both{*this, pool, 60 * MiB, 60 * MiB};
   EXPECT_EQ(both.ended(), outcome::too_large);
-  EXPECT_EQ(pool.acquire_all({{a, SIZE_MAX / 2}, {b, SIZE_MAX / 2}}).try_now().error().what, outcome::too_large);
-  EXPECT_EQ(pool.acquire_all({{a, MiB}, {b, MiB, 3}}).try_now().error().what, outcome::invalid_argument);
-  EXPECT_EQ(pool.figures().live, 60 * MiB);
+  EXPECT_EQ(pool.acquire_all({{a, SIZE_MAX / 2}, {b, SIZE_MAX / 2}}).try_now().error().reason, outcome::too_large);
+  EXPECT_EQ(pool.acquire_all({{a, MiB}, {b, MiB, 3}}).try_now().error().reason, outcome::invalid_argument);
+  EXPECT_EQ(pool.statistics().live, 60 * MiB);
 }
 
 TEST_F(pool_acquire_all, gives_back_what_it_got_if_the_rest_lies_in_pieces) {
@@ -119,7 +119,7 @@ TEST_F(pool_acquire_all, gives_back_what_it_got_if_the_rest_lies_in_pieces) {
   run_all();
   EXPECT_FALSE(first.ended());
   EXPECT_FALSE(second.ended());
-  EXPECT_EQ(pool.figures().live, 5 * MiB);
+  EXPECT_EQ(pool.statistics().live, 5 * MiB);
   blocks[5].reset();
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted);
@@ -141,8 +141,8 @@ TEST_F(pool_acquire_all, ends_with_nothing_when_it_is_stopped_or_destroyed) {
     pair destroyed{*this, pool, 30 * MiB, 30 * MiB};
     block.reset();
   }
-  EXPECT_EQ(pool.figures().live, 0u);
-  EXPECT_EQ(pool.figures().waiting, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
+  EXPECT_EQ(pool.statistics().waiting, 0u);
 }
 
 TEST_F(pool_acquire_all, works_over_a_resource_whose_requests_do_not_wait) {

@@ -43,10 +43,10 @@ class pool_counts : public gpumem_test::simulated_test {
 protected:
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
-  gpumem_test::told_upstream upstream;
+  gpumem_test::recording_upstream upstream;
 
-  template <class Pool> static auto paths_of(Pool& pool) {
-    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().read_paths();
+  template <class Pool> static auto counters_of(Pool& pool) {
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().read_counters();
   }
 };
 
@@ -65,7 +65,7 @@ TEST_F(pool_counts, a_free_allocates_nothing_on_the_host) {
     }
   }
   EXPECT_EQ(host_allocations, before);
-  EXPECT_EQ(r.figures().live, 0u);
+  EXPECT_EQ(r.statistics().live, 0u);
 }
 
 TEST_F(pool_counts, a_hit_of_the_own_stream_makes_no_driver_call) {
@@ -78,21 +78,21 @@ TEST_F(pool_counts, a_hit_of_the_own_stream_makes_no_driver_call) {
   EXPECT_EQ(gpumem::driver_calls(), before);
 }
 
-TEST_F(pool_counts, a_magazine_hit_takes_no_lock_of_the_pool) {
+TEST_F(pool_counts, a_thread_cache_hit_takes_no_lock_of_the_pool) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
-  auto const paths = paths_of(r);
+  auto const counters = counters_of(r);
   auto const calls = gpumem::driver_calls(), allocations = host_allocations;
   constexpr std::uint64_t few = 50; // one free in 64 looks for evidence
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(host_allocations, allocations);
   EXPECT_EQ(gpumem::driver_calls(), calls);
-  EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls);
-  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + few);
-  EXPECT_EQ(r.figures().reuse_near, paths.near_hits + few);
+  EXPECT_EQ(counters_of(r).locked_calls, counters.locked_calls);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + few);
+  EXPECT_EQ(r.statistics().reuse_thread_cache, counters.thread_cache_hits + few);
 }
 
-TEST_F(pool_counts, the_last_large_blocks_are_kept_near_their_thread_too) {
+TEST_F(pool_counts, the_last_large_blocks_are_cached_too) {
   pool_resource r{upstream, {.initial_size = 512 * MiB}};
   auto const sizes = {MiB, MiB - 256, MiB / 2};
   auto const rounds = [&](int count) {
@@ -104,59 +104,59 @@ TEST_F(pool_counts, the_last_large_blocks_are_kept_near_their_thread_too) {
     }
   };
   rounds(1);
-  EXPECT_EQ(r.figures().cached, 2 * MiB + MiB / 2 - 256);
-  auto const paths = paths_of(r);
+  EXPECT_EQ(r.statistics().cached, 2 * MiB + MiB / 2 - 256);
+  auto const counters = counters_of(r);
   auto const calls = gpumem::driver_calls();
   rounds(10);
-  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + 30);
-  EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + 30);
+  EXPECT_EQ(counters_of(r).locked_calls, counters.locked_calls);
   EXPECT_EQ(gpumem::driver_calls(), calls);
   auto* const other = r.allocate(b, MiB);
-  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + 30) << "not to another stream";
+  EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + 30) << "not to another stream";
   r.deallocate(b, other, MiB);
 }
 
 // One size after the other, of which none comes again.
-TEST_F(pool_counts, large_blocks_that_nobody_asks_for_again_are_not_kept_for_long) {
+TEST_F(pool_counts, large_blocks_without_hits_are_not_cached_for_long) {
   pool_resource r{upstream, {.initial_size = 512 * MiB}};
   std::size_t most = 0;
   for (std::size_t i = 0; i < 500; ++i) {
     r.deallocate(a, r.allocate(a, MiB / 2 + 256 * i), MiB / 2 + 256 * i);
-    most = std::max(most, r.figures().cached);
+    most = std::max(most, r.statistics().cached);
   }
   EXPECT_GT(most, 3 * MiB);
-  EXPECT_EQ(r.figures().cached, 0u);
-  EXPECT_EQ(paths_of(r).near_hits, 0u);
-  auto const put_out = paths_of(r).swept;
+  EXPECT_EQ(r.statistics().cached, 0u);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, 0u);
+  auto const put_out = counters_of(r).flushed;
   for (std::size_t i = 0; i < 500; ++i) r.deallocate(a, r.allocate(a, 3 * MiB / 4 + 256 * i), 3 * MiB / 4 + 256 * i);
-  EXPECT_EQ(paths_of(r).swept, put_out) << "nor put there first";
+  EXPECT_EQ(counters_of(r).flushed, put_out) << "nor put there first";
 }
 
 // Of 4 MiB for large blocks none may take more than one.
-TEST_F(pool_counts, large_blocks_make_way_where_their_credit_ends_and_for_what_is_too_large) {
+TEST_F(pool_counts, large_blocks_are_evicted_at_the_end_of_their_budget) {
   pool_resource r{upstream, {.initial_size = 512 * MiB}};
   std::vector<void*> blocks(6);
   for (auto& each : blocks) each = r.allocate(a, MiB);
   for (auto* const each : blocks) r.deallocate(a, each, MiB);
-  EXPECT_EQ(r.figures().cached, 4 * MiB);
-  EXPECT_EQ(paths_of(r).swept, 2u);
+  EXPECT_EQ(r.statistics().cached, 4 * MiB);
+  EXPECT_EQ(counters_of(r).flushed, 2u);
   r.deallocate(a, r.allocate(a, MiB + 256), MiB + 256);
-  EXPECT_EQ(r.figures().cached, 3 * MiB);
-  auto const near = paths_of(r).near_hits;
+  EXPECT_EQ(r.statistics().cached, 3 * MiB);
+  auto const near = counters_of(r).thread_cache_hits;
   for (auto& each : blocks) each = r.allocate(a, MiB);
-  EXPECT_EQ(paths_of(r).near_hits, near + 3);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, near + 3);
   for (auto* const each : blocks) r.deallocate(a, each, MiB);
 }
 
-TEST_F(pool_counts, medium_blocks_are_kept_in_stacks_and_beyond_their_credit_among_the_last) {
+TEST_F(pool_counts, medium_blocks_beyond_their_budget_are_cached_as_large_ones) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   std::vector<void*> blocks(24);
   for (auto& each : blocks) each = r.allocate(a, MiB / 4);
   for (auto* const each : blocks) r.deallocate(a, each, MiB / 4);
-  EXPECT_EQ(r.figures().cached, 6 * MiB) << "16 by size, out of 4 MiB, and the last 8";
-  auto const near = paths_of(r).near_hits;
+  EXPECT_EQ(r.statistics().cached, 6 * MiB) << "16 by size, out of 4 MiB, and the last 8";
+  auto const near = counters_of(r).thread_cache_hits;
   for (auto& each : blocks) each = r.allocate(a, MiB / 4);
-  EXPECT_EQ(paths_of(r).near_hits, near + 24);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, near + 24);
   for (auto* const each : blocks) r.deallocate(a, each, MiB / 4);
 }
 
@@ -173,20 +173,20 @@ TEST_F(pool_counts, near_the_limit_medium_blocks_are_not_rounded_up) {
     }
     EXPECT_FALSE(r.try_allocate(a, 1));
     for (auto* const each : blocks) r.deallocate(a, each, 900 * KiB);
-    EXPECT_EQ(r.figures().live, 0u);
+    EXPECT_EQ(r.statistics().live, 0u);
   }
 }
 
-TEST_F(pool_counts, where_a_size_is_not_kept_a_block_of_the_next_two_does) {
+TEST_F(pool_counts, a_miss_takes_a_block_of_the_next_two_size_classes) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   auto const asked_for = [&](std::size_t kept, std::size_t wanted) {
-    auto const before = paths_of(r).near_hits;
+    auto const before = counters_of(r).thread_cache_hits;
     auto* const p = r.allocate(a, kept);
     r.deallocate(a, p, kept);
     auto* const q = r.allocate(a, wanted);
-    bool const hit = paths_of(r).near_hits > before;
+    bool const hit = counters_of(r).thread_cache_hits > before;
     if (hit) EXPECT_EQ(p, q);
-    if (hit) EXPECT_EQ(r.find(q)->granted, kept);
+    if (hit) EXPECT_EQ(r.find(q)->allocated, kept);
     r.deallocate(a, q, wanted);
     r.trim(SIZE_MAX); // what is kept comes back
     return hit;
@@ -203,19 +203,19 @@ TEST_F(pool_counts, where_a_size_is_not_kept_a_block_of_the_next_two_does) {
 }
 
 // Sixteen streams later their numbers meet where a thread keeps small blocks.
-TEST_F(pool_counts, large_blocks_of_streams_that_meet_are_kept_beside_each_other) {
+TEST_F(pool_counts, large_blocks_of_streams_that_share_a_cache_are_kept_together) {
   pool_resource r{device, {.initial_size = 512 * MiB}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 40; ++i) streams.emplace_back(device);
   std::uint64_t near = 0;
   for (int round = 0; round < 50; ++round) {
     for (auto const& each : streams) r.deallocate(each, r.allocate(each, 1000), 1000);
-    auto const before = paths_of(r).near_hits;
+    auto const before = counters_of(r).thread_cache_hits;
     for (int i = 0; i < 6; ++i) { // the first and the last of them
       auto const& on = streams[static_cast<std::size_t>(i < 3 ? i : 34 + i)];
       r.deallocate(on, r.allocate(on, MiB / 2 + 256), MiB / 2 + 256);
     }
-    near += paths_of(r).near_hits - before;
+    near += counters_of(r).thread_cache_hits - before;
   }
   EXPECT_GE(near, 49u * 6u * 9 / 10) << "but for those frees that left evidence";
 }
@@ -225,7 +225,7 @@ TEST_F(pool_counts, sizes_up_to_a_quarter_of_a_mebibyte_are_rounded_up) {
   pool_resource r{device, {.initial_size = 256 * MiB}};
   auto const granted = [&](std::size_t bytes) {
     auto* const p = r.allocate(a, bytes);
-    auto const got = r.figures().granted;
+    auto const got = r.statistics().allocated;
     r.deallocate(a, p, bytes);
     return got;
   };
@@ -236,17 +236,17 @@ TEST_F(pool_counts, sizes_up_to_a_quarter_of_a_mebibyte_are_rounded_up) {
 }
 
 // Blocks that are too large to be kept near a thread.
-TEST_F(pool_counts, a_hit_of_the_shelves_takes_one_lock_and_makes_no_driver_call) {
+TEST_F(pool_counts, a_free_list_hit_takes_one_lock_and_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
-  auto const paths = paths_of(r);
+  auto const counters = counters_of(r);
   auto const calls = gpumem::driver_calls(), allocations = host_allocations;
   constexpr std::uint64_t few = 10;
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
   EXPECT_EQ(host_allocations, allocations);
   EXPECT_EQ(gpumem::driver_calls(), calls);
-  EXPECT_EQ(paths_of(r).locked_calls, paths.locked_calls + 2 * few);
-  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits);
+  EXPECT_EQ(counters_of(r).locked_calls, counters.locked_calls + 2 * few);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits);
 }
 
 // Who a raw handle is, and whether it is capturing, can only be asked.
@@ -260,12 +260,12 @@ TEST_F(pool_counts, a_hit_of_a_foreign_handle_asks_for_its_id_and_for_a_capture)
   auto const spoken = gpumem::driver_calls("cuEventRecord");
   while (gpumem::driver_calls("cuEventRecord") == spoken) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
   auto const calls = gpumem::driver_calls(), ids = gpumem::driver_calls("cuStreamGetId");
-  auto const paths = paths_of(r);
+  auto const counters = counters_of(r);
   constexpr std::uint64_t few = 10;
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
   EXPECT_EQ(gpumem::driver_calls("cuStreamGetId"), ids + 2 * few);
   EXPECT_EQ(gpumem::driver_calls(), calls + 2 * 2 * few);
-  EXPECT_EQ(paths_of(r).near_hits, paths.near_hits + few);
+  EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + few);
   gpumem_test::driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(handle);
 }
 
@@ -278,7 +278,7 @@ TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
   }
   auto const records = [] { return gpumem::driver_calls("cuEventRecord"); };
   auto const waits = [] { return gpumem::driver_calls("cuStreamWaitEvent"); };
-  auto const before = r.figures().reuse_waited;
+  auto const before = r.statistics().reuse_waited;
   constexpr std::uint64_t steals = 10;
   for (std::uint64_t i = 0; i <= steals; ++i) {
     auto& on = i % 2 ? b : a;
@@ -289,22 +289,22 @@ TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
     EXPECT_LE(records() - recorded, 1u);
     EXPECT_EQ(waits() - waited, i > 0 ? 1u : 0u);
   }
-  EXPECT_EQ(r.figures().reuse_waited - before, steals);
+  EXPECT_EQ(r.statistics().reuse_waited - before, steals);
 }
 
-TEST_F(pool_counts, what_threads_keep_raises_no_peak) {
+TEST_F(pool_counts, cached_blocks_raise_no_peak) {
   pool_resource r{upstream, {.initial_size = 128 * MiB}};
   void* kept[2] = {r.allocate(a, MiB / 4), r.allocate(a, MiB / 4)};
   for (auto* const each : kept) r.deallocate(a, each, MiB / 4);
-  ASSERT_EQ(r.figures().cached, MiB / 2);
+  ASSERT_EQ(r.statistics().cached, MiB / 2);
   auto* const live = r.allocate(a, MiB);
   r.trim(128 * MiB); // sweeps
-  EXPECT_EQ(r.figures().cached, 0u);
-  EXPECT_EQ(r.figures().peak_live, MiB);
+  EXPECT_EQ(r.statistics().cached, 0u);
+  EXPECT_EQ(r.statistics().peak_live, MiB);
   r.deallocate(a, live, MiB);
 }
 
-TEST_F(pool_counts, what_the_host_needs_comes_with_what_is_reserved) {
+TEST_F(pool_counts, reserve_prepares_host_memory_too) {
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 16; ++i) streams.emplace_back(device);
   pool_resource r{device};
@@ -322,7 +322,7 @@ TEST_F(pool_counts, what_the_host_needs_comes_with_what_is_reserved) {
 }
 
 // The same requests over and over: what a pass needs is there after the first few.
-TEST_F(pool_counts, a_million_warm_operations_draw_nothing) {
+TEST_F(pool_counts, million_warm_operations_allocate_nothing_upstream) {
   pool_resource r{upstream};
   struct block {
     void* pointer;
@@ -344,13 +344,13 @@ TEST_F(pool_counts, a_million_warm_operations_draw_nothing) {
     for (auto const& each : live) r.deallocate(a, each.pointer, each.bytes);
   };
   for (int cold = 0; cold < 100; ++cold) pass();
-  auto const warm = r.figures();
-  while (r.figures().frees - warm.frees < 500'000) pass();
-  EXPECT_EQ(r.figures().growths, warm.growths);
-  EXPECT_EQ(r.figures().reserved, warm.reserved);
+  auto const warm = r.statistics();
+  while (r.statistics().frees - warm.frees < 500'000) pass();
+  EXPECT_EQ(r.statistics().upstream_allocations, warm.upstream_allocations);
+  EXPECT_EQ(r.statistics().reserved, warm.reserved);
 }
 
-TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
+TEST_F(pool_counts, cached_bytes_stay_within_the_budget_at_every_instant) {
   pool_resource r{upstream};
   std::mt19937_64 random{12};
   std::vector<void*> live;
@@ -363,61 +363,61 @@ TEST_F(pool_counts, what_threads_keep_is_within_the_credit_at_every_instant) {
       r.deallocate(random() % 2 ? a : b, live.back());
       live.pop_back();
     }
-    auto const f = r.figures();
+    auto const f = r.statistics();
     auto const least = std::min(f.reserved / 2, 4 * MiB);
     auto const small = std::clamp(f.reserved / 100, least, 64 * MiB);
     auto const medium = std::max(f.reserved / 128, least), large = std::max(f.reserved / 32, least);
     ASSERT_LE(f.cached, small + medium + large);
-    ASSERT_LE(f.granted + f.cached, f.reserved);
+    ASSERT_LE(f.allocated + f.cached, f.reserved);
     most = std::max(most, f.cached);
   }
-  EXPECT_GT(most, r.figures().reserved / 200) << "little was ever kept";
-  EXPECT_GT(r.figures().reuse_near, 0u);
+  EXPECT_GT(most, r.statistics().reserved / 200) << "little was ever kept";
+  EXPECT_GT(r.statistics().reuse_thread_cache, 0u);
   for (auto* const each : live) r.deallocate(a, each);
 }
 
-// All of the credit is in what was kept for the first.
-TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_that_it_has_left_goes_in_the_end) {
+// All of the budget is in what was kept for the first.
+TEST_F(pool_counts, blocks_cached_for_a_stream_that_a_thread_has_left_are_evicted) {
   constexpr std::size_t bytes = 64 * 1024;
   pool_resource r{device, {.initial_size = 64 * MiB}};
   std::vector<void*> blocks(128);
   for (auto& each : blocks) each = r.allocate(a, bytes);
   for (auto* const each : blocks) r.deallocate(a, each, bytes);
-  ASSERT_GE(r.figures().cached, 4 * MiB - bytes);
-  auto const near = r.figures().reuse_near;
+  ASSERT_GE(r.statistics().cached, 4 * MiB - bytes);
+  auto const near = r.statistics().reuse_thread_cache;
   auto const rounds = [&](int count) {
     for (int i = 0; i < count; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
   };
   rounds(4000);
-  EXPECT_EQ(r.figures().reuse_near, near) << "it may come back to the first";
+  EXPECT_EQ(r.statistics().reuse_thread_cache, near) << "it may come back to the first";
   rounds(4000);
-  EXPECT_GT(r.figures().reuse_near, near + 3000);
-  EXPECT_GE(r.figures().cached, 3 * MiB) << "what is not in the way stays";
+  EXPECT_GT(r.statistics().reuse_thread_cache, near + 3000);
+  EXPECT_GE(r.statistics().cached, 3 * MiB) << "what is not in the way stays";
 }
 
 // The host never sees anything of the stream complete.
-TEST_F(pool_counts, frees_stay_near_a_thread_behind_work_that_does_not_end) {
+TEST_F(pool_counts, frees_behind_endless_work_are_cached) {
   pool_resource r{device, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);
   auto const rounds = [&](int count) {
-    auto const near = r.figures().reuse_near;
+    auto const near = r.statistics().reuse_thread_cache;
     for (int i = 0; i < count; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
-    return r.figures().reuse_near - near;
+    return r.statistics().reuse_thread_cache - near;
   };
   rounds(100'000);
   EXPECT_GE(rounds(1000), 970u);
 }
 
 // The same of medium blocks, of which the last few are kept elsewhere.
-TEST_F(pool_counts, medium_blocks_for_a_stream_that_a_thread_has_left_go_in_the_end) {
+TEST_F(pool_counts, medium_blocks_for_a_stream_that_a_thread_has_left_are_evicted) {
   constexpr std::size_t bytes = MiB / 4;
   pool_resource r{device, {.initial_size = 64 * MiB}};
   std::vector<void*> blocks(16);
   auto const round = [&](gpumem::stream const& on) {
-    auto const near = r.figures().reuse_near;
+    auto const near = r.statistics().reuse_thread_cache;
     for (auto& each : blocks) each = r.allocate(on, bytes);
     for (auto* const each : blocks) r.deallocate(on, each, bytes);
-    return r.figures().reuse_near - near;
+    return r.statistics().reuse_thread_cache - near;
   };
   round(a);
   round(a);
@@ -428,16 +428,16 @@ TEST_F(pool_counts, medium_blocks_for_a_stream_that_a_thread_has_left_go_in_the_
 }
 
 // Among so many streams is one whose number meets that of the first where a thread keeps blocks.
-TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_makes_way_for_one_in_its_place) {
+TEST_F(pool_counts, a_stream_cache_gives_way_to_another_stream) {
   constexpr std::size_t bytes = 1000;
   pool_resource r{device, {.initial_size = 64 * MiB}};
   std::vector<void*> blocks(4);
   for (auto& each : blocks) each = r.allocate(a, bytes);
   for (auto* const each : blocks) r.deallocate(a, each, bytes);
   auto const near_of = [&](gpumem::stream const& on, int count) {
-    auto const before = r.figures().reuse_near;
+    auto const before = r.statistics().reuse_thread_cache;
     for (int i = 0; i < count; ++i) r.deallocate(on, r.allocate(on, bytes), bytes);
-    return r.figures().reuse_near - before;
+    return r.statistics().reuse_thread_cache - before;
   };
   std::vector<gpumem::stream> others;
   for (int i = 0; i < 16; ++i) others.emplace_back(device);
@@ -452,7 +452,7 @@ TEST_F(pool_counts, what_a_thread_keeps_for_a_stream_makes_way_for_one_in_its_pl
   EXPECT_GE(near, 45u);
 }
 
-TEST_F(pool_counts, few_frees_leave_a_record) {
+TEST_F(pool_counts, few_frees_record_an_event) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);
   auto const before = gpumem::driver_calls("cuEventRecord");
@@ -461,7 +461,7 @@ TEST_F(pool_counts, few_frees_leave_a_record) {
   EXPECT_GT(gpumem::driver_calls("cuEventRecord") - before, 0u);
 }
 
-TEST_F(pool_counts, large_frees_leave_a_record_near_the_limit_only) {
+TEST_F(pool_counts, large_frees_record_an_event_near_the_limit_only) {
   for (std::size_t const limit : {std::size_t{0}, 64 * MiB}) {
     pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = limit}};
     r.deallocate(b, r.allocate(b, 1000), 1000);
@@ -472,7 +472,7 @@ TEST_F(pool_counts, large_frees_leave_a_record_near_the_limit_only) {
   }
 }
 
-TEST_F(pool_counts, what_threads_keep_leaves_records_near_a_limit_set_late) {
+TEST_F(pool_counts, cached_frees_record_events_near_a_limit_set_late) {
   constexpr std::size_t bytes = 32 * 1024;
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);

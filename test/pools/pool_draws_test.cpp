@@ -17,7 +17,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_draws : public gpumem_test::simulated_test {
 protected:
-  void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
+  void SetUp() override { EXPECT_TRUE(wait_for_device_bytes(0)); }
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream s{device};
@@ -40,27 +40,27 @@ protected:
   }
 };
 
-TEST_F(pool_draws, pages_unless_the_options_say_chunks) {
+TEST_F(pool_draws, pool_maps_pages_unless_the_options_say_chunks) {
   EXPECT_EQ(drawn_with({}), a_page);
   EXPECT_EQ(drawn_with({.limit = 2 * MiB}), a_page);
   EXPECT_EQ(drawn_with({.pages = false}), a_chunk);
   EXPECT_EQ(drawn_with({.limit = 64 * MiB, .pages = false}), a_chunk);
 }
 
-TEST_F(pool_draws, chunks_where_the_limit_is_less_than_a_page) {
+TEST_F(pool_draws, pool_allocates_chunks_where_the_limit_is_less_than_a_page) {
   EXPECT_EQ(drawn_with({.limit = 2 * MiB - 1}), a_chunk);
   // Somebody wants something of these pages: there is no memory rather than another.
   gpumem::pool_resource pool{device, {.limit = 1 * MiB}, {.exportable = true}};
   EXPECT_FALSE(pool.try_allocate(s, 1000, 256));
 }
 
-TEST_F(pool_draws, what_its_upstream_gives_whatever_the_options_say) {
+TEST_F(pool_draws, pool_over_an_upstream_ignores_the_option_pages) {
   EXPECT_EQ(drawn_by([&] { return gpumem::pool_resource{gpumem::cuda_resource{device}, {.pages = true}}; }), a_chunk);
   EXPECT_EQ(drawn_by([&] { return gpumem::pool_resource{gpumem::cuda_resource{device}, {.pages = false}}; }), a_chunk);
 }
 
-TEST_F(pool_draws, nothing_with_options_of_pages_and_no_pages) {
-  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.addresses = 64 * MiB}}), std::invalid_argument);
+TEST_F(pool_draws, pool_refuses_page_options_without_pages) {
+  EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.address_space = 64 * MiB}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.peers = {device}}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.exportable = true}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.rdma = true}}), std::invalid_argument);
@@ -69,26 +69,26 @@ TEST_F(pool_draws, nothing_with_options_of_pages_and_no_pages) {
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_unmapping = told}}), std::invalid_argument);
 }
 
-TEST_F(pool_draws, whole_pages_within_the_limit) {
+TEST_F(pool_draws, pool_maps_whole_pages_within_the_limit) {
   gpumem::pool_resource pool{device, {.initial_size = 3 * MiB, .limit = 3 * MiB}};
-  EXPECT_EQ(pool.figures().reserved, 2 * MiB);
+  EXPECT_EQ(pool.statistics().reserved, 2 * MiB);
   EXPECT_EQ(pool.reserve(3 * MiB), 0u);
   EXPECT_EQ(device.memory().total - device.memory().free, 2 * MiB);
 }
 
 TEST_F(pool_draws, pages_under_a_lowered_limit_once_as_many_have_gone_as_are_beyond_it) {
-  gpumem::pool_resource pool{device, {.limit = 16 * MiB, .cross_stream = gpumem::reuse::own}};
+  gpumem::pool_resource pool{device, {.limit = 16 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   gpumem::stream other{device};
   pool.deallocate(s, pool.allocate(s, 16 * MiB), 16 * MiB);
   s.synchronize();
   pool.set_limit(8 * MiB);
   auto const got = pool.try_allocate(other, 4 * MiB);
   ASSERT_TRUE(got) << "though all is free and complete";
-  EXPECT_LE(pool.figures().reserved, 8 * MiB);
+  EXPECT_LE(pool.statistics().reserved, 8 * MiB);
   pool.deallocate(other, *got, 4 * MiB);
 }
 
-TEST_F(pool_draws, the_same_where_the_module_cannot_be_imported) {
+TEST_F(pool_draws, make_pool_draws_the_same) {
   EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0); }), a_page);
   EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0, {.pages = false}); }), a_chunk);
 }

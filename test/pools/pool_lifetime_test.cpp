@@ -21,19 +21,19 @@ namespace {
 
 using gpumem::outcome;
 using gpumem::pool_resource;
-using gpumem_test::told_upstream;
+using gpumem_test::recording_upstream;
 namespace simulator = gpumem::simulator;
-using pool = pool_resource<told_upstream>;
+using pool = pool_resource<recording_upstream>;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_lifetime : public gpumem_test::simulated_test {
 protected:
   gpumem::device device = gpumem::device::current();
   gpumem::stream s{device};
-  told_upstream upstream;
+  recording_upstream upstream;
 };
 
-TEST_F(pool_lifetime, the_last_handle_gives_everything_back) {
+TEST_F(pool_lifetime, last_handle_releases_all_memory) {
   {
     pool r{upstream, {.initial_size = 1 * MiB}};
     auto const copy = r;
@@ -52,7 +52,7 @@ TEST_F(pool_lifetime, a_live_block_keeps_the_pool) {
   simulator::work(s, {simulator::write(block.data(), 1000)});
   block.reset();
   EXPECT_TRUE(upstream.state().returns().empty()) << "the host has not seen the work complete";
-  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
+  EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1));
 }
 
 TEST_F(pool_lifetime, blocks_freed_by_other_threads_count) {
@@ -61,10 +61,10 @@ TEST_F(pool_lifetime, blocks_freed_by_other_threads_count) {
   for (int i = 0; i < 8; ++i) blocks.push_back(r->acquire(s, 1000).wait());
   r.reset();
   std::thread{[mine = std::move(blocks)]() mutable { mine.clear(); }}.join();
-  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
+  EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(pool_lifetime, what_a_dead_foreign_stream_freed_comes_back_too) {
+TEST_F(pool_lifetime, memory_freed_by_a_dead_foreign_stream_is_released) {
   static auto* const create = gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   static auto* const destroy = gpumem_test::driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
   CUstream foreign = nullptr;
@@ -76,17 +76,17 @@ TEST_F(pool_lifetime, what_a_dead_foreign_stream_freed_comes_back_too) {
     r.deallocate(cuda::stream_ref{foreign}, p, 1000);
     destroy(foreign);
   }
-  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
+  EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1));
 }
 
 TEST_F(pool_lifetime, upstream_may_throw_and_nothing_is_lost) {
   pool r{upstream, {.initial_size = 1 * MiB}};
   upstream.state().on_draw = [] { throw std::bad_alloc{}; };
-  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().what, outcome::exhausted);
+  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::exhausted);
   EXPECT_THROW(r.allocate(s, 2 * MiB), gpumem::out_of_memory);
   upstream.state().on_draw = nullptr;
   auto* const p = r.allocate(s, 2 * MiB);
-  EXPECT_EQ(r.figures().failures, 2u);
+  EXPECT_EQ(r.statistics().failures, 2u);
   r.deallocate(s, p, 2 * MiB);
 }
 
@@ -96,7 +96,7 @@ TEST_F(pool_lifetime, no_lock_is_held_over_upstream_and_growth_in_flight_is_wait
   std::atomic<bool> begun{false};
   void* second = nullptr;
   upstream.state().on_draw = [&] {
-    EXPECT_EQ(r.figures().allocations, 0u);
+    EXPECT_EQ(r.statistics().allocations, 0u);
     upstream.state().on_draw = nullptr;
     other = std::thread{[&] {
       begun = true;
@@ -120,7 +120,7 @@ TEST_F(pool_lifetime, beyond_the_threshold_chunks_go_back_in_the_background) {
   r.deallocate(s, q, 4 * MiB);
   r.deallocate(s, p, 2 * MiB);
   EXPECT_TRUE(upstream.state().returns().empty());
-  ASSERT_TRUE(gpumem_test::comes_back(upstream.state(), 1));
+  ASSERT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1));
   EXPECT_EQ(upstream.state().returns()[0].bytes, 4 * MiB);
 }
 
@@ -132,7 +132,7 @@ TEST_F(pool_lifetime, a_forked_child_gets_nothing_and_frees_nothing) {
     auto const refused = r.try_allocate(s, 1000);
     r.deallocate(s, p, 1000);
     auto const trimmed = r.trim();
-    _exit(!refused && refused.error().what == outcome::device_lost && trimmed == 0 ? 0 : 1);
+    _exit(!refused && refused.error().reason == outcome::device_lost && trimmed == 0 ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
@@ -145,7 +145,7 @@ TEST_F(pool_lifetime, a_forked_child_gets_nothing_and_frees_nothing) {
   gpumem::pool_options options;
   options.release_threshold = 0;
   static gpumem::stream const stream{gpumem::device{0}};
-  static pool r{told_upstream{}, options};
+  static pool r{recording_upstream{}, options};
   static auto const block = r.acquire(stream, 1000).wait();
   auto* const p = r.allocate(stream, 1000);
   simulator::work(stream, {simulator::write(p, 1000)});

@@ -29,7 +29,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
   CUstream made = nullptr;
   create(&made, CU_STREAM_NON_BLOCKING);
   cuda::stream_ref const foreign{made};
-  gpumem_test::told_upstream const upstream, beside;
+  gpumem_test::recording_upstream const upstream, beside;
   {
     pool_resource hard{beside, {.hardened = {.enabled = true}}};
     auto* const kept = hard.allocate(a, 1024);
@@ -39,7 +39,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
     auto* const q = r.allocate(foreign, 1024);
     auto* const live = r.allocate(a, 2048);
     r.deallocate(a, p, 1024);
-    pool_resource full{gpumem_test::told_upstream{}, {.limit = 4096}};
+    pool_resource full{gpumem_test::recording_upstream{}, {.limit = 4096}};
     auto* const all = full.allocate(a, 4096);
     test::manual_executor executor;
     bool told = false;
@@ -53,24 +53,24 @@ TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
     auto const refused = r.try_allocate(b, 1024); // looks at what a has left, and learns of the loss
     ASSERT_FALSE(refused);
     EXPECT_TRUE(device.lost());
-    EXPECT_EQ(r.try_allocate(a, 1024).error().what, outcome::device_lost) << "its own memory, even";
-    EXPECT_EQ(r.try_allocate(foreign, 1024).error().what, outcome::device_lost);
+    EXPECT_EQ(r.try_allocate(a, 1024).error().reason, outcome::device_lost) << "its own memory, even";
+    EXPECT_EQ(r.try_allocate(foreign, 1024).error().reason, outcome::device_lost);
     EXPECT_THROW(r.allocate(a, 1024), gpumem::cuda_error);
     full.deallocate(a, all, 4096);
     while (executor.run_one()) {}
     EXPECT_TRUE(told) << "a request that waits ends with the next free";
     r.deallocate(foreign, q, 1024);
     r.deallocate(a, live);
-    EXPECT_EQ(r.figures().live, 0u);
+    EXPECT_EQ(r.statistics().live, 0u);
     EXPECT_EQ(r.trim(), 0u) << "an error is not completion";
-    EXPECT_EQ(hard.try_allocate(a, 1024).error().what, outcome::device_lost);
+    EXPECT_EQ(hard.try_allocate(a, 1024).error().reason, outcome::device_lost);
     hard.deallocate(a, kept, 1024);
-    EXPECT_EQ(hard.figures().live, 0u);
+    EXPECT_EQ(hard.statistics().live, 0u);
     EXPECT_EQ(hard.trim(), 0u);
-    EXPECT_FALSE(hard.settle(std::chrono::hours{1}));
+    EXPECT_FALSE(hard.synchronize(std::chrono::hours{1}));
   }
-  EXPECT_TRUE(gpumem_test::comes_back(upstream.state(), 1)) << "a closed pool returns what it owes";
-  EXPECT_TRUE(gpumem_test::comes_back(beside.state(), 1));
+  EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1)) << "a closed pool returns what it owes";
+  EXPECT_TRUE(gpumem_test::wait_for_releases(beside.state(), 1));
 }
 
 } // namespace

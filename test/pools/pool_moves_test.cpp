@@ -19,19 +19,19 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_moves : public gpumem_test::simulated_test {
 protected:
-  void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
+  void SetUp() override { EXPECT_TRUE(wait_for_device_bytes(0)); }
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
   using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
   static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
-  static bool sound(pool& r) {
-    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent();
+  static bool is_consistent(pool& r) {
+    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().is_consistent();
   }
   // Leaves evidence of what is free, which is complete then; that the next look finds.
   static void look(pool& r) {
-    EXPECT_EQ(r.trim(r.figures().reserved), 0u);
+    EXPECT_EQ(r.trim(r.statistics().reserved), 0u);
     simulator::run_until_idle();
   }
   // Pages made and released so far.
@@ -50,15 +50,15 @@ protected:
 // Pages that give way were beside the hole in which they would have been missed.
 TEST_F(pool_moves, stays_small_when_the_addresses_have_come_to_an_end) {
   constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
-  pool r{device, {.effort = 1}, {.addresses = addresses}};
-  std::mt19937 chance{1};
+  pool r{device, {.effort = 1}, {.address_space = addresses}};
+  std::mt19937 random_source{1};
   std::deque<void*> live;
   auto const mapped_before = gpumem::driver_calls("cuMemMap");
   for (int i = 0; i < 5000; ++i) {
-    auto const most = 1u << chance() % 8;
-    auto const bytes = MiB / 4 * (1 + chance() % most);
-    while (r.figures().granted + bytes > most_live) {
-      auto const which = live.begin() + static_cast<std::ptrdiff_t>(chance() % live.size());
+    auto const most = 1u << random_source() % 8;
+    auto const bytes = MiB / 4 * (1 + random_source() % most);
+    while (r.statistics().allocated + bytes > most_live) {
+      auto const which = live.begin() + static_cast<std::ptrdiff_t>(random_source() % live.size());
       r.deallocate(a, *which);
       live.erase(which);
     }
@@ -66,8 +66,8 @@ TEST_F(pool_moves, stays_small_when_the_addresses_have_come_to_an_end) {
     live.push_back(r.allocate(a, bytes));
   }
   EXPECT_GT(gpumem::driver_calls("cuMemMap") - mapped_before, 4 * addresses / (2 * MiB)) << "they have come to an end";
-  EXPECT_LE(r.figures().peak_reserved, most_live * 3 / 2);
-  EXPECT_TRUE(sound(r));
+  EXPECT_LE(r.statistics().peak_reserved, most_live * 3 / 2);
+  EXPECT_TRUE(is_consistent(r));
   for (auto* const each : live) r.deallocate(a, each);
 }
 
@@ -76,7 +76,7 @@ TEST_F(pool_moves, pages_grow_with_what_is_mapped) {
   auto* const all = r.allocate(a, 768 * MiB);
   auto const before = made();
   auto* const more = r.allocate(a, 1 * MiB);
-  EXPECT_EQ(r.figures().reserved, 772 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 772 * MiB);
   EXPECT_EQ(made() - before, 1u);
   r.deallocate(a, more);
   r.deallocate(a, all);
@@ -84,14 +84,14 @@ TEST_F(pool_moves, pages_grow_with_what_is_mapped) {
 
 TEST_F(pool_moves, moves_free_pages_before_it_makes_others) {
   for (double const how : {0., 1.}) {
-    EXPECT_TRUE(comes_down_to(0)) << "what the last pool had goes later";
+    EXPECT_TRUE(wait_for_device_bytes(0)) << "what the last pool had goes later";
     pool r{device, {.effort = how}};
     auto const blocks = every_second_of_four(r);
     auto const before = made();
     auto* const large = r.allocate(a, 8 * MiB);
-    EXPECT_EQ(r.figures().peak_reserved, how == 0 ? 24 * MiB : 16 * MiB);
+    EXPECT_EQ(r.statistics().peak_reserved, how == 0 ? 24 * MiB : 16 * MiB);
     EXPECT_EQ(made() - before, how == 0 ? 1u : 0u) << "a large page costs what a small one does";
-    EXPECT_TRUE(sound(r));
+    EXPECT_TRUE(is_consistent(r));
     r.deallocate(a, large, 8 * MiB);
     for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
   }
@@ -102,9 +102,9 @@ TEST_F(pool_moves, makes_what_is_missing_beyond_what_moves) {
   auto const blocks = every_second_of_four(r);
   auto const before = made();
   auto* const large = r.allocate(a, 10 * MiB);
-  EXPECT_EQ(r.figures().reserved, 18 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 18 * MiB);
   EXPECT_EQ(made() - before, 1u);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, large, 10 * MiB);
   for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
 }
@@ -116,7 +116,7 @@ TEST_F(pool_moves, moves_no_page_before_the_host_has_seen_its_use_complete) {
   simulator::work(a, {simulator::write(used, 4 * MiB)});
   r.deallocate(a, used, 4 * MiB);
   auto* const large = r.allocate(b, 8 * MiB);
-  EXPECT_EQ(r.figures().reserved, 14 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 14 * MiB);
   a.synchronize();
   EXPECT_TRUE(simulator::take_findings().empty());
   r.deallocate(b, large, 8 * MiB);
@@ -129,9 +129,9 @@ TEST_F(pool_moves, makes_pages_where_none_can_be_moved) {
   auto const blocks = every_second_of_four(r);
   simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
   auto* const large = r.allocate(a, 8 * MiB);
-  EXPECT_EQ(r.figures().reserved, 16 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 16 * MiB);
   EXPECT_EQ(device.memory().total - device.memory().free, 16 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, large, 8 * MiB);
   for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
 }
@@ -150,8 +150,8 @@ TEST_F(pool_moves, growth_fills_a_hole_where_less_is_missing) {
     a.synchronize();
     auto* const large = r.allocate(a, 8 * MiB);
     EXPECT_EQ(large, below);
-    EXPECT_EQ(r.figures().reserved, 10 * MiB);
-    EXPECT_TRUE(sound(r));
+    EXPECT_EQ(r.statistics().reserved, 10 * MiB);
+    EXPECT_TRUE(is_consistent(r));
     r.deallocate(a, large, 8 * MiB);
     r.deallocate(a, last, 2 * MiB);
   }
@@ -169,7 +169,7 @@ TEST_F(pool_moves, large_blocks_lie_at_the_end_of_what_is_free) {
   EXPECT_EQ(between, at(aligned, 9 * MiB));
   auto* const below = r.allocate(a, 3 * MiB);
   EXPECT_EQ(below, at(small, 1 * MiB));
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   for (auto* const each : {small, large, aligned, between, below}) r.deallocate(a, each);
 }
 
@@ -187,7 +187,7 @@ TEST_F(pool_moves, large_blocks_lie_at_the_beginning_under_a_limit) {
 
 // A request of one stream, with the end of the pool beside what another has freed.
 TEST_F(pool_moves, leaves_pages_behind_which_a_request_grows) {
-  gpumem::pool_resource r{device, {.effort = 1, .cross_stream = gpumem::reuse::own}};
+  gpumem::pool_resource r{device, {.effort = 1, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const below = r.allocate(a, 4 * MiB);
   auto* const end = r.allocate(b, 4 * MiB);
   r.deallocate(a, below, 4 * MiB);
@@ -200,7 +200,7 @@ TEST_F(pool_moves, leaves_pages_behind_which_a_request_grows) {
 }
 
 // What is complete belongs to nobody, and yet joins what was just freed: no other stream could want it.
-TEST_F(pool_moves, what_one_stream_alone_has_freed_is_one_range) {
+TEST_F(pool_moves, memory_freed_by_one_stream_is_one_range) {
   pool r{device, {.effort = 1}};
   auto* const below = r.allocate(a, 4 * MiB);
   auto* const above = r.allocate(a, 4 * MiB);
@@ -208,10 +208,10 @@ TEST_F(pool_moves, what_one_stream_alone_has_freed_is_one_range) {
   r.deallocate(a, below, 4 * MiB);
   look(r);
   look(r);
-  EXPECT_EQ(r.figures().unfinished, 0u) << "it is known to be complete";
+  EXPECT_EQ(r.statistics().free_in_use, 0u) << "it is known to be complete";
   r.deallocate(a, above, 4 * MiB);
-  EXPECT_EQ(r.figures().free_ranges, 1u);
-  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.statistics().free_ranges, 1u);
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, end, 4 * MiB);
 }
 

@@ -17,15 +17,15 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class pool_pages : public gpumem_test::simulated_test {
 protected:
-  void SetUp() override { EXPECT_TRUE(comes_down_to(0)); }
+  void SetUp() override { EXPECT_TRUE(wait_for_device_bytes(0)); }
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
   using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
   static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
-  static bool sound(pool& r) {
-    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().consistent();
+  static bool is_consistent(pool& r) {
+    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().is_consistent();
   }
   // Four blocks of 4 MiB side by side.
   std::vector<void*> four(pool& r) {
@@ -36,22 +36,22 @@ protected:
   }
 };
 
-TEST_F(pool_pages, grows_at_its_end_by_what_is_missing) {
+TEST_F(pool_pages, pool_grows_at_its_end_by_the_shortfall) {
   gpumem::pool_resource r{device};
   auto* const first = r.allocate(a, 2 * MiB);
-  EXPECT_EQ(r.figures().reserved, 2 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 2 * MiB);
   auto* const end = r.allocate(a, 2 * MiB);
   r.deallocate(a, end, 2 * MiB);
   auto* const second = r.allocate(a, 6 * MiB); // of which 2 MiB are there
   EXPECT_EQ(second, at(first, 2 * MiB));
-  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   EXPECT_EQ(device_bytes(), 8 * MiB);
   r.deallocate(a, first, 2 * MiB);
   r.deallocate(a, second, 6 * MiB);
   auto* const both = r.allocate(a, 16 * MiB);
   EXPECT_EQ(both, first) << "what is free at the end is the beginning of a larger block";
-  EXPECT_EQ(r.figures().reserved, 16 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.statistics().reserved, 16 * MiB);
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, both, 16 * MiB);
 }
 
@@ -62,7 +62,7 @@ TEST_F(pool_pages, another_stream_grows_over_what_is_complete_at_the_end) {
   a.synchronize();
   auto* const q = r.allocate(b, 6 * MiB);
   EXPECT_EQ(q, p);
-  EXPECT_EQ(r.figures().reserved, 6 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 6 * MiB);
   r.deallocate(b, q, 6 * MiB);
 }
 
@@ -80,30 +80,30 @@ TEST_F(pool_pages, growth_beyond_the_threshold_is_granted_before_what_was_kept_m
   ASSERT_EQ(last, at(first, 1 * MiB));
   meanwhile = [&] {
     r.deallocate(a, last, 1 * MiB);
-    EXPECT_GT(r.figures().cached, 0u) << "kept near the thread";
+    EXPECT_GT(r.statistics().cached, 0u) << "kept near the thread";
   };
   auto* const grown = r.allocate(a, 3 * MiB);
-  EXPECT_EQ(r.figures().cached, 0u) << "beyond the threshold nothing is";
-  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.statistics().cached, 0u) << "beyond the threshold nothing is";
+  EXPECT_TRUE(is_consistent(r));
   auto* const next = r.allocate(a, 1 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, next, 1 * MiB);
   r.deallocate(a, grown, 3 * MiB);
   r.deallocate(a, first, 1 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
 }
 
-TEST_F(pool_pages, go_back_out_of_the_middle) {
+TEST_F(pool_pages, pages_go_back_out_of_the_middle) {
   gpumem::pool_resource r{device};
   auto const blocks = four(r);
   for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 8 * MiB);
-  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   EXPECT_EQ(device_bytes(), 8 * MiB);
   EXPECT_FALSE(r.find(blocks[1])) << "nothing is there";
   EXPECT_TRUE(r.find(blocks[3])->live);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, blocks[3], 4 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 4 * MiB);
@@ -112,27 +112,27 @@ TEST_F(pool_pages, go_back_out_of_the_middle) {
   r.deallocate(a, blocks[0], 4 * MiB);
 }
 
-TEST_F(pool_pages, fill_holes_when_the_addresses_come_to_an_end) {
-  gpumem::pool_resource r{device, {}, {.addresses = 16 * MiB}};
+TEST_F(pool_pages, pages_fill_holes_at_the_end_of_the_addresses) {
+  gpumem::pool_resource r{device, {}, {.address_space = 16 * MiB}};
   auto const blocks = four(r);
   for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 8 * MiB);
   auto* const again = r.allocate(a, 6 * MiB);
   EXPECT_EQ(again, blocks[1]);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   auto* const rest = r.allocate(a, 2 * MiB);
   EXPECT_EQ(rest, at(blocks[1], 6 * MiB));
   EXPECT_FALSE(r.try_allocate(a, 256)) << "there are no more addresses";
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, again, 6 * MiB);
   r.deallocate(a, rest, 2 * MiB);
   for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
 // What is missing at the end would not do by itself elsewhere.
-TEST_F(pool_pages, fill_a_hole_up_to_free_memory_when_the_addresses_come_to_an_end) {
-  gpumem::pool_resource r{device, {}, {.addresses = 18 * MiB}};
+TEST_F(pool_pages, pages_fill_a_hole_up_to_free_memory_at_the_end_of_the_addresses) {
+  gpumem::pool_resource r{device, {}, {.address_space = 18 * MiB}};
   auto const blocks = four(r);
   for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   a.synchronize();
@@ -140,23 +140,23 @@ TEST_F(pool_pages, fill_a_hole_up_to_free_memory_when_the_addresses_come_to_an_e
   r.deallocate(a, blocks[3], 4 * MiB);
   auto* const large = r.allocate(a, 8 * MiB);
   EXPECT_EQ(large, at(blocks[1], 4 * MiB));
-  EXPECT_EQ(r.figures().reserved, 12 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.statistics().reserved, 12 * MiB);
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, large, 8 * MiB);
   r.deallocate(a, blocks[0], 4 * MiB);
 }
 
 // It was mapped where it did not fit, given back, and mapped again, for ever.
-TEST_F(pool_pages, fail_where_the_addresses_come_to_an_end_and_no_hole_is_large_enough) {
+TEST_F(pool_pages, request_fails_at_the_end_of_the_addresses_if_no_hole_fits) {
   for (double const effort : {0., 1.}) {
-    gpumem::pool_resource r{device, {.effort = effort}, {.addresses = 18 * MiB}};
+    gpumem::pool_resource r{device, {.effort = effort}, {.address_space = 18 * MiB}};
     auto const blocks = four(r);
     for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
     a.synchronize();
-    EXPECT_EQ(r.try_allocate(a, 8 * MiB).error().what, gpumem::outcome::exhausted);
-    EXPECT_TRUE(sound(r));
+    EXPECT_EQ(r.try_allocate(a, 8 * MiB).error().reason, gpumem::outcome::exhausted);
+    EXPECT_TRUE(is_consistent(r));
     auto* const less = r.allocate(a, 6 * MiB);
-    EXPECT_TRUE(sound(r));
+    EXPECT_TRUE(is_consistent(r));
     r.deallocate(a, less, 6 * MiB);
     for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   }
@@ -169,7 +169,7 @@ TEST_F(pool_pages, a_page_with_a_block_in_it_stays) {
   r.deallocate(a, large, 5 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 4 * MiB);
-  EXPECT_EQ(r.figures().reserved, 2 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 2 * MiB);
   r.deallocate(a, small, 256 * 1024);
 }
 
@@ -178,13 +178,13 @@ TEST_F(pool_pages, trim_keeps_what_is_to_be_kept) {
   for (auto* each : four(r)) r.deallocate(a, each, 4 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(7 * MiB), 8 * MiB) << "whole pages";
-  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   EXPECT_EQ(r.trim(), 8 * MiB);
   EXPECT_EQ(device_bytes(), 0u);
-  EXPECT_EQ(r.figures().releases, 2u);
+  EXPECT_EQ(r.statistics().upstream_frees, 2u);
 }
 
-TEST_F(pool_pages, stay_mapped_until_the_host_has_seen_completion) {
+TEST_F(pool_pages, pages_stay_mapped_until_the_host_has_seen_completion) {
   gpumem::pool_resource r{device};
   auto* const p = r.allocate(a, 4 * MiB);
   simulator::work(a, {simulator::write(p, 4 * MiB)});
@@ -196,17 +196,17 @@ TEST_F(pool_pages, stay_mapped_until_the_host_has_seen_completion) {
   EXPECT_EQ(simulator::report().mappings, 0u);
 }
 
-TEST_F(pool_pages, give_way_at_the_limit) {
+TEST_F(pool_pages, free_pages_are_evicted_at_the_limit) {
   gpumem::pool_resource r{device, {.limit = 16 * MiB}};
   auto const blocks = four(r);
   for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   a.synchronize();
   auto* const large = r.allocate(a, 8 * MiB); // 8 MiB are free, not in one piece
   EXPECT_EQ(large, at(blocks[3], 4 * MiB));
-  EXPECT_EQ(r.figures().reserved, 16 * MiB);
-  EXPECT_EQ(r.figures().peak_reserved, 16 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 16 * MiB);
+  EXPECT_EQ(r.statistics().peak_reserved, 16 * MiB);
   EXPECT_FALSE(r.try_allocate(a, 256));
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, large, 8 * MiB);
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
@@ -220,7 +220,7 @@ TEST_F(pool_pages, stay_where_giving_them_up_would_not_be_enough) {
   auto const before = calls();
   EXPECT_FALSE(r.try_allocate(b, 8 * MiB));
   EXPECT_EQ(calls(), before);
-  EXPECT_EQ(r.figures().reserved, 16 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 16 * MiB);
   for (int i : {0, 2, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
@@ -233,14 +233,14 @@ TEST_F(pool_pages, move_beside_new_ones_where_the_limit_leaves_some_room) {
   auto* const large = r.allocate(a, 10 * MiB);
   EXPECT_EQ(gpumem::driver_calls("cuMemRelease"), released);
   EXPECT_EQ(gpumem::driver_calls("cuMemCreate"), created + 1);
-  EXPECT_EQ(r.figures().reserved, 18 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.statistics().reserved, 18 * MiB);
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, large, 10 * MiB);
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
 // At the end eight pages would be missing, where the block was that has gone only six.
-TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
+TEST_F(pool_pages, pages_fill_the_hole_between_free_memory_at_the_limit) {
   gpumem::pool_resource r{device, {.limit = 10 * MiB}};
   auto* const below = r.allocate(a, 1 * MiB);
   auto* const gone = r.allocate(a, 8 * MiB);
@@ -248,10 +248,10 @@ TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
   r.deallocate(a, gone, 8 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 6 * MiB);
-  EXPECT_EQ(r.figures().reserved, 4 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 4 * MiB);
   auto* const again = r.try_allocate(a, 8 * MiB).value_or(nullptr);
   EXPECT_EQ(again, gone);
-  EXPECT_EQ(r.figures().reserved, 10 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 10 * MiB);
   r.deallocate(a, again, 8 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 6 * MiB);
@@ -260,7 +260,7 @@ TEST_F(pool_pages, fill_the_gap_between_free_memory_at_the_limit) {
   for (auto* const each : {below, above, less}) r.deallocate(a, each);
 }
 
-TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
+TEST_F(pool_pages, pages_fill_the_end_of_a_hole_where_more_is_free_above) {
   gpumem::pool_resource r{device, {.limit = 10 * MiB}};
   auto* const below = r.allocate(a, 2 * MiB);
   auto* const gone = r.allocate(a, 7 * MiB);
@@ -271,8 +271,8 @@ TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
   r.set_limit(8 * MiB);
   auto* const again = r.try_allocate(a, 5 * MiB - 256).value_or(nullptr);
   EXPECT_EQ(again, at(gone, 2 * MiB)) << "with the free memory above it is enough";
-  EXPECT_EQ(r.figures().reserved, 8 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
+  EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, again);
   a.synchronize();
   r.set_limit(10 * MiB);
@@ -281,38 +281,38 @@ TEST_F(pool_pages, fill_the_end_of_a_gap_where_more_is_free_above) {
   for (auto* const each : {below, above}) r.deallocate(a, each);
 }
 
-// With reuse::own memory stays with the streams that freed it, and pages go in which that of several lies.
-TEST_F(pool_pages, of_several_streams_go_and_what_is_left_stays_with_each) {
-  gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse::own}};
+// With reuse_policy::ordered memory stays with the streams that freed it, and pages go in which that of several lies.
+TEST_F(pool_pages, those_of_several_streams_go_and_the_rest_stays_with_each) {
+  gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse_policy::ordered}};
   auto* const keep = r.allocate(a, 256);
   auto* const of_a = r.allocate(a, 3 * MiB);
   auto* const of_b = r.allocate(b, 3 * MiB);
-  auto const reserved = r.figures().reserved;
+  auto const reserved = r.statistics().reserved;
   r.deallocate(a, of_a, 3 * MiB);
   r.deallocate(b, of_b, 3 * MiB);
   a.synchronize();
   b.synchronize();
   EXPECT_EQ(r.trim(), reserved - 2 * MiB) << "all but the page in which a block lives";
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   EXPECT_EQ(r.allocate(a, 1 * MiB), of_a) << "what is left of its own";
-  EXPECT_EQ(r.figures().reserved, 2 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 2 * MiB);
   r.deallocate(a, of_a, 1 * MiB);
   r.deallocate(a, keep, 256);
 }
 
-TEST_F(pool_pages, that_are_pinned_stay_where_memory_of_several_streams_goes) {
-  gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse::own}};
+TEST_F(pool_pages, pinned_ones_stay_where_those_of_several_streams_go) {
+  gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const of_b = r.allocate(b, 3 * MiB);
   auto* const of_a = r.allocate(a, 3 * MiB);
   ASSERT_EQ(of_b, at(of_a, 3 * MiB));
-  ASSERT_EQ(r.figures().reserved, 6 * MiB);
+  ASSERT_EQ(r.statistics().reserved, 6 * MiB);
   EXPECT_TRUE(r.pin(of_b, 1)) << "the page between, which has memory of both";
   r.deallocate(a, of_a, 3 * MiB);
   r.deallocate(b, of_b, 3 * MiB);
   a.synchronize();
   b.synchronize();
   EXPECT_EQ(r.trim(), 4 * MiB);
-  EXPECT_TRUE(sound(r));
+  EXPECT_TRUE(is_consistent(r));
   EXPECT_EQ(r.allocate(a, 1 * MiB), at(of_a, 2 * MiB));
   EXPECT_EQ(r.allocate(b, 1 * MiB), of_b);
   r.deallocate(a, at(of_a, 2 * MiB), 1 * MiB);
@@ -321,10 +321,10 @@ TEST_F(pool_pages, that_are_pinned_stay_where_memory_of_several_streams_goes) {
   b.synchronize();
   r.unpin(of_b, 1);
   EXPECT_EQ(r.trim(), 2 * MiB);
-  EXPECT_EQ(r.figures().reserved, 0u);
+  EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-TEST_F(pool_pages, that_are_pinned_stay) {
+TEST_F(pool_pages, pinned_ones_stay) {
   gpumem::pool_resource r{device};
   auto const blocks = four(r);
   EXPECT_TRUE(r.pin(blocks[1], 4 * MiB));
@@ -335,10 +335,10 @@ TEST_F(pool_pages, that_are_pinned_stay) {
   EXPECT_EQ(r.trim(), 12 * MiB);
   r.unpin(blocks[1], 4 * MiB);
   EXPECT_EQ(r.trim(), 4 * MiB);
-  EXPECT_EQ(r.figures().reserved, 0u);
+  EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-TEST_F(pool_pages, are_exported_if_they_were_made_for_it) {
+TEST_F(pool_pages, exportable_pages_are_exported) {
   gpumem::pool_resource r{device, {}, {.exportable = true}};
   auto* const p = r.allocate(a, 2 * MiB);
   auto const descriptor = r.export_page(p);
@@ -352,7 +352,7 @@ TEST_F(pool_pages, are_exported_if_they_were_made_for_it) {
   EXPECT_THROW(static_cast<void>(r.export_page(&device)), std::exception);
 }
 
-TEST_F(pool_pages, whoever_registers_memory_is_told) {
+TEST_F(pool_pages, mapping_callback_is_called) {
   std::size_t told = 0;
   {
     gpumem::pool_resource r{device,
@@ -362,8 +362,8 @@ TEST_F(pool_pages, whoever_registers_memory_is_told) {
     auto* const p = r.allocate(a, 8 * MiB);
     EXPECT_EQ(told, 8 * MiB);
     EXPECT_FALSE(r.try_allocate(a, 2 * MiB)) << "the listener refuses";
-    EXPECT_EQ(r.figures().reserved, 8 * MiB);
-    EXPECT_TRUE(sound(r));
+    EXPECT_EQ(r.statistics().reserved, 8 * MiB);
+    EXPECT_TRUE(is_consistent(r));
     r.deallocate(a, p, 8 * MiB);
     a.synchronize();
     told = 8 * MiB; // what was refused is not told of again
@@ -372,47 +372,47 @@ TEST_F(pool_pages, whoever_registers_memory_is_told) {
   EXPECT_EQ(told, 0u);
 }
 
-TEST_F(pool_pages, are_reserved_in_one_piece) {
+TEST_F(pool_pages, reserved_pages_are_one_range) {
   gpumem::pool_resource r{device, {.initial_size = 6 * MiB}};
-  EXPECT_EQ(r.figures().reserved, 6 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 6 * MiB);
   EXPECT_EQ(r.reserve(9 * MiB), 3 * MiB);
-  EXPECT_EQ(r.figures().reserved, 10 * MiB) << "whole pages";
-  EXPECT_EQ(r.figures().largest_free, 10 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 10 * MiB) << "whole pages";
+  EXPECT_EQ(r.statistics().largest_free, 10 * MiB);
 }
 
-TEST_F(pool_pages, beyond_the_release_threshold_go_back_by_themselves) {
+TEST_F(pool_pages, pages_beyond_the_release_threshold_go_back_in_the_background) {
   gpumem::pool_resource r{device, {.release_threshold = 4 * MiB}};
   auto const blocks = four(r);
   for (auto* each : blocks) r.deallocate(a, each, 4 * MiB);
-  EXPECT_TRUE(comes_down_to(4 * MiB));
-  EXPECT_EQ(r.figures().reserved, 4 * MiB);
+  EXPECT_TRUE(wait_for_device_bytes(4 * MiB));
+  EXPECT_EQ(r.statistics().reserved, 4 * MiB);
 }
 
-TEST_F(pool_pages, beyond_the_release_threshold_go_back_beside_live_blocks) {
+TEST_F(pool_pages, pages_beyond_the_release_threshold_go_back_beside_live_blocks) {
   gpumem::pool_resource r{device, {.release_threshold = 4 * MiB}};
   auto const blocks = four(r);
   for (auto const i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
-  EXPECT_TRUE(comes_down_to(8 * MiB));
+  EXPECT_TRUE(wait_for_device_bytes(8 * MiB));
   for (auto const i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
-  EXPECT_TRUE(comes_down_to(4 * MiB));
+  EXPECT_TRUE(wait_for_device_bytes(4 * MiB));
 }
 
 // What comes and goes within an eighth above the threshold stays.
-TEST_F(pool_pages, a_little_beyond_the_release_threshold_stay) {
+TEST_F(pool_pages, pages_a_little_beyond_the_release_threshold_stay) {
   gpumem::pool_resource r{device, {.release_threshold = 32 * MiB}};
   auto* const most = r.allocate(a, 32 * MiB);
   for (int i = 0; i < 10; ++i) r.deallocate(a, r.allocate(a, 4 * MiB), 4 * MiB);
   a.synchronize();
-  EXPECT_FALSE(comes_down_to(32 * MiB));
-  EXPECT_EQ(r.figures().growths, 2u);
-  EXPECT_EQ(r.figures().releases, 0u);
+  EXPECT_FALSE(wait_for_device_bytes(32 * MiB));
+  EXPECT_EQ(r.statistics().upstream_allocations, 2u);
+  EXPECT_EQ(r.statistics().upstream_frees, 0u);
   auto* const more = r.allocate(a, 6 * MiB);
   r.deallocate(a, more, 6 * MiB);
-  EXPECT_TRUE(comes_down_to(32 * MiB));
+  EXPECT_TRUE(wait_for_device_bytes(32 * MiB));
   r.deallocate(a, most, 32 * MiB);
 }
 
-TEST_F(pool_pages, what_a_closed_pool_lent_goes_back_when_it_comes_home) {
+TEST_F(pool_pages, closed_pool_returns_pages_when_their_blocks_are_freed) {
   gpumem::allocation kept;
   {
     gpumem::pool_resource r{device};
@@ -422,7 +422,7 @@ TEST_F(pool_pages, what_a_closed_pool_lent_goes_back_when_it_comes_home) {
   }
   EXPECT_EQ(device_bytes(), 4 * MiB);
   kept.reset();
-  EXPECT_TRUE(comes_down_to(0));
+  EXPECT_TRUE(wait_for_device_bytes(0));
 }
 
 } // namespace

@@ -23,13 +23,13 @@ protected:
 
   static std::byte* at(void* p, std::size_t offset) { return static_cast<std::byte*>(p) + offset; }
   static void let_pass(gpumem::sync::duration time) {
-    for (auto const end = gpumem::sync::now() + time; gpumem::sync::now() < end;) gpumem::sync::mark();
+    for (auto const end = gpumem::sync::now() + time; gpumem::sync::now() < end;) gpumem::sync::schedule_point();
   }
   static std::uint64_t polls() { return gpumem::driver_calls("cuEventQuery"); }
   // Pages made and released so far.
   static std::uint64_t made() { return gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"); }
   // Leaves evidence of what is free, and polls it.
-  static void look(pool& r) { EXPECT_EQ(r.trim(r.figures().reserved), 0u); }
+  static void look(pool& r) { EXPECT_EQ(r.trim(r.statistics().reserved), 0u); }
   // Two looks show work that is open for long.
   static void look_twice(pool& r) {
     look(r);
@@ -59,14 +59,14 @@ TEST_F(pool_policy, a_stream_takes_its_own_memory_while_it_is_behind_and_what_fi
     r.deallocate_sync(nobodys, 4 * MiB);
     free_in_use(r, a, own, 6 * MiB);
     if (behind) look_twice(r);
-    EXPECT_EQ(a.key().order().is_behind(), behind);
+    EXPECT_EQ(a.key().timeline().is_behind(), behind);
     auto* const granted = r.allocate(a, 4 * MiB);
     EXPECT_EQ(granted, behind ? at(own, 2 * MiB) : nobodys);
     for (auto* const each : {above, below, granted}) r.deallocate(a, each, 4 * MiB);
     simulator::run_until_idle();
     look(r);
     look(r);
-    EXPECT_FALSE(a.key().order().is_behind()) << "its work is over";
+    EXPECT_FALSE(a.key().timeline().is_behind()) << "its work is over";
   }
 }
 
@@ -74,19 +74,19 @@ TEST_F(pool_policy, a_stream_is_not_behind_because_a_dead_one_was) {
   auto const* of_dead = static_cast<void const*>(nullptr);
   {
     gpumem::stream const dead{device};
-    of_dead = &dead.key().order();
+    of_dead = &dead.key().timeline();
     pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
     free_in_use(r, dead, r.allocate(dead, 4 * MiB), 4 * MiB);
     look_twice(r);
-    ASSERT_TRUE(dead.key().order().is_behind());
+    ASSERT_TRUE(dead.key().timeline().is_behind());
     simulator::run_until_idle();
   }
   gpumem::stream const next{device};
-  ASSERT_EQ(&next.key().order(), of_dead) << "it has the timeline of the dead one";
-  EXPECT_FALSE(next.key().order().is_behind());
+  ASSERT_EQ(&next.key().timeline(), of_dead) << "it has the timeline of the dead one";
+  EXPECT_FALSE(next.key().timeline().is_behind());
 }
 
-TEST_F(pool_policy, what_a_stream_frees_joins_what_nobody_uses_unless_the_stream_is_behind) {
+TEST_F(pool_policy, freed_memory_joins_unused_memory_unless_its_stream_is_behind) {
   for (bool const behind : {false, true}) {
     pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
     share(r);
@@ -96,13 +96,13 @@ TEST_F(pool_policy, what_a_stream_frees_joins_what_nobody_uses_unless_the_stream
     free_in_use(r, a, apart, 6 * MiB);
     if (behind) look_twice(r);
     r.deallocate(a, beside, 6 * MiB);
-    EXPECT_EQ(r.figures().free_ranges, behind ? 3u : 2u);
+    EXPECT_EQ(r.statistics().free_ranges, behind ? 3u : 2u);
     r.deallocate(a, between, 4 * MiB);
     simulator::run_until_idle();
   }
 }
 
-TEST_F(pool_policy, a_request_that_finds_memory_does_not_look) {
+TEST_F(pool_policy, a_request_that_finds_memory_does_not_poll) {
   pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
   auto* const complete = r.allocate(b, 8 * MiB);
   auto* const below = r.allocate(b, 4 * MiB);
@@ -116,7 +116,7 @@ TEST_F(pool_policy, a_request_that_finds_memory_does_not_look) {
 }
 
 // A look at 64 streams costs 25.6 us, and 200 us are saved at most.
-TEST_F(pool_policy, looks_that_take_too_much_of_the_time_give_way_to_growth) {
+TEST_F(pool_policy, polls_that_take_too_much_of_the_time_give_way_to_growth) {
   pool r{device, {.effort = 0}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 64; ++i) streams.emplace_back(device);
@@ -134,28 +134,28 @@ TEST_F(pool_policy, looks_that_take_too_much_of_the_time_give_way_to_growth) {
   EXPECT_LE(count, 20);
 
   simulator::run_until_idle();
-  auto const growths = r.figures().growths;
+  auto const growths = r.statistics().upstream_allocations;
   EXPECT_FALSE(looks());
-  EXPECT_EQ(r.figures().growths, growths + 1) << "it does not know that all is complete";
+  EXPECT_EQ(r.statistics().upstream_allocations, growths + 1) << "it does not know that all is complete";
   let_pass(1ms);
   EXPECT_TRUE(looks());
-  EXPECT_EQ(r.figures().growths, growths + 1);
+  EXPECT_EQ(r.statistics().upstream_allocations, growths + 1);
   for (auto* const each : live) r.deallocate(b, each, 2 * MiB);
 }
 
-TEST_F(pool_policy, looks_are_made_at_the_limit_whatever_they_take) {
+TEST_F(pool_policy, polls_are_made_at_the_limit_whatever_they_cost) {
   pool r{device, {.effort = 0}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 64; ++i) streams.emplace_back(device);
   for (auto const& each : streams) free_in_use(r, each, r.allocate(each, 2 * MiB), 2 * MiB);
   std::vector<void*> live;
   for (int i = 0; i < 40; ++i) live.push_back(r.allocate(b, 2 * MiB));
-  r.set_limit(r.figures().reserved);
+  r.set_limit(r.statistics().reserved);
   simulator::run_until_idle();
   auto const before = polls();
   live.push_back(r.allocate(b, 2 * MiB));
   EXPECT_GT(polls(), before);
-  EXPECT_EQ(r.figures().reuse_completed, 1u);
+  EXPECT_EQ(r.statistics().reuse_completed, 1u);
   for (auto* const each : live) r.deallocate(b, each, 2 * MiB);
 }
 
@@ -173,11 +173,11 @@ TEST_F(pool_policy, streams_grow_apart_and_each_beside_its_own_memory) {
     EXPECT_EQ(of_a[i], at(of_a[0], i * 4 * MiB));
     EXPECT_EQ(of_b[i], at(of_b[0], i * 4 * MiB));
   }
-  auto const reserved = r.figures().reserved;
+  auto const reserved = r.statistics().reserved;
   for (auto* const each : of_a) r.deallocate(a, each, 4 * MiB);
   auto* const large = r.allocate(a, 16 * MiB);
   EXPECT_EQ(large, of_a[0]) << "it joins what the stream has freed";
-  EXPECT_EQ(r.figures().reserved, reserved + 4 * MiB);
+  EXPECT_EQ(r.statistics().reserved, reserved + 4 * MiB);
   r.deallocate(a, large, 16 * MiB);
   r.deallocate(a, first, 4 * MiB);
   r.deallocate(b, second, 4 * MiB);
@@ -195,8 +195,8 @@ TEST_F(pool_policy, pages_move_until_the_share_of_the_time_ends) {
     for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
     a.synchronize();
     auto* const large = r.allocate(a, 8 * MiB);
-    moving += r.figures().reserved == 16 * MiB;
-    ASSERT_EQ(r.figures().reserved, moving > round ? 16 * MiB : 24 * MiB) << round;
+    moving += r.statistics().reserved == 16 * MiB;
+    ASSERT_EQ(r.statistics().reserved, moving > round ? 16 * MiB : 24 * MiB) << round;
     r.deallocate(a, large, 8 * MiB);
     for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
     a.synchronize();

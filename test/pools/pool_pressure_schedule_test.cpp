@@ -48,11 +48,12 @@ public:
     simulator::seed(seed_);
     for (auto& each : cached_) each = shared_.acquire(streams_[0], limit / 2).wait();
     spiller_ = shared_.on_pressure(executor_, [this](std::size_t wanted) { return free_some(wanted); });
-    gpumem::schedule::run(seed_, {[this] { ask(); }, [this] { serve(); }, [this] { take_back(); }}, 1 + seed_ % 5);
+    gpumem::schedule::run(seed_, {[this] { request_event(); }, [this] { serve(); }, [this] { take_back(); }},
+                          1 + seed_ % 5);
     cached_ = {};
     if (executor_.run_one()) result_.wrong += "something was posted and not run; ";
     if (result_.begun != result_.ended) result_.wrong += "a function was left where it waits; ";
-    if (shared_.figures().live != 0) result_.wrong += "memory was lost; ";
+    if (shared_.statistics().live != 0) result_.wrong += "memory was lost; ";
     for (auto const& each : simulator::take_findings()) result_.wrong += each.text + "; ";
     return result_;
   }
@@ -71,7 +72,7 @@ private:
     co_return wanted;
   }
 
-  void ask() {
+  void request_event() {
     auto const soon = gpumem::sync::now() + std::chrono::hours{1};
     for (auto const bytes : {limit / 2, limit}) {
       result_.granted += shared_.acquire(streams_[1], bytes).wait_until(soon).has_value();
@@ -80,13 +81,13 @@ private:
   }
   void serve() {
     while (!asked_ || !gone_) {
-      if (!executor_.run_one()) gpumem::sync::mark();
+      if (!executor_.run_one()) gpumem::sync::schedule_point();
     }
   }
   void take_back() {
     auto const calls = frees_ ? 1 + seed_ / 3 % 2 : 1; // at least, before it is taken back
-    while (result_.begun < calls && !asked_) gpumem::sync::mark();
-    for (auto i = seed_ / 6 % 20; i > 0; --i) gpumem::sync::mark();
+    while (result_.begun < calls && !asked_) gpumem::sync::schedule_point();
+    for (auto i = seed_ / 6 % 20; i > 0; --i) gpumem::sync::schedule_point();
     result_.cut = result_.begun > result_.ended;
     spiller_ = {};
     gone_ = true;

@@ -31,14 +31,14 @@ class pool_pressure : public gpumem_test::waiting_fixture {
 protected:
   // What the library thread had to do when this is called it has done when this returns.
   static void let_the_library_thread_look() {
-    class mark final : public gpumem::resumption {
+    class mark final : public gpumem::work_item {
     public:
       void resume() noexcept override { passed = true; }
       std::atomic<bool> passed{false};
     };
     for (int i = 0; i < 2; ++i) {
       mark end;
-      gpumem::library_executor().post(end);
+      gpumem::default_executor().post(end);
       while (!end.passed) std::this_thread::yield();
     }
   }
@@ -125,7 +125,7 @@ TEST_F(pool_pressure, lets_a_function_wait_for_memory_of_another_pool) {
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(first.ended(), outcome::granted);
   EXPECT_EQ(began, 1);
-  EXPECT_EQ(reserve.figures().live, 0u);
+  EXPECT_EQ(reserve.statistics().live, 0u);
 }
 
 TEST_F(pool_pressure, may_end_in_the_function_before_that_awaits) {

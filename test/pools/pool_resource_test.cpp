@@ -1,4 +1,4 @@
-// The pool's interface: handles, sizes, options, errors, figures.
+// The pool's interface: handles, sizes, options, errors, statistics.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -17,8 +17,8 @@ namespace {
 
 using gpumem::outcome;
 using gpumem::pool_resource;
-using gpumem_test::told_upstream;
-using pool = pool_resource<told_upstream>;
+using gpumem_test::recording_upstream;
+using pool = pool_resource<recording_upstream>;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
 static_assert(sizeof(pool) == 8 && std::is_nothrow_move_constructible_v<pool> && std::is_copy_constructible_v<pool>);
@@ -30,7 +30,7 @@ class pool_interface : public gpumem_test::simulated_test {
 protected:
   gpumem::device device = gpumem::device::current();
   gpumem::stream s{device};
-  told_upstream upstream;
+  recording_upstream upstream;
 };
 
 TEST_F(pool_interface, deduces_its_upstream_and_copies_are_the_same_pool) {
@@ -53,24 +53,24 @@ TEST_F(pool_interface, sub_allocates_one_chunk_by_sizes) {
   EXPECT_EQ(upstream.state().draws().size(), 1u);
   EXPECT_EQ(upstream.state().draws()[0].bytes, 2 * MiB);
   EXPECT_EQ(static_cast<char*>(q) - static_cast<char*>(p), 72 * 1024);
-  auto const f = r.figures();
+  auto const f = r.statistics();
   EXPECT_EQ(f.live, 128u * 1024 + 301u);
-  EXPECT_EQ(f.granted, 144u * 1024);
+  EXPECT_EQ(f.allocated, 144u * 1024);
   EXPECT_EQ(f.reserved, 2 * MiB);
-  EXPECT_EQ(f.largest_free, 2 * MiB - f.granted);
+  EXPECT_EQ(f.largest_free, 2 * MiB - f.allocated);
   EXPECT_EQ(f.allocations, 2u);
-  EXPECT_EQ(f.growths, 1u);
+  EXPECT_EQ(f.upstream_allocations, 1u);
   r.deallocate(s, p, 64 * 1024 + 1);
   r.deallocate(s, q);
-  EXPECT_EQ(r.figures().live, 0u);
-  EXPECT_EQ(r.figures().granted, 0u);
+  EXPECT_EQ(r.statistics().live, 0u);
+  EXPECT_EQ(r.statistics().allocated, 0u);
   EXPECT_EQ(r.trim(2 * MiB), 0u); // what threads have kept comes back
-  EXPECT_EQ(r.figures().largest_free, 2 * MiB);
-  EXPECT_EQ(r.figures().peak_live, f.live);
-  EXPECT_EQ(r.figures().frees, 2u);
+  EXPECT_EQ(r.statistics().largest_free, 2 * MiB);
+  EXPECT_EQ(r.statistics().peak_live, f.live);
+  EXPECT_EQ(r.statistics().frees, 2u);
 }
 
-TEST_F(pool_interface, no_bytes_are_no_memory) {
+TEST_F(pool_interface, zero_bytes_give_a_null_pointer) {
   pool_resource r{upstream};
   EXPECT_EQ(r.allocate(s, 0), nullptr);
   r.deallocate(s, nullptr, 0);
@@ -88,23 +88,23 @@ TEST_F(pool_interface, honours_any_power_of_two) {
     r.deallocate(s, pad, 300);
   }
   EXPECT_THROW(r.allocate(s, 1000, 48), std::invalid_argument);
-  EXPECT_EQ(r.figures().granted, 0u);
+  EXPECT_EQ(r.statistics().allocated, 0u);
 }
 
-TEST_F(pool_interface, what_can_never_be_is_refused_at_once) {
+TEST_F(pool_interface, impossible_requests_are_refused_at_once) {
   pool_resource r{upstream, {.limit = 4 * MiB}};
-  EXPECT_EQ(r.try_allocate(s, 4 * MiB + 1).error().what, outcome::too_large);
-  EXPECT_EQ(r.try_allocate(s, SIZE_MAX).error().what, outcome::too_large);
-  EXPECT_EQ(r.try_allocate(s, SIZE_MAX - 300, 512).error().what, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, 4 * MiB + 1).error().reason, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, SIZE_MAX).error().reason, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, SIZE_MAX - 300, 512).error().reason, outcome::too_large);
   EXPECT_TRUE(upstream.state().draws().empty());
-  EXPECT_EQ(pool_resource{upstream}.try_allocate(s, PTRDIFF_MAX - 1024).error().what, outcome::exhausted);
+  EXPECT_EQ(pool_resource{upstream}.try_allocate(s, PTRDIFF_MAX - 1024).error().reason, outcome::exhausted);
 }
 
 TEST_F(pool_interface, options_that_contradict_each_other_are_refused) {
   EXPECT_THROW((pool{upstream, {.initial_size = 3 * MiB, .limit = 2 * MiB}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.limit = 100}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.initial_size = SIZE_MAX}}), std::invalid_argument);
-  EXPECT_THROW((pool{upstream, {.cross_stream = static_cast<gpumem::reuse>(9)}}), std::invalid_argument);
+  EXPECT_THROW((pool{upstream, {.cross_stream = static_cast<gpumem::reuse_policy>(9)}}), std::invalid_argument);
   upstream.state().capacity = 1 * MiB;
   EXPECT_THROW((pool{upstream, {.initial_size = 2 * MiB}}), gpumem::out_of_memory);
   EXPECT_TRUE(upstream.state().draws().empty());
@@ -112,7 +112,7 @@ TEST_F(pool_interface, options_that_contradict_each_other_are_refused) {
 
 TEST_F(pool_interface, the_initial_size_serves_every_stream_and_the_host) {
   pool_resource r{upstream, {.initial_size = 1 * MiB, .name = "first"}};
-  EXPECT_EQ(r.figures().reserved, 1 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 1 * MiB);
   EXPECT_TRUE(upstream.state().draws().at(0).by_host);
   gpumem::stream t{device};
   auto* const p = r.allocate(s, 1000);
@@ -129,20 +129,20 @@ TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
   pool_resource r{upstream, {.limit = 3 * MiB}};
   auto* const p = r.allocate(s, 2 * MiB);
   auto* const q = r.allocate(s, 1 * MiB);
-  EXPECT_EQ(r.figures().reserved, 3 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 3 * MiB);
   auto const refused = r.try_allocate(s, 1);
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().what, outcome::exhausted);
-  EXPECT_EQ(r.figures().failures, 1u);
+  EXPECT_EQ(refused.error().reason, outcome::exhausted);
+  EXPECT_EQ(r.statistics().failures, 1u);
   try {
     r.allocate(s, 4096);
     ADD_FAILURE() << "nothing was thrown";
   } catch (gpumem::out_of_memory const& e) {
-    EXPECT_EQ(e.figures().requested, 4096u);
-    EXPECT_EQ(e.figures().live, 3 * MiB);
-    EXPECT_EQ(e.figures().reserved, 3 * MiB);
-    EXPECT_EQ(e.figures().limit, 3 * MiB);
-    EXPECT_EQ(e.figures().stream, s.key().id());
+    EXPECT_EQ(e.info().requested, 4096u);
+    EXPECT_EQ(e.info().live, 3 * MiB);
+    EXPECT_EQ(e.info().reserved, 3 * MiB);
+    EXPECT_EQ(e.info().limit, 3 * MiB);
+    EXPECT_EQ(e.info().stream, s.key().id());
   }
   r.deallocate(s, p, 2 * MiB);
   auto* const again = r.allocate(s, 2 * MiB);
@@ -151,13 +151,13 @@ TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
   r.deallocate(s, q, 1 * MiB);
 }
 
-TEST_F(pool_interface, a_failure_tells_what_is_free_and_who_may_still_use_it) {
+TEST_F(pool_interface, failure_says_what_is_free_and_how_many_streams_may_use_it) {
   gpumem::stream t{device};
   pool_resource r{upstream, {.initial_size = 4 * MiB, .limit = 4 * MiB}};
   void* all[4];
   for (auto*& each : all) each = r.allocate(s, 1 * MiB);
-  auto const nothing = r.figures();
-  EXPECT_EQ(nothing.free + nothing.free_ranges + nothing.unfinished + nothing.unfinished_streams, 0u);
+  auto const nothing = r.statistics();
+  EXPECT_EQ(nothing.free + nothing.free_ranges + nothing.free_in_use + nothing.in_use_streams, 0u);
   gpumem::event happened{device};
   happened.record(s);
   t.wait(happened);
@@ -167,15 +167,15 @@ TEST_F(pool_interface, a_failure_tells_what_is_free_and_who_may_still_use_it) {
     r.allocate(s, 2 * MiB);
     ADD_FAILURE() << "nothing was thrown";
   } catch (gpumem::out_of_memory const& e) {
-    EXPECT_EQ(e.figures().free, 2 * MiB);
-    EXPECT_EQ(e.figures().free_ranges, 2u);
-    EXPECT_EQ(e.figures().largest_free, 1 * MiB);
-    EXPECT_EQ(e.figures().unfinished, 2 * MiB);
-    EXPECT_EQ(e.figures().unfinished_streams, 2u);
+    EXPECT_EQ(e.info().free, 2 * MiB);
+    EXPECT_EQ(e.info().free_ranges, 2u);
+    EXPECT_EQ(e.info().largest_free, 1 * MiB);
+    EXPECT_EQ(e.info().free_in_use, 2 * MiB);
+    EXPECT_EQ(e.info().in_use_streams, 2u);
   }
   gpumem::simulator::run_until_idle();
   r.trim(1);
-  EXPECT_EQ(r.figures().unfinished, 0u);
+  EXPECT_EQ(r.statistics().free_in_use, 0u);
   for (auto const i : {1, 3}) r.deallocate(s, all[i], 1 * MiB);
 }
 
@@ -188,39 +188,39 @@ TEST_F(pool_interface, reserved_memory_serves_requests_without_growth) {
   EXPECT_TRUE(upstream.state().draws().at(1).by_host);
   auto* const p = r.allocate(s, 3 * MiB);
   auto* const q = r.allocate_sync(2 * MiB);
-  EXPECT_EQ(r.figures().growths, 2u);
+  EXPECT_EQ(r.statistics().upstream_allocations, 2u);
   EXPECT_THROW(r.reserve(8 * MiB + 101), gpumem::out_of_memory);
   EXPECT_EQ(r.reserve(8 * MiB + 100), 3 * MiB) << "whole granules, within the limit";
-  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   r.deallocate(s, p, 3 * MiB);
   r.deallocate_sync(q, 2 * MiB);
 }
 
-TEST_F(pool_interface, what_upstream_has_not_cannot_be_reserved) {
+TEST_F(pool_interface, reserve_fails_where_upstream_is_exhausted) {
   pool_resource r{upstream};
   upstream.state().capacity = 2 * MiB;
   EXPECT_THROW(r.reserve(SIZE_MAX), gpumem::out_of_memory);
   EXPECT_THROW(r.reserve(3 * MiB), gpumem::out_of_memory);
-  EXPECT_EQ(r.figures().reserved, 0u);
+  EXPECT_EQ(r.statistics().reserved, 0u);
   EXPECT_EQ(r.reserve(2 * MiB), 2 * MiB);
 }
 
 TEST_F(pool_interface, the_limit_is_changed_while_the_pool_is_used) {
   pool_resource r{upstream, {.limit = 2 * MiB}};
   auto* const p = r.allocate(s, 2 * MiB);
-  EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().what, outcome::exhausted);
+  EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().reason, outcome::exhausted);
   r.set_limit(3 * MiB);
-  EXPECT_EQ(r.figures().limit, 3 * MiB);
+  EXPECT_EQ(r.statistics().limit, 3 * MiB);
   auto* const q = r.allocate(s, 1 * MiB);
   r.set_limit(1 * MiB);
-  EXPECT_EQ(r.figures().reserved, 3 * MiB) << "what is in use stays";
-  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().what, outcome::too_large);
-  EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().what, outcome::exhausted);
+  EXPECT_EQ(r.statistics().reserved, 3 * MiB) << "what is in use stays";
+  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().reason, outcome::exhausted);
   EXPECT_THROW(r.reserve(2 * MiB), gpumem::out_of_memory);
   r.deallocate(s, p, 2 * MiB);
   {
     gpumem_test::running_device const running;
-    EXPECT_TRUE(r.settle(std::chrono::seconds{1}));
+    EXPECT_TRUE(r.synchronize(std::chrono::seconds{1}));
   }
   EXPECT_EQ(r.trim(), 2 * MiB);
   r.set_limit(0);
@@ -235,24 +235,24 @@ TEST_F(pool_interface, growth_falls_back_to_the_exact_size) {
   upstream.state().capacity = 1 * MiB;
   pool_resource r{upstream};
   auto* const p = r.allocate(s, 1 * MiB);
-  EXPECT_EQ(r.figures().reserved, 1 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 1 * MiB);
   r.deallocate(s, p, 1 * MiB);
 }
 
-TEST_F(pool_interface, find_tells_of_live_and_free_memory) {
+TEST_F(pool_interface, find_describes_live_and_free_memory) {
   pool_resource r{upstream};
   auto* const p = static_cast<char*>(r.allocate(s, 1000));
   auto const inside = r.find(p + 1023);
   ASSERT_TRUE(inside);
   EXPECT_EQ(inside->base, p);
   EXPECT_EQ(inside->bytes, 1000u);
-  EXPECT_EQ(inside->granted, 1024u);
+  EXPECT_EQ(inside->allocated, 1024u);
   EXPECT_EQ(inside->stream, s.key().id());
   EXPECT_TRUE(inside->live);
   EXPECT_FALSE(r.find(p + 1024)->live);
-  EXPECT_EQ(r.find(p + 1024)->granted, 1024u) << "another of the same size";
+  EXPECT_EQ(r.find(p + 1024)->allocated, 1024u) << "another of the same size";
   EXPECT_EQ(r.find(p + MiB)->base, p + 8 * 1024);
-  EXPECT_EQ(r.find(p + MiB)->granted, 2 * MiB - 8 * 1024);
+  EXPECT_EQ(r.find(p + MiB)->allocated, 2 * MiB - 8 * 1024);
   EXPECT_FALSE(r.find(&r));
   r.deallocate(s, p, 1000);
   EXPECT_FALSE(r.find(p)->live);
@@ -268,35 +268,35 @@ TEST_F(pool_interface, trim_gives_idle_and_complete_chunks_back) {
   EXPECT_EQ(r.trim(), 0u) << "the host has not seen the stream complete";
   gpumem::simulator::run_until_idle();
   EXPECT_EQ(r.trim(5 * MiB), 4 * MiB);
-  EXPECT_EQ(r.figures().reserved, 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   EXPECT_EQ(gpumem::trim(r), 8 * MiB);
-  EXPECT_EQ(r.figures().releases, 2u);
-  EXPECT_EQ(r.figures().peak_reserved, 12 * MiB);
+  EXPECT_EQ(r.statistics().upstream_frees, 2u);
+  EXPECT_EQ(r.statistics().peak_reserved, 12 * MiB);
   EXPECT_TRUE(upstream.state().returns().at(0).by_host && upstream.state().returns().at(1).by_host);
 }
 
 // gpumem records no event on a stream of somebody else's outside a call that was given it.
-TEST_F(pool_interface, settle_lets_trim_know_of_foreign_streams) {
+TEST_F(pool_interface, synchronize_lets_trim_know_of_foreign_streams) {
   CUstream foreign = nullptr;
   ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   gpumem::stream_ref const other{foreign};
   pool_resource r{upstream};
-  EXPECT_TRUE(r.settle(std::chrono::seconds{1})) << "nothing to wait for";
+  EXPECT_TRUE(r.synchronize(std::chrono::seconds{1})) << "nothing to wait for";
   auto* const p = r.allocate(other, 4 * MiB);
   gpumem::simulator::work(other, {gpumem::simulator::write(p, 4 * MiB)});
   r.deallocate(other, p, 4 * MiB);
-  EXPECT_FALSE(r.settle(std::chrono::nanoseconds{0}));
+  EXPECT_FALSE(r.synchronize(std::chrono::nanoseconds{0}));
   gpumem::simulator::run_until_idle();
-  EXPECT_TRUE(r.settle(std::chrono::seconds{10}));
+  EXPECT_TRUE(r.synchronize(std::chrono::seconds{10}));
   EXPECT_EQ(r.trim(), 4 * MiB);
   EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 
 TEST_F(pool_interface, serves_code_that_cannot_import_the_module) {
   auto any = gpumem::make_pool(0, {.initial_size = 2 * MiB, .limit = 4 * MiB});
-  EXPECT_EQ(gpumem::figures_of(any).reserved, 2 * MiB);
+  EXPECT_EQ(gpumem::statistics_of(any).reserved, 2 * MiB);
   auto block = gpumem::acquire(any, s, 1000).wait();
-  EXPECT_EQ(gpumem::figures_of(any).live, 1000u);
+  EXPECT_EQ(gpumem::statistics_of(any).live, 1000u);
   EXPECT_THROW(gpumem::make_pool(7), std::invalid_argument);
 }
 

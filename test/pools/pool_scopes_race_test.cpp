@@ -69,8 +69,8 @@ TEST_F(pool_scopes_race, all_work_ends_that_can_be_rolled_back) {
     std::vector<task<>> all;
     for (std::uint64_t i = 0; i < 12; ++i) all.push_back(whole(pool, seed * 100 + i));
     gpumem::sync_wait(gpumem::when_all(std::move(all)));
-    EXPECT_EQ(pool.figures().live, 0u);
-    EXPECT_EQ(pool.figures().waiting, 0u);
+    EXPECT_EQ(pool.statistics().live, 0u);
+    EXPECT_EQ(pool.statistics().waiting, 0u);
   }
   EXPECT_EQ(ended, 10 * 12 * 20u);
   std::printf("%zu times begun again\n", again.load());

@@ -2,7 +2,7 @@
 // a device that is behind; each run replays by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
-#include "property/chance.hpp"
+#include "property/random_source.hpp"
 
 #include <gpumem/pool_options.hpp>
 #include <gpumem/services.hpp>
@@ -27,7 +27,7 @@
 import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/scheduled_stop_source.hpp"
-#include "../support/settled_library_thread.hpp"
+#include "../support/idle_default_executor.hpp"
 #include "scope_book.hpp"
 #include "scope_crowd.hpp"
 
@@ -47,27 +47,29 @@ struct result_of_seed {
   std::string wrong;
 };
 
-gpumem::reuse how_of(std::uint64_t seed) {
-  return std::array{gpumem::reuse::wait, gpumem::reuse::completed, gpumem::reuse::own}[seed / 4 % 3];
+gpumem::reuse_policy how_of(std::uint64_t seed) {
+  return std::array{gpumem::reuse_policy::wait, gpumem::reuse_policy::completed,
+                    gpumem::reuse_policy::ordered}[seed / 4 % 3];
 }
 
-// With reuse::own a stream gets what others have freed once whole chunks are free, which weights keep from that.
+// With reuse_policy::ordered a stream gets what others have freed once whole chunks are free, which weights keep from
+// that.
 scope_form form_of(std::uint64_t seed) {
-  return {.weights = seed % 4 == 1 && how_of(seed) != gpumem::reuse::own,
+  return {.weights = seed % 4 == 1 && how_of(seed) != gpumem::reuse_policy::ordered,
           .marks = seed % 4 == 2,
-          .apart = how_of(seed) == gpumem::reuse::own,
+          .apart = how_of(seed) == gpumem::reuse_policy::ordered,
           .closes = seed % 4 == 3,
-          .most_overtakes = std::array{0u, 1u, 2u, 16u}[seed / 12 % 4]};
+          .max_overtakes = std::array{0u, 1u, 2u, 16u}[seed / 12 % 4]};
 }
 
 std::string wrong_in(pool& one) {
-  auto const left = one.figures();
+  auto const left = one.statistics();
   std::string wrong;
-  if (left.live != 0 || left.granted != 0) wrong += "memory was lost; ";
+  if (left.live != 0 || left.allocated != 0) wrong += "memory was lost; ";
   if (left.waiting != 0) wrong += "counted as waiting; ";
   if (left.peak_reserved > limit) wrong += "more than the limit; ";
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
-  if (!engine.consistent()) wrong += "inconsistent; ";
+  if (!engine.is_consistent()) wrong += "inconsistent; ";
   if (engine.has_waiting()) wrong += "a request waits still; ";
   for (auto const& each : simulator::take_findings()) wrong += each.text + "; ";
   return wrong;
@@ -86,7 +88,7 @@ result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
                .limit = limit,
                .pages = false,
                .cross_stream = how_of(seed),
-               .most_overtakes = form.most_overtakes}};
+               .max_overtakes = form.max_overtakes}};
   scope_book book{form, members, shows};
   {
     gpumem::scope kept{shared, "weights"};

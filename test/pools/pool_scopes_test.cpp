@@ -30,7 +30,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_scopes = gpumem_test::waiting_fixture;
 
-TEST_F(pool_scopes, know_what_they_hold) {
+TEST_F(pool_scopes, scopes_know_what_they_hold) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope work{pool, "batch 7"};
   EXPECT_EQ(work.name(), "batch 7");
@@ -41,10 +41,10 @@ TEST_F(pool_scopes, know_what_they_hold) {
   first.reset();
   work.deallocate(b, p, 1000);
   EXPECT_EQ(work.held(), 0u);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_scopes, are_served_by_age) {
+TEST_F(pool_scopes, scopes_are_served_by_age) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 100 * MiB).wait();
   scope old{pool}, young{pool}, urgent{pool, "urgent", {.priority = 1}};
@@ -59,7 +59,7 @@ TEST_F(pool_scopes, are_served_by_age) {
   }
 }
 
-TEST_F(pool_scopes, that_all_wait_end_the_youngest_request) {
+TEST_F(pool_scopes, end_the_youngest_request_if_all_wait) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, young{pool};
   auto held_by_old = old.acquire(a, 50 * MiB).wait(), held_by_young = young.acquire(b, 50 * MiB).wait();
@@ -74,7 +74,7 @@ TEST_F(pool_scopes, that_all_wait_end_the_youngest_request) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_scopes, that_wait_for_their_own_memory_are_told) {
+TEST_F(pool_scopes, are_told_if_they_wait_for_their_own_memory) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope only{pool};
   auto held = only.acquire(a, 60 * MiB).wait();
@@ -83,7 +83,7 @@ TEST_F(pool_scopes, that_wait_for_their_own_memory_are_told) {
   EXPECT_EQ(asks.ended(), outcome::stalled);
 }
 
-TEST_F(pool_scopes, that_wait_for_work_that_goes_on_wait) {
+TEST_F(pool_scopes, wait_for_work_that_goes_on) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, young{pool};
   auto held_by_old = old.acquire(a, 40 * MiB).wait(), held_by_young = young.acquire(b, 40 * MiB).wait();
@@ -100,8 +100,8 @@ TEST_F(pool_scopes, that_wait_for_work_that_goes_on_wait) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_scopes, that_wait_for_completion_wait) {
-  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed}};
+TEST_F(pool_scopes, wait_for_completion) {
+  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   scope old{pool}, young{pool};
   auto held_by_old = old.acquire(a, 30 * MiB).wait(), held_by_young = young.acquire(b, 30 * MiB).wait();
   auto used = young.acquire(b, 40 * MiB).wait();
@@ -148,7 +148,7 @@ TEST_F(pool_scopes, that_wait_are_told_after_the_last_free_of_others) {
   EXPECT_EQ(asks.ended(), outcome::stalled);
 }
 
-TEST_F(pool_scopes, may_say_that_they_wait_for_something_else) {
+TEST_F(pool_scopes, scopes_can_wait_for_other_things) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope weights{pool, "weights"}, work{pool, "work"};
   auto kept = weights.acquire(a, 60 * MiB).wait(), held = work.acquire(b, 20 * MiB).wait();
@@ -177,7 +177,7 @@ gpumem::task<int> two_parts(auto& work, gpumem::stream& on, std::size_t each, gp
   co_return began;
 }
 
-TEST_F(pool_scopes, that_can_be_rolled_back_give_way_and_try_again) {
+TEST_F(pool_scopes, are_preempted_if_they_can_be_rolled_back_and_try_again) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool, "old"}, young{pool, "young"};
   int old_began = 0, young_began = 0, rolled_back = 0;
@@ -194,10 +194,10 @@ TEST_F(pool_scopes, that_can_be_rolled_back_give_way_and_try_again) {
   EXPECT_EQ(old_began, 1);
   EXPECT_EQ(young_began, 2);
   EXPECT_EQ(rolled_back, 1);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_scopes, that_are_older_do_not_wait_for_younger_ones_that_wait) {
+TEST_F(pool_scopes, do_not_wait_for_younger_ones_that_wait) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool, "old"}, young{pool, "young"};
   auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
@@ -226,7 +226,7 @@ TEST_F(pool_scopes, that_are_older_do_not_wait_for_younger_ones_that_wait) {
   EXPECT_EQ(began, 2);
 }
 
-TEST_F(pool_scopes, get_memory_that_others_free_when_asked) {
+TEST_F(pool_scopes, get_memory_that_pressure_callbacks_free) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();
   std::size_t asked = 0;
@@ -246,7 +246,7 @@ TEST_F(pool_scopes, get_memory_that_others_free_when_asked) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(pool_scopes, are_told_to_give_way_only_after_others_were_asked) {
+TEST_F(pool_scopes, are_preempted_only_after_pressure_callbacks) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, young{pool}, caches{pool};
   auto one = old.acquire(a, 40 * MiB).wait(), two = young.acquire(b, 40 * MiB).wait();
@@ -272,13 +272,13 @@ TEST_F(pool_scopes, are_told_to_give_way_only_after_others_were_asked) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_scopes, are_not_asked_after_the_callback_is_gone) {
+TEST_F(pool_scopes, pressure_callback_is_not_called_after_its_destruction) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 80 * MiB).wait();
   int calls = 0;
   {
     auto spiller = pool.on_pressure(executor, [&](std::size_t) { return ++calls, 0; });
-    auto other = pool.on_pressure(gpumem::library_executor(), [&](std::size_t) -> std::size_t { throw 1; });
+    auto other = pool.on_pressure(gpumem::default_executor(), [&](std::size_t) -> std::size_t { throw 1; });
     request first{*this, pool, b, 60 * MiB};
     let_the_library_thread_look();
     auto moved = std::move(spiller);
@@ -292,7 +292,7 @@ TEST_F(pool_scopes, are_not_asked_after_the_callback_is_gone) {
   run_all();
 }
 
-TEST_F(pool_scopes, may_take_a_callback_back_in_its_call_and_the_pool_with_it) {
+TEST_F(pool_scopes, pressure_callback_can_destroy_itself_and_the_pool) {
   gpumem::pressure_callback spiller;
   void* cached = nullptr;
   std::optional<request> first;

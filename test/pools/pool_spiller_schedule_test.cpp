@@ -2,7 +2,7 @@
 // holds. A run replays by GPUMEM_SEEDS, with those before it.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
-#include "property/chance.hpp"
+#include "property/random_source.hpp"
 
 #include <gpumem/pool_options.hpp>
 #include <gpumem/services.hpp>
@@ -24,7 +24,7 @@
 #include <vector>
 
 import gpumem;
-#include "../support/settled_library_thread.hpp"
+#include "../support/idle_default_executor.hpp"
 #include "spiller_crowd.hpp"
 
 namespace {
@@ -36,12 +36,12 @@ using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 constexpr std::size_t members = 3, unit = 256, limit = 24 * unit, most = 12;
 
 void look_at_rest(pool& one, spiller_notes& notes) {
-  auto const left = one.figures();
-  if (left.live != 0 || left.granted != 0) notes.wrong("memory was lost");
+  auto const left = one.statistics();
+  if (left.live != 0 || left.allocated != 0) notes.wrong("memory was lost");
   if (left.waiting != 0) notes.wrong("counted as waiting");
   if (left.peak_live > limit || left.peak_reserved > limit) notes.wrong("more than the limit");
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
-  if (!engine.consistent()) notes.wrong("inconsistent");
+  if (!engine.is_consistent()) notes.wrong("inconsistent");
   if (engine.has_waiting()) notes.wrong("a request waits still");
   for (auto const& each : simulator::take_findings()) notes.wrong(each.text);
 }
@@ -57,13 +57,13 @@ spiller_notes run_crowd(std::uint64_t seed, bool shows) {
               {.initial_size = limit,
                .limit = limit,
                .pages = false,
-               .cross_stream = seed % 2 ? gpumem::reuse::wait : gpumem::reuse::completed,
-               .most_overtakes = std::array{0u, 1u, 16u}[seed / 2 % 3]}};
+               .cross_stream = seed % 2 ? gpumem::reuse_policy::wait : gpumem::reuse_policy::completed,
+               .max_overtakes = std::array{0u, 1u, 16u}[seed / 2 % 3]}};
   {
     gpumem_test::spilled_cache<pool> cache{shared, 2 * unit, limit, seed, notes};
     for (auto i = seed % 12; i > 0; --i) cache.add(streams[i % members]);
     auto const spiller =
-        shared.on_pressure(gpumem::library_executor(), [&](auto wanted) { return cache.spill(wanted); });
+        shared.on_pressure(gpumem::default_executor(), [&](auto wanted) { return cache.spill(wanted); });
     std::vector<std::function<void()>> bodies;
     for (std::size_t i = 0; i < members; ++i) {
       bodies.emplace_back([&, i] {

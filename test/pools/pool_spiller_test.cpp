@@ -33,12 +33,12 @@ protected:
   // Copies a block of 10 MiB to the host by way of another of the pool, if it gets one, and frees both.
   template <class Pool> std::size_t spill(Pool& pool) {
     if (cached.empty()) return 0;
-    EXPECT_FALSE(pool.try_allocate(a, 101 * MiB - pool.figures().live)) << "more than there is";
+    EXPECT_FALSE(pool.try_allocate(a, 101 * MiB - pool.statistics().live)) << "more than there is";
     auto const staging = pool.try_allocate(a, 10 * MiB);
     staged += staging.has_value();
     if (staging)
       simulator::work(a, {simulator::read(cached.front().data(), 10 * MiB), simulator::write(*staging, MiB)});
-    EXPECT_LE(pool.figures().live, 100 * MiB);
+    EXPECT_LE(pool.statistics().live, 100 * MiB);
     if (staging) pool.deallocate(a, *staging, 10 * MiB);
     cached.pop_front();
     return 10 * MiB;
@@ -52,7 +52,7 @@ protected:
 
 TEST_F(pool_spiller, that_raises_the_peak_stays_below_the_limit_and_serves_all) {
   for (unsigned const most : {0u, 1u, 16u}) {
-    pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false, .most_overtakes = most}};
+    pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false, .max_overtakes = most}};
     fill(pool);
     staged = 0;
     auto const spiller = pool.on_pressure(executor, [&](std::size_t wanted) {
@@ -65,8 +65,8 @@ TEST_F(pool_spiller, that_raises_the_peak_stays_below_the_limit_and_serves_all) 
       return first.ended() && second.ended() && third.ended();
     });
     for (auto const* each : {&first, &second, &third}) EXPECT_EQ(each->ended(), outcome::granted) << most;
-    EXPECT_LE(pool.figures().peak_reserved, 100 * MiB);
-    EXPECT_EQ(pool.figures().peak_live, most > 0 ? 100 * MiB : 90 * MiB) << most;
+    EXPECT_LE(pool.statistics().peak_reserved, 100 * MiB);
+    EXPECT_EQ(pool.statistics().peak_live, most > 0 ? 100 * MiB : 90 * MiB) << most;
     EXPECT_EQ(staged > 0, most > 0) << "what overtakes no one gets nothing beside requests that wait";
     cached.clear();
   }

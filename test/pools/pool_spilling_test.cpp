@@ -62,7 +62,7 @@ TEST_F(pool_spilling, on_another_stream_serves_behind_the_work_there) {
   auto cached = pool.acquire(a, 80 * MiB).wait();
   auto const spiller = pool.on_pressure(spills, [&](std::size_t) -> std::size_t {
     if (!cached) return 0;
-    cached.rehome(b);
+    cached.set_stream(b);
     use(cached);
     free_used(cached);
     return 80 * MiB;
@@ -73,7 +73,7 @@ TEST_F(pool_spilling, on_another_stream_serves_behind_the_work_there) {
     return first.ended().has_value();
   });
   EXPECT_EQ(first.ended(), outcome::granted);
-  use(first.block()); // the device's judge tells if it is not behind the work on b
+  use(first.block()); // the simulated device's checker tells if it is not behind the work on b
   free_used(first.block());
   simulator::run_until_idle();
 }

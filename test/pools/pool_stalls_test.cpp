@@ -160,7 +160,7 @@ TEST_F(pool_stalls, end_requests_of_several_blocks) {
 }
 
 TEST_F(pool_stalls, are_none_while_work_on_free_memory_goes_on) {
-  pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed, .stall_timeout = 1s}};
+  pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed, .stall_timeout = 1s}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   use(block);
   free_used(block);
@@ -236,7 +236,7 @@ TEST_F(pool_stalls, are_looked_for_only_when_they_may_be_there) {
 }
 
 TEST_F(pool_stalls, do_not_keep_the_library_thread_from_what_is_due_before) {
-  pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed, .stall_timeout = 1h}};
+  pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed, .stall_timeout = 1h}};
   auto block = pool.acquire(a, 60 * MiB).wait(), rest = pool.acquire(a, 30 * MiB).wait();
   request first{*this, pool, b, 60 * MiB};
   let_pass(100ms); // the next pass is an hour from now

@@ -54,7 +54,7 @@ TEST_F(pool_waiting_counts, asks_nothing_of_the_device_while_only_a_free_can_hel
   EXPECT_EQ(gpumem::driver_calls(), calls);
 }
 
-TEST_F(pool_waiting_counts, with_a_deadline_allocates_nothing_on_the_host) {
+TEST_F(pool_waiting_counts, request_with_a_deadline_allocates_nothing_on_the_host) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   std::optional<std::size_t> allocations;
   auto body = [&]() -> gpumem::task<> {
@@ -65,7 +65,7 @@ TEST_F(pool_waiting_counts, with_a_deadline_allocates_nothing_on_the_host) {
   };
   for (int i = 0; i < 8; ++i) { // what is made at first use
     simulator::run_until_idle();
-    gpumem::identify(a, device).order().poll(); // events come back
+    gpumem::identify(a, device).timeline().poll(); // events come back
     auto block = pool.acquire(a, 60 * MiB).wait();
     auto const running = test::start(body());
     block.reset();

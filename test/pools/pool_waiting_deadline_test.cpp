@@ -45,7 +45,7 @@ protected:
   static void pass(time_point deadline) { gpumem::sync::sleep_for(deadline - now() + 1ms); }
 };
 
-TEST_F(pool_waiting_deadline, that_has_not_come_lets_a_request_be_granted) {
+TEST_F(pool_waiting_deadline, lets_a_request_be_granted_before_it) {
   auto pool = make_pool();
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 20ms;
@@ -57,7 +57,7 @@ TEST_F(pool_waiting_deadline, that_has_not_come_lets_a_request_be_granted) {
   EXPECT_FALSE(executor.run_one()) << "the deadline came after the grant";
 }
 
-TEST_F(pool_waiting_deadline, ends_a_request_that_waits) {
+TEST_F(pool_waiting_deadline, deadline_ends_a_request_that_waits) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -70,16 +70,16 @@ TEST_F(pool_waiting_deadline, ends_a_request_that_waits) {
   EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
 }
 
-TEST_F(pool_waiting_deadline, that_has_passed_ends_a_request_before_it_waits) {
+TEST_F(pool_waiting_deadline, ends_a_request_before_it_waits_once_passed) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto first = until(pool, now());
   EXPECT_EQ(first.ended(), outcome::deadline);
   EXPECT_FALSE(executor.posted());
-  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(now()).error().what, outcome::deadline);
+  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(now()).error().reason, outcome::deadline);
 }
 
-TEST_F(pool_waiting_deadline, that_has_passed_is_nothing_to_memory_at_hand) {
+TEST_F(pool_waiting_deadline, refuses_no_memory_at_hand_once_passed) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto first = until(pool, now(), 30 * MiB);
@@ -89,7 +89,7 @@ TEST_F(pool_waiting_deadline, that_has_passed_is_nothing_to_memory_at_hand) {
   EXPECT_TRUE(pool.acquire(b, MiB).wait_until(now()));
 }
 
-TEST_F(pool_waiting_deadline, of_the_first_lets_the_next_go_on) {
+TEST_F(pool_waiting_deadline, lets_the_next_request_go_on) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -101,7 +101,7 @@ TEST_F(pool_waiting_deadline, of_the_first_lets_the_next_go_on) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, of_each_of_many_is_its_own) {
+TEST_F(pool_waiting_deadline, belongs_to_one_request_of_many) {
   auto pool = make_pool();
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const base = now() + 1ms;
@@ -116,7 +116,7 @@ TEST_F(pool_waiting_deadline, of_each_of_many_is_its_own) {
   EXPECT_EQ(late.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, in_its_turn_is_nothing_to_a_request_if_there_is_memory) {
+TEST_F(pool_waiting_deadline, refuses_no_memory_in_a_turn) {
   auto pool = make_pool();
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -127,7 +127,7 @@ TEST_F(pool_waiting_deadline, in_its_turn_is_nothing_to_a_request_if_there_is_me
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, in_its_turn_ends_a_request_if_the_memory_is_in_pieces) {
+TEST_F(pool_waiting_deadline, ends_a_request_in_its_turn_if_memory_is_fragmented) {
   gpumem::pool_resource pool{device, {.initial_size = 4 * MiB, .limit = 4 * MiB, .pages = false}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -140,7 +140,7 @@ TEST_F(pool_waiting_deadline, in_its_turn_ends_a_request_if_the_memory_is_in_pie
   EXPECT_EQ(first.ended(), outcome::deadline);
 }
 
-TEST_F(pool_waiting_deadline, after_a_stop_leaves_the_stop) {
+TEST_F(pool_waiting_deadline, changes_nothing_after_a_stop) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -152,7 +152,7 @@ TEST_F(pool_waiting_deadline, after_a_stop_leaves_the_stop) {
   EXPECT_EQ(first.ended(), outcome::stopped);
 }
 
-TEST_F(pool_waiting_deadline, before_a_stop_stands) {
+TEST_F(pool_waiting_deadline, stands_if_a_stop_comes_later) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -164,7 +164,7 @@ TEST_F(pool_waiting_deadline, before_a_stop_stands) {
   EXPECT_EQ(first.ended(), outcome::deadline);
 }
 
-TEST_F(pool_waiting_deadline, of_a_request_that_is_destroyed_is_forgotten) {
+TEST_F(pool_waiting_deadline, is_forgotten_with_its_destroyed_request) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -173,7 +173,7 @@ TEST_F(pool_waiting_deadline, of_a_request_that_is_destroyed_is_forgotten) {
   EXPECT_FALSE(executor.run_one());
 }
 
-TEST_F(pool_waiting_deadline, is_forgotten_when_the_pool_closes) {
+TEST_F(pool_waiting_deadline, closed_pool_forgets_deadlines) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 20ms;
@@ -184,7 +184,7 @@ TEST_F(pool_waiting_deadline, is_forgotten_when_the_pool_closes) {
   EXPECT_EQ(first.ended(), outcome::closed);
 }
 
-TEST_F(pool_waiting_deadline, ends_a_wait_without_a_coroutine) {
+TEST_F(pool_waiting_deadline, deadline_ends_a_blocking_wait) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -196,13 +196,13 @@ TEST_F(pool_waiting_deadline, ends_a_wait_without_a_coroutine) {
   EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
 }
 
-TEST_F(pool_waiting_deadline, that_is_earlier_ends_a_wait_that_has_two) {
+TEST_F(pool_waiting_deadline, ends_a_wait_if_it_is_the_earlier_of_two) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const in_an_hour = now() + 1h;
-  EXPECT_EQ(pool.acquire(b, 60 * MiB, {.deadline = now() + 1ms}).wait_until(in_an_hour).error().what,
+  EXPECT_EQ(pool.acquire(b, 60 * MiB, {.deadline = now() + 1ms}).wait_until(in_an_hour).error().reason,
             outcome::deadline);
-  EXPECT_EQ(pool.acquire(b, 60 * MiB, {.deadline = in_an_hour}).wait_until(now() + 1ms).error().what,
+  EXPECT_EQ(pool.acquire(b, 60 * MiB, {.deadline = in_an_hour}).wait_until(now() + 1ms).error().reason,
             outcome::deadline);
   EXPECT_LT(now(), in_an_hour);
 }

@@ -29,7 +29,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_waiting_ends = gpumem_test::waiting_fixture;
 
-TEST_F(pool_waiting_ends, stopped_while_parked_ends_through_the_executor_and_lets_the_next_go_on) {
+TEST_F(pool_waiting_ends, stop_while_parked_ends_through_the_executor_and_lets_the_next_go_on) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -61,7 +61,7 @@ TEST_F(pool_waiting_ends, stopped_within_the_free_that_resumes_another) {
   EXPECT_EQ(third.ended(), outcome::granted) << "after the first";
 }
 
-TEST_F(pool_waiting_ends, stopped_in_its_turn_succeeds_if_there_is_memory) {
+TEST_F(pool_waiting_ends, stop_during_a_turn_succeeds_if_there_is_memory) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto extra = pool.acquire(a, 40 * MiB).wait();
@@ -73,7 +73,7 @@ TEST_F(pool_waiting_ends, stopped_in_its_turn_succeeds_if_there_is_memory) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, stopped_in_its_turn_ends_stopped_if_the_memory_is_in_pieces) {
+TEST_F(pool_waiting_ends, stop_during_a_turn_ends_stopped_if_memory_is_in_pieces) {
   pool_resource pool{device, {.initial_size = 4 * MiB, .limit = 4 * MiB, .pages = false}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -86,7 +86,7 @@ TEST_F(pool_waiting_ends, stopped_in_its_turn_ends_stopped_if_the_memory_is_in_p
   EXPECT_EQ(first.ended(), outcome::stopped);
 }
 
-TEST_F(pool_waiting_ends, destroyed_while_parked_is_forgotten) {
+TEST_F(pool_waiting_ends, destroyed_request_is_forgotten) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request last{*this, pool, b, 30 * MiB, {}, false};
@@ -101,7 +101,7 @@ TEST_F(pool_waiting_ends, destroyed_while_parked_is_forgotten) {
   EXPECT_FALSE(executor.run_one());
 }
 
-TEST_F(pool_waiting_ends, destroyed_in_its_turn_passes_it_on) {
+TEST_F(pool_waiting_ends, destroyed_request_passes_its_turn_on) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request last{*this, pool, b, 60 * MiB, {}, false};
@@ -125,13 +125,13 @@ TEST_F(pool_waiting_ends, is_answered_when_the_pool_closes) {
   run_all();
   EXPECT_EQ(first.ended(), outcome::closed);
   EXPECT_EQ(second.ended(), outcome::closed);
-  EXPECT_EQ(pool.acquire(a, MiB).try_now().error().what, outcome::closed);
-  EXPECT_EQ(pool.try_allocate(a, MiB).error().what, outcome::closed);
+  EXPECT_EQ(pool.acquire(a, MiB).try_now().error().reason, outcome::closed);
+  EXPECT_EQ(pool.try_allocate(a, MiB).error().reason, outcome::closed);
   EXPECT_THROW(pool.allocate_sync(MiB), gpumem::acquire_error);
   request late{*this, pool, b, MiB};
   EXPECT_EQ(late.ended(), outcome::closed);
   block.reset();
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
   simulator::run_until_idle();
   EXPECT_GT(pool.trim(), 0u);
 }
@@ -163,10 +163,10 @@ TEST_F(pool_waiting_ends, is_answered_when_the_last_handle_goes) {
   run_all();
   EXPECT_EQ(first.ended(), outcome::closed);
   EXPECT_EQ(third.ended(), outcome::closed);
-  EXPECT_TRUE(comes_down_to(before())) << "the pool was not closed by the last request";
+  EXPECT_TRUE(wait_for_device_bytes(before())) << "the pool was not closed by the last request";
 }
 
-TEST_F(pool_waiting_ends, larger_than_the_limit_or_the_device_fails_at_once) {
+TEST_F(pool_waiting_ends, request_larger_than_the_limit_or_the_device_fails_at_once) {
   pool_resource small{device, {.limit = 8 * MiB}}, large{device};
   auto one = small.acquire(a, MiB).wait(), other = large.acquire(a, MiB).wait();
   request first{*this, small, a, 9 * MiB}, second{*this, large, a, std::size_t{81} << 30};
@@ -174,7 +174,7 @@ TEST_F(pool_waiting_ends, larger_than_the_limit_or_the_device_fails_at_once) {
   EXPECT_EQ(second.ended(), outcome::too_large);
 }
 
-TEST_F(pool_waiting_ends, fails_at_once_if_nobody_has_any_memory) {
+TEST_F(pool_waiting_ends, request_fails_at_once_if_no_block_is_live) {
   upstream.state().capacity = 8 * MiB;
   pool_resource pool{upstream};
   request first{*this, pool, a, 10 * MiB};
@@ -195,7 +195,7 @@ TEST_F(pool_waiting_ends, fails_once_all_is_freed_and_it_still_cannot_be_had) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, without_a_limit_waits_for_what_the_pool_has_when_the_device_is_full) {
+TEST_F(pool_waiting_ends, request_without_a_limit_waits_when_the_device_is_full) {
   upstream.state().capacity = 100 * MiB;
   pool_resource pool{upstream};
   auto block = pool.acquire(a, 60 * MiB).wait();
@@ -206,7 +206,7 @@ TEST_F(pool_waiting_ends, without_a_limit_waits_for_what_the_pool_has_when_the_d
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, with_memory_though_the_limit_had_no_room_for_another_as_it_is_rounded_up) {
+TEST_F(pool_waiting_ends, succeeds_though_the_limit_lacks_the_bytes_of_rounding) {
   constexpr std::size_t unit = 1024;
   pool_resource pool{device, {.initial_size = 11 * unit, .limit = 36 * unit, .pages = false}};
   auto block = pool.acquire(a, 11 * unit).wait();
@@ -229,11 +229,11 @@ TEST_F(pool_waiting_ends, with_memory_though_the_limit_had_no_room_for_another_a
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, until_a_deadline) {
+TEST_F(pool_waiting_ends, ends_at_a_deadline) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
-  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(soon).error().what, outcome::deadline);
+  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_GE(gpumem::sync::now(), soon);
   EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
   block.reset();

@@ -28,7 +28,7 @@ using gpumem_test::MiB;
 
 using pool_waiting_order = gpumem_test::waiting_fixture;
 
-TEST_F(pool_waiting_order, is_of_priority_and_then_of_arrival) {
+TEST_F(pool_waiting_order, requests_are_served_by_priority_and_then_by_arrival) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 100 * MiB).wait();
   request low{*this, pool, a, 60 * MiB, {.priority = -1}}, first{*this, pool, a, 60 * MiB},
@@ -56,7 +56,7 @@ TEST_F(pool_waiting_order, lets_a_smaller_request_overtake_while_the_first_lacks
 
 TEST_F(pool_waiting_order, lets_a_request_be_overtaken_as_often_as_the_option_says) {
   for (unsigned const most : {0u, 1u, 3u}) {
-    pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = most}};
+    pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = most}};
     auto block = pool.acquire(a, 60 * MiB).wait();
     request first{*this, pool, a, 60 * MiB};
     for (unsigned i = 0; i < most; ++i) {
@@ -88,7 +88,7 @@ TEST_F(pool_waiting_order, keeps_what_is_freed_for_a_request_that_was_overtaken_
     next.block().reset();
     run_all();
   }
-  EXPECT_EQ(granted, pool.options().most_overtakes);
+  EXPECT_EQ(granted, pool.options().max_overtakes);
   EXPECT_FALSE(first.ended());
   rest.reset();
   run_all();
@@ -101,7 +101,7 @@ TEST_F(pool_waiting_order, keeps_what_is_freed_for_a_request_that_was_overtaken_
   }
 }
 
-TEST_F(pool_waiting_order, offers_to_the_next_what_the_first_cannot_use) {
+TEST_F(pool_waiting_order, next_request_gets_what_the_first_cannot_use) {
   pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
   std::deque<gpumem::allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -115,7 +115,7 @@ TEST_F(pool_waiting_order, offers_to_the_next_what_the_first_cannot_use) {
 }
 
 TEST_F(pool_waiting_order, lets_only_the_next_in_line_overtake) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 2}};
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 2}};
   auto block = pool.acquire(a, 90 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 50 * MiB}, third{*this, pool, a, 50 * MiB},
       fourth{*this, pool, b, MiB};
@@ -128,7 +128,7 @@ TEST_F(pool_waiting_order, lets_only_the_next_in_line_overtake) {
 }
 
 TEST_F(pool_waiting_order, lets_plain_requests_overtake_as_often_as_the_option_says) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 3}};
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 3}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   EXPECT_TRUE(can_have(pool, b, 4 * MiB));
   request first{*this, pool, a, 60 * MiB};
@@ -143,7 +143,7 @@ TEST_F(pool_waiting_order, lets_plain_requests_overtake_as_often_as_the_option_s
 }
 
 TEST_F(pool_waiting_order, goes_on_when_the_first_is_withdrawn) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 40 * MiB}, third{*this, pool, b, MiB};
   run_all();
@@ -154,8 +154,8 @@ TEST_F(pool_waiting_order, goes_on_when_the_first_is_withdrawn) {
   EXPECT_FALSE(third.ended());
 }
 
-TEST_F(pool_waiting_order, tells_every_request_that_a_lower_limit_forbids) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
+TEST_F(pool_waiting_order, lower_limit_ends_every_request_that_it_forbids) {
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 50 * MiB}, second{*this, pool, b, 90 * MiB}, third{*this, pool, b, 50 * MiB};
   pool.set_limit(70 * MiB);
@@ -170,7 +170,7 @@ TEST_F(pool_waiting_order, tells_every_request_that_a_lower_limit_forbids) {
 
 // A coroutine keeps memory while it waits for a task of a queue, which waits for that memory. Neither can go on.
 TEST_F(pool_waiting_order, lets_others_go_on_beside_two_that_wait_for_each_other_until_a_stop) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 2}};
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 2}};
   std::stop_source source;
   std::optional<outcome> of_task;
   auto const task = [&]() -> gpumem::task<> {
@@ -196,15 +196,15 @@ TEST_F(pool_waiting_order, lets_others_go_on_beside_two_that_wait_for_each_other
   EXPECT_EQ(of_task, outcome::stopped);
   EXPECT_TRUE(running.done());
   EXPECT_EQ(late.ended(), outcome::granted);
-  EXPECT_EQ(pool.figures().live, 30 * MiB);
+  EXPECT_EQ(pool.statistics().live, 30 * MiB);
 }
 
-TEST_F(pool_waiting_order, is_seen_in_the_figures) {
+TEST_F(pool_waiting_order, shows_in_the_statistics) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
-  EXPECT_EQ(pool.figures().waiting, 0u);
+  EXPECT_EQ(pool.statistics().waiting, 0u);
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 50 * MiB, {.priority = 1}};
-  auto const seen = pool.figures();
+  auto const seen = pool.statistics();
   EXPECT_EQ(seen.waiting, 2u);
   EXPECT_EQ(seen.waiting_bytes, 110 * MiB);
   EXPECT_GT(seen.oldest_wait_ns, 0u);
@@ -212,12 +212,12 @@ TEST_F(pool_waiting_order, is_seen_in_the_figures) {
   run_all();
   first.destroy();
   second.block().reset();
-  auto const after = pool.figures();
+  auto const after = pool.statistics();
   EXPECT_EQ(after.waiting + after.waiting_bytes + after.oldest_wait_ns, 0u);
 }
 
-TEST_F(pool_waiting_order, counts_those_that_get_memory_while_a_turn_is_in_vain) {
-  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .most_overtakes = 2}};
+TEST_F(pool_waiting_order, requests_served_while_a_turn_is_in_vain_count_as_overtaking) {
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .max_overtakes = 2}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
   request first{*this, pool, a, 3 * MiB};

@@ -2,7 +2,7 @@
 // schedules, so that each run replays by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
-#include "property/chance.hpp"
+#include "property/random_source.hpp"
 
 #include <gpumem/pool_options.hpp>
 #include <gpumem/services.hpp>
@@ -28,14 +28,14 @@
 import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "waiting_request.hpp"
-#include "waiting_line.hpp"
+#include "queue_model.hpp"
 #include "waiting_program.hpp"
 
 namespace {
 
 namespace simulator = gpumem::simulator;
 using gpumem::outcome;
-using gpumem::reuse;
+using gpumem::reuse_policy;
 using gpumem_test::MiB;
 using gpumem_test::waiting_request;
 using namespace std::chrono_literals;
@@ -84,7 +84,7 @@ TEST_F(pool_waiting_pressure, ends_every_request_once_and_in_order) {
 
 TEST_F(pool_waiting_pressure, gets_what_an_attempt_of_another_has_seen_complete) {
   run_alone([this] {
-    pool one{gpumem::device{0}, {.limit = 28 * MiB, .cross_stream = reuse::own}};
+    pool one{gpumem::device{0}, {.limit = 28 * MiB, .cross_stream = reuse_policy::ordered}};
     auto const kept = one.acquire(streams[0], 16 * MiB).wait();
     auto freed = one.acquire(streams[2], 12 * MiB).wait();
     simulator::work(freed.stream(), {simulator::write(freed.data(), freed.bytes())});

@@ -35,28 +35,28 @@ void use(gpumem::allocation const& block) {
   gpumem::simulator::work(block.stream(), {gpumem::simulator::write(block.data(), block.bytes())});
 }
 
-TEST(pool_waiting_race, of_a_crowd_on_free_threads_ends_with_nothing_lost) {
+TEST(pool_waiting_race, many_requests_on_free_threads_lose_nothing) {
   constexpr int members = 4, requests = 2000;
   constexpr std::size_t unit = 256;
   gpumem::device const device{0};
   pool shared{device, {.limit = 64 * unit, .pages = false}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < members; ++i) streams.emplace_back(device);
-  std::array<test::crowd_counts, members> counts;
+  std::array<test::stress_counts, members> counts;
   std::vector<std::thread> threads;
   for (int i = 0; i < members; ++i) {
     threads.emplace_back([&, i] {
       auto const at = static_cast<std::size_t>(i);
       auto const pause = [] { std::this_thread::yield(); };
-      test::crowd_member<std::stop_source, pool> member{shared, streams[at], at + 1, pause, unit, use};
+      test::stress_worker<std::stop_source, pool> member{shared, streams[at], at + 1, pause, unit, use};
       member.run(requests);
       counts[at] = member.counts();
     });
   }
   for (auto& thread : threads) thread.join();
   auto const sum = test::sum_of(counts);
-  EXPECT_EQ(shared.figures().live, 0u);
-  EXPECT_EQ(shared.figures().granted, 0u);
+  EXPECT_EQ(shared.statistics().live, 0u);
+  EXPECT_EQ(shared.statistics().allocated, 0u);
   EXPECT_GT(sum.granted, 0u);
   EXPECT_TRUE(gpumem::simulator::take_findings().empty());
 }

@@ -44,27 +44,27 @@ void use(gpumem::allocation const& block) {
 }
 
 pool make_pool(std::uint64_t seed) {
-  auto const how = std::array{gpumem::reuse::wait, gpumem::reuse::completed, gpumem::reuse::own}[seed % 3];
+  auto const how =
+      std::array{gpumem::reuse_policy::wait, gpumem::reuse_policy::completed, gpumem::reuse_policy::ordered}[seed % 3];
   auto const overtakes = std::array{0u, 1u, 16u}[seed / 3 % 3];
-  return pool{
-      gpumem::device{0},
-      {.limit = seed % 2 ? limit : limit / 2, .pages = false, .cross_stream = how, .most_overtakes = overtakes}};
+  return pool{gpumem::device{0},
+              {.limit = seed % 2 ? limit : limit / 2, .pages = false, .cross_stream = how, .max_overtakes = overtakes}};
 }
 
 // What is wrong once nobody waits any more; empty: nothing.
 std::string wrong_in(pool& one) {
-  auto const left = one.figures();
+  auto const left = one.statistics();
   std::string wrong;
-  if (left.live != 0 || left.granted != 0) wrong += "memory was lost; ";
+  if (left.live != 0 || left.allocated != 0) wrong += "memory was lost; ";
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
-  if (!engine.consistent()) wrong += "inconsistent; ";
+  if (!engine.is_consistent()) wrong += "inconsistent; ";
   if (engine.has_waiting()) wrong += "somebody waits still; ";
   for (auto const& each : simulator::take_findings()) wrong += each.text + "; ";
   return wrong;
 }
 
 struct result_of_seed {
-  test::crowd_counts counts;
+  test::stress_counts counts;
   std::string wrong;
 };
 
@@ -72,12 +72,12 @@ result_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& stream
   simulator::seed(seed);
   result_of_seed result;
   auto shared = make_pool(seed);
-  std::array<test::crowd_counts, members> counts;
+  std::array<test::stress_counts, members> counts;
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] {
-      test::crowd_member<test::scheduled_stop_source, pool> member{
-          shared, streams[i], seed * members + i, gpumem::sync::mark, unit, use};
+      test::stress_worker<test::scheduled_stop_source, pool> member{
+          shared, streams[i], seed * members + i, gpumem::sync::schedule_point, unit, use};
       member.run(3);
       counts[i] = member.counts();
     });
@@ -102,7 +102,7 @@ std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& st
       while (ended == outcome::granted) {
         auto const soon = gpumem::sync::now() + std::chrono::hours{1};
         auto const got = shared.acquire(streams[i], limit_now / 4 * 3).wait_until(soon);
-        ended = got ? outcome::granted : got.error().what;
+        ended = got ? outcome::granted : got.error().reason;
         if (got) use(*got);
       }
       if (ended != outcome::closed) wrong += "a request did not end with its pool; ";
@@ -110,7 +110,7 @@ std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& st
     });
   }
   bodies.emplace_back([&] {
-    for (auto i = seed % 50; i > 0; --i) gpumem::sync::mark();
+    for (auto i = seed % 50; i > 0; --i) gpumem::sync::schedule_point();
     shared.close();
   });
   gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
@@ -126,10 +126,10 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(pool_waiting_schedule, of_a_crowd_ends_with_nothing_lost) {
+TEST_F(pool_waiting_schedule, many_requests_lose_nothing) {
   test::schedule_seeds const seeds{1'500, 5};
   auto const count = seeds.count();
-  test::crowd_counts sum;
+  test::stress_counts sum;
   seeds.each([&](std::uint64_t seed) {
     auto const result = run_crowd(seed, streams);
     sum += result.counts;
@@ -144,7 +144,7 @@ TEST_F(pool_waiting_schedule, of_a_crowd_ends_with_nothing_lost) {
   EXPECT_GT(sum.parked, count / 100);
 }
 
-TEST_F(pool_waiting_schedule, of_threads_that_wait_ends_when_the_pool_closes) {
+TEST_F(pool_waiting_schedule, waiting_threads_end_when_the_pool_closes) {
   test::schedule_seeds const seeds{500, 5};
   seeds.each([&](std::uint64_t seed) {
     auto const wrong = run_until_closed(seed, streams);

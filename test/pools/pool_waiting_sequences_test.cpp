@@ -39,8 +39,8 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 struct settings {
   char const* name;
-  gpumem::reuse how;
-  unsigned most_overtakes;
+  gpumem::reuse_policy how;
+  unsigned max_overtakes;
   bool works;      // the device has work with each block, which ends when the program says so
   bool everything; // also closing, requests that do not wait, and more stops and destructions
   std::size_t length;
@@ -77,16 +77,16 @@ public:
       if (each && each->open()) wrong_ += "a request was left waiting; ";
     }
     look();
-    auto const left = pool_.figures();
-    if (left.live + left.granted > 0) wrong_ += "memory was lost; ";
+    auto const left = pool_.statistics();
+    if (left.live + left.allocated > 0) wrong_ += "memory was lost; ";
     if (left.peak_reserved > 4 * MiB) wrong_ += "more than the limit; ";
     auto& engine = static_cast<gpumem::detail::pool_state*>(pool_.services().state)->engine();
-    if (!engine.consistent()) wrong_ += "inconsistent; ";
+    if (!engine.is_consistent()) wrong_ += "inconsistent; ";
     if (engine.has_waiting()) wrong_ += "somebody waits still; ";
     simulator::run_until_idle();
-    pool_.settle({}); // records what is to be seen complete
+    pool_.synchronize({}); // records what is to be seen complete
     simulator::run_until_idle();
-    if (pool_.trim(); pool_.figures().reserved > 0) wrong_ += "memory stays in use; ";
+    if (pool_.trim(); pool_.statistics().reserved > 0) wrong_ += "memory stays in use; ";
     for (auto const& each : simulator::take_findings()) wrong_ += each.text + "; ";
   }
 
@@ -162,7 +162,7 @@ private:
         wrong_ += "ended as number " + std::to_string(static_cast<int>(*each->ended())) + "; ";
       if (each->open() && closed_ && !each->called()) wrong_ += "not told that the pool is closed; ";
     }
-    auto const seen = pool_.figures();
+    auto const seen = pool_.statistics();
     if (seen.live != live) wrong_ += "live bytes are miscounted; ";
     if (seen.waiting > open || (!closed_ && seen.waiting + withdrawn < open))
       wrong_ += "requests that wait are miscounted; ";
@@ -195,7 +195,7 @@ protected:
 
   static pool make_pool(settings const& with) {
     return pool{gpumem::device{0},
-                {.limit = 4 * MiB, .pages = false, .cross_stream = with.how, .most_overtakes = with.most_overtakes}};
+                {.limit = 4 * MiB, .pages = false, .cross_stream = with.how, .max_overtakes = with.max_overtakes}};
   }
   void run_all(settings const& with) {
     std::array<gpumem::stream, 2> streams{gpumem::stream{gpumem::device{0}}, gpumem::stream{gpumem::device{0}}};
@@ -216,16 +216,16 @@ protected:
   }
 };
 
-TEST_F(pool_waiting_sequences, of_up_to_some_events_end_every_request_once) {
+TEST_F(pool_waiting_sequences, end_every_request_once) {
   auto const* const asked = std::getenv("GPUMEM_LENGTH");
-  using gpumem::reuse;
-  settings all[] = {{"without work", reuse::wait, 16, false, true, 6},
-                    {"without overtaking", reuse::wait, 0, false, true, 5},
-                    {"with work", reuse::wait, 1, true, true, 5},
-                    {"completed", reuse::completed, 1, true, true, 5},
-                    {"own", reuse::own, 1, true, true, 5},
-                    {"longer", reuse::wait, 1, false, false, 7},
-                    {"longer, completed", reuse::completed, 1, true, false, 6}};
+  using gpumem::reuse_policy;
+  settings all[] = {{"without work", reuse_policy::wait, 16, false, true, 6},
+                    {"without overtaking", reuse_policy::wait, 0, false, true, 5},
+                    {"with work", reuse_policy::wait, 1, true, true, 5},
+                    {"completed", reuse_policy::completed, 1, true, true, 5},
+                    {"own", reuse_policy::ordered, 1, true, true, 5},
+                    {"longer", reuse_policy::wait, 1, false, false, 7},
+                    {"longer, completed", reuse_policy::completed, 1, true, false, 6}};
   for (auto& each : all) {
     if (asked) each.length = std::strtoul(asked, nullptr, 10);
     // The thread of the run keeps the baton until it sleeps.

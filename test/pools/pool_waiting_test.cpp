@@ -41,10 +41,10 @@ TEST_F(pool_waiting, is_granted_when_memory_is_freed_and_resumes_through_its_exe
   EXPECT_EQ(second.ended(), outcome::granted);
   EXPECT_EQ(second.block().bytes(), 60 * MiB);
   EXPECT_EQ(second.block().stream().get(), b.get());
-  EXPECT_LE(pool.figures().reserved, 100 * MiB);
+  EXPECT_LE(pool.statistics().reserved, 100 * MiB);
 }
 
-TEST_F(pool_waiting, comes_behind_the_work_of_the_block_that_was_freed) {
+TEST_F(pool_waiting, granted_memory_is_ordered_after_the_work_on_the_freed_block) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   use(block);
@@ -52,7 +52,7 @@ TEST_F(pool_waiting, comes_behind_the_work_of_the_block_that_was_freed) {
   free_used(block);
   EXPECT_TRUE(executor.run_one());
   EXPECT_EQ(second.ended(), outcome::granted);
-  EXPECT_EQ(pool.figures().reuse_waited, 1u);
+  EXPECT_EQ(pool.statistics().reuse_waited, 1u);
   use(second.block());
   free_used(second.block());
 }
@@ -68,14 +68,14 @@ TEST_F(pool_waiting, gets_pages_that_move_and_new_ones_together) {
   });
   EXPECT_EQ(first.ended(), outcome::granted);
   EXPECT_EQ(second.ended(), outcome::granted) << "20 MiB are free, and 20 MiB may be mapped";
-  EXPECT_LE(pool.figures().reserved, 100 * MiB);
+  EXPECT_LE(pool.statistics().reserved, 100 * MiB);
 }
 
 TEST_F(pool_waiting, keeps_the_order_of_arrival) {
-  pool_resource pool{device, {.limit = 100 * MiB, .most_overtakes = 0}};
+  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 90 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 50 * MiB}, third{*this, pool, b, 4 * MiB};
-  EXPECT_EQ(pool.acquire(b, 4 * MiB).try_now().error().what, outcome::exhausted) << "overtook those that wait";
+  EXPECT_EQ(pool.acquire(b, 4 * MiB).try_now().error().reason, outcome::exhausted) << "overtook those that wait";
   block.reset();
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted);
@@ -108,7 +108,7 @@ TEST_F(pool_waiting, blocks_a_thread_without_a_coroutine) {
   waits.join();
 }
 
-TEST_F(pool_waiting, gets_what_another_thread_keeps_near_itself) {
+TEST_F(pool_waiting, gets_memory_that_another_thread_has_cached) {
   pool_resource pool{device, {.limit = 64 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto small = pool.acquire(a, MiB).wait();
@@ -117,17 +117,17 @@ TEST_F(pool_waiting, gets_what_another_thread_keeps_near_itself) {
     auto const p = pool.allocate(a, MiB);
     pool.deallocate(a, p, MiB);
   }}.join();
-  EXPECT_GT(pool.figures().cached, 0u);
+  EXPECT_GT(pool.statistics().cached, 0u);
   request first{*this, pool, a, 4 * MiB};
   EXPECT_FALSE(first.ended());
-  EXPECT_EQ(pool.figures().cached, 0u) << "a thread keeps what another waits for";
+  EXPECT_EQ(pool.statistics().cached, 0u) << "a thread keeps what another waits for";
   std::thread{[&] { small.reset(); }}.join();
-  EXPECT_EQ(pool.figures().cached, 0u);
+  EXPECT_EQ(pool.statistics().cached, 0u);
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, begins_again_to_keep_blocks_near_threads) {
+TEST_F(pool_waiting, lets_threads_cache_blocks_again) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -136,11 +136,11 @@ TEST_F(pool_waiting, begins_again_to_keep_blocks_near_threads) {
   second.block().reset();
   pool.acquire(a, 256).wait().reset();
   pool.acquire(a, 256).wait().reset();
-  EXPECT_GT(pool.figures().cached, 0u);
+  EXPECT_GT(pool.statistics().cached, 0u);
 }
 
 TEST_F(pool_waiting, waits_again_in_its_place_if_memory_is_in_pieces) {
-  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .most_overtakes = 0}};
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .max_overtakes = 0}};
   std::vector<allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
   request first{*this, pool, a, 3 * MiB}, second{*this, pool, a, MiB};
@@ -164,19 +164,19 @@ TEST_F(pool_waiting, counts_as_one_allocation_however_often_it_tries) {
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
   {
     request first{*this, counted, a, 2 * MiB};
-    auto const failures = pool.figures().failures;
+    auto const failures = pool.statistics().failures;
     for (auto const i : {0, 2, 4, 5}) blocks[i].reset();
     run_all();
     EXPECT_EQ(first.ended(), outcome::granted);
     auto const bytes = static_cast<std::int64_t>(2 * MiB);
-    EXPECT_EQ(counted.counters(), (gpumem::statistics{{bytes, bytes, bytes}, {1, 1, 1}}));
-    EXPECT_EQ(pool.figures().failures, failures);
+    EXPECT_EQ(counted.counters(), (gpumem::allocation_counts{{bytes, bytes, bytes}, {1, 1, 1}}));
+    EXPECT_EQ(pool.statistics().failures, failures);
   }
   EXPECT_EQ(counted.counters().allocations.value, 0);
 }
 
 TEST_F(pool_waiting, wakes_when_the_work_of_a_stream_is_complete) {
-  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed}};
+  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   auto block = pool.acquire(a, 60 * MiB).wait(), live = pool.acquire(a, MiB).wait();
   use(block);
   request second{*this, pool, b, 60 * MiB};
@@ -190,8 +190,8 @@ TEST_F(pool_waiting, wakes_when_the_work_of_a_stream_is_complete) {
   free_used(second.block());
 }
 
-TEST_F(pool_waiting, waits_for_completion_though_nobody_has_a_block) {
-  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse::completed}};
+TEST_F(pool_waiting, request_waits_for_completion_where_no_block_is_live) {
+  pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   use(block);
   free_used(block);
@@ -229,7 +229,7 @@ TEST_F(pool_waiting, gets_what_was_freed_in_a_capture) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, for_a_hardened_pool_gets_what_leaves_the_quarantine) {
+TEST_F(pool_waiting, gets_memory_that_leaves_the_quarantine) {
   pool_resource pool{device, {.limit = 100 * MiB, .hardened = {.enabled = true}}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};

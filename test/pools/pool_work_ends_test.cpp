@@ -72,7 +72,7 @@ TEST_F(pool_work_ends, with_an_exception_of_its_own_and_is_not_rolled_back) {
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted) << "what was freed while the exception passed";
   first.block().reset();
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(pool_work_ends, inside_a_stop_and_another_gets_its_memory) {

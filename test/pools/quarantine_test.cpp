@@ -29,34 +29,34 @@ using gpumem::misuse;
 using gpumem::outcome;
 using gpumem::pool_options;
 using gpumem::pool_resource;
-using pool = pool_resource<told_upstream>;
+using pool = pool_resource<recording_upstream>;
 
 constexpr std::size_t guards = 512; // around each block
 
-class quarantine : public hardened_test {
+class quarantine_test : public hardened_test {
 protected:
-  told_upstream upstream;
+  recording_upstream upstream;
 };
 
-TEST_F(quarantine, holds_what_it_may_and_counts_it) {
+TEST_F(quarantine_test, holds_what_it_may_and_counts_it) {
   pool r{upstream, {.hardened = {.enabled = true, .quarantine = 10 * (1024 + guards)}}};
   for (int i = 0; i < 100; ++i) {
     r.deallocate(s, r.allocate(s, 1024), 1024);
     simulator::run_until_idle();
     // One is on its way in, one on its way out.
-    ASSERT_LE(r.figures().quarantined, 12 * (1024 + guards));
+    ASSERT_LE(r.statistics().quarantined, 12 * (1024 + guards));
   }
-  auto const f = r.figures();
+  auto const f = r.statistics();
   EXPECT_GE(f.quarantined, 10 * (1024 + guards));
-  EXPECT_EQ(f.granted, f.quarantined);
+  EXPECT_EQ(f.allocated, f.quarantined);
   EXPECT_EQ(f.live, 0u);
   EXPECT_EQ(f.peak_live, 1024u);
   EXPECT_EQ(f.allocations, 100u);
   EXPECT_EQ(f.frees, 100u);
-  EXPECT_EQ(f.free + f.granted, f.reserved);
+  EXPECT_EQ(f.free + f.allocated, f.reserved);
 }
 
-TEST_F(quarantine, keeps_memory_from_reuse) {
+TEST_F(quarantine_test, keeps_memory_from_reuse) {
   pool r{upstream, {.hardened = {.enabled = true, .quarantine = 1 * MiB}}};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
@@ -66,20 +66,20 @@ TEST_F(quarantine, keeps_memory_from_reuse) {
     others.push_back(r.allocate(s, 1000));
     EXPECT_NE(others.back(), p);
   }
-  ASSERT_TRUE(settled(r));
+  ASSERT_TRUE(synchronized(r));
   others.push_back(r.allocate(s, 1000));
   EXPECT_EQ(others.back(), p) << "the best fit again";
   for (auto* const each : others) r.deallocate(s, each, 1000);
 }
 
-TEST_F(quarantine, tells_of_the_blocks_in_it) {
+TEST_F(quarantine_test, find_describes_blocks_in_quarantine) {
   pool r{upstream, {.hardened = {.enabled = true}}};
   auto* const p = static_cast<char*>(r.allocate(s, 1000));
   auto const live = r.find(p + 999);
   ASSERT_TRUE(live);
   EXPECT_EQ(live->base, p);
   EXPECT_EQ(live->bytes, 1000u);
-  EXPECT_EQ(live->granted, 1024u + guards);
+  EXPECT_EQ(live->allocated, 1024u + guards);
   EXPECT_EQ(live->stream, s.key().id());
   EXPECT_TRUE(live->live);
   r.deallocate(s, p, 1000);
@@ -89,32 +89,32 @@ TEST_F(quarantine, tells_of_the_blocks_in_it) {
   EXPECT_EQ(kept->bytes, 0u);
 }
 
-TEST_F(quarantine, is_emptied_by_trim_as_far_as_it_is_complete) {
+TEST_F(quarantine_test, is_emptied_by_trim_as_far_as_it_is_complete) {
   pool r{upstream, {.hardened = {.enabled = true}}};
   r.deallocate(s, r.allocate(s, 100 * KiB), 100 * KiB);
   EXPECT_EQ(r.trim(), 0u) << "nothing has run";
-  EXPECT_GT(r.figures().quarantined, 0u);
+  EXPECT_GT(r.statistics().quarantined, 0u);
   // Its copies run, and then the chunk's own evidence.
-  for (int i = 0; i < 3 && r.figures().reserved > 0; ++i) {
+  for (int i = 0; i < 3 && r.statistics().reserved > 0; ++i) {
     simulator::run_until_idle();
     r.trim();
   }
-  EXPECT_EQ(r.figures().quarantined, 0u);
-  EXPECT_EQ(r.figures().reserved, 0u);
+  EXPECT_EQ(r.statistics().quarantined, 0u);
+  EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-TEST_F(quarantine, reserves_and_limits_as_the_pool_does) {
+TEST_F(quarantine_test, reserves_and_limits_as_the_pool_does) {
   pool r{upstream, {.initial_size = 1 * MiB, .hardened = {.enabled = true}}};
-  EXPECT_EQ(r.figures().reserved, 1 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 1 * MiB);
   EXPECT_EQ(r.reserve(2 * MiB), 1 * MiB);
   r.set_limit(2 * MiB);
-  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().what, outcome::too_large) << "with its guards";
-  EXPECT_TRUE(r.try_allocate(s, 2 * MiB - 1).error().what == outcome::too_large);
-  EXPECT_EQ(r.figures().failures, 2u);
-  EXPECT_EQ(r.try_allocate(s, PTRDIFF_MAX).error().what, outcome::too_large);
+  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::too_large) << "with its guards";
+  EXPECT_TRUE(r.try_allocate(s, 2 * MiB - 1).error().reason == outcome::too_large);
+  EXPECT_EQ(r.statistics().failures, 2u);
+  EXPECT_EQ(r.try_allocate(s, PTRDIFF_MAX).error().reason, outcome::too_large);
 }
 
-TEST_F(quarantine, ends_with_its_pool_and_what_is_found_then_is_told) {
+TEST_F(quarantine_test, ends_with_its_pool_and_what_is_found_then_is_told) {
   {
     pool r{upstream, {.hardened = {.enabled = true}}};
     auto* const p = static_cast<char*>(r.allocate(s, 1000));
@@ -122,25 +122,25 @@ TEST_F(quarantine, ends_with_its_pool_and_what_is_found_then_is_told) {
     r.deallocate(s, p, 1000);
   }
   EXPECT_TRUE(upstream.state().returns().empty()) << "nobody waits";
-  EXPECT_TRUE(comes_back(upstream.state(), 1));
+  EXPECT_TRUE(wait_for_releases(upstream.state(), 1));
   EXPECT_EQ(only().what, misuse::kind::overrun);
 }
 
-TEST_F(quarantine, ends_with_the_last_block_of_a_pool_without_handles) {
+TEST_F(quarantine_test, ends_with_the_last_block_of_a_pool_without_handles) {
   std::optional<pool> r{std::in_place, upstream, pool_options{.hardened = {.enabled = true}}};
   auto block = r->acquire(s, 1000).wait();
   auto other = r->acquire(s, 1000).wait();
   auto const services = r->services();
   r.reset();
-  EXPECT_EQ(services.table->try_allocate(services.state, s, 100, 256).error().what, outcome::closed);
+  EXPECT_EQ(services.table->try_allocate(services.state, s, 100, 256).error().reason, outcome::closed);
   EXPECT_EQ(only().what, misuse::kind::use_after_close);
   other.reset();
   EXPECT_TRUE(upstream.state().returns().empty());
   std::thread{[mine = std::move(block)]() mutable { mine.reset(); }}.join();
-  EXPECT_TRUE(comes_back(upstream.state(), 1));
+  EXPECT_TRUE(wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(quarantine, of_a_dead_foreign_stream_ends_too) {
+TEST_F(quarantine_test, ends_for_a_dead_foreign_stream_too) {
   static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   static auto* const destroy = driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
   CUstream foreign = nullptr;
@@ -151,10 +151,10 @@ TEST_F(quarantine, of_a_dead_foreign_stream_ends_too) {
     r.deallocate(gpumem::stream_ref{foreign}, p, 1000);
     destroy(foreign);
   }
-  EXPECT_TRUE(comes_back(upstream.state(), 1));
+  EXPECT_TRUE(wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(quarantine, of_a_forked_child_stays_as_it_is) {
+TEST_F(quarantine_test, stays_as_it_is_in_a_forked_child) {
   pool r{upstream, {.hardened = {.enabled = true}}};
   auto* const p = r.allocate(s, 1000);
   auto* const q = r.allocate(s, 1000);
@@ -163,8 +163,8 @@ TEST_F(quarantine, of_a_forked_child_stays_as_it_is) {
   if (child == 0) {
     auto const refused = r.try_allocate(s, 1000);
     r.deallocate(s, p, 1000);
-    bool const settled = r.settle(long_enough);
-    _exit(!refused && refused.error().what == outcome::device_lost && r.trim() == 0 && !settled ? 0 : 1);
+    bool const settled = r.synchronize(long_enough);
+    _exit(!refused && refused.error().reason == outcome::device_lost && r.trim() == 0 && !settled ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
@@ -175,19 +175,19 @@ TEST_F(quarantine, of_a_forked_child_stays_as_it_is) {
 // Ends the process with a static pool, a live block and one that is quarantined behind work that is still to run.
 [[noreturn]] void exit_with_static_pool() {
   static gpumem::stream const stream{gpumem::device{0}};
-  static pool r{told_upstream{}, {.hardened = {.enabled = true}}};
+  static pool r{recording_upstream{}, {.hardened = {.enabled = true}}};
   static auto const block = r.acquire(stream, 1000).wait();
   auto* const p = r.allocate(stream, 1000);
   simulator::work(stream, {simulator::write(p, 1000)});
   r.deallocate(stream, p, 1000);
   { // the library's thread has this one
-    pool other{told_upstream{}, {.hardened = {.enabled = true}}};
+    pool other{recording_upstream{}, {.hardened = {.enabled = true}}};
     other.deallocate(stream, other.allocate(stream, 1000), 1000);
   }
   std::exit(7);
 }
 
-using quarantine_death_test = quarantine;
+using quarantine_death_test = quarantine_test;
 
 TEST_F(quarantine_death_test, nothing_hangs_at_exit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -195,7 +195,7 @@ TEST_F(quarantine_death_test, nothing_hangs_at_exit) {
 }
 
 // Nothing may come into the graph, whoever knows of the capture.
-class quarantine_in_capture : public quarantine, public testing::WithParamInterface<int> {
+class quarantine_in_capture : public quarantine_test, public testing::WithParamInterface<int> {
 protected:
   void begin(CUstream on) {
     if (GetParam() == 0) return s.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -224,7 +224,7 @@ TEST_P(quarantine_in_capture, nothing_is_captured_and_the_free_is_seen_to_later)
   auto* const p = r.allocate(on, 1000);
   auto* const q = r.allocate(on, 1000);
   begin(raw);
-  EXPECT_EQ(r.try_allocate(on, 1000).error().what, outcome::capture_unsupported);
+  EXPECT_EQ(r.try_allocate(on, 1000).error().reason, outcome::capture_unsupported);
   r.deallocate(on, p, 1000);
   r.deallocate(on, p, 1000);
   EXPECT_EQ(only().what, misuse::kind::double_free);
@@ -234,9 +234,9 @@ TEST_P(quarantine_in_capture, nothing_is_captured_and_the_free_is_seen_to_later)
   gpumem::driver().graph_destroy(graph);
   r.deallocate(on, q, 1000);
   simulator::run_until_idle();
-  EXPECT_TRUE(settled(r));
-  EXPECT_EQ(r.figures().quarantined, 0u);
-  EXPECT_EQ(r.figures().failures, 0u);
+  EXPECT_TRUE(synchronized(r));
+  EXPECT_EQ(r.statistics().quarantined, 0u);
+  EXPECT_EQ(r.statistics().failures, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(begun, quarantine_in_capture, testing::Values(0, 1, 2));
@@ -255,18 +255,18 @@ protected:
     r.deallocate_sync(q, 1000);
     r.deallocate(s, p, 1000);
     EXPECT_EQ(only().what, misuse::kind::double_free);
-    EXPECT_TRUE(settled(r));
-    auto const found = take_told();
+    EXPECT_TRUE(synchronized(r));
+    auto const found = take_reports();
     ASSERT_EQ(found.size(), 2u);
     for (auto const& each : found) {
       EXPECT_EQ(each.what, each.pointer == p ? misuse::kind::overrun : misuse::kind::underrun);
     }
-    EXPECT_EQ(r.figures().quarantined, 0u);
+    EXPECT_EQ(r.statistics().quarantined, 0u);
   }
 };
 
-TEST_F(quarantine_of_host_memory, that_is_pinned) { look(gpumem::pinned_resource{}); }
-TEST_F(quarantine_of_host_memory, that_is_managed) { look(gpumem::managed_resource{}); }
-TEST_F(quarantine_of_host_memory, that_is_pageable) { look(gpumem::host_resource{}); }
+TEST_F(quarantine_of_host_memory, pinned_memory_is_quarantined) { look(gpumem::pinned_resource{}); }
+TEST_F(quarantine_of_host_memory, managed_memory_is_quarantined) { look(gpumem::managed_resource{}); }
+TEST_F(quarantine_of_host_memory, pageable_memory_is_quarantined) { look(gpumem::host_resource{}); }
 
 } // namespace

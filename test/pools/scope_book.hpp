@@ -27,7 +27,7 @@ struct scope_form {
   bool marks = false;   // scopes that hold memory say that they wait for something else
   bool apart = false;   // memory in use keeps what is free beside it for the streams that freed it
   bool closes = false;
-  unsigned most_overtakes = 0;
+  unsigned max_overtakes = 0;
 };
 
 class scope_book {
@@ -82,7 +82,7 @@ public:
     tell(member, name_of(how));
     if (!may_end(member, how)) wrong(std::string{"ended without need: "} + name_of(how));
     if (how != gpumem::outcome::granted) return; // it may have left the line before the test sees it
-    if (one.overtaken > form_.most_overtakes + places_.size() - 1) wrong("overtaken too often");
+    if (one.overtaken > form_.max_overtakes + places_.size() - 1) wrong("overtaken too often");
     count_overtaking(member);
   }
 

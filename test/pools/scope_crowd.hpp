@@ -11,20 +11,20 @@ class member_executor final : public gpumem::executor {
 public:
   member_executor(scope_book& book, std::size_t member) : book_{book}, member_{member} {}
 
-  void post(gpumem::resumption& item) noexcept override {
-    gpumem::sync::lock const held{guard_};
+  void post(gpumem::work_item& item) noexcept override {
+    gpumem::sync::lock const held{mutex_};
     queue_.push(item);
     book_.see_called(member_);
     wake_.notify_all();
   }
-  bool retract(gpumem::resumption& item) noexcept override {
-    gpumem::sync::lock const held{guard_};
+  bool try_cancel(gpumem::work_item& item) noexcept override {
+    gpumem::sync::lock const held{mutex_};
     return queue_.remove(item);
   }
 
   template <class Done> void run_until(Done done) {
     while (!done()) {
-      gpumem::sync::lock held{guard_};
+      gpumem::sync::lock held{mutex_};
       while (queue_.empty()) {
         book_.see_waiting(member_);
         wake_.wait(held);
@@ -35,7 +35,7 @@ public:
     }
   }
   bool run_one() {
-    gpumem::sync::lock held{guard_};
+    gpumem::sync::lock held{mutex_};
     if (queue_.empty()) book_.see_waiting(member_);
     auto* const item = queue_.pop();
     held.unlock();
@@ -46,9 +46,9 @@ public:
 private:
   scope_book& book_;
   std::size_t const member_;
-  gpumem::sync::mutex guard_;
+  gpumem::sync::mutex mutex_;
   gpumem::sync::condition wake_;
-  gpumem::resumption_queue queue_;
+  gpumem::work_queue queue_;
 };
 
 template <class Pool> class scope_member {
@@ -207,7 +207,7 @@ private:
   }
 
   void pause() {
-    for (auto times = random_.below(20); times > 0; --times) gpumem::sync::mark();
+    for (auto times = random_.below(20); times > 0; --times) gpumem::sync::schedule_point();
   }
   void stop_another() {
     auto& other = *others_[random_.below(others_.size())];
@@ -228,7 +228,7 @@ private:
   scope_book& book_;
   std::vector<std::unique_ptr<scope_member>>& others_;
   std::size_t const self_;
-  chance random_;
+  random_source random_;
   member_executor executor_;
   std::optional<test::scheduled_stop_source> stop_source_;
 };

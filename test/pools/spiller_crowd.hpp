@@ -26,8 +26,8 @@ private:
   std::string wrong_;
 };
 
-inline void pause(chance& random) {
-  for (auto times = random.below(12); times > 0; --times) gpumem::sync::mark();
+inline void pause(random_source& random) {
+  for (auto times = random.below(12); times > 0; --times) gpumem::sync::schedule_point();
 }
 
 // Blocks that could be given up. To copy one to the host it wants another block of the same pool.
@@ -67,10 +67,10 @@ private:
   std::size_t spill_one() {
     auto const block = std::move(blocks_.front());
     blocks_.pop_front();
-    auto const before = pool_.figures().peak_live;
+    auto const before = pool_.statistics().peak_live;
     auto const staging = pool_.try_allocate(block.stream(), block_ / 2);
     pause(random_);
-    auto const now = pool_.figures();
+    auto const now = pool_.statistics();
     if (now.live > limit_) notes_.wrong("more is live than the limit");
     if (now.peak_live > before) notes_.tell("raises the peak", now.peak_live);
     notes_.tell(staging ? "spills by way of another block" : "spills without one");
@@ -85,7 +85,7 @@ private:
   gpumem::scope<Pool> scope_{pool_, "cache"};
   std::optional<gpumem::waiting_mark> mark_;
   std::size_t const block_, limit_;
-  chance random_;
+  random_source random_;
   spiller_notes& notes_;
   std::deque<gpumem::allocation> blocks_;
   bool spilling_ = false;
@@ -103,7 +103,7 @@ public:
 
   void run(int works) {
     gpumem::thread_executor own;
-    resume_on_ = random_.one_in(2) ? &own : &gpumem::library_executor();
+    resume_on_ = random_.one_in(2) ? &own : &gpumem::default_executor();
     for (int i = 0; i < works; ++i) {
       hurries_ = random_.one_in(8);
       gpumem::sync_wait(whole());
@@ -153,7 +153,7 @@ private:
   spilled_cache<Pool>& cache_;
   gpumem::stream& on_;
   std::size_t const unit_, most_;
-  chance random_;
+  random_source random_;
   spiller_notes& notes_;
   gpumem::executor* resume_on_ = nullptr;
   bool hurries_ = false;

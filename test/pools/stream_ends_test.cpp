@@ -39,11 +39,11 @@ gpumem::task<> wait_for(stream_ref stream, std::atomic<bool>& over) {
 class waiter {
 public:
   waiter(gpumem::device device, CUstream stream)
-      : records_{gpumem::driver_calls("cuEventRecord")}, thread_{[this, device, stream] {
-          gpumem::current_device const here{device};
+      : metadata_{gpumem::driver_calls("cuEventRecord")}, thread_{[this, device, stream] {
+          gpumem::device_guard const here{device};
           gpumem::sync_wait(wait_for(stream_ref{stream}, over_));
         }} {
-    while (gpumem::driver_calls("cuEventRecord") == records_) std::this_thread::yield();
+    while (gpumem::driver_calls("cuEventRecord") == metadata_) std::this_thread::yield();
     auto const rounds = gpumem::completion_rounds(device);
     while (gpumem::completion_rounds(device) < rounds + 2) std::this_thread::yield(); // it is armed
   }
@@ -51,7 +51,7 @@ public:
   void join() { thread_.join(); }
 
 private:
-  std::uint64_t const records_; // before the thread has armed its wait
+  std::uint64_t const metadata_; // before the thread has armed its wait
   std::atomic<bool> over_{false};
   std::thread thread_;
 };
@@ -144,7 +144,7 @@ TEST_F(stream_ends, thread_local_objects_may_free_on_default_streams) {
     }}.join();
     simulator::run_until_idle();
   }
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
   EXPECT_LE(timelines() - before, 2u);
 }
 
@@ -154,7 +154,7 @@ TEST_F(stream_ends, a_closed_pool_gives_its_pages_back_once_the_thread_has_ended
   std::optional<pool_resource<cuda_resource>> pool{std::in_place, device};
   std::atomic<int> step{0};
   std::thread thread{[&] {
-    gpumem::current_device const here{device};
+    gpumem::device_guard const here{device};
     stream_ref const on{CU_STREAM_PER_THREAD};
     for (int i = 0; i < 4097; ++i) pool->deallocate(on, pool->allocate(on, 4096), 4096); // few leave an event by now
     std::vector<void*> blocks;
@@ -176,13 +176,13 @@ TEST_F(stream_ends, blocks_of_a_source_on_default_streams_of_ended_threads_go_ba
   constexpr int many = 50;
   for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
     cuda_resource source{device};
-    auto const before = source.figures().reserved;
+    auto const before = source.statistics().reserved;
     std::vector<gpumem::allocation> blocks(many);
     std::atomic<int> have_one{0};
     std::vector<std::thread> threads;
     for (auto& block : blocks) {
       threads.emplace_back([&] {
-        gpumem::current_device const here{device};
+        gpumem::device_guard const here{device};
         block = source.acquire(stream_ref{handle}, MiB).wait();
         ++have_one;
         while (have_one < many) std::this_thread::yield();
@@ -192,7 +192,7 @@ TEST_F(stream_ends, blocks_of_a_source_on_default_streams_of_ended_threads_go_ba
     simulator::run_until_idle();
     blocks.clear();
     source.deallocate(lasting, source.allocate(lasting, 512), 512);
-    EXPECT_EQ(source.figures().reserved, before);
+    EXPECT_EQ(source.statistics().reserved, before);
   }
 }
 
@@ -214,7 +214,7 @@ TEST_F(stream_ends, a_block_of_a_driver_pool_that_dies_on_a_default_stream_ends_
   destroy(stream_ref{blocking});
 }
 
-TEST_F(stream_ends, an_event_that_a_capture_swallowed_is_no_evidence) {
+TEST_F(stream_ends, an_event_that_a_capture_swallowed_shows_no_completion) {
   pool_resource pool{device};
   stream_ref const on{CU_STREAM_PER_THREAD};
   auto block = pool.acquire(on, 4096).wait();
@@ -230,8 +230,8 @@ TEST_F(stream_ends, an_event_that_a_capture_swallowed_is_no_evidence) {
   simulator::run_until_idle();
   pool.deallocate(on, pool.allocate(on, 512), 512); // the free in the capture is done now
   simulator::run_until_idle();
-  EXPECT_TRUE(pool.settle(1s));
-  EXPECT_EQ(pool.trim(), pool.figures().peak_reserved) << "all of it was seen complete";
+  EXPECT_TRUE(pool.synchronize(1s));
+  EXPECT_EQ(pool.trim(), pool.statistics().peak_reserved) << "all of it was seen complete";
 }
 
 // `allocate` waits for memory that is free but in use, and so do those that may block.

@@ -17,7 +17,7 @@ protected:
   time_point now{1h};
 };
 
-TEST_F(time_budget_of, all_that_can_be_saved_is_there_at_first) {
+TEST_F(time_budget_of, full_savings_are_there_at_first) {
   time_budget budget{0.05, 100ms, now};
   EXPECT_EQ(budget.left(now), 100ms);
   budget.spend(99ms);
@@ -38,12 +38,12 @@ TEST_F(time_budget_of, a_share_of_the_time_is_never_overdrawn) {
   EXPECT_GE(spent, 599ms) << "and used in full";
 }
 
-TEST_F(time_budget_of, what_is_saved_has_an_end) {
+TEST_F(time_budget_of, saved_time_is_bounded) {
   time_budget budget{0.05, 100ms, now};
   EXPECT_EQ(budget.left(now + 24h), 100ms);
 }
 
-TEST_F(time_budget_of, more_that_was_spent_is_earned_first) {
+TEST_F(time_budget_of, overdrawn_time_is_earned_back_first) {
   time_budget budget{0.5, 100ms, now};
   budget.spend(103ms);
   EXPECT_EQ(budget.left(now + 2ms), -2ms);

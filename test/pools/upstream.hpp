@@ -44,22 +44,22 @@ public:
   std::function<void()> on_draw; // runs before each draw
 
   std::vector<upstream_call> draws() const {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     return draws_;
   }
   std::vector<upstream_call> returns() const {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     return returns_;
   }
   // Whether so many have come back before long.
   bool wait_for_returns(std::size_t count) {
-    std::unique_lock held{guard_};
+    std::unique_lock held{mutex_};
     return returned_.wait_for(held, std::chrono::milliseconds{10}, [&] { return returns_.size() >= count; });
   }
 
 private:
-  friend class told_upstream;
-  mutable std::mutex guard_;
+  friend class recording_upstream;
+  mutable std::mutex mutex_;
   std::condition_variable returned_;
   std::vector<upstream_call> draws_;
   std::vector<upstream_call> returns_;
@@ -67,9 +67,9 @@ private:
 };
 
 // A resource of CCCL's shape, not gpumem's, over the driver's memory; stream-ordered as far as a pool knows.
-class told_upstream {
+class recording_upstream {
 public:
-  told_upstream() : state_{std::make_shared<upstream_state>()} {}
+  recording_upstream() : state_{std::make_shared<upstream_state>()} {}
   upstream_state& state() const { return *state_; }
 
   void* allocate(cuda::stream_ref, std::size_t bytes, std::size_t = 256) { return draw(bytes, false); }
@@ -77,14 +77,14 @@ public:
   void* allocate_sync(std::size_t bytes, std::size_t = 256) { return draw(bytes, true); }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t = 256) noexcept { give(p, bytes, true); }
 
-  friend bool operator==(told_upstream const& a, told_upstream const& b) { return a.state_ == b.state_; }
-  friend constexpr void get_property(told_upstream const&, cuda::mr::device_accessible) noexcept {}
+  friend bool operator==(recording_upstream const& a, recording_upstream const& b) { return a.state_ == b.state_; }
+  friend constexpr void get_property(recording_upstream const&, cuda::mr::device_accessible) noexcept {}
 
 private:
   void* draw(std::size_t bytes, bool by_host) {
     if (auto const hook = state_->on_draw) hook();
     static auto* const allocate = driver_function<decltype(cuMemAlloc)>("cuMemAlloc_v2");
-    std::scoped_lock const held{state_->guard_};
+    std::scoped_lock const held{state_->mutex_};
     CUdeviceptr p{};
     if (bytes > state_->capacity - state_->drawn_ || allocate(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
     state_->drawn_ += bytes;
@@ -95,7 +95,7 @@ private:
   void give(void* p, std::size_t bytes, bool by_host) noexcept {
     static auto* const free = driver_function<decltype(cuMemFree)>("cuMemFree_v2");
     free(reinterpret_cast<CUdeviceptr>(p));
-    std::scoped_lock const held{state_->guard_};
+    std::scoped_lock const held{state_->mutex_};
     state_->drawn_ -= bytes;
     state_->returns_.push_back({p, bytes, by_host});
     state_->returned_.notify_all();
@@ -105,7 +105,7 @@ private:
 
 // Lets the device run until so many chunks have come back; the library's thread may still be recording behind the work.
 // False after ten seconds.
-inline bool comes_back(upstream_state& state, std::size_t count) {
+inline bool wait_for_releases(upstream_state& state, std::size_t count) {
   for (int i = 0; i < 1000; ++i) {
     gpumem::simulator::run_until_idle();
     if (state.wait_for_returns(count)) return true;
@@ -141,7 +141,7 @@ protected:
   }
   static std::size_t device_bytes() { return gpumem::simulator::report().bytes_allocated; }
   // Of pools that have ended the library's thread gives back what completes late. False after a second.
-  static bool comes_down_to(std::size_t bytes) {
+  static bool wait_for_device_bytes(std::size_t bytes) {
     for (int i = 0; i < 1000 && device_bytes() > bytes; ++i) {
       gpumem::simulator::run_until_idle();
       std::this_thread::sleep_for(std::chrono::milliseconds{1});

@@ -12,8 +12,8 @@ protected:
   void TearDown() override {
     EXPECT_FALSE(executor.run_one()) << "something was posted and not run";
     auto const drawn = upstream.state().draws().size();
-    EXPECT_TRUE(comes_back(upstream.state(), drawn));
-    EXPECT_TRUE(drawn > 0 || comes_down_to(before_)); // the library thread has no context to free by
+    EXPECT_TRUE(wait_for_releases(upstream.state(), drawn));
+    EXPECT_TRUE(drawn > 0 || wait_for_device_bytes(before_)); // the library thread has no context to free by
     simulated_test::TearDown();
   }
 
@@ -75,14 +75,14 @@ protected:
   }
   // What the library thread had to do when this is called it has done when this returns.
   static void let_the_library_thread_look() {
-    class mark final : public gpumem::resumption {
+    class mark final : public gpumem::work_item {
     public:
       void resume() noexcept override { passed = true; }
       std::atomic<bool> passed{false};
     };
     for (int i = 0; i < 2; ++i) {
       mark end;
-      gpumem::library_executor().post(end);
+      gpumem::default_executor().post(end);
       while (!end.passed) std::this_thread::yield();
     }
   }
@@ -93,7 +93,7 @@ protected:
     return got.has_value();
   }
 
-  // Device work on a block, of which the device's judge is told; and its end.
+  // Device work on a block, of which the simulated device's checker is told; and its end.
   void use(gpumem::allocation& block) {
     gpumem::simulator::detail::allocated(owner_, block.stream().get(), false, block.data(), block.bytes());
     gpumem::simulator::work(block.stream(), {gpumem::simulator::write(block.data(), block.bytes())});
@@ -107,7 +107,7 @@ protected:
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
-  told_upstream upstream;
+  recording_upstream upstream;
   test::manual_executor executor;
 
 private:

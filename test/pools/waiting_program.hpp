@@ -1,5 +1,5 @@
 // One program of tasks under memory pressure: they ask a pool at random, hold, free, are stopped and destroyed, beside
-// requests that do not wait, limits that change, and a device that is behind. Include it after waiting_line.hpp and
+// requests that do not wait, limits that change, and a device that is behind. Include it after queue_model.hpp and
 // chance.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -8,7 +8,7 @@ namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
 using gpumem::outcome;
-using gpumem::reuse;
+using gpumem::reuse_policy;
 using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 using tally = std::map<std::string, std::uint64_t>;
 
@@ -16,14 +16,14 @@ inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
 // What a seed decides at first.
 struct form {
-  reuse how;
+  reuse_policy how;
   bool pages;  // sizes of whole pages, which do not fragment
   bool prompt; // the device does its work at once, so that only bytes decide
 };
 inline constexpr form forms[] = {
-    {reuse::wait, true, true},        {reuse::wait, true, true},  {reuse::wait, true, false},
-    {reuse::completed, true, false},  {reuse::own, true, false},  {reuse::wait, false, false},
-    {reuse::completed, false, false}, {reuse::own, false, false},
+    {reuse_policy::wait, true, true},        {reuse_policy::wait, true, true},      {reuse_policy::wait, true, false},
+    {reuse_policy::completed, true, false},  {reuse_policy::ordered, true, false},  {reuse_policy::wait, false, false},
+    {reuse_policy::completed, false, false}, {reuse_policy::ordered, false, false},
 };
 
 class waiting_program {
@@ -62,7 +62,7 @@ private:
   }
   gpumem::stream& some_stream() { return streams_[random_.below(streams_.size())]; }
   memory_count memory() {
-    auto const reserved = pool_.figures().reserved;
+    auto const reserved = pool_.statistics().reserved;
     return {std::max(limit_, reserved), live_};
   }
 
@@ -79,7 +79,7 @@ private:
     case 0:
     case 1:
     case 2:
-    case 3: return ask();
+    case 3: return request_event();
     case 4:
     case 5:
     case 6: return resume_one();
@@ -94,11 +94,11 @@ private:
     case 15:
       if (!form_.pages && random_.one_in(4)) return refuse_upstream();
       [[fallthrough]];
-    default: return random_.one_in(40) ? close() : random_.one_in(4) ? settle() : ask();
+    default: return random_.one_in(40) ? close() : random_.one_in(4) ? synchronize() : request_event();
     }
   }
 
-  void ask() {
+  void request_event() {
     auto const bytes = some_size();
     auto const priority = random_.of({0, 0, 0, 0, 1, -1, 5});
     auto& one = *asked_.emplace_back(new asked{
@@ -239,19 +239,19 @@ private:
   }
 
   // All that the device and those that are called can do is done.
-  void settle() {
+  void synchronize() {
     come_to_rest(false);
     if (form_.pages && !closed_) line_.expect_nobody_waits_in_vain(memory());
   }
   void finish() {
     come_to_rest(true);
     if (!asked_.empty()) wrong("left waiting at the end");
-    auto const left = pool_.figures();
-    if (left.live + left.granted > 0) wrong("memory was lost");
+    auto const left = pool_.statistics();
+    if (left.live + left.allocated > 0) wrong("memory was lost");
     if (left.waiting > 0) wrong("counted as waiting");
     if (left.peak_reserved > highest_limit_) wrong("more than the limit");
     auto& engine = static_cast<gpumem::detail::pool_state*>(pool_.services().state)->engine();
-    if (!engine.consistent()) wrong("inconsistent");
+    if (!engine.is_consistent()) wrong("inconsistent");
     for (auto const& each : simulator::take_findings()) wrong(each.text);
     simulator::fail_allocation(0); // of the next program
   }
@@ -291,25 +291,22 @@ private:
     return found;
   }
 
-  chance random_;
+  random_source random_;
   form const form_;
   std::vector<gpumem::stream>& streams_;
   bool const alone_;
   tally& counts_;
   bool const tells_;
   std::string wrong_;
-  unsigned const most_overtakes_ = random_.of({0u, 1u, 2u, 4u, 16u});
+  unsigned const max_overtakes_ = random_.of({0u, 1u, 2u, 4u, 16u});
   std::size_t limit_ = some_limit(), highest_limit_ = limit_, live_ = 0;
   bool closed_ = false, upstream_refuses_ = false;
-  pool pool_{gpumem::device{0},
-             {.limit = limit_,
-              .effort = 1,
-              .pages = form_.pages,
-              .cross_stream = form_.how,
-              .most_overtakes = most_overtakes_}};
-  waiting_line line_{most_overtakes_, [this](char const* text) {
-                       if (alone_) wrong(text);
-                     }};
+  pool pool_{
+      gpumem::device{0},
+      {.limit = limit_, .effort = 1, .pages = form_.pages, .cross_stream = form_.how, .max_overtakes = max_overtakes_}};
+  queue_model line_{max_overtakes_, [this](char const* text) {
+                      if (alone_) wrong(text);
+                    }};
   std::vector<waiting_request*> called_;
   std::vector<std::unique_ptr<asked>> asked_;
   std::vector<gpumem::allocation> held_;

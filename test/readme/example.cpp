@@ -16,5 +16,5 @@ int main() {
   gpumem::pool_resource pool{gpumem::device{0}, {.limit = std::size_t{8} << 30}};
   gpumem::stream upload{gpumem::device{0}}, compute{gpumem::device{0}};
   auto const bytes = gpumem::sync_wait(work(pool, upload, compute));
-  std::printf("%zu bytes used, %zu reserved\n", bytes, pool.figures().reserved);
+  std::printf("%zu bytes used, %zu reserved\n", bytes, pool.statistics().reserved);
 }

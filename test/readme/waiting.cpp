@@ -25,5 +25,5 @@ int main() {
     all.push_back(gpumem::with_retry(work, body, [] {})); // runs again if it had to give way to an older batch
   }
   gpumem::sync_wait(gpumem::when_all(std::move(all)));
-  std::printf("64 batches of 16 MiB under a limit of %zu MiB\n", pool.figures().limit >> 20);
+  std::printf("64 batches of 16 MiB under a limit of %zu MiB\n", pool.statistics().limit >> 20);
 }

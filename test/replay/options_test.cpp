@@ -22,7 +22,7 @@ std::string refusal(words arguments) {
   return "accepted";
 }
 
-TEST(options, have_defaults) {
+TEST(options, options_have_defaults) {
   replay::options const chosen = parse({"a.csv"});
   EXPECT_EQ(chosen.traces, words{"a.csv"});
   EXPECT_EQ(chosen.resources, (words{"cuda", "pool", "arena"}));
@@ -36,7 +36,7 @@ TEST(options, have_defaults) {
   EXPECT_EQ(chosen.json, "");
 }
 
-TEST(options, are_all_read) {
+TEST(options, all_options_are_read) {
   replay::options const chosen =
       parse({"a.csv",     "b.csv.gz", "--resource", "pool", "arena",   "--device", "simulated",
              "--threads", "3",        "--repeat",   "7",    "--limit", "1.5GiB",   "--foreign",
@@ -101,7 +101,7 @@ TEST(options, help_is_a_text_and_no_error) {
   }
 }
 
-TEST(options, what_is_wrong_is_named) {
+TEST(options, wrong_option_is_named) {
   EXPECT_EQ(refusal({"--bogus"}), "unknown option '--bogus'");
   EXPECT_EQ(refusal({"a.csv", "--bogus", "3"}), "unknown option '--bogus'");
   EXPECT_EQ(refusal({}), "no TRACE was given");

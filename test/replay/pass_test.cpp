@@ -26,7 +26,7 @@ struct noting_resource {
   gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_ref stream, std::size_t bytes) noexcept {
     calls.push_back("allocate " + std::to_string(bytes) + " on " + name(stream));
     if (live + bytes > capacity) {
-      return gpumem::unexpected<gpumem::failure>{gpumem::failure{.what = refusal, .code = {}, .requested = bytes}};
+      return gpumem::unexpected<gpumem::failure>{gpumem::failure{.reason = refusal, .code = {}, .requested = bytes}};
     }
     live += bytes;
     next += 0x1000;
@@ -47,7 +47,7 @@ struct a_pass {
 
   replay::pass_state run() {
     replay::pass_state state{plan};
-    replay::no_watch watch;
+    replay::no_timer watch;
     replay::run_pass(resource, plan, streams, state, watch);
     return state;
   }
@@ -56,7 +56,7 @@ struct a_pass {
 replay::plan two_blocks() {
   replay::plan plan;
   plan.operations = {{100, 0, 0, 1}, {200, 1, 1, 1}, {100, 0, 1, 0}, {300, 0, 0, 1}};
-  plan.leftovers = {{300, 0, 0, 0}, {200, 1, 1, 0}};
+  plan.live_at_end = {{300, 0, 0, 0}, {200, 1, 1, 0}};
   plan.blocks = 2;
   plan.streams = 2;
   plan.allocations = 3;
@@ -66,7 +66,7 @@ replay::plan two_blocks() {
 TEST(pass, makes_the_calls_of_the_plan_in_order) {
   a_pass pass{.plan = two_blocks(), .resource = {}};
   auto state = pass.run();
-  replay::free_leftovers(pass.resource, pass.plan, pass.streams, state);
+  replay::free_live_at_end(pass.resource, pass.plan, pass.streams, state);
   EXPECT_EQ(pass.resource.calls,
             (std::vector<std::string>{"allocate 100 on 10", "allocate 200 on 11", "free 8192 of 100 on 11",
                                       "allocate 300 on 10", "free 16384 of 300 on 10", "free 12288 of 200 on 11"}));
@@ -78,7 +78,7 @@ TEST(pass, makes_the_calls_of_the_plan_in_order) {
 TEST(pass, counts_failures_and_frees_nothing_for_them) {
   a_pass pass{.plan = two_blocks(), .resource = {.capacity = 250, .calls = {}}};
   auto state = pass.run();
-  replay::free_leftovers(pass.resource, pass.plan, pass.streams, state);
+  replay::free_live_at_end(pass.resource, pass.plan, pass.streams, state);
   EXPECT_EQ(state.failures, 2U); // 200 beside 100, and 300 at any time
   EXPECT_FALSE(state.fatal);
   EXPECT_EQ(pass.resource.live, 0U);
@@ -88,14 +88,14 @@ TEST(pass, tells_a_failure_that_is_no_lack_of_memory) {
   a_pass pass{.plan = two_blocks(), .resource = {.capacity = 0, .refusal = gpumem::outcome::device_lost, .calls = {}}};
   auto const state = pass.run();
   ASSERT_TRUE(state.fatal);
-  EXPECT_EQ(state.fatal->what, gpumem::outcome::device_lost);
+  EXPECT_EQ(state.fatal->reason, gpumem::outcome::device_lost);
   EXPECT_EQ(state.fatal->requested, 100U);
 }
 
-TEST(call_watch, notes_each_call_once) {
+TEST(call_timer, notes_each_call_once) {
   a_pass pass{.plan = two_blocks(), .resource = {}};
   replay::pass_state state{pass.plan};
-  replay::call_watch watch{pass.plan.operations.size()};
+  replay::call_timer watch{pass.plan.operations.size()};
   replay::run_pass(pass.resource, pass.plan, pass.streams, state, watch);
   EXPECT_EQ(watch.nanoseconds().size(), 4U);
 }
@@ -131,7 +131,7 @@ struct a_paced_pass {
     plan.microseconds = {0, 50, 60, 200};
     replay::pass_state state{plan};
     std::vector<gpumem::stream_ref> const streams(2, gpumem::stream_ref{CUstream{}});
-    replay::pace_watch<counted_clock> watch{plan};
+    replay::pace_timer<counted_clock> watch{plan};
     for (int pass = 0; pass < 2; ++pass) {
       resource.calls.clear();
       watch.begin();
@@ -145,13 +145,13 @@ struct a_paced_pass {
   }
 };
 
-TEST(pace_watch, holds_each_call_back_until_its_time_has_come) {
+TEST(pace_timer, holds_each_call_back_until_its_time_has_come) {
   a_paced_pass pass;
   EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 50, 60, 200}));
   EXPECT_EQ(pass.took, (std::vector<double>{1000, 1000, 1000, 1000}));
 }
 
-TEST(pace_watch, makes_late_calls_at_once_and_those_after_them_in_time) {
+TEST(pace_timer, makes_late_calls_at_once_and_those_after_them_in_time) {
   a_paced_pass pass{.resource = {.microseconds = 100, .calls = {}}, .took = {}};
   // each reading of the clock is a microsecond
   EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 103, 205, 207}));
@@ -173,13 +173,13 @@ TEST(paced_times, are_those_of_the_calls_without_the_clock) {
   EXPECT_EQ(times.call.clock, 10);
 }
 
-TEST(work_rhythm, beats_after_every_nth_allocation) {
+TEST(kernel_interval, beats_after_every_nth_allocation) {
   replay::operation const allocation{1, 0, 0, 1};
   replay::operation const free{1, 0, 0, 0};
-  replay::work_rhythm rhythm{2};
+  replay::kernel_interval rhythm{2};
   std::vector<bool> beats;
   for (auto const& next : {allocation, free, allocation, allocation, free, free, allocation, allocation}) {
-    beats.push_back(rhythm.beat(next));
+    beats.push_back(rhythm.due(next));
   }
   EXPECT_EQ(beats, (std::vector<bool>{false, false, true, false, false, false, true, false}));
   replay::plan plan;

@@ -61,7 +61,7 @@ TEST(plan, knows_the_peak_of_what_lives) {
                                         .free("0x2", "50")
                                         .free("0x3", "90"));
   EXPECT_EQ(plan.peak_live_bytes, 150U);
-  EXPECT_TRUE(plan.leftovers.empty());
+  EXPECT_TRUE(plan.live_at_end.empty());
 }
 
 TEST(plan, frees_what_is_left_on_the_streams_of_its_allocation) {
@@ -71,7 +71,7 @@ TEST(plan, frees_what_is_left_on_the_streams_of_its_allocation) {
                                         .allocate("0x3", "3", "0x5")
                                         .free("0x2", "2", "0x5"));
   std::vector<replay::operation> const expected{{1, 0, 0, 0}, {3, 2, 0, 0}};
-  EXPECT_EQ(plan.leftovers, expected);
+  EXPECT_EQ(plan.live_at_end, expected);
 }
 
 std::vector<std::uint64_t> microseconds_of(std::vector<std::string> const& times) {
@@ -92,7 +92,7 @@ TEST(plan, knows_when_each_operation_was_recorded) {
   EXPECT_EQ(microseconds_of({"23:59:59.999999", "24:00:00.000001"}), (times{0, 2}));
 }
 
-TEST(plan, has_no_times_where_all_was_recorded_at_one_moment) {
+TEST(plan, plan_has_no_times_where_all_was_recorded_at_one_moment) {
   auto const one_moment = plan_of(trace_text{}.allocate("0x1", "1").free("0x1", "1"));
   EXPECT_EQ(one_moment.microseconds, (std::vector<std::uint64_t>{0, 0}));
   EXPECT_THROW(replay::require_times(one_moment, "t.csv"), gpumem::trace_error);

@@ -72,7 +72,7 @@ protected:
   }
 
   // The JSON objects of a run that has to succeed.
-  nlohmann::json figures(std::vector<std::string> arguments) const {
+  nlohmann::json statistics(std::vector<std::string> arguments) const {
     std::string const json = path("figures.json");
     arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
     outcome const done = run(arguments);
@@ -109,7 +109,7 @@ TEST_F(program, prints_a_table_for_each_resource_without_times_and_without_progr
 TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   std::string const plain = file("plain.csv", small_trace);
   std::string const packed = gzip_file("packed.csv.gz", small_trace);
-  auto const all = figures({plain, packed});
+  auto const all = statistics({plain, packed});
   ASSERT_EQ(all.size(), 14U);
   for (auto const& object : all) {
     EXPECT_EQ(object["failures"], 0) << object;
@@ -136,24 +136,24 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
 TEST_F(program, counts_driver_calls) {
   std::string const trace =
       file("one.csv", header + row("allocate", "0xa00", "1048576") + row("free", "0xa00", "1048576"));
-  auto const cuda = figures({trace, "--resource", "cuda"});
+  auto const cuda = statistics({trace, "--resource", "cuda"});
   EXPECT_GE(cuda[0]["driver_calls_per_1000_operations"], 1000.0); // a call upstream for each
-  auto const pool = figures({trace, "--resource", "pool", "--repeat", "20"});
+  auto const pool = statistics({trace, "--resource", "pool", "--repeat", "20"});
   EXPECT_LT(pool[0]["driver_calls_per_1000_operations"], cuda[0]["driver_calls_per_1000_operations"]);
 }
 
 TEST_F(program, a_limit_makes_failures_and_is_kept) {
   std::string const trace = file("small.csv", small_trace);
-  auto const tight = figures({trace, "--resource", "pool", "--limit", "2MiB", "--repeat", "1"});
+  auto const tight = statistics({trace, "--resource", "pool", "--limit", "2MiB", "--repeat", "1"});
   EXPECT_GT(tight[0]["failures"], 0);
   EXPECT_LE(tight[0]["peak_reserved_bytes"], 2 << 20);
   EXPECT_EQ(tight[0]["limit_bytes"], 2 << 20);
-  auto const factor = figures({trace, "--resource", "pool", "--limit", "2"});
+  auto const factor = statistics({trace, "--resource", "pool", "--limit", "2"});
   EXPECT_EQ(factor[0]["limit_bytes"], 6 << 20);
 }
 
 TEST_F(program, threads_replay_the_whole_trace_each) {
-  auto const all = figures({file("small.csv", small_trace), "--threads", "3", "--repeat", "2"});
+  auto const all = statistics({file("small.csv", small_trace), "--threads", "3", "--repeat", "2"});
   for (auto const& object : all) {
     EXPECT_EQ(object["threads"], 3);
     EXPECT_EQ(object["failures"], 0);
@@ -164,8 +164,8 @@ TEST_F(program, threads_replay_the_whole_trace_each) {
 
 TEST_F(program, foreign_streams_cost_calls_of_the_driver) {
   std::string const trace = file("small.csv", small_trace);
-  auto const own = figures({trace, "--resource", "cuda"});
-  auto const foreign = figures({trace, "--resource", "cuda", "--foreign"});
+  auto const own = statistics({trace, "--resource", "cuda"});
+  auto const foreign = statistics({trace, "--resource", "cuda", "--foreign"});
   EXPECT_EQ(foreign[0]["foreign_streams"], true);
   EXPECT_EQ(foreign[0]["failures"], 0);
   EXPECT_GT(foreign[0]["driver_calls_per_1000_operations"], own[0]["driver_calls_per_1000_operations"]);
@@ -173,13 +173,13 @@ TEST_F(program, foreign_streams_cost_calls_of_the_driver) {
 
 TEST_F(program, work_runs_between_the_operations_and_is_not_counted_as_calls) {
   std::string const trace = file("small.csv", small_trace);
-  auto const without = figures({trace, "--resource", "cuda"});
-  auto const with = figures({trace, "--resource", "cuda", "--work", "20", "--every", "2"});
+  auto const without = statistics({trace, "--resource", "cuda"});
+  auto const with = statistics({trace, "--resource", "cuda", "--work", "20", "--every", "2"});
   EXPECT_EQ(with[0]["work_microseconds"], 20.0);
   EXPECT_EQ(with[0]["work_every_allocations"], 2);
   EXPECT_EQ(with[0]["failures"], 0);
   EXPECT_EQ(with[0]["driver_calls_per_1000_operations"], without[0]["driver_calls_per_1000_operations"]);
-  EXPECT_FALSE(with[0].contains("timeline_ratio_warm"));
+  EXPECT_FALSE(with[0].contains("device_time_ratio_warm"));
 }
 
 // Five calls in a millisecond and a half.
@@ -191,8 +191,8 @@ std::string const timed_trace = header + "1,12:00:00.000000,allocate,0xa00,10485
 
 TEST_F(program, the_recorded_pace_makes_the_same_calls) {
   std::string const trace = file("timed.csv", timed_trace);
-  auto const paced = figures({trace, "--pace", "recorded", "--repeat", "2"});
-  auto const full = figures({trace, "--repeat", "2"});
+  auto const paced = statistics({trace, "--pace", "recorded", "--repeat", "2"});
+  auto const full = statistics({trace, "--repeat", "2"});
   ASSERT_EQ(paced.size(), full.size());
   for (std::size_t i = 0; i < paced.size(); ++i) {
     EXPECT_EQ(paced[i]["recorded_seconds"], 0.0015) << paced[i];
@@ -268,7 +268,7 @@ TEST_F(program, refuses_unknown_options_and_resources) {
 
 TEST_F(program, replays_over_the_allocators_of_a_peer_library) {
   std::string const trace = file("small.csv", small_trace);
-  auto const all = figures({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "fake", "--resource", "pool"});
+  auto const all = statistics({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "fake", "--resource", "pool"});
   ASSERT_EQ(all.size(), 2U);
   EXPECT_EQ(all[0]["resource"], "fake");
   EXPECT_EQ(all[0]["peak_live_bytes"], 3 << 20);
@@ -282,7 +282,7 @@ TEST_F(program, peers_have_memory_and_work_beside_each_other) {
        {std::vector<std::string>{"--work", "20", "--every", "2"}, std::vector<std::string>{"--pace", "recorded"}}) {
     std::vector<std::string> arguments{trace, "--peer", GPUMEM_FAKE_PEER, "--resource=fake,driver_pool"};
     arguments.insert(arguments.end(), how.begin(), how.end());
-    auto const all = figures(arguments);
+    auto const all = statistics(arguments);
     ASSERT_EQ(all.size(), 2U);
     EXPECT_EQ(all[0]["utilization"], 0.75);
     EXPECT_EQ(all[1]["resource"], "driver_pool");

@@ -37,7 +37,7 @@ TEST(progress, is_a_line_that_is_written_over_and_cleared) {
   close(program);
 }
 
-TEST(progress, of_a_file_is_silent) {
+TEST(progress, progress_to_a_file_is_silent) {
   std::FILE* const file = std::tmpfile();
   ASSERT_NE(file, nullptr);
   show_two_steps(file);

@@ -29,7 +29,7 @@ replay::result simulated_row(std::string const& trace, std::string const& resour
   row.peak_live_bytes = 3ULL << 30;
   row.peak_reserved_bytes = 4ULL << 30;
   row.failures = 1'234;
-  row.leftover_blocks = 3;
+  row.blocks_live_at_end = 3;
   return row;
 }
 
@@ -37,11 +37,11 @@ replay::result timed_row(std::string const& trace, std::string const& resource) 
   replay::result row = simulated_row(trace, resource);
   row.device = "NVIDIA H200";
   row.times = replay::measured_times{
-      .cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .timeline = {}, .pace = {}};
+      .cold = 24'123.4, .warm = 31.25, .call = {12.5, 680, 15'900, 21.5}, .device_time = {}, .pace = {}};
   return row;
 }
 
-TEST(table, of_a_simulated_device_has_no_times) {
+TEST(table, has_no_times_on_a_simulated_device) {
   EXPECT_EQ(replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
             "pool on simulated device\n"
             "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
@@ -50,7 +50,7 @@ TEST(table, of_a_simulated_device_has_no_times) {
             "3\n");
 }
 
-TEST(table, of_a_device_has_times) {
+TEST(table, has_times_on_a_device) {
   EXPECT_EQ(replay::format_tables(std::vector{timed_row("gpt_train", "cuda")}),
             "cuda on NVIDIA H200; one call includes 21.5 ns of clock\n"
             "trace      operations  cold ns/op  warm ns/op  p50 ns  p99 ns  max ns  driver calls/1000  peak "
@@ -61,13 +61,13 @@ TEST(table, of_a_device_has_times) {
             "4.00 GiB        0.750     1,234          3\n");
 }
 
-TEST(table, with_work_has_the_timeline) {
+TEST(table, has_device_times_with_work) {
   replay::result row = timed_row("gpt_train", "pool");
   row.work_microseconds = 20;
   row.work_every = 3;
   row.threads = 2;
   row.foreign_streams = true;
-  row.times->timeline = replay::timeline_ratios{1.5, 1.0049, 12.0};
+  row.times->device_time = replay::device_time_ratios{1.5, 1.0049, 12.0};
   std::string const text = replay::format_tables(std::vector{row});
   EXPECT_EQ(text.substr(0, text.find('\n')), "pool on NVIDIA H200, 2 threads, foreign streams, a kernel of "
                                              "20 us after every 3. allocation; one call "
@@ -83,7 +83,7 @@ replay::result paced_row() {
   return row;
 }
 
-TEST(table, at_the_recorded_pace_has_the_share_of_time_beside_utilization) {
+TEST(table, table_at_the_recorded_pace_has_the_share_of_time) {
   std::string const text = replay::format_tables(std::vector{paced_row()});
   EXPECT_EQ(text.substr(0, text.find('\n')),
             "pool on NVIDIA H200, at the recorded pace; one call includes 21.5 ns of clock");
@@ -116,7 +116,7 @@ TEST(json, has_an_object_for_each_trace_and_resource) {
   EXPECT_EQ(all[1]["call_p99_ns"], 680);
 }
 
-TEST(json, at_the_recorded_pace_has_the_share_of_time) {
+TEST(json, json_at_the_recorded_pace_has_the_share_of_time) {
   auto const all = nlohmann::json::parse(replay::format_json(std::vector{paced_row(), timed_row("a", "pool")}));
   EXPECT_EQ(all[0]["recorded_seconds"], 3.5);
   EXPECT_EQ(all[0]["share_of_time_cold"], 0.25);
@@ -126,7 +126,7 @@ TEST(json, at_the_recorded_pace_has_the_share_of_time) {
   EXPECT_FALSE(all[1].contains("share_of_time_warm"));
 }
 
-TEST(json, of_a_simulated_device_has_no_times) {
+TEST(json, has_no_times_on_a_simulated_device) {
   auto const row = nlohmann::json::parse(replay::format_json(std::vector{simulated_row("a", "pool")}))[0];
   for (auto const& [name, value] : row.items()) {
     EXPECT_EQ(name.find("_ns"), std::string::npos) << name;

@@ -43,11 +43,11 @@ protected:
   std::filesystem::path folder_;
 };
 
-TEST_P(utilization, of_a_recorded_trace_is_no_less_than_it_was) {
-  auto const figures = replay(GetParam().trace, 2);
-  EXPECT_EQ(figures["failures"], 0);
-  EXPECT_EQ(figures["streams_per_thread"], 1);
-  double const found = figures["utilization"];
+TEST_P(utilization, recorded_traces_keep_their_utilization) {
+  auto const statistics = replay(GetParam().trace, 2);
+  EXPECT_EQ(statistics["failures"], 0);
+  EXPECT_EQ(statistics["streams_per_thread"], 1);
+  double const found = statistics["utilization"];
   EXPECT_GE(found, GetParam().least) << GetParam().trace << ": " << found;
 }
 

@@ -56,7 +56,7 @@ TEST_F(custom_pool, bears_threads) {
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 } // namespace

@@ -42,7 +42,7 @@ TEST_F(driver_pool, a_pool_of_ones_own_keeps_its_limit_and_threshold) {
   gpumem::async_resource pool{device_, {.limit = 64_MiB, .release_threshold = 1_MiB}};
   auto const got = pool.try_allocate(stream, 65_MiB);
   ASSERT_FALSE(got);
-  EXPECT_TRUE(got.error().what == gpumem::outcome::too_large || got.error().what == gpumem::outcome::exhausted);
+  EXPECT_TRUE(got.error().reason == gpumem::outcome::too_large || got.error().reason == gpumem::outcome::exhausted);
   auto* const block = pool.allocate(stream, 32_MiB);
   pool.deallocate(stream, block, 32_MiB);
 }

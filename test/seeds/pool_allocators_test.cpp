@@ -20,8 +20,8 @@ protected:
 TEST_F(pool_allocators, sizes_are_written_as_people_write_them) {
   gpumem::pool_resource const pool{
       upstream_, {.initial_size = gpumem::parse_bytes("1.5GiB"), .limit = gpumem::parse_bytes("4GiB")}};
-  EXPECT_EQ(pool.figures().reserved, 1536_MiB);
-  EXPECT_EQ(pool.figures().limit, 4_GiB);
+  EXPECT_EQ(pool.statistics().reserved, 1536_MiB);
+  EXPECT_EQ(pool.statistics().limit, 4_GiB);
 }
 
 TEST_F(pool_allocators, the_limit_is_never_exceeded) {
@@ -33,7 +33,7 @@ TEST_F(pool_allocators, the_limit_is_never_exceeded) {
     blocks.push_back(*got);
   }
   EXPECT_EQ(blocks.size(), 8u);
-  EXPECT_EQ(pool.figures().peak_reserved, 8_MiB);
+  EXPECT_EQ(pool.statistics().peak_reserved, 8_MiB);
   for (auto* const block : blocks) pool.deallocate(stream_, block, 1_MiB);
 }
 
@@ -44,7 +44,7 @@ TEST_F(pool_allocators, freed_neighbours_are_one_block_again) {
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.allocate(stream_, 1_MiB));
   for (auto* const block : blocks) pool.deallocate(stream_, block, 1_MiB);
   auto* const whole = pool.allocate(stream_, 8_MiB);
-  EXPECT_EQ(pool.figures().growths, 1u);
+  EXPECT_EQ(pool.statistics().upstream_allocations, 1u);
   pool.deallocate(stream_, whole, 8_MiB);
 }
 
@@ -52,7 +52,7 @@ TEST_F(pool_allocators, freed_neighbours_are_one_block_again) {
 TEST_F(pool_allocators, memory_goes_back_when_it_is_asked_for) {
   gpumem::pool_resource pool{upstream_, {.initial_size = 64_MiB}};
   EXPECT_EQ(pool.trim(0), 64_MiB);
-  EXPECT_EQ(pool.figures().reserved, 0u);
+  EXPECT_EQ(pool.statistics().reserved, 0u);
 }
 
 TEST_F(pool_allocators, a_warm_pool_makes_no_driver_call) {

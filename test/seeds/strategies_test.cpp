@@ -36,7 +36,7 @@ TEST_F(strategies, pool_memory_goes_back_at_the_end_of_the_pool) {
     for (int i = 0; i < 5; ++i) pool.deallocate(stream_, pool.allocate(stream_, 1_MiB), 1_MiB);
     EXPECT_EQ(frees() - before, 0u);
     stream_.synchronize();
-    EXPECT_TRUE(pool.settle(std::chrono::seconds{10}));
+    EXPECT_TRUE(pool.synchronize(std::chrono::seconds{10}));
   }
   EXPECT_EQ(device_bytes(), held);
 }
@@ -47,7 +47,7 @@ TEST_F(strategies, small_and_large_blocks_share_a_pool) {
   for (std::size_t const bytes : {256_KiB, 16_MiB, 1_KiB, 32_MiB, std::size_t{256}}) {
     pool.deallocate(stream_, pool.allocate(stream_, bytes), bytes);
   }
-  EXPECT_EQ(pool.figures().growths, 1u);
+  EXPECT_EQ(pool.statistics().upstream_allocations, 1u);
 }
 
 } // namespace

@@ -48,7 +48,7 @@ TEST_F(capture, records_work_and_replays_it) {
   EXPECT_EQ(ran, 110);
 }
 
-TEST_F(capture, asks_and_waits_spoil_it) {
+TEST_F(capture, queries_and_waits_invalidate_a_capture) {
   char* memory = new_memory(8);
   const CUstream s = begin();
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -103,7 +103,7 @@ TEST_F(capture, may_not_wait_for_what_is_outside) {
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-TEST_F(capture, of_a_blocking_stream_is_spoilt_by_the_legacy_stream) {
+TEST_F(capture, legacy_stream_invalidates_the_capture_of_a_blocking_stream) {
   const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
   char* memory = new_memory(8);
   EXPECT_EQ(cu().fill_async(address(memory), 0, 8, nullptr), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -141,14 +141,14 @@ TEST_F(capture, thread_local_mode_forbids_them_to_its_thread_only) {
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-TEST_F(capture, an_event_of_the_whole_context_spoils_it) {
+TEST_F(capture, context_event_invalidates_a_capture) {
   const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(cu().context_record(context_, new_event()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
 // As driver 580 does it.
-TEST_F(capture, of_any_mode_is_spoilt_by_a_wait_for_the_context_on_any_thread) {
+TEST_F(capture, wait_for_the_context_invalidates_captures_of_any_mode) {
   for (const auto mode :
        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     char* memory = new_memory(8);
@@ -165,7 +165,7 @@ TEST_F(capture, of_any_mode_is_spoilt_by_a_wait_for_the_context_on_any_thread) {
   EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
 }
 
-TEST_F(capture, of_the_legacy_stream_is_refused) {
+TEST_F(capture, capture_of_the_legacy_stream_is_refused) {
   EXPECT_EQ(cu().begin_capture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   const CUstream s = new_stream();
   EXPECT_EQ(end(s), CUDA_ERROR_ILLEGAL_STATE);
@@ -185,7 +185,7 @@ TEST_F(capture, tells_its_number) {
   end(second);
 }
 
-TEST_F(capture, is_not_spoilt_by_a_question_about_the_legacy_stream) {
+TEST_F(capture, query_of_the_legacy_stream_does_not_invalidate_a_capture) {
   const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
   CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
   EXPECT_EQ(cu().is_capturing(CU_STREAM_LEGACY, &told), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);

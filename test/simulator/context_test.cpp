@@ -63,7 +63,7 @@ TEST_F(context, reset_of_the_device_kills_streams_events_and_memory) {
 
 TEST_F(context, reset_of_the_device_ends_waits_with_an_error) {
   simulator::options patient = stepped_by_hand();
-  patient.patience = 1min;
+  patient.stall_timeout = 1min;
   simulator::reset(patient);
   const CUstream s = new_stream();
   const CUevent e = new_event();
@@ -193,7 +193,7 @@ TEST_F(fault, calls_are_counted_by_name) {
   EXPECT_FALSE(calls.contains("cuMemAlloc"));
 }
 
-TEST_F(fault, what_is_not_simulated_says_its_name) {
+TEST_F(fault, unsimulated_function_says_its_name) {
   const decltype(&::cuMemPoolExportPointer) missing = entry{"cuMemPoolExportPointer"};
   testing::internal::CaptureStderr();
   EXPECT_EQ(missing(nullptr, 0), CUDA_ERROR_NOT_SUPPORTED);

@@ -69,7 +69,7 @@ TEST_F(event, wait_keeps_the_record_it_met_when_the_event_is_recorded_again) {
   EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
 }
 
-TEST_F(event, of_the_whole_context_covers_every_stream) {
+TEST_F(event, context_event_covers_every_stream) {
   const CUevent e = new_event();
   const CUstream a = new_stream();
   const CUstream b = new_stream();
@@ -118,7 +118,7 @@ TEST_F(event, tells_simulated_time) {
   EXPECT_EQ(cu().elapsed_time(&milliseconds, new_event(), end), CUDA_ERROR_INVALID_HANDLE);
 }
 
-TEST_F(event, of_another_context_is_refused) {
+TEST_F(event, event_of_another_context_is_refused) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   simulator::reset(two);

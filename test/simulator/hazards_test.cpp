@@ -155,11 +155,11 @@ TEST_F(hazard, unordered_reuse_is_found) {
 }
 TEST_F(hazard, ordered_reuse_is_silent) { reuse_on_another_stream(bug::none); }
 
-TEST_F(hazard, merge_that_drops_a_tag_is_found) {
+TEST_F(hazard, merge_that_drops_a_use_is_found) {
   const void* p = merge_of_two_streams(bug::drops_tag_in_merge);
   expect_reuse(id_of(a_), id_of(c_), p);
 }
-TEST_F(hazard, merge_that_keeps_both_tags_is_silent) { merge_of_two_streams(bug::none); }
+TEST_F(hazard, merge_that_keeps_both_uses_is_silent) { merge_of_two_streams(bug::none); }
 
 TEST_F(hazard, counter_read_after_the_record_is_found) {
   const auto [freed, granted] = free_during_record(bug::reads_after_record);
@@ -217,7 +217,7 @@ TEST_F(hazard, wait_that_closes_a_cycle_is_found) {
   *reinterpret_cast<std::uint32_t*>(flag_) = 1;
   EXPECT_EQ(simulator::run_until_idle(), 0u);
 }
-TEST_F(hazard, wait_on_precise_evidence_is_silent) {
+TEST_F(hazard, wait_on_an_event_recorded_at_the_free_is_silent) {
   EXPECT_EQ(wait_for_a_spinning_stream(bug::none), CUDA_SUCCESS);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
 }

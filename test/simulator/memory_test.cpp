@@ -135,7 +135,7 @@ TEST_F(device_memory, managed_memory_serves_host_and_device) {
   EXPECT_EQ(cu().free(memory), CUDA_SUCCESS);
 }
 
-TEST_F(device_memory, of_two_devices_is_counted_apart) {
+TEST_F(device_memory, memory_of_two_devices_is_counted_apart) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   two.capacity = gib;

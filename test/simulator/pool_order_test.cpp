@@ -14,7 +14,7 @@ using simulator::finding_kind;
 using simulator::read;
 using simulator::write;
 
-class pool_order : public simulated_pools {
+class driver_pool_order : public simulated_pools {
 protected:
   void SetUp() override {
     simulated_pools::SetUp();
@@ -27,7 +27,7 @@ protected:
   CUstream b_ = nullptr;
 };
 
-TEST_F(pool_order, memory_is_the_streams_that_asked_for_it) {
+TEST_F(driver_pool_order, memory_is_the_streams_that_asked_for_it) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   simulator::work(a_, {write(memory, 64)}, 1us);
@@ -37,7 +37,7 @@ TEST_F(pool_order, memory_is_the_streams_that_asked_for_it) {
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
 }
 
-TEST_F(pool_order, unordered_use_after_the_allocation_is_found) {
+TEST_F(driver_pool_order, unordered_use_after_the_allocation_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   simulator::work(b_, {read(memory, 64)}, 1us);
@@ -47,7 +47,7 @@ TEST_F(pool_order, unordered_use_after_the_allocation_is_found) {
   EXPECT_EQ(found.later.stream, id_of(b_));
 }
 
-TEST_F(pool_order, a_use_that_the_free_is_not_behind_is_found) {
+TEST_F(driver_pool_order, a_use_that_the_free_is_not_behind_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   order(a_, b_);
@@ -56,7 +56,7 @@ TEST_F(pool_order, a_use_that_the_free_is_not_behind_is_found) {
   EXPECT_EQ(only_finding().kind, finding_kind::unordered_free);
 }
 
-TEST_F(pool_order, use_after_the_free_is_found_on_the_same_stream_too) {
+TEST_F(driver_pool_order, use_after_the_free_is_found_on_the_same_stream_too) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
@@ -64,7 +64,7 @@ TEST_F(pool_order, use_after_the_free_is_found_on_the_same_stream_too) {
   EXPECT_EQ(only_finding().kind, finding_kind::use_after_free);
 }
 
-TEST_F(pool_order, a_second_free_is_found_and_refused) {
+TEST_F(driver_pool_order, a_second_free_is_found_and_refused) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
@@ -74,7 +74,7 @@ TEST_F(pool_order, a_second_free_is_found_and_refused) {
   EXPECT_EQ(only_finding().kind, finding_kind::double_free);
 }
 
-TEST_F(pool_order, a_free_of_other_memory_is_found_and_refused) {
+TEST_F(driver_pool_order, a_free_of_other_memory_is_found_and_refused) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 1024);
   EXPECT_EQ(free(memory + 512, a_), CUDA_ERROR_INVALID_VALUE);
@@ -85,7 +85,7 @@ TEST_F(pool_order, a_free_of_other_memory_is_found_and_refused) {
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
 }
 
-TEST_F(pool_order, bytes_beside_a_block_are_nobodys) {
+TEST_F(driver_pool_order, touching_bytes_beside_a_block_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 100);
   simulator::work(a_, {write(memory, 101)}, 1us);
@@ -93,7 +93,7 @@ TEST_F(pool_order, bytes_beside_a_block_are_nobodys) {
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
 }
 
-TEST_F(pool_order, the_host_frees_only_what_it_has_seen_done) {
+TEST_F(driver_pool_order, the_host_frees_only_what_it_has_seen_done) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   EXPECT_EQ(cu().stream_synchronize(a_), CUDA_SUCCESS);
@@ -104,7 +104,7 @@ TEST_F(pool_order, the_host_frees_only_what_it_has_seen_done) {
   EXPECT_EQ(simulator::report().implicit_synchronizations, 0u);
 }
 
-TEST_F(pool_order, what_was_granted_out_of_a_block_has_to_be_back_before_it) {
+TEST_F(driver_pool_order, block_must_not_go_back_before_the_blocks_in_it) {
   pool_ = keeping_pool();
   char* chunk = allocate(pool_, a_, 4096);
   naive_pool inner(chunk, 4096);
@@ -116,7 +116,7 @@ TEST_F(pool_order, what_was_granted_out_of_a_block_has_to_be_back_before_it) {
   EXPECT_EQ(found.block_address, address(block));
 }
 
-TEST_F(pool_order, a_stream_reuses_its_own_memory_at_once) {
+TEST_F(driver_pool_order, a_stream_reuses_its_own_memory_at_once) {
   pool_ = keeping_pool(segment);
   char* memory = allocate(pool_, a_, segment);
   simulator::work(a_, {write(memory, 64)}, 1us);
@@ -132,7 +132,7 @@ struct policies {
   int waits;
 };
 
-class reuse : public pool_order {
+class reuse : public driver_pool_order {
 protected:
   char* reused(policies with, bool after_event, bool complete) {
     pool_ = keeping_pool(segment);
@@ -150,17 +150,17 @@ protected:
   }
 };
 
-TEST_F(reuse, behind_an_event) {
+TEST_F(reuse, pool_reuses_behind_an_event) {
   EXPECT_EQ(reused({1, 0, 0}, false, false), nullptr);
   EXPECT_NE(reused({1, 0, 0}, true, false), nullptr);
 }
 
-TEST_F(reuse, of_what_is_complete) {
+TEST_F(reuse, pool_reuses_complete_memory) {
   EXPECT_EQ(reused({0, 1, 0}, true, false), nullptr);
   EXPECT_NE(reused({0, 1, 0}, false, true), nullptr);
 }
 
-TEST_F(reuse, behind_a_wait_of_the_drivers_own) {
+TEST_F(reuse, pool_reuses_behind_a_wait_of_the_drivers_own) {
   EXPECT_EQ(reused({0, 0, 0}, true, true), nullptr);
   EXPECT_NE(reused({0, 0, 1}, false, false), nullptr);
   EXPECT_EQ(simulator::run_until_idle(), 0u);

@@ -152,7 +152,7 @@ TEST_F(memory_pool, is_the_default_of_a_device_until_another_is_set) {
   EXPECT_EQ(now, first);
 }
 
-TEST_F(memory_pool, of_host_and_of_managed_memory) {
+TEST_F(memory_pool, pools_of_host_and_managed_memory_exist) {
   CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, 0};
   CUmemLocation nowhere{CU_MEM_LOCATION_TYPE_NONE, 0};
   CUmemoryPool pinned = nullptr;

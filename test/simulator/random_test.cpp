@@ -79,7 +79,7 @@ protected:
   std::uint64_t refused_ = 0;
 };
 
-TEST_F(random_program, over_a_right_pool_is_silent_and_keeps_its_bytes) {
+TEST_F(random_program, correct_pool_has_no_findings_and_keeps_its_bytes) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     play(seed, bug::none);
     ASSERT_NO_THROW(simulator::expect_silent()) << "seed " << seed;
@@ -89,7 +89,7 @@ TEST_F(random_program, over_a_right_pool_is_silent_and_keeps_its_bytes) {
 
 class wrong_pool : public random_program, public testing::WithParamInterface<bug> {};
 
-TEST_P(wrong_pool, is_found_before_its_bytes_are_seen_to_break) {
+TEST_P(wrong_pool, wrong_pool_is_found_before_its_bytes_break) {
   std::uint64_t found = 0;
   std::uint64_t broken = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {

@@ -53,7 +53,7 @@ TEST_F(stream, synchronize_runs_the_device_by_itself) {
   EXPECT_EQ(ran_, std::vector{1});
 }
 
-TEST_F(stream, that_blocks_is_ordered_with_the_legacy_stream_both_ways) {
+TEST_F(stream, blocking_stream_is_ordered_with_the_legacy_stream_both_ways) {
   for (std::uint64_t seed = 0; seed < 16; ++seed) {
     simulator::seed(seed);
     ran_.clear();
@@ -67,7 +67,7 @@ TEST_F(stream, that_blocks_is_ordered_with_the_legacy_stream_both_ways) {
   }
 }
 
-TEST_F(stream, that_does_not_block_passes_the_legacy_stream) {
+TEST_F(stream, non_blocking_stream_passes_the_legacy_stream) {
   bool passed = false;
   for (std::uint64_t seed = 0; seed < 32; ++seed) {
     simulator::seed(seed);

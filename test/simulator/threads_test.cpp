@@ -17,7 +17,7 @@ protected:
   threads() : simulated_device(patient()) {}
   static simulator::options patient() {
     simulator::options how;
-    how.patience = 30s;
+    how.stall_timeout = 30s;
     return how;
   }
 };
@@ -161,7 +161,7 @@ TEST_F(scheduled, blocked_call_lets_the_thread_run_that_it_waits_for) {
   EXPECT_EQ(shared.marks, 2);
 }
 
-TEST_F(scheduled, blocked_call_that_nobody_can_help_is_a_deadlock) {
+TEST_F(scheduled, blocked_call_that_no_thread_can_help_is_a_deadlock) {
   char* flag = new_memory(4);
   const CUstream a = new_stream();
   cu().wait_value(a, address(flag), 1, CU_STREAM_WAIT_VALUE_GEQ);

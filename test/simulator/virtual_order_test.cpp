@@ -1,4 +1,5 @@
-// The judge of virtual memory: strayed work, missing rights, mappings that go too early, one page under two addresses.
+// The checker of virtual memory: strayed work, missing rights, mappings that go too early, one page under two
+// addresses.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/naive_pool.hpp"
 #include "support/pages.hpp"
@@ -165,7 +166,7 @@ TEST_F(virtual_order, a_mapping_is_kept_only_by_uses_through_it) {
   EXPECT_EQ(only_finding().earlier.operation, 2u);
 }
 
-TEST_F(virtual_order, a_graph_is_judged_when_it_is_launched) {
+TEST_F(virtual_order, graph_is_checked_when_it_is_launched) {
   const CUstream s = new_stream();
   lay(at_);
   ASSERT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
@@ -236,7 +237,7 @@ TEST_F(virtual_blocks, a_page_keeps_its_history_when_it_moves) {
   upper.deallocate(b, q, 256);
 }
 
-TEST_F(virtual_blocks, one_page_granted_at_two_addresses_is_told) {
+TEST_F(virtual_blocks, page_granted_at_two_addresses_is_found) {
   const CUstream s = new_stream();
   lay_twice(at_, at_ + page);
   checked lower{naive_pool{at_, page}};
@@ -268,7 +269,7 @@ TEST_F(virtual_blocks, a_stale_address_is_told_though_its_page_serves_elsewhere)
   EXPECT_EQ(only_finding().kind, finding_kind::double_free);
 }
 
-TEST_F(virtual_blocks, bytes_that_nobody_granted_are_told_until_the_page_is_new) {
+TEST_F(virtual_blocks, touching_bytes_that_were_not_granted_is_found) {
   const CUstream s = new_stream();
   lay(at_);
   checked pool{naive_pool{at_, page}};

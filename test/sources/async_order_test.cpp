@@ -48,7 +48,7 @@ protected:
     simulator::work(on, {simulator::write(p, bytes)}, 50us, [this] { ran_ = true; });
   }
 
-  std::optional<gpumem::current_device> current_;
+  std::optional<gpumem::device_guard> current_;
   gpumem::stream own_{gpumem::device{0}}, other_{gpumem::device{0}};
   CUstream foreign_ = nullptr;
   bool ran_ = false;
@@ -102,7 +102,7 @@ TEST_F(async_order, memory_for_the_host_that_does_not_come_is_given_back) {
   simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_THROW((void)pool.allocate_sync(mib), gpumem::cuda_error);
   EXPECT_EQ(pool.usage().used, 0u);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
 }
 
 TEST_F(async_order, a_block_that_dies_is_freed_behind_its_foreign_stream) {
@@ -112,7 +112,7 @@ TEST_F(async_order, a_block_that_dies_is_freed_behind_its_foreign_stream) {
   auto* const data = block.data();
   use(foreign(), data);
   block.reset();
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
   void* const again = pool.allocate(foreign(), mib);
   EXPECT_EQ(again, data);
   pool.deallocate(foreign(), again, mib);
@@ -127,7 +127,7 @@ TEST_F(async_order, memory_that_runs_out_is_looked_for_among_kept_frees) {
   }
   void* const p = pool.allocate(own_, segment);
   EXPECT_TRUE(ran_);
-  EXPECT_EQ(pool.figures().failures, 0u);
+  EXPECT_EQ(pool.statistics().failures, 0u);
   use(own_, p, segment);
   pool.deallocate(own_, p, segment);
 }
@@ -193,9 +193,9 @@ TEST_F(async_order, a_capturing_stream_is_refused_and_its_frees_are_kept) {
   gpumem::async_resource pool;
   void* const p = pool.allocate(own_, mib);
   own_.begin_capture();
-  EXPECT_EQ(pool.try_allocate(own_, mib).error().what, gpumem::outcome::capture_unsupported);
+  EXPECT_EQ(pool.try_allocate(own_, mib).error().reason, gpumem::outcome::capture_unsupported);
   pool.deallocate(own_, p, mib);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
   void* const q = pool.allocate(other_, mib);
   EXPECT_EQ(pool.usage().used, 2 * mib) << "freed inside the capture";
   void* const r = pool.allocate_sync(mib);
@@ -211,7 +211,7 @@ TEST_F(async_order, a_capture_begun_on_the_raw_handle_is_seen_too) {
   gpumem::async_resource pool;
   void* const p = pool.allocate(own_, mib);
   ASSERT_EQ(gpumem::driver().stream_begin_capture(own_.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
-  EXPECT_EQ(pool.try_allocate(own_, mib).error().what, gpumem::outcome::capture_unsupported);
+  EXPECT_EQ(pool.try_allocate(own_, mib).error().reason, gpumem::outcome::capture_unsupported);
   pool.deallocate(own_, p, mib);
   void* const q = pool.allocate_sync(mib);
   pool.deallocate_sync(q, mib);

@@ -1,4 +1,4 @@
-// Own pools of the driver and views of others: options, figures, trim, places, what is refused.
+// Own pools of the driver and views of others: options, statistics, trim, places, what is refused.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -8,12 +8,12 @@
 #include <vector>
 
 import gpumem;
-#include "noted_misuse.hpp"
+#include "recorded_misuse.hpp"
 
 namespace {
 
 namespace simulator = gpumem::simulator;
-using test::noted_misuse;
+using test::recorded_misuse;
 using test::seen;
 
 constexpr std::size_t mib = std::size_t{1024} * 1024;
@@ -70,7 +70,7 @@ TEST_F(async_resource, a_block_keeps_the_pool) {
 }
 
 TEST_F(async_resource, is_closed_with_its_last_handle) {
-  noted_misuse const scope;
+  recorded_misuse const scope;
   gpumem::stream s{gpumem::device{0}};
   std::optional<gpumem::async_resource> pool{std::in_place};
   auto const services = pool->services();
@@ -78,7 +78,7 @@ TEST_F(async_resource, is_closed_with_its_last_handle) {
   pool.reset();
   auto const got = services.table->try_allocate(services.state, s, mib, 256);
   ASSERT_FALSE(got);
-  EXPECT_EQ(got.error().what, gpumem::outcome::closed);
+  EXPECT_EQ(got.error().reason, gpumem::outcome::closed);
   ASSERT_EQ(seen.size(), 1u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::use_after_close);
 }
@@ -110,15 +110,15 @@ TEST_F(async_resource, has_its_initial_size_at_once) {
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, 2 * segment);
   EXPECT_EQ(pool.usage().reserved, 3 * segment) << "what was reserved served it";
-  EXPECT_EQ(pool.figures().allocations, 1u);
+  EXPECT_EQ(pool.statistics().allocations, 1u);
   pool.deallocate(s, p, 2 * segment);
 }
 
 TEST_F(async_resource, keeps_its_limit) {
   gpumem::async_resource pool{gpumem::device{0}, {.limit = 4 * mib}};
   gpumem::stream s{gpumem::device{0}};
-  EXPECT_EQ(pool.try_allocate(s, 5 * mib).error().what, gpumem::outcome::too_large);
-  EXPECT_EQ(pool.try_allocate(s, 4 * mib, 2 * mib).error().what, gpumem::outcome::too_large) << "with its alignment";
+  EXPECT_EQ(pool.try_allocate(s, 5 * mib).error().reason, gpumem::outcome::too_large);
+  EXPECT_EQ(pool.try_allocate(s, 4 * mib, 2 * mib).error().reason, gpumem::outcome::too_large) << "with its alignment";
   void* const p = pool.allocate(s, 3 * mib);
   auto const got = pool.try_allocate(s, 2 * mib);
   ASSERT_FALSE(got);
@@ -127,15 +127,15 @@ TEST_F(async_resource, keeps_its_limit) {
     (void)pool.allocate(s, 2 * mib);
     ADD_FAILURE() << "memory was given";
   } catch (gpumem::out_of_memory const& e) {
-    EXPECT_EQ(e.figures().requested, 2 * mib);
-    EXPECT_EQ(e.figures().live, 3 * mib);
-    EXPECT_EQ(e.figures().reserved, 4 * mib);
-    EXPECT_EQ(e.figures().limit, 4 * mib);
+    EXPECT_EQ(e.info().requested, 2 * mib);
+    EXPECT_EQ(e.info().live, 3 * mib);
+    EXPECT_EQ(e.info().reserved, 4 * mib);
+    EXPECT_EQ(e.info().limit, 4 * mib);
   }
   pool.deallocate(s, p, 3 * mib);
   void* const q = pool.allocate(s, 4 * mib);
   pool.deallocate(s, q, 4 * mib);
-  EXPECT_EQ(pool.figures().failures, 4u);
+  EXPECT_EQ(pool.statistics().failures, 4u);
 }
 
 TEST_F(async_resource, options_that_contradict_each_other_are_refused) {
@@ -153,7 +153,7 @@ TEST_F(async_resource, options_that_contradict_each_other_are_refused) {
   EXPECT_THROW(gpumem::async_resource{gpumem::device{2}}, std::invalid_argument);
 }
 
-TEST_F(async_resource, what_the_device_cannot_make_is_told) {
+TEST_F(async_resource, unsupported_options_are_reported) {
   try {
     gpumem::async_resource const pool{gpumem::device{1}, {.exported_as = gpumem::export_handle::fabric}};
     ADD_FAILURE() << "a pool was made";
@@ -195,28 +195,28 @@ TEST_F(async_resource, trims_to_what_it_is_told) {
   pool.deallocate(s, q, segment);
 }
 
-TEST_F(async_resource, figures_are_its_own_and_the_drivers) {
+TEST_F(async_resource, statistics_are_its_own_and_the_drivers) {
   gpumem::async_resource pool;
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, 1000);
   void* const q = pool.allocate(s, 40 * mib);
-  auto const both = pool.figures();
+  auto const both = pool.statistics();
   EXPECT_EQ(both.live, 1000 + 40 * mib);
-  EXPECT_EQ(both.granted, 1024 + 40 * mib);
+  EXPECT_EQ(both.allocated, 1024 + 40 * mib);
   EXPECT_EQ(both.reserved, segment + 40 * mib);
   pool.deallocate(s, q, 40 * mib);
   s.synchronize();
   pool.trim();
-  auto const one = pool.figures();
+  auto const one = pool.statistics();
   EXPECT_EQ(one.live, 1000u);
-  EXPECT_EQ(one.granted, 1024u);
+  EXPECT_EQ(one.allocated, 1024u);
   EXPECT_EQ(one.reserved, segment);
   EXPECT_EQ(one.peak_live, 1000 + 40 * mib);
   EXPECT_EQ(one.peak_reserved, segment + 40 * mib);
   EXPECT_EQ(one.frees, 1u);
   EXPECT_EQ(pool.usage().peak_used, 1024 + 40 * mib);
   simulator::fail_call("cuMemPoolGetAttribute", 1, CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(pool.figures().live, 1000u) << "its own counts stand in";
+  EXPECT_EQ(pool.statistics().live, 1000u) << "its own counts stand in";
   pool.deallocate(s, p, 1000);
 }
 
@@ -248,7 +248,7 @@ TEST_F(async_resource, lets_peers_in_and_out) {
 }
 
 TEST_F(async_resource, memory_is_of_its_device_whichever_is_current) {
-  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::device_guard const scope{gpumem::device{0}};
   gpumem::async_resource pool{gpumem::device{1}};
   gpumem::stream s{gpumem::device{1}}, other{gpumem::device{0}};
   auto const free = gpumem::device{1}.memory().free;
@@ -265,7 +265,7 @@ TEST_F(async_resource, memory_is_of_its_device_whichever_is_current) {
 }
 
 TEST_F(async_resource, misuse_is_told_and_does_nothing) {
-  noted_misuse const scope;
+  recorded_misuse const scope;
   gpumem::async_resource pool, other;
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, mib);
@@ -297,7 +297,7 @@ TEST_F(async_resource_view, changes_nothing_of_the_default_pool) {
   gpumem::async_resource_view again{own, gpumem::device{1}};
   EXPECT_TRUE(again == gpumem::async_resource_view{gpumem::device{1}});
   EXPECT_FALSE(again == gpumem::async_resource_view{});
-  EXPECT_EQ(again.figures().live, mib);
+  EXPECT_EQ(again.statistics().live, mib);
   again.deallocate(s, p, mib);
   s.synchronize();
   EXPECT_EQ(again.usage().reserved, 0u) << "the default pool keeps nothing";
@@ -345,7 +345,7 @@ TYPED_TEST(host_view, where_the_driver_has_no_such_pool_that_is_said) {
   }
 }
 
-TEST_F(async_resource_view, of_the_current_pool) {
+TEST_F(async_resource_view, view_uses_the_current_pool) {
   EXPECT_TRUE(gpumem::async_resource_view::current(gpumem::device{0}) == gpumem::async_resource_view{});
 }
 

@@ -22,9 +22,9 @@ protected:
       EXPECT_TRUE(resource.device().lost());
       resource.deallocate(stream, ordered, 1024);
       resource.deallocate_sync(by_host, 1024);
-      EXPECT_EQ(resource.figures().live, 0u);
-      EXPECT_EQ(resource.figures().reserved, 0u);
-      EXPECT_EQ(resource.figures().frees, 2u);
+      EXPECT_EQ(resource.statistics().live, 0u);
+      EXPECT_EQ(resource.statistics().reserved, 0u);
+      EXPECT_EQ(resource.statistics().frees, 2u);
     }
     Resource resource;
     gpumem::stream stream;

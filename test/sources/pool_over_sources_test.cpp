@@ -84,7 +84,7 @@ TYPED_TEST(pool_over, chunks_go_back_behind_their_uses) {
   this->a_.synchronize();
   this->b_.synchronize();
   pool.trim();
-  EXPECT_EQ(pool.figures().reserved, 0u);
+  EXPECT_EQ(pool.statistics().reserved, 0u);
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// What is particular to the sources: waiting before a free, captures, loss of the device, misuse, figures.
+// What is particular to the sources: waiting before a free, captures, loss of the device, misuse, statistics.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -10,12 +10,12 @@
 #include <vector>
 
 import gpumem;
-#include "noted_misuse.hpp"
+#include "recorded_misuse.hpp"
 
 namespace {
 
 namespace simulator = gpumem::simulator;
-using test::noted_misuse;
+using test::recorded_misuse;
 using test::seen;
 using namespace std::chrono_literals;
 
@@ -48,7 +48,7 @@ TYPED_TEST(source, a_free_waits_for_an_own_stream) {
 
 TYPED_TEST(source, a_block_that_dies_waits_for_its_foreign_stream_alone) {
   CUstream foreign = nullptr;
-  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::device_guard const scope{gpumem::device{0}};
   ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   auto const waits = gpumem::driver_calls("cuStreamSynchronize");
   {
@@ -71,14 +71,14 @@ TYPED_TEST(source, a_free_by_the_host_waits_for_no_stream) {
 TYPED_TEST(source, a_capturing_stream_is_refused_and_its_frees_are_kept) {
   gpumem::stream captured{gpumem::device{0}}, other{gpumem::device{0}};
   void* const p = this->subject_.allocate(captured, mib);
-  auto const before = this->subject_.figures();
+  auto const before = this->subject_.statistics();
   captured.begin_capture();
-  EXPECT_EQ(this->subject_.try_allocate(captured, mib).error().what, gpumem::outcome::capture_unsupported);
+  EXPECT_EQ(this->subject_.try_allocate(captured, mib).error().reason, gpumem::outcome::capture_unsupported);
   this->subject_.deallocate(captured, p, mib);
-  EXPECT_EQ(this->subject_.figures().live, before.live - mib);
-  EXPECT_EQ(this->subject_.figures().reserved, before.reserved) << "freed inside the capture";
+  EXPECT_EQ(this->subject_.statistics().live, before.live - mib);
+  EXPECT_EQ(this->subject_.statistics().reserved, before.reserved) << "freed inside the capture";
   {
-    noted_misuse const scope;
+    recorded_misuse const scope;
     this->subject_.deallocate(captured, p, mib);
     ASSERT_EQ(seen.size(), 1u);
     EXPECT_EQ(seen[0].what, gpumem::misuse::kind::double_free);
@@ -87,19 +87,19 @@ TYPED_TEST(source, a_capturing_stream_is_refused_and_its_frees_are_kept) {
   EXPECT_NE(graph, nullptr) << "the capture was broken";
   EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
   void* const q = this->subject_.allocate(other, mib);
-  EXPECT_EQ(this->subject_.figures().reserved, before.reserved) << "not served by the next call";
+  EXPECT_EQ(this->subject_.statistics().reserved, before.reserved) << "not served by the next call";
   this->subject_.deallocate(other, q, mib);
 }
 
 TYPED_TEST(source, misuse_is_told_and_does_nothing) {
-  noted_misuse const scope;
+  recorded_misuse const scope;
   gpumem::stream stream{gpumem::device{0}};
   void* const p = this->subject_.allocate(stream, mib);
-  auto const before = this->subject_.figures();
+  auto const before = this->subject_.statistics();
   int elsewhere = 0;
   this->subject_.deallocate(stream, &elsewhere, sizeof elsewhere);
   this->subject_.deallocate(stream, p, mib + 1);
-  EXPECT_EQ(this->subject_.figures().live, before.live);
+  EXPECT_EQ(this->subject_.statistics().live, before.live);
   this->subject_.deallocate(stream, p, mib, 16); // another alignment than at the allocation is no misuse
   ASSERT_EQ(seen.size(), 2u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
@@ -110,17 +110,17 @@ TYPED_TEST(source, misuse_is_told_and_does_nothing) {
   EXPECT_EQ(seen[1].expected, mib);
 }
 
-TYPED_TEST(source, figures_add_up) {
-  auto const before = this->subject_.figures();
+TYPED_TEST(source, statistics_add_up) {
+  auto const before = this->subject_.statistics();
   void* const p = this->subject_.allocate_sync(3 * mib, 1024);
   EXPECT_THROW(this->subject_.allocate_sync(std::size_t{1} << 50), gpumem::out_of_memory);
-  auto const with = this->subject_.figures();
+  auto const with = this->subject_.statistics();
   EXPECT_EQ(with.live, before.live + 3 * mib);
   EXPECT_GE(with.reserved, before.reserved + 3 * mib);
   EXPECT_GE(with.peak_live, with.live);
   EXPECT_GE(with.peak_reserved, with.reserved);
   this->subject_.deallocate_sync(p, 3 * mib, 1024);
-  auto const after = this->subject_.figures();
+  auto const after = this->subject_.statistics();
   EXPECT_EQ(after.live, before.live);
   EXPECT_EQ(after.reserved, before.reserved);
   EXPECT_EQ(after.allocations, before.allocations + 1);
@@ -138,21 +138,21 @@ TEST_F(cuda_resource, the_drivers_refusal_is_told_with_its_code) {
   ASSERT_FALSE(got);
   EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::exhausted, CUDA_ERROR_OUT_OF_MEMORY, mib}));
   simulator::fail_call("cuMemAlloc", 1, CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(subject.try_allocate(stream, mib).error().what, gpumem::outcome::driver_error);
+  EXPECT_EQ(subject.try_allocate(stream, mib).error().reason, gpumem::outcome::driver_error);
   simulator::fail_allocation(1);
   try {
     subject.allocate(stream, mib);
     FAIL() << "memory was given";
   } catch (gpumem::out_of_memory const& e) {
-    EXPECT_EQ(e.figures().requested, mib);
-    EXPECT_EQ(e.figures().device, 0);
-    EXPECT_GT(e.figures().device_total, 0u);
-    EXPECT_EQ(e.figures().stream, stream.key().id());
+    EXPECT_EQ(e.info().requested, mib);
+    EXPECT_EQ(e.info().device, 0);
+    EXPECT_GT(e.info().device_total, 0u);
+    EXPECT_EQ(e.info().stream, stream.key().id());
   }
 }
 
 TEST_F(cuda_resource, memory_is_of_its_device_whichever_is_current) {
-  gpumem::current_device const scope{gpumem::device{0}};
+  gpumem::device_guard const scope{gpumem::device{0}};
   gpumem::cuda_resource second{gpumem::device{1}};
   EXPECT_FALSE(second == gpumem::cuda_resource{});
   EXPECT_EQ(second.device().ordinal(), 1);
@@ -213,7 +213,7 @@ TYPED_TEST(host_memory, a_refusal_is_told_with_its_code) {
 class kinds_of_memory : public simulated {};
 
 TEST_F(kinds_of_memory, are_what_they_are_called) {
-  gpumem::current_device const current{gpumem::device{0}};
+  gpumem::device_guard const current{gpumem::device{0}};
   gpumem::managed_resource managed;
   gpumem::pinned_resource pinned;
   void* const p = managed.allocate_sync(mib);
@@ -238,7 +238,7 @@ TEST_F(host_resource, is_the_hosts_alone) {
 }
 
 TEST_F(host_resource, a_default_stream_is_that_of_the_current_device) {
-  gpumem::current_device const scope{gpumem::device{1}};
+  gpumem::device_guard const scope{gpumem::device{1}};
   gpumem::host_resource subject;
   void* const p = subject.allocate(gpumem::stream_ref{cudaStream_t{}}, mib);
   subject.deallocate(gpumem::stream_ref{cudaStream_t{}}, p, mib);

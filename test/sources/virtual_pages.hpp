@@ -20,7 +20,7 @@ protected:
   static gpumem::page_extent map(gpumem::virtual_pages& pages, std::size_t offset, std::size_t bytes,
                                  std::size_t page = 0) {
     auto const made = pages.map(offset, bytes, page);
-    EXPECT_TRUE(made) << gpumem::to_string(made ? gpumem::outcome::granted : made.error().what);
+    EXPECT_TRUE(made) << gpumem::to_string(made ? gpumem::outcome::granted : made.error().reason);
     return made ? *made : gpumem::page_extent{};
   }
 
@@ -30,7 +30,7 @@ protected:
   }
 
   static gpumem::outcome why_not(gpumem::expected<gpumem::page_extent, gpumem::failure> const& result) {
-    return result ? gpumem::outcome::granted : result.error().what;
+    return result ? gpumem::outcome::granted : result.error().reason;
   }
 
   static void fill(gpumem::stream& on, void* where, std::uint32_t value, std::size_t bytes) {

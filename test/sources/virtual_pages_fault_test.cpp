@@ -40,7 +40,7 @@ protected:
   }
 
   /// The driver lets go what it kept.
-  static void retry(gpumem::virtual_pages& pages) { EXPECT_FALSE(pages.unmap(pages.addresses(), 0)); }
+  static void retry(gpumem::virtual_pages& pages) { EXPECT_FALSE(pages.unmap(pages.address_space(), 0)); }
 
   static std::array<action, 5> actions() {
     return {{{"map", [](auto& pages) { return bool{pages.map(8 * mib, 6 * mib)}; }},
@@ -124,13 +124,13 @@ TEST_F(virtual_pages_faults, memory_runs_out_midway) {
   auto const room = gpumem::device{0}.memory().free;
   auto const got = pages.map(8 * mib, room + 2 * mib, 1024 * mib);
   ASSERT_FALSE(got);
-  EXPECT_EQ(got.error().what, outcome::exhausted);
+  EXPECT_EQ(got.error().reason, outcome::exhausted);
   EXPECT_EQ(now(pages), before);
   map(pages, 8 * mib, room, 1024 * mib);
   EXPECT_EQ(gpumem::device{0}.memory().free, 0u);
 }
 
-TEST_F(virtual_pages_faults, what_cannot_be_undone_is_kept_and_tried_again) {
+TEST_F(virtual_pages_faults, failed_rollback_is_kept_and_tried_again) {
   gpumem::virtual_pages pages;
   simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
   simulator::fail_call("cuMemUnmap", 2, CUDA_ERROR_NOT_PERMITTED);
@@ -138,7 +138,7 @@ TEST_F(virtual_pages_faults, what_cannot_be_undone_is_kept_and_tried_again) {
   EXPECT_EQ(pages.pages(), 0u);
   EXPECT_EQ(pages.mapped_bytes(), 2 * mib) << "the second page is there still, and counted";
   EXPECT_EQ(pages.mapped_end(), 4 * mib);
-  EXPECT_EQ(pages.place(4 * mib), 4 * mib);
+  EXPECT_EQ(pages.find_extent(4 * mib), 4 * mib);
   EXPECT_EQ(device_bytes(), 2 * mib);
   map(pages, 0, 6 * mib);
   EXPECT_EQ(pages.mapped_bytes(), 6 * mib);

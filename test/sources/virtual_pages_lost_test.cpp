@@ -39,7 +39,7 @@ TEST_F(virtual_pages_lost, are_bookkeeping) {
   auto const calls = gpumem::driver_calls();
   EXPECT_EQ(why_not(pages->map(8 * mib, 2 * mib)), gpumem::outcome::device_lost);
   EXPECT_EQ(why_not(pages->move(0, 8 * mib)), gpumem::outcome::device_lost);
-  EXPECT_EQ(pages->export_page(pages->base()).error().what, gpumem::outcome::device_lost);
+  EXPECT_EQ(pages->export_page(pages->base()).error().reason, gpumem::outcome::device_lost);
   EXPECT_TRUE(pages->unmap(0, 2 * mib));
   EXPECT_EQ(pages->mapped_bytes(), 6 * mib);
   pages.reset();

@@ -1,5 +1,5 @@
-// A small pool that moves free pages instead of making new ones, under the judge: right, it stays silent and its bytes
-// hold; with each way to get the order wrong, it is found.
+// A small pool that moves free pages instead of making new ones, under the checker: right, it stays silent and its
+// bytes hold; with each way to get the order wrong, it is found.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 
@@ -31,7 +31,7 @@ public:
   void* allocate(gpumem::stream_ref on, std::size_t, std::size_t = 256) {
     unmap_what_may_go();
     auto& s = *state_;
-    auto const to = s.pages.place(page).value_or(0);
+    auto const to = s.pages.find_extent(page).value_or(0);
     if (s.planted == bug::moves_live_pages && !s.live.empty()) return live(s.pages.alias(s.live.front(), to));
     if (s.free.empty()) return live(s.pages.map(to, page));
     auto taken = std::move(s.free.front());
@@ -67,7 +67,7 @@ private:
     std::unique_ptr<gpumem::event> freed;
   };
   struct state {
-    gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 256 * mib}};
+    gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 256 * mib}};
     bug planted = bug::none;
     std::deque<freed_page> free;
     std::vector<freed_page> leaving;
@@ -142,7 +142,7 @@ TEST_F(virtual_pages_order, a_pool_that_moves_pages_in_order_is_silent) {
 class virtual_pages_wrong_order : public virtual_pages_order,
                                   public testing::WithParamInterface<std::pair<bug, finding_kind>> {};
 
-TEST_P(virtual_pages_wrong_order, is_found) {
+TEST_P(virtual_pages_wrong_order, wrong_order_is_found) {
   auto const [planted, expected] = GetParam();
   simulator::seed(1);
   {

@@ -1,4 +1,4 @@
-// Random programs on virtual pages against a model of them: pages, bytes held, contents, and the judge's silence.
+// Random programs on virtual pages against a model of them: pages, bytes held, contents, and the checker's silence.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 
@@ -104,7 +104,7 @@ private:
     auto const bytes = (1 + below(6)) * 2 * mib;
     auto const page = below(3) * 2 * mib;
     auto const random = below(addresses / mib / 2) * 2 * mib;
-    auto const offset = below(2) == 0 ? pages_.place(bytes) : std::optional{random};
+    auto const offset = below(2) == 0 ? pages_.find_extent(bytes) : std::optional{random};
     if (!offset) return;
     page_extent const run{*offset, bytes};
     bool const possible = run.end() <= addresses && is_vacant(run);
@@ -133,7 +133,8 @@ private:
     auto const from = some_page();
     if (!from) return;
     auto const [offset, page] = **from;
-    auto const to = below(2) == 0 ? pages_.place(page->bytes) : std::optional{below(addresses / mib / 2) * 2 * mib};
+    auto const to =
+        below(2) == 0 ? pages_.find_extent(page->bytes) : std::optional{below(addresses / mib / 2) * 2 * mib};
     if (!to) return;
     page_extent const run{*to, page->bytes};
     bool const possible = page->pins == 0 && run.end() <= addresses && is_vacant(run);
@@ -204,7 +205,7 @@ private:
   std::mt19937_64 chance_;
   trouble planted_;
   tally& done_;
-  gpumem::virtual_pages pages_{gpumem::device{0}, {.addresses = addresses}};
+  gpumem::virtual_pages pages_{gpumem::device{0}, {.address_space = addresses}};
   gpumem::stream stream_{gpumem::device{0}};
   page_map model_;
   std::uint32_t stamps_ = 0;

@@ -21,50 +21,50 @@ using gpumem::outcome;
 using gpumem::page_extent;
 using gpumem::page_info;
 
-class virtual_pages : public virtual_pages_test {};
+class mapped_pages : public virtual_pages_test {};
 
-TEST_F(virtual_pages, reserve_addresses_and_no_memory) {
+TEST_F(mapped_pages, reserve_addresses_and_no_memory) {
   auto const before = device_bytes();
   auto const reserved = simulator::report().bytes_reserved;
   {
     gpumem::virtual_pages pages;
     EXPECT_EQ(pages.where(), gpumem::device{0});
-    EXPECT_EQ(pages.addresses(), 8 * gpumem::device{0}.memory().total);
+    EXPECT_EQ(pages.address_space(), 8 * gpumem::device{0}.memory().total);
     EXPECT_EQ(pages.granularity(), 2 * mib);
     EXPECT_EQ(pages.mapped_bytes(), 0u);
     EXPECT_EQ(pages.mapped_end(), 0u);
     EXPECT_EQ(pages.pages(), 0u);
     EXPECT_FALSE(pages.page_of(pages.base()));
     EXPECT_EQ(device_bytes(), before);
-    EXPECT_EQ(simulator::report().bytes_reserved, reserved + pages.addresses());
+    EXPECT_EQ(simulator::report().bytes_reserved, reserved + pages.address_space());
     EXPECT_TRUE(gpumem::virtual_pages::supported(gpumem::device{0}));
-    gpumem::virtual_pages small{gpumem::device{1}, {.addresses = 3 * mib}};
-    EXPECT_EQ(small.addresses(), 4 * mib);
+    gpumem::virtual_pages small{gpumem::device{1}, {.address_space = 3 * mib}};
+    EXPECT_EQ(small.address_space(), 4 * mib);
   }
   EXPECT_EQ(simulator::report().bytes_reserved, reserved);
-  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = SIZE_MAX}}), std::invalid_argument);
-  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = std::size_t{1} << 60}}), gpumem::cuda_error);
+  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = SIZE_MAX}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = std::size_t{1} << 60}}), gpumem::cuda_error);
 }
 
-TEST_F(virtual_pages, reserve_fewer_addresses_where_there_are_few) {
+TEST_F(mapped_pages, reserve_fewer_addresses_where_there_are_few) {
   auto const memory = gpumem::device{0}.memory().total;
   auto const refuse = [](int times) {
     for (int i = 0; i < times; ++i) simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
   };
   for (int times : {1, 2, 3}) {
     refuse(times);
-    EXPECT_EQ(gpumem::virtual_pages{}.addresses(), memory << (3 - times));
+    EXPECT_EQ(gpumem::virtual_pages{}.address_space(), memory << (3 - times));
   }
   refuse(4);
   EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
   refuse(1);
-  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.addresses = 1}}), gpumem::cuda_error)
+  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = 1}}), gpumem::cuda_error)
       << "not fewer than told";
   simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
 }
 
-TEST_F(virtual_pages, back_addresses_that_the_device_can_use) {
+TEST_F(mapped_pages, back_addresses_that_the_device_can_use) {
   gpumem::virtual_pages pages{gpumem::device{1}};
   gpumem::stream stream{gpumem::device{1}};
   EXPECT_EQ(map(pages, 0, 5 * mib), (page_extent{0, 6 * mib})) << "whole granules";
@@ -77,24 +77,24 @@ TEST_F(virtual_pages, back_addresses_that_the_device_can_use) {
   EXPECT_EQ(value_at(at(pages, 6 * mib - 4)), 7u);
 }
 
-TEST_F(virtual_pages, grow_with_what_is_mapped) {
+TEST_F(mapped_pages, grow_with_what_is_mapped) {
   gpumem::virtual_pages pages;
-  EXPECT_EQ(pages.next_page(), 2 * mib);
+  EXPECT_EQ(pages.next_page_size(), 2 * mib);
   map(pages, 0, 256 * mib);
   EXPECT_EQ(pages.pages(), 128u);
-  EXPECT_EQ(pages.next_page(), 2 * mib);
+  EXPECT_EQ(pages.next_page_size(), 2 * mib);
   map(pages, pages.mapped_end(), 1024 * mib, 1024 * mib);
   EXPECT_EQ(pages.pages(), 129u) << "one, as was asked for";
-  EXPECT_EQ(pages.next_page(), 10 * mib);
+  EXPECT_EQ(pages.next_page_size(), 10 * mib);
   map(pages, pages.mapped_end(), 25 * mib);
   EXPECT_EQ(pages.pages(), 132u) << "10, 10 and 6 MiB";
   EXPECT_EQ(page_at(pages, pages.mapped_end() - 1).where.bytes, 6 * mib);
   map(pages, pages.mapped_end(), 8192 * mib, 8192 * mib);
-  EXPECT_EQ(pages.next_page(), 32 * mib) << "no larger ever";
+  EXPECT_EQ(pages.next_page_size(), 32 * mib) << "no larger ever";
 }
 
-TEST_F(virtual_pages, refuse_what_makes_no_sense) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 64 * mib}};
+TEST_F(mapped_pages, refuse_what_makes_no_sense) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   map(pages, 4 * mib, 4 * mib);
   EXPECT_EQ(why_not(pages.map(0, 0)), outcome::invalid_argument);
   EXPECT_EQ(why_not(pages.map(1, mib)), outcome::invalid_argument);
@@ -110,7 +110,7 @@ TEST_F(virtual_pages, refuse_what_makes_no_sense) {
   EXPECT_EQ(pages.pages(), 2u);
 }
 
-TEST_F(virtual_pages, unmap_whole_pages_only) {
+TEST_F(mapped_pages, unmap_whole_pages_only) {
   gpumem::virtual_pages pages;
   auto const before = device_bytes();
   map(pages, 0, 16 * mib, 8 * mib);
@@ -129,25 +129,25 @@ TEST_F(virtual_pages, unmap_whole_pages_only) {
   EXPECT_EQ(pages.mapped_end(), 0u);
 }
 
-TEST_F(virtual_pages, holes_are_filled_before_the_end) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 64 * mib}};
-  EXPECT_EQ(pages.place(2 * mib), 0u);
+TEST_F(mapped_pages, holes_are_filled_before_the_end) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
+  EXPECT_EQ(pages.find_extent(2 * mib), 0u);
   map(pages, 0, 48 * mib, 2 * mib);
-  EXPECT_EQ(pages.place(mib), 48 * mib);
+  EXPECT_EQ(pages.find_extent(mib), 48 * mib);
   EXPECT_TRUE(pages.unmap(4 * mib, 8 * mib));
   EXPECT_TRUE(pages.unmap(20 * mib, 4 * mib));
   EXPECT_TRUE(pages.unmap(30 * mib, 4 * mib));
-  EXPECT_EQ(pages.place(3 * mib), 20 * mib) << "the first of the smallest that are large enough";
-  EXPECT_EQ(pages.place(6 * mib), 4 * mib);
-  EXPECT_EQ(pages.place(10 * mib), 48 * mib);
-  EXPECT_EQ(pages.place(18 * mib), std::nullopt);
-  EXPECT_EQ(pages.place(0), std::nullopt);
-  EXPECT_EQ(pages.place(SIZE_MAX), std::nullopt);
-  EXPECT_EQ(map(pages, pages.place(4 * mib).value_or(0), 4 * mib), (page_extent{20 * mib, 4 * mib}));
-  EXPECT_EQ(pages.place(4 * mib), 30 * mib);
+  EXPECT_EQ(pages.find_extent(3 * mib), 20 * mib) << "the first of the smallest that are large enough";
+  EXPECT_EQ(pages.find_extent(6 * mib), 4 * mib);
+  EXPECT_EQ(pages.find_extent(10 * mib), 48 * mib);
+  EXPECT_EQ(pages.find_extent(18 * mib), std::nullopt);
+  EXPECT_EQ(pages.find_extent(0), std::nullopt);
+  EXPECT_EQ(pages.find_extent(SIZE_MAX), std::nullopt);
+  EXPECT_EQ(map(pages, pages.find_extent(4 * mib).value_or(0), 4 * mib), (page_extent{20 * mib, 4 * mib}));
+  EXPECT_EQ(pages.find_extent(4 * mib), 30 * mib);
 }
 
-TEST_F(virtual_pages, tell_the_page_of_an_address) {
+TEST_F(mapped_pages, tell_the_page_of_an_address) {
   gpumem::virtual_pages pages;
   map(pages, 4 * mib, 8 * mib, 8 * mib);
   EXPECT_EQ(pages.page_of(at(pages, 5 * mib)), (page_info{{4 * mib, 8 * mib}}));
@@ -155,14 +155,14 @@ TEST_F(virtual_pages, tell_the_page_of_an_address) {
   EXPECT_FALSE(pages.page_of(at(pages, 4 * mib) - 1));
   EXPECT_FALSE(pages.page_of(at(pages, 12 * mib)));
   EXPECT_FALSE(pages.page_of(nullptr));
-  EXPECT_FALSE(pages.page_of(at(pages, pages.addresses())));
+  EXPECT_FALSE(pages.page_of(at(pages, pages.address_space())));
   std::vector<page_extent> seen;
   map(pages, 0, 2 * mib);
   pages.visit([&](page_info const& page) { seen.push_back(page.where); });
   EXPECT_EQ(seen, (std::vector<page_extent>{{0, 2 * mib}, {4 * mib, 8 * mib}}));
 }
 
-TEST_F(virtual_pages, an_alias_shows_the_same_bytes_and_takes_no_memory) {
+TEST_F(mapped_pages, an_alias_shows_the_same_bytes_and_takes_no_memory) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   auto const before = device_bytes();
@@ -188,8 +188,8 @@ TEST_F(virtual_pages, an_alias_shows_the_same_bytes_and_takes_no_memory) {
   EXPECT_EQ(device_bytes(), before);
 }
 
-TEST_F(virtual_pages, an_alias_needs_a_page_and_a_place) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.addresses = 64 * mib}};
+TEST_F(mapped_pages, an_alias_needs_a_page_and_a_place) {
+  gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   map(pages, 0, 8 * mib, 4 * mib);
   EXPECT_EQ(why_not(pages.alias(2 * mib, 32 * mib)), outcome::invalid_argument) << "no page begins there";
   EXPECT_EQ(why_not(pages.alias(0, 4 * mib)), outcome::invalid_argument);
@@ -199,7 +199,7 @@ TEST_F(virtual_pages, an_alias_needs_a_page_and_a_place) {
   EXPECT_EQ(pages.pages(), 2u);
 }
 
-TEST_F(virtual_pages, a_page_moves_once_its_uses_are_seen_complete) {
+TEST_F(mapped_pages, a_page_moves_once_its_uses_are_seen_complete) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   map(pages, 0, 2 * mib);
@@ -212,10 +212,10 @@ TEST_F(virtual_pages, a_page_moves_once_its_uses_are_seen_complete) {
   EXPECT_EQ(gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"), calls);
   EXPECT_FALSE(pages.page_of(at(pages, 0)));
   EXPECT_EQ(value_at(at(pages, 8 * mib)), 9u);
-  EXPECT_EQ(pages.place(2 * mib), 0u);
+  EXPECT_EQ(pages.find_extent(2 * mib), 0u);
 }
 
-TEST_F(virtual_pages, runs_move_side_by_side_or_not_at_all) {
+TEST_F(mapped_pages, runs_move_side_by_side_or_not_at_all) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   map(pages, 0, 12 * mib, 2 * mib);
@@ -240,10 +240,10 @@ TEST_F(virtual_pages, runs_move_side_by_side_or_not_at_all) {
   EXPECT_EQ(pages.mapped_bytes(), 12 * mib);
   EXPECT_EQ(value_at(at(pages, 34 * mib)), 8u);
   EXPECT_EQ(value_at(at(pages, 36 * mib)), 7u);
-  EXPECT_EQ(pages.place(4 * mib), 8 * mib);
+  EXPECT_EQ(pages.find_extent(4 * mib), 8 * mib);
 }
 
-TEST_F(virtual_pages, the_judge_finds_a_page_that_goes_before_its_uses_are_seen_complete) {
+TEST_F(mapped_pages, the_checker_finds_a_page_that_goes_before_its_uses_are_seen_complete) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}}, other{gpumem::device{0}};
   gpumem::event happened{gpumem::device{0}};
@@ -261,7 +261,7 @@ TEST_F(virtual_pages, the_judge_finds_a_page_that_goes_before_its_uses_are_seen_
   EXPECT_TRUE(pages.unmap(2 * mib, 2 * mib));
 }
 
-TEST_F(virtual_pages, pinned_pages_stay_where_they_are) {
+TEST_F(mapped_pages, pinned_pages_stay_where_they_are) {
   gpumem::virtual_pages pages;
   map(pages, 0, 8 * mib);
   EXPECT_FALSE(pages.pin(at(pages, 7 * mib), 2 * mib)) << "its end is not mapped";
@@ -287,12 +287,12 @@ TEST_F(virtual_pages, pinned_pages_stay_where_they_are) {
   EXPECT_TRUE(pages.unmap(0, 8 * mib));
 }
 
-TEST_F(virtual_pages, an_exported_page_is_pinned) {
+TEST_F(mapped_pages, an_exported_page_is_pinned) {
   gpumem::virtual_pages closed;
   map(closed, 0, 2 * mib);
-  EXPECT_EQ(closed.export_page(closed.base()).error().what, outcome::invalid_argument);
+  EXPECT_EQ(closed.export_page(closed.base()).error().reason, outcome::invalid_argument);
   gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true}};
-  EXPECT_EQ(pages.export_page(pages.base()).error().what, outcome::invalid_argument) << "nothing is there";
+  EXPECT_EQ(pages.export_page(pages.base()).error().reason, outcome::invalid_argument) << "nothing is there";
   map(pages, 0, 4 * mib);
   simulator::fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_PERMITTED);
   EXPECT_EQ(pages.export_page(at(pages, 3 * mib)).error().code, CUDA_ERROR_NOT_PERMITTED);
@@ -306,7 +306,7 @@ TEST_F(virtual_pages, an_exported_page_is_pinned) {
   EXPECT_TRUE(pages.unmap(2 * mib, 2 * mib));
 }
 
-TEST_F(virtual_pages, say_what_they_are_made_for) {
+TEST_F(mapped_pages, say_what_they_are_made_for) {
   gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true, .rdma = true}};
   map(pages, 0, 2 * mib);
   CUmemGenericAllocationHandle handle = 0;
@@ -318,7 +318,7 @@ TEST_F(virtual_pages, say_what_they_are_made_for) {
   EXPECT_EQ(gpumem::driver().mem_release(handle), CUDA_SUCCESS);
 }
 
-TEST_F(virtual_pages, peers_have_access_to_every_mapping) {
+TEST_F(mapped_pages, peers_have_access_to_every_mapping) {
   gpumem::device const home{0}, peer{1};
   gpumem::virtual_pages pages{home, {.peers = {home, peer}}};
   gpumem::virtual_pages alone{home};
@@ -335,7 +335,7 @@ TEST_F(virtual_pages, peers_have_access_to_every_mapping) {
   stream.synchronize();
 }
 
-TEST_F(virtual_pages, listeners_hear_of_each_run) {
+TEST_F(mapped_pages, callbacks_hear_of_each_range) {
   using told = std::vector<std::pair<bool, page_extent>>;
   told heard;
   char* base = nullptr;
@@ -361,7 +361,7 @@ TEST_F(virtual_pages, listeners_hear_of_each_run) {
                          {false, {8 * mib, 2 * mib}}}));
 }
 
-TEST_F(virtual_pages, a_listener_can_refuse_a_mapping) {
+TEST_F(mapped_pages, a_callback_can_refuse_a_mapping) {
   auto const before = device_bytes();
   gpumem::virtual_pages_options options;
   int answer = 0;
@@ -380,7 +380,7 @@ TEST_F(virtual_pages, a_listener_can_refuse_a_mapping) {
   EXPECT_EQ(pages.page_of(pages.base()), (page_info{{0, 2 * mib}})) << "it is where it was, once";
 }
 
-TEST_F(virtual_pages, calls_are_few_and_unmapping_allocates_nothing) {
+TEST_F(mapped_pages, calls_are_few_and_unmapping_allocates_nothing) {
   gpumem::virtual_pages pages;
   auto const count = [](char const* name) { return gpumem::driver_calls(name); };
   auto const created = count("cuMemCreate"), allowed = count("cuMemSetAccess"), unmapped = count("cuMemUnmap");
@@ -393,7 +393,7 @@ TEST_F(virtual_pages, calls_are_few_and_unmapping_allocates_nothing) {
   EXPECT_EQ(count("cuMemUnmap") - unmapped, 8u);
 }
 
-TEST_F(virtual_pages, break_no_capture) {
+TEST_F(mapped_pages, break_no_capture) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   stream.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -405,7 +405,7 @@ TEST_F(virtual_pages, break_no_capture) {
   EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
 }
 
-TEST_F(virtual_pages, a_forked_child_makes_no_call) {
+TEST_F(mapped_pages, a_forked_child_makes_no_call) {
   gpumem::virtual_pages pages;
   map(pages, 0, 4 * mib);
   auto const child = ::fork();

@@ -27,7 +27,7 @@ struct least_state {
 static_assert(gpumem::resource_state<least_state>);
 static_assert(!gpumem::waiting_state<least_state>);
 static_assert(!gpumem::trimmable_state<least_state>);
-static_assert(!gpumem::measured_state<least_state>);
+static_assert(!gpumem::reporting_state<least_state>);
 
 struct throwing_free : least_state {
   void deallocate(stream_key const&, void*, std::size_t, std::size_t);
@@ -54,19 +54,19 @@ static_assert(!gpumem::resource_state<int>);
 
 struct full_state : least_state {
   bool admit(gpumem::waiter&) noexcept;
-  bool withdraw(gpumem::waiter&) noexcept;
+  bool cancel_waiter(gpumem::waiter&) noexcept;
   std::size_t trim(std::size_t);
-  gpumem::figures read_figures();
+  gpumem::statistics read_statistics();
 };
 static_assert(gpumem::waiting_state<full_state>);
 static_assert(gpumem::trimmable_state<full_state>);
-static_assert(gpumem::measured_state<full_state>);
+static_assert(gpumem::reporting_state<full_state>);
 
 struct admits_only : least_state {
   bool admit(gpumem::waiter&) noexcept;
 };
 struct throwing_withdraw : full_state {
-  bool withdraw(gpumem::waiter&);
+  bool cancel_waiter(gpumem::waiter&);
 };
 static_assert(!gpumem::waiting_state<admits_only>);
 static_assert(!gpumem::waiting_state<throwing_withdraw>);
@@ -147,7 +147,7 @@ static_assert(std::derived_from<gpumem::inline_executor, gpumem::executor>);
 static_assert(std::derived_from<gpumem::thread_executor, gpumem::executor>);
 static_assert(std::derived_from<gpumem::thread_pool_executor, gpumem::executor>);
 static_assert(!std::copyable<gpumem::thread_executor> && !std::movable<gpumem::thread_executor>);
-static_assert(!std::copyable<gpumem::resumption>);
+static_assert(!std::copyable<gpumem::work_item>);
 
 // Sizes, and moves.
 static_assert(sizeof(gpumem::allocation) == 48);
@@ -161,7 +161,7 @@ static_assert(moves_only<gpumem::allocation>);
 static_assert(moves_only<gpumem::stream>);
 static_assert(moves_only<gpumem::event>);
 static_assert(moves_only<gpumem::task<int>>);
-static_assert(std::is_nothrow_move_constructible_v<gpumem::stream_use>);
+static_assert(std::is_nothrow_move_constructible_v<gpumem::scoped_use>);
 static_assert(std::is_nothrow_copy_constructible_v<stream_key>);
 static_assert(std::is_nothrow_copy_constructible_v<device>);
 static_assert(std::derived_from<gpumem::out_of_memory, std::bad_alloc>);

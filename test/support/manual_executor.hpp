@@ -8,13 +8,13 @@ namespace test {
 /// Takes what is posted, and runs it when told to.
 class manual_executor final : public gpumem::executor {
 public:
-  void post(gpumem::resumption& item) noexcept override {
-    gpumem::sync::lock const held{guard_};
+  void post(gpumem::work_item& item) noexcept override {
+    gpumem::sync::lock const held{mutex_};
     queue_.push(item);
     ++posts_;
   }
-  bool retract(gpumem::resumption& item) noexcept override {
-    gpumem::sync::lock const held{guard_};
+  bool try_cancel(gpumem::work_item& item) noexcept override {
+    gpumem::sync::lock const held{mutex_};
     return queue_.remove(item);
   }
   bool posted() const { return posts_ > 0; }
@@ -23,9 +23,9 @@ public:
     while (!posted()) std::this_thread::yield();
   }
   bool run_one() {
-    gpumem::resumption* item = nullptr;
+    gpumem::work_item* item = nullptr;
     {
-      gpumem::sync::lock const held{guard_};
+      gpumem::sync::lock const held{mutex_};
       item = queue_.pop();
     }
     if (item) item->resume();
@@ -33,8 +33,8 @@ public:
   }
 
 private:
-  gpumem::sync::mutex guard_;
-  gpumem::resumption_queue queue_;
+  gpumem::sync::mutex mutex_;
+  gpumem::work_queue queue_;
   std::atomic<std::size_t> posts_{0};
 };
 

@@ -5,13 +5,13 @@
 
 namespace test {
 
-class parking_state final : public gpumem::lifetime {
+class parking_state final : public gpumem::shared_state {
 public:
   parking_state(gpumem::device where, std::size_t capacity) noexcept : device_{where}, capacity_{capacity} {}
 
   gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const&, std::size_t bytes,
                                                         std::size_t alignment) noexcept {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     ++tries_;
     if (bytes > capacity_) return fail(gpumem::outcome::too_large, bytes);
     if (closed_) return fail(gpumem::outcome::closed, bytes);
@@ -22,7 +22,7 @@ public:
   void deallocate(gpumem::stream_key const&, void* pointer, std::size_t bytes, std::size_t) noexcept {
     std::free(pointer);
     {
-      gpumem::sync::lock held{guard_};
+      gpumem::sync::lock held{mutex_};
       used_ -= bytes;
       serve(held);
     }
@@ -30,10 +30,10 @@ public:
   }
 
   bool admit(gpumem::waiter& request) noexcept {
-    gpumem::sync::lock const held{guard_};
-    if (closed_) return request.settle(fail(gpumem::outcome::closed, request.bytes())), false;
+    gpumem::sync::lock const held{mutex_};
+    if (closed_) return request.complete(fail(gpumem::outcome::closed, request.bytes())), false;
     if (queue_.empty() && fits(request.bytes())) {
-      request.settle(take(request.bytes(), request.alignment()));
+      request.complete(take(request.bytes(), request.alignment()));
       return false;
     }
     if (!queue_.park(request)) return false;
@@ -41,8 +41,8 @@ public:
     return true;
   }
 
-  bool withdraw(gpumem::waiter& request) noexcept {
-    gpumem::sync::lock held{guard_};
+  bool cancel_waiter(gpumem::waiter& request) noexcept {
+    gpumem::sync::lock held{mutex_};
     if (!queue_.remove(request)) return false;
     serve(held); // it may have been what the others waited behind
     return true;
@@ -50,34 +50,34 @@ public:
 
   gpumem::device where() noexcept { return device_; }
 
-  gpumem::figures read_figures() noexcept {
-    gpumem::sync::lock const held{guard_};
-    gpumem::figures figures;
-    figures.live = used_;
-    figures.limit = capacity_;
-    return figures;
+  gpumem::statistics read_statistics() noexcept {
+    gpumem::sync::lock const held{mutex_};
+    gpumem::statistics statistics;
+    statistics.live = used_;
+    statistics.limit = capacity_;
+    return statistics;
   }
 
   std::size_t used() {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     return used_;
   }
   std::size_t parked() {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     return parked_;
   }
   std::size_t tries() {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     return tries_;
   }
   bool idle() {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     return queue_.empty();
   }
 
   /// Refuses everybody who waits, and all who come.
   void close() noexcept {
-    gpumem::sync::lock held{guard_};
+    gpumem::sync::lock held{mutex_};
     closed_ = true;
     while (auto* const first = queue_.first()) {
       queue_.remove(*first);
@@ -109,7 +109,7 @@ private:
   }
 
   gpumem::device device_;
-  gpumem::sync::mutex guard_;
+  gpumem::sync::mutex mutex_;
   gpumem::waiter_list queue_;
   std::size_t capacity_;
   std::size_t used_ = 0;
@@ -127,11 +127,11 @@ public:
   friend bool operator==(parking_resource const& a, parking_resource const& b) noexcept { return a.state_ == b.state_; }
 
 private:
-  gpumem::state_handle<parking_state> state_;
+  gpumem::state_ptr<parking_state> state_;
 };
 
 /// An adaptor that counts what is granted, wherever it waited.
-template <class Upstream> class counting_state final : public gpumem::lifetime, public gpumem::grant_hook {
+template <class Upstream> class counting_state final : public gpumem::shared_state, public gpumem::grant_hook {
 public:
   explicit counting_state(Upstream upstream) noexcept : upstream_{std::move(upstream)} {}
 
@@ -147,7 +147,7 @@ public:
     drop_live();
   }
   bool admit(gpumem::waiter& request) noexcept { return request.add_hook(*this) && upstream_.state().admit(request); }
-  bool withdraw(gpumem::waiter& request) noexcept { return upstream_.state().withdraw(request); }
+  bool cancel_waiter(gpumem::waiter& request) noexcept { return upstream_.state().cancel_waiter(request); }
   gpumem::device where() noexcept { return upstream_.state().where(); }
 
   void on_grant(gpumem::stream_key const&, void*, std::size_t, std::size_t) noexcept override {
@@ -155,17 +155,17 @@ public:
     count(1);
   }
   long live() {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     return live_;
   }
 
 private:
   void count(long change) noexcept {
-    gpumem::sync::lock const held{guard_};
+    gpumem::sync::lock const held{mutex_};
     live_ += change;
   }
   Upstream upstream_;
-  gpumem::sync::mutex guard_;
+  gpumem::sync::mutex mutex_;
   long live_ = 0;
 };
 
@@ -178,7 +178,7 @@ public:
   friend bool operator==(counting_adaptor const& a, counting_adaptor const& b) noexcept { return a.state_ == b.state_; }
 
 private:
-  gpumem::state_handle<counting_state<Upstream>> state_;
+  gpumem::state_ptr<counting_state<Upstream>> state_;
 };
 
 } // namespace test

@@ -50,7 +50,7 @@ public:
       ~callback_type() {
         gpumem::sync::lock held{state_->guard};
         std::erase(state_->waiting, static_cast<callback_base*>(this));
-        if (state_->runner == gpumem::sync::thread_number()) return; // destroyed by its own call
+        if (state_->runner == gpumem::sync::thread_index()) return; // destroyed by its own call
         while (state_->running == static_cast<callback_base*>(this)) state_->returned.wait(held);
       }
 
@@ -70,7 +70,7 @@ public:
     auto const state = state_; // a callback may destroy the source
     gpumem::sync::lock held{state->guard};
     if (std::exchange(state->requested, true)) return;
-    state->runner = gpumem::sync::thread_number();
+    state->runner = gpumem::sync::thread_index();
     while (!state->waiting.empty()) {
       state->running = state->waiting.back();
       state->waiting.pop_back();

@@ -1,4 +1,4 @@
-// A test on the simulated device: two devices, and silence of its judge at the end.
+// A test on the simulated device: two devices, and silence of its checker at the end.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -22,10 +22,10 @@ TEST_F(thrust_bridge, the_allocator_allocates_from_the_modules_resource) {
 
 TEST_F(thrust_bridge, services_are_reached_from_nvcc_code) {
   gpumem::any_pool const erased{counted_};
-  auto const failures = gpumem::cuda_resource{}.figures().failures;
+  auto const failures = gpumem::cuda_resource{}.statistics().failures;
   EXPECT_EQ(try_in_cu(stream_, erased, 1000), gpumem::outcome::granted);
   EXPECT_EQ(try_in_cu(stream_, erased, std::size_t{1} << 50), gpumem::outcome::exhausted);
-  EXPECT_EQ(gpumem::cuda_resource{}.figures().failures, failures + 1);
+  EXPECT_EQ(gpumem::cuda_resource{}.statistics().failures, failures + 1);
   stream_.begin_capture();
   EXPECT_EQ(try_in_cu(stream_, erased, 1000), gpumem::outcome::capture_unsupported); // told, not thrown
   EXPECT_EQ(gpumem::driver().graph_destroy(stream_.end_capture()), CUDA_SUCCESS);

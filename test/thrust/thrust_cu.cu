@@ -20,7 +20,7 @@ bool allocate_through_thrust_allocator(cuda::stream_ref stream, gpumem::any_pool
 
 gpumem::outcome try_in_cu(cuda::stream_ref stream, gpumem::any_pool resource, std::size_t bytes) {
   auto const got = gpumem::try_allocate_erased(resource, stream, bytes);
-  if (!got) return got.error().what;
+  if (!got) return got.error().reason;
   resource.deallocate(stream, *got, bytes, 256);
   return gpumem::outcome::granted;
 }

@@ -1,4 +1,4 @@
-// Locks, threads, thread numbers and the clock of the library that tests replay: real threads that pass one baton, so
+// Locks, threads, thread index and the clock of the library that tests replay: real threads that pass one baton, so
 // that a seed decides who runs next at every lock, wait, driver call and mark.
 // SPDX-License-Identifier: Apache-2.0
 module;
@@ -24,7 +24,7 @@ using duration = clock::duration;
 
 inline time_point now() noexcept { return clock::now(); }
 
-void mark() noexcept;
+void schedule_point() noexcept;
 
 class mutex {
 public:
@@ -52,10 +52,10 @@ private:
   std::uint64_t served_ = 0;
 };
 
-using quick_mutex = mutex;
-using quick_lock = lock;
+using spin_mutex = mutex;
+using spin_lock = lock;
 
-class quick_condition {
+class spin_condition {
 public:
   template <class Locks> void wait(Locks& held) {
     auto const ticket = ++tickets_;
@@ -72,24 +72,24 @@ private:
 };
 
 /// As the shipped one; every owner takes it as the others do.
-class owned_mutex {
+class biased_mutex {
 public:
-  void give_owner() noexcept {}
+  void enable_bias() noexcept {}
   void lock() { taken_.lock(); }
   void unlock() { taken_.unlock(); }
-  void want() noexcept {}
-  static void stop_owners() noexcept {}
-  void lock_from_owner() { taken_.lock(); }
-  void unlock_to_owner() { taken_.unlock(); }
+  void request_revoke() noexcept {}
+  static void fence_owner_threads() noexcept {}
+  void lock_revoked() { taken_.lock(); }
+  void unlock_revoked() { taken_.unlock(); }
 
 private:
   mutex taken_;
 };
 
-using owned_lock = std::unique_lock<owned_mutex>;
+using biased_lock = std::unique_lock<biased_mutex>;
 
-inline constexpr unsigned most_owners = 4;
-inline constexpr unsigned patience = 1; // runs are short
+inline constexpr unsigned max_biased_threads = 4;
+inline constexpr unsigned contention_threshold = 1; // runs are short
 
 class thread {
 public:
@@ -106,8 +106,8 @@ private:
   std::unique_ptr<running> running_;
 };
 
-inline constexpr unsigned no_number = 1u << 31;
-unsigned thread_number() noexcept;
+inline constexpr unsigned no_index = 1u << 31;
+unsigned thread_index() noexcept;
 
 /// Of threads that the schedule starts, within the schedule; of others never.
 void at_thread_exit(void (*function)() noexcept);

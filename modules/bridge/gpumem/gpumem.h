@@ -54,12 +54,12 @@ typedef enum gpumem_outcome {
 /// streams in proven order.
 typedef struct gpumem_pool gpumem_pool;
 
-/// Figures of a pool: bytes and counts since it was made. The caller writes `size`; newer versions add fields at the
+/// Statistics of a pool: bytes and counts since it was made. The caller writes `size`; newer versions add fields at the
 /// end, and a caller that was compiled with fewer gets those that it knows.
-typedef struct gpumem_figures {
-  size_t size;           ///< sizeof(gpumem_figures) of the caller
+typedef struct gpumem_statistics {
+  size_t size;           ///< sizeof(gpumem_statistics) of the caller
   uint64_t live;         ///< requested bytes not yet freed, in host order
-  uint64_t granted;      ///< the same, rounded up
+  uint64_t allocated;    ///< the same, rounded up
   uint64_t reserved;     ///< drawn from the device
   uint64_t largest_free; ///< largest free range, whatever its order
   uint64_t limit;        ///< most that may be reserved; 0: none
@@ -68,32 +68,32 @@ typedef struct gpumem_figures {
   uint64_t allocations;
   uint64_t frees;
   uint64_t failures;
-  uint64_t growths;            ///< times that memory was drawn from the device
-  uint64_t releases;           ///< pages or chunks given back
-  uint64_t joins;              ///< free neighbours joined
-  uint64_t joins_refused;      ///< not joined, because more than four streams would have used the range
-  uint64_t reuse_own;          ///< the range was freed on the same stream
-  uint64_t reuse_ordered;      ///< the stream was already ordered after its frees
-  uint64_t reuse_completed;    ///< the host had seen its frees complete
-  uint64_t reuse_waited;       ///< a wait was inserted
-  uint64_t reuse_drained;      ///< the host waited at out-of-memory
-  uint64_t free;               ///< neither granted nor kept near a thread
-  uint64_t free_ranges;        ///< in so many pieces
-  uint64_t unfinished;         ///< of what is free: what the host has not yet seen the last use of
-  uint64_t unfinished_streams; ///< whose uses those are
-  uint64_t quarantined;        ///< of a hardened pool: freed and kept from reuse; granted, not live
-  uint64_t cached;             ///< bytes freed, and kept near the threads that freed them
-  uint64_t reuse_near;         ///< of reuse_own: a thread had kept it
-} gpumem_figures;
+  uint64_t upstream_allocations; ///< times that memory was drawn from the device
+  uint64_t upstream_frees;       ///< pages or chunks given back
+  uint64_t coalesces;            ///< free neighbours joined
+  uint64_t coalesces_refused;    ///< not joined, because more than four streams would have used the range
+  uint64_t reuse_same_stream;    ///< the range was freed on the same stream
+  uint64_t reuse_ordered;        ///< the stream was already ordered after its frees
+  uint64_t reuse_completed;      ///< the host had seen its frees complete
+  uint64_t reuse_waited;         ///< a wait was inserted
+  uint64_t reuse_after_sync;     ///< the host waited at out-of-memory
+  uint64_t free;                 ///< neither allocated nor cached
+  uint64_t free_ranges;          ///< in so many pieces
+  uint64_t free_in_use;          ///< of what is free: what the host has not yet seen the last use of
+  uint64_t in_use_streams;       ///< whose uses those are
+  uint64_t quarantined;          ///< of a hardened pool: freed and kept from reuse; allocated, not live
+  uint64_t cached;               ///< freed, and in a thread cache
+  uint64_t reuse_thread_cache;   ///< of reuse_same_stream: a thread had kept it
+} gpumem_statistics;
 
-/// What a pool knows of the memory in which a pointer lies; `size` as in gpumem_figures.
+/// What a pool knows of the memory in which a pointer lies; `size` as in gpumem_statistics.
 typedef struct gpumem_block {
-  size_t size;      ///< sizeof(gpumem_block) of the caller
-  void* base;       ///< NULL: the pointer is not the pool's
-  uint64_t bytes;   ///< requested; 0 of free memory
-  uint64_t granted; ///< rounded up; of free memory, the size of the range
-  uint64_t stream;  ///< id of the stream that it was given to
-  uint64_t live;    ///< 1, or 0 of free memory
+  size_t size;        ///< sizeof(gpumem_block) of the caller
+  void* base;         ///< NULL: the pointer is not the pool's
+  uint64_t bytes;     ///< requested; 0 of free memory
+  uint64_t allocated; ///< rounded up; of free memory, the size of the range
+  uint64_t stream;    ///< id of the stream that it was given to
+  uint64_t live;      ///< 1, or 0 of free memory
 } gpumem_block;
 // NOLINTEND(modernize-use-using)
 
@@ -120,7 +120,7 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
 ///                          pages to where memory is missing, before it makes others; 0: none; 1: no bound, so the
 ///                          pool reserves the least
-///   cross_stream=wait      how far to go to reuse what another stream freed: own (only what the stream is ordered
+///   cross_stream=wait      how far to go to reuse what another stream freed: ordered (only what the stream is ordered
 ///                          after), completed (also what the host has seen complete), wait (also behind a wait; this is
 ///                          the default)
 ///   name=training          in reports
@@ -166,14 +166,14 @@ gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream)
 
 /// Waits, at most so long, until the host has seen all work complete that keeps free memory from going back to the
 /// device; GPUMEM_DEADLINE if that was not seen.
-gpumem_outcome gpumem_settle(gpumem_pool* pool, uint64_t nanoseconds) GPUMEM_NOEXCEPT;
+gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) GPUMEM_NOEXCEPT;
 
 /// Gives unused memory beyond `keep` reserved bytes back to the device, whole pages or chunks of it and only what the
-/// host has seen all use of complete, for which gpumem_settle waits; how much that was. Waits for nothing itself.
+/// host has seen all use of complete, for which gpumem_synchronize waits; how much that was. Waits for nothing itself.
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know; a `size` too small for any is GPUMEM_INVALID_ARGUMENT.
-gpumem_outcome gpumem_read_figures(gpumem_pool* pool, gpumem_figures* figures) GPUMEM_NOEXCEPT;
+gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) GPUMEM_NOEXCEPT;
 
 /// The block, live or free, in which the pointer lies; one whose base is NULL if it is not the pool's.
 gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block* block) GPUMEM_NOEXCEPT;

@@ -25,12 +25,12 @@ enum class outcome : std::uint8_t {
 
 /// A request that was not granted. The resource is as it was before it.
 struct failure {
-  outcome what = outcome::exhausted;
+  outcome reason = outcome::exhausted;
   int code = 0;              ///< the driver's error (CUresult), if one was the cause
   std::size_t requested = 0; ///< bytes
 
   friend bool operator==(failure const& a, failure const& b) noexcept {
-    return a.what == b.what && a.code == b.code && a.requested == b.requested;
+    return a.reason == b.reason && a.code == b.code && a.requested == b.requested;
   }
 };
 

@@ -10,8 +10,8 @@
 namespace gpumem {
 
 /// How far a pool goes to reuse memory that was freed on another stream.
-enum class reuse : unsigned char {
-  own,       ///< only what the stream is already ordered after
+enum class reuse_policy : unsigned char {
+  ordered,   ///< only what the stream is already ordered after
   completed, ///< also what the host has seen complete
   wait,      ///< also behind a wait inserted into the stream, as a last resort
 };
@@ -36,7 +36,8 @@ struct pool_options {
   /// it makes others: from 0 (it makes others at once) to 1 (no bound, so it reserves the least). A page counts as
   /// 40 us, and the pool saves up to 50 ms, which it has at first. Pages that it makes are paid from the same time, but
   /// are never refused for it. Looks at what other streams have completed take the same share at most, or 1/16 where
-  /// that is more. A pool over chunks moves nothing, nor does one whose threads have shards, or one with reuse::own.
+  /// that is more. A pool over chunks moves nothing, nor does one whose threads have shards, or one with
+  /// reuse_policy::ordered.
   double effort = .05;
   /// A pool that is made of a device draws virtual pages if this is true, the device has them and `limit` is not less
   /// than one; otherwise, it draws chunks of cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
@@ -44,11 +45,11 @@ struct pool_options {
   /// `export_page` exports pages, and virtual_pages_options name the devices that may access them. A pool over a given
   /// upstream ignores this option.
   bool pages = true;
-  reuse cross_stream = reuse::wait;
+  reuse_policy cross_stream = reuse_policy::wait;
   /// How often later requests may get memory before one that waits, because they ask for less; no more of the next in
   /// line are looked at. Each `allocate` beside requests that wait counts. What is freed after that is kept for the
   /// request that waits.
-  unsigned most_overtakes = 16;
+  unsigned max_overtakes = 16;
   /// Where requests wait and nothing is granted or freed for so long, one of them ends with outcome::stalled, whatever
   /// work holds the memory: after this time at the earliest, after twice the time at the latest. `scope` says which
   /// one. 0: only where all memory is held by scopes that wait. It should be longer than the work takes between two

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <gpumem/cccl.hpp>
-#include <gpumem/figures.hpp>
+#include <gpumem/statistics.hpp>
 #include <gpumem/outcome.hpp>
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace gpumem {
 
-/// A change in the work of a holder: it is made or about to be gone, it begins to wait for something that is not memory,
-/// it goes on, or it has freed its memory after its request was preempted.
-enum class holder_event : unsigned char { begins, ends, waits, goes_on, gave_way };
+/// A change in the work of a holder: it is made or about to be gone, it begins to wait for something that is not
+/// memory, it goes on, or it has freed its memory after its request was preempted.
+enum class holder_event : unsigned char { begins, ends, waits, resumes, rolled_back };
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
 struct services_table {
   /// The type served. A property that somebody's adaptor forwards names another type than the adaptor's, and is then
   /// ignored: it would bypass the adaptor.
-  std::type_info const* serves;
+  std::type_info const* type;
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
   /// The same behind all requests that wait. Returns null and writes `why` if there is no memory; otherwise writes the
@@ -34,11 +34,11 @@ struct services_table {
   int (*device)(void* state) noexcept;
   /// Null where the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
-  bool (*withdraw)(void* state, void* waiter) noexcept;
+  bool (*cancel_waiter)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change in the work of a holder. Null if the resource does not use it.
-  void (*note_holder)(void* state, void* holder, holder_event what) noexcept;
+  void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
   std::size_t (*trim)(void* state, std::size_t keep);
-  figures (*read_figures)(void* state);
+  statistics (*read_statistics)(void* state);
 };
 
 /// A table with the state it works on; keeps nothing alive.
@@ -72,7 +72,7 @@ template <class Erased> services_handle find_services(Erased const& resource) no
     found = *maybe;
   }
 #ifndef __CUDA_ARCH__ // nvcc's pass for the device, which only parses this, has no type_info
-  if (!found.table || *found.table->serves != resource.type()) return {};
+  if (!found.table || *found.table->type != resource.type()) return {};
 #endif
   return found;
 }

@@ -38,7 +38,7 @@ struct options {
   std::size_t capacity = std::size_t{80} << 30; // bytes a device; address space only
   std::uint64_t seed = 1;
   stepping mode = stepping::automatic;
-  std::chrono::milliseconds patience{10'000}; // how long a stuck host call waits for other threads before it fails
+  std::chrono::milliseconds stall_timeout{10'000}; // how long a stuck host call waits for other threads before it fails
   bool virtual_memory = true; // false: devices on which addresses and physical memory are not told apart
 };
 

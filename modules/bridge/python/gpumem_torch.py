@@ -3,7 +3,7 @@
     import gpumem_torch
     gpumem_torch.install("limit=60GiB")       # before PyTorch's first use of a GPU: all its memory from here on
     ...
-    print(gpumem_torch.figures(0)["peak_reserved"])
+    print(gpumem_torch.statistics(0)["peak_reserved"])
 
 or beside PyTorch's own allocator:
 
@@ -11,7 +11,7 @@ or beside PyTorch's own allocator:
     with torch.cuda.use_mem_pool(pool):
         block = torch.empty(1 << 20, device="cuda")
 
-Without PyTorch, `configure`, `figures`, `find`, `trim` and `library` work too: they need ctypes alone. The library is
+Without PyTorch, `configure`, `statistics`, `find`, `trim` and `library` work too: they need ctypes alone. The library is
 looked for at GPUMEM_LIBRARY, where the package installs it, and by its name.
 
 PyTorch's own statistics (torch.cuda.memory_allocated and the like), snapshots and CUDA graphs that allocate while they
@@ -24,7 +24,7 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["Failure", "configure", "figures", "find", "install", "installed", "library", "mem_pool", "trim", "version"]
+__all__ = ["Failure", "configure", "statistics", "find", "install", "installed", "library", "mem_pool", "trim", "version"]
 
 OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
             "capture_unsupported", "device_lost", "invalid_argument", "driver_error")
@@ -49,17 +49,17 @@ class Failure(RuntimeError):
         self.outcome = outcome
 
 
-class _Figures(ctypes.Structure):
+class _Statistics(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
-        "live", "granted", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
-        "failures", "growths", "releases", "joins", "joins_refused", "reuse_own", "reuse_ordered", "reuse_completed",
-        "reuse_waited", "reuse_drained", "free", "free_ranges", "unfinished", "unfinished_streams", "quarantined",
-        "cached", "reuse_near")]
+        "live", "allocated", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
+        "failures", "upstream_allocations", "upstream_frees", "coalesces", "coalesces_refused", "reuse_same_stream", "reuse_ordered", "reuse_completed",
+        "reuse_waited", "reuse_after_sync", "free", "free_ranges", "free_in_use", "in_use_streams", "quarantined",
+        "cached", "reuse_thread_cache")]
 
 
 class _Block(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64),
-                ("granted", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("live", ctypes.c_uint64)]
+                ("allocated", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("live", ctypes.c_uint64)]
 
 
 _lock = threading.RLock()
@@ -99,9 +99,9 @@ def _declare(lib):
         "gpumem_free_sized": (code, [pointer, pointer, pointer, size]),
         "gpumem_free_sync": (code, [pointer, pointer, size]),
         "gpumem_record_use": (code, [pointer, pointer, pointer]),
-        "gpumem_settle": (code, [pointer, ctypes.c_uint64]),
+        "gpumem_synchronize": (code, [pointer, ctypes.c_uint64]),
         "gpumem_trim": (code, [pointer, size, ctypes.POINTER(size)]),
-        "gpumem_read_figures": (code, [pointer, ctypes.POINTER(_Figures)]),
+        "gpumem_read_statistics": (code, [pointer, ctypes.POINTER(_Statistics)]),
         "gpumem_find": (code, [pointer, pointer, ctypes.POINTER(_Block)]),
         "gpumem_torch_configure": (code, [ctypes.c_char_p]),
         "gpumem_torch_pool": (code, [code, ctypes.POINTER(pointer)]),
@@ -151,7 +151,7 @@ def configure(options=None):
     limit, initial_size, release_threshold: sizes. pages: on, the default, draws virtual pages where the device has
     them; off draws chunks of cudaMalloc, for memory that cudaIpcGetMemHandle takes or that other devices reach by
     cudaDeviceEnablePeerAccess, as PyTorch's copies from one GPU to another do. effort: from 0 to 1, the share of the
-    time that may be spent on moving free pages. cross_stream: own, completed or wait. name: text. hardened: on or off,
+    time that may be spent on moving free pages. cross_stream: ordered, completed or wait. name: text. hardened: on or off,
     and then guard, quarantine and poison, which are sizes, and history, a count."""
     if isinstance(options, dict):
         text = {True: "on", False: "off"}
@@ -172,22 +172,22 @@ def _ordinal(device):
         return device
     import torch
     if device is None:
-        return torch.cuda.current_device()
+        return torch.cuda.device_guard()
     index = torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+    return torch.cuda.device_guard() if index is None else index
 
 
-def figures(device=0):
-    """Bytes and counts of the device's pool, by their names in gpumem_figures; zeros before its first allocation."""
-    told = _Figures(size=ctypes.sizeof(_Figures))
+def statistics(device=0):
+    """Bytes and counts of the device's pool, by their names in gpumem_statistics; zeros before its first allocation."""
+    result = _Statistics(size=ctypes.sizeof(_Statistics))
     pool = _pool(_ordinal(device))
     if pool:
-        check(library().gpumem_read_figures(pool, ctypes.byref(told)))
-    return {name: getattr(told, name) for name, _ in _Figures._fields_ if name != "size"}
+        check(library().gpumem_read_statistics(pool, ctypes.byref(result)))
+    return {name: getattr(result, name) for name, _ in _Statistics._fields_ if name != "size"}
 
 
 def find(pointer, device=0):
-    """What the device's pool knows of the memory at this address: base, bytes, granted, stream, live; None if it is not
+    """What the device's pool knows of the memory at this address: base, bytes, allocated, stream, live; None if it is not
     the pool's."""
     block = _Block(size=ctypes.sizeof(_Block))
     pool = _pool(_ordinal(device))
@@ -195,7 +195,7 @@ def find(pointer, device=0):
         check(library().gpumem_find(pool, pointer, ctypes.byref(block)))
     if not block.base:
         return None
-    return {"base": block.base, "bytes": block.bytes, "granted": block.granted, "stream": block.stream,
+    return {"base": block.base, "bytes": block.bytes, "allocated": block.allocated, "stream": block.stream,
             "live": bool(block.live)}
 
 
@@ -206,9 +206,9 @@ def trim(keep=0, device=0, wait=1.0):
     given_back = ctypes.c_size_t()
     pool = _pool(_ordinal(device))
     if pool:
-        settled = library().gpumem_settle(pool, int(wait * 1e9))
-        if settled != OUTCOMES.index("deadline"):
-            check(settled)
+        outcome = library().gpumem_synchronize(pool, int(wait * 1e9))
+        if outcome != OUTCOMES.index("deadline"):
+            check(outcome)
         check(library().gpumem_trim(pool, keep, ctypes.byref(given_back)))
     return given_back.value
 

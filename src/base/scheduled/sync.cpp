@@ -63,7 +63,7 @@ struct baton {
   std::uint64_t switches = 0;
   std::uint64_t progress = 0;
 
-  unsigned take_number() {
+  unsigned take_index() {
     if (free_numbers.empty()) return static_cast<unsigned>(participants.size());
     auto const lowest = std::min_element(free_numbers.begin(), free_numbers.end());
     auto const number = *lowest;
@@ -87,7 +87,7 @@ participant& own() {
     auto& b = the_baton();
     std::scoped_lock const held{b.joining};
     self = new participant;
-    self->number = b.take_number();
+    self->number = b.take_index();
     b.participants.push_back(self);
   }
   return *self;
@@ -166,7 +166,7 @@ time_point clock::now() noexcept {
   return b.now;
 }
 
-void mark() noexcept {
+void schedule_point() noexcept {
   auto& me = own();
   auto& b = the_baton();
   ++b.marks;
@@ -176,13 +176,13 @@ void mark() noexcept {
 }
 
 void mutex::lock() {
-  mark();
+  schedule_point();
   if (locked_) wait_for([this] { return !locked_; }, "a mutex");
   locked_ = true;
 }
 
 bool mutex::try_lock() {
-  mark();
+  schedule_point();
   return !std::exchange(locked_, true);
 }
 
@@ -206,7 +206,7 @@ void condition::notify_one() noexcept {
 
 void condition::notify_all() noexcept { served_ = tickets_; }
 
-void quick_condition::wait_for(std::uint64_t ticket) {
+void spin_condition::wait_for(std::uint64_t ticket) {
   sync::wait_for([this, ticket] { return served_ >= ticket; }, "a condition");
 }
 
@@ -220,7 +220,7 @@ thread::thread(std::function<void()> body) : running_{std::make_unique<running>(
   own();
   auto& b = the_baton();
   auto* const state = running_.get();
-  state->identity.number = b.take_number();
+  state->identity.number = b.take_index();
   b.participants.push_back(&state->identity);
   state->native = std::thread{[state, body = std::move(body)] {
     self = &state->identity;
@@ -252,7 +252,7 @@ void thread::join() {
   running_.reset();
 }
 
-unsigned thread_number() noexcept { return own().number; }
+unsigned thread_index() noexcept { return own().number; }
 
 void at_thread_exit(void (*function)() noexcept) { exit_function = function; }
 

@@ -40,11 +40,11 @@ template <class Function> bool refused(Function run) {
 }
 
 template <class Result> bool lost(Result const& result) {
-  return !result && result.error().what == outcome::device_lost;
+  return !result && result.error().reason == outcome::device_lost;
 }
 
-bool zero(gpumem::figures const& f) { return f.reserved == 0 && f.live == 0 && f.allocations == 0; }
-bool zero(gpumem::statistics const& s) { return s == gpumem::statistics{}; }
+bool zero(gpumem::statistics const& f) { return f.reserved == 0 && f.live == 0 && f.allocations == 0; }
+bool zero(gpumem::allocation_counts const& s) { return s == gpumem::allocation_counts{}; }
 
 // In the parent it allocates and frees; in the child the allocation fails, and the free of the parent's block does
 // nothing.
@@ -74,7 +74,7 @@ constexpr call base_calls[] = {
     {"device::count", [](own_objects&) { return refused([] { gpumem::device::count(); }); }},
     {"device::current", [](own_objects&) { return refused([] { gpumem::device::current(); }); }},
     {"device::memory", [](own_objects& o) { return refused([&] { o.all.device.memory(); }); }},
-    {"current_device", [](own_objects& o) { return refused([&] { gpumem::current_device{o.all.device}; }); }},
+    {"device_guard", [](own_objects& o) { return refused([&] { gpumem::device_guard{o.all.device}; }); }},
     {"stream", [](own_objects& o) { return refused([&] { gpumem::stream{o.all.device}; }); }},
     {"stream::adopt", [](own_objects& o) { return refused([&] { gpumem::stream::adopt(o.foreign); }); }},
     {"stream::synchronize", [](own_objects& o) { return refused([&] { o.a.synchronize(); }); }},
@@ -101,20 +101,20 @@ constexpr call wait_calls[] = {
     {"completion of an event", [](own_objects& o) { return refused([&] { gpumem::completion(o.happened).wait(); }); }},
     {"sync_wait", [](own_objects& o) { return refused([&] { gpumem::sync_wait(hop(o.a)); }); }},
     {"completion_rounds", [](own_objects& o) { return gpumem::completion_rounds(o.all.device) == 0; }},
-    {"library_executor", [](own_objects&) { return refused([] { gpumem::library_executor(); }); }},
+    {"default_executor", [](own_objects&) { return refused([] { gpumem::default_executor(); }); }},
     {"start_timer", [](own_objects&) { return refused([] { late{}; }); }},
     {"cancel_timer", [](own_objects& o) { return gpumem::detail::cancel_timer(o.timer), true; }},
     {"thread_executor", [](own_objects&) { return refused([] { gpumem::thread_executor{}; }); }},
     {"thread_pool_executor", [](own_objects&) { return refused([] { gpumem::thread_pool_executor{1}; }); }},
     {"executor_adaptor",
-     [](own_objects&) { return refused([] { gpumem::executor_adaptor{[](gpumem::resumption_job) noexcept {}}; }); }},
+     [](own_objects&) { return refused([] { gpumem::executor_adaptor{[](gpumem::executor_job) noexcept {}}; }); }},
     {"thread_executor::post", [](own_objects& o) { return o.all.thread.post(*new leaf), true; }},
     {"thread_pool_executor::post", [](own_objects& o) { return o.all.threads.post(*new leaf), true; }},
     {"inline_executor::post", [](own_objects& o) { return o.all.here.post(*new leaf), o.all.here.flush(), true; }},
     {"executor::retract",
      [](own_objects& o) {
        leaf never;
-       return !o.all.thread.retract(never) && !o.all.threads.retract(never) && !o.all.here.retract(never);
+       return !o.all.thread.try_cancel(never) && !o.all.threads.try_cancel(never) && !o.all.here.try_cancel(never);
      }},
 };
 
@@ -157,13 +157,13 @@ constexpr call pool_calls[] = {
        o.all.hardened.record_use(o.hard, o.b);
        return true;
      }},
-    {"figures", [](own_objects& o) { return zero(o.all.pages.figures()) && zero(o.all.hardened.figures()); }},
+    {"statistics", [](own_objects& o) { return zero(o.all.pages.statistics()) && zero(o.all.hardened.statistics()); }},
     {"find", [](own_objects& o) { return !o.all.pages.find(o.page) && !o.all.hardened.find(o.hard); }},
     {"history", [](own_objects& o) { return o.all.hardened.history(o.hard).empty(); }},
     {"reserve",
-     [](own_objects& o) { return refused([&] { o.all.pages.reserve(o.all.pages.figures().reserved + 1); }); }},
+     [](own_objects& o) { return refused([&] { o.all.pages.reserve(o.all.pages.statistics().reserved + 1); }); }},
     {"set_limit", [](own_objects& o) { return o.all.pages.set_limit(0), true; }},
-    {"settle", [](own_objects& o) { return !o.all.pages.settle(1ms) && !o.all.hardened.settle(1ms); }},
+    {"synchronize", [](own_objects& o) { return !o.all.pages.synchronize(1ms) && !o.all.hardened.synchronize(1ms); }},
     {"trim", [](own_objects& o) { return o.all.pages.trim() == 0 && o.all.hardened.trim() == 0; }},
     {"pin",
      [](own_objects& o) {
@@ -188,11 +188,11 @@ constexpr call pool_calls[] = {
      [](own_objects& o) { return lost(o.all.pages.acquire(o.a, bytes).wait_until(gpumem::sync::now())); }},
     {"erased",
      [](own_objects& o) {
-       return gpumem::trim(o.all.erased) == 0 && zero(gpumem::figures_of(o.all.erased)) &&
+       return gpumem::trim(o.all.erased) == 0 && zero(gpumem::statistics_of(o.all.erased)) &&
               refused([&] { o.all.erased.deallocate(o.a, o.all.erased.allocate(o.a, bytes, 256), bytes, 256); });
      }},
     {"allocation::use_on", [](own_objects& o) { return refused([&] { auto const use = o.block.use_on(o.b); }); }},
-    {"allocation::rehome", [](own_objects& o) { return refused([&] { some(o).rehome(o.b); }); }},
+    {"allocation::set_stream", [](own_objects& o) { return refused([&] { some(o).set_stream(o.b); }); }},
     {"allocation::reset", [](own_objects& o) { return some(o).reset(), true; }},
     {"allocation::reset, stream", [](own_objects& o) { return some(o).reset(stream_ref{o.foreign}), true; }},
     {"allocation::release",
@@ -206,32 +206,32 @@ constexpr call pool_calls[] = {
 constexpr call source_calls[] = {
     {"cuda_resource",
      [](own_objects& o) {
-       return gives_nothing(o.all.cuda, o.a, o.page) && zero(o.all.cuda.figures()) &&
+       return gives_nothing(o.all.cuda, o.a, o.page) && zero(o.all.cuda.statistics()) &&
               refused([&] { gpumem::cuda_resource{o.all.device}; });
      }},
     {"managed_resource",
      [](own_objects& o) {
-       return gives_nothing(o.all.managed, o.a, o.page) && zero(o.all.managed.figures()) &&
+       return gives_nothing(o.all.managed, o.a, o.page) && zero(o.all.managed.statistics()) &&
               refused([&] { gpumem::managed_resource{o.all.device}; });
      }},
     {"pinned_resource",
      [](own_objects& o) {
-       return gives_nothing(o.all.pinned, o.a, o.page) && zero(o.all.pinned.figures()) &&
+       return gives_nothing(o.all.pinned, o.a, o.page) && zero(o.all.pinned.statistics()) &&
               refused([&] { gpumem::pinned_resource{o.all.device}; });
      }},
     {"host_resource",
      [](own_objects& o) {
-       return gives_nothing(o.all.host, o.a, o.page) && zero(o.all.host.figures()) &&
+       return gives_nothing(o.all.host, o.a, o.page) && zero(o.all.host.statistics()) &&
               refused([] { gpumem::host_resource{}; });
      }},
     {"async_resource",
      [](own_objects& o) {
-       return gives_nothing(o.all.async, o.a, o.page) && zero(o.all.async.figures()) && o.all.async.trim() == 0 &&
+       return gives_nothing(o.all.async, o.a, o.page) && zero(o.all.async.statistics()) && o.all.async.trim() == 0 &&
               refused([&] { gpumem::async_resource{o.all.device}; });
      }},
     {"async_resource_view",
      [](own_objects& o) {
-       return gives_nothing(o.all.view, o.a, o.page) && zero(o.all.view.figures()) && o.all.view.trim() == 0 &&
+       return gives_nothing(o.all.view, o.a, o.page) && zero(o.all.view.statistics()) && o.all.view.trim() == 0 &&
               refused([&] { gpumem::async_resource_view{o.all.device}; }) &&
               refused([&] { gpumem::async_resource_view{o.all.view.handle(), o.all.device}; });
      }},
@@ -241,13 +241,13 @@ constexpr call source_calls[] = {
               refused([&] { o.all.async.release_threshold(); }) && refused([&] { o.all.async.allows(o.all.device); });
      }},
     {"virtual_pages",
-     [](own_objects& o) { return refused([&] { gpumem::virtual_pages{o.all.device, {.addresses = 2 << 20}}; }); }},
+     [](own_objects& o) { return refused([&] { gpumem::virtual_pages{o.all.device, {.address_space = 2 << 20}}; }); }},
     {"statistics_adaptor",
      [](own_objects& o) {
        bool const none = gives_nothing(o.all.counted, o.a, o.page);
        auto const pushed = o.all.counted.push_counters();
        return none && zero(o.all.counted.counters()) && zero(pushed) && zero(o.all.counted.pop_counters()) &&
-              zero(o.all.counted.figures());
+              zero(o.all.counted.statistics());
      }},
     {"logging_adaptor",
      [](own_objects& o) {
@@ -281,7 +281,7 @@ constexpr call container_calls[] = {
        return refused([&] { o.buffer.write(from.data(), from.size()); });
      }},
     {"buffer::use_on", [](own_objects& o) { return refused([&] { auto const use = o.buffer.use_on(o.b); }); }},
-    {"buffer::rehome", [](own_objects& o) { return refused([&] { o.buffer.rehome(o.a); }); }},
+    {"buffer::set_stream", [](own_objects& o) { return refused([&] { o.buffer.set_stream(o.a); }); }},
     {"buffer::synchronize", [](own_objects& o) { return refused([&] { o.buffer.synchronize(); }); }},
     {"buffer::copy_of", [](own_objects& o) { return refused([&] { gpumem::buffer::copy_of(o.b, o.buffer); }); }},
     {"uninitialized_vector",

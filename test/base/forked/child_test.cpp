@@ -40,7 +40,7 @@ public:
     if (!watched) return;
     watched = false;
     {
-      std::unique_lock held{the().guard_};
+      std::unique_lock held{the().mutex_};
       the().stopped_ = true;
       the().changed_.notify_all();
       the().changed_.wait(held, [] { return !the().stopped_; });
@@ -49,19 +49,19 @@ public:
   }
   static void end() {
     watched = false;
-    std::scoped_lock const held{the().guard_};
+    std::scoped_lock const held{the().mutex_};
     the().ended_ = true;
     the().changed_.notify_all();
   }
 
   // By the others: false once the thread has ended.
   static bool wait() {
-    std::unique_lock held{the().guard_};
+    std::unique_lock held{the().mutex_};
     the().changed_.wait(held, [] { return the().stopped_ || the().ended_; });
     return the().stopped_;
   }
   static void go_on() {
-    std::scoped_lock const held{the().guard_};
+    std::scoped_lock const held{the().mutex_};
     the().stopped_ = false;
     the().changed_.notify_all();
   }
@@ -73,7 +73,7 @@ private:
     return *all;
   }
   static constinit thread_local bool watched;
-  std::mutex guard_;
+  std::mutex mutex_;
   std::condition_variable changed_;
   bool stopped_ = false;
   bool ended_ = false;

@@ -6,7 +6,7 @@
 namespace forked {
 
 /// Deletes itself when it runs.
-class leaf final : public gpumem::resumption {
+class leaf final : public gpumem::work_item {
   void resume() noexcept override { delete this; }
 };
 
@@ -25,7 +25,7 @@ struct shared_objects {
   static constexpr std::size_t MiB = std::size_t{1} << 20;
 
   gpumem::device device{0};
-  gpumem::pool_resource<gpumem::cuda_resource> pages{device, {}, {.addresses = 1024 * MiB, .exportable = true}};
+  gpumem::pool_resource<gpumem::cuda_resource> pages{device, {}, {.address_space = 1024 * MiB, .exportable = true}};
   gpumem::pool_resource<gpumem::cuda_resource> chunks{gpumem::cuda_resource{device}};
   gpumem::pool_resource<gpumem::cuda_resource> hardened{gpumem::cuda_resource{device}, {.hardened = {.enabled = true}}};
   gpumem::statistics_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> counted{pages};
@@ -49,7 +49,7 @@ struct own_objects {
   static constexpr std::size_t bytes = 1000;
 
   explicit own_objects(shared_objects& shared) : all{shared} {
-    gpumem::current_device const scope{all.device};
+    gpumem::device_guard const scope{all.device};
     gpumem::check(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     happened.record(a);
   }

@@ -22,7 +22,7 @@ protected:
   }
   /// Writes through a buffer of the resource and reads back.
   template <class Resource> static void use(Resource const& resource) {
-    gpumem::current_device const scope{gpumem::device{0}};
+    gpumem::device_guard const scope{gpumem::device{0}};
     gpumem::stream on{gpumem::device{0}};
     for (int i = 0; i < 100; ++i) {
       gpumem::buffer block{on, resource, mib};
@@ -37,8 +37,8 @@ protected:
 TEST_F(rmm_on_device, a_pool_over_its_cuda_memory) {
   gpumem::pool_resource const pool{cuda_memory_of_rmm()};
   use(pool);
-  EXPECT_EQ(pool.figures().live, 0u);
-  EXPECT_GT(pool.figures().reserved, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
+  EXPECT_GT(pool.statistics().reserved, 0u);
 }
 
 TEST_F(rmm_on_device, its_pool_under_an_adaptor_and_over_cuda_resource) {

@@ -23,11 +23,11 @@ TEST_F(rmm_on_the_simulator, its_adaptors_stand_over_a_pool) {
   rmm_statistics const counted{limited_by_rmm(device_memory{pool}, 3 * mib)};
   auto resource = counted.resource();
   void* const p = resource.allocate(stream_, 2 * mib, 256);
-  EXPECT_EQ(pool.figures().live, 2 * mib);
+  EXPECT_EQ(pool.statistics().live, 2 * mib);
   EXPECT_EQ(counted.bytes(), (rmm_statistics::counts{2 * mib, 2 * mib, 2 * mib}));
   EXPECT_THROW((void)resource.allocate(stream_, 2 * mib, 256), std::bad_alloc) << "beyond RMM's limit";
   resource.deallocate(stream_, p, 2 * mib, 256);
-  EXPECT_EQ(pool.figures().live, 0u);
+  EXPECT_EQ(pool.statistics().live, 0u);
   EXPECT_EQ(counted.allocations(), (rmm_statistics::counts{0, 1, 1}));
 }
 
@@ -39,8 +39,8 @@ TEST_F(rmm_on_the_simulator, a_pool_stands_over_its_adaptors) {
     EXPECT_GE(counted.bytes().now, static_cast<std::int64_t>(5 * mib));
     auto const more = pool.try_allocate(stream_, 5 * mib);
     ASSERT_FALSE(more);
-    EXPECT_EQ(more.error().what, gpumem::outcome::exhausted) << "beyond RMM's limit";
-    EXPECT_EQ(pool.figures().live, 5 * mib);
+    EXPECT_EQ(more.error().reason, gpumem::outcome::exhausted) << "beyond RMM's limit";
+    EXPECT_EQ(pool.statistics().live, 5 * mib);
   }
   stream_.synchronize();
 }
@@ -54,7 +54,7 @@ TEST_F(rmm_on_the_simulator, an_adaptor_stands_over_its_adaptor_over_a_pool) {
   block.read(found.data(), mib);
   EXPECT_EQ(found, std::vector<unsigned char>(mib, 7));
   EXPECT_EQ(outer.counters().bytes.value, static_cast<std::int64_t>(mib));
-  EXPECT_EQ(pool.figures().live, mib);
+  EXPECT_EQ(pool.statistics().live, mib);
 }
 
 } // namespace

@@ -25,7 +25,7 @@
 #include <cuda.h>
 
 import gpumem;
-#include "scene.hpp"
+#include "pool_fixture.hpp"
 #include "programs.hpp"
 
 namespace {
@@ -35,7 +35,7 @@ using gpumem_test::every;
 using gpumem_test::fixed;
 using gpumem_test::program;
 using gpumem_test::programs;
-using gpumem_test::scene;
+using gpumem_test::pool_fixture;
 
 // The device is slow: it gets to its work only while somebody sleeps.
 gpumem::sync::time_point device_ran;
@@ -47,13 +47,13 @@ void run_device_late(void*) {
 
 std::string run_once(program const& what, choices& path) {
   gpumem::sync::sleep_for(std::chrono::milliseconds{100}); // gpumem's own threads come to rest
-  fixed().settle();
+  fixed().synchronize();
   device_ran = gpumem::sync::time_point::max(); // not meanwhile
   auto const made = what.prepare();
-  auto const guarded = [&](void (*body)(scene&)) {
+  auto const guarded = [&](void (*body)(pool_fixture&)) {
     return [&made, body] {
       try {
-        gpumem::current_device const here{fixed().device};
+        gpumem::device_guard const here{fixed().device};
         body(*made);
       } catch (std::exception const& e) { made->fail(std::string{"an exception: "} + e.what()); }
     };
@@ -79,7 +79,7 @@ protected:
   }
 };
 
-TEST_F(interleavings, of_small_programs_find_no_fault) {
+TEST_F(interleavings, find_no_fault_in_small_programs) {
   test::schedule_seeds{std::size(programs)}.each([](std::uint64_t number) {
     auto const& what = *programs[(number - 1) % std::size(programs)];
     warm_up(what);

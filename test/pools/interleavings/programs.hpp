@@ -1,18 +1,19 @@
-// Small programs of two threads, two streams and four operations. Include it after scene.hpp: it includes nothing.
+// Small programs of two threads, two streams and four operations. Include it after pool_fixture.hpp: it includes
+// nothing.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace gpumem_test {
 
-using made_scene = std::unique_ptr<scene>;
+using made_scene = std::unique_ptr<pool_fixture>;
 
 // `prepare` is one thread's; what it keeps, the two free.
 struct program {
   char const* name;
   unsigned most_preemptions;
   made_scene (*prepare)();
-  void (*first)(scene&);
-  void (*second)(scene&);
+  void (*first)(pool_fixture&);
+  void (*second)(pool_fixture&);
 };
 
 // With five preemptions the runs take many minutes; with as many as there can be, centuries.
@@ -20,62 +21,63 @@ inline constexpr unsigned few = 3, every = ~0u;
 
 // One block is all there is.
 inline constexpr program one_block{
-    "one block for both", few, [] { return std::make_unique<scene>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB}); },
-    [](scene& s) { s.free(s.a(), s.allocate(s.a(), 1 * MiB)); },
-    [](scene& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
+    "one block for both", few,
+    [] { return std::make_unique<pool_fixture>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB}); },
+    [](pool_fixture& s) { s.free(s.a(), s.allocate(s.a(), 1 * MiB)); },
+    [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
 // What one thread got the other frees, elsewhere, and takes again.
 inline constexpr program handed_over{"a block handed over", few,
                                      [] {
-                                       auto made =
-                                           std::make_unique<scene>(4 * MiB, gpumem::pool_options{.limit = 2 * MiB});
-                                       made->kept = {made->allocate(scene::a(), 1 * MiB)};
-                                       made->order(scene::a(), scene::b());
+                                       auto made = std::make_unique<pool_fixture>(
+                                           4 * MiB, gpumem::pool_options{.limit = 2 * MiB});
+                                       made->kept = {made->allocate(pool_fixture::a(), 1 * MiB)};
+                                       made->order(pool_fixture::a(), pool_fixture::b());
                                        return made;
                                      },
-                                     [](scene& s) {
+                                     [](pool_fixture& s) {
                                        s.allocate(s.a(), 1 * MiB);
                                        s.allocate(s.a(), 1 * MiB);
                                      },
-                                     [](scene& s) {
+                                     [](pool_fixture& s) {
                                        s.free(s.b(), s.kept[0]);
                                        s.allocate(s.b(), 512 * KiB);
                                      }};
 
 // Both streams have freed, and each thread asks for more than its stream has.
-inline constexpr program crossed{"steals across streams", few,
-                                 [] {
-                                   auto made = std::make_unique<scene>(2 * MiB, gpumem::pool_options{.limit = 2 * MiB});
-                                   made->kept = {made->allocate(scene::a(), 1 * MiB),
-                                                 made->allocate(scene::b(), 1 * MiB)};
-                                   return made;
-                                 },
-                                 [](scene& s) {
-                                   s.free(s.a(), s.kept[0]);
-                                   s.allocate(s.a(), 1 * MiB);
-                                 },
-                                 [](scene& s) {
-                                   s.free(s.b(), s.kept[1]);
-                                   s.allocate(s.b(), 1 * MiB);
-                                 }};
+inline constexpr program crossed{
+    "steals across streams", few,
+    [] {
+      auto made = std::make_unique<pool_fixture>(2 * MiB, gpumem::pool_options{.limit = 2 * MiB});
+      made->kept = {made->allocate(pool_fixture::a(), 1 * MiB), made->allocate(pool_fixture::b(), 1 * MiB)};
+      return made;
+    },
+    [](pool_fixture& s) {
+      s.free(s.a(), s.kept[0]);
+      s.allocate(s.a(), 1 * MiB);
+    },
+    [](pool_fixture& s) {
+      s.free(s.b(), s.kept[1]);
+      s.allocate(s.b(), 1 * MiB);
+    }};
 
 // Frees side by side, by two threads on two streams, far from the limit, where they leave no evidence: of these every
 // interleaving is run.
 inline constexpr program freed_beside{"frees side by side", every,
                                       [] {
-                                        auto made =
-                                            std::make_unique<scene>(2 * MiB, gpumem::pool_options{.limit = 8 * MiB});
+                                        auto made = std::make_unique<pool_fixture>(
+                                            2 * MiB, gpumem::pool_options{.limit = 8 * MiB});
                                         for (int i = 0; i < 4; ++i) {
-                                          made->kept.push_back(made->allocate(scene::a(), 4 * KiB));
+                                          made->kept.push_back(made->allocate(pool_fixture::a(), 4 * KiB));
                                         }
-                                        made->order(scene::a(), scene::b());
+                                        made->order(pool_fixture::a(), pool_fixture::b());
                                         return made;
                                       },
-                                      [](scene& s) {
+                                      [](pool_fixture& s) {
                                         s.free(s.a(), s.kept[0]);
                                         s.free(s.b(), s.kept[2]);
                                       },
-                                      [](scene& s) {
+                                      [](pool_fixture& s) {
                                         s.free(s.b(), s.kept[1]);
                                         s.free(s.a(), s.kept[3]);
                                       }};
@@ -83,72 +85,74 @@ inline constexpr program freed_beside{"frees side by side", every,
 // Chunks go upstream while somebody wants them.
 inline constexpr program trimmed{"a trim beside requests", few,
                                  [] {
-                                   auto made = std::make_unique<scene>(4 * MiB, gpumem::pool_options{.limit = 4 * MiB});
-                                   made->free(scene::a(), made->allocate(scene::a(), 1 * MiB));
+                                   auto made =
+                                       std::make_unique<pool_fixture>(4 * MiB, gpumem::pool_options{.limit = 4 * MiB});
+                                   made->free(pool_fixture::a(), made->allocate(pool_fixture::a(), 1 * MiB));
                                    return made;
                                  },
-                                 [](scene& s) { s.free(s.a(), s.allocate(s.a(), 1 * MiB)); },
-                                 [](scene& s) {
+                                 [](pool_fixture& s) { s.free(s.a(), s.allocate(s.a(), 1 * MiB)); },
+                                 [](pool_fixture& s) {
                                    s.trim();
                                    s.allocate(s.b(), 1 * MiB);
                                  }};
 
 // There is room for one growth, and for two requests in it.
-inline constexpr program grown{"growth at the limit", few,
-                               [] { return std::make_unique<scene>(2 * MiB, gpumem::pool_options{.limit = 2 * MiB}); },
-                               [](scene& s) {
-                                 s.allocate(s.a(), 1 * MiB);
-                                 s.allocate(s.a(), 512 * KiB);
-                               },
-                               [](scene& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
+inline constexpr program grown{
+    "growth at the limit", few,
+    [] { return std::make_unique<pool_fixture>(2 * MiB, gpumem::pool_options{.limit = 2 * MiB}); },
+    [](pool_fixture& s) {
+      s.allocate(s.a(), 1 * MiB);
+      s.allocate(s.a(), 512 * KiB);
+    },
+    [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
 // Pages go while the other stream's work on them is still to run, and while the other thread maps.
 inline constexpr program paged{"pages that give way", few,
                                [] {
-                                 auto made = std::make_unique<scene>(gpumem::pool_options{.limit = 4 * MiB});
-                                 made->kept = {made->allocate(scene::a(), 2 * MiB)};
+                                 auto made = std::make_unique<pool_fixture>(gpumem::pool_options{.limit = 4 * MiB});
+                                 made->kept = {made->allocate(pool_fixture::a(), 2 * MiB)};
                                  return made;
                                },
-                               [](scene& s) {
+                               [](pool_fixture& s) {
                                  s.free(s.a(), s.kept[0]);
                                  s.trim();
                                },
-                               [](scene& s) { s.free(s.b(), s.allocate(s.b(), 3 * MiB)); }};
+                               [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 3 * MiB)); }};
 
 // Of five streams that have freed side by side a range keeps four apart.
 inline constexpr program many_streams{
     "more streams than tags", few - 1,
     [] {
-      auto made = std::make_unique<scene>(16 * MiB, gpumem::pool_options{.limit = 16 * MiB});
-      made->allocate(scene::a(), 16 * MiB - 5 * 128 * KiB); // so it stays under pressure
-      for (int i = 0; i < 5; ++i) made->kept.push_back(made->allocate(scene::a(), 128 * KiB));
-      made->allocate(scene::a(), 1 * MiB);
-      for (int i = 1; i < 6; ++i) made->order(scene::a(), fixed().all[i]);
+      auto made = std::make_unique<pool_fixture>(16 * MiB, gpumem::pool_options{.limit = 16 * MiB});
+      made->allocate(pool_fixture::a(), 16 * MiB - 5 * 128 * KiB); // so it stays under pressure
+      for (int i = 0; i < 5; ++i) made->kept.push_back(made->allocate(pool_fixture::a(), 128 * KiB));
+      made->allocate(pool_fixture::a(), 1 * MiB);
+      for (int i = 1; i < 6; ++i) made->order(pool_fixture::a(), fixed().all[i]);
       for (int i = 2; i < 5; ++i) {
         made->work(fixed().all[i], made->kept[i], 128 * KiB);
         made->free(fixed().all[i], made->kept[i]);
       }
       return made;
     },
-    [](scene& s) {
+    [](pool_fixture& s) {
       s.free(s.a(), s.kept[0]);
       s.free(fixed().all[5], s.kept[1]);
     },
-    [](scene& s) { s.free(s.b(), s.allocate(s.b(), 5 * 128 * KiB)); }};
+    [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 5 * 128 * KiB)); }};
 
 // The last handle goes while blocks are freed, which may be kept near their thread before that and not after.
 inline constexpr program closed{"the end of a pool beside frees", few,
                                 [] {
-                                  auto made = std::make_unique<scene>(4 * MiB, gpumem::pool_options{});
-                                  made->kept = {made->allocate(scene::a(), 8 * KiB)};
+                                  auto made = std::make_unique<pool_fixture>(4 * MiB, gpumem::pool_options{});
+                                  made->kept = {made->allocate(pool_fixture::a(), 8 * KiB)};
                                   return made;
                                 },
-                                [](scene& s) {
+                                [](pool_fixture& s) {
                                   auto* const p = s.allocate(s.a(), 4 * KiB);
                                   s.drop_handle();
                                   s.free(s.a(), p);
                                 },
-                                [](scene& s) {
+                                [](pool_fixture& s) {
                                   s.free(s.a(), s.kept[0]);
                                   s.drop_handle();
                                 }};
@@ -156,44 +160,45 @@ inline constexpr program closed{"the end of a pool beside frees", few,
 // An order is told while the stream that it is for asks for memory, from another thread.
 inline constexpr program told{"an order told beside a request", few,
                               [] {
-                                auto made = std::make_unique<scene>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB});
-                                made->kept = {made->allocate(scene::a(), 1 * MiB)};
+                                auto made =
+                                    std::make_unique<pool_fixture>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB});
+                                made->kept = {made->allocate(pool_fixture::a(), 1 * MiB)};
                                 return made;
                               },
-                              [](scene& s) {
+                              [](pool_fixture& s) {
                                 s.free(s.a(), s.kept[0]);
                                 s.order(s.a(), s.b());
                               },
-                              [](scene& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
+                              [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
 // The pool records evidence on a stream of gpumem's own while the other thread captures it.
 inline constexpr program captured{
     "a capture beside a request", few,
     [] {
-      auto made = std::make_unique<scene>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB});
-      made->free(scene::a(), made->allocate(scene::a(), 1 * MiB));
+      auto made = std::make_unique<pool_fixture>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB});
+      made->free(pool_fixture::a(), made->allocate(pool_fixture::a(), 1 * MiB));
       return made;
     },
-    [](scene& s) { s.capture(s.a()); }, [](scene& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
+    [](pool_fixture& s) { s.capture(s.a()); }, [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
 // Of large blocks that a thread keeps the third makes way for the first, which lies between the others: no request may
 // miss it on its way.
 inline constexpr program made_way{"a kept block that makes way", few - 1,
                                   [] {
-                                    auto made = std::make_unique<scene>(
+                                    auto made = std::make_unique<pool_fixture>(
                                         4 * MiB, gpumem::pool_options{.initial_size = 4 * MiB, .limit = 4 * MiB});
                                     for (int i = 0; i < 3; ++i)
-                                      made->kept.push_back(made->allocate(scene::a(), 1 * MiB));
+                                      made->kept.push_back(made->allocate(pool_fixture::a(), 1 * MiB));
                                     return made;
                                   },
-                                  [](scene& s) {
+                                  [](pool_fixture& s) {
                                     s.allocate(s.a(), 4 * KiB); // from then on the thread keeps what it frees
                                     for (int i : {1, 0, 2}) {
                                       s.free(s.a(), s.kept[i]);
                                       s.kept[i] = nullptr;
                                     }
                                   },
-                                  [](scene& s) {
+                                  [](pool_fixture& s) {
                                     bool const there = !s.kept[0] && !s.kept[1];
                                     if (!s.allocate(s.a(), 2 * MiB) && there)
                                       s.fail("a request missed what had been freed before");

@@ -1,6 +1,6 @@
 // What a random program does seldom: kernels that wait for others, captures, streams that die, pages that must stay.
 // SPDX-License-Identifier: Apache-2.0
-#include "chance.hpp"
+#include "random_source.hpp"
 #include "program.hpp"
 #include "region_upstream.hpp"
 
@@ -22,7 +22,7 @@
 #include <dlfcn.h>
 
 import gpumem;
-#include "lanes.hpp"
+#include "stream_kinds.hpp"
 #include "random_program.hpp"
 
 namespace gpumem_test {
@@ -58,14 +58,14 @@ template <class Memory> void random_program<Memory>::spin_and_allocate(actor& wh
 template <class Memory> void random_program<Memory>::recycle_stream(actor& who) {
   auto const which = who.random.one_in(2) ? foreign_c : foreign_d;
   {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     if (users_[which] > 0 || recycling_[which]) return;
     recycling_[which] = true;
   }
-  lane_fixtures::destroy_stream(foreign_[which]);
-  foreign_[which] = lane_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  stream_fixtures::destroy_stream(foreign_[which]);
+  foreign_[which] = stream_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
   count("streams recycled");
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   recycling_[which] = false;
 }
 
@@ -83,16 +83,16 @@ template <class Memory> void random_program<Memory>::serve_some(actor& who, cuda
 
 // A stream for one request, which dies whether its work is over or not.
 template <class Memory> void random_program<Memory>::live_shortly(actor& who) {
-  auto const made = lane_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  auto const made = stream_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
   serve_some(who, cuda::stream_ref{made});
   if (who.random.one_in(2)) gpumem::stream::adopt(made); // the end of a promise
-  lane_fixtures::destroy_stream(made);
+  stream_fixtures::destroy_stream(made);
   count("streams that lived shortly");
 }
 
 template <class Memory> void random_program<Memory>::live_shortly_as_a_thread(actor& who) {
   gpumem::sync::thread one{[&] {
-    gpumem::current_device const here{fixed().device};
+    gpumem::device_guard const here{fixed().device};
     for (auto const which : {null, per_thread}) serve_some(who, stream_of(which));
   }};
   one.join();
@@ -111,7 +111,7 @@ template <class Memory> void random_program<Memory>::free_in_capture(actor& who)
   checked_->deallocate(f.spin, *got, bytes);
   told_free(false);
   auto const refused = checked_->try_allocate(f.spin, bytes);
-  if (refused || refused.error().what != gpumem::outcome::capture_unsupported) fail("a grant in a capture");
+  if (refused || refused.error().reason != gpumem::outcome::capture_unsupported) fail("a grant in a capture");
   gpumem::check(gpumem::driver().graph_destroy(f.spin.end_capture()), "cuGraphDestroy");
   count("frees in a capture");
 }

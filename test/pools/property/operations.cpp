@@ -1,6 +1,6 @@
 // What the threads of a random program do: uses, orders, frees elsewhere, trims.
 // SPDX-License-Identifier: Apache-2.0
-#include "chance.hpp"
+#include "random_source.hpp"
 #include "program.hpp"
 #include "region_upstream.hpp"
 
@@ -21,7 +21,7 @@
 #include <dlfcn.h>
 
 import gpumem;
-#include "lanes.hpp"
+#include "stream_kinds.hpp"
 #include "random_program.hpp"
 
 namespace gpumem_test {
@@ -36,7 +36,7 @@ template <class Memory> void random_program<Memory>::allocate(actor& who) {
   auto const bytes = who.random.one_in(3) ? who.random.of(often) : 1 + who.random.below(who.random.of(largest));
   auto const alignment = who.random.one_in(8) ? std::size_t{4096} : std::size_t{256};
   auto const got = checked_->try_allocate(stream_of(which), bytes, alignment);
-  note(got ? offset(*got) : 1 + static_cast<unsigned>(got.error().what));
+  note(got ? offset(*got) : 1 + static_cast<unsigned>(got.error().reason));
   if (!got) {
     leave(which);
     return;
@@ -112,7 +112,7 @@ template <class Memory> void random_program<Memory>::free_by_identity(actor& who
   if (!block) return;
   if (block->home < 0) return put(*block);
   auto const on = gpumem::identify(stream_of(block->home), fixed().device);
-  auto const key = gpumem::stream_key::at_end_of(on.order(), on.handle());
+  auto const key = gpumem::stream_key::at_end_of(on.timeline(), on.handle());
   simulator::detail::freed(0, stream_of(block->home).get(), false, block->pointer, block->bytes);
   auto const services = pool_->services();
   services.table->deallocate_keyed(services.state, &key, block->pointer, block->bytes, 256);
@@ -150,7 +150,7 @@ template <class Memory> void random_program<Memory>::record_use(actor& who) {
   leave(block->home);
 }
 
-template <class Memory> void random_program<Memory>::order_lanes(actor& who) {
+template <class Memory> void random_program<Memory>::order_streams(actor& who) {
   auto const from = enter(who), to = enter(who);
   order(who.event, from, to);
   leave(from);
@@ -175,7 +175,7 @@ template <class Memory> void random_program<Memory>::trim(actor& who) {
 }
 
 template <class Memory> void random_program<Memory>::reserve(actor& who) {
-  auto const wanted = pool_->figures().reserved + who.random.below(3) * MiB / 2;
+  auto const wanted = pool_->statistics().reserved + who.random.below(3) * MiB / 2;
   try {
     auto const drawn = pool_->reserve(wanted);
     note(drawn);
@@ -186,7 +186,7 @@ template <class Memory> void random_program<Memory>::reserve(actor& who) {
 }
 
 template <class Memory> void random_program<Memory>::check_conservation(actor&) {
-  if (!engine().consistent()) fail("granted and free memory are not what is reserved");
+  if (!engine().is_consistent()) fail("granted and free memory are not what is reserved");
 }
 
 template <class Memory> void random_program<Memory>::step(actor& who) {
@@ -203,7 +203,7 @@ template <class Memory> void random_program<Memory>::step(actor& who) {
                                       {2, &random_program::free_by_identity},
                                       {2, &random_program::free_by_host},
                                       {5, &random_program::record_use},
-                                      {3, &random_program::order_lanes},
+                                      {3, &random_program::order_streams},
                                       {4, &random_program::look_for_completion},
                                       {2, &random_program::trim},
                                       {3, &random_program::recycle_stream},

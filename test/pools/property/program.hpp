@@ -10,7 +10,7 @@
 
 namespace gpumem_test {
 
-// What happened, by name: rungs, joins, growths, kinds of operations.
+// What happened, by name: tiers, joins, growths, kinds of operations.
 using tally = std::map<std::string, std::uint64_t>;
 
 struct program_result {

@@ -1,6 +1,6 @@
 // The life of a random program: its threads, its blocks, and its end.
 // SPDX-License-Identifier: Apache-2.0
-#include "chance.hpp"
+#include "random_source.hpp"
 #include "program.hpp"
 #include "region_upstream.hpp"
 
@@ -21,15 +21,15 @@
 #include <dlfcn.h>
 
 import gpumem;
-#include "lanes.hpp"
+#include "stream_kinds.hpp"
 #include "random_program.hpp"
 
 namespace gpumem_test {
 
 template <class Memory> int random_program<Memory>::enter(actor& who) {
   for (;;) {
-    auto const which = static_cast<int>(who.random.below(who.thread == 0 ? lanes : lanes - 1));
-    std::scoped_lock const held{guard_};
+    auto const which = static_cast<int>(who.random.below(who.thread == 0 ? stream_choices : stream_choices - 1));
+    std::scoped_lock const held{mutex_};
     if (recycling_[which]) continue;
     ++users_[which];
     return which;
@@ -38,20 +38,20 @@ template <class Memory> int random_program<Memory>::enter(actor& who) {
 
 template <class Memory> void random_program<Memory>::enter(int which) {
   if (which < 0) return;
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   ++users_[which];
 }
 
 template <class Memory> void random_program<Memory>::leave(int which) {
   if (which < 0) return;
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   --users_[which];
 }
 
-// Takes a block that the thread may use; the block keeps its lane in use.
+// Takes a block that the thread may use; the block keeps its stream in use.
 template <class Memory> std::optional<live_block> random_program<Memory>::pick(actor& who) {
   auto const start = who.random.next();
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     auto& block = blocks_[(start + i) % blocks_.size()];
     if (block.thread >= 0 && block.thread != who.thread) continue;
@@ -64,18 +64,18 @@ template <class Memory> std::optional<live_block> random_program<Memory>::pick(a
 }
 
 template <class Memory> void random_program<Memory>::put(live_block const& block) {
-  std::scoped_lock const held{guard_};
+  std::scoped_lock const held{mutex_};
   blocks_.push_back(block);
 }
 
 template <class Memory> void random_program<Memory>::body(int thread) {
   try {
-    gpumem::current_device const here{fixed().device}; // the work of default streams is the current device's
-    actor who{thread, chance{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
+    gpumem::device_guard const here{fixed().device}; // the work of default streams is the current device's
+    actor who{thread, random_source{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
     for (int i = 0; i < how_.operations; ++i) step(who);
     // What only this thread can free.
     for (;;) {
-      std::unique_lock held{guard_};
+      std::unique_lock held{mutex_};
       auto const own = std::ranges::find(blocks_, thread, &live_block::thread);
       if (own == blocks_.end()) break;
       auto const block = *own;
@@ -87,7 +87,7 @@ template <class Memory> void random_program<Memory>::body(int thread) {
     for (auto const which : {null, per_thread}) {
       who.event.record(stream_of(which));
       who.event.synchronize();
-      gpumem::identify(stream_of(which), fixed().device).order().poll();
+      gpumem::identify(stream_of(which), fixed().device).timeline().poll();
     }
   } catch (std::exception const& e) { fail(std::string{"an exception: "} + e.what()); }
 }
@@ -102,35 +102,36 @@ template <class Memory> program_result random_program<Memory>::finish() {
       checked_->deallocate(stream_of(block.home), block.pointer, block.bytes);
     }
   }
-  auto const figures = pool_->figures();
+  auto const statistics = pool_->statistics();
   auto& counts = result_.counts;
   for (auto const* const rare : {"trims that gave memory back", "streams recycled"}) counts[rare] += 0;
-  counts["rung own"] = figures.reuse_own;
-  counts["rung ordered"] = figures.reuse_ordered;
-  counts["rung completed"] = figures.reuse_completed;
-  counts["rung wait"] = figures.reuse_waited;
-  counts["rung drain"] = figures.reuse_drained;
-  counts[Memory::growths] = figures.growths;
-  counts[Memory::returns] = figures.releases;
-  counts["joins"] = figures.joins;
-  counts["joins refused"] = figures.joins_refused;
-  counts["failures"] = figures.failures;
-  counts["allocations"] = figures.allocations;
-  auto const paths = engine().read_paths();
-  counts["magazine hits"] = paths.near_hits;
-  counts["span hits"] = paths.spare_hits;
-  counts["blocks swept"] = paths.swept;
-  counts["credit refused"] = paths.refused;
-  counts["ranges given to all"] = paths.completed;
-  counts["shards beside the first"] = paths.shards - 1;
-  counts["calls under one lock of several"] = paths.shards > 1 ? paths.locked_calls - paths.all_locked : 0;
-  counts["grants out of others' shards"] = paths.borrowed;
-  counts["frees posted"] = paths.posted;
-  counts["chunks adopted"] = paths.adopted;
-  counts["free pages that gave way"] = paths.made_way;
-  counts["free pages that moved"] = paths.moved;
-  if (figures.live != 0) fail("live bytes are left: " + std::to_string(figures.live));
-  if (figures.limit && figures.peak_reserved > figures.limit) fail("more was reserved than the limit");
+  counts["tier own"] = statistics.reuse_same_stream;
+  counts["tier ordered"] = statistics.reuse_ordered;
+  counts["tier completed"] = statistics.reuse_completed;
+  counts["tier wait"] = statistics.reuse_waited;
+  counts["tier drain"] = statistics.reuse_after_sync;
+  counts[Memory::growths] = statistics.upstream_allocations;
+  counts[Memory::returns] = statistics.upstream_frees;
+  counts["coalesces"] = statistics.coalesces;
+  counts["coalesces refused"] = statistics.coalesces_refused;
+  counts["failures"] = statistics.failures;
+  counts["allocations"] = statistics.allocations;
+  auto const counters = engine().read_counters();
+  counts["thread cache hits"] = counters.thread_cache_hits;
+  counts["quick list hits"] = counters.quick_list_hits;
+  counts["blocks flushed"] = counters.flushed;
+  counts["frees over budget"] = counters.over_budget;
+  counts["ranges promoted"] = counters.promoted;
+  counts["shards beside the first"] = counters.shards - 1;
+  counts["calls under one lock of several"] =
+      counters.shards > 1 ? counters.locked_calls - counters.all_locked_calls : 0;
+  counts["steals"] = counters.steals;
+  counts["remote frees"] = counters.remote_frees;
+  counts["chunks migrated"] = counters.chunks_migrated;
+  counts["page evictions"] = counters.page_evictions;
+  counts["page moves"] = counters.page_moves;
+  if (statistics.live != 0) fail("live bytes are left: " + std::to_string(statistics.live));
+  if (statistics.limit && statistics.peak_reserved > statistics.limit) fail("more was reserved than the limit");
   checked_.reset();
   pool_.reset();
   // The end of a promise is where the last frees of a raw stream are covered by an event.
@@ -139,8 +140,8 @@ template <class Memory> program_result random_program<Memory>::finish() {
   for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i) gpumem::sync::sleep_for(std::chrono::milliseconds{1});
   if (memory_.outstanding() > 0) fail("chunks never went back: " + std::to_string(memory_.outstanding()) + " bytes");
   for (auto const which : {foreign_c, foreign_d}) {
-    gpumem::identify(stream_of(which), f.device).order().poll();
-    lane_fixtures::destroy_stream(foreign_[which]);
+    gpumem::identify(stream_of(which), f.device).timeline().poll();
+    stream_fixtures::destroy_stream(foreign_[which]);
   }
   for (auto const& found : simulator::take_findings()) fail(found.text);
   result_.trace = trace_;

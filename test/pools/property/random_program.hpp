@@ -11,8 +11,8 @@ inline constexpr std::size_t MiB = std::size_t{1} << 20;
 struct live_block {
   void* pointer = nullptr;
   std::size_t bytes = 0;
-  int home = 0;      // its lane; -1: the host
-  int thread = -1;   // the only one that may use it: its lane means another stream to others
+  int home = 0;      // its stream; -1: the host
+  int thread = -1;   // the only one that may use it: its stream means another stream to others
   bool read = false; // by recorded uses, so that nothing else may write it before its free
 };
 
@@ -24,7 +24,7 @@ public:
   static constexpr char const* growths = "growths";
   static constexpr char const* returns = "chunks given back";
 
-  pool make(chance& c, gpumem::pool_options options) {
+  pool make(random_source& c, gpumem::pool_options options) {
     region_.base = fixed().region;
     if (!c.one_in(4)) options.limit = c.of({std::size_t{3}, std::size_t{5}, std::size_t{9}}) * MiB;
     region_.capacity = c.of({std::size_t{4}, std::size_t{6}, std::size_t{12}}) * MiB;
@@ -45,7 +45,7 @@ public:
   static constexpr char const* growths = "growths by pages";
   static constexpr char const* returns = "runs of pages given back";
 
-  pool make(chance& c, gpumem::pool_options options) {
+  pool make(random_source& c, gpumem::pool_options options) {
     if (!c.one_in(4)) options.limit = c.of({std::size_t{4}, std::size_t{6}, std::size_t{10}}) * MiB;
     options.effort = c.of({0., 0.05, 1.});
     if (c.one_in(4)) options.initial_size = 2 * MiB;
@@ -53,7 +53,7 @@ public:
     auto const refuse_some = [fail_every, maps = 0u](void*, std::size_t) mutable {
       return fail_every == 0 || ++maps % fail_every != 0;
     };
-    return pool{fixed().device, options, {.addresses = 32 * MiB, .on_mapped = refuse_some}};
+    return pool{fixed().device, options, {.address_space = 32 * MiB, .on_mapped = refuse_some}};
   }
   std::uint64_t offset(void const* p) const { return reinterpret_cast<std::uintptr_t>(p) % (2 * MiB); }
   std::size_t outstanding() { return simulator::report().mappings; }
@@ -63,14 +63,14 @@ public:
 template <class Memory> class random_program {
 public:
   random_program(std::uint64_t seed, program_options const& how) : seed_{seed}, how_{how} {
-    chance c{seed};
+    random_source c{seed};
     gpumem::pool_options options;
     if (c.one_in(4)) options.release_threshold = c.below(3) * 2 * MiB;
-    options.cross_stream = c.one_in(7)   ? gpumem::reuse::own
-                           : c.one_in(6) ? gpumem::reuse::completed
-                                         : gpumem::reuse::wait;
+    options.cross_stream = c.one_in(7)   ? gpumem::reuse_policy::ordered
+                           : c.one_in(6) ? gpumem::reuse_policy::completed
+                                         : gpumem::reuse_policy::wait;
     for (auto which : {foreign_c, foreign_d}) {
-      foreign_[which] = lane_fixtures::make_stream(c.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+      foreign_[which] = stream_fixtures::make_stream(c.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
     }
     pool_.emplace(memory_.make(c, options));
     checked_.emplace(*pool_);
@@ -84,21 +84,21 @@ private:
   using event_type = gpumem::event;
   struct actor {
     int thread;
-    chance random;
+    random_source random;
     event_type event{fixed().device};
   };
 
   auto& engine() { return static_cast<gpumem::detail::pool_state*>(pool_->services().state)->engine(); }
   void fail(std::string text) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     if (result_.failure.empty()) result_.failure = std::move(text);
   }
   void note(std::uint64_t what) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     trace_ = (trace_ ^ what) * 0x100000001b3u;
   }
   void count(char const* what) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     ++result_.counts[what];
   }
   std::uint64_t offset(void const* p) const { return p ? memory_.offset(p) : ~std::uint64_t{0}; }
@@ -116,7 +116,7 @@ private:
     }
   }
 
-  // A lane that is in use is not recycled.
+  // A stream that is in use is not recycled.
   int enter(actor& who);
   void enter(int which);
   void leave(int which);
@@ -133,7 +133,7 @@ private:
   void free_by_identity(actor& who);
   void free_by_host(actor& who);
   void record_use(actor& who);
-  void order_lanes(actor& who);
+  void order_streams(actor& who);
   void look_for_completion(actor& who);
   void trim(actor& who);
   void reserve(actor& who);
@@ -154,7 +154,7 @@ private:
     by.make_wait(stream_of(to));
   }
   void told_free(bool elsewhere) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     ++result_.frees;
     result_.frees_elsewhere += elsewhere;
   }
@@ -162,12 +162,12 @@ private:
   std::uint64_t const seed_;
   program_options const how_;
   Memory memory_;
-  std::array<CUstream, lanes> foreign_{};
-  std::array<int, lanes> users_{};
-  std::array<bool, lanes> recycling_{};
+  std::array<CUstream, stream_choices> foreign_{};
+  std::array<int, stream_choices> users_{};
+  std::array<bool, stream_choices> recycling_{};
   std::optional<pool> pool_;
   std::optional<simulator::checked<pool>> checked_;
-  std::mutex guard_; // never held at a mark
+  std::mutex mutex_; // never held at a mark
   std::vector<live_block> blocks_;
   std::uint64_t trace_ = 0xcbf29ce484222325u;
   program_result result_;

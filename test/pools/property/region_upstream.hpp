@@ -20,7 +20,7 @@ struct region {
   unsigned fail_every = 0;  // every so-manieth draw fails; 0: none
 
   void* draw(std::size_t bytes) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     ++draws_;
     if ((fail_every && draws_ % fail_every == 0) || bytes > capacity - drawn_) throw std::bad_alloc{};
     auto at = base;
@@ -33,17 +33,17 @@ struct region {
     return reinterpret_cast<void*>(at);
   }
   void give(void* p, std::size_t bytes) noexcept {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     given_.erase(reinterpret_cast<std::uintptr_t>(p));
     drawn_ -= bytes;
   }
   std::size_t drawn() {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     return drawn_;
   }
 
 private:
-  std::mutex guard_;
+  std::mutex mutex_;
   std::size_t drawn_ = 0;
   unsigned draws_ = 0;
   std::map<std::uintptr_t, std::size_t> given_; // first fit

@@ -1,7 +1,7 @@
 // The property test of the pool: correct programs under a schedule that a seed decides, judged by the simulated device.
 // `--seed N`, or GPUMEM_SEED, replays one; `--seeds N` or GPUMEM_SEEDS says how many.
 // SPDX-License-Identifier: Apache-2.0
-#include "children.hpp"
+#include "forked_runs.hpp"
 
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ program_result run_scheduled(std::uint64_t seed) {
 }
 
 program_result run_once(std::uint64_t seed) {
-  gpumem_test::children one{run_scheduled};
+  gpumem_test::forked_runs one{run_scheduled};
   one.start(seed);
   return one.finish_first();
 }
@@ -63,7 +63,7 @@ TEST(pool_property, correct_programs_find_no_fault) {
     return expect_same_again(*only_seed);
   }
   program_result sum;
-  gpumem_test::children programs{run_scheduled};
+  gpumem_test::forked_runs programs{run_scheduled};
   std::uint64_t next = 1;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     while (next <= seeds && programs.running() < programs.at_once()) programs.start(next++);

@@ -1,7 +1,7 @@
 // Very many operations of threads that run as they like, on the simulated device: what goes wrong once in a million.
 // Not a test of ctest, since it takes minutes: `cmake --build --preset release --target pool_soak`, and --help.
 // SPDX-License-Identifier: Apache-2.0
-#include "../property/chance.hpp"
+#include "../property/random_source.hpp"
 #include "../property/region_upstream.hpp"
 #include "shape.hpp"
 

@@ -1,7 +1,7 @@
 // One soak: its threads, their blocks, and what it counts. Every block bears its owner's stamp, which must be there
-// when it is freed; of each thirty-second of the time the device's judge is told, as work on the whole block; the
-// pool's books are looked at now and then. Include it after `import gpumem;` and what main.cpp includes before: it
-// includes nothing itself.
+// when it is freed; of each thirty-second of the time the simulated device's checker is told, as work on the whole
+// block; the pool's books are looked at now and then. Include it after `import gpumem;` and what main.cpp includes
+// before: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -30,7 +30,7 @@ struct block {
   std::byte* pointer;
   std::size_t bytes;
   unsigned stream;
-  bool told; // to the judge
+  bool told; // to the checker
 };
 
 // At a block's begin: whose it is, or on which stream it was freed.
@@ -60,13 +60,13 @@ public:
       for (auto const& one : each) free(one, one.stream);
     }
     look();
-    auto const figures = pool_.figures();
-    if (figures.live != 0) fail("live bytes are left");
+    auto const statistics = pool_.statistics();
+    if (statistics.live != 0) fail("live bytes are left");
     auto const percent = [](std::uint64_t part, std::uint64_t of) {
       return 100. * static_cast<double>(part) / static_cast<double>(of);
     };
     auto const steals = percent(all_.steals, all_.allocations);
-    auto const growth = percent(figures.growths + figures.releases, done_);
+    auto const growth = percent(statistics.upstream_allocations + statistics.upstream_frees, done_);
     std::printf(
         "%-20s %11llu operations %8.1f s %6.0f ns each; %5.2f %% steals, %5.2f %% growth or trim, %llu failed\n",
         what_.name, static_cast<unsigned long long>(done_), seconds.count(),
@@ -80,13 +80,13 @@ public:
 
 private:
   void fail(std::string const& text) {
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     if (well_.exchange(false)) std::printf("%s: %s\n", what_.name, text.c_str());
   }
 
   void body(unsigned number) {
-    gpumem::current_device const here{gpumem::device::current()};
-    chance random{how_.seed * 64 + number};
+    gpumem::device_guard const here{gpumem::device::current()};
+    random_source random{how_.seed * 64 + number};
     std::vector<block> live;
     std::size_t bytes = 0;
     counted mine;
@@ -116,14 +116,14 @@ private:
     }
     for (auto const& each : live) free(each, each.stream);
     together_.arrive_and_drop();
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     done_ += done;
     all_.allocations += mine.allocations;
     all_.steals += mine.steals;
     all_.failures += mine.failures;
   }
 
-  block allocate(chance& random, unsigned number, bool told, counted& mine) {
+  block allocate(random_source& random, unsigned number, bool told, counted& mine) {
     auto const powers = static_cast<std::uint64_t>(std::bit_width(what_.largest / what_.smallest));
     auto const power = what_.smallest << random.below(powers);
     auto const bytes = power - random.below(power / 2);
@@ -155,10 +155,10 @@ private:
     pool_.deallocate(streams_[on], one.pointer, one.bytes);
   }
 
-  void end(chance& random, unsigned number, block const& one) {
+  void end(random_source& random, unsigned number, block const& one) {
     if (!random.one_in(what_.handed_one_in)) return free(one, one.stream);
     auto const to = (number + 1) % how_.threads;
-    std::scoped_lock const held{guard_};
+    std::scoped_lock const held{mutex_};
     handed_[to].push_back(one);
     waiting_ = true;
   }
@@ -181,7 +181,7 @@ private:
     if (!waiting_.load(std::memory_order_relaxed)) return;
     std::deque<block> mine;
     {
-      std::scoped_lock const held{guard_};
+      std::scoped_lock const held{mutex_};
       mine.swap(handed_[number]);
       waiting_ = std::ranges::any_of(handed_, [](auto const& each) { return !each.empty(); });
     }
@@ -197,7 +197,7 @@ private:
 
   void look() {
     auto const services = pool_.services();
-    if (!static_cast<gpumem::detail::pool_state*>(services.state)->engine().consistent()) {
+    if (!static_cast<gpumem::detail::pool_state*>(services.state)->engine().is_consistent()) {
       fail("granted and free memory are not what is reserved");
     }
     for (auto const& found : simulator::take_findings()) fail(found.text);
@@ -211,7 +211,7 @@ private:
   std::barrier<> together_;
   std::atomic<bool> waiting_{false}; // somebody has been handed something
   std::atomic<bool> well_{true};
-  std::mutex guard_;
+  std::mutex mutex_;
   counted all_;
   std::uint64_t done_ = 0;
 };

@@ -156,7 +156,7 @@ protected:
   static simulator::options stepped_by_hand() {
     simulator::options how;
     how.mode = simulator::stepping::manual;
-    how.patience = std::chrono::milliseconds(200);
+    how.stall_timeout = std::chrono::milliseconds(200);
     return how;
   }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-# Reads the import lines of modules/ and src/ against the order of the rooms: a room uses only what stands before it.
+# Reads the import lines of modules/ and src/ against the order of the layers: a layer uses only what stands before it.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
 from pathlib import Path
 
-ROOMS = ["bridge", "base", "core", "observe", "sources", "pools", "adaptors", "containers", "coroutines", "thrust"]
-# Beside the rooms: plain C++ that takes part in no module; `c` imports the whole of it, as a user does.
+LAYERS = ["bridge", "base", "core", "observe", "sources", "pools", "adaptors", "containers", "coroutines", "thrust"]
+# Beside the layers: plain C++ that takes part in no module; `c` imports the whole of it, as a user does.
 OUTSIDE = {"c", "simulator"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")
 IMPORT = re.compile(r"^\s*(?:export\s+)?import\s+(?:([\w.]+)|:([\w.]+))\s*;")
@@ -15,7 +15,7 @@ IMPORT = re.compile(r"^\s*(?:export\s+)?import\s+(?:([\w.]+)|:([\w.]+))\s*;")
 class Unit:
     def __init__(self, path, root):
         self.path = path.relative_to(root)
-        self.room = self.path.parts[1] if len(self.path.parts) > 2 else None
+        self.layer = self.path.parts[1] if len(self.path.parts) > 2 else None
         self.exported, self.module, self.partition, self.imports = False, None, None, []
         text = re.sub(r"/\*.*?\*/", lambda c: "\n" * c[0].count("\n"), path.read_text(), flags=re.S)
         for number, line in enumerate(text.splitlines(), 1):
@@ -33,50 +33,50 @@ class Unit:
 def check(root):
     faults = []
     files = sorted([*root.glob("modules/**/*.cppm"), *root.glob("src/**/*.cpp")])
-    units = [u for u in (Unit(f, root) for f in files) if u.room not in OUTSIDE]
-    rooms = {u.noun(): u.room for u in units if u.exported and u.partition and u.module == "gpumem"}
+    units = [u for u in (Unit(f, root) for f in files) if u.layer not in OUTSIDE]
+    layers = {u.noun(): u.layer for u in units if u.exported and u.partition and u.module == "gpumem"}
     table = next((u for u in units if u.exported and u.module == "gpumem" and not u.partition), None)
     for unit in units:
-        faults += check_unit(unit, rooms)
+        faults += check_unit(unit, layers)
     if table is None:
         faults.append("modules: no unit says `export module gpumem;`")
     else:
         listed = {partition for _, _, partition in table.imports}
-        faults += [f"{table.path}: does not list :{noun}" for noun in rooms if noun not in listed]
+        faults += [f"{table.path}: does not list :{noun}" for noun in layers if noun not in listed]
     return faults + cycles(units)
 
 
-def check_unit(unit, rooms):
+def check_unit(unit, layers):
     is_table = unit.exported and unit.module == "gpumem" and not unit.partition
     if is_table:
         return []
     if unit.module is None:
         return [f"{unit.path}: is no module unit"]
-    if unit.room not in ROOMS:
-        return [f"{unit.path}: is in no room"]
+    if unit.layer not in LAYERS:
+        return [f"{unit.path}: is in no layer"]
     if unit.module == "gpumem" and not unit.partition:
-        return [f"{unit.path}: `module gpumem;` imports every room unseen; make it a partition, :noun.impl"]
+        return [f"{unit.path}: `module gpumem;` imports every layer unseen; make it a partition, :noun.impl"]
     faults = []
     if unit.noun() and unit.path.stem != unit.noun():
         faults.append(f"{unit.path}: is named otherwise than its partition :{unit.partition}")
     if unit.exported and unit.partition and "." in unit.partition:
         faults.append(f"{unit.path}: an interface partition is one noun, not :{unit.partition}")
     for number, module, partition in unit.imports:
-        faults += check_import(unit, number, module, partition, rooms)
+        faults += check_import(unit, number, module, partition, layers)
     return faults
 
 
-def check_import(unit, number, module, partition, rooms):
+def check_import(unit, number, module, partition, layers):
     here = f"{unit.path}:{number}"
     if module:
-        own = unit.room == "thrust" and module.startswith("gpumem")
+        own = unit.layer == "thrust" and module.startswith("gpumem")
         return [] if own else [f"{here}: imports the module {module}"]
     if unit.module != "gpumem":
         return []  # a partition of a module that stands above
-    if partition not in rooms:
+    if partition not in layers:
         return [f"{here}: imports :{partition}, which is no interface partition"]
-    if ROOMS.index(rooms[partition]) > ROOMS.index(unit.room):
-        return [f"{here}: {unit.room} imports :{partition} upward, from {rooms[partition]}"]
+    if LAYERS.index(layers[partition]) > LAYERS.index(unit.layer):
+        return [f"{here}: {unit.layer} imports :{partition} upward, from {layers[partition]}"]
     return []
 
 

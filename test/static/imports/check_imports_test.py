@@ -18,7 +18,7 @@ GOOD = {
     "modules/pools/pool.cppm": "export module gpumem:pool;\nimport :sync;\nimport :waiter;\n",
     "src/base/sync.cpp": "module gpumem:sync.impl;\nimport :sync;\n",
     "src/core/waiter.cpp": "module gpumem:waiter.impl;\nimport :sync;\nimport :waiter;\n/*\nimport :pool;\n*/\n",
-    "src/simulator/engine.cpp": "int simulated;\n",
+    "src/simulator/simulation.cpp": "int simulated;\n",
     "modules/thrust/thrust.cppm": "export module gpumem.thrust;\nimport gpumem;\n",
 }
 
@@ -54,7 +54,7 @@ class CheckImports(unittest.TestCase):
                          "src/base/sync.cpp:2", "upward")
 
     def test_unit_that_imports_every_room(self):
-        self.assert_told({"src/base/sync.cpp": "module gpumem;\n"}, "src/base/sync.cpp", "every room")
+        self.assert_told({"src/base/sync.cpp": "module gpumem;\n"}, "src/base/sync.cpp", "every layer")
 
     def test_cycle_within_a_room(self):
         self.assert_told({"modules/core/event.cppm": "export module gpumem:event;\nimport :waiter;\n",
@@ -73,7 +73,7 @@ class CheckImports(unittest.TestCase):
         self.assert_told({"src/core/wait.cpp": "module gpumem:waiter.impl;\n"}, "is named otherwise")
 
     def test_unknown_room(self):
-        self.assert_told({"src/misc/waiter.cpp": "module gpumem:waiter.impl;\n"}, "is in no room")
+        self.assert_told({"src/misc/waiter.cpp": "module gpumem:waiter.impl;\n"}, "is in no layer")
 
     def test_import_of_the_whole_module(self):
         self.assert_told({"src/core/waiter.cpp": "module gpumem:waiter.impl;\nimport gpumem;\n"},

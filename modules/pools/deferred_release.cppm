@@ -1,0 +1,37 @@
+// Pools that have ended and that wait, outside the library thread, until their memory can go back.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:deferred_release;
+import :std;
+import :stream_timeline;
+import :timer;
+
+namespace gpumem::detail {
+
+/// Base of objects that give a closed pool's memory back, in passes of the library thread: each time the timer expires.
+/// A pool whose memory no event covers may wait for ever, so it leaves that thread. A pool that outlives the driver is
+/// leaked on purpose, and stays reachable.
+export class deferred_release : public timer {
+public:
+  /// Starts a pass of each pool left behind. Called when a wanted event was recorded, and when a pool is made or ends.
+  /// Any thread.
+  static void retry_releases() noexcept;
+
+protected:
+  ~deferred_release() = default;
+  /// Called in a pass, which must not start another one, or when the driver is gone.
+  void defer_release() noexcept;
+  /// Asks for an event on each of the uncovered streams, after defer_release(). An event that was recorded just before
+  /// causes no visit, so the caller looks again.
+  void request_events() noexcept;
+
+private:
+  /// Streams that keep memory without an event that covers it. Throws std::bad_alloc.
+  virtual std::vector<stream_timeline*> streams_without_event() = 0;
+
+  deferred_release* next_deferred_ = nullptr;
+};
+
+/// Whether the process is exiting: the library thread must come to an end. From the first call on that is noted.
+export bool process_is_exiting() noexcept;
+
+} // namespace gpumem::detail

@@ -1,0 +1,80 @@
+// The order of a range of memory: which streams may still use it, and up to which of their epochs.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:stream_uses;
+import :std;
+import :stream_timeline;
+
+namespace gpumem::detail {
+
+/// A use of memory on a stream, up to an epoch.
+export struct stream_use {
+  stream_timeline* timeline = nullptr;
+  epoch newest = 0;
+
+  /// The host has seen the use complete.
+  inline bool completed() const noexcept { return timeline->completed(newest); }
+  /// Some event covers the use, open or complete; only then can polling complete it.
+  inline bool has_event() const noexcept { return completed() || timeline->newest_recorded() >= newest; }
+  /// It is open, and polling can complete it.
+  inline bool may_complete() const noexcept { return !completed() && timeline->can_complete(newest); }
+};
+
+/// At most four uses, one for each stream; the newest epoch stands for the older ones. No use: nobody uses the memory.
+/// Guarded by the lock of the pool that keeps it.
+export class stream_uses {
+public:
+  static constexpr std::size_t max_streams = 4;
+
+  stream_uses() = default;
+  explicit inline stream_uses(stream_use const& only) noexcept { assign(only); }
+
+  inline stream_use const* begin() const noexcept { return uses_.data(); }
+  inline stream_use const* end() const noexcept { return uses_.data() + size_; }
+  inline bool empty() const noexcept { return size_ == 0; }
+  inline std::size_t size() const noexcept { return size_; }
+  inline void clear() noexcept { size_ = 0; }
+  /// One use and no other.
+  inline void assign(stream_use const& only) noexcept {
+    uses_[0] = only;
+    size_ = 1;
+  }
+
+  stream_use const* find(stream_timeline const& timeline) const noexcept;
+
+  /// Adds a use; false, and nothing changed, if that would be a fifth stream.
+  inline bool add(stream_use const& use) noexcept {
+    if (size_ > 0) [[unlikely]]
+      return add_to_others(use);
+    assign(use);
+    return true;
+  }
+  /// Adds the uses of another set; false, and nothing changed, if that would make more than four streams.
+  inline bool join(stream_uses const& other) noexcept {
+    if (other.size_ == 1 && size_ == 1 && other.uses_[0].timeline == uses_[0].timeline) [[likely]] {
+      uses_[0].newest = std::max(uses_[0].newest, other.uses_[0].newest);
+      return true;
+    }
+    return other.size_ == 0 || join_many(other);
+  }
+  void remove(stream_timeline const& timeline) noexcept;
+  /// Drops what the host has seen complete.
+  void prune() noexcept;
+
+  /// The host has seen every use complete.
+  bool completed() const noexcept;
+  /// Both name the same streams, at whatever epochs.
+  inline bool same_streams(stream_uses const& other) const noexcept {
+    if (size_ != other.size_) return false;
+    return size_ == 0 || (size_ == 1 ? uses_[0].timeline == other.uses_[0].timeline : same_many(other));
+  }
+
+private:
+  bool add_to_others(stream_use const& use) noexcept;
+  bool join_many(stream_uses const& other) noexcept;
+  bool same_many(stream_uses const& other) const noexcept;
+
+  std::size_t size_ = 0; // before the uses: with the first of them on one cache line of a block
+  std::array<stream_use, max_streams> uses_{};
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,66 @@
+// Memory of block records.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <sys/mman.h>
+#include <type_traits>
+module gpumem:block_metadata.impl;
+import :block_metadata;
+import :block;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t huge_page = std::size_t{2} << 20;
+inline constexpr std::size_t backed_at_once = huge_page / sizeof(block);
+inline constexpr std::size_t grown_at_once = 256;
+
+// Of addresses, with what is lost as the first record is aligned.
+constexpr std::size_t bytes_of(std::size_t count) noexcept { return count * sizeof(block) + huge_page; }
+
+} // namespace
+
+static_assert(std::is_trivially_destructible_v<block>);
+
+block_metadata::~block_metadata() {
+  if (reserved_) munmap(reserved_, bytes_of(end_));
+}
+
+// As many as there are numbers; where the process may have few addresses, a small part, as others need some.
+void block_metadata::reserve_addresses() {
+  constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
+  for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
+    auto* const begin = mmap(nullptr, bytes_of(count), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin == MAP_FAILED) continue;
+    auto const address = reinterpret_cast<std::uintptr_t>(begin);
+    reserved_ = begin;
+    base_ = reinterpret_cast<block*>((address + huge_page - 1) & ~(huge_page - 1));
+    end_ = count;
+    return;
+  }
+  throw std::bad_alloc{};
+}
+
+// Many records are reached at random: in huge pages, where the system has them, that costs no walk through its tables.
+// Small pools stay small: the first records are in none.
+void block_metadata::add_memory() {
+  if (!base_) reserve_addresses();
+  auto* const begin = base_ + backed_;
+  if (backed_ == end_ || mprotect(begin, huge_page, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc{};
+  madvise(begin, huge_page, backed_ > 0 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  backed_ += backed_at_once;
+}
+
+void block_metadata::grow() {
+  if (next_ >= backed_) add_memory();
+  auto const end = next_ / grown_at_once * grown_at_once + grown_at_once;
+  std::uninitialized_value_construct(base_ + next_, base_ + end);
+  for (auto number = end; number > next_; --number) release(base_[number - 1]); // the lowest is taken first
+  next_ = end;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,51 @@
+// Taking parts of what may be kept, and giving them back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+module gpumem:cache_budget.impl;
+import :cache_budget;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::int64_t quantum = 64 << 10;
+
+} // namespace
+
+bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
+  for (auto const amount : {std::max(need, quantum), need}) {
+    if (claimable(mine) < amount) continue;
+    if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
+      mine.allowance += amount;
+      mine.claimed.fetch_add(amount, std::memory_order_release); // as usage reads
+      return true;
+    }
+    unclaimed_.fetch_add(amount, std::memory_order_relaxed);
+  }
+  return false;
+}
+
+void cache_budget::release(share& mine) noexcept {
+  mine.allowance = 0;
+  unclaimed_.fetch_add(mine.claimed.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept {
+  max_share_.store(static_cast<std::int64_t>(max_share), std::memory_order_relaxed);
+  auto const now = static_cast<std::int64_t>(bytes);
+  unclaimed_.fetch_add(now - total_, std::memory_order_relaxed);
+  total_ = now;
+}
+
+void cache_budget::usage::add(share const& one) noexcept {
+  // In this order.
+  auto const claimed = one.claimed.load(std::memory_order_acquire);
+  std::int64_t const spare = one.allowance;
+  in_use += static_cast<std::size_t>(std::max(claimed - spare, std::int64_t{0}));
+  allowance += spare;
+}
+
+} // namespace gpumem::detail

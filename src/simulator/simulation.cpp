@@ -1,0 +1,269 @@
+// The engine's set-up, its calls, and its streams and contexts.
+// SPDX-License-Identifier: Apache-2.0
+#include "simulation.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <utility>
+
+#include "real_driver.hpp"
+
+namespace simulated {
+
+namespace {
+
+constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1};
+
+/// No stream of the context is left, nor the order of those that were, nor its peers.
+void forget_streams(context& home) {
+  home.streams.clear();
+  home.per_thread.clear();
+  home.legacy.reset();
+  home.gone = {};
+  home.ended = {};
+  home.peers.clear();
+}
+
+/// Prints, at the end of the process, the findings that nobody took.
+struct farewell {
+  simulation* said_by = nullptr;
+  ~farewell() {
+    if (said_by != nullptr) said_by->findings.last_word();
+  }
+};
+farewell at_exit;
+
+std::atomic<bool> forked{false};
+
+} // namespace
+
+bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed); }
+
+simulation& the_simulation() {
+  static simulation* const one = [] {
+    auto* made = new simulation;
+    at_exit.said_by = made;
+    ::pthread_atfork(nullptr, nullptr, [] { forked = the_simulation().initialised(); });
+    return made;
+  }();
+  return *one;
+}
+
+host_thread& this_host_thread() {
+  static std::atomic<std::uint64_t> made{0};
+  thread_local host_thread self{.number = ++made, .contexts = {}};
+  return self;
+}
+
+simulation::simulation() { reset(default_options); }
+
+bool simulation::reset(const gpumem_simulator_options& options) {
+  if (executing_ || !blocked_.empty()) return false;
+  options_ = options;
+  for (auto& home : primaries) forget_streams(*home);
+  drop_work();
+  pools.clear();
+  streams.clear();
+  events.clear();
+  graphs.clear();
+  executables.clear();
+  modules.clear();
+  captures.clear();
+  order.clear();
+  findings.clear();
+  faults.clear();
+  calls.clear();
+  host = {};
+  host_time = operations_run = streams_made = events_made = implicit_waits = captures_made = 0;
+  free_components_.clear();
+  components_ = 1;
+  chance_ = random_source(options.seed);
+  eagerness_ = calls_at_this_pace_ = 0;
+  mappings.clear();
+  physicals.clear();
+  allocations.configure(options.devices, options.capacity);
+  while (std::cmp_less(primaries.size(), options.devices)) {
+    primaries.push_back(std::make_unique<context>());
+    primaries.back()->device = static_cast<int>(primaries.size()) - 1;
+  }
+  for (auto& home : primaries) {
+    if (home->device >= options.devices) home->active = false;
+    if (home->active) activate(*home);
+  }
+  return true;
+}
+
+void simulation::reseed(locked& lock, std::uint64_t seed) {
+  while (step(lock)) {}
+  for (const auto& home : primaries)
+    for (const stream_ptr& on : home->streams)
+      if (on->queue.empty()) host.join(on->order);
+  for (const auto& home : primaries) host.join(home->ended);
+  chance_ = random_source(seed);
+  eagerness_ = calls_at_this_pace_ = 0;
+}
+
+void simulation::drop_work() {
+  for (const stream_ptr& on : active_) on->queue.clear();
+  active_.clear();
+  retired_.clear();
+}
+
+CUresult simulation::initialise() {
+  if (initialised_) return CUDA_SUCCESS;
+  if (const std::string real = real_driver_in_use(); !real.empty()) {
+    std::fprintf(stderr, "gpumem simulator: refuses to start beside a real driver (%s)\n", real.c_str());
+    return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+  }
+  initialised_ = true;
+  return CUDA_SUCCESS;
+}
+
+void simulation::mark_call() const {
+  if (auto* hook = on_call.load(std::memory_order_acquire)) hook(on_call_context.load(std::memory_order_relaxed));
+}
+
+CUresult simulation::admit(const char* name, unsigned rules) {
+  ++calls[name];
+  if (this_host_thread().in_function) {
+    find(finding_kind::call_in_host_function, std::string(name) + " was called by a function that runs as device work");
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
+  if (const CUresult fault = faults.at_call(name); fault != CUDA_SUCCESS) return fault;
+  if ((rules & before_init) != 0) return CUDA_SUCCESS;
+  if (!initialised_) return CUDA_ERROR_NOT_INITIALIZED;
+  if (faults.sticky() != CUDA_SUCCESS) return faults.sticky();
+  if ((rules & needs_context) != 0) {
+    const context* home = current();
+    if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
+  if ((rules & unsafe_in_capture) != 0 && forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+void simulation::find(finding_kind kind, const std::string& text, party later) {
+  findings.add({kind, {}, later, {}, {}, text});
+}
+
+/// A clock component: one whose stream is gone and wholly seen by the host, else a new one.
+void simulation::take_component(stream& made) {
+  std::erase_if(retired_, [&](const stream_ptr& gone) {
+    if (!host.covers(gone->component, gone->number)) return false;
+    free_components_.push_back({gone->component, gone->number});
+    return true;
+  });
+  if (free_components_.empty()) {
+    made.component = components_++;
+    return;
+  }
+  made.component = free_components_.back().component;
+  made.base = made.number = free_components_.back().counted;
+  free_components_.pop_back();
+}
+
+stream_ptr simulation::make_stream(context& home, stream_kind kind, unsigned flags, int priority) {
+  auto made = std::make_shared<stream>();
+  made->id = ++stream_ids_;
+  made->home = &home;
+  made->kind = kind;
+  made->flags = flags;
+  made->priority = priority;
+  take_component(*made);
+  home.streams.push_back(made);
+  if (kind == stream_kind::own) {
+    made->handle = static_cast<CUstream>(streams.insert(made));
+    ++streams_made;
+  }
+  return made;
+}
+
+void simulation::retire(const stream_ptr& on) {
+  std::erase(on->home->streams, on);
+  if (on->blocking()) on->home->gone.join(on->order);
+  on->home->ended.join(on->order);
+  retired_.push_back(on);
+}
+
+stream_ptr simulation::legacy_of(context& home) {
+  if (!home.legacy) home.legacy = make_stream(home, stream_kind::legacy, 0, 0);
+  return home.legacy;
+}
+
+stream_ptr simulation::per_thread_of(context& home) {
+  stream_ptr& own = home.per_thread[this_host_thread().number];
+  if (!own) own = make_stream(home, stream_kind::per_thread, 0, 0);
+  return own;
+}
+
+stream_ptr simulation::resolve(CUstream handle, CUresult& why) {
+  why = CUDA_SUCCESS;
+  if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+    context* home = current();
+    if (home != nullptr && home->active)
+      return handle == CU_STREAM_PER_THREAD ? per_thread_of(*home) : legacy_of(*home);
+    why = home == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return nullptr;
+  }
+  if (const stream_ptr* found = streams.find(handle)) return *found;
+  if (streams.state(handle) == handle_state::destroyed)
+    find(finding_kind::dead_stream, "use of a stream handle after its stream was destroyed");
+  why = CUDA_ERROR_INVALID_HANDLE;
+  return nullptr;
+}
+
+std::shared_ptr<event> simulation::resolve(CUevent handle, CUresult& why) {
+  why = CUDA_SUCCESS;
+  if (const auto* found = events.find(handle)) return *found;
+  if (events.state(handle) == handle_state::destroyed)
+    find(finding_kind::dead_event, "use of an event handle after its event was destroyed");
+  why = CUDA_ERROR_INVALID_HANDLE;
+  return nullptr;
+}
+
+context* simulation::current() const {
+  const auto& stack = this_host_thread().contexts;
+  return stack.empty() ? nullptr : stack.back();
+}
+
+void simulation::activate(context& home) {
+  if (!home.active) home.id = ++context_ids_;
+  home.active = true;
+  legacy_of(home);
+}
+
+/// The context's streams, events and memory die with it; work that had not run never will.
+void simulation::destroy(context& home) {
+  std::vector<const void*> dead;
+  events.visit([&](const event& e) {
+    if (e.home != &home) return;
+    dead.push_back(e.handle);
+    if (e.last) e.last->never = false; // waits for it end
+  });
+  for (const void* handle : dead) events.erase(handle);
+  for (const stream_ptr& on : home.streams) {
+    on->queue.clear();
+    if (on->handle != nullptr && on->alive) streams.erase(on->handle);
+    on->alive = false;
+    host.join(on->order);
+    retired_.push_back(on);
+  }
+  std::erase_if(active_, [&](const stream_ptr& on) { return on->home == &home; });
+  std::erase_if(captures, [&](const auto& open) { return open->members.front().on->home == &home; });
+  forget_streams(home);
+  pools.drop(home);
+  const actor who = host_point("destruction of the context");
+  for (const std::uint64_t address : allocations.of(&home)) {
+    order.gone(who, address, allocations.find(address)->granted, false);
+    allocations.release(address);
+  }
+  home.active = false;
+  home.flags = 0;
+  ++progress_;
+  changed_.notify_all();
+}
+
+} // namespace simulated

@@ -1,0 +1,57 @@
+// What a capture forbids to whom.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "simulation.hpp"
+
+namespace simulated {
+
+bool simulation::forbidden_by_capture() {
+  const host_thread& self = this_host_thread();
+  if (self.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+  bool found = false;
+  for (const auto& open : captures) {
+    const bool own = open->begun_by == self.number && open->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    const bool global =
+        open->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && self.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    if (!own && !global) continue;
+    invalidate(*open);
+    found = true;
+  }
+  return found;
+}
+
+// Driver 580, in each of the modes of a capture and of a thread.
+bool simulation::breaks_captures_of(const context& home) {
+  bool found = false;
+  for (const auto& open : captures) {
+    const bool here = std::any_of(open->members.begin(), open->members.end(),
+                                  [&](const auto& member) { return member.on->home == &home; });
+    if (!here) continue;
+    invalidate(*open);
+    found = true;
+  }
+  return found;
+}
+
+bool simulation::legacy_breaks_capture(const stream& on) {
+  if (on.kind != stream_kind::legacy) return false;
+  bool found = false;
+  for (const auto& open : captures)
+    for (const auto& member : open->members) {
+      if (member.on->home != on.home || !member.on->blocking()) continue;
+      invalidate(*open);
+      found = true;
+    }
+  return found;
+}
+
+bool simulation::legacy_meets_capture(const stream& on) const {
+  if (on.kind != stream_kind::legacy) return false;
+  return std::any_of(captures.begin(), captures.end(), [&](const auto& open) {
+    return std::any_of(open->members.begin(), open->members.end(),
+                       [&](const auto& member) { return member.on->home == on.home && member.on->blocking(); });
+  });
+}
+
+} // namespace simulated

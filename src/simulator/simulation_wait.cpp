@@ -1,0 +1,97 @@
+// Blocked host calls: run the device, let other threads run, and tell a deadlock from a wait.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <utility>
+
+#include "simulation.hpp"
+
+namespace simulated {
+
+CUresult simulation::block_until(locked& lock, const std::string& what, const std::function<bool()>& done) {
+  using clock = std::chrono::steady_clock;
+  const std::uint64_t thread = this_host_thread().number;
+  blocked_.push_back({thread, what});
+  const auto leave = [&](CUresult result) {
+    std::erase_if(blocked_, [&](const blocked_call& call) { return call.thread == thread; });
+    return result;
+  };
+  std::uint64_t seen = progress_;
+  auto since = clock::now();
+  while (!done()) {
+    if (step(lock)) continue;
+    if (on_block != nullptr) {
+      lock.unlock();
+      const bool others_ran = on_block(on_block_context);
+      lock.lock();
+      if (others_ran || done() || step(lock)) continue;
+      return leave(deadlocked(what));
+    }
+    if (!executing_ && alone()) return leave(deadlocked(what));
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+    if (seen != progress_) {
+      seen = progress_;
+      since = clock::now();
+    } else if (!executing_ && clock::now() - since > std::chrono::milliseconds(options_.stall_timeout_ms)) {
+      return leave(deadlocked(what));
+    }
+  }
+  return leave(CUDA_SUCCESS);
+}
+
+/// Of threads that a test schedules only one goes on at a time, so that none may be waited for; nor may a function be
+/// by its own thread.
+std::uint64_t simulation::run_until_idle(locked& lock) {
+  for (;;) {
+    if (step(lock)) continue;
+    if (!executing_ || on_block != nullptr || this_host_thread().in_function) return pending();
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  }
+}
+
+/// Whether no thread of the process is outside a blocked call.
+bool simulation::alone() const {
+  std::error_code failed;
+  const std::filesystem::directory_iterator threads("/proc/self/task", failed);
+  if (failed) return false;
+  return std::cmp_less_equal(std::distance(begin(threads), end(threads)), blocked_.size());
+}
+
+CUresult simulation::deadlocked(const std::string& what) {
+  const std::string text = "deadlock: " + what + " cannot be satisfied, nothing can run any more; " + who_waits();
+  std::fprintf(stderr, "gpumem simulator: %s\n", text.c_str());
+  find(finding_kind::deadlock, text);
+  return CUDA_ERROR_TIMEOUT;
+}
+
+std::string simulation::who_waits() const {
+  std::string text;
+  for (const blocked_call& call : blocked_)
+    text += "host thread " + std::to_string(call.thread) + " is in " + call.what + "; ";
+  const auto point_of = [](const position& p) {
+    return "operation " + std::to_string(p.number - p.on->base) + " of stream " + std::to_string(p.on->id);
+  };
+  for (const stream_ptr& on : active_) {
+    const operation& front = on->queue.front();
+    text += "stream " + std::to_string(on->id) + " is at " + front.action + " " +
+            std::to_string(front.number - on->base) + ", which waits for";
+    const std::size_t before = text.size();
+    if (front.recorded && front.recorded->never) text += " nothing: it was told never to complete";
+    if (front.flag) text += " a value in memory";
+    if (front.awaited)
+      for (const position& p : front.awaited->covers)
+        if (!p.done()) text += " " + point_of(p);
+    for (const position& p : front.after)
+      if (!p.done()) text += " " + point_of(p) + " (legacy stream)";
+    if (text.size() == before) text += " nothing";
+    text += "; ";
+  }
+  text.resize(text.size() - std::min<std::size_t>(text.size(), 2));
+  return text;
+}
+
+} // namespace simulated

@@ -1,0 +1,204 @@
+// Device work: enqueuing, choosing what runs next, running it, waiting for it.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "simulation.hpp"
+
+namespace simulated {
+
+bool flag_wait::satisfied() const noexcept {
+  const std::uint64_t mask = wide ? ~std::uint64_t{0} : 0xffffffffu;
+  const std::uint64_t seen = wide ? __atomic_load_n(static_cast<const std::uint64_t*>(address), __ATOMIC_ACQUIRE)
+                                  : __atomic_load_n(static_cast<const std::uint32_t*>(address), __ATOMIC_ACQUIRE);
+  const std::uint64_t wanted = value & mask;
+  switch (condition & 3u) {
+  case CU_STREAM_WAIT_VALUE_EQ: return seen == wanted;
+  case CU_STREAM_WAIT_VALUE_AND: return (seen & wanted) != 0;
+  case CU_STREAM_WAIT_VALUE_NOR: return (~(seen | wanted) & mask) != 0;
+  default:
+    return wide ? static_cast<std::int64_t>(seen - wanted) >= 0
+                : static_cast<std::int32_t>(static_cast<std::uint32_t>(seen) - static_cast<std::uint32_t>(wanted)) >= 0;
+  }
+}
+
+bool operation::ready() const noexcept {
+  if (recorded && recorded->never) return false;
+  if (awaited && !awaited->done()) return false;
+  if (flag && !flag->satisfied()) return false;
+  return std::all_of(after.begin(), after.end(), [](const position& p) { return p.done(); });
+}
+
+/// Moves a stream's clock to its next point, behind the host, the legacy barriers and an awaited record.
+void simulation::order_behind(stream& on, operation* work) {
+  on.order.join(host);
+  const auto behind = [&](const stream_ptr& other) {
+    on.order.join(other->order);
+    if (work != nullptr && !other->queue.empty()) work->after.push_back({other, other->number});
+  };
+  if (on.kind == stream_kind::legacy) {
+    on.order.join(on.home->gone);
+    for (const stream_ptr& other : on.home->streams)
+      if (other.get() != &on && other->blocking() && other->used()) behind(other);
+  } else if (on.blocking() && on.home->legacy && on.home->legacy->used()) {
+    behind(on.home->legacy);
+  }
+  if (work != nullptr && work->awaited) on.order.join(work->awaited->order);
+  on.order.set(on.component, ++on.number);
+}
+
+CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
+  if (legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (on->capturing) {
+    if (on->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    on->capturing->add(on, std::move(work));
+    return CUDA_SUCCESS;
+  }
+  order_behind(*on, &work);
+  work.number = on->number;
+  work.enqueued_at = host_time;
+  if (work.recorded) {
+    work.recorded->covers.push_back({on, on->number});
+    work.recorded->order = on->order;
+  }
+  const actor who = newest_point(on, work.action);
+  const bool own = this_host_thread().own_work;
+  for (const touched& range : work.touches) order.touch(who, range.address, range.bytes, range.write, own);
+  if (on->queue.empty()) active_.push_back(on);
+  on->queue.push_back(std::move(work));
+  ++progress_;
+  changed_.notify_all();
+  return CUDA_SUCCESS;
+}
+
+actor simulation::point(const stream_ptr& on, const char* action) {
+  order_behind(*on, nullptr);
+  return newest_point(on, action);
+}
+
+actor simulation::newest_point(const stream_ptr& on, const char* action) {
+  return {on->component, on->number, {on->id, on->number - on->base, action}, &on->order, on->home->device};
+}
+
+actor simulation::host_point(const char* action) {
+  const std::uint64_t tick = host.at(host_component) + 1;
+  host.set(host_component, tick);
+  return {host_component, tick, {0, tick, action}, &host};
+}
+
+stream* simulation::choose() {
+  const std::size_t count = active_.size();
+  if (count == 0) return nullptr;
+  const std::size_t first = chance_.below(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    stream* candidate = active_[(first + i) % count].get();
+    if (candidate->queue.front().ready()) return candidate;
+  }
+  return nullptr;
+}
+
+bool simulation::step(locked& lock) {
+  if (executing_) return false;
+  stream* on = choose();
+  if (on == nullptr) return false;
+  if (const auto& run = on->queue.front().run) {
+    executing_ = on->running = true;
+    lock.unlock();
+    host_thread& self = this_host_thread();
+    self.in_function = true;
+    run();
+    self.in_function = false;
+    lock.lock();
+    executing_ = on->running = false;
+  }
+  finish(*on);
+  return true;
+}
+
+/// The front operation is done: its time, its record, and whoever waited for it.
+void simulation::finish(stream& on) {
+  if (on.queue.empty()) return; // its context was destroyed while it ran
+  operation work = std::move(on.queue.front());
+  std::uint64_t begin = std::max(on.end_time, work.enqueued_at);
+  for (const position& p : work.after) begin = std::max(begin, p.on->end_time);
+  if (work.awaited) begin = std::max(begin, work.awaited->time);
+  on.end_time = begin + work.duration;
+  if (work.recorded) work.recorded->time = on.end_time;
+  on.queue.pop_front();
+  ++operations_run;
+  ++progress_;
+  if (on.queue.empty()) {
+    const auto place = std::find_if(active_.begin(), active_.end(), [&](const auto& s) { return s.get() == &on; });
+    const stream_ptr keep = std::move(*place);
+    *place = std::move(active_.back());
+    active_.pop_back();
+    if (!on.alive) retire(keep);
+  }
+  changed_.notify_all();
+}
+
+void simulation::advance(locked& lock) {
+  host_time += 1000;
+  if (options_.manual != 0 || active_.empty()) return;
+  if (calls_at_this_pace_-- == 0) {
+    eagerness_ = static_cast<unsigned>(chance_.below(4));
+    calls_at_this_pace_ = 16 + static_cast<unsigned>(chance_.below(64));
+  }
+  constexpr std::uint64_t most[] = {2, 3, 6, 48};
+  std::uint64_t steps = chance_.below(most[eagerness_]);
+  if (eagerness_ == 0 && chance_.below(4) != 0) steps = 0;
+  while (steps-- > 0 && step(lock)) {}
+}
+
+bool simulation::idle(const stream& on) const {
+  if (!on.queue.empty()) return false;
+  if (on.kind != stream_kind::legacy) return true;
+  return std::all_of(on.home->streams.begin(), on.home->streams.end(),
+                     [](const stream_ptr& other) { return !other->blocking() || other->queue.empty(); });
+}
+
+vector_clock simulation::order_now(const stream& on) const {
+  vector_clock all = on.order;
+  if (on.kind == stream_kind::legacy)
+    for (const stream_ptr& other : on.home->streams)
+      if (other->blocking()) all.join(other->order);
+  return all;
+}
+
+std::uint64_t simulation::pending() const {
+  std::uint64_t count = 0;
+  for (const stream_ptr& on : active_) count += on->queue.size();
+  return count;
+}
+
+CUresult simulation::wait_for(locked& lock, const stream_ptr& on, const char* call) {
+  std::vector<position> until{{on, on->number}};
+  if (on->kind == stream_kind::legacy)
+    for (const stream_ptr& other : on->home->streams)
+      if (other->blocking()) until.push_back({other, other->number});
+  const vector_clock seen = order_now(*on);
+  const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
+  if (!done()) {
+    const std::string what = std::string(call) + " for stream " + std::to_string(on->id);
+    const std::uint64_t id = on->home->id;
+    if (const CUresult result = block_until(lock, what, done); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = after_wait(*on->home, id); result != CUDA_SUCCESS) return result;
+  }
+  for (const position& p : until) host_time = std::max(host_time, p.on->end_time);
+  host.join(seen);
+  return CUDA_SUCCESS;
+}
+
+CUresult simulation::wait_for_all(locked& lock, context& home, const char* call) {
+  std::vector<position> until;
+  for (const stream_ptr& on : home.streams)
+    if (!on->queue.empty()) until.push_back({on, on->number});
+  const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
+  if (done()) return CUDA_SUCCESS;
+  const std::string what = std::string(call) + " for all work of device " + std::to_string(home.device);
+  const std::uint64_t id = home.id;
+  const CUresult result = block_until(lock, what, done);
+  return result == CUDA_SUCCESS ? after_wait(home, id) : result;
+}
+
+} // namespace simulated

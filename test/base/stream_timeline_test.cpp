@@ -1,0 +1,240 @@
+// Epochs, evidence, and the clocks of streams.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/stepped_device.hpp"
+
+#include <chrono>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::device;
+using gpumem::stream;
+using stream_timeline = std::remove_reference_t<decltype(std::declval<gpumem::stream_key const&>().timeline())>;
+using vector_clock = decltype(std::declval<stream_timeline const&>().snapshot());
+namespace simulator = gpumem::simulator;
+
+TEST(vector_clock, keeps_the_newest_epoch_of_each_stream) {
+  vector_clock clock;
+  EXPECT_EQ(clock.at(3), 0u);
+  clock.raise(3, 7);
+  clock.raise(1, 2);
+  clock.raise(3, 5); // older: stays
+  EXPECT_EQ(clock.at(3), 7u);
+  EXPECT_EQ(clock.at(1), 2u);
+  EXPECT_EQ(clock.at(2), 0u);
+}
+
+TEST(vector_clock, joins_to_the_newer_of_each) {
+  vector_clock a, b;
+  a.raise(1, 5);
+  a.raise(2, 1);
+  b.raise(2, 9);
+  b.raise(4, 3);
+  a.join(b);
+  EXPECT_EQ(a.at(1), 5u);
+  EXPECT_EQ(a.at(2), 9u);
+  EXPECT_EQ(a.at(4), 3u);
+  EXPECT_EQ(b.at(1), 0u);
+}
+
+class timeline_test : public test::stepped_device {
+protected:
+  // What an earlier test has left on a pooled stream is seen complete first.
+  void SetUp() override {
+    simulator::run_until_idle();
+    for (auto* s : {&a, &b}) timeline(*s).poll();
+  }
+  stream_timeline& timeline(stream& s) { return s.key().timeline(); }
+  device first{0};
+  stream a{first}, b{first};
+};
+
+TEST_F(timeline_test, an_event_recorded_later_completes_everything_before_it) {
+  simulator::work(a, {}, 1us);
+  auto const freed = timeline(a).current_epoch();
+  auto const covers = timeline(a).record_later(a.get());
+  EXPECT_GE(covers, freed);
+  EXPECT_GT(timeline(a).current_epoch(), covers);
+  EXPECT_TRUE(timeline(a).has_event());
+  EXPECT_EQ(timeline(a).newest_recorded(), covers);
+  timeline(a).poll();
+  EXPECT_FALSE(timeline(a).completed(freed));
+  simulator::run_until_idle();
+  timeline(a).poll();
+  EXPECT_TRUE(timeline(a).completed(freed));
+  EXPECT_FALSE(timeline(a).has_event());
+}
+
+TEST_F(timeline_test, an_event_recorded_later_is_never_waited_for) {
+  auto const covers = timeline(a).record_later(a.get());
+  EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), covers));
+  EXPECT_FALSE(timeline(b).ordered_after(timeline(a), covers));
+}
+
+TEST_F(timeline_test, an_event_recorded_at_the_free_is_waited_for_in_its_epoch) {
+  auto const before = timeline(a).current_epoch();
+  auto const block = timeline(a).record_at_free(a.get());
+  EXPECT_GT(block, before); // an epoch in which nobody else has freed
+  EXPECT_GT(timeline(a).current_epoch(), block);
+  EXPECT_FALSE(
+      timeline(a).insert_wait(timeline(b), b.get(), before)); // what was freed earlier has no evidence of its own
+  EXPECT_TRUE(timeline(a).insert_wait(timeline(b), b.get(), block));
+  EXPECT_TRUE(timeline(b).ordered_after(timeline(a), block));
+  EXPECT_TRUE(timeline(b).ordered_after(timeline(a), before)); // the event covers it, too
+  EXPECT_FALSE(timeline(b).ordered_after(timeline(a), timeline(a).current_epoch()));
+}
+
+TEST_F(timeline_test, a_poll_of_a_complete_stream_asks_two_of_its_events) {
+  constexpr int many = 20;
+  auto const asked = [] { return gpumem::driver_calls("cuEventQuery"); };
+  gpumem::epoch newest = 0;
+  for (int i = 0; i < many; ++i) newest = timeline(a).record_later(a.get());
+  simulator::run_until_idle();
+  auto const before = asked();
+  EXPECT_FALSE(timeline(a).poll());
+  EXPECT_TRUE(timeline(a).completed(newest));
+  EXPECT_EQ(asked() - before, 2u);
+}
+
+TEST_F(timeline_test, a_poll_finds_what_is_complete_and_since_when_the_rest_is_open) {
+  auto const begin = gpumem::sync::now();
+  std::vector<gpumem::epoch> recorded;
+  for (int i = 0; i < 3; ++i) recorded.push_back(timeline(a).record_later(a.get()));
+  simulator::step();
+  auto const since = timeline(a).poll();
+  EXPECT_TRUE(timeline(a).completed(recorded[0]));
+  EXPECT_FALSE(timeline(a).completed(recorded[1]));
+  ASSERT_TRUE(since);
+  EXPECT_GE(*since, begin);
+  EXPECT_LE(*since, gpumem::sync::now());
+  simulator::run_until_idle();
+  EXPECT_FALSE(timeline(a).poll());
+  EXPECT_TRUE(timeline(a).completed(recorded[2]));
+}
+
+TEST_F(timeline_test, no_epoch_read_by_another_thread_is_a_precise_one) {
+  // Whoever reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
+  std::vector<gpumem::epoch> precise, read;
+  std::thread reader{[&] {
+    for (int i = 0; i < 20'000; ++i) read.push_back(timeline(a).current_epoch());
+  }};
+  for (int i = 0; i < 3'000; ++i) {
+    if (auto const e = timeline(a).record_at_free(a.get())) precise.push_back(e);
+    simulator::run_until_idle();
+    timeline(a).poll();
+  }
+  reader.join();
+  ASSERT_FALSE(precise.empty());
+  std::size_t at = 0;
+  for (auto const e : read) {
+    while (at < precise.size() && precise[at] < e) ++at;
+    if (at < precise.size()) ASSERT_NE(precise[at], e);
+  }
+}
+
+TEST_F(timeline_test, failed_wait_gives_no_order) {
+  auto const block = timeline(a).record_at_free(a.get());
+  simulator::fail_call("cuStreamWaitEvent", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), block));
+  EXPECT_FALSE(timeline(b).ordered_after(timeline(a), block));
+}
+
+TEST_F(timeline_test, is_always_ordered_after_itself) {
+  EXPECT_TRUE(timeline(a).ordered_after(timeline(a), timeline(a).current_epoch()));
+}
+
+TEST_F(timeline_test, records_nothing_in_a_capture) {
+  gpumem::check(gpumem::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+  EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
+  EXPECT_EQ(timeline(a).record_at_free(a.get()), 0u);
+  CUgraph graph = nullptr;
+  gpumem::check(gpumem::driver().stream_end_capture(a.get(), &graph), "end"); // not spoiled
+  gpumem::driver().graph_destroy(graph);
+  EXPECT_FALSE(timeline(a).has_event());
+}
+
+TEST_F(timeline_test, the_null_stream_is_recorded_later_only) {
+  gpumem::device_guard const scope{first};
+  auto const key = gpumem::identify(gpumem::stream_ref{CUstream{}}, first);
+  key.timeline().prepare();
+  auto const covers = key.timeline().record_at_free(nullptr);
+  ASSERT_NE(covers, 0u);
+  EXPECT_FALSE(key.timeline().insert_wait(timeline(b), b.get(), covers));
+  simulator::run_until_idle();
+  key.timeline().poll();
+  EXPECT_TRUE(key.timeline().completed(covers));
+}
+
+TEST_F(timeline_test, a_full_ring_of_events_records_no_more_until_polled) {
+  simulator::work(a, {}, 1us);
+  std::size_t recorded = 0;
+  for (int i = 0; i < 500; ++i) {
+    timeline(a).prepare();
+    if (timeline(a).record_later(a.get()) != 0) ++recorded;
+  }
+  EXPECT_EQ(recorded, 64u);
+  simulator::run_until_idle();
+  timeline(a).poll();
+  EXPECT_NE(timeline(a).record_later(a.get()), 0u);
+}
+
+TEST_F(timeline_test, a_record_that_fails_leaves_no_event) {
+  simulator::fail_call("cuEventRecord", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
+  EXPECT_FALSE(timeline(a).has_event());
+  EXPECT_FALSE(first.lost());
+}
+
+TEST_F(timeline_test, counts_frees_until_a_record_is_due) {
+  timeline(a).record_later(a.get());
+  for (int i = 1; i < 1024; ++i) ASSERT_FALSE(timeline(a).count_unrecorded(1, 1, 1 << 20)) << i;
+  EXPECT_TRUE(timeline(a).count_unrecorded(1, 1, 1 << 20));
+  timeline(a).record_later(a.get());
+  EXPECT_FALSE(timeline(a).count_unrecorded(1, 100, 1000));
+  EXPECT_TRUE(timeline(a).count_unrecorded(1, 900, 1000)); // by bytes
+}
+
+TEST_F(timeline_test, an_event_stays_requested_until_it_is_recorded) {
+  EXPECT_FALSE(timeline(a).event_requested());
+  timeline(a).request_event();
+  EXPECT_TRUE(timeline(a).event_requested());
+  timeline(a).record_later(a.get());
+  EXPECT_FALSE(timeline(a).event_requested());
+}
+
+TEST_F(timeline_test, a_retired_stream_completes_its_last_frees) {
+  auto const key = a.key();
+  auto const freed = key.timeline().current_epoch();
+  { auto const gone = std::move(a); }
+  EXPECT_TRUE(key.timeline().has_event());
+  simulator::run_until_idle();
+  key.timeline().poll();
+  EXPECT_TRUE(key.timeline().completed(freed));
+  a = stream{first};
+}
+
+TEST_F(timeline_test, prepared_again_when_another_has_taken_the_spare_events) {
+  simulator::work(b, {}, 1us);
+  timeline(a).prepare();
+  timeline(b).prepare();
+  while (timeline(b).record_at_free(b.get())) {} // with all that there are
+  timeline(a).prepare();
+  EXPECT_NE(timeline(a).record_at_free(a.get()), 0u);
+}
+
+TEST_F(timeline_test, an_error_of_a_query_is_not_completion) {
+  auto const covers = timeline(b).record_later(b.get());
+  simulator::run_until_idle();
+  simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_LAUNCH_FAILED);
+  timeline(b).poll();
+  EXPECT_FALSE(timeline(b).completed(covers));
+  EXPECT_TRUE(first.lost()); // the last test: the device stays lost
+}
+
+} // namespace

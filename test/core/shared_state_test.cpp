@@ -1,0 +1,98 @@
+// How long a state lives, and that exactly one thread ends it.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+struct counted final : gpumem::shared_state {
+  explicit counted(std::atomic<int>& ended) : ended_{ended} {}
+  ~counted() override { ++ended_; }
+  std::atomic<int>& ended_;
+};
+using handle = gpumem::state_ptr<counted>;
+
+TEST(shared_state, ends_with_the_last_handle) {
+  std::atomic<int> ended{0};
+  {
+    handle a{new counted{ended}};
+    handle b{a}, c{std::move(a)};
+    EXPECT_EQ(b, c);
+    b = handle{new counted{ended}};
+    EXPECT_EQ(ended, 0);
+    c = b;
+    EXPECT_EQ(ended, 1);
+    auto& self = c;
+    c = self;
+  }
+  EXPECT_EQ(ended, 2);
+}
+
+TEST(shared_state, ends_with_the_last_block_after_the_handles) {
+  std::atomic<int> ended{0};
+  auto* const state = new counted{ended};
+  {
+    handle const only{state};
+    state->add_live();
+    state->add_live();
+    state->add_live();
+    state->drop_live();
+  }
+  EXPECT_EQ(ended, 0);
+  state->drop_live();
+  EXPECT_EQ(ended, 0);
+  state->drop_live();
+  EXPECT_EQ(ended, 1);
+}
+
+TEST(shared_state, counts_blocks_freed_on_other_threads_than_they_came_from) {
+  std::atomic<int> ended{0};
+  auto* const state = new counted{ended};
+  {
+    handle const only{state};
+    std::thread{[&] {
+      for (int i = 0; i < 10; ++i) state->add_live();
+    }}.join();
+    for (int i = 0; i < 9; ++i) state->drop_live(); // this thread's slot counts below zero
+  }
+  EXPECT_EQ(ended, 0);
+  state->drop_live();
+  EXPECT_EQ(ended, 1);
+}
+
+TEST(shared_state, ends_once_when_handles_and_blocks_go_on_many_threads) {
+  // Blocks of one thread's slot are freed on another's while the slots are folded: no count may come to zero early.
+  for (int round = 0; round < 3000; ++round) {
+    std::atomic<int> ended{0};
+    auto* const state = new counted{ended};
+    auto* const last = new handle{state};
+    constexpr int each = 4, threads = 4;
+    std::atomic<int> there{0};
+    std::vector<std::thread> all;
+    for (int i = 0; i < threads; ++i) {
+      all.emplace_back([&, i] {
+        for (int k = 0; k < each; ++k) state->add_live();
+        ++there;
+        while (there < threads) std::this_thread::yield();
+        if (i == 0) {
+          delete last;
+          for (int k = 0; k < each; ++k) state->drop_live();
+        } else if (i == 1) {
+          for (int k = 0; k < 2 * each; ++k) state->drop_live(); // its own and another's
+        } else if (i == 2) {
+          for (int k = 0; k < each; ++k) state->drop_live();
+        }
+      });
+    }
+    for (auto& thread : all) thread.join();
+    ASSERT_EQ(ended, 1) << round;
+  }
+}
+
+} // namespace

@@ -1,0 +1,134 @@
+// The last large blocks of a thread: found by stream and size, gone by turns, left out where they are not asked for.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+import gpumem;
+
+using gpumem::detail::block;
+using gpumem::detail::stream_use;
+
+namespace {
+
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class large_cache_test : public gpumem_test::simulated_test {
+protected:
+  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  block& freed(std::size_t bytes, gpumem::stream const& on) {
+    auto& one = made[count++];
+    one.bytes = bytes;
+    one.uses.assign(stream_use{&of(on), 1});
+    return one;
+  }
+  void fill() {
+    while (!cache.full()) cache.insert(freed((count + 1) * MiB, a));
+  }
+  // How many went, 1000 at most.
+  int evict_while_worthwhile() {
+    int evicted = 0;
+    for (; cache.enabled() && evicted < 1000; ++evicted) {
+      count = 0;
+      cache.insert(freed(MiB, a));
+      EXPECT_NE(cache.evict(), nullptr);
+    }
+    return evicted;
+  }
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  std::array<block, 64> made;
+  std::size_t count = 0;
+  gpumem::detail::large_cache cache;
+};
+
+TEST_F(large_cache_test, finds_each_block_once_by_stream_and_exact_size) {
+  auto& first = freed(MiB, a);
+  auto& second = freed(MiB, b);
+  auto& third = freed(2 * MiB, a);
+  for (auto* const each : {&first, &second, &third}) cache.insert(*each);
+  EXPECT_EQ(cache.pop(of(a), MiB + 256), nullptr);
+  EXPECT_EQ(cache.pop(of(b), 2 * MiB), nullptr);
+  EXPECT_EQ(cache.pop(of(b), MiB), &second);
+  EXPECT_EQ(cache.pop(of(b), MiB), nullptr) << "it is no longer kept";
+  EXPECT_EQ(cache.pop(of(a), 2 * MiB), &third);
+  EXPECT_FALSE(cache.empty());
+  EXPECT_EQ(cache.pop(of(a), MiB), &first);
+  EXPECT_TRUE(cache.empty());
+}
+
+// The fingerprints by which they are looked for may be the same: here an address and a size make up for each other.
+TEST_F(large_cache_test, tells_blocks_with_equal_fingerprints_apart) {
+  auto const apart = reinterpret_cast<std::uintptr_t>(&of(a)) - reinterpret_cast<std::uintptr_t>(&of(b));
+  auto& first = freed(2 * MiB, a);
+  auto& second = freed(2 * MiB + apart, b);
+  cache.insert(first);
+  EXPECT_EQ(cache.pop(of(b), 2 * MiB + apart), nullptr);
+  cache.insert(second);
+  EXPECT_EQ(cache.pop(of(b), 2 * MiB + apart), &second) << "behind the other";
+  EXPECT_EQ(cache.pop(of(a), 2 * MiB), &first);
+}
+
+TEST_F(large_cache_test, finds_all_blocks_of_one_size) {
+  for (int i = 0; i < 3; ++i) cache.insert(freed(MiB, a));
+  for (int i = 0; i < 3; ++i) EXPECT_NE(cache.pop(of(a), MiB), nullptr);
+  EXPECT_EQ(cache.pop(of(a), MiB), nullptr);
+}
+
+TEST_F(large_cache_test, evicts_in_turn) {
+  fill();
+  EXPECT_EQ(count, gpumem::detail::large_cache::capacity);
+  EXPECT_EQ(cache.evict(), &made[0]);
+  EXPECT_EQ(cache.pop(of(a), 2 * MiB), &made[1]);
+  fill(); // in both places
+  EXPECT_EQ(cache.evict(), &made[count - 1]) << "where the second was";
+  EXPECT_EQ(cache.evict(), &made[2]);
+  for (std::size_t left = gpumem::detail::large_cache::capacity - 2; left > 0; --left)
+    EXPECT_NE(cache.pop_any(), nullptr);
+  EXPECT_TRUE(cache.empty());
+  EXPECT_EQ(cache.pop_any(), nullptr);
+  EXPECT_EQ(cache.evict(), nullptr);
+}
+
+TEST_F(large_cache_test, is_disabled_without_hits_and_tried_again) {
+  ASSERT_TRUE(cache.enabled());
+  auto const evicted = evict_while_worthwhile();
+  EXPECT_GT(evicted, 16);
+  EXPECT_LT(evicted, 1000);
+  int left_out = 1;
+  while (!cache.enabled()) ASSERT_LT(++left_out, 100'000);
+  EXPECT_GT(left_out, 8 * evicted) << "seldom";
+
+  cache.insert(freed(MiB, a));
+  ASSERT_NE(cache.pop(of(a), MiB), nullptr);
+  EXPECT_LT(evict_while_worthwhile(), evicted) << "for a short time";
+}
+
+TEST_F(large_cache_test, stays_enabled_with_a_few_hits) {
+  for (int i = 0; i < 1000; ++i) {
+    count = 0;
+    cache.insert(freed(MiB, a));
+    (i % 5 == 0 ? cache.pop(of(a), MiB) : cache.evict());
+    ASSERT_TRUE(cache.enabled());
+  }
+}
+
+TEST_F(large_cache_test, counts_blocks_that_cannot_be_cached_as_misses) {
+  for (int i = 0; cache.enabled(); ++i) {
+    ASSERT_LT(i, 1000);
+    ASSERT_EQ(cache.evict(), nullptr);
+  }
+}
+
+TEST_F(large_cache_test, does_not_count_flushed_blocks) {
+  for (int i = 0; i < 1000; ++i) {
+    count = 0;
+    cache.insert(freed(MiB, a));
+    ASSERT_NE(cache.pop_any(), nullptr);
+  }
+  EXPECT_TRUE(cache.enabled());
+}
+
+} // namespace

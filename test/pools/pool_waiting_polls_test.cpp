@@ -1,0 +1,92 @@
+// How often the library thread looks for what completes, and that others have that thread meanwhile. The clock is the
+// schedules', so that time passes only where a test lets it.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+import gpumem;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "waiting_fixture.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::pool_resource;
+using gpumem::sync::now;
+using gpumem_test::MiB;
+namespace simulator = gpumem::simulator;
+
+// Two pools with a request each that waits for the end of work, for so long that the looks are rare.
+class pool_waiting_polls : public gpumem_test::waiting_fixture {
+protected:
+  using pool_type = pool_resource<gpumem::cuda_resource>;
+
+  void SetUp() override {
+    for (auto& one : pools) {
+      auto block = one->acquire(a, 60 * MiB).wait();
+      use(block);
+      free_used(block);
+    }
+    first.emplace(*this, *pools[0], b, 60 * MiB);
+    second.emplace(*this, *pools[1], b, 60 * MiB);
+    for (int i = 0; i < 3; ++i) { // turns that come too early
+      gpumem::sync::sleep_for(1ms);
+      run_all();
+    }
+    gpumem::sync::sleep_for(100ms);
+  }
+  void TearDown() override {
+    for (auto* const one : {&first, &second}) one->reset();
+    for (auto& one : pools) one.reset();
+    let_pass(); // the pools give back
+    waiting_fixture::TearDown();
+  }
+
+  static void let_pass() {
+    simulator::run_until_idle();
+    gpumem::sync::sleep_for(100ms);
+  }
+  std::optional<pool_type> make_pool() const {
+    return pool_type{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
+  }
+
+  std::array<std::optional<pool_type>, 2> pools{make_pool(), make_pool()};
+  std::optional<request> first, second;
+};
+
+TEST_F(pool_waiting_polls, hide_no_completion_from_another_pool) {
+  let_pass();
+  run_all();
+  EXPECT_EQ(first->ended(), gpumem::outcome::granted);
+  EXPECT_EQ(second->ended(), gpumem::outcome::granted);
+}
+
+TEST_F(pool_waiting_polls, are_rare_while_nothing_changes) {
+  auto const before = gpumem::driver_calls();
+  gpumem::sync::sleep_for(100ms);
+  EXPECT_GE(gpumem::driver_calls() - before, 100u);
+  EXPECT_LE(gpumem::driver_calls() - before, 1'000u);
+}
+
+TEST_F(pool_waiting_polls, polls_leave_the_library_thread_to_others) {
+  auto library_thread_runs = []() -> gpumem::task<> { co_await test::hop{gpumem::default_executor()}; };
+  for (int i = 0; i < 100; ++i) {
+    auto const before = now();
+    gpumem::sync_wait(library_thread_runs());
+    EXPECT_LT(now() - before, 50us);
+    gpumem::sync::sleep_for(70us);
+  }
+}
+
+} // namespace

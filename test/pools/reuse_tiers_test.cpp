@@ -1,0 +1,449 @@
+// Reuse is proven ordered: each tier of the ladder, and each schedule that breaks a naive pool.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::outcome;
+using gpumem::pool_resource;
+using gpumem_test::recording_upstream;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+template <class Function> Function* function(char const* name) { return gpumem_test::driver_function<Function>(name); }
+
+class reuse_tiers_test : public gpumem_test::simulated_test {
+protected:
+  static cuda::stream_ref make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
+    CUstream made = nullptr;
+    function<decltype(cuStreamCreate)>("cuStreamCreate")(&made, flags);
+    return cuda::stream_ref{made};
+  }
+  static void destroy(cuda::stream_ref foreign) {
+    function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(foreign.get());
+  }
+  // Device work that ends once the flag is written.
+  void wait_for_flag(cuda::stream_ref on) {
+    function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(on.get(), flag, 1, CU_STREAM_WAIT_VALUE_GEQ);
+  }
+  void write_flag(cuda::stream_ref on, unsigned value = 1) {
+    function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32_v2")(on.get(), flag, value, 0);
+  }
+  // Closed pools are done with the device before the next test steps it.
+  void TearDown() override {
+    EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), upstream.state().draws().size()));
+    simulated_test::TearDown();
+  }
+  void SetUp() override {
+    gpumem::check(gpumem::driver().mem_alloc(&flag, 256), "cuMemAlloc");
+    write_flag(a, 0);
+    simulator::run_until_idle();
+  }
+  // A block granted to a stream, used there and freed there, the use still to run.
+  template <class Checked> void* freed_in_use(Checked& checked, cuda::stream_ref on, std::size_t bytes) {
+    auto* const p = checked.allocate(on, bytes);
+    simulator::work(on, {simulator::write(p, bytes)});
+    checked.deallocate(on, p, bytes);
+    return p;
+  }
+
+  // Whether the stream would get so many bytes now.
+  template <class Pool> static bool can_have(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
+    auto const got = pool.try_allocate(on, bytes);
+    if (got) pool.deallocate(on, *got, bytes);
+    return got.has_value();
+  }
+
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+  recording_upstream upstream;
+  CUdeviceptr flag = 0;
+};
+
+TEST_F(reuse_tiers_test, the_own_stream_reuses_at_once) {
+  pool_resource r{upstream};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(a, p, 1 * MiB);
+  auto const calls = gpumem::driver_calls();
+  EXPECT_EQ(r.allocate(a, 1 * MiB), p);
+  r.deallocate(a, p, 1 * MiB);
+  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(r.statistics().reuse_same_stream, 1u);
+}
+
+TEST_F(reuse_tiers_test, an_event_orders_streams) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(a, p, 1 * MiB);
+  gpumem::event freed{device};
+  freed.record(a);
+  b.wait(freed);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.statistics().reuse_ordered, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, an_event_recorded_before_the_free_orders_nothing) {
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  auto* const p = r.allocate(a, 1 * MiB);
+  auto* const keep = r.allocate(a, 1 * MiB); // so that the chunk cannot go back upstream and come as another's
+  gpumem::event early{device};
+  early.record(a);
+  r.deallocate(a, p, 1 * MiB);
+  b.wait(early);
+  EXPECT_FALSE(can_have(r, b, 1 * MiB));
+  r.deallocate(a, keep, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, complete_memory_goes_to_any_stream) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(a, p, 1 * MiB);
+  a.synchronize();
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.statistics().reuse_completed, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, a_wait_is_inserted_when_nothing_else_helps) {
+  pool_resource r{upstream, {.limit = 2 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  auto* const q = checked.allocate(a, 1 * MiB);
+  simulator::work(a, {simulator::write(p, 1 * MiB)});
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under pressure: frees leave evidence
+  checked.deallocate(a, p, 1 * MiB);
+  auto const records = gpumem::driver_calls("cuEventRecord");
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.statistics().reuse_waited, 1u);
+  EXPECT_LE(gpumem::driver_calls("cuEventRecord") - records, 1u);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent") - waits, 1u);
+  simulator::work(b, {simulator::write(p, 1 * MiB)});
+  checked.deallocate(b, p, 1 * MiB);
+  checked.deallocate(a, q, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, filling_a_pool_makes_no_poll) {
+  gpumem::pool_resource r{device};
+  std::vector<void*> blocks(128);
+  for (auto& each : blocks) each = r.allocate(a, 8 * MiB);
+  for (auto* const each : blocks) r.deallocate(a, each, 8 * MiB);
+  a.synchronize();
+  auto const reserved = r.statistics().reserved;
+  r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // leaves evidence, should it have grown
+  simulator::run_until_idle();
+  auto const grown = r.statistics().reserved;
+  EXPECT_LE(grown, reserved + 512 * MiB) << "no more than was asked for";
+  for (auto* const on : {&a, &b, &a, &b}) {
+    r.deallocate(*on, r.allocate(*on, 512 * MiB), 512 * MiB);
+    simulator::run_until_idle();
+  }
+  EXPECT_EQ(r.statistics().reserved, grown) << "one look finds what is complete";
+}
+
+// Eight streams have memory for four.
+TEST_F(reuse_tiers_test, streams_hand_on_what_there_is_where_the_addresses_or_the_device_end) {
+  constexpr std::size_t bytes = 8 * MiB, left = 32 * MiB;
+  std::vector<gpumem::stream> streams;
+  for (int i = 0; i < 8; ++i) streams.emplace_back(device);
+  auto const creations = [] { return gpumem::driver_calls("cuMemCreate"); };
+  gpumem_test::running_device const running; // for who waits on the host
+  auto const rounds = [&](auto& r) {
+    auto const before = creations();
+    for (int i = 0; i < 200; ++i) {
+      freed_in_use(r, streams[static_cast<std::size_t>(i) % streams.size()], bytes);
+      simulator::run_until_idle();
+    }
+    EXPECT_EQ(r.statistics().failures, 0u);
+    return creations() - before;
+  };
+  auto const used_before = device_bytes();
+  {
+    gpumem::pool_resource confined{device, {}, {.address_space = left}};
+    EXPECT_LE(rounds(confined), left / (2 * MiB));
+    EXPECT_LE(confined.statistics().peak_reserved, left);
+  }
+  ASSERT_TRUE(wait_for_device_bytes(used_before));
+
+  gpumem::pool_resource first{device, {}, {.address_space = 2 * simulator::options{}.capacity}};
+  first.reserve(simulator::options{}.capacity - left - used_before);
+  gpumem::pool_resource last{device};
+  EXPECT_LE(rounds(last), 100u) << "what refuses is not asked at every miss";
+  EXPECT_LE(last.statistics().peak_reserved, left);
+}
+
+// One that fails asks the driver a few times, however often it comes; and gets memory as soon as there is some.
+TEST_F(reuse_tiers_test, requests_that_fail_on_a_full_device_cost_few_calls) {
+  constexpr int failing = 100;
+  auto const used_before = device_bytes();
+  gpumem::pool_resource other{device, {}, {.address_space = 2 * simulator::options{}.capacity}};
+  other.reserve(simulator::options{}.capacity - 64 * MiB - used_before);
+  gpumem::pool_resource r{device};
+  auto* const first = r.allocate(b, 32 * MiB);
+  auto const calls = [] {
+    std::array const names{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuEventQuery", "cuStreamQuery"};
+    std::array<std::uint64_t, names.size()> counts{};
+    std::ranges::transform(names, counts.begin(), [](auto* each) { return gpumem::driver_calls(each); });
+    return counts;
+  };
+  EXPECT_FALSE(r.try_allocate(a, 256 * MiB)); // finds out
+  auto const before = calls();
+  for (int i = 0; i < failing; ++i) EXPECT_FALSE(r.try_allocate(i % 2 == 0 ? a : b, 256 * MiB));
+  auto const after = calls();
+  auto const count = [&](std::size_t i) { return after[i] - before[i]; };
+  EXPECT_LE(count(0), 4u * failing) << "pages";
+  EXPECT_GE(count(0), 1u * failing) << "the device is asked each time: others may have given back";
+  EXPECT_EQ(count(1) + count(2), 0u) << "mapped";
+  EXPECT_LE(count(3) + count(4), 16u * failing) << "polls";
+
+  EXPECT_GE(other.trim(other.statistics().reserved - 1024 * MiB), 512 * MiB);
+  for (int i = 0; i < 2; ++i) {
+    auto const start = calls();
+    auto const got = r.try_allocate(a, 256 * MiB);
+    ASSERT_TRUE(got);
+    auto const end = calls();
+    EXPECT_GT(end[1] - start[1], 1u) << "several pages";
+    EXPECT_EQ(end[0] - start[0], end[1] - start[1] + (i == 0)) << "all at once the first time only";
+    EXPECT_EQ(device_bytes(), used_before + other.statistics().reserved + r.statistics().reserved);
+    r.deallocate(a, *got, 256 * MiB);
+    a.synchronize();
+    r.trim();
+  }
+  r.deallocate(b, first, 32 * MiB);
+}
+
+// Pages that move would take from the one what they give to the other.
+TEST_F(reuse_tiers_test, streams_that_do_not_share_have_memory_of_their_own) {
+  gpumem::stream c{device}, d{device};
+  std::array const streams{&a, &b, &c, &d};
+  gpumem::pool_resource r{device, {.effort = 0, .cross_stream = gpumem::reuse_policy::ordered}};
+  for (int i = 0; i < 80; ++i) {
+    freed_in_use(r, *streams[static_cast<std::size_t>(i) % streams.size()], 8 * MiB);
+    simulator::run_until_idle();
+  }
+  EXPECT_EQ(r.statistics().peak_reserved, streams.size() * 8 * MiB);
+  EXPECT_EQ(r.statistics().upstream_allocations, streams.size());
+}
+
+TEST_F(reuse_tiers_test, reuse_policy_is_obeyed) {
+  pool_resource own{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  simulator::checked checked_own{own};
+  freed_in_use(checked_own, a, 1 * MiB);
+  a.synchronize();
+  EXPECT_TRUE(can_have(own, a, 1 * MiB)) << "its own";
+  pool_resource completed{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
+  simulator::checked checked_completed{completed};
+  auto* const p = freed_in_use(checked_completed, a, 1 * MiB);
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_FALSE(can_have(completed, b, 1 * MiB));
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  simulator::run_until_idle();
+  EXPECT_EQ(checked_completed.allocate(b, 1 * MiB), p);
+  checked_completed.deallocate(b, p, 1 * MiB);
+}
+
+// A persistent kernel follows the free, and only the other stream's work, which comes later, ends it.
+TEST_F(reuse_tiers_test, an_event_recorded_later_is_never_waited_for) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  freed_in_use(checked, a, 1 * MiB);
+  wait_for_flag(a);
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_EQ(r.try_allocate(b, 1 * MiB).error().reason, outcome::exhausted);
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  write_flag(b);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_TRUE(can_have(r, b, 1 * MiB));
+}
+
+// The same when the stream is foreign and left no evidence at all: the host's wait for it is bounded.
+TEST_F(reuse_tiers_test, a_host_wait_for_frees_without_an_event_is_bounded) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto const foreign = make_foreign();
+  freed_in_use(checked, foreign, 1 * MiB);
+  wait_for_flag(foreign);
+  EXPECT_EQ(r.try_allocate(b, 1 * MiB).error().reason, outcome::exhausted);
+  write_flag(b);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_TRUE(can_have(r, b, 1 * MiB));
+  destroy(foreign);
+}
+
+TEST_F(reuse_tiers_test, an_event_on_the_legacy_stream_is_never_waited_for) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  cuda::stream_ref const legacy{CU_STREAM_LEGACY};
+  auto* const p = checked.allocate(legacy, 1 * MiB);
+  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free records
+  auto const blocking = make_foreign(CU_STREAM_DEFAULT);
+  wait_for_flag(blocking);
+  checked.deallocate(legacy, p, 1 * MiB);
+  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  EXPECT_FALSE(can_have(r, b, 1 * MiB));
+  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  write_flag(b);
+  EXPECT_EQ(simulator::run_until_idle(), 0u);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  checked.deallocate(b, p, 1 * MiB);
+  destroy(blocking);
+}
+
+TEST_F(reuse_tiers_test, frees_without_an_event_of_a_destroyed_stream_are_recovered) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto const foreign = make_foreign();
+  auto* const p = freed_in_use(checked, foreign, 1 * MiB);
+  destroy(foreign);
+  simulator::run_until_idle();
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.statistics().reuse_completed, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, a_recycled_handle_is_another_stream) {
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  auto const first = make_foreign();
+  auto* const keep = r.allocate(first, 1 * MiB);
+  r.deallocate(first, r.allocate(first, 1 * MiB), 1 * MiB);
+  destroy(first);
+  auto const second = make_foreign();
+  ASSERT_EQ(first.get(), second.get()) << "the simulated device recycles eagerly";
+  EXPECT_FALSE(can_have(r, second, 1 * MiB));
+  r.deallocate_sync(keep, 1 * MiB);
+  destroy(second);
+}
+
+TEST_F(reuse_tiers_test, the_null_stream_is_another_for_each_thread) {
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  cuda::stream_ref const null{static_cast<CUstream>(nullptr)};
+  auto* const keep = r.allocate(null, 1 * MiB);
+  r.deallocate(null, r.allocate(null, 1 * MiB), 1 * MiB);
+  bool granted = true;
+  std::thread{[&] { granted = can_have(r, null, 1 * MiB); }}.join();
+  EXPECT_FALSE(granted);
+  EXPECT_TRUE(can_have(r, null, 1 * MiB));
+  r.deallocate(null, keep, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, fresh_memory_is_ordered_as_upstream_gave_it) {
+  pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  auto* const p = r.allocate(a, 1 * MiB);
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)) << "it was given in a's order";
+  gpumem::event given{device};
+  given.record(a);
+  b.wait(given);
+  EXPECT_TRUE(can_have(r, b, 1 * MiB));
+  r.deallocate(a, p, 1 * MiB);
+  pool_resource plain{gpumem::cuda_resource{device}, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  auto* const q = plain.allocate(a, 1 * MiB);
+  auto* const other = plain.allocate(b, 1 * MiB);
+  plain.deallocate(a, q, 1 * MiB);
+  plain.deallocate(b, other, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, the_host_gets_only_what_it_has_seen_complete) {
+  pool_resource r{upstream, {.initial_size = 1 * MiB, .limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = freed_in_use(checked, a, 1 * MiB);
+  EXPECT_THROW(checked.allocate_sync(1 * MiB), gpumem::out_of_memory);
+  simulator::run_until_idle();
+  EXPECT_EQ(checked.allocate_sync(1 * MiB), p);
+  checked.deallocate_sync(p, 1 * MiB);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p) << "a free by the host leaves nothing to be ordered after";
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, a_recorded_use_is_waited_for) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  gpumem::event ready{device};
+  ready.record(a);
+  b.wait(ready);
+  simulator::work(b, {simulator::write(p, 1 * MiB)});
+  checked.record_use(p, b);
+  checked.deallocate(a, p, 1 * MiB);
+  EXPECT_EQ(checked.allocate(a, 1 * MiB), p);
+  EXPECT_EQ(r.statistics().reuse_same_stream, 0u);
+  EXPECT_EQ(r.statistics().reuse_waited, 1u);
+  checked.deallocate(a, p, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, more_than_four_streams_wait_for_each_other) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  simulator::checked checked{r};
+  auto* const p = checked.allocate(a, 1 * MiB);
+  gpumem::event ready{device};
+  ready.record(a);
+  std::vector<gpumem::stream> users;
+  for (int i = 0; i < 6; ++i) {
+    auto& user = users.emplace_back(device);
+    user.wait(ready);
+    simulator::work(user, {simulator::read(p, 1 * MiB)});
+    checked.record_use(p, user);
+  }
+  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free leaves precise evidence
+  checked.deallocate(a, p, 1 * MiB);
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
+  EXPECT_EQ(r.statistics().reuse_waited, 1u);
+  checked.deallocate(b, p, 1 * MiB);
+}
+
+TEST_F(reuse_tiers_test, a_capturing_stream_is_refused_and_its_frees_are_served_later) {
+  pool_resource r{upstream, {.limit = 1 * MiB}};
+  auto* const p = r.allocate(a, 1 * MiB);
+  a.begin_capture();
+  EXPECT_EQ(r.try_allocate(a, 1).error().reason, outcome::capture_unsupported);
+  r.deallocate(a, p, 1 * MiB);
+  EXPECT_FALSE(r.find(p)->live);
+  EXPECT_EQ(r.statistics().live, 0u);
+  EXPECT_EQ(r.statistics().allocated, 1 * MiB) << "not free yet";
+  gpumem::driver().graph_destroy(a.end_capture());
+  EXPECT_TRUE(can_have(r, a, 1 * MiB));
+}
+
+TEST_F(reuse_tiers_test, joined_memory_carries_the_order_of_all_its_parts) {
+  gpumem::stream c{device};
+  pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = 64 * MiB}};
+  simulator::checked checked{r};
+  auto* const rest = checked.allocate(a, 61 * MiB); // most of it: the pool stays under pressure
+  void* parts[3];
+  for (auto*& part : parts) part = checked.allocate(a, 1 * MiB);
+  gpumem::event ready{device};
+  ready.record(a);
+  EXPECT_FALSE(can_have(r, c, 1 * MiB)); // under pressure
+  cuda::stream_ref const users[] = {a, b, c};
+  b.wait(ready);
+  c.wait(ready);
+  for (int i = 0; i < 3; ++i) {
+    simulator::work(users[i], {simulator::write(parts[i], 1 * MiB)});
+    checked.deallocate(users[i], parts[i], 1 * MiB);
+  }
+  gpumem::stream d{device};
+  auto* const whole = checked.allocate(d, 3 * MiB);
+  EXPECT_EQ(whole, parts[0]);
+  EXPECT_EQ(r.statistics().coalesces, 2u);
+  EXPECT_EQ(r.statistics().reuse_waited, 1u);
+  checked.deallocate(d, whole, 3 * MiB);
+  checked.deallocate(a, rest, 61 * MiB);
+}
+
+} // namespace

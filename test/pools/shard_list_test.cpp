@@ -1,0 +1,324 @@
+// Shards: who gets one, where blocks go back to, and what moves between them.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+import gpumem;
+
+namespace {
+
+using gpumem::pool_resource;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class shard_list_test : public gpumem_test::simulated_test {
+protected:
+  gpumem::device device = gpumem::device::current();
+  gpumem::stream a{device}, b{device};
+
+  template <class Pool> static auto& engine_of(Pool& pool) {
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
+  }
+  // Two threads at one lock until each has a shard of its own, or is as good as alone; then `work(thread)`.
+  template <class Pool, class Work> void make_shards(Pool& pool, Work const& work) {
+    auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1};
+    std::barrier together{2};
+    auto const body = [&](int number) {
+      auto const& on = number == 0 ? a : b;
+      together.arrive_and_wait();
+      // Larger than what is kept near a thread; what is consistent is looked at under the lock, so that two meet there
+      // however the host schedules them.
+      while (engine_of(pool).read_counters().shards < 2 && std::chrono::steady_clock::now() < given_up) {
+        pool.deallocate(on, pool.allocate(on, 5 * MiB), 5 * MiB);
+        EXPECT_TRUE(engine_of(pool).is_consistent());
+      }
+      together.arrive_and_wait();
+      work(number);
+    };
+    std::thread other{body, 1};
+    body(0);
+    other.join();
+  }
+};
+
+TEST_F(shard_list_test, single_thread_has_one_shard) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  for (int i = 0; i < 1000; ++i) r.deallocate(a, r.allocate(a, MiB), MiB);
+  auto const counters = engine_of(r).read_counters();
+  EXPECT_EQ(counters.shards, 1u);
+  EXPECT_EQ(counters.all_locked_calls, 0u);
+}
+
+TEST_F(shard_list_test, a_thread_caches_no_block_of_another_shard) {
+  constexpr std::size_t bytes = 100'000;
+  pool_resource r{gpumem::cuda_resource{device}};
+  std::vector<void*> blocks(20);
+  std::barrier together{2};
+  make_shards(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    for (int i = 0; i < 20; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // ends with memory of its own
+    together.arrive_and_wait();
+    if (number == 0) {
+      for (auto& each : blocks) each = r.allocate(a, bytes);
+    }
+    together.arrive_and_wait();
+    if (number == 1) {
+      auto const cached = r.statistics().cached;
+      for (auto* const each : blocks) r.deallocate(b, each, bytes);
+      EXPECT_EQ(r.statistics().cached, cached);
+      // But for frees that are to leave evidence.
+      for (int i = 0; i < 10 && r.statistics().cached <= cached; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
+      EXPECT_GT(r.statistics().cached, cached) << "of its own it does";
+    }
+    together.arrive_and_wait();
+  });
+}
+
+TEST_F(shard_list_test, threads_that_contend_get_shards_and_take_one_lock) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  std::barrier together{2};
+  make_shards(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    auto const rounds = [&](int count) {
+      for (int i = 0; i < count; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB);
+    };
+    rounds(10);
+    together.arrive_and_wait();
+    if (number == 0) {
+      rounds(10); // it may have met the other in the last call, and ends with memory of its own
+      auto const before = engine_of(r).read_counters();
+      rounds(1000);
+      auto const after = engine_of(r).read_counters();
+      EXPECT_EQ(after.all_locked_calls, before.all_locked_calls);
+      EXPECT_EQ(after.locked_calls, before.locked_calls + 2000);
+    }
+    together.arrive_and_wait();
+  });
+  EXPECT_GE(engine_of(r).read_counters().shards, 2u);
+  EXPECT_TRUE(engine_of(r).is_consistent());
+  EXPECT_EQ(r.statistics().live, 0u);
+}
+
+TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
+  constexpr std::size_t KiB = 1024, bytes = 900 * KiB + 1;
+  pool_resource r{gpumem::cuda_resource{device}};
+  auto const granted = [&] {
+    auto* const p = r.allocate(a, bytes);
+    auto const got = r.find(p)->allocated;
+    r.deallocate(a, p, bytes);
+    return got;
+  };
+  EXPECT_EQ(granted(), 900 * KiB + 256);
+  make_shards(r, [](int) {});
+  EXPECT_EQ(granted(), 960 * KiB);
+}
+
+// Who notifies under one of the locks, as soon as that is given up, is heard.
+TEST_F(shard_list_test, give_up_no_lock_before_a_wait_has_begun) {
+  namespace detail = gpumem::detail;
+  constexpr int threads = 40, rounds = 2'000;
+  detail::shard_list list;
+  std::barrier all{threads};
+  std::vector<std::thread> owners;
+  for (int i = 0; i < threads; ++i) {
+    owners.emplace_back([&] {
+      gpumem::sync::thread_index(); // each has one of its own
+      all.arrive_and_wait();
+      detail::all_shards_lock const held{list};
+      list.add_for_thread();
+    });
+  }
+  for (auto& each : owners) each.join();
+  ASSERT_GT(list.all().size(), threads / 2u);
+  gpumem::sync::spin_condition changed;
+  auto& second = *list.all()[1];
+  std::atomic<int> waiting{0}, heard{0};
+  int told = 0;
+  std::atomic<int> missed{0};
+  std::thread teller{[&] {
+    for (int round = 1; round <= rounds && missed == 0; ++round) {
+      while (waiting.load() < round) std::this_thread::yield();
+      {
+        gpumem::sync::spin_lock const held{second.mutex};
+        told = round;
+        changed.notify_all();
+      }
+      auto const given_up = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+      while (heard.load() < round && std::chrono::steady_clock::now() < given_up) std::this_thread::yield();
+      missed += heard.load() < round ? 1 : 0;
+      changed.notify_all();
+    }
+  }};
+  for (int round = 1; round <= rounds && missed == 0; ++round) {
+    detail::all_shards_lock held{list};
+    waiting.store(round);
+    while (told < round) held.wait(changed);
+    heard.store(round);
+  }
+  teller.join();
+  EXPECT_EQ(missed, 0);
+}
+
+TEST_F(shard_list_test, each_has_a_cache_budget) {
+  constexpr std::size_t bytes = 64 * 1024;
+  pool_resource r{device, {.initial_size = 256 * MiB}};
+  auto const keep = [&] {
+    std::vector<void*> blocks(512);
+    for (auto& each : blocks) each = r.allocate(a, bytes);
+    for (auto* const each : blocks) r.deallocate(a, each, bytes);
+    return r.statistics().cached;
+  };
+  auto const alone = keep();
+  EXPECT_LE(alone, 4 * MiB);
+  make_shards(r, [](int) {});
+  auto together = alone;
+  // The other thread has to give back what it has of the budget, and frees that are to leave evidence are not kept.
+  for (int i = 0; i < 100 && together <= alone + MiB; ++i) {
+    gpumem::simulator::run_until_idle();
+    r.trim(SIZE_MAX); // of its own shard is what it keeps: that stays
+    together = keep();
+  }
+  auto const count = engine_of(r).read_counters().shards;
+  EXPECT_GE(count, 2u);
+  EXPECT_GT(together, alone + MiB) << "a share: of two shards 8 MiB, of three 6";
+  EXPECT_LE(together, count * 4 * MiB);
+}
+
+TEST_F(shard_list_test, a_block_goes_back_to_where_it_came_from) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  std::vector<void*> blocks(2);
+  std::barrier together{2};
+  make_shards(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    blocks[number] = r.allocate(on, 8 * MiB);
+    on.key().wait_on_host();
+    together.arrive_and_wait();
+    r.deallocate(on, blocks[1 - number], 8 * MiB); // the other's
+    EXPECT_TRUE(engine_of(r).is_consistent());
+  });
+  EXPECT_EQ(r.statistics().live, 0u);
+  a.synchronize();
+  b.synchronize();
+  EXPECT_EQ(r.trim(), r.statistics().peak_reserved) << "chunks of every shard go back";
+}
+
+TEST_F(shard_list_test, each_of_a_paged_pool_releases_its_idle_pages) {
+  gpumem::pool_resource r{device};
+  make_shards(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    for (int i = 0; i < 10; ++i) r.deallocate(on, r.allocate(on, 16 * MiB), 16 * MiB); // ends with memory of its own
+  });
+  a.synchronize();
+  b.synchronize();
+  auto const reserved = r.statistics().reserved;
+  EXPECT_GE(reserved, 32 * MiB);
+  auto const given = r.trim(20 * MiB);
+  EXPECT_EQ(r.statistics().reserved, reserved - given);
+  EXPECT_TRUE(engine_of(r).is_consistent());
+  EXPECT_EQ(given + r.trim(), reserved);
+  EXPECT_EQ(device_bytes(), 0u);
+}
+
+// One thread has its shard's lock most of the time; the other frees what it allocates.
+TEST_F(shard_list_test, free_that_finds_the_lock_taken_becomes_a_remote_free) {
+  pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
+  std::vector<std::atomic<void*>> handed(64);
+  std::atomic<bool> ended{false};
+  r.deallocate(b, r.allocate(b, MiB), MiB); // a second stream: evidence is of use
+  std::thread other{[&] {
+    while (!ended) {
+      for (auto& each : handed) {
+        if (auto* const p = each.exchange(nullptr)) r.deallocate(b, p, 8192);
+      }
+    }
+  }};
+  auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1}; // the other may begin late
+  auto const lacks = [&] {
+    return engine_of(r).read_counters().remote_frees == 0 && std::chrono::steady_clock::now() < given_up;
+  };
+  for (int i = 0; i % 1000 > 0 || lacks(); ++i) {
+    auto* const p = r.allocate(a, 8192);
+    void* none = nullptr;
+    if (!handed[i % handed.size()].compare_exchange_strong(none, p)) r.deallocate(a, p, 8192);
+  }
+  ended = true;
+  other.join();
+  for (auto& each : handed) {
+    if (auto* const p = each.load()) r.deallocate(a, p, 8192);
+  }
+  EXPECT_GT(engine_of(r).read_counters().remote_frees, 0u);
+  EXPECT_TRUE(engine_of(r).is_consistent());
+  auto const f = r.statistics();
+  EXPECT_EQ(f.live, 0u);
+  EXPECT_EQ(f.allocations, f.frees);
+}
+
+TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
+  pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
+  std::barrier turn{2};
+  make_shards(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    on.key().wait_on_host(); // else what it has freed is its stream's
+    turn.arrive_and_wait();
+    for (int part = 0; part < 2; ++part) {
+      if (part == number) {
+        // What it has borrowed until it had memory of its own is long ago.
+        for (int i = 0; i < 1000; ++i) r.deallocate(on, r.allocate(on, 4 * MiB), 4 * MiB);
+        auto const reserved = r.statistics().reserved;
+        auto* const p = r.allocate(on, 32 * MiB);
+        EXPECT_EQ(r.statistics().reserved, reserved);
+        r.deallocate(on, p, 32 * MiB);
+        on.key().wait_on_host();
+      }
+      turn.arrive_and_wait();
+    }
+  });
+  EXPECT_GT(engine_of(r).read_counters().steals, 0u);
+}
+
+// Three neighbours that wait for several streams, of which the one in the middle becomes like the others once one of
+// its streams is done: it takes the upper one in, which the walk would have come to next.
+TEST_F(shard_list_test, promotion_continues_behind_a_range_that_was_merged) {
+  using gpumem::detail::stream_use;
+  constexpr std::size_t part = 4096;
+  gpumem::stream c{device};
+  auto const use = [](gpumem::stream const& on) {
+    return stream_use{&on.key().timeline(), on.key().timeline().advance_epoch()};
+  };
+  gpumem::detail::pool_shard shard{1};
+  gpumem::detail::chunk parent{.base = 0x10000, .bytes = 3 * part, .shard = &shard};
+  auto& whole = shard.ranges.add(parent, {});
+  auto* const low = &shard.ranges.split_off(whole, 0, part);
+  auto* const middle = &shard.ranges.split_off(*low->upper, 0, part);
+  auto* const high = &shard.ranges.split_off(*middle->upper, 0, part);
+  auto const open = use(a), done = use(b), late = use(b), gone = use(c);
+  for (auto const& each : {open, late}) low->uses.add(each);
+  for (auto const& each : {open, late, gone}) middle->uses.add(each);
+  for (auto const& each : {open, done}) high->uses.add(each);
+  for (auto* const each : {low, middle, high})
+    shard.ranges.free(*each, gpumem::detail::range_allocator::coalescing::same_streams);
+  b.key().timeline().publish_completed(done.newest);
+  c.key().timeline().publish_completed(gone.newest);
+  gpumem::detail::pool_shard* const all[] = {&shard};
+  EXPECT_TRUE(gpumem::detail::reuse_rules(gpumem::reuse_policy::wait, false).promote_completed(all));
+  std::size_t pieces = 0, bytes = 0;
+  shard.ranges.lists().visit([&](gpumem::detail::free_list& one) {
+    for (auto const* each = one.oldest(); each; each = each->newer) {
+      ++pieces;
+      bytes += each->bytes;
+    }
+  });
+  EXPECT_EQ(pieces, 1u);
+  EXPECT_EQ(bytes, 3 * part);
+  EXPECT_EQ(parent.first->base, parent.base);
+  EXPECT_EQ(shard.ranges.free_bytes(), 3 * part);
+}
+
+} // namespace
