@@ -29,19 +29,6 @@ using gpumem_test::MiB;
 
 class pool_pressure : public gpumem_test::waiting_fixture {
 protected:
-  // What the library thread had to do when this is called it has done when this returns.
-  static void let_the_library_thread_look() {
-    class mark final : public gpumem::work_item {
-    public:
-      void resume() noexcept override { passed = true; }
-      std::atomic<bool> passed{false};
-    };
-    for (int i = 0; i < 2; ++i) {
-      mark end;
-      gpumem::default_executor().post(end);
-      while (!end.passed) std::this_thread::yield();
-    }
-  }
   // Goes on from where the function awaits.
   void go_on() { std::exchange(place, nullptr).resume(); }
 
