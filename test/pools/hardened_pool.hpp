@@ -27,6 +27,13 @@ inline std::vector<told_misuse> take_reports() {
   return std::exchange(told, {});
 }
 
+inline gpumem::pool_options hardened(gpumem::hardening_options how = {.enabled = true}) {
+  how.enabled = true;
+  return {.name = "tested", .hardened = how};
+}
+
+inline char* bytes_at(void* pointer) { return static_cast<char*>(pointer); }
+
 class hardened_test : public simulated_test {
 protected:
   hardened_test() {

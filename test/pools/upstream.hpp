@@ -131,6 +131,14 @@ private:
   }};
 };
 
+// A block granted to a stream, used there and freed there, the use still to run.
+template <class Pool> void* freed_in_use(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
+  auto* const p = pool.allocate(on, bytes);
+  gpumem::simulator::work(on, {gpumem::simulator::write(p, bytes)});
+  pool.deallocate(on, p, bytes);
+  return p;
+}
+
 // Device work runs only when a test says so; nothing may be found that a test does not expect.
 class simulated_test : public testing::Test {
 protected:

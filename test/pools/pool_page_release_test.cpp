@@ -1,0 +1,191 @@
+// Which pages a pool over virtual pages unmaps and gives back, when, and which stay.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <exception>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "pool_pages.hpp"
+
+namespace {
+
+using namespace gpumem_test;
+namespace simulator = gpumem::simulator;
+
+class pool_page_release : public pool_pages_test {};
+
+TEST_F(pool_page_release, pages_go_back_out_of_the_middle) {
+  gpumem::pool_resource r{device};
+  auto const blocks = four(r);
+  for (int i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
+  EXPECT_EQ(device_bytes(), 8 * MiB);
+  EXPECT_FALSE(r.find(blocks[1])) << "nothing is there";
+  EXPECT_TRUE(r.find(blocks[3])->live);
+  EXPECT_TRUE(is_consistent(r));
+  r.deallocate(a, blocks[3], 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.allocate(a, 2 * MiB), blocks[1]) << "a hole at the end is the end";
+  r.deallocate(a, blocks[1], 2 * MiB);
+  r.deallocate(a, blocks[0], 4 * MiB);
+}
+
+TEST_F(pool_page_release, a_page_with_a_block_in_it_stays) {
+  gpumem::pool_resource r{device};
+  auto* const large = r.allocate(a, 5 * MiB);
+  auto* const small = r.allocate(a, 256 * 1024);
+  r.deallocate(a, large, 5 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 2 * MiB);
+  r.deallocate(a, small, 256 * 1024);
+}
+
+TEST_F(pool_page_release, trim_keeps_what_is_to_be_kept) {
+  gpumem::pool_resource r{device};
+  for (auto* each : four(r)) r.deallocate(a, each, 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(7 * MiB), 8 * MiB) << "whole pages";
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
+  EXPECT_EQ(r.trim(), 8 * MiB);
+  EXPECT_EQ(device_bytes(), 0u);
+  EXPECT_EQ(r.statistics().upstream_frees, 2u);
+}
+
+TEST_F(pool_page_release, pages_stay_mapped_until_the_host_has_seen_completion) {
+  gpumem::pool_resource r{device};
+  auto* const p = r.allocate(a, 4 * MiB);
+  simulator::work(a, {simulator::write(p, 4 * MiB)});
+  r.deallocate(a, p, 4 * MiB);
+  EXPECT_EQ(r.trim(), 0u);
+  EXPECT_EQ(simulator::report().mappings, 2u);
+  simulator::run_until_idle();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(simulator::report().mappings, 0u);
+}
+
+// With reuse_policy::ordered memory stays with the streams that freed it, and pages go in which that of several lies.
+TEST_F(pool_page_release, those_of_several_streams_go_and_the_rest_stays_with_each) {
+  gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse_policy::ordered}};
+  auto* const keep = r.allocate(a, 256);
+  auto* const of_a = r.allocate(a, 3 * MiB);
+  auto* const of_b = r.allocate(b, 3 * MiB);
+  auto const reserved = r.statistics().reserved;
+  r.deallocate(a, of_a, 3 * MiB);
+  r.deallocate(b, of_b, 3 * MiB);
+  a.synchronize();
+  b.synchronize();
+  EXPECT_EQ(r.trim(), reserved - 2 * MiB) << "all but the page in which a block lives";
+  EXPECT_TRUE(is_consistent(r));
+  EXPECT_EQ(r.allocate(a, 1 * MiB), of_a) << "what is left of its own";
+  EXPECT_EQ(r.statistics().reserved, 2 * MiB);
+  r.deallocate(a, of_a, 1 * MiB);
+  r.deallocate(a, keep, 256);
+}
+
+TEST_F(pool_page_release, pinned_ones_stay_where_those_of_several_streams_go) {
+  gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  auto* const of_b = r.allocate(b, 3 * MiB);
+  auto* const of_a = r.allocate(a, 3 * MiB);
+  ASSERT_EQ(of_b, at(of_a, 3 * MiB));
+  ASSERT_EQ(r.statistics().reserved, 6 * MiB);
+  EXPECT_TRUE(r.pin(of_b, 1)) << "the page between, which has memory of both";
+  r.deallocate(a, of_a, 3 * MiB);
+  r.deallocate(b, of_b, 3 * MiB);
+  a.synchronize();
+  b.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_TRUE(is_consistent(r));
+  EXPECT_EQ(r.allocate(a, 1 * MiB), at(of_a, 2 * MiB));
+  EXPECT_EQ(r.allocate(b, 1 * MiB), of_b);
+  r.deallocate(a, at(of_a, 2 * MiB), 1 * MiB);
+  r.deallocate(b, of_b, 1 * MiB);
+  a.synchronize();
+  b.synchronize();
+  r.unpin(of_b, 1);
+  EXPECT_EQ(r.trim(), 2 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 0u);
+}
+
+TEST_F(pool_page_release, pinned_ones_stay) {
+  gpumem::pool_resource r{device};
+  auto const blocks = four(r);
+  EXPECT_TRUE(r.pin(blocks[1], 4 * MiB));
+  EXPECT_FALSE(r.pin(at(blocks[3], 4 * MiB), 1)) << "nothing is there";
+  EXPECT_FALSE(r.pin(&device, 1)) << "not the pool's";
+  for (auto* each : blocks) r.deallocate(a, each, 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 12 * MiB);
+  r.unpin(blocks[1], 4 * MiB);
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  EXPECT_EQ(r.statistics().reserved, 0u);
+}
+
+TEST_F(pool_page_release, exportable_pages_are_exported) {
+  gpumem::pool_resource r{device, {}, {.exportable = true}};
+  auto* const p = r.allocate(a, 2 * MiB);
+  auto const descriptor = r.export_page(p);
+  EXPECT_GE(descriptor, 0);
+  close(descriptor);
+  r.deallocate(a, p, 2 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 0u) << "somebody else has it";
+  r.unpin(p, 2 * MiB);
+  EXPECT_EQ(r.trim(), 2 * MiB);
+  EXPECT_THROW(static_cast<void>(r.export_page(&device)), std::exception);
+}
+
+TEST_F(pool_page_release, pages_beyond_the_release_threshold_go_back_in_the_background) {
+  gpumem::pool_resource r{device, {.release_threshold = 4 * MiB}};
+  auto const blocks = four(r);
+  for (auto* each : blocks) r.deallocate(a, each, 4 * MiB);
+  EXPECT_TRUE(wait_for_device_bytes(4 * MiB));
+  EXPECT_EQ(r.statistics().reserved, 4 * MiB);
+}
+
+TEST_F(pool_page_release, pages_beyond_the_release_threshold_go_back_beside_live_blocks) {
+  gpumem::pool_resource r{device, {.release_threshold = 4 * MiB}};
+  auto const blocks = four(r);
+  for (auto const i : {1, 2}) r.deallocate(a, blocks[i], 4 * MiB);
+  EXPECT_TRUE(wait_for_device_bytes(8 * MiB));
+  for (auto const i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+  EXPECT_TRUE(wait_for_device_bytes(4 * MiB));
+}
+
+// What comes and goes within an eighth above the threshold stays.
+TEST_F(pool_page_release, pages_a_little_beyond_the_release_threshold_stay) {
+  gpumem::pool_resource r{device, {.release_threshold = 32 * MiB}};
+  auto* const most = r.allocate(a, 32 * MiB);
+  for (int i = 0; i < 10; ++i) r.deallocate(a, r.allocate(a, 4 * MiB), 4 * MiB);
+  a.synchronize();
+  EXPECT_FALSE(wait_for_device_bytes(32 * MiB));
+  EXPECT_EQ(r.statistics().upstream_allocations, 2u);
+  EXPECT_EQ(r.statistics().upstream_frees, 0u);
+  auto* const more = r.allocate(a, 6 * MiB);
+  r.deallocate(a, more, 6 * MiB);
+  EXPECT_TRUE(wait_for_device_bytes(32 * MiB));
+  r.deallocate(a, most, 32 * MiB);
+}
+
+TEST_F(pool_page_release, closed_pool_returns_pages_when_their_blocks_are_freed) {
+  gpumem::allocation kept;
+  {
+    gpumem::pool_resource r{device};
+    auto granted = r.acquire(a, 4 * MiB).try_now();
+    ASSERT_TRUE(granted);
+    kept = std::move(*granted);
+  }
+  EXPECT_EQ(device_bytes(), 4 * MiB);
+  kept.reset();
+  EXPECT_TRUE(wait_for_device_bytes(0));
+}
+
+} // namespace
