@@ -128,24 +128,24 @@ template <class Adaptor> void expect_counts_at_the_grant(Adaptor subject, gpumem
   EXPECT_EQ(after.allocations.total, 2);
 }
 
-TEST_F(adaptor_base, a_request_that_waits_is_counted_at_its_grant) {
+TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant) {
   expect_counts_at_the_grant(gpumem::statistics_adaptor{narrow_resource{}}, stream_);
 }
-TEST_F(adaptor_base, also_through_a_stack) {
+TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant_through_two_adaptors) {
   expect_counts_at_the_grant(
       gpumem::statistics_adaptor{gpumem::logging_adaptor{narrow_resource{}, gpumem::log_sink{"/dev/null"}}}, stream_);
 }
-TEST_F(adaptor_base, also_over_an_erased_upstream) {
+TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant_over_an_erased_upstream) {
   expect_counts_at_the_grant(gpumem::statistics_adaptor{gpumem::any_pool{narrow_resource{}}}, stream_);
 }
 
-TEST_F(adaptor_base, an_erased_upstream_that_cannot_wait_answers_at_once) {
+TEST_F(adaptor_base, request_over_an_erased_source_fails_at_once) {
   gpumem::statistics_adaptor subject{gpumem::any_pool{gpumem::cuda_resource{}}};
   EXPECT_THROW((void)subject.acquire(stream_, std::size_t{1} << 50).wait(), gpumem::out_of_memory);
   EXPECT_EQ(subject.counters(), gpumem::allocation_counts{});
 }
 
-TEST_F(adaptor_base, bookkeeping_is_over_before_the_upstream_frees) {
+TEST_F(adaptor_base, free_is_counted_before_the_upstream_frees) {
   narrow_resource upstream;
   gpumem::statistics_adaptor subject{upstream};
   std::int64_t during = -1;
@@ -174,7 +174,7 @@ concept frees_without_size = requires(Resource& r, gpumem::stream_ref s, void* p
 template <class Resource>
 concept trims = requires(Resource& r) { r.trim(0); };
 
-TEST_F(adaptor_base, offers_nothing_that_the_upstream_cannot_do) {
+TEST_F(adaptor_base, adaptor_lacks_what_its_upstream_cannot_do) {
   using over_source = gpumem::statistics_adaptor<gpumem::cuda_resource>;
   using over_host = gpumem::statistics_adaptor<gpumem::host_resource>;
   static_assert(!finds<over_source> && !frees_without_size<over_source> && !trims<over_source>);
@@ -187,7 +187,7 @@ TEST_F(adaptor_base, offers_nothing_that_the_upstream_cannot_do) {
   static_assert(sizeof(over_source) == 8);
 }
 
-TEST_F(adaptor_base, lives_until_its_last_block_is_freed) {
+TEST_F(adaptor_base, adaptor_lives_until_its_last_block_is_freed) {
   gpumem::allocation kept;
   {
     gpumem::statistics_adaptor subject{narrow_resource{}};
@@ -197,7 +197,7 @@ TEST_F(adaptor_base, lives_until_its_last_block_is_freed) {
   EXPECT_FALSE(kept);
 }
 
-TEST_F(adaptor_base, adaptors_made_apart_are_unequal) {
+TEST_F(adaptor_base, only_copies_of_an_adaptor_are_equal) {
   gpumem::statistics_adaptor a{gpumem::cuda_resource{}}, b{gpumem::cuda_resource{}};
   auto const same = a;
   EXPECT_TRUE(a == same);

@@ -31,7 +31,7 @@ using gpumem::outcome;
 using gpumem::pool_resource;
 using gpumem_test::MiB;
 
-class failing : public gpumem_test::waiting_fixture {
+class failing_adaptor_test : public gpumem_test::waiting_fixture {
 protected:
   // The numbers of the requests, of so many, that are refused.
   template <class Subject> std::vector<int> refused_of(Subject& subject, int requests) {
@@ -56,18 +56,18 @@ protected:
   }
 };
 
-TEST_F(failing, refuses_nothing_unless_told) {
+TEST_F(failing_adaptor_test, refuses_nothing_by_default) {
   failing_adaptor subject{upstream};
   EXPECT_TRUE(refused_of(subject, 100).empty());
   EXPECT_EQ(subject.counts(), (failing_counts{100, 0}));
 }
 
-TEST_F(failing, refuses_each_third) {
+TEST_F(failing_adaptor_test, refuses_every_third_request) {
   failing_adaptor subject{upstream, {.every = 3}};
   EXPECT_EQ(refused_of(subject, 10), (std::vector{3, 6, 9}));
 }
 
-TEST_F(failing, refuses_some_by_number) {
+TEST_F(failing_adaptor_test, refuses_requests_by_their_number) {
   failing_adaptor subject{upstream, {.first = 4, .count = 3}};
   EXPECT_EQ(refused_of(subject, 10), (std::vector{4, 5, 6}));
   EXPECT_EQ(subject.counts(), (failing_counts{10, 3}));
@@ -77,7 +77,7 @@ TEST_F(failing, refuses_some_by_number) {
   EXPECT_EQ(refused_of(subject, 10), (std::vector{1, 5, 10}));
 }
 
-TEST_F(failing, refuses_the_same_by_the_same_seed) {
+TEST_F(failing_adaptor_test, refuses_the_same_requests_for_the_same_seed) {
   failing_adaptor subject{upstream, {.probability = .25, .seed = 7}};
   auto const first = refused_of(subject, 1000);
   EXPECT_GT(first.size(), 200u);
@@ -90,7 +90,7 @@ TEST_F(failing, refuses_the_same_by_the_same_seed) {
   EXPECT_EQ(refused_of(subject, 10).size(), 10u);
 }
 
-TEST_F(failing, refuses_options_that_mean_nothing) {
+TEST_F(failing_adaptor_test, invalid_options_are_rejected) {
   for (auto const wrong : {-.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_THROW((failing_adaptor{upstream, {.probability = wrong}}), std::invalid_argument);
     failing_adaptor subject{upstream};
@@ -98,7 +98,7 @@ TEST_F(failing, refuses_options_that_mean_nothing) {
   }
 }
 
-TEST_F(failing, works_over_any_upstream) {
+TEST_F(failing_adaptor_test, refuses_over_each_kind_of_upstream) {
   expect_third_refused(failing_adaptor{upstream});
   expect_third_refused(failing_adaptor{gpumem::cuda_resource{}});
   expect_third_refused(failing_adaptor{pool_resource{device}});
@@ -107,7 +107,7 @@ TEST_F(failing, works_over_any_upstream) {
   expect_third_refused(failing_adaptor{gpumem::statistics_adaptor{pool_resource{device}}});
 }
 
-TEST_F(failing, ends_requests_that_could_wait) {
+TEST_F(failing_adaptor_test, refused_request_does_not_wait) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   failing_adaptor subject{pool, {.first = 2}};
   auto block = subject.acquire(a, 60 * MiB).wait();
@@ -119,7 +119,7 @@ TEST_F(failing, ends_requests_that_could_wait) {
   EXPECT_EQ(subject.counts(), (failing_counts{3, 1}));
 }
 
-TEST_F(failing, numbers_a_request_that_waits_once) {
+TEST_F(failing_adaptor_test, request_that_waits_is_counted_once) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   failing_adaptor subject{pool, {.first = 3}};
   auto block = subject.acquire(a, 60 * MiB).wait();
@@ -134,7 +134,7 @@ TEST_F(failing, numbers_a_request_that_waits_once) {
   EXPECT_EQ(pool.statistics().live, 60 * MiB);
 }
 
-TEST_F(failing, numbers_a_request_that_was_let_in_by_another_adaptor) {
+TEST_F(failing_adaptor_test, request_that_waited_for_a_limit_above_is_counted_at_its_grant) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   failing_adaptor inner{pool, {.first = 2}};
   gpumem::limiting_adaptor subject{inner, {.limit = 10 * MiB}};
@@ -149,7 +149,7 @@ TEST_F(failing, numbers_a_request_that_was_let_in_by_another_adaptor) {
   EXPECT_EQ(subject.in_use(), 6 * MiB);
 }
 
-TEST_F(failing, numbers_those_that_wait_below_and_above_apart) {
+TEST_F(failing_adaptor_test, requests_that_wait_below_and_above_are_counted_separately) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   failing_adaptor inner{pool, {.first = 3}};
   gpumem::limiting_adaptor subject{inner, {.limit = 130 * MiB}};
@@ -163,7 +163,7 @@ TEST_F(failing, numbers_those_that_wait_below_and_above_apart) {
   EXPECT_EQ(inner.counts(), (failing_counts{3, 1}));
 }
 
-TEST_F(failing, gives_back_the_other_blocks_of_a_request) {
+TEST_F(failing_adaptor_test, refused_request_of_several_blocks_gives_back_those_it_had) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   failing_adaptor subject{pool, {.first = 2}};
   std::optional<outcome> ended;
@@ -178,7 +178,7 @@ TEST_F(failing, gives_back_the_other_blocks_of_a_request) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(failing, does_not_count_the_wait_for_a_turn) {
+TEST_F(failing_adaptor_test, work_that_waits_after_preemption_is_not_counted) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   failing_adaptor subject{pool};
   gpumem::scope old{pool};
@@ -208,7 +208,7 @@ TEST_F(failing, does_not_count_the_wait_for_a_turn) {
   EXPECT_EQ(subject.counts(), (failing_counts{4, 0})) << "it began again";
 }
 
-TEST_F(failing, meets_each_request_of_a_program_in_turn) {
+TEST_F(failing_adaptor_test, every_request_of_a_program_can_be_refused_once) {
   pool_resource pool{device};
   failing_adaptor subject{pool};
   auto const program = [&] {
@@ -226,7 +226,7 @@ TEST_F(failing, meets_each_request_of_a_program_in_turn) {
   EXPECT_EQ(runs, 4u);
 }
 
-TEST_F(failing, refuses_by_number_whichever_thread_asks) {
+TEST_F(failing_adaptor_test, requests_are_numbered_across_threads) {
   failing_adaptor subject{pool_resource{device}, {.every = 4}};
   std::atomic<int> refused{0};
   std::vector<gpumem::sync::thread> threads;

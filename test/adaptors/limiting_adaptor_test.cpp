@@ -27,7 +27,7 @@ using gpumem::limiting_adaptor;
 using gpumem::outcome;
 using gpumem_test::MiB;
 
-class limiting : public gpumem_test::waiting_fixture {
+class limiting_adaptor_test : public gpumem_test::waiting_fixture {
 protected:
   // Over any upstream that has 100 MiB.
   template <class Upstream> void expect_waits_in_line(Upstream below) {
@@ -54,23 +54,23 @@ protected:
   }
 };
 
-TEST_F(limiting, lets_requests_wait_over_a_source) { expect_waits_in_line(gpumem::cuda_resource{}); }
-TEST_F(limiting, lets_requests_wait_over_the_drivers_pool) { expect_waits_in_line(gpumem::async_resource{}); }
-TEST_F(limiting, lets_requests_wait_over_a_pool) { expect_waits_in_line(gpumem::pool_resource{device}); }
-TEST_F(limiting, lets_requests_wait_over_a_foreign_resource) { expect_waits_in_line(upstream); }
-TEST_F(limiting, lets_requests_wait_over_an_erased_pool) {
+TEST_F(limiting_adaptor_test, request_waits_over_a_source) { expect_waits_in_line(gpumem::cuda_resource{}); }
+TEST_F(limiting_adaptor_test, request_waits_over_a_driver_pool) { expect_waits_in_line(gpumem::async_resource{}); }
+TEST_F(limiting_adaptor_test, request_waits_over_a_pool) { expect_waits_in_line(gpumem::pool_resource{device}); }
+TEST_F(limiting_adaptor_test, request_waits_over_a_foreign_resource) { expect_waits_in_line(upstream); }
+TEST_F(limiting_adaptor_test, request_waits_over_an_erased_pool) {
   expect_waits_in_line(gpumem::any_pool{gpumem::pool_resource{device}});
 }
-TEST_F(limiting, lets_requests_wait_over_an_erased_source) {
+TEST_F(limiting_adaptor_test, request_waits_over_an_erased_source) {
   expect_waits_in_line(gpumem::any_pool{gpumem::cuda_resource{}});
 }
-TEST_F(limiting, lets_requests_wait_over_other_adaptors) {
+TEST_F(limiting_adaptor_test, request_waits_over_other_adaptors) {
   expect_waits_in_line(gpumem::statistics_adaptor{gpumem::pool_resource{device}});
   expect_waits_in_line(limiting_adaptor{gpumem::cuda_resource{}, {.limit = 100 * MiB}});
   expect_waits_in_line(limiting_adaptor{gpumem::pool_resource{device}, {.limit = 200 * MiB}});
 }
 
-TEST_F(limiting, lets_requests_wait_that_come_through_erasure) {
+TEST_F(limiting_adaptor_test, request_waits_through_an_erased_handle) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
   gpumem::any_pool erased{subject};
   auto block = gpumem::acquire(erased, a, 60 * MiB).wait();
@@ -85,7 +85,7 @@ TEST_F(limiting, lets_requests_wait_that_come_through_erasure) {
   EXPECT_EQ(got, 60 * MiB);
 }
 
-TEST_F(limiting, lets_a_thread_wait_for_what_another_frees) {
+TEST_F(limiting_adaptor_test, thread_waits_for_memory_that_another_thread_frees) {
   limiting_adaptor subject{gpumem::cuda_resource{}, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   gpumem::sync::thread waiting{[&] { EXPECT_EQ(subject.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
@@ -95,7 +95,7 @@ TEST_F(limiting, lets_a_thread_wait_for_what_another_frees) {
   EXPECT_EQ(subject.in_use(), 0u);
 }
 
-TEST_F(limiting, counts_what_was_requested_until_it_is_freed) {
+TEST_F(limiting_adaptor_test, counts_requested_bytes_until_they_are_freed) {
   limiting_adaptor subject{upstream, {.limit = 1000}};
   void* const p = subject.allocate(a, 300);
   void* const q = subject.allocate_sync(700);
@@ -111,7 +111,7 @@ TEST_F(limiting, counts_what_was_requested_until_it_is_freed) {
   EXPECT_EQ(subject.in_use(), 0u);
 }
 
-TEST_F(limiting, refuses_limits_that_mean_nothing) {
+TEST_F(limiting_adaptor_test, invalid_options_are_rejected) {
   EXPECT_THROW((limiting_adaptor{upstream, {.limit = 0}}), std::invalid_argument);
   EXPECT_THROW((limiting_adaptor{upstream, {.limit = SIZE_MAX}}), std::invalid_argument);
   limiting_adaptor subject{upstream, {.limit = PTRDIFF_MAX}};
@@ -120,7 +120,7 @@ TEST_F(limiting, refuses_limits_that_mean_nothing) {
   EXPECT_EQ(subject.limit(), std::size_t{PTRDIFF_MAX});
 }
 
-TEST_F(limiting, frees_upstream_before_the_next_gets_the_bytes) {
+TEST_F(limiting_adaptor_test, block_is_freed_upstream_before_the_next_request_gets_its_bytes) {
   upstream.state().capacity = 60 * MiB;
   limiting_adaptor subject{upstream, {.limit = 60 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
@@ -135,7 +135,7 @@ TEST_F(limiting, frees_upstream_before_the_next_gets_the_bytes) {
   EXPECT_TRUE(granted);
 }
 
-TEST_F(limiting, holds_no_lock_while_upstream_works) {
+TEST_F(limiting_adaptor_test, no_lock_is_held_during_upstream_calls) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
   std::vector<std::size_t> seen;
   upstream.state().on_draw = [&] { seen.push_back(subject.in_use()); };
@@ -147,7 +147,7 @@ TEST_F(limiting, holds_no_lock_while_upstream_works) {
   upstream.state().on_draw = nullptr;
 }
 
-TEST_F(limiting, serves_by_priority_and_then_by_arrival) {
+TEST_F(limiting_adaptor_test, requests_are_served_by_priority_and_then_by_arrival) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 100 * MiB).wait();
   request low{*this, subject, a, 60 * MiB, {.priority = -1}}, first{*this, subject, a, 60 * MiB},
@@ -161,7 +161,7 @@ TEST_F(limiting, serves_by_priority_and_then_by_arrival) {
   }
 }
 
-TEST_F(limiting, lets_a_request_be_overtaken_as_often_as_the_option_says) {
+TEST_F(limiting_adaptor_test, request_is_overtaken_at_most_max_overtakes_times) {
   for (unsigned const most : {0u, 1u, 3u}) {
     limiting_adaptor subject{upstream, {.limit = 100 * MiB, .max_overtakes = most}};
     auto block = subject.acquire(a, 60 * MiB).wait();
@@ -182,7 +182,7 @@ TEST_F(limiting, lets_a_request_be_overtaken_as_often_as_the_option_says) {
   }
 }
 
-TEST_F(limiting, lets_plain_requests_overtake_as_often_as_the_option_says) {
+TEST_F(limiting_adaptor_test, plain_requests_overtake_at_most_max_overtakes_times) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB, .max_overtakes = 3}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request first{*this, subject, a, 60 * MiB};
@@ -197,7 +197,7 @@ TEST_F(limiting, lets_plain_requests_overtake_as_often_as_the_option_says) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(limiting, gives_turns_only_as_far_as_there_is_room) {
+TEST_F(limiting_adaptor_test, only_requests_that_fit_get_a_turn) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 100 * MiB).wait();
   request first{*this, subject, a, 60 * MiB}, second{*this, subject, a, 60 * MiB};
@@ -208,7 +208,7 @@ TEST_F(limiting, gives_turns_only_as_far_as_there_is_room) {
   EXPECT_FALSE(second.ended());
 }
 
-TEST_F(limiting, higher_lets_those_through_that_fit_now) {
+TEST_F(limiting_adaptor_test, raised_limit_grants_requests_that_fit) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request second{*this, subject, b, 60 * MiB};
@@ -218,7 +218,7 @@ TEST_F(limiting, higher_lets_those_through_that_fit_now) {
   EXPECT_EQ(subject.limit(), 120 * MiB);
 }
 
-TEST_F(limiting, lower_keeps_a_request_from_its_turn) {
+TEST_F(limiting_adaptor_test, lowered_limit_delays_a_turn) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 40 * MiB).wait();
   auto other = subject.acquire(a, 60 * MiB).wait();
@@ -232,7 +232,7 @@ TEST_F(limiting, lower_keeps_a_request_from_its_turn) {
   EXPECT_EQ(third.ended(), outcome::granted);
 }
 
-TEST_F(limiting, shows_in_the_statistics) {
+TEST_F(limiting_adaptor_test, statistics_show_the_limit_and_waiting_requests) {
   limiting_adaptor over_source{upstream, {.limit = 100 * MiB}};
   EXPECT_EQ(over_source.statistics().limit, 100 * MiB);
   gpumem::pool_resource pool{device, {.limit = 50 * MiB}};
@@ -252,7 +252,7 @@ TEST_F(limiting, shows_in_the_statistics) {
   EXPECT_EQ(here.ended(), outcome::granted);
 }
 
-TEST_F(limiting, passes_on_what_upstream_can_do) {
+TEST_F(limiting_adaptor_test, forwards_functions_of_its_upstream) {
   gpumem::pool_resource pool{device, {.pages = false}};
   limiting_adaptor subject{pool, {.limit = 100 * MiB}};
   void* const p = subject.allocate(a, 10 * MiB);
@@ -264,7 +264,7 @@ TEST_F(limiting, passes_on_what_upstream_can_do) {
   EXPECT_GT(subject.trim(), 0u);
 }
 
-TEST_F(limiting, lives_until_its_last_block_is_freed) {
+TEST_F(limiting_adaptor_test, lives_until_its_last_block_is_freed) {
   gpumem::allocation kept;
   {
     limiting_adaptor subject{upstream, {.limit = MiB}};

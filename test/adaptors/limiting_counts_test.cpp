@@ -47,7 +47,7 @@ protected:
   }
 };
 
-TEST_F(limiting_counts, allocates_nothing_on_the_host_while_it_waits_for_the_limit) {
+TEST_F(limiting_counts, wait_for_the_limit_makes_no_host_allocation) {
   gpumem::cuda_resource source;
   auto const before = test::host_allocations();
   void* const block = source.allocate(a, 60 * MiB);
@@ -56,13 +56,13 @@ TEST_F(limiting_counts, allocates_nothing_on_the_host_while_it_waits_for_the_lim
   EXPECT_EQ(allocations_of_a_wait(limiting_adaptor{source, {.limit = 100 * MiB}}), its_own);
 }
 
-TEST_F(limiting_counts, allocates_nothing_on_the_host_while_it_waits_for_a_pool_beyond_two_limits) {
+TEST_F(limiting_counts, wait_for_a_pool_below_two_limits_makes_no_host_allocation) {
   gpumem::pool_resource pool{device, {.limit = 100 * MiB}};
   EXPECT_EQ(allocations_of_a_wait(limiting_adaptor{limiting_adaptor{pool, {.limit = 150 * MiB}}, {.limit = 150 * MiB}}),
             0u);
 }
 
-TEST_F(limiting_counts, allocates_nothing_on_the_host_where_it_does_not_wait) {
+TEST_F(limiting_counts, request_that_does_not_wait_makes_no_host_allocation) {
   limiting_adaptor subject{gpumem::pool_resource{device}, {.limit = 100 * MiB}};
   subject.deallocate(a, subject.allocate(a, MiB), MiB);
   auto const before = test::host_allocations();
@@ -70,7 +70,7 @@ TEST_F(limiting_counts, allocates_nothing_on_the_host_where_it_does_not_wait) {
   EXPECT_EQ(test::host_allocations() - before, 0u);
 }
 
-TEST_F(limiting_counts, makes_no_call_on_another_stream_in_a_free) {
+TEST_F(limiting_counts, free_makes_no_driver_call_on_another_stream) {
   limiting_adaptor subject{gpumem::pool_resource{device}, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request second{*this, subject, b, 60 * MiB};

@@ -29,7 +29,7 @@ protected:
   limiting_adaptor<gpumem_test::recording_upstream> subject{upstream, {.limit = 100 * MiB}};
 };
 
-TEST_F(limiting_ends, stop_while_parked_lets_the_next_go_on) {
+TEST_F(limiting_ends, stop_of_a_waiting_request_serves_the_next) {
   subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -43,7 +43,7 @@ TEST_F(limiting_ends, stop_while_parked_lets_the_next_go_on) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, stop_during_a_turn_succeeds_if_upstream_grants) {
+TEST_F(limiting_ends, stop_during_a_turn_is_too_late_if_upstream_grants) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   std::stop_source source;
   request second{*this, subject, b, 60 * MiB, source.get_token()};
@@ -110,7 +110,7 @@ TEST_F(limiting_ends, request_for_more_than_the_limit_ends_at_once) {
   EXPECT_EQ(subject.try_allocate(a, 101 * MiB).error().reason, outcome::too_large);
 }
 
-TEST_F(limiting_ends, request_ends_when_a_lower_limit_forbids_it) {
+TEST_F(limiting_ends, request_larger_than_a_lowered_limit_ends) {
   subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request first{*this, subject, a, 50 * MiB}, second{*this, subject, b, 90 * MiB}, third{*this, subject, b, 50 * MiB};
@@ -138,7 +138,7 @@ TEST_F(limiting_ends, request_on_a_capturing_stream_ends_at_once) {
   EXPECT_TRUE(source.acquire(b, 100 * MiB).try_now());
 }
 
-TEST_F(limiting_ends, request_ends_with_any_other_failure_of_upstream) {
+TEST_F(limiting_ends, request_ends_with_the_failure_of_its_upstream) {
   auto block = subject.acquire(a, 60 * MiB).wait();
   request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 60 * MiB};
   int draws = 0;
@@ -158,7 +158,7 @@ TEST_F(limiting_ends, request_ends_with_any_other_failure_of_upstream) {
 
 // Where upstream has less than the limit and cannot let requests wait.
 
-TEST_F(limiting_ends, request_is_exhausted_at_once_if_nothing_is_live) {
+TEST_F(limiting_ends, request_ends_exhausted_at_once_if_no_block_is_live) {
   upstream.state().capacity = 50 * MiB;
   request first{*this, subject, a, 60 * MiB};
   EXPECT_EQ(first.ended(), outcome::exhausted);
@@ -166,7 +166,7 @@ TEST_F(limiting_ends, request_is_exhausted_at_once_if_nothing_is_live) {
   EXPECT_EQ(subject.in_use(), 0u);
 }
 
-TEST_F(limiting_ends, request_waits_while_a_block_is_live) {
+TEST_F(limiting_ends, refused_request_waits_while_a_block_is_live) {
   upstream.state().capacity = 50 * MiB;
   auto block = subject.acquire(a, 40 * MiB).wait();
   request second{*this, subject, b, 20 * MiB};
@@ -179,7 +179,7 @@ TEST_F(limiting_ends, request_waits_while_a_block_is_live) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, request_is_exhausted_if_all_is_freed_and_upstream_refuses) {
+TEST_F(limiting_ends, request_ends_exhausted_if_all_is_freed_and_upstream_refuses) {
   upstream.state().capacity = 50 * MiB;
   auto block = subject.acquire(a, 40 * MiB).wait();
   request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 20 * MiB};
@@ -195,7 +195,7 @@ TEST_F(limiting_ends, request_is_exhausted_if_all_is_freed_and_upstream_refuses)
   EXPECT_EQ(first.ended(), outcome::exhausted);
 }
 
-TEST_F(limiting_ends, request_is_exhausted_when_the_last_live_request_is_refused) {
+TEST_F(limiting_ends, request_ends_exhausted_when_the_last_other_request_is_refused) {
   upstream.state().capacity = 50 * MiB;
   request first{*this, subject, b, 60 * MiB, {}, false};
   upstream.state().on_draw = [&] { // of a request that upstream will refuse, another begins to wait

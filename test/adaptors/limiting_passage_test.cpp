@@ -60,7 +60,7 @@ protected:
   gpumem::allocation block = subject.acquire(a, 40 * MiB).wait();
 };
 
-TEST_F(limiting_passage, keeps_the_bytes_of_a_request_that_waits_at_upstream) {
+TEST_F(limiting_passage, request_that_waits_upstream_counts_against_the_limit) {
   request first{*this, subject, b, 30 * MiB};
   EXPECT_FALSE(first.ended());
   EXPECT_EQ(subject.in_use(), 70 * MiB);
@@ -72,7 +72,7 @@ TEST_F(limiting_passage, keeps_the_bytes_of_a_request_that_waits_at_upstream) {
   EXPECT_EQ(subject.in_use(), 30 * MiB);
 }
 
-TEST_F(limiting_passage, comes_after_the_wait_for_the_limit) {
+TEST_F(limiting_passage, request_waits_for_the_limit_before_it_waits_upstream) {
   request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 50 * MiB};
   EXPECT_EQ(subject.in_use(), 70 * MiB);
   block.reset();
@@ -87,18 +87,18 @@ TEST_F(limiting_passage, comes_after_the_wait_for_the_limit) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_passage, ends_with_a_stop) {
+TEST_F(limiting_passage, stop_ends_the_wait_upstream) {
   std::stop_source source;
   request first{*this, subject, b, 30 * MiB, source.get_token()};
   expect_makes_room(first, outcome::stopped, [&] { source.request_stop(); });
 }
 
-TEST_F(limiting_passage, ends_with_its_operation) {
+TEST_F(limiting_passage, destroyed_operation_ends_the_wait_upstream) {
   request first{*this, subject, b, 30 * MiB};
   expect_makes_room(first, outcome::granted, [&] { first.destroy(); });
 }
 
-TEST_F(limiting_passage, ends_with_its_operation_in_its_turn) {
+TEST_F(limiting_passage, operation_destroyed_in_its_turn_returns_its_bytes) {
   request first{*this, subject, b, 30 * MiB};
   block.reset(); // the pool gives a turn
   EXPECT_EQ(subject.in_use(), 30 * MiB);
@@ -106,13 +106,13 @@ TEST_F(limiting_passage, ends_with_its_operation_in_its_turn) {
   EXPECT_EQ(subject.in_use(), 0u);
 }
 
-TEST_F(limiting_passage, ends_at_a_deadline) {
+TEST_F(limiting_passage, deadline_ends_the_wait_upstream) {
   auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
   EXPECT_EQ(subject.acquire(b, 30 * MiB).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_EQ(subject.in_use(), 40 * MiB);
 }
 
-TEST_F(limiting_passage, ends_when_upstream_forbids_it) {
+TEST_F(limiting_passage, lowered_upstream_limit_ends_the_wait_upstream) {
   request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 20 * MiB};
   pool.set_limit(28 * MiB);
   run_all();
@@ -125,7 +125,7 @@ TEST_F(limiting_passage, ends_when_upstream_forbids_it) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_passage, ends_when_upstream_closes) {
+TEST_F(limiting_passage, closed_upstream_ends_all_waits) {
   request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 50 * MiB};
   pool.close();
   run_all();
@@ -135,7 +135,7 @@ TEST_F(limiting_passage, ends_when_upstream_closes) {
 }
 
 // Upstream tells of it without its lock: the next, which is called inside, goes through the same lock.
-TEST_F(limiting_passage, ends_where_upstream_has_closed_before) {
+TEST_F(limiting_passage, request_fails_if_upstream_closed_before_it_got_there) {
   auto other = subject.acquire(a, 15 * MiB).wait();
   request first{*this, subject, b, 50 * MiB};
   gpumem::inline_executor here;
@@ -155,7 +155,7 @@ TEST_F(limiting_passage, ends_where_upstream_has_closed_before) {
   EXPECT_EQ(subject.in_use(), 40 * MiB);
 }
 
-TEST_F(limiting_passage, ends_on_a_stream_that_captures) {
+TEST_F(limiting_passage, capturing_stream_ends_the_wait_upstream) {
   request first{*this, subject, b, 30 * MiB};
   b.begin_capture();
   block.reset();
@@ -165,7 +165,7 @@ TEST_F(limiting_passage, ends_on_a_stream_that_captures) {
   gpumem::driver().graph_destroy(b.end_capture());
 }
 
-TEST_F(limiting_passage, goes_on_when_the_adaptor_closes) {
+TEST_F(limiting_passage, closed_adaptor_lets_waits_upstream_go_on) {
   request first{*this, subject, b, 30 * MiB}, second{*this, subject, b, 40 * MiB};
   subject.close();
   run_all();
@@ -176,7 +176,7 @@ TEST_F(limiting_passage, goes_on_when_the_adaptor_closes) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(limiting_passage, counts_at_the_grant_what_passes_through_other_adaptors) {
+TEST_F(limiting_passage, adaptors_between_count_a_request_at_its_grant) {
   block.reset();
   gpumem::statistics_adaptor counted{pool};
   limiting_adaptor outer{counted, {.limit = 100 * MiB}};
@@ -194,7 +194,7 @@ TEST_F(limiting_passage, counts_at_the_grant_what_passes_through_other_adaptors)
   EXPECT_EQ(outer.in_use(), 0u);
 }
 
-TEST_F(limiting_passage, goes_through_several) {
+TEST_F(limiting_passage, request_waits_through_several_limits) {
   block.reset();
   limiting_adaptor outer{gpumem::any_pool{limiting_adaptor{subject, {.limit = 70 * MiB}}}, {.limit = 90 * MiB}};
   auto held = outer.acquire(a, 40 * MiB).wait();
@@ -223,7 +223,7 @@ template <int Deep, class Upstream> auto nested(Upstream below) {
   }
 }
 
-TEST_F(limiting_passage, goes_through_eight_and_not_through_nine) {
+TEST_F(limiting_passage, request_waits_through_eight_adaptors_but_not_nine) {
   auto eight = nested<7>(subject);
   auto nine = nested<8>(subject);
   request through{*this, eight, b, 30 * MiB}, beyond{*this, nine, b, 25 * MiB};

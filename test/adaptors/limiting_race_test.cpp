@@ -57,16 +57,16 @@ template <class Make> void expect_nothing_lost(Make make) {
   EXPECT_GT(sum.granted, 0u);
 }
 
-TEST(limiting_race, source_loses_nothing) {
+TEST(limiting_race, random_requests_over_a_source_leave_no_bytes_counted) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_source(); });
 }
-TEST(limiting_race, scarce_source_loses_nothing) {
+TEST(limiting_race, random_requests_over_a_small_source_leave_no_bytes_counted) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_scarce_source(); });
 }
-TEST(limiting_race, pool_loses_nothing) {
+TEST(limiting_race, random_requests_over_a_pool_leave_no_bytes_counted) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_pool(); });
 }
-TEST(limiting_race, limit_over_a_pool_loses_nothing) {
+TEST(limiting_race, random_requests_over_a_second_limit_leave_no_bytes_counted) {
   expect_nothing_lost([](auto& stacks) { return stacks.over_limit_over_pool(); });
 }
 

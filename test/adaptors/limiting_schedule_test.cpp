@@ -142,16 +142,16 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(limiting_schedule, many_requests_over_a_source_lose_nothing) {
+TEST_F(limiting_schedule, random_requests_over_a_source_leave_no_bytes_counted) {
   expect_nothing_lost(1'500, [](auto& stacks) { return stacks.over_source(); });
 }
-TEST_F(limiting_schedule, many_requests_over_a_scarce_source_lose_nothing) {
+TEST_F(limiting_schedule, random_requests_over_a_small_source_leave_no_bytes_counted) {
   expect_nothing_lost(1'500, [](auto& stacks) { return stacks.over_scarce_source(); });
 }
-TEST_F(limiting_schedule, many_requests_over_a_pool_lose_nothing) {
+TEST_F(limiting_schedule, random_requests_over_a_pool_leave_no_bytes_counted) {
   expect_nothing_lost(1'000, [](auto& stacks) { return stacks.over_pool(); });
 }
-TEST_F(limiting_schedule, many_requests_over_a_limit_over_a_pool_lose_nothing) {
+TEST_F(limiting_schedule, random_requests_over_a_second_limit_leave_no_bytes_counted) {
   expect_nothing_lost(1'000, [](auto& stacks) { return stacks.over_limit_over_pool(); });
 }
 TEST_F(limiting_schedule, waiting_threads_end_when_the_adaptor_closes) {

@@ -43,7 +43,7 @@ protected:
   std::string path_;
 };
 
-TEST_F(logging_adaptor, writes_what_a_trace_reader_reads) {
+TEST_F(logging_adaptor, trace_reader_reads_what_it_writes) {
   std::ostringstream text;
   gpumem::logging_adaptor subject{gpumem::cuda_resource{}, text};
   gpumem::stream stream{gpumem::device{0}};
@@ -103,7 +103,7 @@ TEST_F(logging_adaptor, takes_its_file_from_the_environment) {
   ASSERT_EQ(::unsetenv("GPUMEM_LOG_FILE"), 0);
 }
 
-TEST_F(logging_adaptor, says_what_is_missing) {
+TEST_F(logging_adaptor, construction_without_a_log_file_says_so) {
   ASSERT_EQ(::unsetenv("GPUMEM_LOG_FILE"), 0);
   try {
     gpumem::logging_adaptor subject{gpumem::host_resource{}};
@@ -120,7 +120,7 @@ TEST_F(logging_adaptor, says_what_is_missing) {
                std::invalid_argument);
 }
 
-TEST_F(logging_adaptor, a_sink_that_fails_costs_rows_and_not_memory) {
+TEST_F(logging_adaptor, failing_sink_loses_rows_but_no_memory) {
   std::ostringstream text;
   gpumem::logging_adaptor subject{gpumem::host_resource{}, text, true};
   text.setstate(std::ios::failbit);
@@ -130,7 +130,7 @@ TEST_F(logging_adaptor, a_sink_that_fails_costs_rows_and_not_memory) {
   EXPECT_FALSE(subject.flush());
 }
 
-TEST_F(logging_adaptor, rows_of_threads_stay_whole_and_no_address_is_given_twice) {
+TEST_F(logging_adaptor, concurrent_rows_stay_whole_and_addresses_never_overlap) {
   constexpr int threads = 4, rounds = 2000;
   std::ostringstream text;
   gpumem::logging_adaptor subject{gpumem::host_resource{}, text};

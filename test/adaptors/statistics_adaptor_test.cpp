@@ -26,9 +26,9 @@ protected:
   gpumem::statistics_adaptor<gpumem::host_resource> subject_{gpumem::host_resource{}};
 };
 
-TEST_F(statistics_adaptor, begins_at_zero) { EXPECT_EQ(subject_.counters(), allocation_counts{}); }
+TEST_F(statistics_adaptor, counters_begin_at_zero) { EXPECT_EQ(subject_.counters(), allocation_counts{}); }
 
-TEST_F(statistics_adaptor, counts_value_peak_and_total) {
+TEST_F(statistics_adaptor, counts_current_peak_and_total) {
   std::vector<void*> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(take(10 * mib));
   for (int i = 0; i < 5; ++i) give(blocks[i], 10 * mib);
@@ -48,13 +48,13 @@ TEST_F(statistics_adaptor, counters_of_one_thread_are_exact_for_small_blocks) {
   give(c, 120);
 }
 
-TEST_F(statistics_adaptor, a_failure_counts_nothing) {
+TEST_F(statistics_adaptor, failed_allocation_is_not_counted) {
   EXPECT_THROW(take(std::size_t{1} << 50), gpumem::out_of_memory);
   EXPECT_EQ(take(0), nullptr);
   EXPECT_EQ(subject_.counters(), allocation_counts{});
 }
 
-TEST_F(statistics_adaptor, nested_counters_fold_into_those_above) {
+TEST_F(statistics_adaptor, nested_counters_are_added_to_their_parent) {
   void* const a = take(1000);
   EXPECT_EQ(subject_.push_counters(), (allocation_counts{{1000, 1000, 1000}, {1, 1, 1}}));
   EXPECT_EQ(subject_.counters(), allocation_counts{});
@@ -71,14 +71,14 @@ TEST_F(statistics_adaptor, nested_counters_fold_into_those_above) {
   give(c, 200);
 }
 
-TEST_F(statistics_adaptor, the_last_counters_cannot_be_popped) {
+TEST_F(statistics_adaptor, last_counters_cannot_be_popped) {
   EXPECT_THROW(subject_.pop_counters(), std::out_of_range);
   subject_.push_counters();
   subject_.pop_counters();
   EXPECT_THROW(subject_.pop_counters(), std::out_of_range);
 }
 
-TEST_F(statistics_adaptor, stacked_both_count) {
+TEST_F(statistics_adaptor, two_stacked_adaptors_both_count) {
   gpumem::statistics_adaptor<decltype(subject_)> outer{subject_}; // without the type it would be a copy
   void* const a = outer.allocate_sync(mib);
   void* const b = outer.allocate_sync(mib);
@@ -89,7 +89,7 @@ TEST_F(statistics_adaptor, stacked_both_count) {
   EXPECT_TRUE(outer.upstream() == subject_);
 }
 
-TEST_F(statistics_adaptor, totals_of_threads_are_exact_and_peaks_nearly) {
+TEST_F(statistics_adaptor, totals_of_threads_are_exact_and_peaks_close) {
   constexpr int threads = 80; // more than there are slots
   constexpr std::int64_t rounds = 200, size = 1000;
   std::vector<std::thread> running;

@@ -52,7 +52,7 @@ std::string rows_of(std::string const& resources) {
 
 std::ptrdiff_t commas(std::string const& line) { return std::ranges::count(line, ','); }
 
-TEST_F(bench_program, csv_has_the_same_columns_in_each_line) {
+TEST_F(bench_program, every_csv_line_has_the_same_columns) {
   ASSERT_EQ(run({rows_of("pool|pool_effort_0|pool_effort_1|driver_pool"), "--benchmark_format=csv"}), 0);
   auto const shown = read("out");
   ASSERT_EQ(shown.size(), 17U);
@@ -66,7 +66,7 @@ TEST_F(bench_program, csv_has_the_same_columns_in_each_line) {
   }
 }
 
-TEST_F(bench_program, csv_goes_to_a_file_beside_names) {
+TEST_F(bench_program, csv_file_is_written_beside_the_printed_names) {
   ASSERT_EQ(run({rows_of("pool"), "--benchmark_out=" + path("rows.csv"), "--benchmark_out_format=csv"}), 0);
   auto const written = read("rows.csv");
   ASSERT_EQ(written.size(), 5U);
@@ -75,7 +75,7 @@ TEST_F(bench_program, csv_goes_to_a_file_beside_names) {
   EXPECT_EQ(read("out").front(), "the simulated device: rows run, no times are shown");
 }
 
-TEST_F(bench_program, csv_tells_of_rows_that_fail_and_goes_on) {
+TEST_F(bench_program, csv_reports_failed_rows_and_continues) {
   EXPECT_EQ(run({"--peer", GPUMEM_FAKE_PEER, rows_of("fake|absent"), "--benchmark_format=csv"}), 1);
   auto const shown = read("out");
   ASSERT_EQ(shown.size(), 9U);

@@ -44,7 +44,7 @@ std::vector<run> two_kinds_of_rows() {
   return {row("one \"size\"", {{"ns_per_op", 12.5}, {"Mops", 80}}), row("timeline", {{"reserved_MiB", 256}})};
 }
 
-TEST(csv_reporter, have_the_same_columns_whatever_a_row_has) {
+TEST(csv_reporter, every_row_has_the_same_columns) {
   auto const lines = lines_of(two_kinds_of_rows(), false);
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_TRUE(lines[0].starts_with("name,iterations,real_time,cpu_time,time_unit,error_occurred,error_message,"));
@@ -55,14 +55,14 @@ TEST(csv_reporter, have_the_same_columns_whatever_a_row_has) {
   EXPECT_EQ(lines[2], "\"timeline\",4,2,1,ns,,,,,,,,,,,,,,,,,256");
 }
 
-TEST(csv_reporter, have_no_values_on_the_simulated_device) {
+TEST(csv_reporter, rows_have_no_values_on_the_simulated_device) {
   auto const lines = lines_of(two_kinds_of_rows(), true);
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,,,ns,,,,,,,,,,,,,,,,,");
   EXPECT_EQ(lines[2], "\"timeline\",4,,,ns,,,,,,,,,,,,,,,,,");
 }
 
-TEST(statistics, each_has_a_name_of_its_own) {
+TEST(bench_metrics, metric_names_are_distinct) {
   auto names = std::vector<std::string>(bench::metric_names.begin(), bench::metric_names.end());
   EXPECT_EQ(names.back(), "reserved_MiB");
   EXPECT_EQ(static_cast<std::size_t>(bench::metric::reserved_mib) + 1, names.size());
@@ -76,7 +76,7 @@ bench::formats formats_of(std::vector<std::string> words) {
   return bench::formats_of(arguments);
 }
 
-TEST(formats, are_those_that_google_benchmark_is_asked_for) {
+TEST(report_formats, formats_follow_the_options_of_google_benchmark) {
   auto const plain = formats_of({"gpumem-bench", "--device", "cuda"});
   EXPECT_TRUE(plain.console);
   EXPECT_FALSE(plain.csv_shown);

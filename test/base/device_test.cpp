@@ -13,7 +13,7 @@ namespace {
 
 using gpumem::device;
 
-TEST(device, exists_or_is_an_invalid_argument) {
+TEST(device, unknown_ordinal_is_an_invalid_argument) {
   EXPECT_EQ(device::count(), 2);
   EXPECT_EQ(device{}.ordinal(), 0);
   EXPECT_EQ(device{1}.ordinal(), 1);
@@ -29,27 +29,27 @@ TEST(device, exists_or_is_an_invalid_argument) {
   }
 }
 
-TEST(device, once_known_is_made_without_a_driver_call) {
+TEST(device, known_device_is_constructed_without_a_driver_call) {
   device const first{0}, second{1};
   auto const before = gpumem::driver_calls();
   for (int i = 0; i < 100; ++i) EXPECT_EQ(device{i % 2}.ordinal(), i % 2);
   EXPECT_EQ(gpumem::driver_calls(), before);
 }
 
-TEST(device, is_made_by_many_threads_at_once) {
+TEST(device, many_threads_construct_the_same_device) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back([i] { EXPECT_NE(device{i % 2}.context(), nullptr); });
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(gpumem::driver_calls("cuDevicePrimaryCtxRetain"), 2u); // once each, for the process
 }
 
-TEST(device, converts_to_and_from_cccls) {
+TEST(device, converts_to_and_from_device_ref) {
   gpumem::device_ref const ref = device{1};
   EXPECT_EQ(ref.get(), 1);
   EXPECT_EQ(device{ref}, device{1});
 }
 
-TEST(device, current_is_the_first_where_no_context_is) {
+TEST(device, current_device_is_the_first_without_a_context) {
   std::thread{[] {
     EXPECT_EQ(device::current(), device{0}); // as the runtime API does
     CUcontext now = nullptr;
@@ -58,7 +58,7 @@ TEST(device, current_is_the_first_where_no_context_is) {
   }}.join();
 }
 
-TEST(device, is_made_current_for_a_scope) {
+TEST(device, guard_makes_a_device_current_for_a_scope) {
   std::thread{[] {
     {
       gpumem::device_guard const scope{device{1}};
@@ -75,13 +75,13 @@ TEST(device, is_made_current_for_a_scope) {
   }}.join();
 }
 
-TEST(device, tells_its_memory) {
+TEST(device, reports_its_total_and_free_memory) {
   auto const before = device{1}.memory();
   EXPECT_GT(before.total, 0u);
   EXPECT_LE(before.free, before.total);
 }
 
-TEST(device, remembers_the_first_loss_for_good) {
+TEST(device, keeps_the_first_error_that_lost_it) {
   EXPECT_FALSE(device{1}.lost());
   device{1}.mark_lost(CUDA_ERROR_ILLEGAL_ADDRESS);
   device{1}.mark_lost(CUDA_ERROR_LAUNCH_FAILED);
@@ -90,7 +90,7 @@ TEST(device, remembers_the_first_loss_for_good) {
   EXPECT_FALSE(device{0}.lost());
 }
 
-TEST(device, is_lost_by_sticky_errors_alone) {
+TEST(device, only_sticky_errors_lose_it) {
   for (auto error : {CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_ECC_UNCORRECTABLE,
                      CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED}) {
     EXPECT_TRUE(gpumem::is_sticky(error)) << error;

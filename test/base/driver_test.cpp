@@ -13,7 +13,7 @@ namespace {
 
 using gpumem::driver_calls;
 
-TEST(driver, serves_once_it_is_loaded) {
+TEST(driver, available_after_load) {
   EXPECT_TRUE(gpumem::driver_available());
   EXPECT_TRUE(gpumem::driver_alive());
   int version = 0;
@@ -31,7 +31,7 @@ TEST(driver, counts_its_calls_by_name) {
   EXPECT_EQ(driver_calls("cuNoSuchFunction"), 0u);
 }
 
-TEST(driver, counts_what_the_device_counts) {
+TEST(driver, call_counts_match_those_of_the_simulated_device) {
   auto const mine = driver_calls("cuDeviceGetCount");
   gpumem::simulator::clear_driver_calls();
   for (int i = 0; i < 5; ++i) gpumem::device::count();
@@ -39,7 +39,7 @@ TEST(driver, counts_what_the_device_counts) {
   EXPECT_EQ(gpumem::simulator::report().driver_calls["cuDeviceGetCount"], 5u);
 }
 
-TEST(driver, counts_all_threads_and_those_that_ended) {
+TEST(driver, counts_calls_of_running_and_ended_threads) {
   auto const before = driver_calls("cuDriverGetVersion");
   for (int round = 0; round < 3; ++round) {
     std::vector<std::thread> threads;
@@ -54,7 +54,7 @@ TEST(driver, counts_all_threads_and_those_that_ended) {
   EXPECT_EQ(driver_calls("cuDriverGetVersion"), before + 12'000);
 }
 
-TEST(driver, turns_errors_into_exceptions) {
+TEST(driver, check_throws_errors_as_exceptions) {
   EXPECT_NO_THROW(gpumem::check(CUDA_SUCCESS, "nothing"));
   try {
     gpumem::check(CUDA_ERROR_INVALID_VALUE, "what was done");

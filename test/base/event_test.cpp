@@ -23,7 +23,7 @@ protected:
   event happened{first};
 };
 
-TEST_F(event_test, never_recorded_is_done_and_is_no_order) {
+TEST_F(event_test, unrecorded_event_is_complete_and_orders_nothing) {
   auto const freed = a.key().timeline().current_epoch();
   EXPECT_TRUE(happened.is_done());
   happened.synchronize();
@@ -32,7 +32,7 @@ TEST_F(event_test, never_recorded_is_done_and_is_no_order) {
   EXPECT_FALSE(a.key().timeline().completed(freed));
 }
 
-TEST_F(event_test, is_done_when_what_it_captured_is) {
+TEST_F(event_test, completes_with_the_work_before_its_record) {
   auto const freed = a.key().timeline().current_epoch();
   simulator::work(a, {}, 1us);
   happened.record(a);
@@ -45,7 +45,7 @@ TEST_F(event_test, is_done_when_what_it_captured_is) {
   EXPECT_FALSE(a.key().timeline().completed(a.key().timeline().current_epoch()));
 }
 
-TEST_F(event_test, tells_an_order_after_the_wait_and_not_before) {
+TEST_F(event_test, orders_a_stream_from_the_wait_on) {
   auto& from = a.key().timeline();
   auto& to = b.key().timeline();
   auto const before = from.current_epoch();
@@ -59,7 +59,7 @@ TEST_F(event_test, tells_an_order_after_the_wait_and_not_before) {
   EXPECT_FALSE(from.ordered_after(to, 1));
 }
 
-TEST_F(event_test, recorded_again_tells_the_later_order) {
+TEST_F(event_test, second_record_replaces_the_first) {
   auto& from = a.key().timeline();
   auto& to = b.key().timeline();
   happened.record(a);
@@ -75,7 +75,7 @@ TEST_F(event_test, recorded_again_tells_the_later_order) {
   EXPECT_TRUE(c.key().timeline().ordered_after(to, of_b));
 }
 
-TEST_F(event_test, carries_what_its_stream_was_ordered_after) {
+TEST_F(event_test, includes_the_earlier_orders_of_its_stream) {
   stream c{first};
   auto& from = a.key().timeline();
   auto const freed = from.current_epoch();
@@ -94,7 +94,7 @@ TEST_F(event_test, carries_what_its_stream_was_ordered_after) {
   EXPECT_FALSE(d.key().timeline().ordered_after(from, later));
 }
 
-TEST_F(event_test, tells_nothing_when_the_wait_failed) {
+TEST_F(event_test, failed_wait_orders_nothing) {
   auto& from = a.key().timeline();
   auto const freed = from.current_epoch();
   happened.record(a);
@@ -140,7 +140,7 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
   }
 }
 
-TEST_F(event_test, waits_across_devices) {
+TEST_F(event_test, stream_of_another_device_can_wait) {
   stream far{device{1}};
   auto const freed = a.key().timeline().current_epoch();
   happened.record(a);
@@ -148,7 +148,7 @@ TEST_F(event_test, waits_across_devices) {
   EXPECT_TRUE(far.key().timeline().ordered_after(a.key().timeline(), freed));
 }
 
-TEST_F(event_test, moves_with_what_it_knows) {
+TEST_F(event_test, moved_event_keeps_its_record) {
   auto const freed = a.key().timeline().current_epoch();
   happened.record(a);
   event other{std::move(happened)};
@@ -159,7 +159,7 @@ TEST_F(event_test, moves_with_what_it_knows) {
   EXPECT_TRUE(happened.valid());
 }
 
-TEST_F(event_test, is_pooled) {
+TEST_F(event_test, driver_event_of_a_destroyed_event_is_reused) {
   { event const one{first}; }
   auto const made = gpumem::driver_calls("cuEventCreate");
   for (int i = 0; i < 10; ++i) event const one{first};

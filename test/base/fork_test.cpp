@@ -58,7 +58,7 @@ template <class Function> int tells(Function call, CUresult status, std::initial
   } catch (...) { return 4; }
 }
 
-TEST(fork, leaves_errors_that_can_be_thrown) {
+TEST(fork, child_gets_errors_as_exceptions) {
   gpumem::simulator::load();
   gpumem::driver();
   gpumem::cuda_resource resource;
@@ -78,7 +78,7 @@ TEST(fork, leaves_errors_that_can_be_thrown) {
             0);
 }
 
-TEST(fork, leaves_the_parent_its_runtime) {
+TEST(fork, parent_goes_on_after_a_fork) {
   gpumem::simulator::load();
   gpumem::driver();
   EXPECT_EQ(in_child([] { return 0; }), 0);

@@ -16,7 +16,7 @@ protected:
   }
 };
 
-TEST_F(no_driver, is_told_by_name) {
+TEST_F(no_driver, missing_library_is_named) {
   for (int twice = 0; twice < 2; ++twice) {
     try {
       gpumem::driver();
@@ -27,7 +27,7 @@ TEST_F(no_driver, is_told_by_name) {
   }
 }
 
-TEST_F(no_driver, refuses_devices_and_streams_by_exception) {
+TEST_F(no_driver, devices_and_streams_throw) {
   EXPECT_THROW(gpumem::device::count(), gpumem::cuda_error);
   EXPECT_THROW(gpumem::device{0}, gpumem::cuda_error);
   EXPECT_THROW(gpumem::device::current(), gpumem::cuda_error);
@@ -35,13 +35,13 @@ TEST_F(no_driver, refuses_devices_and_streams_by_exception) {
   EXPECT_EQ(gpumem::driver_calls(), 0u);
 }
 
-TEST_F(no_driver, leaves_executors_and_coroutines_at_work) {
+TEST_F(no_driver, executors_and_coroutines_still_run) {
   auto body = []() -> gpumem::task<int> { co_return 1; };
   EXPECT_EQ(gpumem::sync_wait(body()), 1);
   EXPECT_THROW(gpumem::sync_wait(gpumem::completion(gpumem::stream_ref{CUstream{}})), gpumem::cuda_error);
 }
 
-TEST_F(no_driver, lets_a_process_end_that_started_the_library_thread) {
+TEST_F(no_driver, process_with_a_library_thread_ends) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {

@@ -75,7 +75,7 @@ TEST_F(process, exits_with_static_objects_that_die_after_the_driver) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, process_exits_with_parked_coroutines) {
+TEST_F(process, exits_with_waiting_coroutines) {
   EXPECT_EXIT(
       {
         new everything_running;
@@ -85,7 +85,7 @@ TEST_F(process, process_exits_with_parked_coroutines) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, exits_from_the_library_thread) {
+TEST_F(process, exit_on_the_library_thread_ends_it) {
   EXPECT_EXIT(
       {
         auto body = []() -> task<> {
@@ -98,7 +98,7 @@ TEST_F(process, exits_from_the_library_thread) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, exits_while_the_library_thread_is_busy_for_ever) {
+TEST_F(process, exits_while_the_library_thread_never_returns) {
   EXPECT_EXIT(
       {
         std::atomic<bool> busy{false};
@@ -115,7 +115,7 @@ TEST_F(process, exits_while_the_library_thread_is_busy_for_ever) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, exits_while_a_timer_on_the_library_thread_is_busy_for_ever) {
+TEST_F(process, exits_while_a_timer_callback_never_returns) {
   EXPECT_EXIT(
       {
         // Constructed before the driver's exit is registered, and destroyed after that.
@@ -135,7 +135,7 @@ TEST_F(process, exits_while_a_timer_on_the_library_thread_is_busy_for_ever) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, exits_from_a_timer_on_the_library_thread) {
+TEST_F(process, exit_inside_a_timer_callback_ends_it) {
   EXPECT_EXIT(
       {
         static struct last final : gpumem::detail::timer {
@@ -149,7 +149,7 @@ TEST_F(process, exits_from_a_timer_on_the_library_thread) {
   EXPECT_TRUE(in_time());
 }
 
-TEST_F(process, makes_no_driver_call_after_the_driver_has_gone) {
+TEST_F(process, makes_no_driver_call_after_the_driver_ended) {
   EXPECT_EXIT(
       {
         struct last_word {
@@ -188,7 +188,7 @@ int child(everything_running& all) {
   return gpumem::driver_calls() == calls ? 0 : 5;
 }
 
-TEST_F(process, forked_refuses_to_allocate_and_ends_in_time) {
+TEST_F(process, forked_child_refuses_to_allocate_and_exits) {
   EXPECT_EXIT(
       {
         static everything_running all;

@@ -125,7 +125,7 @@ constexpr call calls[] = {
     {"async_resource::usage", [](objects& o) { o.async.usage(); }},
 };
 
-class reset : public testing::TestWithParam<bool> {
+class device_reset : public testing::TestWithParam<bool> {
 protected:
   // Addresses are all that many devices cost.
   static void SetUpTestSuite() { simulator::load({.devices = 64, .capacity = 256 * MiB}); }
@@ -139,11 +139,11 @@ protected:
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(context, reset, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(context, device_reset, testing::Bool(),
                          [](auto const& of) { return of.param ? "is_active_again" : "stays_destroyed"; });
 
 // The first call may still pass dead handles to the driver; none of the later ones may.
-TEST_P(reset, is_told_by_whichever_call_is_the_first_and_by_all_others) {
+TEST_P(device_reset, every_call_after_a_reset_fails_as_device_lost) {
   for (auto const& first : calls) {
     objects o;
     reset_device(o);
@@ -158,7 +158,7 @@ TEST_P(reset, is_told_by_whichever_call_is_the_first_and_by_all_others) {
   }
 }
 
-TEST_P(reset, leaves_frees_and_statistics_as_they_are) {
+TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
   std::optional<objects> made{std::in_place};
   auto& o = *made;
   reset_device(o);
@@ -184,7 +184,7 @@ TEST_P(reset, leaves_frees_and_statistics_as_they_are) {
 }
 
 // Raw streams die with the device, and so do adopted ones, whatever their owner has promised.
-TEST_P(reset, touches_no_handle_of_others) {
+TEST_P(device_reset, streams_of_the_caller_are_not_destroyed_after_a_reset) {
   objects o;
   gpumem::device_guard const scope{o.device};
   CUstream raw = nullptr, given = nullptr;
@@ -200,7 +200,7 @@ TEST_P(reset, touches_no_handle_of_others) {
   promised.reset();
 }
 
-TEST_P(reset, frees_nothing_of_those_who_go_on_with_the_device) {
+TEST_P(device_reset, memory_allocated_after_a_reset_is_not_freed) {
   objects o;
   auto* const by_host = o.cuda.allocate_sync(bytes);
   o.reset();
@@ -221,7 +221,7 @@ TEST_P(reset, frees_nothing_of_those_who_go_on_with_the_device) {
   simulator::take_findings();
 }
 
-TEST_P(reset, ends_with_objects_that_never_learned_of_it) {
+TEST_P(device_reset, objects_that_made_no_call_since_a_reset_can_be_destroyed) {
   std::optional<objects> made{std::in_place};
   auto const device = made->device;
   reset_device(*made);
@@ -241,7 +241,7 @@ gpumem::task<> wait_for(gpumem::stream_ref stream, std::string& text) {
   } catch (gpumem::cuda_error const& e) { text = e.what(); }
 }
 
-TEST_P(reset, is_told_to_those_who_wait_for_the_device) {
+TEST_P(device_reset, waits_for_the_device_end_with_the_reset) {
   objects o;
   simulator::never_complete(o.happened.get());
   o.happened.record(o.a);

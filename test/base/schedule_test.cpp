@@ -38,11 +38,11 @@ std::string order_of(std::uint64_t seed) {
   return order;
 }
 
-TEST(schedule, one_seed_gives_one_sequence) {
+TEST(schedule, equal_seeds_give_equal_sequences) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) ASSERT_EQ(order_of(seed), order_of(seed)) << seed;
 }
 
-TEST(schedule, many_seeds_give_many_sequences) {
+TEST(schedule, different_seeds_give_different_sequences) {
   std::set<std::string> seen;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) seen.insert(order_of(seed));
   EXPECT_GT(seen.size(), 190u);
@@ -50,7 +50,7 @@ TEST(schedule, many_seeds_give_many_sequences) {
 
 // Two threads of two steps each: as many orders as there are ways to choose two of four, of which two have no
 // preemption.
-TEST(schedule, all_choices_give_every_sequence) {
+TEST(schedule, exhaustive_search_visits_every_sequence) {
   auto const orders_with = [](unsigned most_preemptions) {
     std::multiset<std::string> seen;
     gpumem_test::choices path{most_preemptions};
@@ -74,7 +74,7 @@ TEST(schedule, all_choices_give_every_sequence) {
   EXPECT_EQ(orders_with(0), (std::multiset<std::string>{"aabb", "bbaa"}));
 }
 
-TEST(schedule, lets_one_thread_run_at_a_time) {
+TEST(schedule, one_thread_runs_at_a_time) {
   // Unguarded, but for the marks: a second thread between them would be seen.
   int inside = 0, most = 0;
   auto body = [&] {
@@ -91,7 +91,7 @@ TEST(schedule, lets_one_thread_run_at_a_time) {
   EXPECT_GT(result.switches, 100u);
 }
 
-TEST(schedule, finds_the_race_of_a_read_and_a_write_apart) {
+TEST(schedule, lost_update_of_a_counter_is_found) {
   // What it is for: some seeds lose an update, some do not.
   int lost = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
@@ -110,7 +110,7 @@ TEST(schedule, finds_the_race_of_a_read_and_a_write_apart) {
   EXPECT_LT(lost, 100);
 }
 
-TEST(schedule, excludes_by_its_mutex) {
+TEST(schedule, mutex_excludes_threads) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     sync::mutex guard;
     int count = 0;
@@ -127,7 +127,7 @@ TEST(schedule, excludes_by_its_mutex) {
   }
 }
 
-TEST(schedule, wakes_by_its_condition) {
+TEST(schedule, condition_wakes_a_thread) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     sync::mutex guard;
     sync::condition wake;
@@ -166,7 +166,7 @@ TEST(schedule, schedule_has_a_virtual_clock) {
   EXPECT_LT(std::chrono::steady_clock::now() - really, 10s);
 }
 
-TEST(schedule, wakes_sleepers_in_the_order_of_their_deadlines) {
+TEST(schedule, sleeping_threads_wake_in_the_order_of_their_deadlines) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     std::string order;
     auto sleeper = [&order](char name, sync::duration span) {
@@ -210,7 +210,7 @@ TEST(schedule, wait_times_out_without_a_notification) {
   }
 }
 
-TEST(schedule, numbers_its_threads_the_same_each_time) {
+TEST(schedule, threads_get_the_same_numbers_in_each_run) {
   auto numbers = [](std::uint64_t seed) {
     std::vector<unsigned> seen(3);
     std::vector<std::function<void()>> bodies;
@@ -223,7 +223,7 @@ TEST(schedule, numbers_its_threads_the_same_each_time) {
   EXPECT_EQ(numbers(2), first);
 }
 
-TEST(schedule, lets_gpumems_own_threads_take_part) {
+TEST(schedule, threads_of_the_library_take_part) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     bool ran = false;
     schedule::run(seed, {[&] {
@@ -237,7 +237,7 @@ TEST(schedule, lets_gpumems_own_threads_take_part) {
   }
 }
 
-TEST(schedule_death, tells_a_deadlock_with_its_seed_and_aborts) {
+TEST(schedule_death, deadlock_aborts_and_names_its_seed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto deadlock = [] {
     sync::mutex a, b;

@@ -36,7 +36,7 @@ protected:
   gpumem::device_guard current{first};
 };
 
-TEST_F(stream_test, own_is_known_by_its_handle_without_a_driver_call) {
+TEST_F(stream_test, own_stream_is_identified_without_a_driver_call) {
   stream const s{first};
   stream_ref const bare{s.get()};
   auto const before = gpumem::driver_calls();
@@ -51,7 +51,7 @@ TEST_F(stream_test, own_is_known_by_its_handle_without_a_driver_call) {
   EXPECT_TRUE(key.by_identity().has_handle()); // it lives for ever
 }
 
-TEST_F(stream_test, own_is_pooled_and_keeps_its_identity) {
+TEST_F(stream_test, destroyed_own_stream_is_reused_with_its_identity) {
   CUstream handle = nullptr;
   std::optional<stream_key> key;
   {
@@ -71,7 +71,7 @@ TEST_F(stream_test, own_is_pooled_and_keeps_its_identity) {
   EXPECT_NE(urgent.key(), other.key());
 }
 
-TEST_F(stream_test, is_moved_without_being_given_back_twice) {
+TEST_F(stream_test, moved_stream_is_returned_once) {
   stream a{first};
   auto const key = a.key();
   stream b{std::move(a)};
@@ -85,7 +85,7 @@ TEST_F(stream_test, is_moved_without_being_given_back_twice) {
   EXPECT_NE(d.key(), e.key());
 }
 
-TEST_F(stream_test, foreign_is_known_by_its_id_in_two_calls) {
+TEST_F(stream_test, foreign_stream_is_identified_in_two_driver_calls) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
   auto const before = gpumem::driver_calls();
@@ -97,7 +97,7 @@ TEST_F(stream_test, foreign_is_known_by_its_id_in_two_calls) {
 }
 
 // The timeline of a stream that has died serves the next one, under later epochs.
-TEST_F(stream_test, foreign_with_a_recycled_handle_is_another_stream) {
+TEST_F(stream_test, recycled_handle_is_another_stream) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
   auto const id = key.id();
@@ -115,7 +115,7 @@ TEST_F(stream_test, foreign_with_a_recycled_handle_is_another_stream) {
   destroy(recycled);
 }
 
-TEST_F(stream_test, adopted_has_the_fast_path_until_the_promise_ends) {
+TEST_F(stream_test, adopted_stream_is_identified_without_a_driver_call) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
   auto const id = key.id();
@@ -135,7 +135,7 @@ TEST_F(stream_test, adopted_has_the_fast_path_until_the_promise_ends) {
   destroy(recycled);
 }
 
-TEST_F(stream_test, adopted_twice_is_promised_until_both_end) {
+TEST_F(stream_test, stream_adopted_twice_stays_adopted_until_both_end) {
   auto const handle = make_foreign();
   std::optional<stream> a{stream::adopt(handle)}, b{stream::adopt(handle)};
   auto const key = a->key();
@@ -148,7 +148,7 @@ TEST_F(stream_test, adopted_twice_is_promised_until_both_end) {
   destroy(handle);
 }
 
-TEST_F(stream_test, own_adopted_stays_own) {
+TEST_F(stream_test, adopted_own_stream_stays_own) {
   stream const s{first};
   { auto const promised = stream::adopt(s.get()); }
   auto const before = gpumem::driver_calls();
@@ -156,13 +156,13 @@ TEST_F(stream_test, own_adopted_stays_own) {
   EXPECT_EQ(gpumem::driver_calls(), before);
 }
 
-TEST_F(stream_test, default_cannot_be_adopted) {
+TEST_F(stream_test, default_stream_cannot_be_adopted) {
   for (auto const handle : {CUstream{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
     EXPECT_THROW(stream::adopt(handle), std::invalid_argument);
   }
 }
 
-TEST_F(stream_test, null_is_another_on_each_thread_and_device) {
+TEST_F(stream_test, null_stream_differs_by_thread_and_device) {
   stream_ref const null{CUstream{}};
   auto const mine = identify(null, first);
   EXPECT_EQ(identify(null, first), mine);
@@ -180,7 +180,7 @@ TEST_F(stream_test, null_is_another_on_each_thread_and_device) {
 }
 
 // The timeline of a thread that has ended serves a later one, under later epochs.
-TEST_F(stream_test, null_of_a_thread_that_ended_is_complete_for_the_next) {
+TEST_F(stream_test, null_stream_of_an_ended_thread_is_complete) {
   stream_ref const null{CUstream{}};
   gpumem::epoch ended = 0, later = 0;
   std::optional<stream_key> theirs;
@@ -198,7 +198,7 @@ TEST_F(stream_test, null_of_a_thread_that_ended_is_complete_for_the_next) {
   EXPECT_TRUE(theirs->timeline().completed(ended));
 }
 
-TEST_F(stream_test, legacy_is_one_for_a_device) {
+TEST_F(stream_test, legacy_stream_is_one_per_device) {
   stream_ref const legacy{CU_STREAM_LEGACY};
   auto const mine = identify(legacy, first);
   std::optional<stream_key> theirs, elsewhere;
@@ -212,7 +212,7 @@ TEST_F(stream_test, legacy_is_one_for_a_device) {
   EXPECT_NE(identify(stream_ref{CUstream{}}, first), mine);
 }
 
-TEST_F(stream_test, per_thread_is_one_for_each_thread) {
+TEST_F(stream_test, per_thread_stream_is_one_per_thread) {
   stream_ref const own{CU_STREAM_PER_THREAD};
   auto const mine = identify(own, first);
   EXPECT_EQ(identify(own, first), mine);
@@ -225,21 +225,21 @@ TEST_F(stream_test, per_thread_is_one_for_each_thread) {
   EXPECT_NE(*theirs, mine);
 }
 
-TEST_F(stream_test, default_while_another_device_is_current_is_an_invalid_argument) {
+TEST_F(stream_test, default_stream_of_a_device_that_is_not_current_is_rejected) {
   for (auto const handle : {CUstream{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
     EXPECT_THROW(identify(stream_ref{handle}, second), std::invalid_argument);
     EXPECT_NO_THROW(identify(stream_ref{handle}, first));
   }
 }
 
-TEST_F(stream_test, dead_cannot_be_identified) {
+TEST_F(stream_test, destroyed_stream_cannot_be_identified) {
   auto const handle = make_foreign();
   destroy(handle);
   EXPECT_THROW(identify(stream_ref{handle}, first), gpumem::cuda_error);
   EXPECT_EQ(gpumem::simulator::take_findings().size(), 1u); // the device saw it, too
 }
 
-TEST_F(stream_test, capturing_stream_says_so) {
+TEST_F(stream_test, capturing_stream_is_recognized) {
   stream own{first};
   EXPECT_FALSE(own.key().capturing());
   own.begin_capture();
@@ -257,7 +257,7 @@ TEST_F(stream_test, capturing_stream_says_so) {
   destroy(handle);
 }
 
-TEST_F(stream_test, synchronized_is_complete_to_the_host) {
+TEST_F(stream_test, synchronized_stream_is_complete) {
   stream s{first};
   gpumem::simulator::work(s, {}, 1us);
   auto& timeline = s.key().timeline();
@@ -268,7 +268,7 @@ TEST_F(stream_test, synchronized_is_complete_to_the_host) {
   EXPECT_FALSE(timeline.completed(timeline.current_epoch()));
 }
 
-TEST_F(stream_test, host_is_a_stream_whose_past_is_always_complete) {
+TEST_F(stream_test, host_stream_is_always_complete) {
   auto const host = stream_key::host();
   EXPECT_TRUE(host.is_host());
   EXPECT_FALSE(host.has_handle());
@@ -276,7 +276,7 @@ TEST_F(stream_test, host_is_a_stream_whose_past_is_always_complete) {
   EXPECT_EQ(host, stream_key::host());
 }
 
-TEST_F(stream_test, creation_that_fails_leaves_nothing) {
+TEST_F(stream_test, failed_creation_leaves_no_stream) {
   gpumem::simulator::fail_call("cuStreamCreateWithPriority", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_THROW((stream{second, -2}), gpumem::cuda_error);
   gpumem::simulator::fail_call("cuStreamGetId", 1, CUDA_ERROR_INVALID_VALUE);

@@ -30,7 +30,7 @@ TEST(vector_clock, keeps_the_newest_epoch_of_each_stream) {
   EXPECT_EQ(clock.at(2), 0u);
 }
 
-TEST(vector_clock, joins_to_the_newer_of_each) {
+TEST(vector_clock, join_keeps_the_newer_epoch_of_each_stream) {
   vector_clock a, b;
   a.raise(1, 5);
   a.raise(2, 1);
@@ -55,7 +55,7 @@ protected:
   stream a{first}, b{first};
 };
 
-TEST_F(timeline_test, an_event_recorded_later_completes_everything_before_it) {
+TEST_F(timeline_test, later_event_completes_all_earlier_frees) {
   simulator::work(a, {}, 1us);
   auto const freed = timeline(a).current_epoch();
   auto const covers = timeline(a).record_later(a.get());
@@ -71,13 +71,13 @@ TEST_F(timeline_test, an_event_recorded_later_completes_everything_before_it) {
   EXPECT_FALSE(timeline(a).has_event());
 }
 
-TEST_F(timeline_test, an_event_recorded_later_is_never_waited_for) {
+TEST_F(timeline_test, event_recorded_after_the_free_is_not_waited_for) {
   auto const covers = timeline(a).record_later(a.get());
   EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), covers));
   EXPECT_FALSE(timeline(b).ordered_after(timeline(a), covers));
 }
 
-TEST_F(timeline_test, an_event_recorded_at_the_free_is_waited_for_in_its_epoch) {
+TEST_F(timeline_test, event_recorded_at_the_free_is_waited_for) {
   auto const before = timeline(a).current_epoch();
   auto const block = timeline(a).record_at_free(a.get());
   EXPECT_GT(block, before); // an epoch in which nobody else has freed
@@ -90,7 +90,7 @@ TEST_F(timeline_test, an_event_recorded_at_the_free_is_waited_for_in_its_epoch) 
   EXPECT_FALSE(timeline(b).ordered_after(timeline(a), timeline(a).current_epoch()));
 }
 
-TEST_F(timeline_test, a_poll_of_a_complete_stream_asks_two_of_its_events) {
+TEST_F(timeline_test, poll_of_a_complete_stream_queries_two_events) {
   constexpr int many = 20;
   auto const asked = [] { return gpumem::driver_calls("cuEventQuery"); };
   gpumem::epoch newest = 0;
@@ -102,7 +102,7 @@ TEST_F(timeline_test, a_poll_of_a_complete_stream_asks_two_of_its_events) {
   EXPECT_EQ(asked() - before, 2u);
 }
 
-TEST_F(timeline_test, a_poll_finds_what_is_complete_and_since_when_the_rest_is_open) {
+TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open_one) {
   auto const begin = gpumem::sync::now();
   std::vector<gpumem::epoch> recorded;
   for (int i = 0; i < 3; ++i) recorded.push_back(timeline(a).record_later(a.get()));
@@ -118,7 +118,7 @@ TEST_F(timeline_test, a_poll_finds_what_is_complete_and_since_when_the_rest_is_o
   EXPECT_TRUE(timeline(a).completed(recorded[2]));
 }
 
-TEST_F(timeline_test, no_epoch_read_by_another_thread_is_a_precise_one) {
+TEST_F(timeline_test, epoch_recorded_at_a_free_is_read_by_no_other_thread) {
   // Whoever reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
   std::vector<gpumem::epoch> precise, read;
   std::thread reader{[&] {
@@ -145,11 +145,11 @@ TEST_F(timeline_test, failed_wait_gives_no_order) {
   EXPECT_FALSE(timeline(b).ordered_after(timeline(a), block));
 }
 
-TEST_F(timeline_test, is_always_ordered_after_itself) {
+TEST_F(timeline_test, stream_is_ordered_after_itself) {
   EXPECT_TRUE(timeline(a).ordered_after(timeline(a), timeline(a).current_epoch()));
 }
 
-TEST_F(timeline_test, records_nothing_in_a_capture) {
+TEST_F(timeline_test, no_event_is_recorded_in_a_capture) {
   gpumem::check(gpumem::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
   EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
   EXPECT_EQ(timeline(a).record_at_free(a.get()), 0u);
@@ -159,7 +159,7 @@ TEST_F(timeline_test, records_nothing_in_a_capture) {
   EXPECT_FALSE(timeline(a).has_event());
 }
 
-TEST_F(timeline_test, the_null_stream_is_recorded_later_only) {
+TEST_F(timeline_test, null_stream_records_no_event_at_the_free) {
   gpumem::device_guard const scope{first};
   auto const key = gpumem::identify(gpumem::stream_ref{CUstream{}}, first);
   key.timeline().prepare();
@@ -171,7 +171,7 @@ TEST_F(timeline_test, the_null_stream_is_recorded_later_only) {
   EXPECT_TRUE(key.timeline().completed(covers));
 }
 
-TEST_F(timeline_test, a_full_ring_of_events_records_no_more_until_polled) {
+TEST_F(timeline_test, full_event_ring_records_nothing_until_a_poll) {
   simulator::work(a, {}, 1us);
   std::size_t recorded = 0;
   for (int i = 0; i < 500; ++i) {
@@ -184,14 +184,14 @@ TEST_F(timeline_test, a_full_ring_of_events_records_no_more_until_polled) {
   EXPECT_NE(timeline(a).record_later(a.get()), 0u);
 }
 
-TEST_F(timeline_test, a_record_that_fails_leaves_no_event) {
+TEST_F(timeline_test, failed_record_leaves_no_event) {
   simulator::fail_call("cuEventRecord", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
   EXPECT_FALSE(timeline(a).has_event());
   EXPECT_FALSE(first.lost());
 }
 
-TEST_F(timeline_test, counts_frees_until_a_record_is_due) {
+TEST_F(timeline_test, record_is_due_after_enough_frees_or_bytes) {
   timeline(a).record_later(a.get());
   for (int i = 1; i < 1024; ++i) ASSERT_FALSE(timeline(a).count_unrecorded(1, 1, 1 << 20)) << i;
   EXPECT_TRUE(timeline(a).count_unrecorded(1, 1, 1 << 20));
@@ -200,7 +200,7 @@ TEST_F(timeline_test, counts_frees_until_a_record_is_due) {
   EXPECT_TRUE(timeline(a).count_unrecorded(1, 900, 1000)); // by bytes
 }
 
-TEST_F(timeline_test, an_event_stays_requested_until_it_is_recorded) {
+TEST_F(timeline_test, requested_event_stays_requested_until_it_is_recorded) {
   EXPECT_FALSE(timeline(a).event_requested());
   timeline(a).request_event();
   EXPECT_TRUE(timeline(a).event_requested());
@@ -208,7 +208,7 @@ TEST_F(timeline_test, an_event_stays_requested_until_it_is_recorded) {
   EXPECT_FALSE(timeline(a).event_requested());
 }
 
-TEST_F(timeline_test, a_retired_stream_completes_its_last_frees) {
+TEST_F(timeline_test, retired_stream_completes_its_last_frees) {
   auto const key = a.key();
   auto const freed = key.timeline().current_epoch();
   { auto const gone = std::move(a); }
@@ -219,7 +219,7 @@ TEST_F(timeline_test, a_retired_stream_completes_its_last_frees) {
   a = stream{first};
 }
 
-TEST_F(timeline_test, prepared_again_when_another_has_taken_the_spare_events) {
+TEST_F(timeline_test, prepare_creates_events_again_if_another_stream_took_them) {
   simulator::work(b, {}, 1us);
   timeline(a).prepare();
   timeline(b).prepare();
@@ -228,7 +228,7 @@ TEST_F(timeline_test, prepared_again_when_another_has_taken_the_spare_events) {
   EXPECT_NE(timeline(a).record_at_free(a.get()), 0u);
 }
 
-TEST_F(timeline_test, an_error_of_a_query_is_not_completion) {
+TEST_F(timeline_test, failed_query_is_not_completion) {
   auto const covers = timeline(b).record_later(b.get());
   simulator::run_until_idle();
   simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_LAUNCH_FAILED);

@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 namespace sync = gpumem::sync;
 
-TEST(sync, excludes_one_thread_by_the_other) {
+TEST(sync, mutex_excludes_the_other_thread) {
   sync::mutex guard;
   int count = 0;
   auto body = [&] {
@@ -33,7 +33,7 @@ TEST(sync, excludes_one_thread_by_the_other) {
   EXPECT_EQ(count, 40'000);
 }
 
-TEST(sync, excludes_threads_by_a_contended_spin_lock) {
+TEST(sync, spin_lock_excludes_contending_threads) {
   sync::spin_mutex guard;
   int count = 0;
   std::vector<sync::thread> threads;
@@ -50,7 +50,7 @@ TEST(sync, excludes_threads_by_a_contended_spin_lock) {
 }
 
 // The counter is no atomic: what the owner's two plain accesses let through is lost.
-TEST(sync, excludes_the_owner_of_a_biased_lock_by_another_thread) {
+TEST(sync, biased_lock_held_by_another_thread_excludes_its_owner) {
   sync::biased_mutex guard;
   guard.enable_bias();
   constexpr std::int64_t by_other = 500;
@@ -74,7 +74,7 @@ TEST(sync, excludes_the_owner_of_a_biased_lock_by_another_thread) {
   EXPECT_EQ(count, by_owner + 100 * by_other);
 }
 
-TEST(sync, excludes_threads_by_a_biased_lock_without_an_owner) {
+TEST(sync, biased_lock_without_an_owner_excludes_threads) {
   sync::biased_mutex guard;
   int count = 0;
   auto const body = [&] {
@@ -96,7 +96,7 @@ TEST(sync, excludes_threads_by_a_biased_lock_without_an_owner) {
 }
 
 // Destructors of thread-local objects may run after the number was given back, to a thread that now owns its locks.
-TEST(sync, gives_no_index_to_a_thread_that_returned_its_own) {
+TEST(sync, thread_that_returned_its_index_gets_none) {
   unsigned late = 0;
   std::thread other{[&] {
     struct at_exit {
@@ -111,7 +111,7 @@ TEST(sync, gives_no_index_to_a_thread_that_returned_its_own) {
   EXPECT_EQ(late, sync::no_index);
 }
 
-TEST(sync, tries_a_lock_without_waiting) {
+TEST(sync, try_lock_does_not_wait) {
   sync::mutex guard;
   sync::spin_mutex quick;
   sync::lock const held{guard};
@@ -120,7 +120,7 @@ TEST(sync, tries_a_lock_without_waiting) {
   other.join();
 }
 
-TEST(sync, wakes_threads_that_wait_under_a_spin_lock) {
+TEST(sync, condition_under_a_spin_lock_wakes_threads) {
   sync::spin_mutex guard;
   sync::spin_condition wake;
   int turn = 0;
@@ -144,7 +144,7 @@ TEST(sync, wakes_threads_that_wait_under_a_spin_lock) {
   EXPECT_EQ(turn, 0);
 }
 
-TEST(sync, wakes_threads_that_wait_for_a_condition) {
+TEST(sync, condition_wakes_waiting_threads) {
   sync::mutex guard;
   sync::condition wake;
   int turn = 0;
@@ -167,7 +167,7 @@ TEST(sync, wakes_threads_that_wait_for_a_condition) {
   other.join();
 }
 
-TEST(sync, waits_no_longer_than_told) {
+TEST(sync, timed_wait_ends_in_time) {
   sync::mutex guard;
   sync::condition never;
   sync::lock held{guard};
@@ -177,7 +177,7 @@ TEST(sync, waits_no_longer_than_told) {
   EXPECT_TRUE(held.owns_lock());
 }
 
-TEST(sync, numbers_live_threads_densely_and_takes_numbers_over) {
+TEST(sync, live_threads_have_dense_indices_that_are_reused) {
   auto const mine = sync::thread_index();
   EXPECT_EQ(sync::thread_index(), mine);
   for (int round = 0; round < 3; ++round) {

@@ -97,7 +97,7 @@ int call_torch(void* block) {
   return 0;
 }
 
-TEST(forked_c, returns_from_every_function) {
+TEST(forked_c, child_returns_from_every_function) {
   gpumem::simulator::load({.devices = 3});
   auto* const block = gpumem_torch_try_allocate(bytes, 0, nullptr);
   gpumem_pool* pool = nullptr;

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-TEST(c_options_read, every_one) {
+TEST(c_options_read, every_option_is_read) {
   auto const read = parse_options("initial_size=1MiB, limit=2GiB, release_threshold=3MiB, effort=0.1, pages=off,"
                                   "cross_stream=completed, name=all of them, hardened=on, guard=512, quarantine=4KiB,"
                                   "poison=5KiB, history=6");
@@ -39,7 +39,7 @@ TEST(c_options_read, every_one) {
   EXPECT_EQ(read.hardened.history, 6u);
 }
 
-TEST(c_options_read, none_leaves_what_is_given) {
+TEST(c_options_read, options_that_are_not_named_keep_their_values) {
   gpumem::pool_options given;
   given.effort = 0.5;
   given.pages = false;
@@ -52,7 +52,7 @@ TEST(c_options_read, none_leaves_what_is_given) {
   EXPECT_TRUE(parse_options("").pages);
 }
 
-TEST(c_options_read, an_effort_as_people_and_programs_write_it) {
+TEST(c_options_read, effort_is_read_in_decimal_and_exponent_notation) {
   struct {
     char const* text;
     double value;
@@ -98,7 +98,7 @@ protected:
   }
 };
 
-TEST_F(c_options, draw_pages_unless_they_say_chunks) {
+TEST_F(c_options, pool_maps_pages_unless_the_options_say_chunks) {
   EXPECT_EQ(drawn_by(nullptr), a_page);
   EXPECT_EQ(drawn_by("limit=1GiB"), a_page);
   EXPECT_EQ(drawn_by("pages=on"), a_page);
@@ -108,7 +108,7 @@ TEST_F(c_options, draw_pages_unless_they_say_chunks) {
   EXPECT_EQ(drawn_by("pages=off,effort=1"), a_chunk);
 }
 
-TEST_F(c_options, a_limit_below_a_page_draws_chunks) {
+TEST_F(c_options, pool_allocates_chunks_if_its_limit_is_below_a_page) {
   EXPECT_EQ(drawn_by("limit=1MiB"), a_chunk);
   EXPECT_EQ(drawn_by("limit=1MiB,pages=on"), a_chunk);
 }
@@ -128,7 +128,7 @@ TEST_F(c_options, unknown_options_are_refused) {
   expect_refused(",", "missing between commas");
 }
 
-TEST_F(c_options, sizes_and_words_that_are_none_are_refused) {
+TEST_F(c_options, malformed_sizes_and_words_are_refused) {
   expect_refused("limit=8 gigs", "'limit' is no size: '8 gigs'");
   for (auto const* size : {"-1", "1.5", "1.GiB", ".5GiB", "1e9", "0x10", "99999999999999999999", "99999999TiB"}) {
     expect_refused(("limit=" + std::string{size}).c_str(), "is no size");
@@ -140,7 +140,7 @@ TEST_F(c_options, sizes_and_words_that_are_none_are_refused) {
   expect_refused("cross_stream=maybe", "'cross_stream' is own, completed or wait, not 'maybe'");
 }
 
-TEST_F(c_options, an_effort_that_is_no_share_is_refused) {
+TEST_F(c_options, effort_outside_0_to_1_is_refused) {
   for (auto const* text :
        {"-0.1",  "1.0000001", "2",    "5%",      "0,1",    "nan", "-nan", "NaN", "nan(1)", "inf", "-inf",
         "1e400", "1e-400",    "0.1x", "0.1 0.2", "0x1p-1", "0x0", "+0.1", "1e",  ".",      "much"}) {

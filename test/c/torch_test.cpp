@@ -85,7 +85,7 @@ template <class Function> Function torch::driver(char const* name) {
   return lookup;
 }
 
-TEST_F(torch, throws_what_cxx_understands_where_there_is_no_memory) {
+TEST_F(torch, allocation_without_memory_throws_bad_alloc) {
   gpumem_torch_memory_fraction(0.001, 0); // of 80 GiB
   auto* const stream = make_stream(0);
   auto* const block = allocate(64 * mib, 0, stream);
@@ -104,13 +104,13 @@ TEST_F(torch, throws_what_cxx_understands_where_there_is_no_memory) {
   EXPECT_THROW(gpumem_torch_allocate(1, 1000, nullptr), std::invalid_argument);
 }
 
-TEST_F(torch, zero_bytes_are_no_memory_and_no_failure) {
+TEST_F(torch, zero_bytes_give_a_null_pointer_without_a_failure) {
   EXPECT_EQ(gpumem_torch_allocate(0, 1, nullptr), nullptr);
   gpumem_torch_free(nullptr, 0, 1, nullptr);
   EXPECT_EQ(statistics(1).allocations, 0u);
 }
 
-TEST_F(torch, a_fraction_comes_before_the_pool) {
+TEST_F(torch, memory_fraction_is_refused_after_the_pool_exists) {
   EXPECT_THROW(gpumem_torch_memory_fraction(0, 2), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_memory_fraction(1.1, 2), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_memory_fraction(0.5, -1), std::invalid_argument);
@@ -123,7 +123,7 @@ TEST_F(torch, a_fraction_comes_before_the_pool) {
 }
 
 // PyTorch promises to wait for what the stream has been given by the time of the free, not of the recording.
-TEST_F(torch, work_after_the_recording_is_waited_for_too) {
+TEST_F(torch, work_enqueued_after_record_stream_is_waited_for) {
   auto* const main = make_stream(3);
   auto* const side = make_stream(3);
   auto* const block = gpumem_torch_allocate(mib, 3, main);
@@ -144,7 +144,7 @@ TEST_F(torch, work_after_the_recording_is_waited_for_too) {
 }
 
 // The same under a limit that leaves no other memory, with the checker looking on.
-TEST_F(torch, recorded_memory_is_reused_behind_a_wait) {
+TEST_F(torch, memory_with_a_recorded_use_is_reused_after_a_wait) {
   gpumem_torch_memory_fraction(5.0 / (80 << 10), 4); // 5 MiB
   auto* const main = make_stream(4);
   auto* const side = make_stream(4);
@@ -174,7 +174,7 @@ TEST_F(torch, foreign_pointers_are_not_recorded) {
 
 // A stream that is gone cannot be waited for: the device is, and the memory is not lost.
 // The driver cannot be asked any more what the stream did with the block, so the block is never given again.
-TEST_F(torch, a_recorded_stream_that_is_gone_keeps_the_block) {
+TEST_F(torch, block_recorded_on_a_destroyed_stream_is_kept) {
   auto* const main = make_stream(6);
   auto* const side = make_stream(6);
   auto* const block = allocate(mib, 6, main);
@@ -191,7 +191,7 @@ TEST_F(torch, a_recorded_stream_that_is_gone_keeps_the_block) {
 }
 
 // PyTorch's handle 0 is one stream, whichever thread calls and whichever device is current.
-TEST_F(torch, the_default_stream_is_one_for_all_threads) {
+TEST_F(torch, default_stream_is_shared_by_all_threads) {
   make_current(7);
   // Larger than what a thread keeps for itself.
   auto* const block = gpumem_torch_allocate(2 * mib, 7, nullptr);
@@ -205,7 +205,7 @@ TEST_F(torch, the_default_stream_is_one_for_all_threads) {
   EXPECT_EQ(statistics(7).live, 0u);
 }
 
-TEST_F(torch, a_recorded_default_stream_while_another_device_is_current) {
+TEST_F(torch, use_on_a_default_stream_is_recorded_while_another_device_is_current) {
   auto* const side = make_stream(12);
   auto* const block = gpumem_torch_allocate(mib, 12, side);
   gpumem_torch_record_stream(block, nullptr);
@@ -219,7 +219,7 @@ TEST_F(torch, a_recorded_default_stream_while_another_device_is_current) {
   simulator::run_until_idle(); // while what it writes to is there
 }
 
-TEST_F(torch, nothing_is_given_back_while_a_graph_lives) {
+TEST_F(torch, memory_is_not_released_while_a_graph_lives) {
   auto* const stream = make_stream(8);
   free(allocate(mib, 8, stream), mib, 8, stream);
   gpumem_torch_pool_id const graph{1, 0}, other{2, 0};
@@ -241,7 +241,7 @@ TEST_F(torch, nothing_is_given_back_while_a_graph_lives) {
   gpumem_torch_release_pool(9, other);
 }
 
-TEST_F(torch, misuse_is_told_and_does_nothing) {
+TEST_F(torch, misuse_is_reported_and_ignored) {
   auto* const stream = make_stream(10);
   auto* const block = allocate(mib, 10, stream);
   testing::internal::CaptureStderr();
@@ -256,7 +256,7 @@ TEST_F(torch, misuse_is_told_and_does_nothing) {
   free(block, mib, 10, stream);
 }
 
-TEST_F(torch, options_harden_a_pool_and_what_it_finds_is_told) {
+TEST_F(torch, hardened_pool_reports_what_it_finds) {
   auto* const stream = make_stream(0);
   gpumem_pool* pool = nullptr;
   EXPECT_EQ(gpumem_make_pool(0, "quarantine=1MiB", &pool), GPUMEM_INVALID_ARGUMENT);

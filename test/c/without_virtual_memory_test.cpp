@@ -25,7 +25,7 @@ protected:
   }
 };
 
-TEST_F(c_without_virtual_memory, a_pool_draws_chunks_whatever_it_is_told) {
+TEST_F(c_without_virtual_memory, pool_allocates_chunks_whatever_the_options_say) {
   for (auto const* options : {"", "pages=on", "pages=off", "effort=1,initial_size=4MiB,limit=64MiB"}) {
     gpumem_pool* pool = nullptr;
     void* block = nullptr;
@@ -39,7 +39,7 @@ TEST_F(c_without_virtual_memory, a_pool_draws_chunks_whatever_it_is_told) {
   }
 }
 
-TEST_F(c_without_virtual_memory, so_does_pytorchs) {
+TEST_F(c_without_virtual_memory, pytorch_allocator_works_over_chunks) {
   auto* const block = gpumem_torch_try_allocate(3 * mib, 0, nullptr);
   EXPECT_NE(block, nullptr) << gpumem_last_error();
   gpumem_torch_free(block, 3 * mib, 0, nullptr);

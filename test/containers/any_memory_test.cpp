@@ -55,7 +55,7 @@ protected:
   }
 };
 
-TEST_F(any_memory_test, shares_the_state_of_a_gpumem_resource) {
+TEST_F(any_memory_test, container_shares_the_state_of_a_gpumem_resource) {
   gpumem::pool_resource const pool{cuda_resource{first}};
   auto memory = make_any_memory(pool);
   EXPECT_TRUE(has_own_services(memory, pool.services()));
@@ -64,7 +64,7 @@ TEST_F(any_memory_test, shares_the_state_of_a_gpumem_resource) {
   EXPECT_FALSE(memory == make_any_memory(cuda_resource{first}));
 }
 
-TEST_F(any_memory_test, shares_the_handle_of_an_erased_resource) {
+TEST_F(any_memory_test, container_shares_the_handle_of_an_erased_resource) {
   gpumem::pool_resource pool{cuda_resource{first}};
   gpumem::any_pool const erased{pool};
   auto memory = make_any_memory(erased);
@@ -73,7 +73,7 @@ TEST_F(any_memory_test, shares_the_handle_of_an_erased_resource) {
   EXPECT_TRUE(make_any_memory(memory) == memory);
 }
 
-TEST_F(any_memory_test, shares_the_resource_that_a_reference_names) {
+TEST_F(any_memory_test, container_shares_the_resource_behind_a_reference) {
   gpumem::pool_resource pool{cuda_resource{first}};
   auto memory = make_any_memory(pool.ref());
   auto* const p = memory.allocate(a, 100, 256);
@@ -81,7 +81,7 @@ TEST_F(any_memory_test, shares_the_resource_that_a_reference_names) {
   memory.deallocate(a, p, 100, 256);
 }
 
-TEST_F(any_memory_test, keeps_the_services_of_a_narrowed_resource) {
+TEST_F(any_memory_test, narrowed_resource_keeps_its_services) {
   gpumem::pool_resource const pool{cuda_resource{second}};
   gpumem::mr::any_resource<gpumem::mr::device_accessible> const narrowed{gpumem::any_pool{pool}};
   auto memory = make_any_memory(narrowed);
@@ -94,7 +94,7 @@ TEST_F(any_memory_test, keeps_the_services_of_a_narrowed_resource) {
   memory.deallocate(on_second, p, 100, 256);
 }
 
-TEST_F(any_memory_test, keeps_a_foreign_resource_until_its_last_block_is_freed) {
+TEST_F(any_memory_test, foreign_resource_lives_until_its_last_block_is_freed) {
   std::optional<gpumem::allocation> block;
   auto const told = [&] {
     foreign_resource resource;
@@ -110,7 +110,7 @@ TEST_F(any_memory_test, keeps_a_foreign_resource_until_its_last_block_is_freed) 
   EXPECT_EQ(told.use_count(), 1);
 }
 
-TEST_F(any_memory_test, calls_a_foreign_resource_with_its_device_current) {
+TEST_F(any_memory_test, foreign_resource_is_called_with_its_device_current) {
   foreign_resource const resource;
   auto const told = resource.tells();
   std::optional<any_memory> memory;
@@ -127,12 +127,12 @@ TEST_F(any_memory_test, calls_a_foreign_resource_with_its_device_current) {
   EXPECT_EQ(gpumem::device::current(), first);
 }
 
-TEST_F(any_memory_test, compares_foreign_resources) {
+TEST_F(any_memory_test, foreign_resources_can_be_compared) {
   EXPECT_TRUE(make_any_memory(foreign_resource{1}) == make_any_memory(foreign_resource{1}));
   EXPECT_FALSE(make_any_memory(foreign_resource{1}) == make_any_memory(foreign_resource{2}));
 }
 
-TEST_F(any_memory_test, does_not_bypass_an_adaptor_that_forwards_services) {
+TEST_F(any_memory_test, adaptor_that_forwards_services_is_not_bypassed) {
   int calls = 0;
   leaky_adaptor const leaky{&calls};
   static_assert(gpumem::mr::has_property<leaky_adaptor, gpumem::services>);
@@ -144,7 +144,7 @@ TEST_F(any_memory_test, does_not_bypass_an_adaptor_that_forwards_services) {
   }
 }
 
-TEST_F(any_memory_test, refuses_an_empty_resource) {
+TEST_F(any_memory_test, empty_resource_is_refused) {
   any_memory full{cuda_resource{first}};
   auto const taken = std::move(full);
   EXPECT_THROW(make_any_memory(std::move(full)), std::invalid_argument); // NOLINT(bugprone-use-after-move)

@@ -23,7 +23,7 @@ using test::counting;
 
 class buffer_contents : public test::buffer_fixture {};
 
-TEST_F(buffer_contents, copies_parts_in_and_out) {
+TEST_F(buffer_contents, parts_are_copied_in_and_out) {
   auto block = filled(100);
   auto const source = counting(10, 201);
   block.copy_from(source.data(), 10, 90);
@@ -41,7 +41,7 @@ TEST_F(buffer_contents, copies_parts_in_and_out) {
   EXPECT_EQ(contents(block), expected);
 }
 
-TEST_F(buffer_contents, refuses_ranges_beyond_its_size) {
+TEST_F(buffer_contents, ranges_beyond_the_size_are_refused) {
   auto block = filled(100);
   auto other = filled(50);
   block.reserve(1000); // the size counts, not the capacity
@@ -60,7 +60,7 @@ TEST_F(buffer_contents, refuses_ranges_beyond_its_size) {
   EXPECT_EQ(contents(block), counting(100));
 }
 
-TEST_F(buffer_contents, refuses_to_copy_onto_itself) {
+TEST_F(buffer_contents, copy_onto_itself_is_refused) {
   auto block = filled(100);
   EXPECT_THROW(block.copy_from(block, 10, 5, 0), std::invalid_argument);
   EXPECT_THROW(block.copy_from(block, 10, 0, 9), std::invalid_argument);
@@ -70,7 +70,7 @@ TEST_F(buffer_contents, refuses_to_copy_onto_itself) {
   EXPECT_EQ(block.size(), 100u);
 }
 
-TEST_F(buffer_contents, fills_all_or_a_part) {
+TEST_F(buffer_contents, fill_sets_all_or_a_part) {
   auto block = filled(100);
   block.fill(std::byte{7});
   block.fill(std::byte{9}, 10, 5);
@@ -79,7 +79,7 @@ TEST_F(buffer_contents, fills_all_or_a_part) {
   EXPECT_EQ(contents(block), expected);
 }
 
-TEST_F(buffer_contents, fills_host_memory_in_stream_order) {
+TEST_F(buffer_contents, host_memory_is_filled_in_stream_order) {
   buffer block{a, host_resource{}, 100};
   auto* const host = static_cast<unsigned char*>(block.data());
   std::fill_n(host, 100, static_cast<unsigned char>(1));
@@ -97,7 +97,7 @@ TEST_F(buffer_contents, fills_host_memory_in_stream_order) {
   EXPECT_THROW(block.fill(std::byte{1}), gpumem::cuda_error);
 }
 
-TEST_F(buffer_contents, takes_on_the_size_and_contents_of_another) {
+TEST_F(buffer_contents, assignment_copies_size_and_contents) {
   auto const large = filled(500), small = filled(10);
   buffer block{b, host_resource{}, 100};
   block.assign(large);
@@ -109,7 +109,7 @@ TEST_F(buffer_contents, takes_on_the_size_and_contents_of_another) {
   EXPECT_TRUE(block.is_empty());
 }
 
-TEST_F(buffer_contents, copies_into_the_same_or_another_resource) {
+TEST_F(buffer_contents, copy_can_use_another_resource) {
   auto block = filled(100);
   block.reserve(1000);
   auto const same = buffer::copy_of(b, block);
@@ -123,7 +123,7 @@ TEST_F(buffer_contents, copies_into_the_same_or_another_resource) {
   EXPECT_EQ(contents(other), counting(100));
 }
 
-TEST_F(buffer_contents, refuses_growth_and_reads_in_a_capture) {
+TEST_F(buffer_contents, growth_and_reads_are_refused_in_a_capture) {
   auto block = filled(100);
   a.begin_capture();
   unsigned char byte = 0;

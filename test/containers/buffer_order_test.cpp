@@ -37,7 +37,7 @@ protected:
   }
 };
 
-TEST_F(buffer_order, finds_an_undeclared_use_on_another_stream) {
+TEST_F(buffer_order, undeclared_use_on_another_stream_is_found) {
   {
     buffer block{a, pool, size};
     writes(a, block);
@@ -47,7 +47,7 @@ TEST_F(buffer_order, finds_an_undeclared_use_on_another_stream) {
   EXPECT_FALSE(simulator::take_findings().empty()); // so the silence of the tests below means something
 }
 
-TEST_F(buffer_order, orders_a_scoped_use_before_and_after) {
+TEST_F(buffer_order, use_on_another_stream_is_ordered_before_and_after) {
   for (int i = 0; i < 20; ++i) {
     buffer block{a, pool, size};
     writes(a, block);
@@ -59,7 +59,7 @@ TEST_F(buffer_order, orders_a_scoped_use_before_and_after) {
   }
 }
 
-TEST_F(buffer_order, orders_a_use_on_another_device_before_and_after) {
+TEST_F(buffer_order, use_on_another_device_is_ordered_before_and_after) {
   auto const waits = gpumem::driver_calls("cuCtxSynchronize");
   for (int i = 0; i < 20; ++i) {
     buffer block{a, pool, size};
@@ -73,7 +73,7 @@ TEST_F(buffer_order, orders_a_use_on_another_device_before_and_after) {
   EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
 }
 
-TEST_F(buffer_order, set_stream_moves_it_to_the_other_stream) {
+TEST_F(buffer_order, set_stream_orders_the_buffer_on_the_new_stream) {
   for (auto* const to : {&b, &far}) {
     buffer block{a, pool, size};
     writes(a, block);
@@ -86,7 +86,7 @@ TEST_F(buffer_order, set_stream_moves_it_to_the_other_stream) {
   }
 }
 
-TEST_F(buffer_order, a_failed_set_stream_changes_nothing) {
+TEST_F(buffer_order, failed_set_stream_changes_nothing) {
   buffer block{a, pool, size};
   EXPECT_THROW(block.set_stream(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
   EXPECT_THROW((void)block.use_on(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
@@ -97,7 +97,7 @@ TEST_F(buffer_order, a_failed_set_stream_changes_nothing) {
   writes(a, block);
 }
 
-TEST_F(buffer_order, a_copy_to_another_stream_leaves_both_usable) {
+TEST_F(buffer_order, copy_to_another_stream_leaves_both_buffers_usable) {
   for (int i = 0; i < 20; ++i) {
     buffer source{a, pool, size}, target{b, pool, size};
     source.fill(std::byte{1});
@@ -112,7 +112,7 @@ TEST_F(buffer_order, a_copy_to_another_stream_leaves_both_usable) {
   }
 }
 
-TEST_F(buffer_order, a_copy_between_devices_leaves_both_usable) {
+TEST_F(buffer_order, copy_between_devices_leaves_both_buffers_usable) {
   for (int i = 0; i < 20; ++i) {
     auto const near = buffer::copy_of(a, pool, std::vector<unsigned char>(size, 5).data(), size);
     buffer there{far, far_pool, size};
@@ -128,7 +128,7 @@ TEST_F(buffer_order, a_copy_between_devices_leaves_both_usable) {
   }
 }
 
-TEST_F(buffer_order, a_read_on_another_stream_sees_earlier_work_of_both) {
+TEST_F(buffer_order, read_on_another_stream_sees_earlier_work_of_both_streams) {
   buffer block{a, pool, 2};
   auto* const p = static_cast<unsigned char*>(block.data());
   simulator::work(a, {simulator::write(p, 1)}, {}, [p] { p[0] = 3; });
@@ -145,7 +145,7 @@ TEST_F(buffer_order, a_read_on_another_stream_sees_earlier_work_of_both) {
   block.fill(std::byte{0});
 }
 
-TEST_F(buffer_order, growth_frees_the_old_block_behind_the_copy) {
+TEST_F(buffer_order, growth_frees_the_old_block_after_the_copy) {
   buffer block{a, pool, size};
   for (std::size_t i = 1; i <= 20; ++i) {
     writes(a, block);
@@ -176,7 +176,7 @@ TEST_F(buffer_order, host_memory_is_copied_after_earlier_host_functions) {
   }
 }
 
-TEST_F(buffer_order, works_and_dies_with_another_device_current) {
+TEST_F(buffer_order, buffer_works_while_another_device_is_current) {
   std::optional<buffer> block{std::in_place, a, pool, size};
   std::optional<buffer> on_default{std::in_place, gpumem::stream_ref{CUstream{}}, cuda_resource{first}, size};
   std::optional<buffer> on_legacy{std::in_place, gpumem::stream_ref{reinterpret_cast<CUstream>(1)}, pool, size};
@@ -209,7 +209,7 @@ TEST_F(buffer_order, host_memory_works_on_a_stream_of_another_device) {
   EXPECT_EQ(last, 6);
 }
 
-TEST_F(buffer_order, dies_after_its_stream_was_retired) {
+TEST_F(buffer_order, buffer_can_be_destroyed_after_its_stream) {
   std::optional<buffer> block;
   gpumem::pool_resource const plain{cuda_resource{first}};
   {
@@ -222,7 +222,7 @@ TEST_F(buffer_order, dies_after_its_stream_was_retired) {
   writes(b, next);
 }
 
-TEST_F(buffer_order, dies_after_a_foreign_stream_that_it_left_was_destroyed) {
+TEST_F(buffer_order, buffer_can_be_destroyed_after_a_foreign_stream_that_it_left) {
   gpumem::pool_resource const plain{cuda_resource{first}};
   gpumem::device_guard const current{first};
   CUstream handle = nullptr;
@@ -237,7 +237,7 @@ TEST_F(buffer_order, dies_after_a_foreign_stream_that_it_left_was_destroyed) {
   writes(b, next);
 }
 
-TEST_F(buffer_order, dies_on_another_thread) {
+TEST_F(buffer_order, buffer_can_be_destroyed_on_another_thread) {
   buffer block{a, pool, size};
   writes(a, block);
   std::thread{[&] {

@@ -173,9 +173,9 @@ private:
   std::deque<pair_of_both> pairs_;
 };
 
-class buffers : public simulated, public testing::WithParamInterface<int> {};
+class buffer_property : public simulated, public testing::WithParamInterface<int> {};
 
-TEST_P(buffers, hold_what_was_written_to_them) {
+TEST_P(buffer_property, random_operations_keep_the_contents_of_a_model) {
   for (std::uint64_t seed = 1; seed <= 25 && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     auto const number = static_cast<std::uint64_t>(GetParam()) * 1000 + seed;
@@ -187,6 +187,6 @@ TEST_P(buffers, hold_what_was_written_to_them) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(random_programs, buffers, testing::Range(0, 8));
+INSTANTIATE_TEST_SUITE_P(random_programs, buffer_property, testing::Range(0, 8));
 
 } // namespace

@@ -37,7 +37,7 @@ static_assert(!std::is_constructible_v<buffer, stream&, int*, int>);
 
 class buffer_test : public test::buffer_fixture {};
 
-TEST_F(buffer_test, has_what_was_asked_for) {
+TEST_F(buffer_test, has_the_requested_size_alignment_and_stream) {
   buffer const block{a, resource, 1000};
   EXPECT_EQ(block.size(), 1000u);
   EXPECT_EQ(block.bytes(), 1000u);
@@ -50,7 +50,7 @@ TEST_F(buffer_test, has_what_was_asked_for) {
   EXPECT_EQ(static_cast<void*>(block.as<int>().data()), block.data());
 }
 
-TEST_F(buffer_test, is_aligned_as_asked_wherever_it_goes) {
+TEST_F(buffer_test, keeps_its_alignment_when_it_moves_or_grows) {
   for (std::size_t alignment : {1, 64, 512, 4096, 1 << 20}) {
     buffer block{a, resource, 100, alignment};
     EXPECT_EQ(block.alignment(), alignment);
@@ -64,7 +64,7 @@ TEST_F(buffer_test, is_aligned_as_asked_wherever_it_goes) {
   }
 }
 
-TEST_F(buffer_test, refuses_other_alignments_even_for_nothing) {
+TEST_F(buffer_test, refuses_invalid_alignments_even_for_zero_bytes) {
   for (std::size_t alignment : {0, 3, 48, 257}) {
     EXPECT_THROW((buffer{a, resource, 100, alignment}), std::invalid_argument);
     EXPECT_THROW((buffer{a, resource, 0, alignment}), std::invalid_argument);
@@ -72,7 +72,7 @@ TEST_F(buffer_test, refuses_other_alignments_even_for_nothing) {
   EXPECT_EQ(allocations(), 0);
 }
 
-TEST_F(buffer_test, an_empty_one_allocates_nothing_and_grows) {
+TEST_F(buffer_test, empty_buffer_allocates_nothing_and_can_grow) {
   buffer block{a, resource, 0, 512};
   EXPECT_TRUE(block.is_empty());
   EXPECT_EQ(block.data(), nullptr);
@@ -87,7 +87,7 @@ TEST_F(buffer_test, an_empty_one_allocates_nothing_and_grows) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 512, 0u);
 }
 
-TEST_F(buffer_test, a_failed_construction_leaves_nothing) {
+TEST_F(buffer_test, failed_construction_leaves_no_memory) {
   EXPECT_THROW((buffer{a, resource, 65 << 20}), gpumem::out_of_memory);
   EXPECT_THROW((buffer{a, resource, SIZE_MAX}), gpumem::out_of_memory);
   EXPECT_THROW((buffer{gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}, resource, 10}), gpumem::cuda_error);
@@ -109,7 +109,7 @@ TEST_F(buffer_test, uses_the_current_resource_by_default) {
   EXPECT_EQ(aligned.alignment(), 4096u);
 }
 
-TEST_F(buffer_test, takes_over_what_was_acquired) {
+TEST_F(buffer_test, takes_over_an_acquired_block) {
   buffer block{resource.acquire(a, 100, {.alignment = 1024}).wait(), resource};
   EXPECT_EQ(block.size(), 100u);
   EXPECT_EQ(block.alignment(), 1024u);
@@ -122,7 +122,7 @@ TEST_F(buffer_test, takes_over_what_was_acquired) {
   EXPECT_EQ(nothing.size(), 10u);
 }
 
-TEST_F(buffer_test, gives_its_block_up) {
+TEST_F(buffer_test, release_hands_over_its_block) {
   auto block = filled(100);
   block.reserve(1000);
   auto* const p = block.data();
@@ -133,7 +133,7 @@ TEST_F(buffer_test, gives_its_block_up) {
   EXPECT_THROW(block.resize(1), std::invalid_argument);
 }
 
-TEST_F(buffer_test, moves_and_frees_once) {
+TEST_F(buffer_test, moved_buffer_is_freed_once) {
   auto one = filled(100);
   auto* const p = one.data();
   auto two = std::move(one);
@@ -242,7 +242,7 @@ TEST_F(buffer_test, clear_keeps_resource_stream_and_alignment) {
   EXPECT_EQ(block.stream().get(), a.get());
 }
 
-TEST_F(buffer_test, a_failed_growth_changes_nothing) {
+TEST_F(buffer_test, failed_growth_changes_nothing) {
   auto block = filled(100);
   auto* const p = block.data();
   EXPECT_THROW(block.resize(65 << 20), gpumem::out_of_memory);

@@ -28,7 +28,7 @@ template <unsigned long long Count>
 concept fits_in_kib = requires { typename std::integral_constant<std::size_t, gpumem::operator""_KiB(Count)>; };
 static_assert(fits_in_kib<18014398509481983> && !fits_in_kib<18014398509481984>);
 
-TEST(bytes, are_read_with_and_without_unit) {
+TEST(bytes, sizes_are_parsed_with_and_without_unit) {
   EXPECT_EQ(parse_bytes("4096"), 4096u);
   EXPECT_EQ(parse_bytes("4096B"), 4096u);
   EXPECT_EQ(parse_bytes("1GiB"), 1_GiB);
@@ -42,12 +42,12 @@ TEST(bytes, are_read_with_and_without_unit) {
   EXPECT_EQ(parse_bytes("18446744073709551615"), std::numeric_limits<std::size_t>::max());
 }
 
-TEST(bytes, are_read_in_capitals_or_not) {
+TEST(bytes, units_are_parsed_in_upper_and_lower_case) {
   for (char const* text : {"2MiB", "2mib", "2MIB", "2 Mib"}) EXPECT_EQ(parse_bytes(text), 2_MiB) << text;
   for (char const* text : {"5kB", "5KB", "5kb"}) EXPECT_EQ(parse_bytes(text), 5000u) << text;
 }
 
-TEST(bytes, refuse_what_is_no_size_and_say_why) {
+TEST(bytes, malformed_sizes_are_refused_with_a_reason) {
   struct refused {
     char const* text;
     char const* why;
@@ -85,7 +85,7 @@ TEST(bytes, refuse_what_is_no_size_and_say_why) {
   EXPECT_THROW(parse_bytes(std::string(400, '9') + "GiB"), std::invalid_argument);
 }
 
-TEST(bytes, are_written_in_the_largest_unit_that_they_reach) {
+TEST(bytes, sizes_are_formatted_in_their_largest_unit) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(1023), "1023 B");
   EXPECT_EQ(format_bytes(1024), "1.00 KiB");
@@ -95,13 +95,13 @@ TEST(bytes, are_written_in_the_largest_unit_that_they_reach) {
   EXPECT_EQ(format_bytes(std::numeric_limits<std::size_t>::max()), "16.00 EiB");
 }
 
-TEST(bytes, written_ones_can_be_read) {
+TEST(bytes, formatted_sizes_can_be_parsed) {
   for (std::size_t bytes = 1; bytes != 0; bytes <<= 1) EXPECT_EQ(parse_bytes(format_bytes(bytes)), bytes);
 }
 
 class device_share : public simulated {};
 
-TEST_F(device_share, is_a_part_of_what_is_free_in_multiples_of_256) {
+TEST_F(device_share, percentage_of_free_memory_is_a_multiple_of_256) {
   gpumem::device const first{0};
   auto const free = first.memory().free;
   EXPECT_EQ(gpumem::percent_of_free_device_memory(0, first), 0u);
@@ -114,7 +114,7 @@ TEST_F(device_share, is_a_part_of_what_is_free_in_multiples_of_256) {
   }
 }
 
-TEST_F(device_share, follows_what_is_allocated_on_the_device_named) {
+TEST_F(device_share, percentage_follows_the_free_memory_of_the_device) {
   gpumem::device const second{1};
   auto const before = gpumem::percent_of_free_device_memory(50, second);
   gpumem::cuda_resource source{second};
@@ -125,7 +125,7 @@ TEST_F(device_share, follows_what_is_allocated_on_the_device_named) {
   source.deallocate_sync(block, 1_GiB);
 }
 
-TEST_F(device_share, refuses_what_is_no_percentage) {
+TEST_F(device_share, percentage_outside_0_to_100_is_refused) {
   EXPECT_THROW(gpumem::percent_of_free_device_memory(-1), std::invalid_argument);
   EXPECT_THROW(gpumem::percent_of_free_device_memory(101), std::invalid_argument);
 }

@@ -33,7 +33,7 @@ protected:
   gpumem::device first{0}, second{1};
 };
 
-TEST_F(current_resource_test, is_at_first_a_pool_over_the_device) {
+TEST_F(current_resource_test, initial_resource_is_a_pool_over_the_device) {
   auto at_first = current_resource(first);
   EXPECT_TRUE(at_first == current_resource(first));
   EXPECT_EQ(gpumem::services_of(at_first).table->device(gpumem::services_of(at_first).state), 0);
@@ -47,7 +47,7 @@ TEST_F(current_resource_test, is_at_first_a_pool_over_the_device) {
   at_first.deallocate(a, p, 1000, 256);
 }
 
-TEST_F(current_resource_test, is_each_devices_own) {
+TEST_F(current_resource_test, each_device_has_its_own_resource) {
   EXPECT_FALSE(current_resource(first) == current_resource(second));
   auto const mine = pool();
   set_current_resource(first, mine);
@@ -55,7 +55,7 @@ TEST_F(current_resource_test, is_each_devices_own) {
   EXPECT_FALSE(current_resource(second) == mine);
 }
 
-TEST_F(current_resource_test, is_of_the_current_device_by_default) {
+TEST_F(current_resource_test, current_device_is_the_default) {
   auto const of_second = current_resource(second);
   EXPECT_TRUE(current_resource() == current_resource(first));
   gpumem::device_guard const scope{second};
@@ -67,7 +67,7 @@ TEST_F(current_resource_test, is_of_the_current_device_by_default) {
   EXPECT_TRUE(current_resource(second) == of_second);
 }
 
-TEST_F(current_resource_test, set_returns_the_one_before_and_reset_brings_back_the_first) {
+TEST_F(current_resource_test, set_returns_the_previous_and_reset_restores_the_initial) {
   auto const at_first = current_resource(first);
   auto const one = pool(), two = pool();
   EXPECT_TRUE(set_current_resource(first, one) == at_first);
@@ -76,7 +76,7 @@ TEST_F(current_resource_test, set_returns_the_one_before_and_reset_brings_back_t
   EXPECT_TRUE(reset_current_resource(first) == at_first);
 }
 
-TEST_F(current_resource_test, keeps_its_resource_alive) {
+TEST_F(current_resource_test, set_resource_is_kept_alive) {
   set_current_resource(first, pool());
   gpumem::stream const a{first};
   auto mine = current_resource(first);
@@ -86,7 +86,7 @@ TEST_F(current_resource_test, keeps_its_resource_alive) {
   EXPECT_EQ(gpumem::statistics_of(mine).live, 0u);
 }
 
-TEST_F(current_resource_test, stays_alive_with_a_buffer) {
+TEST_F(current_resource_test, resource_lives_as_long_as_a_buffer_in_it) {
   set_current_resource(first, pool());
   gpumem::stream const a{first};
   gpumem::buffer block{a, 100};
@@ -96,7 +96,7 @@ TEST_F(current_resource_test, stays_alive_with_a_buffer) {
   EXPECT_FALSE(block.resource() == gpumem::make_any_memory(current_resource(first)));
 }
 
-TEST_F(current_resource_test, refuses_what_gives_no_memory_of_the_device) {
+TEST_F(current_resource_test, resource_of_another_device_is_refused) {
   auto const at_first = current_resource(first);
   auto empty = pool();
   auto const gone = std::move(empty);
@@ -105,7 +105,7 @@ TEST_F(current_resource_test, refuses_what_gives_no_memory_of_the_device) {
   EXPECT_TRUE(current_resource(first) == at_first);
 }
 
-TEST_F(current_resource_test, is_set_for_a_scope) {
+TEST_F(current_resource_test, guard_sets_a_resource_for_a_scope) {
   auto const at_first = current_resource(first);
   auto const one = pool(), two = pool();
   {
@@ -122,7 +122,7 @@ TEST_F(current_resource_test, is_set_for_a_scope) {
   EXPECT_TRUE(current_resource(first) == at_first);
 }
 
-TEST_F(current_resource_test, changes_under_threads_that_use_it) {
+TEST_F(current_resource_test, resource_can_be_set_while_threads_use_it) {
   std::vector<any_pool> const pools{pool(), pool(), pool()};
   std::vector<std::thread> running;
   for (int i = 0; i < 4; ++i) {
@@ -141,7 +141,7 @@ TEST_F(current_resource_test, changes_under_threads_that_use_it) {
   for (auto each : pools) EXPECT_EQ(gpumem::statistics_of(each).live, 0u);
 }
 
-TEST_F(current_resource_test, is_made_once_for_threads_that_ask_at_once) {
+TEST_F(current_resource_test, initial_resource_is_created_once_for_concurrent_threads) {
   std::vector<any_pool> seen(4, pool());
   std::vector<std::thread> running;
   for (auto& place : seen) running.emplace_back([&] { place = current_resource(second); });

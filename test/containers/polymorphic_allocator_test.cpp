@@ -66,13 +66,13 @@ TEST_F(allocator_test, aligns_for_its_elements) {
   allocator.deallocate(p, 2, a);
 }
 
-TEST_F(allocator_test, refuses_what_does_not_fit) {
+TEST_F(allocator_test, size_that_overflows_is_refused) {
   polymorphic_allocator<double> allocator{resource};
   EXPECT_THROW((void)allocator.allocate(std::numeric_limits<std::size_t>::max() / 8 + 1, a), std::bad_array_new_length);
   EXPECT_THROW((void)allocator.allocate(std::numeric_limits<std::size_t>::max() / 8, a), gpumem::out_of_memory);
 }
 
-TEST_F(allocator_test, one_of_another_type_frees_its_memory) {
+TEST_F(allocator_test, rebound_allocator_frees_its_memory) {
   polymorphic_allocator<double> const doubles{resource};
   polymorphic_allocator<float> floats{doubles};
   EXPECT_TRUE(floats == doubles);
@@ -102,7 +102,7 @@ TEST_F(allocator_test, keeps_a_foreign_resource_alive) {
   EXPECT_EQ(told.use_count(), 1);
 }
 
-TEST_F(allocator_test, serves_standard_containers_once_bound_to_a_stream) {
+TEST_F(allocator_test, bound_to_a_stream_it_serves_standard_containers) {
   stream_allocator<int> const mine{a, resource};
   std::vector<int, stream_allocator<int>> values{mine};
   for (int i = 0; i < 1000; ++i) values.push_back(i);
@@ -116,7 +116,7 @@ TEST_F(allocator_test, serves_standard_containers_once_bound_to_a_stream) {
   EXPECT_EQ(values.get_allocator().stream().get(), a.get());
 }
 
-TEST_F(allocator_test, propagates_with_a_container) {
+TEST_F(allocator_test, moves_with_its_container) {
   std::vector<int, stream_allocator<int>> one({1, 2, 3}, {a, resource}), two({4}, {b, host_resource{}});
   auto const* const place = one.data();
   two = std::move(one);

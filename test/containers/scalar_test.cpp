@@ -61,7 +61,7 @@ TEST_F(scalar_test, is_written_by_work_on_its_stream) {
   EXPECT_TRUE(value.resource() == gpumem::make_any_memory(pool));
 }
 
-TEST_F(scalar_test, is_read_in_another_streams_order) {
+TEST_F(scalar_test, can_be_read_in_the_order_of_another_stream) {
   scalar<int> value{a, pool, 1};
   auto* const p = value.data();
   {
@@ -76,7 +76,7 @@ TEST_F(scalar_test, is_read_in_another_streams_order) {
   EXPECT_EQ(value.value(), 4);
 }
 
-TEST_F(scalar_test, a_copy_is_another_object) {
+TEST_F(scalar_test, copy_has_its_own_memory) {
   scalar<int> value{a, pool, 1};
   auto const same = scalar<int>::copy_of(b, value);
   auto const host = scalar<int>::copy_of(b, gpumem::host_resource{}, value);
@@ -96,7 +96,7 @@ TEST_F(scalar_test, moves_and_uses_the_current_resource_by_default) {
   EXPECT_EQ(value.value(), 6);
 }
 
-TEST_F(scalar_test, a_failed_first_write_makes_none) {
+TEST_F(scalar_test, failed_first_write_leaves_no_memory) {
   simulator::fail_call("cuMemcpyAsync", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW((scalar<int>{a, pool, 1}), gpumem::cuda_error);
   scalar<int> value{a, pool, 1};

@@ -23,7 +23,7 @@ protected:
   gpumem::device first{0};
 };
 
-TEST_F(stream_pool, deals_distinct_streams_out_in_turn) {
+TEST_F(stream_pool, next_returns_distinct_streams_in_turn) {
   gpumem::stream_pool pool{first, 5};
   EXPECT_EQ(pool.size(), 5u);
   std::set<CUstream> seen;
@@ -33,7 +33,7 @@ TEST_F(stream_pool, deals_distinct_streams_out_in_turn) {
   for (std::size_t i = 0; i < 10; ++i) EXPECT_EQ(pool.next().get(), pool[i].get());
 }
 
-TEST_F(stream_pool, has_one_stream_for_each_index) {
+TEST_F(stream_pool, index_selects_one_stream) {
   gpumem::stream_pool const pool{first, 3};
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(pool[i].get(), pool[i].get());
@@ -51,7 +51,7 @@ TEST_F(stream_pool, has_sixteen_streams_of_the_current_device_by_default) {
   EXPECT_EQ(gpumem::identify(pool[0]).timeline().device(), 1);
 }
 
-TEST_F(stream_pool, has_the_priority_that_was_asked_for) {
+TEST_F(stream_pool, streams_have_the_requested_priority) {
   gpumem::stream_pool const pool{first, 2, -1};
   int priority = 0;
   ASSERT_EQ(gpumem::driver().stream_get_priority(pool[1].get(), &priority), CUDA_SUCCESS);
@@ -63,14 +63,14 @@ TEST_F(stream_pool, refuses_zero_streams) {
   EXPECT_THROW((gpumem::stream_pool{gpumem::device{2}, 1}), std::invalid_argument);
 }
 
-TEST_F(stream_pool, gives_its_streams_back) {
+TEST_F(stream_pool, streams_are_returned_when_it_ends) {
   { gpumem::stream_pool const pool{first, 4}; }
   auto const made = gpumem::driver_calls("cuStreamCreateWithPriority");
   gpumem::stream_pool const pool{first, 4};
   EXPECT_EQ(gpumem::driver_calls("cuStreamCreateWithPriority"), made);
 }
 
-TEST_F(stream_pool, waits_for_all_its_streams) {
+TEST_F(stream_pool, synchronize_waits_for_all_streams) {
   gpumem::stream_pool pool{first, 3};
   std::atomic<int> done{0};
   for (std::size_t i = 0; i < 6; ++i) gpumem::simulator::work(pool[i], {}, {}, [&] { ++done; });
@@ -78,7 +78,7 @@ TEST_F(stream_pool, waits_for_all_its_streams) {
   EXPECT_EQ(done, 6);
 }
 
-TEST_F(stream_pool, is_fair_to_threads_that_ask_at_once) {
+TEST_F(stream_pool, concurrent_threads_get_all_streams_equally) {
   gpumem::stream_pool pool{first, 7};
   std::mutex guard;
   std::map<CUstream, int> dealt;

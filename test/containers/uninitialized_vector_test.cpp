@@ -75,7 +75,7 @@ protected:
   gpumem::pool_resource<cuda_resource> pool{cuda_resource{first}};
 };
 
-TEST_F(uninitialized_vector_test, counts_in_elements) {
+TEST_F(uninitialized_vector_test, sizes_are_in_elements) {
   uninitialized_vector<double> const values{a, pool, 100};
   EXPECT_EQ(values.size(), 100u);
   EXPECT_EQ(values.capacity(), 100u);
@@ -89,7 +89,7 @@ TEST_F(uninitialized_vector_test, counts_in_elements) {
   EXPECT_TRUE(values.resource() == gpumem::make_any_memory(pool));
 }
 
-TEST_F(uninitialized_vector_test, refuses_counts_whose_bytes_do_not_fit) {
+TEST_F(uninitialized_vector_test, count_whose_bytes_overflow_is_refused) {
   constexpr auto most = std::numeric_limits<std::size_t>::max();
   EXPECT_THROW((uninitialized_vector<double>{a, pool, most / 8 + 1}), std::bad_array_new_length);
   EXPECT_THROW((uninitialized_vector<double>{a, most}), std::bad_array_new_length);
@@ -143,7 +143,7 @@ TEST_F(uninitialized_vector_test, sets_elements_to_zero) {
   EXPECT_TRUE(std::signbit(values.element(1)));
 }
 
-TEST_F(uninitialized_vector_test, reads_in_the_order_of_either_stream) {
+TEST_F(uninitialized_vector_test, element_can_be_read_in_the_order_of_another_stream) {
   auto values = holding<int>({1, 2, 3});
   auto* const p = values.data();
   simulator::work(a, {simulator::write(p, 4)}, {}, [p] { p[0] = 5; });
@@ -158,7 +158,7 @@ TEST_F(uninitialized_vector_test, reads_in_the_order_of_either_stream) {
   EXPECT_EQ(values.front(), 6);
 }
 
-TEST_F(uninitialized_vector_test, a_value_set_may_be_gone_or_changed_at_once) {
+TEST_F(uninitialized_vector_test, value_can_change_after_set_returned) {
   uninitialized_vector<int> values{a, pool, 2};
   simulator::work(a, {}, std::chrono::milliseconds{1});
   {
@@ -208,7 +208,7 @@ TEST_F(uninitialized_vector_test, grows_shrinks_and_keeps_its_elements) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(uninitialized_vector_test, copies_parts) {
+TEST_F(uninitialized_vector_test, parts_are_copied_in_and_out) {
   auto values = holding<int>({1, 2, 3, 4});
   std::vector<int> const two{8, 9};
   values.copy_from({two.data(), 2}, 1);
@@ -219,7 +219,7 @@ TEST_F(uninitialized_vector_test, copies_parts) {
   EXPECT_EQ(last, (std::vector<int>{9, 4}));
 }
 
-TEST_F(uninitialized_vector_test, a_copy_or_an_assignment_is_another_object) {
+TEST_F(uninitialized_vector_test, copy_and_assignment_have_their_own_memory) {
   auto values = holding<int>({1, 2, 3});
   auto const same = uninitialized_vector<int>::copy_of(b, values);
   auto const host = uninitialized_vector<int>::copy_of(b, gpumem::host_resource{}, values);
@@ -232,7 +232,7 @@ TEST_F(uninitialized_vector_test, a_copy_or_an_assignment_is_another_object) {
   EXPECT_TRUE(std::ranges::equal(host, std::vector<int>{1, 2, 3})); // the host can follow its pointers
 }
 
-TEST_F(uninitialized_vector_test, becomes_bytes_and_elements_again) {
+TEST_F(uninitialized_vector_test, converts_to_a_buffer_and_back) {
   auto values = holding<int>({1, 2, 3, 4});
   auto* const p = values.data();
   auto bytes = values.release();
@@ -245,7 +245,7 @@ TEST_F(uninitialized_vector_test, becomes_bytes_and_elements_again) {
   EXPECT_EQ(wider.front(), (std::int64_t{2} << 32) + 1);
 }
 
-TEST_F(uninitialized_vector_test, refuses_bytes_that_are_no_elements) {
+TEST_F(uninitialized_vector_test, buffer_with_a_partial_element_is_refused) {
   EXPECT_THROW((uninitialized_vector<int>{gpumem::buffer{a, pool, 10}}), std::invalid_argument);
   EXPECT_THROW((uninitialized_vector<wide>{gpumem::buffer{a, pool, 1024}}), std::invalid_argument);
 }
@@ -255,7 +255,7 @@ TEST_F(uninitialized_vector_test, vector_uses_the_current_resource) {
   EXPECT_TRUE(values.resource() == gpumem::make_any_memory(gpumem::current_resource(first)));
 }
 
-TEST_F(uninitialized_vector_test, moves) {
+TEST_F(uninitialized_vector_test, moved_vector_keeps_its_elements) {
   auto values = holding<int>({1, 2, 3});
   auto moved = std::move(values);
   EXPECT_TRUE(values.is_empty()); // NOLINT(bugprone-use-after-move): what is tested

@@ -32,7 +32,7 @@ protected:
   test::parking_resource resource{1 << 20};
 };
 
-TEST_F(allocation_test, tells_what_it_is) {
+TEST_F(allocation_test, has_the_requested_size_alignment_and_stream) {
   auto const block = resource.acquire(a, 100, {.alignment = 512}).wait();
   EXPECT_TRUE(block);
   EXPECT_EQ(block.bytes(), 100u);
@@ -44,7 +44,7 @@ TEST_F(allocation_test, tells_what_it_is) {
   EXPECT_EQ(block.as<double>().size(), 12u); // whole elements
 }
 
-TEST_F(allocation_test, moves_and_frees_once) {
+TEST_F(allocation_test, moved_allocation_is_freed_once) {
   auto one = take(10);
   auto* const p = one.data();
   allocation two{std::move(one)};
@@ -70,14 +70,14 @@ TEST_F(allocation_test, release_hands_the_block_to_the_caller) {
   resource.deallocate(a, p, 10);
 }
 
-TEST_F(allocation_test, a_free_on_another_stream_happens_only_there) {
+TEST_F(allocation_test, deallocate_on_another_stream_frees_only_there) {
   auto block = take(10);
   block.reset(b);
   EXPECT_FALSE(block);
   EXPECT_THROW(take(10).reset(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
 }
 
-TEST_F(allocation_test, a_use_on_another_stream_is_ordered_both_ways) {
+TEST_F(allocation_test, use_on_another_stream_is_ordered_before_and_after) {
   auto& of_a = a.key().timeline();
   auto& of_b = b.key().timeline();
   auto const block = take(10);
@@ -91,7 +91,7 @@ TEST_F(allocation_test, a_use_on_another_stream_is_ordered_both_ways) {
   EXPECT_TRUE(of_a.ordered_after(of_b, of_b.current_epoch() - 1));
 }
 
-TEST_F(allocation_test, use_that_was_moved_ends_once) {
+TEST_F(allocation_test, moved_use_ends_once) {
   auto const block = take(10);
   auto use = block.use_on(b);
   auto const records = gpumem::driver_calls("cuEventRecord");
@@ -99,7 +99,7 @@ TEST_F(allocation_test, use_that_was_moved_ends_once) {
   EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records + 1);
 }
 
-TEST_F(allocation_test, set_stream_moves_it_to_the_other_stream) {
+TEST_F(allocation_test, set_stream_orders_the_allocation_on_the_new_stream) {
   auto block = take(10);
   auto const before = a.key().timeline().current_epoch();
   block.set_stream(b);
@@ -122,7 +122,7 @@ TEST_F(allocation_test, is_freed_with_the_handle_of_its_foreign_stream) {
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
 }
 
-TEST_F(allocation_test, may_outlive_the_foreign_stream_that_it_left) {
+TEST_F(allocation_test, can_outlive_the_foreign_stream_that_it_left) {
   gpumem::device_guard const scope{first};
   CUstream handle = nullptr;
   gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -133,12 +133,12 @@ TEST_F(allocation_test, may_outlive_the_foreign_stream_that_it_left) {
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
 }
 
-TEST_F(allocation_test, may_die_on_another_thread) {
+TEST_F(allocation_test, can_be_destroyed_on_another_thread) {
   auto block = take(10);
   std::thread{[&] { auto const here = std::move(block); }}.join();
 }
 
-TEST_F(allocation_test, forms_of_a_resource_agree) {
+TEST_F(allocation_test, all_handles_of_a_resource_allocate_alike) {
   auto* const p = resource.allocate(a, 10);
   resource.deallocate(a, p, 10, 16); // another alignment is no misuse
   auto const q = resource.try_allocate(a, 10, 1024);
@@ -162,7 +162,7 @@ TEST_F(allocation_test, zero_bytes_are_null_and_freeing_null_does_nothing) {
   EXPECT_EQ(resource.state().tries(), 0u);
 }
 
-TEST_F(allocation_test, refused_requests_leave_the_resource_as_it_was) {
+TEST_F(allocation_test, refused_requests_change_nothing) {
   for (std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{48}}) {
     EXPECT_EQ(resource.try_allocate(a, 10, alignment).error().reason, outcome::invalid_argument);
     EXPECT_THROW(resource.allocate(a, 10, alignment), std::invalid_argument);
@@ -175,7 +175,7 @@ TEST_F(allocation_test, refused_requests_leave_the_resource_as_it_was) {
   EXPECT_EQ(resource.state().tries(), 0u);
 }
 
-TEST_F(allocation_test, a_failure_carries_the_statistics) {
+TEST_F(allocation_test, exception_carries_the_statistics) {
   auto const block = take(1000);
   try {
     resource.allocate(a, 1 << 20);

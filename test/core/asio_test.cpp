@@ -41,7 +41,7 @@ protected:
   gpumem::stream stream{gpumem::device{0}};
 };
 
-TEST_F(asio_test, resumes_what_waited_for_the_device) {
+TEST_F(asio_test, completion_resumes_on_asio) {
   gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
   bool worked = false;
   std::thread::id resumed_on;
@@ -56,7 +56,7 @@ TEST_F(asio_test, resumes_what_waited_for_the_device) {
   EXPECT_EQ(resumed_on, std::this_thread::get_id());
 }
 
-TEST_F(asio_test, resumes_what_waited_for_memory) {
+TEST_F(asio_test, granted_request_resumes_on_asio) {
   gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
   test::parking_resource resource{512};
   std::optional<gpumem::allocation> held{gpumem::acquire(resource, stream, 512).wait()};
@@ -71,7 +71,7 @@ TEST_F(asio_test, resumes_what_waited_for_memory) {
   run_until_done(running);
 }
 
-TEST_F(asio_test, tells_of_a_stop_and_of_a_deadline_where_asio_runs) {
+TEST_F(asio_test, stop_and_deadline_resume_on_asio) {
   gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
   test::parking_resource resource{512};
   auto const held = gpumem::acquire(resource, stream, 512).wait();
@@ -98,7 +98,7 @@ TEST_F(asio_test, tells_of_a_stop_and_of_a_deadline_where_asio_runs) {
   EXPECT_EQ(resumed_on, std::this_thread::get_id());
 }
 
-TEST_F(asio_test, forgets_what_was_destroyed_before_asio_ran_it) {
+TEST_F(asio_test, coroutine_destroyed_before_asio_ran_it_does_not_run) {
   test::parking_resource resource{512};
   {
     gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
@@ -115,7 +115,7 @@ TEST_F(asio_test, forgets_what_was_destroyed_before_asio_ran_it) {
 }
 
 // The library's thread may still be inside asio::post when the coroutine that it posted has ended.
-TEST_F(asio_test, ends_with_its_context_as_soon_as_the_last_coroutine_has) {
+TEST_F(asio_test, run_returns_when_the_last_coroutine_ended) {
   int suspended = 0;
   for (int round = 0; round < 3'000; ++round) {
     asio::io_context last;

@@ -45,7 +45,7 @@ private:
   std::size_t inside_ = 0;
 };
 
-TEST(executor_adaptor_schedule, no_thread_is_inside_the_function_once_it_is_destroyed) {
+TEST(executor_adaptor_schedule, destruction_waits_until_no_thread_is_in_the_function) {
   std::size_t met = 0;
   test::schedule_seeds const seeds{2'000};
   seeds.each([&](std::uint64_t seed) {

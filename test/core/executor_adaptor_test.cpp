@@ -49,7 +49,7 @@ private:
   std::deque<std::function<void()>> jobs_;
 };
 
-TEST(executor_adaptor, runs_one_a_job_in_the_order_of_posting) {
+TEST(executor_adaptor, each_job_runs_one_work_item_in_posting_order) {
   job_system jobs;
   gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
   EXPECT_FALSE(executor.needs_flush());
@@ -65,7 +65,7 @@ TEST(executor_adaptor, runs_one_a_job_in_the_order_of_posting) {
   EXPECT_EQ(order, (std::vector{1, 2}));
 }
 
-TEST(executor_adaptor, takes_back_what_has_not_begun_and_its_job_runs_nothing) {
+TEST(executor_adaptor, job_of_a_cancelled_work_item_runs_nothing) {
   job_system jobs;
   int ran = 0;
   item one{[] { ADD_FAILURE() << "it was taken back"; }}, two{[&] { ++ran; }};
@@ -83,7 +83,7 @@ TEST(executor_adaptor, takes_back_what_has_not_begun_and_its_job_runs_nothing) {
   EXPECT_EQ(ran, 1);
 }
 
-TEST(executor_adaptor, may_be_destroyed_by_what_it_runs) {
+TEST(executor_adaptor, can_be_destroyed_by_a_work_item_that_it_runs) {
   job_system jobs;
   auto post = [&](gpumem::executor_job job) noexcept { jobs.post(job); };
   std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
@@ -93,7 +93,7 @@ TEST(executor_adaptor, may_be_destroyed_by_what_it_runs) {
   EXPECT_FALSE(executor.has_value());
 }
 
-TEST(executor_adaptor, may_be_destroyed_by_a_job_that_its_function_runs) {
+TEST(executor_adaptor, can_be_destroyed_by_a_job_that_runs_inside_its_function) {
   // Against the rule: the job should run later. The function still has what it captured.
   auto const captured = std::make_shared<int>(1);
   bool ended = false;
@@ -113,7 +113,7 @@ TEST(executor_adaptor, may_be_destroyed_by_a_job_that_its_function_runs) {
   EXPECT_EQ(captured.use_count(), 1);
 }
 
-TEST(executor_adaptor, lets_go_of_its_function_though_jobs_are_left) {
+TEST(executor_adaptor, function_is_destroyed_while_jobs_remain) {
   auto const jobs = std::make_shared<job_system>();
   item one{[] { ADD_FAILURE() << "it was taken back"; }};
   {
@@ -125,7 +125,7 @@ TEST(executor_adaptor, lets_go_of_its_function_though_jobs_are_left) {
   EXPECT_TRUE(jobs->run_one());
 }
 
-TEST(executor_adaptor, has_the_library_thread_run_what_the_job_system_refuses) {
+TEST(executor_adaptor, work_item_refused_by_the_job_system_runs_on_the_library_thread) {
   std::atomic<int> ran{0};
   std::atomic<bool> refuses{true};
   job_system jobs;
@@ -153,7 +153,7 @@ TEST(executor_adaptor, has_the_library_thread_run_what_the_job_system_refuses) {
   EXPECT_EQ(ran, 3);
 }
 
-TEST(executor_adaptor, gives_back_what_the_library_thread_has_not_begun) {
+TEST(executor_adaptor, work_item_on_the_library_thread_can_be_cancelled_before_it_begins) {
   std::atomic<bool> begun{false}, go{false};
   item busy{[&] {
     begun = true;

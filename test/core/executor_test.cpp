@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::item;
 
-TEST(work_queue, is_first_in_first_out_and_lets_any_go) {
+TEST(work_queue, is_first_in_first_out_and_any_item_can_be_removed) {
   gpumem::work_queue queue;
   item a{[] {}}, b{[] {}}, c{[] {}};
   EXPECT_TRUE(queue.empty());
@@ -38,7 +38,7 @@ TEST(work_queue, is_first_in_first_out_and_lets_any_go) {
   EXPECT_EQ(queue.pop(), &c);
 }
 
-TEST(inline_executor, runs_at_the_flush_and_not_at_the_post) {
+TEST(inline_executor, runs_work_items_at_the_flush_only) {
   gpumem::inline_executor executor;
   int ran = 0;
   item one{[&] { ++ran; }};
@@ -51,7 +51,7 @@ TEST(inline_executor, runs_at_the_flush_and_not_at_the_post) {
   EXPECT_EQ(ran, 1);
 }
 
-TEST(inline_executor, runs_what_is_posted_meanwhile_after_and_not_inside) {
+TEST(inline_executor, work_item_posted_by_another_runs_after_it) {
   gpumem::inline_executor executor;
   std::vector<int> order;
   item inner{[&] { order.push_back(2); }};
@@ -65,7 +65,7 @@ TEST(inline_executor, runs_what_is_posted_meanwhile_after_and_not_inside) {
   EXPECT_EQ(order, (std::vector{1, 2}));
 }
 
-TEST(inline_executor, runs_inside_the_flush_of_another) {
+TEST(inline_executor, flush_inside_the_flush_of_another_executor_runs_its_items) {
   gpumem::inline_executor a, b;
   std::vector<int> order;
   item inner{[&] { order.push_back(1); }};
@@ -79,7 +79,7 @@ TEST(inline_executor, runs_inside_the_flush_of_another) {
   EXPECT_EQ(order, (std::vector{1, 2}));
 }
 
-TEST(inline_executor, gives_back_what_has_not_begun) {
+TEST(inline_executor, work_item_can_be_cancelled_before_it_begins) {
   gpumem::inline_executor executor;
   item one{[] { ADD_FAILURE() << "it was taken back"; }};
   executor.post(one);
@@ -88,7 +88,7 @@ TEST(inline_executor, gives_back_what_has_not_begun) {
   executor.flush();
 }
 
-TEST(thread_executor, runs_in_the_order_of_posting_on_its_own_thread) {
+TEST(thread_executor, runs_work_items_in_posting_order_on_its_own_thread) {
   std::vector<int> order;
   std::vector<std::unique_ptr<item>> items;
   std::thread::id ran_on;
@@ -108,7 +108,7 @@ TEST(thread_executor, runs_in_the_order_of_posting_on_its_own_thread) {
   EXPECT_NE(ran_on, std::this_thread::get_id());
 }
 
-TEST(thread_executor, gives_back_what_has_not_begun_and_not_what_has) {
+TEST(thread_executor, work_item_can_be_cancelled_only_before_it_begins) {
   std::atomic<bool> begun{false}, go{false};
   item busy{[&] {
     begun = true;
@@ -124,7 +124,7 @@ TEST(thread_executor, gives_back_what_has_not_begun_and_not_what_has) {
   go = true;
 }
 
-TEST(thread_executor, may_be_destroyed_by_whoever_it_resumed) {
+TEST(thread_executor, can_be_destroyed_once_its_work_item_ran) {
   // The posting thread is still inside post() when the resumption ends the executor's life.
   for (int round = 0; round < 500; ++round) {
     std::atomic<bool> done{false};
@@ -137,7 +137,7 @@ TEST(thread_executor, may_be_destroyed_by_whoever_it_resumed) {
   }
 }
 
-TEST(thread_executor, runs_nothing_more_after_stop_within) {
+TEST(thread_executor, no_work_item_runs_after_stop_within) {
   std::atomic<bool> begun{false}, go{false};
   item busy{[&] {
     begun = true;
@@ -156,7 +156,7 @@ TEST(thread_executor, runs_nothing_more_after_stop_within) {
   EXPECT_TRUE(executor.try_cancel(late));
 }
 
-TEST(default_executor, is_one_for_the_process) {
+TEST(default_executor, is_shared_by_the_process) {
   auto* const first = &gpumem::default_executor();
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back([&] { EXPECT_EQ(&gpumem::default_executor(), first); });

@@ -81,7 +81,7 @@ template <class Kind> class executors : public testing::Test {};
 using kinds = testing::Types<one_thread, two_threads, other_jobs>;
 TYPED_TEST_SUITE(executors, kinds);
 
-TYPED_TEST(executors, take_posts_and_retracts_of_many_threads) {
+TYPED_TEST(executors, many_threads_can_post_and_cancel) {
   constexpr std::size_t threads = 4, each = 1'000;
   std::atomic<std::size_t> over{0};
   std::vector<std::unique_ptr<item>> items;

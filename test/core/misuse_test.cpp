@@ -27,14 +27,14 @@ void remember(misuse const& what) noexcept {
   ++times;
 }
 
-TEST(misuse_death, aborts_by_default_and_says_what_was_done) {
+TEST(misuse_death, default_handler_prints_the_misuse_and_aborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   misuse const what{misuse::kind::wrong_size, reinterpret_cast<void*>(0x1234), 10, 20, 7, "my pool"};
   EXPECT_EXIT(gpumem::report_misuse(what), testing::KilledBySignal(SIGABRT),
               "my pool.*another size.*0x1234.*10 bytes given.*20 bytes expected.*stream 7");
 }
 
-TEST(misuse, goes_to_the_handler_that_is_set) {
+TEST(misuse, reports_go_to_the_handler_that_is_set) {
   auto* const before = gpumem::set_misuse_handler(remember);
   gpumem::report_misuse({misuse::kind::double_free, nullptr, 1, 2, 3, "x"});
   EXPECT_EQ(told.what, misuse::kind::double_free);
@@ -42,7 +42,7 @@ TEST(misuse, goes_to_the_handler_that_is_set) {
   EXPECT_EQ(gpumem::set_misuse_handler(before), before); // null had brought the default back
 }
 
-TEST(misuse, has_a_word_for_each_kind) {
+TEST(misuse, each_kind_has_a_text) {
   for (auto kind : {misuse::kind::foreign_pointer, misuse::kind::double_free, misuse::kind::wrong_size,
                     misuse::kind::use_after_close, misuse::kind::bad_stream, misuse::kind::overrun,
                     misuse::kind::underrun, misuse::kind::use_after_free}) {
@@ -50,7 +50,7 @@ TEST(misuse, has_a_word_for_each_kind) {
   }
 }
 
-TEST(misuse, is_a_free_on_a_stream_that_cannot_be_identified_and_does_nothing) {
+TEST(misuse, free_on_an_unknown_stream_is_reported_and_ignored) {
   gpumem::device const first{0};
   gpumem::device_guard const scope{first};
   test::parking_resource resource{100};
@@ -124,7 +124,7 @@ TEST(out_of_memory, carries_all_statistics) {
 }
 
 // The last: the device stays lost.
-TEST(resource, frees_by_bookkeeping_on_a_lost_device) {
+TEST(resource, free_on_a_lost_device_is_counted_and_no_misuse) {
   gpumem::device_guard const scope{gpumem::device{0}};
   test::parking_resource resource{100};
   CUstream handle = nullptr;

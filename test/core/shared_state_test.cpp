@@ -18,7 +18,7 @@ struct counted final : gpumem::shared_state {
 };
 using handle = gpumem::state_ptr<counted>;
 
-TEST(shared_state, ends_with_the_last_handle) {
+TEST(shared_state, is_destroyed_with_the_last_handle) {
   std::atomic<int> ended{0};
   {
     handle a{new counted{ended}};
@@ -34,7 +34,7 @@ TEST(shared_state, ends_with_the_last_handle) {
   EXPECT_EQ(ended, 2);
 }
 
-TEST(shared_state, ends_with_the_last_block_after_the_handles) {
+TEST(shared_state, is_destroyed_with_the_last_block_after_the_handles) {
   std::atomic<int> ended{0};
   auto* const state = new counted{ended};
   {
@@ -51,7 +51,7 @@ TEST(shared_state, ends_with_the_last_block_after_the_handles) {
   EXPECT_EQ(ended, 1);
 }
 
-TEST(shared_state, counts_blocks_freed_on_other_threads_than_they_came_from) {
+TEST(shared_state, counts_blocks_freed_by_other_threads) {
   std::atomic<int> ended{0};
   auto* const state = new counted{ended};
   {
@@ -66,7 +66,7 @@ TEST(shared_state, counts_blocks_freed_on_other_threads_than_they_came_from) {
   EXPECT_EQ(ended, 1);
 }
 
-TEST(shared_state, ends_once_when_handles_and_blocks_go_on_many_threads) {
+TEST(shared_state, is_destroyed_once_when_many_threads_release_it) {
   // Blocks of one thread's slot are freed on another's while the slots are folded: no count may come to zero early.
   for (int round = 0; round < 3000; ++round) {
     std::atomic<int> ended{0};

@@ -19,14 +19,14 @@ namespace {
 
 using test::item;
 
-TEST(thread_pool_executor, has_as_many_threads_as_it_was_given) {
+TEST(thread_pool_executor, has_the_requested_number_of_threads) {
   gpumem::thread_pool_executor executor{3};
   EXPECT_EQ(executor.size(), 3u);
   EXPECT_FALSE(executor.needs_flush());
   EXPECT_THROW(gpumem::thread_pool_executor{0}, std::invalid_argument);
 }
 
-TEST(thread_pool_executor, runs_all_before_it_ends) {
+TEST(thread_pool_executor, destructor_runs_all_work_items) {
   std::atomic<int> ran{0};
   std::vector<std::unique_ptr<item>> items;
   for (int i = 0; i < 500; ++i) items.push_back(std::make_unique<item>([&] { ++ran; }));
@@ -37,7 +37,7 @@ TEST(thread_pool_executor, runs_all_before_it_ends) {
   EXPECT_EQ(ran, 500);
 }
 
-TEST(thread_pool_executor, runs_as_many_at_once_as_it_has_threads) {
+TEST(thread_pool_executor, runs_one_work_item_per_thread_at_once) {
   constexpr int threads = 4;
   gpumem::thread_pool_executor executor{threads};
   std::atomic<int> inside{0};
@@ -59,7 +59,7 @@ TEST(thread_pool_executor, runs_as_many_at_once_as_it_has_threads) {
   EXPECT_FALSE(seen.contains(std::this_thread::get_id()));
 }
 
-TEST(thread_pool_executor, gives_back_what_has_not_begun_and_not_what_has) {
+TEST(thread_pool_executor, work_item_can_be_cancelled_only_before_it_begins) {
   std::atomic<int> begun{0};
   std::atomic<bool> go{false};
   auto wait = [&] {
@@ -79,7 +79,7 @@ TEST(thread_pool_executor, gives_back_what_has_not_begun_and_not_what_has) {
   go = true;
 }
 
-TEST(thread_pool_executor, runs_what_is_posted_from_within) {
+TEST(thread_pool_executor, runs_work_items_posted_by_a_work_item) {
   std::atomic<int> ran{0};
   {
     gpumem::thread_pool_executor executor{2};
@@ -95,7 +95,7 @@ TEST(thread_pool_executor, runs_what_is_posted_from_within) {
   EXPECT_EQ(ran, 1);
 }
 
-TEST(thread_pool_executor, may_be_destroyed_by_whoever_it_resumed) {
+TEST(thread_pool_executor, can_be_destroyed_once_its_work_item_ran) {
   // The posting thread is still inside post() when the resumption ends the executor's life.
   for (int round = 0; round < 200; ++round) {
     std::atomic<bool> done{false};

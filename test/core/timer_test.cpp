@@ -90,7 +90,7 @@ private:
   timer_heap heap_;
 };
 
-TEST(timer_heap, has_the_earliest_first_whatever_is_inserted_and_removed) {
+TEST(timer_heap, earliest_timer_is_first_after_any_inserts_and_removals) {
   test::schedule_seeds const seeds{300};
   seeds.each([&](std::uint64_t seed) { ASSERT_TRUE(heap_model{seed}.run(2'000)) << "GPUMEM_SEED=" << seed; });
 }
@@ -122,7 +122,7 @@ void wait_for(std::atomic<bool> const& done) {
   while (!done) std::this_thread::yield();
 }
 
-TEST(timer, expires_at_its_moment_on_the_library_thread) {
+TEST(timer, expires_at_its_time_on_the_library_thread) {
   std::atomic<bool> expired{false};
   auto id_of_library_thread = []() -> gpumem::task<std::thread::id> {
     co_await test::hop{gpumem::default_executor()};
@@ -144,7 +144,7 @@ TEST(timer, expires_at_its_moment_on_the_library_thread) {
   EXPECT_EQ(ran_on, library);
 }
 
-TEST(timer, expires_in_order_of_moment_and_then_of_start) {
+TEST(timer, timers_expire_by_time_and_then_in_the_order_of_their_start) {
   std::vector<int> order;
   std::vector<std::unique_ptr<timed_item>> timers;
   auto const base = now();
@@ -162,7 +162,7 @@ TEST(timer, expires_in_order_of_moment_and_then_of_start) {
   EXPECT_EQ(order, (std::vector{10, 11, 12, 20, 30, 31}));
 }
 
-TEST(timer, wakes_the_thread_for_one_that_is_earlier_than_those_it_knows) {
+TEST(timer, earlier_timer_wakes_the_library_thread) {
   std::atomic<bool> expired{false};
   timed_item late{[] { ADD_FAILURE() << "an hour early"; }}, soon{[&] { expired = true; }};
   start_timer(late, now() + 1h);
@@ -173,7 +173,7 @@ TEST(timer, wakes_the_thread_for_one_that_is_earlier_than_those_it_knows) {
   cancel_timer(soon);
 }
 
-TEST(timer, cancelled_before_it_expires_never_does) {
+TEST(timer, cancelled_timer_does_not_expire) {
   timed_item late{[] { ADD_FAILURE() << "it was cancelled"; }}, due{late.body}, never{late.body};
   busy_library_thread busy;
   start_timer(late, now() + 1h);
@@ -186,7 +186,7 @@ TEST(timer, cancelled_before_it_expires_never_does) {
   run_library_thread();
 }
 
-TEST(timer, cancelled_elsewhere_while_it_expires_is_waited_for) {
+TEST(timer, cancel_waits_for_a_callback_on_another_thread) {
   std::atomic<bool> begun{false}, go{false}, over{false}, cancelled{false};
   timed_item one{[&] {
     begun = true;
@@ -206,7 +206,7 @@ TEST(timer, cancelled_elsewhere_while_it_expires_is_waited_for) {
   cancels.join();
 }
 
-TEST(timer, other_timer_is_cancelled_at_once_while_one_expires) {
+TEST(timer, cancel_does_not_wait_for_the_callback_of_another_timer) {
   std::atomic<bool> begun{false}, go{false};
   timed_item one{[&] {
     begun = true;
@@ -221,7 +221,7 @@ TEST(timer, other_timer_is_cancelled_at_once_while_one_expires) {
   cancel_timer(one);
 }
 
-TEST(timer, cancelled_within_its_own_end_may_die_there) {
+TEST(timer, callback_can_cancel_and_destroy_its_timer) {
   std::atomic<bool> expired{false};
   auto* one = new timed_item{[] {}};
   one->body = [&expired, one] {
@@ -235,7 +235,7 @@ TEST(timer, cancelled_within_its_own_end_may_die_there) {
   run_library_thread();
 }
 
-TEST(timer, cancelled_within_its_own_end_and_started_again_is_another) {
+TEST(timer, callback_can_cancel_and_restart_its_timer) {
   std::atomic<bool> begun{false}, go{false};
   timed_item one{[] {}};
   one.body = [&] {
@@ -251,7 +251,7 @@ TEST(timer, cancelled_within_its_own_end_and_started_again_is_another) {
   run_library_thread();
 }
 
-TEST(timer, may_be_started_again_from_its_own_end) {
+TEST(timer, callback_can_restart_its_timer) {
   std::atomic<int> times{0};
   timed_item one{[] {}};
   one.body = [&] {
@@ -285,7 +285,7 @@ TEST(timer, timers_and_work_items_do_not_starve_each_other) {
   cancel_timer(timed);
 }
 
-TEST(timer, each_one_of_many_threads_expires_or_is_cancelled) {
+TEST(timer, timers_of_many_threads_expire_or_are_cancelled) {
   constexpr std::size_t threads = 4, each = 2'000;
   std::atomic<std::size_t> expired{0};
   std::vector<std::thread> starting;

@@ -37,7 +37,7 @@ protected:
   }
 };
 
-TEST_F(waiter_deadline, resumes_a_request_inside_the_end_of_its_timer) {
+TEST_F(waiter_deadline, deadline_resumes_a_request_inside_its_timer_callback) {
   // Inline: the operation is destroyed, and another made in its place, while its timer expires.
   auto const block = resource.acquire(stream, 512).wait();
   static auto& here = *new gpumem::inline_executor; // outlives the library thread, which flushes it
@@ -45,13 +45,13 @@ TEST_F(waiter_deadline, resumes_a_request_inside_the_end_of_its_timer) {
   EXPECT_TRUE(resource.state().idle());
 }
 
-TEST_F(waiter_deadline, resumes_a_request_on_the_library_thread) {
+TEST_F(waiter_deadline, deadline_resumes_a_request_on_the_library_thread) {
   auto const block = resource.acquire(stream, 512).wait();
   EXPECT_EQ(sync_wait(ask(200, nullptr)), 200);
   EXPECT_TRUE(resource.state().idle());
 }
 
-TEST_F(waiter_deadline, resumes_a_request_on_another_thread_while_its_timer_expires) {
+TEST_F(waiter_deadline, deadline_resumes_a_request_on_another_thread_during_its_timer_callback) {
   auto const block = resource.acquire(stream, 512).wait();
   gpumem::thread_executor elsewhere;
   EXPECT_EQ(sync_wait(ask(200, &elsewhere)), 200);

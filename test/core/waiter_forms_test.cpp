@@ -30,7 +30,7 @@ class waiter_forms : public test::waiter_fixture {};
 
 using counting = test::counting_adaptor<parking_resource>;
 
-TEST_F(waiter_forms, is_counted_by_adaptors_at_the_grant) {
+TEST_F(waiter_forms, adaptors_count_a_request_at_its_grant) {
   counting inner{resource};
   test::counting_adaptor<counting> outer{inner};
   auto block = outer.acquire(stream, 1024).wait();
@@ -70,7 +70,7 @@ template <class Form> std::size_t allocations_when_ready(Form& form, gpumem::str
   return sync_wait(body());
 }
 
-TEST_F(waiter_forms, allocate_nothing_with_memory_at_hand_on_any_stream) {
+TEST_F(waiter_forms, acquire_of_free_memory_makes_no_host_allocation) {
   gpumem::device_guard const scope{gpumem::device{0}};
   CUstream raw = nullptr;
   gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -108,7 +108,7 @@ template <class Form> void park_and_grant(Form& form, parking_resource& resource
   EXPECT_TRUE(granted);
 }
 
-TEST_F(waiter_forms, parks_through_every_form_that_carries_the_services) {
+TEST_F(waiter_forms, request_waits_through_every_handle_with_services) {
   gpumem::any_pool any{resource};
   gpumem::pool_ref ref{resource};
   gpumem::mr::any_resource<gpumem::mr::device_accessible> narrowed{any};
@@ -126,7 +126,7 @@ TEST_F(waiter_forms, parks_through_every_form_that_carries_the_services) {
   EXPECT_EQ(gpumem::statistics_of(narrowed).limit, 1024u);
 }
 
-TEST_F(waiter_forms, erased_straight_is_ready_or_throws) {
+TEST_F(waiter_forms, request_through_a_cccl_handle_is_granted_at_once_or_throws) {
   gpumem::mr::any_resource<gpumem::mr::device_accessible> erased{resource};
   EXPECT_EQ(sync_wait(gpumem::acquire(erased, stream, 10)).bytes(), 10u);
   auto block = resource.acquire(stream, 1024).wait();
@@ -161,7 +161,7 @@ private:
   std::shared_ptr<int> calls_ = std::make_shared<int>(0);
 };
 
-TEST_F(waiter_forms, does_not_bypass_a_users_adaptor_that_forwards_properties) {
+TEST_F(waiter_forms, adaptor_that_forwards_properties_is_not_bypassed) {
   users_limiter limiter{resource};
   gpumem::any_pool any{limiter};
   gpumem::mr::resource_ref<gpumem::mr::device_accessible> ref{limiter};

@@ -234,7 +234,7 @@ private:
   std::array<std::optional<item>, 10> items_;
 };
 
-TEST(waiter_list, is_as_its_model) {
+TEST(waiter_list, random_operations_match_a_model) {
   test::schedule_seeds const seeds{10'000, 5};
   counts seen;
   seeds.each([&](std::uint64_t seed) {

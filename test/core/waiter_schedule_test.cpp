@@ -69,7 +69,7 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(waiter_schedule, many_requests_lose_nothing) {
+TEST_F(waiter_schedule, many_requests_leave_no_bytes_counted) {
   test::schedule_seeds const seeds{6'000};
   auto const count = seeds.count();
   test::stress_counts sum;
@@ -110,7 +110,7 @@ std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref str
   return wrong;
 }
 
-TEST_F(waiter_schedule, deadlines_alone_end_each_request) {
+TEST_F(waiter_schedule, deadlines_end_every_request) {
   test::schedule_seeds const seeds{2'000};
   seeds.each([&](std::uint64_t seed) {
     test::settle_library_thread();
@@ -127,7 +127,7 @@ TEST_F(waiter_schedule, deadlines_alone_end_each_request) {
   });
 }
 
-TEST_F(waiter_schedule, replays_a_seed_exactly) {
+TEST_F(waiter_schedule, equal_seeds_give_equal_runs) {
   run_crowd(1, streams); // what is made at first use
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     auto const once = run_crowd(seed, streams), again = run_crowd(seed, streams);

@@ -56,14 +56,14 @@ TEST_F(waiter_test, ready_request_does_not_suspend_and_allocates_nothing) {
   EXPECT_EQ(resource.state().tries(), 100u);
 }
 
-TEST_F(waiter_test, makes_no_driver_call_on_an_own_stream) {
+TEST_F(waiter_test, request_on_an_own_stream_makes_no_driver_call) {
   sync_wait(resource.acquire(stream, 64)).reset();
   auto const before = gpumem::driver_calls();
   for (int i = 0; i < 100; ++i) sync_wait(resource.acquire(stream, 64)).reset();
   EXPECT_EQ(gpumem::driver_calls(), before);
 }
 
-TEST_F(waiter_test, is_granted_when_memory_is_freed_and_resumes_through_its_executor) {
+TEST_F(waiter_test, freed_memory_resumes_a_request_through_its_executor) {
   auto block = resource.acquire(stream, 1000).wait();
   std::optional<outcome> ended;
   allocation mine;
@@ -81,7 +81,7 @@ TEST_F(waiter_test, is_granted_when_memory_is_freed_and_resumes_through_its_exec
   mine.reset();
 }
 
-TEST_F(waiter_test, is_refused_when_the_resource_closes) {
+TEST_F(waiter_test, closed_resource_ends_a_waiting_request) {
   auto block = resource.acquire(stream, 1000).wait();
   std::optional<outcome> first, second, later;
   auto const a = test::start(request(100, &first));
@@ -102,7 +102,7 @@ TEST_F(waiter_test, request_larger_than_the_limit_fails_at_once) {
   EXPECT_EQ(resource.state().parked(), 0u);
 }
 
-TEST_F(waiter_test, stopped_before_it_begins_never_reaches_the_resource) {
+TEST_F(waiter_test, request_stopped_before_it_begins_does_not_reach_the_resource) {
   std::stop_source source;
   source.request_stop();
   std::optional<outcome> ended;
@@ -111,7 +111,7 @@ TEST_F(waiter_test, stopped_before_it_begins_never_reaches_the_resource) {
   EXPECT_EQ(resource.state().tries(), 0u);
 }
 
-TEST_F(waiter_test, stopped_while_parked_ends_through_the_executor) {
+TEST_F(waiter_test, stop_ends_a_waiting_request_through_its_executor) {
   auto block = resource.acquire(stream, 1024).wait();
   std::stop_source source;
   std::optional<outcome> ended;
@@ -124,7 +124,7 @@ TEST_F(waiter_test, stopped_while_parked_ends_through_the_executor) {
   block.reset();
 }
 
-TEST_F(waiter_test, stopped_after_the_grant_succeeds) {
+TEST_F(waiter_test, stop_after_the_grant_is_too_late) {
   auto block = resource.acquire(stream, 1024).wait();
   std::stop_source source;
   std::optional<outcome> ended;
@@ -135,7 +135,7 @@ TEST_F(waiter_test, stopped_after_the_grant_succeeds) {
   EXPECT_EQ(ended, outcome::granted);
 }
 
-TEST_F(waiter_test, stopped_inside_the_constructor_of_the_callback_is_not_parked) {
+TEST_F(waiter_test, stop_inside_the_stop_callback_constructor_ends_the_request) {
   auto block = resource.acquire(stream, 1024).wait();
   try {
     sync_wait(resource.acquire(stream, 10, {}, test::late_token{}));
@@ -145,7 +145,7 @@ TEST_F(waiter_test, stopped_inside_the_constructor_of_the_callback_is_not_parked
   block.reset();
 }
 
-TEST_F(waiter_test, stopped_from_the_coroutine_that_the_stop_resumes) {
+TEST_F(waiter_test, resumed_coroutine_can_request_the_same_stop) {
   // Inline: the stop callback resumes the coroutine, which destroys the callback that runs.
   auto block = resource.acquire(stream, 1024).wait();
   gpumem::inline_executor here;
@@ -165,7 +165,7 @@ TEST_F(waiter_test, stopped_from_the_coroutine_that_the_stop_resumes) {
   block.reset();
 }
 
-TEST_F(waiter_test, destroyed_while_parked_is_withdrawn) {
+TEST_F(waiter_test, destroyed_waiting_request_is_removed) {
   auto block = resource.acquire(stream, 1024).wait();
   std::optional<outcome> ended;
   {
@@ -177,7 +177,7 @@ TEST_F(waiter_test, destroyed_while_parked_is_withdrawn) {
   EXPECT_FALSE(executor.posted());
 }
 
-TEST_F(waiter_test, destroyed_after_the_grant_gives_the_memory_back) {
+TEST_F(waiter_test, request_destroyed_after_the_grant_frees_its_memory) {
   auto block = resource.acquire(stream, 1024).wait();
   std::optional<outcome> ended;
   {
@@ -205,7 +205,7 @@ TEST_F(waiter_test, first_request_is_served_first_and_is_not_overtaken) {
   EXPECT_EQ(small, outcome::granted);
 }
 
-TEST_F(waiter_test, removed_from_the_head_lets_the_next_go_on) {
+TEST_F(waiter_test, removed_first_request_lets_the_next_be_served) {
   auto block = resource.acquire(stream, 500).wait();
   std::optional<outcome> big, small, last;
   std::stop_source source;
@@ -222,7 +222,7 @@ TEST_F(waiter_test, removed_from_the_head_lets_the_next_go_on) {
   block.reset();
 }
 
-TEST_F(waiter_test, resumes_a_long_row_inline_on_the_same_stack) {
+TEST_F(waiter_test, many_requests_resume_inline_without_stack_growth) {
   // Each resumption frees, and thereby grants the next: the flushes may not nest.
   gpumem::inline_executor here;
   auto block = resource.acquire(stream, 1024).wait();
@@ -237,7 +237,7 @@ TEST_F(waiter_test, resumes_a_long_row_inline_on_the_same_stack) {
   EXPECT_EQ(granted, 100'000);
 }
 
-TEST_F(waiter_test, waits_without_a_coroutine) {
+TEST_F(waiter_test, thread_waits_without_a_coroutine) {
   EXPECT_EQ(resource.acquire(stream, 10).try_now()->bytes(), 10u);
   auto block = resource.acquire(stream, 1024).wait();
   EXPECT_EQ(resource.acquire(stream, 10).try_now().error(), (gpumem::failure{outcome::exhausted, 0, 10}));
@@ -257,14 +257,14 @@ TEST_F(waiter_test, waits_without_a_coroutine) {
   EXPECT_EQ(resource.acquire(stream, 10).wait_until(later)->bytes(), 10u);
 }
 
-TEST_F(waiter_test, request_for_nothing_is_granted) {
+TEST_F(waiter_test, request_for_zero_bytes_is_granted) {
   auto const nothing = sync_wait(resource.acquire(stream, 0));
   EXPECT_FALSE(nothing);
   EXPECT_EQ(nothing.bytes(), 0u);
   EXPECT_EQ(resource.state().tries(), 0u);
 }
 
-TEST_F(waiter_test, refuses_what_cannot_be_asked_for) {
+TEST_F(waiter_test, invalid_requests_are_refused) {
   EXPECT_THROW(sync_wait(resource.acquire(stream, 10, {.alignment = 48})), std::invalid_argument);
   EXPECT_THROW(sync_wait(resource.acquire(stream, 10, {.alignment = 0})), std::invalid_argument);
   EXPECT_THROW(sync_wait(resource.acquire(stream, SIZE_MAX)), gpumem::out_of_memory);
@@ -277,7 +277,7 @@ TEST_F(waiter_test, refuses_what_cannot_be_asked_for) {
   gpumem::driver().graph_destroy(stream.end_capture());
 }
 
-TEST_F(waiter_test, keeps_the_state_alive_with_its_memory) {
+TEST_F(waiter_test, granted_memory_keeps_the_resource_alive) {
   auto other = std::make_unique<parking_resource>(100);
   auto& state = other->state();
   auto block = other->acquire(stream, 100).wait();

@@ -58,7 +58,7 @@ gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream
   return gpumem::schedule::run(seed, std::move(bodies));
 }
 
-TEST(completion_schedule, never_tells_of_completion_too_early_or_not_at_all) {
+TEST(completion_schedule, every_wait_ends_and_none_before_completion) {
   std::vector<gpumem::stream> streams;
   for (std::size_t i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
   test::schedule_seeds const seeds{3'000};

@@ -39,7 +39,7 @@ void let_poll(std::uint64_t queries) {
   while (gpumem::driver_calls("cuEventQuery") < from + queries) std::this_thread::yield();
 }
 
-TEST_F(completion_test, is_ready_on_an_idle_stream_and_allocates_nothing) {
+TEST_F(completion_test, idle_stream_is_complete_at_once_without_host_allocation) {
   auto const records = gpumem::driver_calls("cuEventRecord");
   auto body = [&]() -> task<std::size_t> {
     co_await completion(s()); // what the first use makes
@@ -51,7 +51,7 @@ TEST_F(completion_test, is_ready_on_an_idle_stream_and_allocates_nothing) {
   EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records); // it asked first, and there was nothing to wait for
 }
 
-TEST_F(completion_test, resumes_when_the_work_is_done_and_not_before) {
+TEST_F(completion_test, resumes_after_the_work_is_complete) {
   bool worked = false;
   simulator::work(s(), {}, 1us, [&] { worked = true; });
   manual_executor executor;
@@ -94,7 +94,7 @@ TEST_F(completion_test, resumes_on_the_library_thread_by_default) {
   EXPECT_NE(resumed_on, std::this_thread::get_id());
 }
 
-TEST_F(completion_test, waits_for_what_was_given_before_the_await_only) {
+TEST_F(completion_test, waits_only_for_work_enqueued_before_the_await) {
   simulator::work(s(), {}, 1us);
   manual_executor executor;
   auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
@@ -107,7 +107,7 @@ TEST_F(completion_test, waits_for_what_was_given_before_the_await_only) {
   EXPECT_TRUE(running.done());
 }
 
-TEST_F(completion_test, publishes_what_the_host_has_seen) {
+TEST_F(completion_test, completed_wait_marks_earlier_frees_complete) {
   auto& timeline = s().key().timeline();
   simulator::work(s(), {}, 1us);
   auto const freed_now = timeline.current_epoch();
@@ -130,7 +130,7 @@ TEST_F(completion_test, publishes_what_the_host_has_seen) {
   EXPECT_TRUE(timeline.completed(freed_last));
 }
 
-TEST_F(completion_test, waits_for_the_work_that_an_event_captured) {
+TEST_F(completion_test, waits_for_the_work_before_an_event) {
   gpumem::event event{gpumem::device{0}};
   EXPECT_NO_THROW(sync_wait(completion(event))); // never recorded: nothing to wait for
   simulator::work(s(), {}, 1us);
@@ -149,14 +149,14 @@ TEST_F(completion_test, waits_for_the_work_that_an_event_captured) {
   EXPECT_NO_THROW(completion(event).wait());
 }
 
-TEST_F(completion_test, blocks_a_plain_thread) {
+TEST_F(completion_test, thread_can_wait_without_a_coroutine) {
   bool worked = false;
   simulator::work(s(), {}, 1us, [&] { worked = true; });
   completion(s()).wait();
   EXPECT_TRUE(worked);
 }
 
-TEST_F(completion_test, takes_streams_of_every_kind) {
+TEST_F(completion_test, every_kind_of_stream_can_be_awaited) {
   gpumem::device_guard const scope{gpumem::device{0}};
   CUstream raw = nullptr;
   gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -176,7 +176,7 @@ TEST_F(completion_test, takes_streams_of_every_kind) {
   }
 }
 
-TEST_F(completion_test, refuses_a_capturing_stream_and_leaves_the_capture_whole) {
+TEST_F(completion_test, capturing_stream_is_refused_and_its_capture_stays_valid) {
   for (bool const known : {true, false}) {
     if (known) {
       s().begin_capture();
@@ -197,7 +197,7 @@ TEST_F(completion_test, refuses_a_capturing_stream_and_leaves_the_capture_whole)
   }
 }
 
-TEST_F(completion_test, refuses_an_event_of_a_capture) {
+TEST_F(completion_test, event_recorded_in_a_capture_is_refused) {
   gpumem::event event{gpumem::device{0}};
   s().begin_capture();
   event.record(s());
@@ -206,7 +206,7 @@ TEST_F(completion_test, refuses_an_event_of_a_capture) {
   gpumem::check(gpumem::driver().graph_destroy(s().end_capture()), "cuGraphDestroy");
 }
 
-TEST_F(completion_test, waits_beside_a_capture_of_another_thread_in_global_mode) {
+TEST_F(completion_test, wait_works_during_a_global_capture_of_another_thread) {
   gpumem::stream captured{gpumem::device{0}};
   captured.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
   simulator::work(s(), {}, 1us);
@@ -220,7 +220,7 @@ TEST_F(completion_test, waits_beside_a_capture_of_another_thread_in_global_mode)
   gpumem::check(gpumem::driver().graph_destroy(captured.end_capture()), "cuGraphDestroy");
 }
 
-TEST_F(completion_test, stops_before_during_and_after) {
+TEST_F(completion_test, stop_ends_a_wait_before_and_during_it_but_not_after) {
   std::stop_source before, during, after;
   before.request_stop();
   auto reason = [&](gpumem::executor* where, std::stop_token token) -> task<outcome> {
@@ -254,7 +254,7 @@ TEST_F(completion_test, stops_before_during_and_after) {
   EXPECT_EQ(told, outcome::granted);
 }
 
-TEST_F(completion_test, stops_inside_the_constructor_of_the_callback) {
+TEST_F(completion_test, stop_inside_the_stop_callback_constructor_ends_the_wait) {
   simulator::work(s(), {}, 1us);
   try {
     sync_wait(completion(s(), {}, test::late_token{}));
@@ -262,7 +262,7 @@ TEST_F(completion_test, stops_inside_the_constructor_of_the_callback) {
   } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::stopped); }
 }
 
-TEST_F(completion_test, is_forgotten_when_destroyed_while_pending_or_posted) {
+TEST_F(completion_test, destroyed_wait_is_not_resumed) {
   manual_executor executor;
   auto body = [&]() -> task<> {
     co_await completion(s(), {.resume_on = &executor});
@@ -281,7 +281,7 @@ TEST_F(completion_test, is_forgotten_when_destroyed_while_pending_or_posted) {
   EXPECT_FALSE(executor.run_one());
 }
 
-TEST_F(completion_test, gives_events_back_to_be_used_again) {
+TEST_F(completion_test, events_are_reused) {
   manual_executor executor;
   auto round = [&] {
     simulator::work(s(), {}, 1us);
@@ -296,7 +296,7 @@ TEST_F(completion_test, gives_events_back_to_be_used_again) {
   EXPECT_EQ(gpumem::driver_calls("cuEventCreate"), made);
 }
 
-TEST_F(completion_test, hands_an_error_of_one_query_to_its_waiter) {
+TEST_F(completion_test, query_error_ends_only_its_own_wait) {
   simulator::work(s(), {}, 1us);
   manual_executor executor;
   CUresult told = CUDA_SUCCESS;
@@ -314,7 +314,7 @@ TEST_F(completion_test, hands_an_error_of_one_query_to_its_waiter) {
   EXPECT_FALSE(s().key().timeline().completed(s().key().timeline().current_epoch())); // an error is not completion
 }
 
-TEST_F(completion_test, throws_at_the_await_where_nothing_can_be_recorded) {
+TEST_F(completion_test, failed_event_record_throws_at_the_await) {
   simulator::work(s(), {}, 1us);
   for (auto const* call : {"cuStreamIsCapturing", "cuStreamQuery", "cuEventRecord"}) {
     simulator::fail_call(call, 1, CUDA_ERROR_OUT_OF_MEMORY);
@@ -323,7 +323,7 @@ TEST_F(completion_test, throws_at_the_await_where_nothing_can_be_recorded) {
   EXPECT_FALSE(gpumem::device{0}.lost());
 }
 
-TEST_F(completion_test, polls_nothing_while_nothing_waits) {
+TEST_F(completion_test, no_poll_is_made_without_a_wait) {
   manual_executor executor;
   simulator::work(s(), {}, 1us);
   auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
@@ -337,7 +337,7 @@ TEST_F(completion_test, polls_nothing_while_nothing_waits) {
 }
 
 // The last: the device stays lost.
-TEST_F(completion_test, tells_all_waiters_that_the_device_is_lost) {
+TEST_F(completion_test, lost_device_ends_all_waits) {
   simulator::work(s(), {}, 1us);
   gpumem::stream other{gpumem::device{0}};
   simulator::work(other, {}, 1us);

@@ -95,21 +95,21 @@ protected:
 };
 TYPED_TEST_SUITE(probe_pool, test::probes);
 
-TYPED_TEST(probe_pool, gives_memory_at_hand_and_allocates_nothing) {
+TYPED_TEST(probe_pool, request_for_free_memory_makes_no_host_allocation) {
   EXPECT_EQ(this->allocations_of([this] { EXPECT_TRUE(TypeParam::await(this->request(60 * MiB), this->told).done()); }),
             0u);
   EXPECT_EQ(this->told, outcome::granted);
   EXPECT_FALSE(this->executor.posted());
 }
 
-TYPED_TEST(probe_pool, lets_requests_wait_and_allocates_nothing) {
+TYPED_TEST(probe_pool, waiting_request_makes_no_host_allocation) {
   std::stop_source source;
   EXPECT_EQ(this->allocations_of(
                 [&, this] { this->expect_granted_after_a_wait(this->request(60 * MiB, source.get_token())); }),
             0u);
 }
 
-TYPED_TEST(probe_pool, forgets_a_request_that_is_destroyed_while_it_waits_and_allocates_nothing) {
+TYPED_TEST(probe_pool, destroyed_waiting_request_makes_no_host_allocation) {
   std::stop_source source;
   auto const held = this->hold(60 * MiB);
   EXPECT_EQ(this->allocations_of([&, this] {
@@ -121,7 +121,7 @@ TYPED_TEST(probe_pool, forgets_a_request_that_is_destroyed_while_it_waits_and_al
   EXPECT_EQ(this->told, this->nothing);
 }
 
-TYPED_TEST(probe_pool, takes_back_what_was_freed_for_a_request_that_is_destroyed) {
+TYPED_TEST(probe_pool, request_destroyed_after_its_grant_returns_its_memory) {
   auto held = this->hold(60 * MiB);
   {
     auto const running = TypeParam::await(this->request(60 * MiB), this->told);
@@ -131,7 +131,7 @@ TYPED_TEST(probe_pool, takes_back_what_was_freed_for_a_request_that_is_destroyed
   EXPECT_EQ(this->hold(100 * MiB).bytes(), 100 * MiB);
 }
 
-TYPED_TEST(probe_pool, is_told_of_a_stop_by_a_call_that_allocates_nothing) {
+TYPED_TEST(probe_pool, stop_of_a_waiting_request_makes_no_host_allocation) {
   auto const held = this->hold(60 * MiB);
   for (int i = 0; i < 3; ++i) {
     std::stop_source source;
@@ -147,7 +147,7 @@ TYPED_TEST(probe_pool, is_told_of_a_stop_by_a_call_that_allocates_nothing) {
   }
 }
 
-TYPED_TEST(probe_pool, tells_of_a_deadline_by_an_exception) {
+TYPED_TEST(probe_pool, deadline_throws) {
   auto const held = this->hold(60 * MiB);
   auto const soon = gpumem::sync::now() + 1ms;
   auto const running = TypeParam::await(
@@ -156,7 +156,7 @@ TYPED_TEST(probe_pool, tells_of_a_deadline_by_an_exception) {
   EXPECT_EQ(this->told, outcome::deadline);
 }
 
-TYPED_TEST(probe_pool, gives_several_blocks_and_blocks_through_adaptors_after_a_wait) {
+TYPED_TEST(probe_pool, several_blocks_and_adaptors_are_granted_after_a_wait) {
   gpumem::acquire_options const how{.resume_on = &this->executor};
   gpumem::scope work{this->pool, "work"};
   gpumem::limiting_adaptor limited{this->pool, {.limit = 80 * MiB}};
@@ -171,7 +171,7 @@ TYPED_TEST(probe_pool, gives_several_blocks_and_blocks_through_adaptors_after_a_
   EXPECT_EQ(allocations_of_waits_for([&, this] { return limited.acquire(this->stream, 60 * MiB, how); }), 0u);
 }
 
-TYPED_TEST(probe_pool, tries_work_again_that_gave_way_to_older_work) {
+TYPED_TEST(probe_pool, preempted_work_is_tried_again) {
   gpumem::acquire_options const how{.resume_on = &this->executor};
   gpumem::scope older{this->pool, "older"}, younger{this->pool, "younger"};
   auto held = this->hold(60 * MiB);

@@ -65,7 +65,7 @@ protected:
 };
 TYPED_TEST_SUITE(probe_promises, test::probes);
 
-TYPED_TEST(probe_promises, are_not_suspended_where_memory_is_at_hand) {
+TYPED_TEST(probe_promises, free_memory_does_not_suspend) {
   auto const running = TypeParam::await(this->request(512), this->told);
   EXPECT_TRUE(running.done());
   EXPECT_EQ(this->told, gpumem::outcome::granted);
@@ -73,7 +73,7 @@ TYPED_TEST(probe_promises, are_not_suspended_where_memory_is_at_hand) {
   EXPECT_FALSE(this->executor.posted());
 }
 
-TYPED_TEST(probe_promises, are_resumed_with_memory_that_they_waited_for) {
+TYPED_TEST(probe_promises, freed_memory_resumes) {
   auto held = this->request(512).wait();
   auto const running = TypeParam::await(this->request(256), this->told);
   EXPECT_FALSE(running.done());
@@ -84,7 +84,7 @@ TYPED_TEST(probe_promises, are_resumed_with_memory_that_they_waited_for) {
   EXPECT_EQ(this->resource.state().used(), 0u);
 }
 
-TYPED_TEST(probe_promises, are_stopped_while_they_wait_for_memory) {
+TYPED_TEST(probe_promises, stop_ends_a_wait_for_memory) {
   auto const held = this->request(512).wait();
   std::stop_source source;
   auto const running = TypeParam::await(this->request(256, source.get_token()), this->told);
@@ -94,7 +94,7 @@ TYPED_TEST(probe_promises, are_stopped_while_they_wait_for_memory) {
   EXPECT_TRUE(this->resource.state().idle());
 }
 
-TYPED_TEST(probe_promises, are_stopped_before_they_ask_for_memory) {
+TYPED_TEST(probe_promises, stop_before_a_request_for_memory_ends_it) {
   std::stop_source source;
   source.request_stop();
   auto const running = TypeParam::await(this->request(256, source.get_token()), this->told);
@@ -102,7 +102,7 @@ TYPED_TEST(probe_promises, are_stopped_before_they_ask_for_memory) {
   EXPECT_EQ(this->resource.state().tries(), 0u);
 }
 
-TYPED_TEST(probe_promises, are_refused_memory_by_an_exception) {
+TYPED_TEST(probe_promises, refused_memory_throws) {
   auto const held = this->request(512).wait();
   auto const running = TypeParam::await(this->request(256), this->told);
   this->resource.state().close();
@@ -110,7 +110,7 @@ TYPED_TEST(probe_promises, are_refused_memory_by_an_exception) {
   EXPECT_EQ(this->told, gpumem::outcome::closed); // no stop, so that even P2300's throws
 }
 
-TYPED_TEST(probe_promises, are_told_of_their_deadline_by_an_exception) {
+TYPED_TEST(probe_promises, deadline_throws) {
   auto const held = this->request(512).wait();
   this->told = gpumem::outcome::granted;
   auto const soon = gpumem::sync::now() + 1ms;
@@ -122,7 +122,7 @@ TYPED_TEST(probe_promises, are_told_of_their_deadline_by_an_exception) {
   EXPECT_EQ(this->told, gpumem::outcome::deadline); // no stop, so that even P2300's throws
 }
 
-TYPED_TEST(probe_promises, are_stopped_inside_the_callbacks_constructor) {
+TYPED_TEST(probe_promises, stop_inside_the_stop_callback_constructor_ends_the_wait) {
   auto const held = this->request(512).wait();
   auto const asking = TypeParam::await(
       gpumem::acquire(this->resource, this->stream, 256, {.resume_on = &this->executor}, test::late_token{}),
@@ -136,14 +136,14 @@ TYPED_TEST(probe_promises, are_stopped_inside_the_callbacks_constructor) {
   EXPECT_FALSE(this->executor.posted());
 }
 
-TYPED_TEST(probe_promises, are_not_suspended_where_the_device_is_done) {
+TYPED_TEST(probe_promises, complete_work_does_not_suspend) {
   simulator::run_until_idle(); // what the last user of the stream left
   auto const running = TypeParam::await(this->wait(), this->told);
   EXPECT_TRUE(running.done());
   EXPECT_EQ(this->told, gpumem::outcome::granted);
 }
 
-TYPED_TEST(probe_promises, are_resumed_when_the_device_is_done) {
+TYPED_TEST(probe_promises, completed_work_resumes) {
   bool worked = false;
   simulator::work(this->stream, {}, 1us, [&] { worked = true; });
   auto const running = TypeParam::await(this->wait(), this->told);
@@ -155,7 +155,7 @@ TYPED_TEST(probe_promises, are_resumed_when_the_device_is_done) {
   EXPECT_EQ(this->told, gpumem::outcome::granted);
 }
 
-TYPED_TEST(probe_promises, are_stopped_while_they_wait_for_the_device) {
+TYPED_TEST(probe_promises, stop_ends_a_wait_for_the_device) {
   simulator::work(this->stream, {}, 1us);
   std::stop_source source;
   auto const running = TypeParam::await(this->wait(source.get_token()), this->told);
@@ -164,7 +164,7 @@ TYPED_TEST(probe_promises, are_stopped_while_they_wait_for_the_device) {
   this->expect_stopped(running);
 }
 
-TYPED_TEST(probe_promises, are_stopped_before_they_ask_the_device) {
+TYPED_TEST(probe_promises, stop_before_a_wait_for_the_device_ends_it) {
   simulator::work(this->stream, {}, 1us);
   std::stop_source source;
   source.request_stop();
@@ -172,7 +172,7 @@ TYPED_TEST(probe_promises, are_stopped_before_they_ask_the_device) {
   this->expect_stopped(running);
 }
 
-TYPED_TEST(probe_promises, are_destroyed_while_they_wait) {
+TYPED_TEST(probe_promises, waiting_coroutine_can_be_destroyed) {
   auto const held = this->request(512).wait();
   simulator::work(this->stream, {}, 1us);
   {
@@ -185,7 +185,7 @@ TYPED_TEST(probe_promises, are_destroyed_while_they_wait) {
   EXPECT_EQ(this->told, this->nothing);
 }
 
-TEST_F(foreign_coroutine, is_gone_when_its_promise_is_told_of_a_stop) {
+TEST_F(foreign_coroutine, promise_can_destroy_the_coroutine_at_a_stop) {
   auto const held = request(512).wait();
   test::detached::ends ends;
   simulator::work(stream, {}, 1us);
@@ -206,7 +206,7 @@ TEST_F(foreign_coroutine, is_gone_when_its_promise_is_told_of_a_stop) {
   EXPECT_TRUE(resource.state().idle());
 }
 
-TEST_F(foreign_coroutine, is_gone_when_it_has_what_it_waited_for) {
+TEST_F(foreign_coroutine, coroutine_can_be_destroyed_when_its_wait_ended) {
   auto held = request(512).wait();
   test::detached::ends ends;
   std::stop_source source;
@@ -222,7 +222,7 @@ TEST_F(foreign_coroutine, is_gone_when_it_has_what_it_waited_for) {
   EXPECT_EQ(ends.stopped, 0);
 }
 
-TEST_F(foreign_coroutine, sees_what_is_awaited_where_its_promise_transforms_it) {
+TEST_F(foreign_coroutine, await_transform_sees_the_awaitable) {
   simulator::work(stream, {}, 1us);
   auto const running = test::probe<test::transforming_promise>::await(wait(), told);
   simulator::run_until_idle();

@@ -91,7 +91,7 @@ protected:
 };
 
 // A wait that nobody ends is a deadlock, which the schedule tells with its seed.
-TEST_F(reactor_schedule, completes_every_wait_and_none_too_early) {
+TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
   test::schedule_seeds const seeds{3'000};
   test::wait_counts seen;
   std::uint64_t switches = 0, refused = 0;
@@ -115,7 +115,7 @@ TEST_F(reactor_schedule, completes_every_wait_and_none_too_early) {
   EXPECT_GT(seen.destroyed, seeds.count() / 10);
 }
 
-TEST_F(reactor_schedule, replays_a_seed_exactly) {
+TEST_F(reactor_schedule, equal_seeds_give_equal_runs) {
   test::wait_counts ignored;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) run_seed(seed, streams, ignored); // what is made at first use
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
@@ -148,7 +148,7 @@ std::uint64_t questions_in_a_millisecond(latency urgency) {
   return asked;
 }
 
-TEST(reactor_pace, polls_every_ten_microseconds_at_most_without_low_latency_waits) {
+TEST(reactor_pace, polls_are_ten_microseconds_apart_without_low_latency_waits) {
   auto const balanced = questions_in_a_millisecond(latency::balanced);
   auto const low = questions_in_a_millisecond(latency::low);
   EXPECT_LE(balanced, 100u);

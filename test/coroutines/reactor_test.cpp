@@ -64,7 +64,7 @@ protected:
   std::vector<int> resumed;
 };
 
-TEST_F(reactor_test, completes_waits_of_either_latency) {
+TEST_F(reactor_test, waits_of_either_latency_complete) {
   for (auto const urgency : {latency::low, latency::balanced}) {
     resumed.clear();
     simulator::work(s(), {}, 1us);
@@ -136,7 +136,7 @@ TEST_F(reactor_test, completes_only_waits_whose_work_is_complete) {
   }
 }
 
-TEST_F(reactor_test, goes_on_with_the_next_when_the_oldest_or_the_newest_is_taken_back) {
+TEST_F(reactor_test, next_wait_completes_after_the_oldest_or_newest_was_removed) {
   for (int const gone : {0, 2}) {
     resumed.clear();
     simulator::work(s(), {}, 1us);
@@ -197,7 +197,7 @@ TEST_F(reactor_test, polls_a_stream_fast_while_one_of_its_waits_needs_low_latenc
   EXPECT_EQ(resumed, std::vector{1});
 }
 
-TEST_F(reactor_test, is_one_per_device) {
+TEST_F(reactor_test, each_device_has_one_reactor) {
   gpumem::stream elsewhere{gpumem::device{1}};
   reactor const second{gpumem::device{1}};
   simulator::work(elsewhere, {}, 1us);
@@ -209,7 +209,7 @@ TEST_F(reactor_test, is_one_per_device) {
   run_until(1);
 }
 
-TEST_F(reactor_test, is_not_armed_by_the_frees_of_a_pool) {
+TEST_F(reactor_test, frees_of_a_pool_start_no_polls) {
   gpumem::stream other{gpumem::device{0}};
   auto const rounds = first().rounds();
   {

@@ -44,13 +44,13 @@ protected:
   gpumem::pool_resource<gpumem::cuda_resource> pool{gpumem::cuda_resource{gpumem::device{0}}};
 };
 
-TEST_F(ready_path, allocations_are_counted) {
+TEST_F(ready_path, host_allocations_are_counted) {
   auto const before = test::host_allocations();
   ::operator delete(::operator new(1));
   EXPECT_EQ(test::host_allocations(), before + 1);
 }
 
-TEST_F(ready_path, acquire_allocates_nothing) {
+TEST_F(ready_path, acquire_makes_no_host_allocation) {
   test::parking_resource resource{1 << 20};
   std::stop_source source;
   EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(stream, 256); })), 0u);
@@ -58,7 +58,7 @@ TEST_F(ready_path, acquire_allocates_nothing) {
             0u);
 }
 
-TEST_F(ready_path, acquire_on_a_foreign_stream_allocates_nothing) {
+TEST_F(ready_path, acquire_on_a_foreign_stream_makes_no_host_allocation) {
   test::parking_resource resource{1 << 20};
   gpumem::device_guard const here{gpumem::device{0}};
   CUstream raw = nullptr;
@@ -66,7 +66,7 @@ TEST_F(ready_path, acquire_on_a_foreign_stream_allocates_nothing) {
   EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(gpumem::stream_ref{raw}, 256); })), 0u);
 }
 
-TEST_F(ready_path, acquire_allocates_no_more_than_the_pool_does) {
+TEST_F(ready_path, acquire_makes_no_more_host_allocations_than_allocate) {
   for (std::size_t const bytes : {std::size_t{256}, std::size_t{1} << 20}) {
     auto const make = [&] { return pool.acquire(stream, bytes); };
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(make().try_now());
@@ -77,7 +77,7 @@ TEST_F(ready_path, acquire_allocates_no_more_than_the_pool_does) {
   }
 }
 
-TEST_F(ready_path, gives_back_what_nobody_takes) {
+TEST_F(ready_path, granted_block_that_is_not_taken_is_freed) {
   {
     auto const what = pool.acquire(stream, 256);
     auto operation = what.operator co_await();
@@ -87,7 +87,7 @@ TEST_F(ready_path, gives_back_what_nobody_takes) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(ready_path, refuses_once_what_can_never_be_had) {
+TEST_F(ready_path, request_that_is_too_large_is_refused_once) {
   auto const failures = pool.statistics().failures;
   auto const ask = [&]() -> task<gpumem::outcome> {
     try {
@@ -100,7 +100,7 @@ TEST_F(ready_path, refuses_once_what_can_never_be_had) {
   EXPECT_EQ(pool.statistics().waiting, 0u);
 }
 
-TEST_F(ready_path, completion_allocates_nothing) {
+TEST_F(ready_path, completion_makes_no_host_allocation) {
   std::stop_source source;
   gpumem::event event{gpumem::device{0}};
   event.record(stream);
@@ -112,7 +112,7 @@ TEST_F(ready_path, completion_allocates_nothing) {
   EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records);
 }
 
-TEST_F(ready_path, does_not_suspend) {
+TEST_F(ready_path, acquire_and_completion_do_not_suspend) {
   struct counting {
     struct promise_type {
       int suspensions = 0;

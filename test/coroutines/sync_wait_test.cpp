@@ -51,7 +51,7 @@ struct back_at_once {
 using gpumem::sync_wait;
 using gpumem::task;
 
-TEST(sync_wait, takes_awaitables_of_any_shape) {
+TEST(sync_wait, accepts_every_kind_of_awaitable) {
   EXPECT_EQ(sync_wait(operation{1}), 1);
   EXPECT_EQ(sync_wait(by_member{}), 2);
   by_member const by_name;
@@ -62,7 +62,7 @@ TEST(sync_wait, takes_awaitables_of_any_shape) {
   EXPECT_EQ(sync_wait(back_at_once{}), 6);
 }
 
-TEST(sync_wait, lets_tasks_and_when_all_take_them_too) {
+TEST(sync_wait, tasks_and_when_all_accept_every_kind_of_awaitable) {
   auto body = []() -> task<int> {
     co_return co_await operation{1} + co_await by_member{} + co_await by_function{} + *co_await expiring{} +
         co_await not_after_all{} + co_await back_at_once{};
@@ -81,7 +81,7 @@ TEST(sync_wait, blocks_until_another_thread_ends_it) {
   for (int round = 0; round < 2000; ++round) ASSERT_NE(sync_wait(body()), std::this_thread::get_id());
 }
 
-TEST(sync_wait, throws_what_was_thrown_on_another_thread) {
+TEST(sync_wait, exception_of_another_thread_is_rethrown) {
   gpumem::thread_executor elsewhere;
   auto body = [&]() -> task<int> {
     co_await test::hop{elsewhere};
@@ -90,7 +90,7 @@ TEST(sync_wait, throws_what_was_thrown_on_another_thread) {
   for (int round = 0; round < 200; ++round) ASSERT_THROW(sync_wait(body()), std::runtime_error);
 }
 
-TEST(sync_wait, returns_from_a_million_hops_on_the_same_stack) {
+TEST(sync_wait, million_resumptions_do_not_grow_the_stack) {
   gpumem::thread_executor elsewhere;
   auto body = [&]() -> task<int> {
     int hops = 0;
@@ -100,7 +100,7 @@ TEST(sync_wait, returns_from_a_million_hops_on_the_same_stack) {
   EXPECT_EQ(sync_wait(body()), 1'000'000);
 }
 
-TEST(sync_wait, nests_in_what_it_waits_for) {
+TEST(sync_wait, can_be_called_inside_a_coroutine_that_it_waits_for) {
   auto inner = []() -> task<int> { co_return 1; };
   auto body = [&]() -> task<int> { co_return sync_wait(inner()) + co_await inner(); };
   EXPECT_EQ(sync_wait(body()), 2);

@@ -35,7 +35,7 @@ TEST(task, begins_when_it_is_awaited) {
   EXPECT_TRUE(begun);
 }
 
-TEST(task, gives_a_value_a_reference_or_nothing) {
+TEST(task, returns_a_value_a_reference_or_void) {
   std::string text = "a";
   auto reference = [&]() -> task<std::string&> { co_return text; };
   auto moved = []() -> task<std::unique_ptr<int>> { co_return std::make_unique<int>(7); };
@@ -45,7 +45,7 @@ TEST(task, gives_a_value_a_reference_or_nothing) {
   static_assert(std::is_void_v<decltype(sync_wait(std::declval<task<>>()))>);
 }
 
-TEST(task, keeps_its_result_when_awaited_by_name) {
+TEST(task, awaited_lvalue_keeps_its_result) {
   auto body = []() -> task<std::string> { co_return "kept"; };
   auto one = body();
   std::string& inside = sync_wait(one);
@@ -55,7 +55,7 @@ TEST(task, keeps_its_result_when_awaited_by_name) {
   EXPECT_EQ(sync_wait(std::move(one)), "kept");
 }
 
-TEST(task, throws_what_its_body_threw) {
+TEST(task, exception_of_the_body_is_rethrown) {
   auto at_once = []() -> task<int> {
     throw std::runtime_error{"at once"};
     co_return 0;
@@ -72,7 +72,7 @@ TEST(task, throws_what_its_body_threw) {
   EXPECT_EQ(sync_wait(caught()), "at once");
 }
 
-TEST(task, throws_from_await_ready_suspend_and_resume) {
+TEST(task, exceptions_of_await_functions_are_rethrown) {
   struct thrower {
     int where;
     bool await_ready() const { return where == 0 ? throw std::runtime_error{"ready"} : where == 2; }
@@ -83,7 +83,7 @@ TEST(task, throws_from_await_ready_suspend_and_resume) {
   for (int where : {0, 1, 2}) EXPECT_THROW(sync_wait(body(where)), std::runtime_error) << where;
 }
 
-TEST(task, refuses_to_be_awaited_when_moved_from) {
+TEST(task, moved_from_task_cannot_be_awaited) {
   auto one = give(1);
   auto other = std::move(one);
   EXPECT_FALSE(one.valid()); // NOLINT(bugprone-use-after-move): what is tested
@@ -92,7 +92,7 @@ TEST(task, refuses_to_be_awaited_when_moved_from) {
   EXPECT_EQ(sync_wait(std::move(other)), 1);
 }
 
-TEST(task, destroys_its_frame_wherever_it_is) {
+TEST(task, destructor_destroys_the_frame_at_any_point) {
   auto alive = std::make_shared<int>(0);
   auto waits = [](std::shared_ptr<int> held, std::coroutine_handle<>* place) -> task<> {
     auto const local = held;
@@ -118,7 +118,7 @@ TEST(task, destroys_its_frame_wherever_it_is) {
   EXPECT_EQ(alive.use_count(), 1);
 }
 
-TEST(task, replaced_by_assignment_destroys_the_one_before) {
+TEST(task, assignment_destroys_the_previous_frame) {
   auto alive = std::make_shared<int>(0);
   auto holds = [](std::shared_ptr<int> held) -> task<int> { co_return *held; };
   auto one = holds(alive);
@@ -133,7 +133,7 @@ std::uintptr_t stack_position() { return reinterpret_cast<std::uintptr_t>(__buil
 
 task<std::uintptr_t> one_step() { co_return stack_position(); }
 
-TEST(task, resumes_a_million_times_on_the_same_stack) {
+TEST(task, million_awaits_do_not_grow_the_stack) {
   auto many = []() -> task<std::pair<std::uintptr_t, std::uintptr_t>> {
     auto lowest = co_await one_step();
     auto highest = lowest;
@@ -148,7 +148,7 @@ TEST(task, resumes_a_million_times_on_the_same_stack) {
   EXPECT_LT(highest - lowest, 1024u);
 }
 
-TEST(task, returns_through_a_long_chain_on_the_same_stack) {
+TEST(task, long_chain_of_returns_does_not_grow_the_stack) {
   // A frame an await on the stack would need tens of megabytes here.
   struct chain {
     static task<int> of(int depth) { co_return depth == 0 ? 0 : 1 + co_await of(depth - 1); }

@@ -28,7 +28,7 @@ using test::start;
 task<int> give(int value) { co_return value; }
 task<> nothing() { co_return; }
 
-TEST(when_all, gives_a_tuple_in_the_order_of_the_arguments) {
+TEST(when_all, returns_a_tuple_in_argument_order) {
   int number = 5;
   auto reference = [&]() -> task<int&> { co_return number; };
   auto text = []() -> task<std::string> { co_return "b"; };
@@ -39,7 +39,7 @@ TEST(when_all, gives_a_tuple_in_the_order_of_the_arguments) {
   EXPECT_EQ(&d.get(), &number);
 }
 
-TEST(when_all, gives_a_vector_or_nothing) {
+TEST(when_all, returns_a_vector_or_void) {
   std::vector<task<int>> numbers;
   for (int i = 0; i < 100; ++i) numbers.push_back(give(i));
   auto const results = sync_wait(when_all(std::move(numbers)));
@@ -57,7 +57,7 @@ TEST(when_all, is_ready_for_no_arguments) {
   EXPECT_TRUE(sync_wait(when_all(std::vector<task<int>>{})).empty());
 }
 
-TEST(when_all, begins_when_awaited_and_in_order) {
+TEST(when_all, children_begin_in_order_when_it_is_awaited) {
   std::vector<int> order;
   auto note = [&](int i) -> task<> {
     order.push_back(i);
@@ -69,7 +69,7 @@ TEST(when_all, begins_when_awaited_and_in_order) {
   EXPECT_EQ(order, (std::vector{1, 2, 3}));
 }
 
-TEST(when_all, throws_the_first_exception_after_all_have_finished) {
+TEST(when_all, first_exception_is_thrown_after_all_children_ended) {
   std::coroutine_handle<> first, second;
   bool third_finished = false;
   auto late = [&](std::coroutine_handle<>* place, char const* what) -> task<> {
@@ -98,7 +98,7 @@ TEST(when_all, throws_the_first_exception_after_all_have_finished) {
   EXPECT_EQ(caught, "first in time");
 }
 
-TEST(when_all, destroyed_while_parked_destroys_all) {
+TEST(when_all, destruction_destroys_all_children) {
   auto alive = std::make_shared<int>(0);
   std::coroutine_handle<> places[2];
   auto waits = [](std::shared_ptr<int> held, std::coroutine_handle<>* place) -> task<> {
@@ -112,7 +112,7 @@ TEST(when_all, destroyed_while_parked_destroys_all) {
   EXPECT_EQ(alive.use_count(), 1);
 }
 
-TEST(when_all, continues_on_the_last_thread) {
+TEST(when_all, continues_on_the_thread_that_ended_last) {
   // Each waits on an executor of its own; the results are all there, whoever came last.
   gpumem::thread_executor a, b;
   auto on = [](gpumem::executor* where, int value) -> task<int> {
@@ -125,7 +125,7 @@ TEST(when_all, continues_on_the_last_thread) {
   }
 }
 
-TEST(when_all, nests) {
+TEST(when_all, can_be_nested) {
   auto const [left, right] = sync_wait(when_all(when_all(give(1), give(2)), when_all(give(3), give(4))));
   EXPECT_EQ(left, (std::tuple{1, 2}));
   EXPECT_EQ(right, (std::tuple{3, 4}));

@@ -37,7 +37,7 @@ task<std::uint64_t> rounds(auto& pool, stream& producer, stream& consumer, unsig
 
 class awaitables_on_device : public device_test {};
 
-TEST_F(awaitables_on_device, memory_is_used_on_a_second_stream_and_completion_is_awaited) {
+TEST_F(awaitables_on_device, memory_is_used_on_two_streams_and_completion_is_awaited) {
   pool_resource pool{cuda_resource{device{0}}};
   stream a{device{0}}, b{device{0}}, c{device{0}};
   auto const [first, second] = sync_wait(when_all(rounds(pool, a, b, wrong_, 1000), rounds(pool, b, c, wrong_, 2000)));
@@ -58,7 +58,7 @@ TEST_F(awaitables_on_device, completion_means_that_the_kernel_has_run) {
   EXPECT_EQ(cudaFree(flag), cudaSuccess);
 }
 
-TEST_F(awaitables_on_device, a_block_is_freed_on_the_stream_that_was_set) {
+TEST_F(awaitables_on_device, block_is_freed_on_the_stream_that_was_set) {
   pool_resource pool{cuda_resource{device{0}}};
   stream a{device{0}}, b{device{0}};
   auto block = pool.acquire(a, 1 << 20).wait();

@@ -112,7 +112,7 @@ TEST_F(containers_on_device, elements_and_scalars_are_set_and_read) {
   EXPECT_EQ(one.value(b()), 43u);
 }
 
-TEST_F(containers_on_device, current_resource_and_percentage_are_the_devices) {
+TEST_F(containers_on_device, current_resource_and_percentage_belong_to_the_device) {
   auto const free = device{0}.memory().free;
   EXPECT_LE(percent_of_free_device_memory(100, device{0}), free);
   buffer const block{a(), 1000};

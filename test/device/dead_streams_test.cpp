@@ -64,7 +64,7 @@ protected:
   unsigned volatile* flag_ = nullptr;
 };
 
-TEST_F(dead_streams_on_device, a_stream_for_each_request_reserves_what_two_requests_take) {
+TEST_F(dead_streams_on_device, new_stream_for_each_request_reserves_at_most_two_requests) {
   pool_resource pool{device{0}};
   for (std::uint64_t i = 0; i < 400; ++i) {
     auto const on = make_stream();
@@ -76,7 +76,7 @@ TEST_F(dead_streams_on_device, a_stream_for_each_request_reserves_what_two_reque
 }
 
 // Streams that die with work to do: their memory goes to no other stream before that is over.
-TEST_F(dead_streams_on_device, memory_of_streams_that_still_run_is_not_given_on) {
+TEST_F(dead_streams_on_device, memory_of_destroyed_streams_with_running_work_is_not_reused) {
   pool_resource pool{device{0}, {.limit = 512 * mib}};
   for (std::uint64_t i = 0; i < 2000; ++i) {
     auto const on = make_stream(i % 2 ? cudaStreamNonBlocking : cudaStreamDefault);
@@ -137,7 +137,7 @@ TEST_F(dead_streams_on_device, threads_that_end_leave_no_memory_of_their_default
 }
 
 // A kernel on x waits for one on y, both blocking streams: an event on the legacy stream would stand between them.
-TEST_F(dead_streams_on_device, frees_on_handle_0_stand_between_no_streams) {
+TEST_F(dead_streams_on_device, frees_on_handle_0_do_not_order_other_streams) {
   pool_resource pool{device{0}};
   stream other{device{0}};
   auto const x = make_stream(cudaStreamDefault), y = make_stream(cudaStreamDefault);
@@ -202,7 +202,7 @@ TEST_F(dead_streams_on_device, capture_survives_a_pool_that_runs_out_of_memory_a
 }
 
 // Counts, times and host memory of one request after many streams, told beside each other.
-TEST_F(dead_streams_on_device, a_request_costs_the_same_after_a_million_streams) {
+TEST_F(dead_streams_on_device, request_takes_equally_long_after_a_million_streams) {
   pool_resource pool{device{0}};
   auto const of = [&](int streams) {
     auto const calls = driver_calls();

@@ -70,7 +70,7 @@ TEST_F(driver_pools_on_device, threads_on_streams_of_their_own_never_share_a_blo
   for (auto& thread : threads) thread.join();
 }
 
-TEST_F(driver_pools_on_device, options_are_the_drivers) {
+TEST_F(driver_pools_on_device, options_reach_the_driver) {
   async_resource pool{device{0}, {.initial_size = 64 * mib, .limit = 256 * mib, .reuse_completed = false}};
   EXPECT_GE(pool.usage().reserved, 64 * mib);
   EXPECT_EQ(pool.usage().used, 0u);
@@ -99,7 +99,7 @@ TEST_F(driver_pools_on_device, alignments_up_to_a_mebibyte_are_honoured) {
   }
 }
 
-TEST_F(driver_pools_on_device, a_block_that_dies_is_freed_behind_its_foreign_stream) {
+TEST_F(driver_pools_on_device, block_is_freed_after_its_foreign_stream) {
   async_resource pool;
   cudaStream_t foreign = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), cudaSuccess);
@@ -116,7 +116,7 @@ TEST_F(driver_pools_on_device, a_block_that_dies_is_freed_behind_its_foreign_str
   use(pool, on, mib, 7);
 }
 
-TEST_F(driver_pools_on_device, default_streams_serve) {
+TEST_F(driver_pools_on_device, default_streams_can_be_used) {
   async_resource pool;
   for (auto const handle : {cudaStream_t{}, cudaStreamLegacy, cudaStreamPerThread}) {
     auto block = pool.acquire(stream_ref{handle}, mib).wait();
@@ -126,7 +126,7 @@ TEST_F(driver_pools_on_device, default_streams_serve) {
 }
 
 // Driver 580 crashes where a pool is destroyed before its frees have run and others meanwhile make pools or wait.
-TEST_F(driver_pools_on_device, pools_come_and_go_while_others_wait) {
+TEST_F(driver_pools_on_device, pools_are_created_and_destroyed_during_waits) {
   std::atomic<bool> stop{false};
   std::thread other{[&] {
     stream on{device{0}};
@@ -156,7 +156,7 @@ TEST_F(driver_pools_on_device, pools_come_and_go_while_others_wait) {
   EXPECT_EQ(cudaStreamDestroy(raw), cudaSuccess);
 }
 
-TEST_F(driver_pools_on_device, a_view_leaves_the_default_pool_as_it_is) {
+TEST_F(driver_pools_on_device, view_does_not_change_the_default_pool) {
   async_resource_view view;
   auto const before = view.release_threshold();
   stream on{device{0}};
@@ -165,7 +165,7 @@ TEST_F(driver_pools_on_device, a_view_leaves_the_default_pool_as_it_is) {
   EXPECT_TRUE(view == (async_resource_view{view.handle(), device{0}}));
 }
 
-TEST_F(driver_pools_on_device, a_pool_over_a_driver_pool_and_over_pinned_memory) {
+TEST_F(driver_pools_on_device, pool_works_over_a_driver_pool_and_over_pinned_memory) {
   pool_resource over_async{async_resource{}};
   pool_resource over_pinned{pinned_resource{}};
   std::vector<stream> streams;
@@ -176,33 +176,33 @@ TEST_F(driver_pools_on_device, a_pool_over_a_driver_pool_and_over_pinned_memory)
   }
 }
 
-TEST_F(driver_pools_on_device, managed_memory_is_the_hosts_at_once) {
+TEST_F(driver_pools_on_device, host_can_use_managed_memory_at_once) {
   managed_resource source;
   touch_by_host(source);
 }
 
-TEST_F(driver_pools_on_device, pinned_memory_is_the_hosts_at_once) {
+TEST_F(driver_pools_on_device, host_can_use_pinned_memory_at_once) {
   pinned_resource source;
   touch_by_host(source);
 }
 
-TEST_F(driver_pools_on_device, memory_of_a_pinned_pool_is_the_hosts_at_once) {
+TEST_F(driver_pools_on_device, host_can_use_memory_of_a_pinned_pool_at_once) {
   if (auto const pool = made<async_pinned_resource>()) touch_by_host(*pool);
 }
 
-TEST_F(driver_pools_on_device, memory_of_a_managed_pool_is_the_hosts_at_once) {
+TEST_F(driver_pools_on_device, host_can_use_memory_of_a_managed_pool_at_once) {
   if (auto const pool = made<async_managed_resource>()) touch_by_host(*pool);
 }
 
-TEST_F(driver_pools_on_device, memory_of_the_default_managed_pool_is_the_hosts_at_once) {
+TEST_F(driver_pools_on_device, host_can_use_memory_of_the_default_managed_pool_at_once) {
   if (auto const view = made<async_managed_resource_view>()) touch_by_host(*view);
 }
 
-TEST_F(driver_pools_on_device, memory_of_the_default_pinned_pool_is_the_hosts_at_once) {
+TEST_F(driver_pools_on_device, host_can_use_memory_of_the_default_pinned_pool_at_once) {
   if (auto const view = made<async_pinned_resource_view>()) touch_by_host(*view);
 }
 
-TEST_F(driver_pools_on_device, memory_for_the_host_waits_for_the_work_that_had_it) {
+TEST_F(driver_pools_on_device, host_gets_memory_after_its_previous_work) {
   async_resource pool{device{0}, {.limit = 64 * mib}};
   stream on{device{0}}, other{device{0}};
   auto* const block = pool.allocate(on, 48 * mib);

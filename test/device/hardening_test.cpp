@@ -52,7 +52,7 @@ private:
   misuse_handler before_ = nullptr;
 };
 
-TEST_F(hardening_on_device, an_overrun_by_a_kernel) {
+TEST_F(hardening_on_device, overrun_by_a_kernel_is_found) {
   for (std::size_t const bytes : {std::size_t{1000}, std::size_t{64} << 10, 16 * MiB}) {
     pool_resource pool{device{0}, {.hardened = {.enabled = true}}};
     stream on{device{0}};
@@ -64,7 +64,7 @@ TEST_F(hardening_on_device, an_overrun_by_a_kernel) {
   }
 }
 
-TEST_F(hardening_on_device, an_underrun_by_a_kernel) {
+TEST_F(hardening_on_device, underrun_by_a_kernel_is_found) {
   pool_resource pool{cuda_resource{device{0}}, {.hardened = {.enabled = true}}};
   stream on{device{0}};
   auto* const p = static_cast<char*>(pool.allocate(on, MiB));
@@ -74,7 +74,7 @@ TEST_F(hardening_on_device, an_underrun_by_a_kernel) {
   expect(misuse::kind::underrun, p, -1, 8);
 }
 
-TEST_F(hardening_on_device, a_write_after_the_free) {
+TEST_F(hardening_on_device, write_after_the_free_is_found) {
   for (std::size_t const bytes : {std::size_t{1024}, 16 * MiB}) {
     pool_resource pool{device{0}, {.hardened = {.enabled = true}}};
     stream on{device{0}};
@@ -88,7 +88,7 @@ TEST_F(hardening_on_device, a_write_after_the_free) {
   }
 }
 
-TEST_F(hardening_on_device, a_double_free_by_two_threads_at_once) {
+TEST_F(hardening_on_device, double_free_by_two_threads_is_found) {
   pool_resource pool{device{0}, {.hardened = {.enabled = true}}};
   stream on{device{0}};
   for (int i = 0; i < 100; ++i) {
@@ -103,7 +103,7 @@ TEST_F(hardening_on_device, a_double_free_by_two_threads_at_once) {
   EXPECT_TRUE(pool.synchronize(long_enough));
 }
 
-TEST_F(hardening_on_device, nothing_in_a_correct_program_under_a_limit) {
+TEST_F(hardening_on_device, correct_program_has_no_findings) {
   pool_resource pool{device{0}, {.limit = 64 * MiB, .hardened = {.enabled = true, .quarantine = 16 * MiB}}};
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 4; ++t) {
@@ -127,7 +127,7 @@ TEST_F(hardening_on_device, nothing_in_a_correct_program_under_a_limit) {
   EXPECT_EQ(f.failures, 0u);
 }
 
-TEST_F(hardening_on_device, host_accessible_memory_too) {
+TEST_F(hardening_on_device, host_accessible_memory_is_checked) {
   pool_resource pool{pinned_resource{device{0}}, {.hardened = {.enabled = true}}};
   stream on{device{0}};
   auto* const p = static_cast<char*>(pool.allocate(on, MiB));

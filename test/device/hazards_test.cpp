@@ -44,7 +44,7 @@ private:
   std::vector<stream> streams_;
 };
 
-TEST_F(hazards_on_device, memory_of_another_stream_is_taken_behind_its_work) {
+TEST_F(hazards_on_device, memory_of_another_stream_is_reused_after_its_work) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = size}};
   for (std::uint64_t round = 0; round < 2 * rounds; ++round) {
     auto& from = round % 2 ? b() : a();
@@ -61,7 +61,7 @@ TEST_F(hazards_on_device, memory_of_another_stream_is_taken_behind_its_work) {
   EXPECT_GT(pool.statistics().reuse_waited, 0u) << "no stream was made to wait";
 }
 
-TEST_F(hazards_on_device, a_recorded_use_keeps_the_block_from_its_own_stream) {
+TEST_F(hazards_on_device, recorded_use_keeps_the_block_from_its_own_stream) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = size}};
   event filled{device{0}};
   for (std::uint64_t round = 0; round < rounds; ++round) {
@@ -79,7 +79,7 @@ TEST_F(hazards_on_device, a_recorded_use_keeps_the_block_from_its_own_stream) {
   }
 }
 
-TEST_F(hazards_on_device, memory_that_was_joined_is_behind_both_of_its_streams) {
+TEST_F(hazards_on_device, coalesced_memory_is_reused_after_the_work_of_both_streams) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = 2 * size}};
   pool.deallocate(c(), pool.allocate(c(), 2 * size), 2 * size); // one chunk
   for (std::uint64_t round = 0; round < rounds; ++round) {
@@ -98,7 +98,7 @@ TEST_F(hazards_on_device, memory_that_was_joined_is_behind_both_of_its_streams) 
   }
 }
 
-TEST_F(hazards_on_device, the_host_gets_memory_when_kernels_are_done_with_it) {
+TEST_F(hazards_on_device, host_gets_memory_after_its_kernels) {
   pool_resource pool{managed_resource{device{0}}, {.limit = size}};
   for (std::uint64_t round = 0; round < rounds; ++round) {
     auto* const block = pool.allocate(a(), size);
@@ -112,7 +112,7 @@ TEST_F(hazards_on_device, the_host_gets_memory_when_kernels_are_done_with_it) {
   }
 }
 
-TEST_F(hazards_on_device, a_guarded_use_is_behind_the_streams_work_and_before_what_follows) {
+TEST_F(hazards_on_device, use_on_another_stream_is_ordered_before_and_after) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = size}};
   for (std::uint64_t round = 0; round < rounds; ++round) {
     auto block = pool.acquire(a(), size).wait();
@@ -128,7 +128,7 @@ TEST_F(hazards_on_device, a_guarded_use_is_behind_the_streams_work_and_before_wh
   }
 }
 
-TEST_F(hazards_on_device, a_driver_pools_block_that_dies_is_freed_behind_its_foreign_stream) {
+TEST_F(hazards_on_device, block_of_a_driver_pool_is_freed_after_its_foreign_stream) {
   async_resource pool{device{0}, {.limit = std::size_t{32} << 20}};
   for (std::uint64_t round = 0; round < rounds; ++round) {
     cudaStream_t foreign = nullptr;

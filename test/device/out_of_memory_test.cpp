@@ -11,7 +11,7 @@ using namespace gpumem;
 
 class out_of_memory_on_device : public device_test {};
 
-TEST_F(out_of_memory_on_device, a_limit_holds_and_the_pool_recovers) {
+TEST_F(out_of_memory_on_device, limit_holds_and_the_pool_recovers) {
   constexpr std::size_t limit = std::size_t{64} << 20, size = std::size_t{1} << 20;
   pool_resource pool{cuda_resource{device{0}}, {.limit = limit}};
   stream on{device{0}};
@@ -34,7 +34,7 @@ TEST_F(out_of_memory_on_device, a_limit_holds_and_the_pool_recovers) {
   pool.deallocate(on, whole, limit);
 }
 
-TEST_F(out_of_memory_on_device, the_error_carries_the_statistics) {
+TEST_F(out_of_memory_on_device, exception_carries_the_statistics) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{4} << 20}};
   stream on{device{0}};
   auto* const block = pool.allocate(on, std::size_t{3} << 20);
@@ -50,7 +50,7 @@ TEST_F(out_of_memory_on_device, the_error_carries_the_statistics) {
   pool.deallocate(on, block, std::size_t{3} << 20);
 }
 
-TEST_F(out_of_memory_on_device, a_request_larger_than_the_card_leaves_the_pool_as_it_was) {
+TEST_F(out_of_memory_on_device, request_larger_than_the_device_changes_nothing) {
   pool_resource pool{cuda_resource{device{0}}};
   stream on{device{0}};
   auto* const block = pool.allocate(on, 1 << 20);

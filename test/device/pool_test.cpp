@@ -15,7 +15,7 @@ using gpumem_test::make_streams;
 
 class pool_on_device : public device_test {};
 
-TEST_F(pool_on_device, one_thread_over_eight_streams) {
+TEST_F(pool_on_device, one_thread_uses_eight_streams) {
   pool_resource pool{cuda_resource{device{0}}};
   auto streams = make_streams(8);
   churn{pool, streams, wrong_, 1}.run(20'000);
@@ -34,7 +34,7 @@ TEST_F(pool_on_device, streams_reuse_each_others_memory_under_a_limit) {
   EXPECT_LE(f.peak_reserved, std::size_t{48} << 20);
 }
 
-TEST_F(pool_on_device, sixteen_threads_with_streams_of_their_own) {
+TEST_F(pool_on_device, sixteen_threads_use_their_own_streams) {
   pool_resource pool{cuda_resource{device{0}}};
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 16; ++t) {
@@ -47,7 +47,7 @@ TEST_F(pool_on_device, sixteen_threads_with_streams_of_their_own) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_on_device, four_threads_that_share_four_streams) {
+TEST_F(pool_on_device, four_threads_share_four_streams) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{256} << 20}};
   auto streams = make_streams(4);
   std::vector<std::thread> threads;
@@ -58,7 +58,7 @@ TEST_F(pool_on_device, four_threads_that_share_four_streams) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_on_device, foreign_handles_can_be_destroyed_and_made_again) {
+TEST_F(pool_on_device, recycled_foreign_handles_can_be_used) {
   pool_resource pool{cuda_resource{device{0}}};
   for (std::uint64_t round = 0; round < 200; ++round) {
     cudaStream_t raw = nullptr;
@@ -72,7 +72,7 @@ TEST_F(pool_on_device, foreign_handles_can_be_destroyed_and_made_again) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_on_device, the_default_streams_of_two_threads) {
+TEST_F(pool_on_device, two_threads_use_their_default_streams) {
   pool_resource pool{cuda_resource{device{0}}};
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 2; ++t) {

@@ -81,10 +81,10 @@ protected:
   }
 };
 
-TEST_F(process_on_device, a_reset_is_told_in_one_sentence) {
+TEST_F(process_on_device, device_reset_is_reported_in_one_sentence) {
   EXPECT_EXIT(reset_the_device(), testing::ExitedWithCode(0), "");
 }
 
-TEST_F(process_on_device, a_forked_child_returns_from_every_call) {
+TEST_F(process_on_device, forked_child_returns_from_every_call) {
   EXPECT_EXIT(fork_a_user(), testing::ExitedWithCode(0), "");
 }

@@ -14,7 +14,7 @@ using namespace gpumem;
 
 class sources_on_device : public device_test {};
 
-TEST_F(sources_on_device, cuda_resource_gives_memory_that_kernels_write_and_read) {
+TEST_F(sources_on_device, kernels_write_and_read_memory_of_cuda_resource) {
   cuda_resource source{device{0}};
   stream on{device{0}};
   for (std::size_t bytes : {std::size_t{8}, std::size_t{4096}, std::size_t{1} << 20, std::size_t{1} << 28}) {
@@ -37,7 +37,7 @@ TEST_F(sources_on_device, cuda_resource_honours_alignments_up_to_a_mebibyte) {
   }
 }
 
-TEST_F(sources_on_device, a_free_waits_for_the_work_before_it) {
+TEST_F(sources_on_device, free_waits_for_the_work_before_it) {
   cuda_resource source{device{0}};
   stream on{device{0}};
   constexpr std::size_t bytes = std::size_t{64} << 20;
@@ -50,7 +50,7 @@ TEST_F(sources_on_device, a_free_waits_for_the_work_before_it) {
   source.deallocate_sync(next, bytes);
 }
 
-TEST_F(sources_on_device, host_resource_waits_before_the_memory_is_the_hosts_again) {
+TEST_F(sources_on_device, free_of_host_resource_waits_for_the_work_before_it) {
   host_resource source;
   stream on{device{0}};
   std::vector<unsigned char> expected(1 << 20, 7);
@@ -82,7 +82,7 @@ TEST_F(sources_on_device, threads_on_streams_of_their_own_never_share_a_block) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_F(sources_on_device, a_request_larger_than_the_card_fails_and_the_next_one_succeeds) {
+TEST_F(sources_on_device, request_larger_than_the_device_fails_and_the_next_one_succeeds) {
   cuda_resource source{device{0}};
   stream on{device{0}};
   auto const total = device{0}.memory().total;

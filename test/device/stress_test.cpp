@@ -106,7 +106,7 @@ TEST_F(stress_on_device, threads_read_their_own_bytes_over_virtual_pages) {
   meet(pool_resource{device{0}, {.limit = limit}});
 }
 
-TEST_F(stress_on_device, crowd_over_few_virtual_pages_reads_its_own_bytes) {
+TEST_F(stress_on_device, many_threads_read_their_own_bytes_over_few_virtual_pages) {
   meet(pool_resource{device{0}, {.limit = limit, .effort = 1}});
 }
 

@@ -51,7 +51,7 @@ named_resources resources() {
   return all;
 }
 
-TEST_F(thrust_device, algorithms_give_what_the_hosts_give) {
+TEST_F(thrust_device, algorithms_give_the_same_results_as_on_the_host) {
   gpumem::device_guard const current{gpumem::device{0}};
   gpumem::stream own{gpumem::device{0}};
   CUstream raw = nullptr;
@@ -67,7 +67,7 @@ TEST_F(thrust_device, algorithms_give_what_the_hosts_give) {
   EXPECT_EQ(gpumem::driver().stream_destroy(raw), CUDA_SUCCESS);
 }
 
-TEST_F(thrust_device, temporary_memory_comes_from_the_resource_and_goes_back) {
+TEST_F(thrust_device, temporary_memory_is_allocated_and_freed_in_the_resource) {
   gpumem::statistics_adaptor counted{gpumem::cuda_resource{}};
   gpumem::stream stream{gpumem::device{0}};
   EXPECT_STREQ(algorithm_that_differs(stream, gpumem::any_pool{counted}, 1'000'000, true), "");
@@ -75,7 +75,7 @@ TEST_F(thrust_device, temporary_memory_comes_from_the_resource_and_goes_back) {
   EXPECT_GT(counted.counters().allocations.total, 4) << "the algorithms took no temporary memory";
 }
 
-TEST_F(thrust_device, cub_takes_a_resource_in_its_environment) {
+TEST_F(thrust_device, cub_accepts_a_resource_in_its_environment) {
   gpumem::stream stream{gpumem::device{0}};
   for (auto const& [name, resource] : resources()) {
     auto const sums = cub_on_device(stream, resource, 1'000'000);
@@ -85,12 +85,12 @@ TEST_F(thrust_device, cub_takes_a_resource_in_its_environment) {
   }
 }
 
-TEST_F(thrust_device, reduces_without_waiting) {
+TEST_F(thrust_device, reduce_does_not_wait) {
   gpumem::stream stream{gpumem::device{0}};
   EXPECT_EQ(sum_on_device(stream, gpumem::any_pool{gpumem::cuda_resource{}}, 1'000'000), 2'000'000);
 }
 
-TEST_F(thrust_device, several_threads_on_streams_of_their_own) {
+TEST_F(thrust_device, several_threads_use_their_own_streams) {
   for (auto const& [name, resource] : resources()) {
     std::vector<std::thread> threads;
     for (std::size_t i = 1; i <= 4; ++i) {
@@ -105,7 +105,7 @@ TEST_F(thrust_device, several_threads_on_streams_of_their_own) {
   }
 }
 
-TEST_F(thrust_device, more_than_the_card_has_is_out_of_memory_and_passes) {
+TEST_F(thrust_device, request_larger_than_the_device_throws_and_the_next_succeeds) {
   gpumem::stream stream{gpumem::device{0}};
   gpumem::any_pool const pool{gpumem::cuda_resource{}};
   EXPECT_THROW((void)sum_on_device(stream, pool, gpumem::device{0}.memory().total), gpumem::out_of_memory);

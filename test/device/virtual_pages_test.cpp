@@ -39,7 +39,7 @@ protected:
   }
 };
 
-TEST_F(virtual_pages_on_device, kernels_use_a_run_of_pages_and_its_memory_comes_back) {
+TEST_F(virtual_pages_on_device, kernels_use_adjacent_pages_and_their_memory_is_returned) {
   stream on{device{0}};
   on.synchronize();
   auto const before = free_bytes();
@@ -59,7 +59,7 @@ TEST_F(virtual_pages_on_device, kernels_use_a_run_of_pages_and_its_memory_comes_
   EXPECT_GE(free_bytes(), before - 2 * mib);
 }
 
-TEST_F(virtual_pages_on_device, an_alias_shows_what_the_stream_wrote_before) {
+TEST_F(virtual_pages_on_device, alias_shows_what_the_stream_wrote_before) {
   stream on{device{0}};
   virtual_pages pages{device{0}};
   ASSERT_TRUE(pages.map(0, 64 * mib, 32 * mib));
@@ -131,7 +131,7 @@ TEST_F(virtual_pages_on_device, no_call_waits_for_a_running_kernel) {
   EXPECT_EQ(cudaFree(flag), cudaSuccess);
 }
 
-TEST_F(virtual_pages_on_device, a_page_is_exported_by_a_file_descriptor) {
+TEST_F(virtual_pages_on_device, page_is_exported_as_a_file_descriptor) {
   virtual_pages pages{device{0}, {.exportable = true}};
   ASSERT_TRUE(pages.map(0, 4 * mib, 4 * mib));
   auto const file = pages.export_page(pages.base());
@@ -142,7 +142,7 @@ TEST_F(virtual_pages_on_device, a_page_is_exported_by_a_file_descriptor) {
 
 // What the simulated device takes for granted. It is stricter in two places: driver 580 maps beyond the end of a
 // reservation, and unmaps what is not mapped throughout.
-TEST_F(virtual_pages_on_device, the_driver_refuses_what_the_simulated_one_does) {
+TEST_F(virtual_pages_on_device, driver_refuses_what_the_simulated_driver_refuses) {
   auto const& cu = driver();
   device_guard const scope{device{0}};
   CUmemAllocationProp properties{};

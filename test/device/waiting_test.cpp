@@ -92,10 +92,10 @@ protected:
 
 TEST_F(waiting_on_device, request_waits_over_virtual_pages) { run({}); }
 TEST_F(waiting_on_device, request_waits_over_chunks) { run({.pages = false}); }
-TEST_F(waiting_on_device, request_waits_for_complete_memory_alone) { run({.cross_stream = reuse_policy::completed}); }
+TEST_F(waiting_on_device, request_waits_only_for_complete_memory) { run({.cross_stream = reuse_policy::completed}); }
 TEST_F(waiting_on_device, request_waits_in_a_hardened_pool) { run({.hardened = {.enabled = true}}); }
 
-TEST_F(waiting_on_device, ends_at_its_deadline) {
+TEST_F(waiting_on_device, request_ends_at_its_deadline) {
   pool_type pool{device{0}, {.limit = limit}};
   gpumem::stream on{device{0}};
   auto const kept = pool.acquire(on, limit / 2).wait();

@@ -121,7 +121,7 @@ private:
 
 TYPED_TEST_SUITE(conformance, makers::resources, makers::names);
 
-TYPED_TEST(conformance, a_resource_equals_itself_and_its_copies) {
+TYPED_TEST(conformance, resource_equals_itself_and_its_copies) {
   auto& subject = this->subject();
   auto copy = subject;
   EXPECT_TRUE(subject == subject);
@@ -131,7 +131,7 @@ TYPED_TEST(conformance, a_resource_equals_itself_and_its_copies) {
   copy.deallocate_sync(p, kib, 256);
 }
 
-TYPED_TEST(conformance, live_blocks_are_apart) {
+TYPED_TEST(conformance, live_blocks_do_not_overlap) {
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     auto* const a = static_cast<std::byte*>(how.allocate(this->subject(), 8, 256));
@@ -142,7 +142,7 @@ TYPED_TEST(conformance, live_blocks_are_apart) {
   }
 }
 
-TYPED_TEST(conformance, every_size_is_given) {
+TYPED_TEST(conformance, every_size_can_be_allocated) {
   for (auto const& how : this->ways()) {
     for (std::size_t const bytes : {std::size_t{1}, std::size_t{4}, kib, mib, gib}) {
       SCOPED_TRACE(how.name + ", bytes " + std::to_string(bytes));
@@ -154,7 +154,7 @@ TYPED_TEST(conformance, every_size_is_given) {
   }
 }
 
-TYPED_TEST(conformance, nothing_is_a_null_pointer_that_may_be_freed) {
+TYPED_TEST(conformance, zero_bytes_give_a_null_pointer_that_can_be_freed) {
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     EXPECT_EQ(how.allocate(this->subject(), 0, 256), nullptr);
@@ -176,7 +176,7 @@ TYPED_TEST(conformance, every_power_of_two_is_an_alignment) {
   }
 }
 
-TYPED_TEST(conformance, other_alignments_are_refused) {
+TYPED_TEST(conformance, invalid_alignments_are_refused) {
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     for (std::size_t const alignment : {std::size_t{0}, std::size_t{3}, std::size_t{384}}) {
@@ -185,7 +185,7 @@ TYPED_TEST(conformance, other_alignments_are_refused) {
   }
 }
 
-TYPED_TEST(conformance, a_request_that_cannot_be_met_changes_nothing) {
+TYPED_TEST(conformance, failed_request_changes_nothing) {
   auto const fits = [this](auto const& how) {
     void* const p = how.allocate(this->subject(), kib, 256);
     EXPECT_NE(p, nullptr);
@@ -207,7 +207,7 @@ TYPED_TEST(conformance, a_request_that_cannot_be_met_changes_nothing) {
   EXPECT_EQ(this->device_bytes(), held);
 }
 
-TYPED_TEST(conformance, many_blocks_of_any_size) {
+TYPED_TEST(conformance, many_blocks_of_any_size_do_not_overlap) {
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     std::mt19937 random{1};
@@ -221,14 +221,14 @@ TYPED_TEST(conformance, many_blocks_of_any_size) {
   }
 }
 
-TYPED_TEST(conformance, allocations_and_frees_in_any_order) {
+TYPED_TEST(conformance, allocations_and_frees_can_be_in_any_order) {
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     this->mix(this->subject(), how, 5 * mib, 200, 2);
   }
 }
 
-TYPED_TEST(conformance, several_threads_at_once) {
+TYPED_TEST(conformance, several_threads_can_allocate_at_once) {
   for (auto const& how : this->ways()) {
     SCOPED_TRACE(how.name);
     std::vector<std::thread> threads;

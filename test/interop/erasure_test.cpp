@@ -61,7 +61,7 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(erasure, the_services_stay_with_what_is_narrowed) {
+TEST_F(erasure, narrowed_handle_keeps_its_services) {
   any_pool pool{subject_};
   mr::any_resource<mr::device_accessible> narrowed{pool};
   mr::resource_ref<mr::device_accessible> seen{narrowed};
@@ -76,7 +76,7 @@ TEST_F(erasure, the_services_stay_with_what_is_narrowed) {
 
 // A property that the erased type names, one that it does not, and one that nobody has: asked here, in a unit that is
 // none of the module's.
-TEST_F(erasure, properties_can_be_asked_for_outside_the_module) {
+TEST_F(erasure, properties_can_be_queried_outside_the_module) {
   auto const expected = subject_.services();
   auto const asks = [&](auto const& erased) {
     auto const found = try_get_property(erased, gpumem::services{});
@@ -100,7 +100,7 @@ TEST_F(erasure, properties_can_be_asked_for_outside_the_module) {
   EXPECT_FALSE(try_get_property(memory, mr::host_accessible{}));
 }
 
-TEST_F(erasure, erased_resources_compare_by_what_they_hold) {
+TEST_F(erasure, erased_resources_compare_by_their_resource) {
   any_pool const a{subject_}, b{counted{cuda_resource{}}};
   auto const copy = a;
   EXPECT_TRUE(a == copy);
@@ -111,7 +111,7 @@ TEST_F(erasure, erased_resources_compare_by_what_they_hold) {
   moved.deallocate(stream_, p, 8, 256);
 }
 
-TEST_F(erasure, the_type_can_be_asked_for_again) {
+TEST_F(erasure, resource_type_can_be_recovered) {
   any_pool pool{subject_};
   auto* const back = mr::resource_cast<counted>(&pool);
   ASSERT_NE(back, nullptr);
@@ -119,7 +119,7 @@ TEST_F(erasure, the_type_can_be_asked_for_again) {
   EXPECT_EQ(mr::resource_cast<cuda_resource>(&pool), nullptr);
 }
 
-TEST_F(erasure, services_that_an_adaptor_forwards_do_not_bypass_it) {
+TEST_F(erasure, forwarded_services_do_not_bypass_an_adaptor) {
   users_adaptor outer{subject_};
   mr::any_resource<mr::device_accessible, gpumem::services> pool{outer};
   users_adaptor::calls = 0;
@@ -128,7 +128,7 @@ TEST_F(erasure, services_that_an_adaptor_forwards_do_not_bypass_it) {
   EXPECT_EQ(subject_.counters().allocations.total, 1);
 }
 
-TEST_F(erasure, a_synchronous_form_serves_the_host) {
+TEST_F(erasure, synchronous_handle_allocates_for_the_host) {
   mr::any_synchronous_resource<mr::device_accessible> sync{subject_};
   void* const p = sync.allocate_sync(100, 256);
   mr::synchronous_resource_ref<mr::device_accessible> ref{sync};
@@ -136,7 +136,7 @@ TEST_F(erasure, a_synchronous_form_serves_the_host) {
   EXPECT_EQ(subject_.counters().bytes, (gpumem::counter{0, 100, 100}));
 }
 
-TEST_F(erasure, an_allocation_keeps_an_adaptor_behind_an_erased_handle_alive) {
+TEST_F(erasure, allocation_keeps_an_erased_adaptor_alive) {
   gpumem::allocation kept;
   {
     any_pool pool{counted{cuda_resource{}}};
@@ -146,7 +146,7 @@ TEST_F(erasure, an_allocation_keeps_an_adaptor_behind_an_erased_handle_alive) {
   kept.reset();
 }
 
-TEST_F(erasure, a_buffer_of_cccl_lives_in_device_memory) {
+TEST_F(erasure, cccl_buffer_uses_device_memory) {
   {
     cuda::buffer<int, mr::device_accessible> const values{stream_, subject_, 1000, cuda::no_init};
     EXPECT_EQ(values.size(), 1000u);
@@ -155,7 +155,7 @@ TEST_F(erasure, a_buffer_of_cccl_lives_in_device_memory) {
   EXPECT_EQ(subject_.counters().bytes.value, 0);
 }
 
-TEST_F(erasure, a_buffer_of_cccl_lives_in_host_memory) {
+TEST_F(erasure, cccl_buffer_uses_host_memory) {
   statistics_adaptor counted_host{host_resource{}};
   {
     cuda::buffer<int, mr::host_accessible> values{stream_, counted_host, 1000, cuda::no_init};

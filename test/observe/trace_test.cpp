@@ -51,7 +51,7 @@ TEST(trace_reader, hexadecimal_streams_need_no_prefix_and_keep_their_letters) {
   EXPECT_EQ(read("1,00:00:00.000000,free,0xAb,1,7f\n").front().pointer, 0xabU);
 }
 
-TEST(trace_reader, a_header_alone_is_an_empty_trace) { EXPECT_TRUE(read("").empty()); }
+TEST(trace_reader, header_alone_is_an_empty_trace) { EXPECT_TRUE(read("").empty()); }
 
 TEST(trace_reader, lines_may_end_in_carriage_return_and_line_feed) {
   std::string text = header + good_row + good_row;
@@ -61,7 +61,7 @@ TEST(trace_reader, lines_may_end_in_carriage_return_and_line_feed) {
   EXPECT_EQ(records.back().stream, 1U);
 }
 
-TEST(trace_reader, tells_the_line_of_each_row) {
+TEST(trace_reader, reports_the_line_of_each_row) {
   gpumem::trace_reader reader(header + good_row + good_row, "t.csv");
   trace_record record;
   EXPECT_EQ(reader.line(), 1U);
@@ -73,7 +73,7 @@ TEST(trace_reader, tells_the_line_of_each_row) {
   EXPECT_EQ(reader.line(), 3U);
 }
 
-TEST(trace_reader, a_moved_reader_goes_on_where_it_was) {
+TEST(trace_reader, moved_reader_continues) {
   gpumem::trace_reader first(header + good_row + good_row);
   trace_record record;
   ASSERT_TRUE(first.next(record));
@@ -82,12 +82,12 @@ TEST(trace_reader, a_moved_reader_goes_on_where_it_was) {
   EXPECT_FALSE(second.next(record));
 }
 
-TEST(trace_reader, reads_streams_of_input) {
+TEST(trace_reader, reads_from_an_input_stream) {
   std::istringstream input(header + good_row);
   EXPECT_EQ(gpumem::trace_reader(input, "t.csv").read_all().size(), 1U);
 }
 
-TEST(trace_reader, an_error_carries_file_line_and_reason_and_ends_the_reader) {
+TEST(trace_reader, error_names_file_line_and_reason_and_ends_the_reader) {
   gpumem::trace_reader reader(header + good_row + "nonsense\n" + good_row, "dir/t.csv");
   trace_record record;
   ASSERT_TRUE(reader.next(record));
@@ -167,7 +167,7 @@ std::string written(const std::vector<trace_record>& records) {
   return output.str();
 }
 
-TEST(trace_writer, writes_rows_as_rmm_does) {
+TEST(trace_writer, writes_rows_in_the_format_of_rmm) {
   EXPECT_EQ(
       written({{.thread = 1, .microseconds = 486, .pointer = 0x7f852b585800, .bytes = 131072, .stream = 1},
                {.thread = 2, .microseconds = 3'661'000'001, .action = trace_action::free, .pointer = 0xa, .bytes = 7},
@@ -177,7 +177,7 @@ TEST(trace_writer, writes_rows_as_rmm_does) {
           "0,00:00:00.000000,allocate failure,(nil),9,0\n");
 }
 
-TEST(trace_writer, the_longest_row_fits) {
+TEST(trace_writer, longest_row_fits) {
   constexpr auto most = std::numeric_limits<std::uint64_t>::max();
   const trace_record widest{most, most, trace_action::allocate_failure, most, most, most};
   const gpumem::trace_row row = gpumem::format_row(widest);
@@ -186,7 +186,7 @@ TEST(trace_writer, the_longest_row_fits) {
             "0xffffffffffffffff\n");
 }
 
-TEST(trace_round_trip, random_records_come_back_as_they_went) {
+TEST(trace_round_trip, random_records_are_read_as_they_were_written) {
   std::mt19937_64 random(7);
   std::vector<trace_record> records(5'000);
   for (trace_record& record : records) {

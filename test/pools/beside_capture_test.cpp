@@ -111,7 +111,7 @@ TEST_P(beside_capture, pool_can_run_out_of_memory_synchronize_and_end) {
   }
 }
 
-TEST_P(beside_capture, calls_of_every_kind) {
+TEST_P(beside_capture, every_pool_call_leaves_the_capture_valid) {
   pool_resource pool{device};
   expect_undisturbed([&] {
     auto const foreign = make_foreign(), blocking = make_foreign(CU_STREAM_DEFAULT);
@@ -144,7 +144,7 @@ TEST_P(beside_capture, calls_of_every_kind) {
   });
 }
 
-TEST_P(beside_capture, sources_and_a_hardened_pool) {
+TEST_P(beside_capture, calls_of_sources_and_a_hardened_pool_leave_the_capture_valid) {
   expect_undisturbed([&] {
     auto const foreign = make_foreign();
     for (auto const on : {stream_ref{own_}, foreign, stream_ref{CU_STREAM_PER_THREAD}}) {

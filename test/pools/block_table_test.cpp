@@ -42,7 +42,7 @@ std::vector<block*> taken_from(block_metadata& metadata, std::size_t count) {
 
 void const* at(std::uintptr_t address) { return reinterpret_cast<void const*>(address); }
 
-TEST(block_table, tells_blocks_apart_whose_hashes_are_alike) {
+TEST(block_table, blocks_with_equal_hashes_are_found) {
   auto const addresses = alike(4);
   block_metadata metadata;
   auto const blocks = taken_from(metadata, 3);
@@ -60,7 +60,7 @@ TEST(block_table, tells_blocks_apart_whose_hashes_are_alike) {
 }
 
 // More than get memory at once, in a table that is large.
-TEST(block_table, keeps_what_it_holds_when_it_grows) {
+TEST(block_table, growth_keeps_all_blocks) {
   constexpr std::size_t count = 100'000;
   block_metadata metadata;
   auto const blocks = taken_from(metadata, count);
@@ -90,7 +90,7 @@ TEST(block_metadata_test, released_records_are_reused) {
 }
 
 // A process that may have few addresses has fewer records, and is told.
-TEST(block_metadata_test, allocator_has_as_many_records_as_it_can_address) {
+TEST(block_metadata_test, allocator_can_use_its_whole_address_range) {
   std::size_t pages = 0;
   std::ifstream{"/proc/self/statm"} >> pages;
   rlimit usual{};

@@ -42,7 +42,7 @@ TEST_F(cache_budget_test, budget_is_claimed_in_quanta_and_to_the_last_byte) {
   EXPECT_EQ(one.claimed.load(), 0);
 }
 
-TEST_F(cache_budget_test, is_shared_and_no_share_exceeds_its_limit) {
+TEST_F(cache_budget_test, budget_is_shared_and_no_share_exceeds_its_limit) {
   all.set_total(MiB, MiB / 4);
   EXPECT_FALSE(all.charge(one, MiB / 4 + 1));
   EXPECT_EQ(all.unclaimed(), static_cast<std::int64_t>(MiB)) << "nothing was taken";
@@ -55,7 +55,7 @@ TEST_F(cache_budget_test, is_shared_and_no_share_exceeds_its_limit) {
   EXPECT_TRUE(is_balanced());
 }
 
-TEST_F(cache_budget_test, stays_in_use_when_the_total_shrinks) {
+TEST_F(cache_budget_test, claimed_share_stays_when_the_budget_shrinks) {
   all.set_total(MiB, MiB);
   ASSERT_TRUE(all.charge(one, MiB));
   all.set_total(MiB / 2, MiB / 2);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t MiB = std::size_t{1} << 20;
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-TEST(chunk_list_test, growth_is_in_steps_that_follow_what_is_reserved) {
+TEST(chunk_list_test, growth_steps_follow_the_reserved_bytes) {
   chunk_list list{0};
   EXPECT_EQ(list.growth(256, list.reserved()), 2 * MiB);
   EXPECT_EQ(list.growth(3 * MiB, list.reserved()), 4 * MiB);
@@ -39,7 +39,7 @@ TEST(chunk_list_test, growth_ends_at_the_limit) {
   EXPECT_EQ(list.peak(), 4 * MiB);
 }
 
-TEST(chunk_list_test, the_largest_idle_chunk_leaves_what_is_to_be_kept) {
+TEST(chunk_list_test, largest_idle_chunk_leaves_the_bytes_to_keep) {
   chunk_list list{0};
   auto const always = [](chunk const&) { return true; };
   list.add(at(1 << 30), 4 * MiB);

@@ -65,7 +65,7 @@ template <class Pool> void expect_one_request_is_reserved(Pool pool, std::size_t
   EXPECT_LE(f.peak_reserved, std::max(2 * bytes, 32 * MiB));
 }
 
-TEST_F(dead_streams, a_stream_for_each_request_reserves_what_one_request_takes) {
+TEST_F(dead_streams, new_stream_for_each_request_reserves_one_request) {
   for (auto const bytes : {std::size_t{4096}, 1 * MiB, 256 * MiB}) {
     expect_one_request_is_reserved(pool_resource{device}, bytes);
     expect_one_request_is_reserved(pool_resource{device, {.release_threshold = 0}}, bytes);
@@ -74,7 +74,7 @@ TEST_F(dead_streams, a_stream_for_each_request_reserves_what_one_request_takes) 
   }
 }
 
-TEST_F(dead_streams, blocks_that_free_themselves_leave_no_memory_behind) {
+TEST_F(dead_streams, blocks_freed_by_their_destructor_leave_no_memory_behind) {
   pool_resource pool{device};
   for (int i = 0; i < 100; ++i) {
     request_stream const s;
@@ -176,7 +176,7 @@ TEST_F(dead_streams, each_free_of_a_burst_leaves_an_event) {
   EXPECT_TRUE(pool.try_allocate(lasting, all)) << "all of it is complete";
 }
 
-TEST_F(dead_streams, a_burst_of_a_hundred_frees_is_all_granted_to_another_stream) {
+TEST_F(dead_streams, memory_of_a_hundred_frees_can_all_go_to_another_stream) {
   pool_resource pool{device, {.limit = 1024 * MiB}};
   auto const s = make_foreign();
   std::vector<void*> blocks;
@@ -190,7 +190,7 @@ TEST_F(dead_streams, a_burst_of_a_hundred_frees_is_all_granted_to_another_stream
 }
 
 // 64 records stand behind a long kernel, so that the ring has no place for more.
-TEST_F(dead_streams, a_full_ring_of_events_loses_no_free) {
+TEST_F(dead_streams, full_event_ring_loses_no_free) {
   pool_resource pool{device};
   auto const s = make_foreign();
   run_long(s);
@@ -206,7 +206,7 @@ TEST_F(dead_streams, a_full_ring_of_events_loses_no_free) {
   EXPECT_EQ(pool.statistics().reserved, reserved);
 }
 
-TEST_F(dead_streams, memory_of_a_stream_that_still_runs_is_not_given_to_the_next_with_its_handle) {
+TEST_F(dead_streams, memory_of_a_running_dead_stream_is_not_given_to_the_next_with_its_handle) {
   pool_resource pool{device};
   simulator::checked checked{pool};
   auto const s = make_foreign();
@@ -225,7 +225,7 @@ TEST_F(dead_streams, memory_of_a_stream_that_still_runs_is_not_given_to_the_next
 }
 
 // What another stream and an event of the user's knew of the first stream is true of it alone.
-TEST_F(dead_streams, the_order_after_a_dead_stream_is_none_after_the_next) {
+TEST_F(dead_streams, order_after_a_dead_stream_is_no_order_after_the_next_with_its_handle) {
   pool_resource pool{device};
   simulator::checked checked{pool};
   auto const s = make_foreign();
@@ -247,7 +247,7 @@ TEST_F(dead_streams, the_order_after_a_dead_stream_is_none_after_the_next) {
 }
 
 // Nor is the next stream ordered after what the first one waited for.
-TEST_F(dead_streams, the_order_of_a_dead_stream_is_not_that_of_the_next) {
+TEST_F(dead_streams, next_stream_with_a_handle_inherits_no_order) {
   pool_resource pool{device};
   simulator::checked checked{pool};
   auto const s = make_foreign();
@@ -269,7 +269,7 @@ TEST_F(dead_streams, the_order_of_a_dead_stream_is_not_that_of_the_next) {
   destroy(next);
 }
 
-TEST_F(dead_streams, a_timeline_that_a_block_keeps_serves_no_other_stream) {
+TEST_F(dead_streams, timeline_of_a_live_block_serves_no_other_stream) {
   pool_resource pool{device};
   std::optional<gpumem::allocation> block;
   std::optional<gpumem::stream_key> key;
@@ -292,7 +292,7 @@ TEST_F(dead_streams, a_timeline_that_a_block_keeps_serves_no_other_stream) {
 }
 
 // Frees that no event covers stay: at most one in 64, and once enough have stayed each free leaves an event.
-TEST_F(dead_streams, memory_without_an_event_is_bounded) {
+TEST_F(dead_streams, memory_freed_without_an_event_is_bounded) {
   constexpr int frees = 1000;
   pool_resource pool{device};
   auto const live = 100 * std::size_t{4096};
@@ -328,7 +328,7 @@ TEST_F(dead_streams, a_long_lived_stream_records_at_one_free_in_64) {
 
 // What calls cost after many streams: of the driver and of the host's memory, and how many timelines there are to
 // visit.
-TEST_F(dead_streams, calls_cost_the_same_after_35000_streams_and_1000_threads) {
+TEST_F(dead_streams, calls_need_no_more_work_after_35000_streams_and_1000_threads) {
   constexpr int calls_of_each = 20;
   struct cost {
     std::uint64_t driver_calls = 0;
@@ -375,7 +375,7 @@ TEST_F(dead_streams, calls_cost_the_same_after_35000_streams_and_1000_threads) {
   EXPECT_LE(timelines() - before, 4u);
 }
 
-TEST_F(dead_streams, more_streams_are_adopted_than_the_table_has_places) {
+TEST_F(dead_streams, more_streams_can_be_adopted_than_the_table_holds) {
   constexpr std::size_t many = 5000;
   std::vector<stream_ref> streams;
   for (std::size_t i = 0; i < many; ++i) streams.push_back(make_foreign());

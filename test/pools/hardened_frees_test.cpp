@@ -28,7 +28,7 @@ protected:
   recording_upstream upstream;
 };
 
-TEST_F(hardened_frees, finds_a_double_free_while_the_block_is_quarantined) {
+TEST_F(hardened_frees, double_free_of_a_quarantined_block_is_reported) {
   pool r{upstream, hardened()};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
@@ -41,7 +41,7 @@ TEST_F(hardened_frees, finds_a_double_free_while_the_block_is_quarantined) {
   EXPECT_EQ(r.statistics().frees, 1u);
 }
 
-TEST_F(hardened_frees, finds_a_double_free_after_the_quarantine) {
+TEST_F(hardened_frees, double_free_after_the_quarantine_is_reported) {
   pool r{upstream, hardened()};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
@@ -52,7 +52,7 @@ TEST_F(hardened_frees, finds_a_double_free_after_the_quarantine) {
   EXPECT_EQ(found.expected, 1000u);
 }
 
-TEST_F(hardened_frees, finds_a_double_free_of_memory_that_was_granted_again) {
+TEST_F(hardened_frees, double_free_of_reused_memory_is_reported) {
   pool r{upstream, hardened({.quarantine = 0})};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
@@ -71,7 +71,7 @@ TEST_F(hardened_frees, finds_a_double_free_of_memory_that_was_granted_again) {
   EXPECT_EQ(found.seen[3].stream, s.key().id());
 }
 
-TEST_F(hardened_frees, finds_foreign_pointers_inside_and_outside_its_blocks) {
+TEST_F(hardened_frees, free_of_a_foreign_pointer_inside_or_outside_a_block_is_reported) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   int elsewhere = 0;
@@ -88,7 +88,7 @@ TEST_F(hardened_frees, finds_foreign_pointers_inside_and_outside_its_blocks) {
   r.deallocate(s, p, 1000);
 }
 
-TEST_F(hardened_frees, lets_one_of_several_threads_free_a_block) {
+TEST_F(hardened_frees, only_one_of_several_concurrent_frees_succeeds) {
   pool r{upstream, hardened()};
   constexpr int threads = 4, rounds = 200;
   for (int round = 0; round < rounds; ++round) {

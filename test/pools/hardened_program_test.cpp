@@ -74,7 +74,7 @@ protected:
   static void SetUpTestSuite() { simulator::load({.devices = 2}); }
 };
 
-TEST_F(hardened_program, finds_nothing_if_it_is_correct) {
+TEST_F(hardened_program, correct_program_has_no_findings) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     simulator::seed(seed);
     hardening_options const how{
@@ -91,7 +91,7 @@ TEST_F(hardened_program, finds_nothing_if_it_is_correct) {
   }
 }
 
-TEST_F(hardened_program, finds_nothing_on_several_threads) {
+TEST_F(hardened_program, correct_program_of_several_threads_has_no_findings) {
   pool_resource<gpumem::cuda_resource> r{device, {.hardened = {.enabled = true, .quarantine = 512 * KiB}}};
   simulator::checked const told{r};
   std::vector<std::thread> threads;
@@ -103,7 +103,7 @@ TEST_F(hardened_program, finds_nothing_on_several_threads) {
   EXPECT_EQ(r.statistics().quarantined + r.statistics().live, 0u);
 }
 
-TEST_F(hardened_program, finds_room_in_the_quarantine_where_a_request_would_fail) {
+TEST_F(hardened_program, full_pool_takes_memory_from_the_quarantine) {
   recording_upstream upstream;
   pool_resource r{upstream, {.limit = 1 * MiB, .hardened = {.enabled = true}}};
   for (int i = 0; i < 50; ++i) {
@@ -121,7 +121,7 @@ TEST_F(hardened_program, finds_room_in_the_quarantine_where_a_request_would_fail
   EXPECT_TRUE(synchronized(r));
 }
 
-TEST_F(hardened_program, finds_room_in_the_quarantine_without_a_wait) {
+TEST_F(hardened_program, full_pool_takes_complete_memory_from_the_quarantine_without_a_wait) {
   pool_resource r{gpumem::pinned_resource{}, {.limit = 1 * MiB, .hardened = {.enabled = true}}};
   for (int i = 0; i < 50; ++i) {
     auto const p = r.try_allocate(s, 900 * KiB);

@@ -137,7 +137,7 @@ private:
   gpumem::misuse_handler before_ = nullptr;
 };
 
-TEST_F(hardened_schedule, finds_all_that_was_planted_and_nothing_else) {
+TEST_F(hardened_schedule, every_planted_misuse_is_found_and_nothing_else) {
   tally sum{};
   test::schedule_seeds const seeds{1'000, 10};
   seeds.each([&](std::uint64_t seed) {
@@ -194,7 +194,7 @@ protected:
   gpumem::stream_ref raw{CUstream{}};
 };
 
-TEST_F(uncovered_free, leaves_a_closed_pool_at_rest_until_an_event_covers_it) {
+TEST_F(uncovered_free, closed_pool_does_not_poll_for_a_free_without_an_event) {
   auto const before = simulator::report().bytes_allocated;
   run([&] {
     auto pool = make_pool();
@@ -210,7 +210,7 @@ TEST_F(uncovered_free, leaves_a_closed_pool_at_rest_until_an_event_covers_it) {
   EXPECT_EQ(simulator::report().bytes_allocated, before);
 }
 
-TEST_F(uncovered_free, is_waited_for_only_by_a_request_that_may_wait) {
+TEST_F(uncovered_free, only_a_request_that_may_wait_waits_for_a_free_without_an_event) {
   run([&] {
     auto pool = make_pool();
     free_in_capture(pool);

@@ -32,7 +32,7 @@ protected:
   recording_upstream upstream;
 };
 
-TEST_F(hardening_test, finds_nothing_in_a_correct_program) {
+TEST_F(hardening_test, correct_program_has_no_findings) {
   pool r{upstream, hardened()};
   for (std::size_t const bytes : {1u, 255u, 256u, 1000u, 65536u, 65537u, 1u << 20}) {
     auto* const p = r.allocate(s, bytes);
@@ -43,7 +43,7 @@ TEST_F(hardening_test, finds_nothing_in_a_correct_program) {
   EXPECT_EQ(r.statistics().quarantined, 0u);
 }
 
-TEST_F(hardening_test, finds_an_overrun_with_the_history_of_the_block) {
+TEST_F(hardening_test, overrun_is_reported_with_the_history_of_the_block) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   scribble(s, p + 998, 6);
@@ -67,7 +67,7 @@ TEST_F(hardening_test, finds_an_overrun_with_the_history_of_the_block) {
   EXPECT_GT(found.seen[1].sequence, found.seen[0].sequence);
 }
 
-TEST_F(hardening_test, finds_an_underrun) {
+TEST_F(hardening_test, underrun_is_reported) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   scribble(s, p - 3, 5);
@@ -79,7 +79,7 @@ TEST_F(hardening_test, finds_an_underrun) {
   EXPECT_EQ(found.overwritten, 3u);
 }
 
-TEST_F(hardening_test, guards_aligned_blocks_as_others) {
+TEST_F(hardening_test, aligned_blocks_have_guards) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 5000, 4096));
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 4096, 0u);
@@ -94,7 +94,7 @@ TEST_F(hardening_test, guards_aligned_blocks_as_others) {
   EXPECT_EQ(found[1].offset, -256);
 }
 
-TEST_F(hardening_test, honours_alignments_beside_guards_of_any_size) {
+TEST_F(hardening_test, alignments_hold_with_guards_of_any_size) {
   for (std::size_t const guard : {0, 1, 700, 768, 1280, 5000}) {
     pool r{upstream, hardened({.guard = guard})};
     for (std::size_t alignment = 256; alignment <= 8192; alignment *= 2) {
@@ -106,7 +106,7 @@ TEST_F(hardening_test, honours_alignments_beside_guards_of_any_size) {
   }
 }
 
-TEST_F(hardening_test, finds_a_write_after_the_free) {
+TEST_F(hardening_test, write_after_the_free_is_reported) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   r.deallocate(s, p, 1000);
@@ -133,7 +133,7 @@ TEST_F(hardening_test, both_ends_of_a_large_block_are_checked) {
   }
 }
 
-TEST_F(hardening_test, fills_fresh_memory_so_that_reading_it_shows) {
+TEST_F(hardening_test, new_and_freed_memory_is_filled_with_a_pattern) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate(s, 1000));
   simulator::run_until_idle();
@@ -144,7 +144,7 @@ TEST_F(hardening_test, fills_fresh_memory_so_that_reading_it_shows) {
   EXPECT_EQ(static_cast<unsigned char>(p[500]), 0xdf);
 }
 
-TEST_F(hardening_test, tells_the_history_of_a_pointer) {
+TEST_F(hardening_test, history_lists_the_last_events_of_a_pointer) {
   pool r{upstream, hardened({.quarantine = 0, .history = 3})};
   auto* const p = bytes_at(r.allocate(s, 1000));
   EXPECT_TRUE(r.history(p - 1).empty());
@@ -164,7 +164,7 @@ TEST_F(hardening_test, tells_the_history_of_a_pointer) {
   EXPECT_TRUE(pool{upstream}.history(p).empty());
 }
 
-TEST_F(hardening_test, checks_memory_that_the_host_frees) {
+TEST_F(hardening_test, memory_freed_by_the_host_is_checked) {
   pool r{upstream, hardened()};
   auto* const p = bytes_at(r.allocate_sync(1000));
   auto* const q = bytes_at(r.allocate_sync(1000));
@@ -185,7 +185,7 @@ TEST_F(hardening_test, checks_memory_that_the_host_frees) {
   EXPECT_EQ(found[1].offset, 0);
 }
 
-TEST_F(hardening_test, fills_what_the_host_frees_behind_many_others) {
+TEST_F(hardening_test, memory_freed_by_the_host_is_poisoned_after_many_other_frees) {
   pool r{upstream, hardened()};
   std::vector<void*> others;
   for (int i = 0; i < 200; ++i) others.push_back(r.allocate(s, 1000));
@@ -200,7 +200,7 @@ TEST_F(hardening_test, fills_what_the_host_frees_behind_many_others) {
   EXPECT_EQ(only().what, misuse::kind::use_after_free);
 }
 
-TEST_F(hardening_test, a_recorded_use_goes_on_undisturbed) {
+TEST_F(hardening_test, recorded_use_is_not_poisoned) {
   pool r{upstream, hardened({.quarantine = 0})};
   auto* const p = bytes_at(r.allocate(s, 1000));
   gpumem::event ready{device};
@@ -220,7 +220,7 @@ TEST_F(hardening_test, a_recorded_use_goes_on_undisturbed) {
   EXPECT_EQ(r.statistics().quarantined, 0u);
 }
 
-TEST_F(hardening_test, a_block_that_frees_itself_is_poisoned_on_its_foreign_stream) {
+TEST_F(hardening_test, block_freed_by_its_destructor_is_poisoned_on_its_foreign_stream) {
   static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   CUstream foreign = nullptr;
   create(&foreign, CU_STREAM_NON_BLOCKING);
@@ -245,7 +245,7 @@ TEST_F(hardening_test, a_block_that_frees_itself_is_poisoned_on_its_foreign_stre
   EXPECT_EQ(only().what, misuse::kind::use_after_free);
 }
 
-TEST_F(hardening_test, prints_what_it_found_with_the_history) {
+TEST_F(hardening_test, report_is_printed_with_the_history) {
   std::string text;
   {
     pool r{upstream, hardened()};
@@ -270,7 +270,7 @@ TEST_F(hardening_test, prints_what_it_found_with_the_history) {
   }
 }
 
-TEST_F(hardening_test, waits_for_nothing_and_makes_few_driver_calls) {
+TEST_F(hardening_test, checks_do_not_wait_and_make_few_driver_calls) {
   pool r{upstream, hardened({.quarantine = 16 * KiB})};
   constexpr std::uint64_t blocks = 50;
   r.deallocate(s, r.allocate(s, 1000), 1000);
@@ -289,7 +289,7 @@ TEST_F(hardening_test, waits_for_nothing_and_makes_few_driver_calls) {
   }
 }
 
-TEST_F(hardening_test, refuses_options_that_contradict_each_other) {
+TEST_F(hardening_test, contradicting_options_are_refused) {
   EXPECT_THROW((pool{upstream, {.hardened = {.quarantine = 1}}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.hardened = {.guard = 0}}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.limit = 512, .hardened = {.enabled = true}}}), std::invalid_argument);
@@ -298,7 +298,7 @@ TEST_F(hardening_test, refuses_options_that_contradict_each_other) {
   EXPECT_THROW((pool{upstream, hardened({.guard = SIZE_MAX})}), std::invalid_argument);
 }
 
-TEST_F(hardening_test, works_without_the_parts_that_are_off) {
+TEST_F(hardening_test, pool_works_with_all_checks_off) {
   pool r{upstream, hardened({.guard = 0, .quarantine = 0, .poison = 0, .history = 0})};
   auto* const p = r.allocate(s, 256);
   EXPECT_EQ(r.statistics().allocated, 256u);

@@ -44,7 +44,7 @@ protected:
   gpumem::detail::large_cache cache;
 };
 
-TEST_F(large_cache_test, finds_each_block_once_by_stream_and_exact_size) {
+TEST_F(large_cache_test, block_is_found_once_by_stream_and_exact_size) {
   auto& first = freed(MiB, a);
   auto& second = freed(MiB, b);
   auto& third = freed(2 * MiB, a);
@@ -60,7 +60,7 @@ TEST_F(large_cache_test, finds_each_block_once_by_stream_and_exact_size) {
 }
 
 // The fingerprints by which they are looked for may be the same: here an address and a size make up for each other.
-TEST_F(large_cache_test, tells_blocks_with_equal_fingerprints_apart) {
+TEST_F(large_cache_test, blocks_with_equal_fingerprints_are_distinguished) {
   auto const apart = reinterpret_cast<std::uintptr_t>(&of(a)) - reinterpret_cast<std::uintptr_t>(&of(b));
   auto& first = freed(2 * MiB, a);
   auto& second = freed(2 * MiB + apart, b);
@@ -71,13 +71,13 @@ TEST_F(large_cache_test, tells_blocks_with_equal_fingerprints_apart) {
   EXPECT_EQ(cache.pop(of(a), 2 * MiB), &first);
 }
 
-TEST_F(large_cache_test, finds_all_blocks_of_one_size) {
+TEST_F(large_cache_test, all_blocks_of_one_size_are_found) {
   for (int i = 0; i < 3; ++i) cache.insert(freed(MiB, a));
   for (int i = 0; i < 3; ++i) EXPECT_NE(cache.pop(of(a), MiB), nullptr);
   EXPECT_EQ(cache.pop(of(a), MiB), nullptr);
 }
 
-TEST_F(large_cache_test, evicts_in_turn) {
+TEST_F(large_cache_test, blocks_are_evicted_in_turn) {
   fill();
   EXPECT_EQ(count, gpumem::detail::large_cache::capacity);
   EXPECT_EQ(cache.evict(), &made[0]);
@@ -92,7 +92,7 @@ TEST_F(large_cache_test, evicts_in_turn) {
   EXPECT_EQ(cache.evict(), nullptr);
 }
 
-TEST_F(large_cache_test, is_disabled_without_hits_and_tried_again) {
+TEST_F(large_cache_test, cache_without_hits_is_disabled_and_tried_again) {
   ASSERT_TRUE(cache.enabled());
   auto const evicted = evict_while_worthwhile();
   EXPECT_GT(evicted, 16);
@@ -106,7 +106,7 @@ TEST_F(large_cache_test, is_disabled_without_hits_and_tried_again) {
   EXPECT_LT(evict_while_worthwhile(), evicted) << "for a short time";
 }
 
-TEST_F(large_cache_test, stays_enabled_with_a_few_hits) {
+TEST_F(large_cache_test, cache_with_few_hits_stays_enabled) {
   for (int i = 0; i < 1000; ++i) {
     count = 0;
     cache.insert(freed(MiB, a));
@@ -115,14 +115,14 @@ TEST_F(large_cache_test, stays_enabled_with_a_few_hits) {
   }
 }
 
-TEST_F(large_cache_test, counts_blocks_that_cannot_be_cached_as_misses) {
+TEST_F(large_cache_test, block_that_cannot_be_cached_counts_as_a_miss) {
   for (int i = 0; cache.enabled(); ++i) {
     ASSERT_LT(i, 1000);
     ASSERT_EQ(cache.evict(), nullptr);
   }
 }
 
-TEST_F(large_cache_test, does_not_count_flushed_blocks) {
+TEST_F(large_cache_test, flushed_blocks_are_not_counted) {
   for (int i = 0; i < 1000; ++i) {
     count = 0;
     cache.insert(freed(MiB, a));

@@ -51,7 +51,7 @@ protected:
 };
 
 // A kernel on x waits for one on y: what stands between them for the device hangs a correct program.
-TEST_F(legacy_stream, frees_on_handle_0_stand_between_no_streams) {
+TEST_F(legacy_stream, frees_on_handle_0_do_not_order_other_streams) {
   pool_resource pool{device};
   auto const x = make_blocking(), y = make_blocking();
   for (auto const bytes : {64 * MiB, 128 * MiB}) { // a second stream asks
@@ -68,7 +68,7 @@ TEST_F(legacy_stream, frees_on_handle_0_stand_between_no_streams) {
   for (auto const each : {x, y}) gpumem::driver().stream_destroy(each);
 }
 
-TEST_F(legacy_stream, the_end_of_a_thread_stands_between_no_streams) {
+TEST_F(legacy_stream, end_of_a_thread_does_not_order_other_streams) {
   pool_resource pool{device};
   auto const x = make_blocking(), y = make_blocking();
   wait_for_flag(x);
@@ -84,7 +84,7 @@ TEST_F(legacy_stream, the_end_of_a_thread_stands_between_no_streams) {
 }
 
 // Either of the two streams that it may be can still be at work.
-TEST_F(legacy_stream, memory_freed_on_handle_0_is_complete_once_both_streams_are) {
+TEST_F(legacy_stream, memory_freed_on_handle_0_is_complete_after_both_default_streams) {
   for (auto const means : {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
     *static_cast<std::uint32_t volatile*>(flag_) = 0;
     pool_resource pool{device};
@@ -101,7 +101,7 @@ TEST_F(legacy_stream, memory_freed_on_handle_0_is_complete_once_both_streams_are
 }
 
 // The question whether the legacy stream is idle would end a capture of a blocking stream.
-TEST_F(legacy_stream, a_capture_of_a_blocking_stream_goes_on) {
+TEST_F(legacy_stream, capture_of_a_blocking_stream_stays_valid) {
   pool_resource pool{device};
   pool.deallocate(null, pool.allocate(null, 64 * MiB), 64 * MiB);
   stream_ref const legacy{CU_STREAM_LEGACY};
@@ -119,7 +119,7 @@ TEST_F(legacy_stream, a_capture_of_a_blocking_stream_goes_on) {
   gpumem::driver().stream_destroy(x);
 }
 
-TEST_F(legacy_stream, handle_0_is_what_the_program_says) {
+TEST_F(legacy_stream, set_default_stream_selects_the_meaning_of_handle_0) {
   stream_ref const legacy{CU_STREAM_LEGACY}, per_thread{CU_STREAM_PER_THREAD};
   EXPECT_NE(gpumem::identify(null, device), gpumem::identify(legacy, device));
   gpumem::set_default_stream(default_stream::legacy);
@@ -133,7 +133,7 @@ TEST_F(legacy_stream, handle_0_is_what_the_program_says) {
 }
 
 // What one thread frees on the legacy stream another has at once.
-TEST_F(legacy_stream, a_program_of_legacy_streams_shares_between_threads) {
+TEST_F(legacy_stream, threads_reuse_memory_of_the_legacy_stream) {
   gpumem::set_default_stream(default_stream::legacy);
   pool_resource pool{device};
   auto* const p = pool.allocate(null, 64 * MiB);

@@ -54,7 +54,7 @@ protected:
   };
 };
 
-TEST_F(pool_acquire_all, gives_each_block_in_the_order_of_its_stream) {
+TEST_F(pool_acquire_all, each_block_is_ordered_on_its_stream) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto blocks = pool.acquire_all({{a, 3 * MiB}, {b, 2 * MiB, 4096}, {a, 0}}).wait();
   EXPECT_EQ(blocks[0].bytes(), 3 * MiB);
@@ -66,7 +66,7 @@ TEST_F(pool_acquire_all, gives_each_block_in_the_order_of_its_stream) {
   EXPECT_EQ(pool.statistics().live, 5 * MiB);
 }
 
-TEST_F(pool_acquire_all, holds_nothing_while_it_waits) {
+TEST_F(pool_acquire_all, waiting_request_holds_no_block) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   pair both{*this, pool, 30 * MiB, 30 * MiB};
@@ -83,7 +83,7 @@ TEST_F(pool_acquire_all, holds_nothing_while_it_waits) {
   EXPECT_EQ(pool.statistics().live, 30 * MiB);
 }
 
-TEST_F(pool_acquire_all, goes_in_line_with_the_sum_of_its_bytes) {
+TEST_F(pool_acquire_all, waiting_request_counts_with_the_sum_of_its_bytes) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   pair both{*this, pool, 30 * MiB, 30 * MiB};
@@ -96,7 +96,7 @@ TEST_F(pool_acquire_all, goes_in_line_with_the_sum_of_its_bytes) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_acquire_all, is_refused_at_once_where_the_sum_is_beyond_the_limit) {
+TEST_F(pool_acquire_all, request_is_refused_at_once_if_its_sum_exceeds_the_limit) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   pair both{*this, pool, 60 * MiB, 60 * MiB};
@@ -106,7 +106,7 @@ TEST_F(pool_acquire_all, is_refused_at_once_where_the_sum_is_beyond_the_limit) {
   EXPECT_EQ(pool.statistics().live, 60 * MiB);
 }
 
-TEST_F(pool_acquire_all, gives_back_what_it_got_if_the_rest_lies_in_pieces) {
+TEST_F(pool_acquire_all, partial_grant_is_returned_if_the_rest_is_fragmented) {
   pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -129,7 +129,7 @@ TEST_F(pool_acquire_all, gives_back_what_it_got_if_the_rest_lies_in_pieces) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_acquire_all, ends_with_nothing_when_it_is_stopped_or_destroyed) {
+TEST_F(pool_acquire_all, stopped_or_destroyed_request_leaves_no_block) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -145,12 +145,12 @@ TEST_F(pool_acquire_all, ends_with_nothing_when_it_is_stopped_or_destroyed) {
   EXPECT_EQ(pool.statistics().waiting, 0u);
 }
 
-TEST_F(pool_acquire_all, works_over_a_resource_whose_requests_do_not_wait) {
+TEST_F(pool_acquire_all, resource_without_waiting_is_supported) {
   auto blocks = gpumem::acquire_all(upstream, {{a, MiB}, {b, MiB}}).wait();
   EXPECT_EQ(blocks[1].bytes(), MiB);
 }
 
-TEST_F(pool_acquire_all, counts_in_adaptors_as_its_blocks) {
+TEST_F(pool_acquire_all, adaptors_count_each_block) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   gpumem::statistics_adaptor counted{pool};
   auto block = pool.acquire(a, 60 * MiB).wait();

@@ -27,7 +27,7 @@ using test::host_allocations;
 class pool_counts : public pool_counters_test {};
 
 // Frees of every kind, in an order that joins, leaves gaps, spans streams, is under pressure and past the threshold.
-TEST_F(pool_counts, a_free_allocates_nothing_on_the_host) {
+TEST_F(pool_counts, free_makes_no_host_allocation) {
   pool_resource r{upstream, {.limit = 8 * MiB, .release_threshold = 4 * MiB}};
   std::vector<void*> blocks;
   while (auto const p = r.try_allocate(a, 64 * 1024)) blocks.push_back(*p);
@@ -44,7 +44,7 @@ TEST_F(pool_counts, a_free_allocates_nothing_on_the_host) {
   EXPECT_EQ(r.statistics().live, 0u);
 }
 
-TEST_F(pool_counts, a_hit_of_the_own_stream_makes_no_driver_call) {
+TEST_F(pool_counts, reuse_by_the_same_stream_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(a, r.allocate(a, 1000), 1000);
   r.deallocate(b, r.allocate(b, 1000), 1000);
@@ -54,7 +54,7 @@ TEST_F(pool_counts, a_hit_of_the_own_stream_makes_no_driver_call) {
   EXPECT_EQ(gpumem::driver_calls(), before);
 }
 
-TEST_F(pool_counts, a_thread_cache_hit_takes_no_lock_of_the_pool) {
+TEST_F(pool_counts, thread_cache_hit_takes_no_shard_lock) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   auto const counters = counters_of(r);
@@ -69,7 +69,7 @@ TEST_F(pool_counts, a_thread_cache_hit_takes_no_lock_of_the_pool) {
 }
 
 // Blocks that are too large to be kept near a thread.
-TEST_F(pool_counts, a_free_list_hit_takes_one_lock_and_makes_no_driver_call) {
+TEST_F(pool_counts, free_list_hit_takes_one_lock_and_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
   auto const counters = counters_of(r);
@@ -83,7 +83,7 @@ TEST_F(pool_counts, a_free_list_hit_takes_one_lock_and_makes_no_driver_call) {
 }
 
 // Who a raw handle is, and whether it is capturing, can only be asked.
-TEST_F(pool_counts, a_hit_of_a_foreign_handle_asks_for_its_id_and_for_a_capture) {
+TEST_F(pool_counts, reuse_on_a_foreign_stream_makes_two_driver_calls) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   CUstream handle = nullptr;
   driver_function<decltype(cuStreamCreate)>("cuStreamCreate")(&handle, CU_STREAM_NON_BLOCKING);
@@ -102,7 +102,7 @@ TEST_F(pool_counts, a_hit_of_a_foreign_handle_asks_for_its_id_and_for_a_capture)
   driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(handle);
 }
 
-TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
+TEST_F(pool_counts, reuse_from_another_stream_makes_one_record_and_one_wait) {
   pool_resource r{device, {.limit = 8 * MiB, .effort = 0}};                     // moves would record too
   for (auto* const on : {&a, &b}) r.deallocate(*on, r.allocate(*on, 256), 256); // frees leave evidence from now on
   for (int i = 0; i < 2; ++i) {                                                 // what is free goes back
@@ -125,7 +125,7 @@ TEST_F(pool_counts, a_steal_makes_one_record_and_one_wait) {
   EXPECT_EQ(r.statistics().reuse_waited - before, steals);
 }
 
-TEST_F(pool_counts, reserve_prepares_host_memory_too) {
+TEST_F(pool_counts, requests_after_reserve_make_no_host_allocation) {
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 16; ++i) streams.emplace_back(device);
   pool_resource r{device};
@@ -205,7 +205,7 @@ TEST_F(pool_counts, cached_frees_record_events_near_a_limit_set_late) {
   EXPECT_GE(records(), 640 * bytes / (64 * MiB / 256) / 2) << "one at 256 KiB, or at the next free after";
 }
 
-TEST_F(pool_counts, streams_that_come_and_go_leave_no_events_behind) {
+TEST_F(pool_counts, destroyed_streams_leave_no_events_behind) {
   pool_resource r{upstream};
   auto const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   auto const destroy = driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");

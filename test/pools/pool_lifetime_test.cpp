@@ -44,7 +44,7 @@ TEST_F(pool_lifetime, last_handle_releases_all_memory) {
   EXPECT_TRUE(upstream.state().returns()[0].by_host);
 }
 
-TEST_F(pool_lifetime, a_live_block_keeps_the_pool) {
+TEST_F(pool_lifetime, live_block_keeps_the_pool) {
   std::optional<pool> r{std::in_place, upstream};
   auto block = r->acquire(s, 1000).wait();
   r.reset();
@@ -55,7 +55,7 @@ TEST_F(pool_lifetime, a_live_block_keeps_the_pool) {
   EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(pool_lifetime, blocks_freed_by_other_threads_count) {
+TEST_F(pool_lifetime, pool_is_released_when_another_thread_frees_its_last_block) {
   std::optional<pool> r{std::in_place, upstream};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(r->acquire(s, 1000).wait());
@@ -79,7 +79,7 @@ TEST_F(pool_lifetime, memory_freed_by_a_dead_foreign_stream_is_released) {
   EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(pool_lifetime, upstream_may_throw_and_nothing_is_lost) {
+TEST_F(pool_lifetime, exception_of_the_upstream_loses_no_memory) {
   pool r{upstream, {.initial_size = 1 * MiB}};
   upstream.state().on_draw = [] { throw std::bad_alloc{}; };
   EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::exhausted);
@@ -90,7 +90,7 @@ TEST_F(pool_lifetime, upstream_may_throw_and_nothing_is_lost) {
   r.deallocate(s, p, 2 * MiB);
 }
 
-TEST_F(pool_lifetime, no_lock_is_held_over_upstream_and_growth_in_flight_is_waited_for) {
+TEST_F(pool_lifetime, no_lock_is_held_during_upstream_calls_and_others_wait_for_growth) {
   pool r{upstream, {.limit = 2 * MiB}};
   std::thread other;
   std::atomic<bool> begun{false};
@@ -112,7 +112,7 @@ TEST_F(pool_lifetime, no_lock_is_held_over_upstream_and_growth_in_flight_is_wait
   r.deallocate(s, second, 1000);
 }
 
-TEST_F(pool_lifetime, beyond_the_threshold_chunks_go_back_in_the_background) {
+TEST_F(pool_lifetime, chunks_beyond_the_release_threshold_go_back_in_the_background) {
   pool r{upstream, {.release_threshold = 2 * MiB}};
   auto* const p = r.allocate(s, 2 * MiB);
   auto* const q = r.allocate(s, 4 * MiB);
@@ -124,7 +124,7 @@ TEST_F(pool_lifetime, beyond_the_threshold_chunks_go_back_in_the_background) {
   EXPECT_EQ(upstream.state().returns()[0].bytes, 4 * MiB);
 }
 
-TEST_F(pool_lifetime, a_forked_child_gets_nothing_and_frees_nothing) {
+TEST_F(pool_lifetime, forked_child_allocates_and_frees_nothing) {
   pool r{upstream};
   auto* const p = r.allocate(s, 1000);
   auto const child = fork();

@@ -22,7 +22,7 @@ namespace simulator = gpumem::simulator;
 using pool_lost = gpumem_test::simulated_test;
 
 // One test: a device stays lost for the rest of the process.
-TEST_F(pool_lost, allocations_fail_and_frees_are_bookkeeping) {
+TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
   auto const device = gpumem::device::current();
   gpumem::stream const a{device}, b{device};
   auto const create = gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate");

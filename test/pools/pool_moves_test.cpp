@@ -48,7 +48,7 @@ protected:
 };
 
 // Pages that give way were beside the hole in which they would have been missed.
-TEST_F(pool_moves, stays_small_when_the_addresses_have_come_to_an_end) {
+TEST_F(pool_moves, pool_stays_small_at_the_end_of_its_addresses) {
   constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
   pool r{device, {.effort = 1}, {.address_space = addresses}};
   std::mt19937 random_source{1};
@@ -71,7 +71,7 @@ TEST_F(pool_moves, stays_small_when_the_addresses_have_come_to_an_end) {
   for (auto* const each : live) r.deallocate(a, each);
 }
 
-TEST_F(pool_moves, pages_grow_with_what_is_mapped) {
+TEST_F(pool_moves, page_size_grows_with_the_mapped_bytes) {
   gpumem::pool_resource r{device, {.initial_size = 768 * MiB, .effort = 1}};
   auto* const all = r.allocate(a, 768 * MiB);
   auto const before = made();
@@ -82,7 +82,7 @@ TEST_F(pool_moves, pages_grow_with_what_is_mapped) {
   r.deallocate(a, all);
 }
 
-TEST_F(pool_moves, moves_free_pages_before_it_makes_others) {
+TEST_F(pool_moves, free_pages_move_before_new_pages_are_created) {
   for (double const how : {0., 1.}) {
     EXPECT_TRUE(wait_for_device_bytes(0)) << "what the last pool had goes later";
     pool r{device, {.effort = how}};
@@ -97,7 +97,7 @@ TEST_F(pool_moves, moves_free_pages_before_it_makes_others) {
   }
 }
 
-TEST_F(pool_moves, makes_what_is_missing_beyond_what_moves) {
+TEST_F(pool_moves, missing_pages_are_created_beside_moved_ones) {
   pool r{device, {.effort = 1}};
   auto const blocks = every_second_of_four(r);
   auto const before = made();
@@ -109,7 +109,7 @@ TEST_F(pool_moves, makes_what_is_missing_beyond_what_moves) {
   for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
 }
 
-TEST_F(pool_moves, moves_no_page_before_the_host_has_seen_its_use_complete) {
+TEST_F(pool_moves, page_moves_only_after_its_uses_are_complete) {
   pool r{device, {.effort = 1}};
   auto* const used = r.allocate(a, 4 * MiB);
   auto* const beside = r.allocate(a, 256);
@@ -124,7 +124,7 @@ TEST_F(pool_moves, moves_no_page_before_the_host_has_seen_its_use_complete) {
 }
 
 // What cannot be mapped elsewhere goes back, and the request has new pages.
-TEST_F(pool_moves, makes_pages_where_none_can_be_moved) {
+TEST_F(pool_moves, pages_are_created_if_none_can_move) {
   pool r{device, {.effort = 1}};
   auto const blocks = every_second_of_four(r);
   simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
@@ -137,7 +137,7 @@ TEST_F(pool_moves, makes_pages_where_none_can_be_moved) {
 }
 
 // At the end all four pages would be missing, in the hole one.
-TEST_F(pool_moves, growth_fills_a_hole_where_less_is_missing) {
+TEST_F(pool_moves, growth_fills_the_hole_with_the_least_missing) {
   for (double const how : {0., 1.}) {
     pool r{device, {.effort = how}};
     auto* const below = r.allocate(a, 6 * MiB);
@@ -157,7 +157,7 @@ TEST_F(pool_moves, growth_fills_a_hole_where_less_is_missing) {
   }
 }
 
-TEST_F(pool_moves, large_blocks_lie_at_the_end_of_what_is_free) {
+TEST_F(pool_moves, large_blocks_are_at_the_end_of_free_memory) {
   pool r{device, {.initial_size = 64 * MiB, .effort = 1}};
   auto* const small = r.allocate(a, 1 * MiB);
   auto* const large = r.allocate(a, 8 * MiB);
@@ -174,7 +174,7 @@ TEST_F(pool_moves, large_blocks_lie_at_the_end_of_what_is_free) {
 }
 
 // There fewer pages are partly in use so.
-TEST_F(pool_moves, large_blocks_lie_at_the_beginning_under_a_limit) {
+TEST_F(pool_moves, large_blocks_are_at_the_beginning_under_a_limit) {
   pool r{device, {.initial_size = 64 * MiB, .limit = 128 * MiB, .effort = 1}};
   auto* const small = r.allocate(a, 2 * MiB);
   auto* const large = r.allocate(a, 8 * MiB);
@@ -186,7 +186,7 @@ TEST_F(pool_moves, large_blocks_lie_at_the_beginning_under_a_limit) {
 }
 
 // A request of one stream, with the end of the pool beside what another has freed.
-TEST_F(pool_moves, leaves_pages_behind_which_a_request_grows) {
+TEST_F(pool_moves, freed_pages_before_a_growing_range_do_not_move) {
   gpumem::pool_resource r{device, {.effort = 1, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const below = r.allocate(a, 4 * MiB);
   auto* const end = r.allocate(b, 4 * MiB);
@@ -200,7 +200,7 @@ TEST_F(pool_moves, leaves_pages_behind_which_a_request_grows) {
 }
 
 // What is complete belongs to nobody, and yet joins what was just freed: no other stream could want it.
-TEST_F(pool_moves, memory_freed_by_one_stream_is_one_range) {
+TEST_F(pool_moves, memory_freed_by_one_stream_becomes_one_range) {
   pool r{device, {.effort = 1}};
   auto* const below = r.allocate(a, 4 * MiB);
   auto* const above = r.allocate(a, 4 * MiB);
@@ -215,7 +215,7 @@ TEST_F(pool_moves, memory_freed_by_one_stream_is_one_range) {
   r.deallocate(a, end, 4 * MiB);
 }
 
-TEST_F(pool_moves, an_effort_that_is_no_share_is_refused) {
+TEST_F(pool_moves, effort_outside_0_to_1_is_refused) {
   for (double const effort : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_THROW((pool{device, {.effort = effort}}), std::invalid_argument);
     EXPECT_THROW((gpumem::pool_resource{gpumem::cuda_resource{device}, {.effort = effort}}), std::invalid_argument);

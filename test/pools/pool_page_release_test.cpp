@@ -38,7 +38,7 @@ TEST_F(pool_page_release, pages_go_back_out_of_the_middle) {
   r.deallocate(a, blocks[0], 4 * MiB);
 }
 
-TEST_F(pool_page_release, a_page_with_a_block_in_it_stays) {
+TEST_F(pool_page_release, page_with_a_live_block_stays) {
   gpumem::pool_resource r{device};
   auto* const large = r.allocate(a, 5 * MiB);
   auto* const small = r.allocate(a, 256 * 1024);
@@ -49,7 +49,7 @@ TEST_F(pool_page_release, a_page_with_a_block_in_it_stays) {
   r.deallocate(a, small, 256 * 1024);
 }
 
-TEST_F(pool_page_release, trim_keeps_what_is_to_be_kept) {
+TEST_F(pool_page_release, trim_keeps_the_requested_bytes) {
   gpumem::pool_resource r{device};
   for (auto* each : four(r)) r.deallocate(a, each, 4 * MiB);
   a.synchronize();
@@ -73,7 +73,7 @@ TEST_F(pool_page_release, pages_stay_mapped_until_the_host_has_seen_completion) 
 }
 
 // With reuse_policy::ordered memory stays with the streams that freed it, and pages go in which that of several lies.
-TEST_F(pool_page_release, those_of_several_streams_go_and_the_rest_stays_with_each) {
+TEST_F(pool_page_release, pages_shared_by_streams_go_and_the_rest_stays_with_its_stream) {
   gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse_policy::ordered}};
   auto* const keep = r.allocate(a, 256);
   auto* const of_a = r.allocate(a, 3 * MiB);
@@ -91,7 +91,7 @@ TEST_F(pool_page_release, those_of_several_streams_go_and_the_rest_stays_with_ea
   r.deallocate(a, keep, 256);
 }
 
-TEST_F(pool_page_release, pinned_ones_stay_where_those_of_several_streams_go) {
+TEST_F(pool_page_release, pinned_page_shared_by_streams_stays) {
   gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const of_b = r.allocate(b, 3 * MiB);
   auto* const of_a = r.allocate(a, 3 * MiB);
@@ -115,7 +115,7 @@ TEST_F(pool_page_release, pinned_ones_stay_where_those_of_several_streams_go) {
   EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-TEST_F(pool_page_release, pinned_ones_stay) {
+TEST_F(pool_page_release, pinned_pages_stay) {
   gpumem::pool_resource r{device};
   auto const blocks = four(r);
   EXPECT_TRUE(r.pin(blocks[1], 4 * MiB));

@@ -34,7 +34,7 @@ TEST_F(pool_pages, pool_grows_at_its_end_by_the_shortfall) {
   r.deallocate(a, both, 16 * MiB);
 }
 
-TEST_F(pool_pages, another_stream_grows_over_what_is_complete_at_the_end) {
+TEST_F(pool_pages, growth_of_another_stream_uses_complete_memory_at_the_end) {
   gpumem::pool_resource r{device};
   auto* const p = r.allocate(a, 2 * MiB);
   r.deallocate(a, p, 2 * MiB);
@@ -47,7 +47,7 @@ TEST_F(pool_pages, another_stream_grows_over_what_is_complete_at_the_end) {
 
 // While pages are mapped others free. What they keep arrives when growth crosses the threshold, and takes in what is
 // free beside it.
-TEST_F(pool_pages, growth_beyond_the_threshold_is_granted_before_what_was_kept_meanwhile_joins_it) {
+TEST_F(pool_pages, growth_is_granted_before_cached_blocks_are_flushed_into_it) {
   std::function<void()> meanwhile = [] {};
   auto const on_mapped = [&](void*, std::size_t) {
     meanwhile();
@@ -137,7 +137,7 @@ TEST_F(pool_pages, free_pages_are_evicted_at_the_limit) {
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
-TEST_F(pool_pages, stay_where_giving_them_up_would_not_be_enough) {
+TEST_F(pool_pages, pages_stay_if_their_eviction_would_not_be_enough) {
   gpumem::pool_resource r{device, {.limit = 16 * MiB}};
   auto const blocks = four(r);
   r.deallocate(a, blocks[1], 4 * MiB);
@@ -150,7 +150,7 @@ TEST_F(pool_pages, stay_where_giving_them_up_would_not_be_enough) {
   for (int i : {0, 2, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
-TEST_F(pool_pages, move_beside_new_ones_where_the_limit_leaves_some_room) {
+TEST_F(pool_pages, pages_move_beside_new_ones_if_the_limit_allows_some) {
   gpumem::pool_resource r{device, {.limit = 18 * MiB}};
   auto const blocks = four(r);
   for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);

@@ -48,7 +48,7 @@ protected:
   gpumem::stream a{device}, b{device};
 };
 
-TEST_F(pool_policy, a_stream_takes_its_own_memory_while_it_is_behind_and_what_fits_better_otherwise) {
+TEST_F(pool_policy, stream_that_is_behind_reuses_its_own_memory_first) {
   for (bool const behind : {false, true}) {
     pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
     share(r);
@@ -70,7 +70,7 @@ TEST_F(pool_policy, a_stream_takes_its_own_memory_while_it_is_behind_and_what_fi
   }
 }
 
-TEST_F(pool_policy, a_stream_is_not_behind_because_a_dead_one_was) {
+TEST_F(pool_policy, dead_stream_does_not_make_the_next_one_count_as_behind) {
   auto const* of_dead = static_cast<void const*>(nullptr);
   {
     gpumem::stream const dead{device};
@@ -86,7 +86,7 @@ TEST_F(pool_policy, a_stream_is_not_behind_because_a_dead_one_was) {
   EXPECT_FALSE(next.key().timeline().is_behind());
 }
 
-TEST_F(pool_policy, freed_memory_joins_unused_memory_unless_its_stream_is_behind) {
+TEST_F(pool_policy, freed_memory_coalesces_with_unused_memory_unless_its_stream_is_behind) {
   for (bool const behind : {false, true}) {
     pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
     share(r);
@@ -102,7 +102,7 @@ TEST_F(pool_policy, freed_memory_joins_unused_memory_unless_its_stream_is_behind
   }
 }
 
-TEST_F(pool_policy, a_request_that_finds_memory_does_not_poll) {
+TEST_F(pool_policy, request_that_finds_memory_does_not_poll) {
   pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
   auto* const complete = r.allocate(b, 8 * MiB);
   auto* const below = r.allocate(b, 4 * MiB);
@@ -116,7 +116,7 @@ TEST_F(pool_policy, a_request_that_finds_memory_does_not_poll) {
 }
 
 // A look at 64 streams costs 25.6 us, and 200 us are saved at most.
-TEST_F(pool_policy, polls_that_take_too_much_of_the_time_give_way_to_growth) {
+TEST_F(pool_policy, pool_grows_if_polls_take_too_much_time) {
   pool r{device, {.effort = 0}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 64; ++i) streams.emplace_back(device);
@@ -143,7 +143,7 @@ TEST_F(pool_policy, polls_that_take_too_much_of_the_time_give_way_to_growth) {
   for (auto* const each : live) r.deallocate(b, each, 2 * MiB);
 }
 
-TEST_F(pool_policy, polls_are_made_at_the_limit_whatever_they_cost) {
+TEST_F(pool_policy, polls_at_the_limit_ignore_their_cost) {
   pool r{device, {.effort = 0}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 64; ++i) streams.emplace_back(device);
@@ -160,7 +160,7 @@ TEST_F(pool_policy, polls_are_made_at_the_limit_whatever_they_cost) {
 }
 
 // Of the first two blocks the second lies behind the first: there was one stream till then.
-TEST_F(pool_policy, streams_grow_apart_and_each_beside_its_own_memory) {
+TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
   pool r{device, {.effort = 0}};
   auto* const first = r.allocate(a, 4 * MiB);
   auto* const second = r.allocate(b, 4 * MiB);
@@ -185,7 +185,7 @@ TEST_F(pool_policy, streams_grow_apart_and_each_beside_its_own_memory) {
 }
 
 // Each round makes eight pages of 2 MiB and moves four. What is saved at first pays for 1,250, and for the looks.
-TEST_F(pool_policy, pages_move_until_the_share_of_the_time_ends) {
+TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   constexpr int most = 1250 / 12, least = 1250 / 16;
   pool r{device, {.effort = 1e-9}};
   int moving = 0;
@@ -208,7 +208,7 @@ TEST_F(pool_policy, pages_move_until_the_share_of_the_time_ends) {
   EXPECT_LE(moving, most);
 }
 
-TEST_F(pool_policy, growth_makes_one_page_where_the_share_of_the_time_has_none) {
+TEST_F(pool_policy, growth_without_a_time_budget_creates_one_page) {
   for (double const how : {0., 1.}) {
     pool r{device, {.effort = how}};
     auto const before = made();

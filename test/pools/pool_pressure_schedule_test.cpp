@@ -105,7 +105,7 @@ private:
   std::atomic<bool> gone_{false}, asked_{false};
 };
 
-TEST(pool_pressure_schedule, of_functions_that_await_ends_before_the_callback_is_gone) {
+TEST(pool_pressure_schedule, callback_destructor_waits_for_functions_that_await) {
   test::schedule_seeds const seeds{3'000, 5};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 2; ++i) streams.emplace_back(gpumem::device{0});

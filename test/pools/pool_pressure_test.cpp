@@ -35,7 +35,7 @@ protected:
   std::coroutine_handle<> place;
 };
 
-TEST_F(pool_pressure, of_a_function_that_awaits_ends_when_that_has_come) {
+TEST_F(pool_pressure, pressure_ends_when_an_awaiting_callback_returns) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope caches{pool}, work{pool};
   auto cached = caches.acquire(a, 80 * MiB).wait();
@@ -61,7 +61,7 @@ TEST_F(pool_pressure, of_a_function_that_awaits_ends_when_that_has_come) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_pressure, that_frees_nothing_in_the_end_lets_requests_end) {
+TEST_F(pool_pressure, request_ends_if_an_awaiting_callback_frees_nothing) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope work{pool};
   auto const held = work.acquire(a, 80 * MiB).wait();
@@ -78,7 +78,7 @@ TEST_F(pool_pressure, that_frees_nothing_in_the_end_lets_requests_end) {
   EXPECT_EQ(first.ended(), outcome::stalled);
 }
 
-TEST_F(pool_pressure, of_a_function_that_awaits_nothing_is_as_of_one_that_returns) {
+TEST_F(pool_pressure, coroutine_callback_that_awaits_nothing_acts_like_a_function) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();
   int calls = 0;
@@ -93,7 +93,7 @@ TEST_F(pool_pressure, of_a_function_that_awaits_nothing_is_as_of_one_that_return
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(pool_pressure, lets_a_function_wait_for_memory_of_another_pool) {
+TEST_F(pool_pressure, callback_can_wait_for_memory_of_another_pool) {
   pool_resource reserve{device, {.limit = 10 * MiB}};
   auto staged = reserve.acquire(b, 10 * MiB).wait(); // by an earlier call
   pool_resource pool{device, {.limit = 100 * MiB}};
@@ -115,7 +115,7 @@ TEST_F(pool_pressure, lets_a_function_wait_for_memory_of_another_pool) {
   EXPECT_EQ(reserve.statistics().live, 0u);
 }
 
-TEST_F(pool_pressure, may_end_in_the_function_before_that_awaits) {
+TEST_F(pool_pressure, callback_can_destroy_itself_before_it_awaits) {
   gpumem::pressure_callback spiller;
   std::optional<request> first;
   int calls = 0;

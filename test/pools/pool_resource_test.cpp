@@ -33,7 +33,7 @@ protected:
   recording_upstream upstream;
 };
 
-TEST_F(pool_interface, deduces_its_upstream_and_copies_are_the_same_pool) {
+TEST_F(pool_interface, upstream_type_is_deduced_and_copies_are_the_same_pool) {
   pool_resource first{upstream};
   static_assert(std::is_same_v<decltype(first), pool>);
   auto second = first;
@@ -46,7 +46,7 @@ TEST_F(pool_interface, deduces_its_upstream_and_copies_are_the_same_pool) {
   EXPECT_EQ(moved, second);
 }
 
-TEST_F(pool_interface, sub_allocates_one_chunk_by_sizes) {
+TEST_F(pool_interface, blocks_of_different_sizes_share_one_chunk) {
   pool_resource r{upstream};
   auto* const p = r.allocate(s, 64 * 1024 + 1);
   auto* const q = r.allocate(s, 64 * 1024 + 300);
@@ -78,7 +78,7 @@ TEST_F(pool_interface, zero_bytes_give_a_null_pointer) {
   EXPECT_TRUE(upstream.state().draws().empty());
 }
 
-TEST_F(pool_interface, honours_any_power_of_two) {
+TEST_F(pool_interface, every_power_of_two_is_an_alignment) {
   pool_resource r{upstream};
   for (std::size_t alignment = 1; alignment <= 4 * MiB; alignment *= 2) {
     auto* const p = r.allocate(s, 1000, alignment);
@@ -100,7 +100,7 @@ TEST_F(pool_interface, impossible_requests_are_refused_at_once) {
   EXPECT_EQ(pool_resource{upstream}.try_allocate(s, PTRDIFF_MAX - 1024).error().reason, outcome::exhausted);
 }
 
-TEST_F(pool_interface, options_that_contradict_each_other_are_refused) {
+TEST_F(pool_interface, contradicting_options_are_refused) {
   EXPECT_THROW((pool{upstream, {.initial_size = 3 * MiB, .limit = 2 * MiB}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.limit = 100}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.initial_size = SIZE_MAX}}), std::invalid_argument);
@@ -110,7 +110,7 @@ TEST_F(pool_interface, options_that_contradict_each_other_are_refused) {
   EXPECT_TRUE(upstream.state().draws().empty());
 }
 
-TEST_F(pool_interface, the_initial_size_serves_every_stream_and_the_host) {
+TEST_F(pool_interface, initial_size_serves_every_stream_and_the_host) {
   pool_resource r{upstream, {.initial_size = 1 * MiB, .name = "first"}};
   EXPECT_EQ(r.statistics().reserved, 1 * MiB);
   EXPECT_TRUE(upstream.state().draws().at(0).by_host);
@@ -125,7 +125,7 @@ TEST_F(pool_interface, the_initial_size_serves_every_stream_and_the_host) {
   r.deallocate_sync(h, 1000);
 }
 
-TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
+TEST_F(pool_interface, limit_holds_and_can_be_used_to_the_last_byte) {
   pool_resource r{upstream, {.limit = 3 * MiB}};
   auto* const p = r.allocate(s, 2 * MiB);
   auto* const q = r.allocate(s, 1 * MiB);
@@ -151,7 +151,7 @@ TEST_F(pool_interface, the_limit_holds_and_its_end_is_used) {
   r.deallocate(s, q, 1 * MiB);
 }
 
-TEST_F(pool_interface, failure_says_what_is_free_and_how_many_streams_may_use_it) {
+TEST_F(pool_interface, failure_reports_free_bytes_and_their_streams) {
   gpumem::stream t{device};
   pool_resource r{upstream, {.initial_size = 4 * MiB, .limit = 4 * MiB}};
   void* all[4];
@@ -205,7 +205,7 @@ TEST_F(pool_interface, reserve_fails_where_upstream_is_exhausted) {
   EXPECT_EQ(r.reserve(2 * MiB), 2 * MiB);
 }
 
-TEST_F(pool_interface, the_limit_is_changed_while_the_pool_is_used) {
+TEST_F(pool_interface, limit_can_change_while_the_pool_is_used) {
   pool_resource r{upstream, {.limit = 2 * MiB}};
   auto* const p = r.allocate(s, 2 * MiB);
   EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().reason, outcome::exhausted);
@@ -258,7 +258,7 @@ TEST_F(pool_interface, find_describes_live_and_free_memory) {
   EXPECT_FALSE(r.find(p)->live);
 }
 
-TEST_F(pool_interface, trim_gives_idle_and_complete_chunks_back) {
+TEST_F(pool_interface, trim_returns_idle_and_complete_chunks) {
   pool_resource r{upstream};
   auto* const p = r.allocate(s, 4 * MiB);
   auto* const q = r.allocate(s, 8 * MiB);
@@ -276,7 +276,7 @@ TEST_F(pool_interface, trim_gives_idle_and_complete_chunks_back) {
 }
 
 // gpumem records no event on a stream of somebody else's outside a call that was given it.
-TEST_F(pool_interface, synchronize_lets_trim_know_of_foreign_streams) {
+TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams) {
   CUstream foreign = nullptr;
   ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   gpumem::stream_ref const other{foreign};
@@ -292,7 +292,7 @@ TEST_F(pool_interface, synchronize_lets_trim_know_of_foreign_streams) {
   EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 
-TEST_F(pool_interface, serves_code_that_cannot_import_the_module) {
+TEST_F(pool_interface, code_without_modules_can_use_the_pool) {
   auto any = gpumem::make_pool(0, {.initial_size = 2 * MiB, .limit = 4 * MiB});
   EXPECT_EQ(gpumem::statistics_of(any).reserved, 2 * MiB);
   auto block = gpumem::acquire(any, s, 1000).wait();

@@ -63,7 +63,7 @@ protected:
   }
 };
 
-TEST_F(pool_scopes_race, all_work_ends_that_can_be_rolled_back) {
+TEST_F(pool_scopes_race, all_work_that_can_be_rolled_back_ends) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     pool_type pool{gpumem::device{0}, {.limit = limit, .pages = false}};
     std::vector<task<>> all;

@@ -109,7 +109,7 @@ result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
   return result;
 }
 
-TEST(pool_scopes_schedule, of_a_crowd_ends_each_request_once_and_frees_all) {
+TEST(pool_scopes_schedule, random_scopes_end_every_request_once_and_free_all) {
   test::schedule_seeds const seeds{1'500, 5};
   scope_book::tally sum;
   seeds.each([&](std::uint64_t seed) {

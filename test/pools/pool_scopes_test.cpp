@@ -30,7 +30,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_scopes = gpumem_test::waiting_fixture;
 
-TEST_F(pool_scopes, scopes_know_what_they_hold) {
+TEST_F(pool_scopes, scope_counts_the_bytes_that_it_holds) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope work{pool, "batch 7"};
   EXPECT_EQ(work.name(), "batch 7");
@@ -44,7 +44,7 @@ TEST_F(pool_scopes, scopes_know_what_they_hold) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_scopes, scopes_are_served_by_age) {
+TEST_F(pool_scopes, older_scopes_are_served_first) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 100 * MiB).wait();
   scope old{pool}, young{pool}, urgent{pool, "urgent", {.priority = 1}};
@@ -59,7 +59,7 @@ TEST_F(pool_scopes, scopes_are_served_by_age) {
   }
 }
 
-TEST_F(pool_scopes, end_the_youngest_request_if_all_wait) {
+TEST_F(pool_scopes, youngest_request_ends_if_all_holders_wait) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, young{pool};
   auto held_by_old = old.acquire(a, 50 * MiB).wait(), held_by_young = young.acquire(b, 50 * MiB).wait();
@@ -74,7 +74,7 @@ TEST_F(pool_scopes, end_the_youngest_request_if_all_wait) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_scopes, are_told_if_they_wait_for_their_own_memory) {
+TEST_F(pool_scopes, request_for_memory_that_its_own_scope_holds_ends) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope only{pool};
   auto held = only.acquire(a, 60 * MiB).wait();
@@ -83,7 +83,7 @@ TEST_F(pool_scopes, are_told_if_they_wait_for_their_own_memory) {
   EXPECT_EQ(asks.ended(), outcome::stalled);
 }
 
-TEST_F(pool_scopes, wait_for_work_that_goes_on) {
+TEST_F(pool_scopes, request_waits_while_another_scope_can_free_memory) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, young{pool};
   auto held_by_old = old.acquire(a, 40 * MiB).wait(), held_by_young = young.acquire(b, 40 * MiB).wait();
@@ -100,7 +100,7 @@ TEST_F(pool_scopes, wait_for_work_that_goes_on) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_scopes, wait_for_completion) {
+TEST_F(pool_scopes, request_waits_for_freed_memory_to_complete) {
   pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   scope old{pool}, young{pool};
   auto held_by_old = old.acquire(a, 30 * MiB).wait(), held_by_young = young.acquire(b, 30 * MiB).wait();
@@ -124,7 +124,7 @@ TEST_F(pool_scopes, wait_for_completion) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_scopes, that_wait_are_told_whatever_sizes_threads_have_kept) {
+TEST_F(pool_scopes, stall_is_found_despite_cached_blocks_of_other_sizes) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   pool.deallocate(a, pool.allocate(a, 1000), 1000);
   pool.deallocate(a, pool.allocate(a, 990), 990); // of the block that the thread has kept
@@ -135,7 +135,7 @@ TEST_F(pool_scopes, that_wait_are_told_whatever_sizes_threads_have_kept) {
   EXPECT_EQ(asks.ended(), outcome::stalled);
 }
 
-TEST_F(pool_scopes, that_wait_are_told_after_the_last_free_of_others) {
+TEST_F(pool_scopes, stall_is_found_after_the_last_free_outside_scopes) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope work{pool};
   auto other = pool.acquire(b, 20 * MiB).wait();
@@ -148,7 +148,7 @@ TEST_F(pool_scopes, that_wait_are_told_after_the_last_free_of_others) {
   EXPECT_EQ(asks.ended(), outcome::stalled);
 }
 
-TEST_F(pool_scopes, scopes_can_wait_for_other_things) {
+TEST_F(pool_scopes, scope_marked_as_waiting_elsewhere_counts_as_waiting) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope weights{pool, "weights"}, work{pool, "work"};
   auto kept = weights.acquire(a, 60 * MiB).wait(), held = work.acquire(b, 20 * MiB).wait();
@@ -177,7 +177,7 @@ gpumem::task<int> two_parts(auto& work, gpumem::stream& on, std::size_t each, gp
   co_return began;
 }
 
-TEST_F(pool_scopes, are_preempted_if_they_can_be_rolled_back_and_try_again) {
+TEST_F(pool_scopes, younger_work_is_preempted_and_tried_again) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool, "old"}, young{pool, "young"};
   int old_began = 0, young_began = 0, rolled_back = 0;
@@ -197,7 +197,7 @@ TEST_F(pool_scopes, are_preempted_if_they_can_be_rolled_back_and_try_again) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_scopes, do_not_wait_for_younger_ones_that_wait) {
+TEST_F(pool_scopes, older_request_preempts_younger_work_that_waits) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool, "old"}, young{pool, "young"};
   auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
@@ -226,7 +226,7 @@ TEST_F(pool_scopes, do_not_wait_for_younger_ones_that_wait) {
   EXPECT_EQ(began, 2);
 }
 
-TEST_F(pool_scopes, get_memory_that_pressure_callbacks_free) {
+TEST_F(pool_scopes, request_gets_memory_that_a_pressure_callback_frees) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();
   std::size_t asked = 0;
@@ -246,7 +246,7 @@ TEST_F(pool_scopes, get_memory_that_pressure_callbacks_free) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(pool_scopes, are_preempted_only_after_pressure_callbacks) {
+TEST_F(pool_scopes, preemption_begins_only_after_pressure_callbacks) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, young{pool}, caches{pool};
   auto one = old.acquire(a, 40 * MiB).wait(), two = young.acquire(b, 40 * MiB).wait();

@@ -76,7 +76,7 @@ spiller_notes run_crowd(std::uint64_t seed, bool shows) {
   return notes;
 }
 
-TEST(pool_spiller_schedule, that_raises_the_peak_serves_all_work_below_the_limit) {
+TEST(pool_spiller_schedule, spilling_with_extra_memory_serves_all_work_below_the_limit) {
   test::schedule_seeds const seeds{1'200, 5};
   std::map<std::string, std::uint64_t> sum;
   seeds.each([&](std::uint64_t seed) {

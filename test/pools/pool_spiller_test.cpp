@@ -50,7 +50,7 @@ protected:
   int staged = 0;
 };
 
-TEST_F(pool_spiller, that_raises_the_peak_stays_below_the_limit_and_serves_all) {
+TEST_F(pool_spiller, spilling_with_extra_memory_stays_below_the_limit) {
   for (unsigned const most : {0u, 1u, 16u}) {
     pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false, .max_overtakes = most}};
     fill(pool);
@@ -72,7 +72,7 @@ TEST_F(pool_spiller, that_raises_the_peak_stays_below_the_limit_and_serves_all) 
   }
 }
 
-TEST_F(pool_spiller, that_fails_for_want_of_memory_ends_work_that_waits_for_it) {
+TEST_F(pool_spiller, request_ends_if_spilling_finds_no_extra_memory) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   gpumem::scope caches{pool}, work{pool};
   fill(caches);

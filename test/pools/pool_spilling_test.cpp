@@ -32,7 +32,7 @@ protected:
   test::manual_executor spills; // where the function runs
 };
 
-TEST_F(pool_spilling, is_asked_for_again_where_the_turn_in_which_it_came_was_in_vain) {
+TEST_F(pool_spilling, callback_is_called_again_after_a_turn_that_failed) {
   pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
   std::deque<gpumem::allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -57,7 +57,7 @@ TEST_F(pool_spilling, is_asked_for_again_where_the_turn_in_which_it_came_was_in_
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(pool_spilling, on_another_stream_serves_behind_the_work_there) {
+TEST_F(pool_spilling, memory_spilled_on_another_stream_is_used_after_its_work) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();
   auto const spiller = pool.on_pressure(spills, [&](std::size_t) -> std::size_t {

@@ -55,7 +55,7 @@ protected:
   bool device_runs = true;
 };
 
-TEST_F(pool_stalls, end_the_first_request_where_other_work_holds_the_memory) {
+TEST_F(pool_stalls, first_request_ends_if_memory_outside_scopes_is_not_freed) {
   for (bool const hardened : {false, true}) {
     auto pool = make_pool(hardened);
     auto const block = pool.acquire(a, 60 * MiB).wait();
@@ -76,7 +76,7 @@ TEST_F(pool_stalls, end_the_first_request_where_other_work_holds_the_memory) {
   }
 }
 
-TEST_F(pool_stalls, end_a_request_of_the_youngest_scope_that_holds_memory) {
+TEST_F(pool_stalls, request_of_the_youngest_scope_that_holds_memory_ends) {
   for (bool const hardened : {false, true}) {
     auto pool = make_pool(hardened);
     auto const other = pool.acquire(a, 20 * MiB).wait();
@@ -93,7 +93,7 @@ TEST_F(pool_stalls, end_a_request_of_the_youngest_scope_that_holds_memory) {
   }
 }
 
-TEST_F(pool_stalls, are_none_while_something_is_freed) {
+TEST_F(pool_stalls, frees_prevent_a_stall) {
   for (bool const hardened : {false, true}) {
     auto pool = make_pool(hardened);
     auto const block = pool.acquire(a, 60 * MiB).wait();
@@ -111,7 +111,7 @@ TEST_F(pool_stalls, are_none_while_something_is_freed) {
   }
 }
 
-TEST_F(pool_stalls, are_none_while_something_is_granted) {
+TEST_F(pool_stalls, grants_prevent_a_stall) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB};
@@ -128,7 +128,7 @@ TEST_F(pool_stalls, are_none_while_something_is_granted) {
   pool.deallocate(a, beside, MiB);
 }
 
-TEST_F(pool_stalls, are_not_put_off_by_requests_that_come_and_go) {
+TEST_F(pool_stalls, new_and_cancelled_requests_do_not_prevent_a_stall) {
   for (bool const hardened : {false, true}) {
     auto pool = make_pool(hardened);
     auto const block = pool.acquire(a, 60 * MiB).wait();
@@ -141,7 +141,7 @@ TEST_F(pool_stalls, are_not_put_off_by_requests_that_come_and_go) {
   }
 }
 
-TEST_F(pool_stalls, end_requests_of_several_blocks) {
+TEST_F(pool_stalls, stall_ends_a_request_of_several_blocks) {
   for (bool const hardened : {false, true}) {
     auto pool = make_pool(hardened);
     auto const block = pool.acquire(a, 60 * MiB).wait();
@@ -159,7 +159,7 @@ TEST_F(pool_stalls, end_requests_of_several_blocks) {
   }
 }
 
-TEST_F(pool_stalls, are_none_while_work_on_free_memory_goes_on) {
+TEST_F(pool_stalls, running_work_on_freed_memory_prevents_a_stall) {
   pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed, .stall_timeout = 1s}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   use(block);
@@ -173,7 +173,7 @@ TEST_F(pool_stalls, are_none_while_work_on_free_memory_goes_on) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_stalls, are_none_while_others_free_memory_when_asked) {
+TEST_F(pool_stalls, pressure_callback_prevents_a_stall) {
   auto pool = make_pool();
   auto cached = pool.acquire(a, 60 * MiB).wait();
   test::manual_executor where;
@@ -189,7 +189,7 @@ TEST_F(pool_stalls, are_none_while_others_free_memory_when_asked) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_stalls, make_younger_work_give_way_that_can_be_rolled_back) {
+TEST_F(pool_stalls, stall_preempts_younger_work) {
   auto pool = make_pool();
   auto other = pool.acquire(a, 40 * MiB).wait();
   scope old{pool}, young{pool};
@@ -221,7 +221,7 @@ TEST_F(pool_stalls, make_younger_work_give_way_that_can_be_rolled_back) {
   EXPECT_EQ(began, 2);
 }
 
-TEST_F(pool_stalls, are_looked_for_only_when_they_may_be_there) {
+TEST_F(pool_stalls, no_driver_call_is_made_before_a_stall_is_due) {
   pool_type pool{device, {.limit = 100 * MiB, .stall_timeout = 1h}};
   auto const block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB};
@@ -235,7 +235,7 @@ TEST_F(pool_stalls, are_looked_for_only_when_they_may_be_there) {
   EXPECT_EQ(first.ended(), outcome::stalled);
 }
 
-TEST_F(pool_stalls, do_not_keep_the_library_thread_from_what_is_due_before) {
+TEST_F(pool_stalls, stall_timeout_does_not_delay_earlier_polls) {
   pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed, .stall_timeout = 1h}};
   auto block = pool.acquire(a, 60 * MiB).wait(), rest = pool.acquire(a, 30 * MiB).wait();
   request first{*this, pool, b, 60 * MiB};
@@ -250,7 +250,7 @@ TEST_F(pool_stalls, do_not_keep_the_library_thread_from_what_is_due_before) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_stalls, are_none_without_a_timeout) {
+TEST_F(pool_stalls, no_stall_is_reported_without_a_timeout) {
   pool_type pool{device, {.limit = 100 * MiB}};
   auto const block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB};
@@ -259,7 +259,7 @@ TEST_F(pool_stalls, are_none_without_a_timeout) {
   EXPECT_EQ(first.ended(), std::nullopt);
 }
 
-TEST_F(pool_stalls, may_be_due_after_any_time_that_is_not_negative) {
+TEST_F(pool_stalls, every_timeout_that_is_not_negative_is_accepted) {
   EXPECT_THROW((pool_type{device, {.stall_timeout = -1ns}}), std::invalid_argument);
   pool_type pool{device, {.limit = 100 * MiB, .stall_timeout = std::chrono::nanoseconds::max()}};
   auto const block = pool.acquire(a, 60 * MiB).wait();

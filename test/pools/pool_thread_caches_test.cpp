@@ -21,7 +21,7 @@ using gpumem::pool_resource;
 
 class pool_thread_caches : public pool_counters_test {};
 
-TEST_F(pool_thread_caches, the_last_large_blocks_are_cached_too) {
+TEST_F(pool_thread_caches, last_large_blocks_are_cached) {
   pool_resource r{upstream, {.initial_size = 512 * MiB}};
   auto const sizes = {MiB, MiB - 256, MiB / 2};
   auto const rounds = [&](int count) {
@@ -106,7 +106,7 @@ TEST_F(pool_thread_caches, near_the_limit_medium_blocks_are_not_rounded_up) {
   }
 }
 
-TEST_F(pool_thread_caches, a_miss_takes_a_block_of_the_next_two_size_classes) {
+TEST_F(pool_thread_caches, miss_takes_a_block_of_the_next_two_size_classes) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   auto const asked_for = [&](std::size_t kept, std::size_t wanted) {
     auto const before = counters_of(r).thread_cache_hits;
@@ -254,7 +254,7 @@ TEST_F(pool_thread_caches, medium_blocks_for_a_stream_that_a_thread_has_left_are
 }
 
 // Among so many streams is one whose number meets that of the first where a thread keeps blocks.
-TEST_F(pool_thread_caches, a_stream_cache_gives_way_to_another_stream) {
+TEST_F(pool_thread_caches, stream_cache_is_handed_to_a_more_active_stream) {
   constexpr std::size_t bytes = 1000;
   pool_resource r{device, {.initial_size = 64 * MiB}};
   std::vector<void*> blocks(4);

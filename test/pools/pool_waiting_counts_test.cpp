@@ -29,7 +29,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_waiting_counts = gpumem_test::waiting_fixture;
 
-TEST_F(pool_waiting_counts, makes_no_call_on_another_stream_in_a_free) {
+TEST_F(pool_waiting_counts, free_makes_no_driver_call_on_another_stream) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -41,7 +41,7 @@ TEST_F(pool_waiting_counts, makes_no_call_on_another_stream_in_a_free) {
   EXPECT_EQ(waits(), 1u);
 }
 
-TEST_F(pool_waiting_counts, asks_nothing_of_the_device_while_only_a_free_can_help) {
+TEST_F(pool_waiting_counts, no_poll_is_made_while_only_a_free_can_help) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -54,7 +54,7 @@ TEST_F(pool_waiting_counts, asks_nothing_of_the_device_while_only_a_free_can_hel
   EXPECT_EQ(gpumem::driver_calls(), calls);
 }
 
-TEST_F(pool_waiting_counts, request_with_a_deadline_allocates_nothing_on_the_host) {
+TEST_F(pool_waiting_counts, request_with_a_deadline_makes_no_host_allocation) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   std::optional<std::size_t> allocations;
   auto body = [&]() -> gpumem::task<> {

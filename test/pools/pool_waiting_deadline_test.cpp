@@ -45,7 +45,7 @@ protected:
   static void pass(time_point deadline) { gpumem::sync::sleep_for(deadline - now() + 1ms); }
 };
 
-TEST_F(pool_waiting_deadline, lets_a_request_be_granted_before_it) {
+TEST_F(pool_waiting_deadline, request_can_be_granted_before_its_deadline) {
   auto pool = make_pool();
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 20ms;
@@ -70,7 +70,7 @@ TEST_F(pool_waiting_deadline, deadline_ends_a_request_that_waits) {
   EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
 }
 
-TEST_F(pool_waiting_deadline, ends_a_request_before_it_waits_once_passed) {
+TEST_F(pool_waiting_deadline, passed_deadline_ends_a_request_before_it_waits) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto first = until(pool, now());
@@ -79,7 +79,7 @@ TEST_F(pool_waiting_deadline, ends_a_request_before_it_waits_once_passed) {
   EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(now()).error().reason, outcome::deadline);
 }
 
-TEST_F(pool_waiting_deadline, refuses_no_memory_at_hand_once_passed) {
+TEST_F(pool_waiting_deadline, passed_deadline_does_not_refuse_free_memory) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto first = until(pool, now(), 30 * MiB);
@@ -89,7 +89,7 @@ TEST_F(pool_waiting_deadline, refuses_no_memory_at_hand_once_passed) {
   EXPECT_TRUE(pool.acquire(b, MiB).wait_until(now()));
 }
 
-TEST_F(pool_waiting_deadline, lets_the_next_request_go_on) {
+TEST_F(pool_waiting_deadline, next_request_is_served_after_a_deadline) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -101,7 +101,7 @@ TEST_F(pool_waiting_deadline, lets_the_next_request_go_on) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, belongs_to_one_request_of_many) {
+TEST_F(pool_waiting_deadline, deadline_ends_only_its_own_request) {
   auto pool = make_pool();
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const base = now() + 1ms;
@@ -116,7 +116,7 @@ TEST_F(pool_waiting_deadline, belongs_to_one_request_of_many) {
   EXPECT_EQ(late.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, refuses_no_memory_in_a_turn) {
+TEST_F(pool_waiting_deadline, deadline_during_a_turn_does_not_refuse_free_memory) {
   auto pool = make_pool();
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -127,7 +127,7 @@ TEST_F(pool_waiting_deadline, refuses_no_memory_in_a_turn) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_deadline, ends_a_request_in_its_turn_if_memory_is_fragmented) {
+TEST_F(pool_waiting_deadline, deadline_ends_a_request_in_its_turn_if_memory_is_fragmented) {
   gpumem::pool_resource pool{device, {.initial_size = 4 * MiB, .limit = 4 * MiB, .pages = false}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -140,7 +140,7 @@ TEST_F(pool_waiting_deadline, ends_a_request_in_its_turn_if_memory_is_fragmented
   EXPECT_EQ(first.ended(), outcome::deadline);
 }
 
-TEST_F(pool_waiting_deadline, changes_nothing_after_a_stop) {
+TEST_F(pool_waiting_deadline, deadline_after_a_stop_changes_nothing) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -152,7 +152,7 @@ TEST_F(pool_waiting_deadline, changes_nothing_after_a_stop) {
   EXPECT_EQ(first.ended(), outcome::stopped);
 }
 
-TEST_F(pool_waiting_deadline, stands_if_a_stop_comes_later) {
+TEST_F(pool_waiting_deadline, stop_after_a_deadline_changes_nothing) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -164,7 +164,7 @@ TEST_F(pool_waiting_deadline, stands_if_a_stop_comes_later) {
   EXPECT_EQ(first.ended(), outcome::deadline);
 }
 
-TEST_F(pool_waiting_deadline, is_forgotten_with_its_destroyed_request) {
+TEST_F(pool_waiting_deadline, destroyed_request_forgets_its_deadline) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
@@ -196,7 +196,7 @@ TEST_F(pool_waiting_deadline, deadline_ends_a_blocking_wait) {
   EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
 }
 
-TEST_F(pool_waiting_deadline, ends_a_wait_if_it_is_the_earlier_of_two) {
+TEST_F(pool_waiting_deadline, earlier_of_two_deadlines_ends_a_wait) {
   auto pool = make_pool();
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const in_an_hour = now() + 1h;

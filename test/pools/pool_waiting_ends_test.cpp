@@ -29,7 +29,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_waiting_ends = gpumem_test::waiting_fixture;
 
-TEST_F(pool_waiting_ends, stop_while_parked_ends_through_the_executor_and_lets_the_next_go_on) {
+TEST_F(pool_waiting_ends, stop_ends_a_waiting_request_through_its_executor_and_serves_the_next) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   std::stop_source source;
@@ -41,7 +41,7 @@ TEST_F(pool_waiting_ends, stop_while_parked_ends_through_the_executor_and_lets_t
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, stopped_within_the_free_that_resumes_another) {
+TEST_F(pool_waiting_ends, stop_requested_inside_a_free_ends_the_next_request) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 100 * MiB).wait();
   gpumem::inline_executor here;
@@ -61,7 +61,7 @@ TEST_F(pool_waiting_ends, stopped_within_the_free_that_resumes_another) {
   EXPECT_EQ(third.ended(), outcome::granted) << "after the first";
 }
 
-TEST_F(pool_waiting_ends, stop_during_a_turn_succeeds_if_there_is_memory) {
+TEST_F(pool_waiting_ends, stop_during_a_turn_is_too_late_if_memory_is_free) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto extra = pool.acquire(a, 40 * MiB).wait();
@@ -73,7 +73,7 @@ TEST_F(pool_waiting_ends, stop_during_a_turn_succeeds_if_there_is_memory) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, stop_during_a_turn_ends_stopped_if_memory_is_in_pieces) {
+TEST_F(pool_waiting_ends, stop_during_a_turn_ends_the_request_if_memory_is_fragmented) {
   pool_resource pool{device, {.initial_size = 4 * MiB, .limit = 4 * MiB, .pages = false}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -116,7 +116,7 @@ TEST_F(pool_waiting_ends, destroyed_request_passes_its_turn_on) {
   EXPECT_FALSE(executor.run_one());
 }
 
-TEST_F(pool_waiting_ends, is_answered_when_the_pool_closes) {
+TEST_F(pool_waiting_ends, closed_pool_ends_a_waiting_request) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, b, 60 * MiB}, second{*this, pool, b, 10 * MiB};
@@ -136,7 +136,7 @@ TEST_F(pool_waiting_ends, is_answered_when_the_pool_closes) {
   EXPECT_GT(pool.trim(), 0u);
 }
 
-TEST_F(pool_waiting_ends, is_answered_for_very_many_when_the_pool_closes) {
+TEST_F(pool_waiting_ends, closed_pool_ends_very_many_waiting_requests) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto const block = pool.acquire(a, 100 * MiB).wait();
   std::size_t closed = 0;
@@ -153,7 +153,7 @@ TEST_F(pool_waiting_ends, is_answered_for_very_many_when_the_pool_closes) {
   EXPECT_EQ(closed, all.size());
 }
 
-TEST_F(pool_waiting_ends, is_answered_when_the_last_handle_goes) {
+TEST_F(pool_waiting_ends, last_handle_ends_waiting_requests) {
   std::optional pool{pool_resource{device, {.limit = 8 * MiB}}};
   auto block = pool->acquire(a, 6 * MiB).wait();
   request first{*this, *pool, b, 6 * MiB}, second{*this, *pool, b, 6 * MiB}, third{*this, *pool, b, 6 * MiB};
@@ -181,7 +181,7 @@ TEST_F(pool_waiting_ends, request_fails_at_once_if_no_block_is_live) {
   EXPECT_EQ(first.ended(), outcome::exhausted);
 }
 
-TEST_F(pool_waiting_ends, fails_once_all_is_freed_and_it_still_cannot_be_had) {
+TEST_F(pool_waiting_ends, request_ends_exhausted_if_all_is_freed_and_it_still_does_not_fit) {
   upstream.state().capacity = 8 * MiB;
   pool_resource pool{upstream};
   auto block = pool.acquire(a, 4 * MiB).wait();
@@ -206,7 +206,7 @@ TEST_F(pool_waiting_ends, request_without_a_limit_waits_when_the_device_is_full)
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, succeeds_though_the_limit_lacks_the_bytes_of_rounding) {
+TEST_F(pool_waiting_ends, request_succeeds_if_only_its_rounding_exceeds_the_limit) {
   constexpr std::size_t unit = 1024;
   pool_resource pool{device, {.initial_size = 11 * unit, .limit = 36 * unit, .pages = false}};
   auto block = pool.acquire(a, 11 * unit).wait();
@@ -229,7 +229,7 @@ TEST_F(pool_waiting_ends, succeeds_though_the_limit_lacks_the_bytes_of_rounding)
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_ends, ends_at_a_deadline) {
+TEST_F(pool_waiting_ends, request_ends_at_its_deadline) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
@@ -240,7 +240,7 @@ TEST_F(pool_waiting_ends, ends_at_a_deadline) {
   EXPECT_TRUE(pool.acquire(b, 60 * MiB).wait_until(soon + std::chrono::hours{1}));
 }
 
-TEST_F(pool_waiting_ends, is_refused_on_a_stream_that_captures) {
+TEST_F(pool_waiting_ends, request_on_a_capturing_stream_is_refused) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request parked{*this, pool, b, 60 * MiB};

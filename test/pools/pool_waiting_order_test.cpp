@@ -42,7 +42,7 @@ TEST_F(pool_waiting_order, requests_are_served_by_priority_and_then_by_arrival) 
   }
 }
 
-TEST_F(pool_waiting_order, lets_a_smaller_request_overtake_while_the_first_lacks_memory) {
+TEST_F(pool_waiting_order, smaller_request_overtakes_while_the_first_lacks_memory) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 90 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 4 * MiB};
@@ -54,7 +54,7 @@ TEST_F(pool_waiting_order, lets_a_smaller_request_overtake_while_the_first_lacks
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_order, lets_a_request_be_overtaken_as_often_as_the_option_says) {
+TEST_F(pool_waiting_order, request_is_overtaken_at_most_max_overtakes_times) {
   for (unsigned const most : {0u, 1u, 3u}) {
     pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = most}};
     auto block = pool.acquire(a, 60 * MiB).wait();
@@ -74,7 +74,7 @@ TEST_F(pool_waiting_order, lets_a_request_be_overtaken_as_often_as_the_option_sa
   }
 }
 
-TEST_F(pool_waiting_order, keeps_what_is_freed_for_a_request_that_was_overtaken_often) {
+TEST_F(pool_waiting_order, freed_memory_is_kept_for_a_request_that_was_overtaken_often) {
   // 7.98 MiB are free for a request of 8 MiB, and others ask for 1 MiB at a time.
   pool_resource pool{device, {.initial_size = 16 * MiB, .limit = 16 * MiB, .pages = false}};
   auto rest = pool.acquire(a, 8 * MiB + 20480).wait();
@@ -114,7 +114,7 @@ TEST_F(pool_waiting_order, next_request_gets_what_the_first_cannot_use) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_order, lets_only_the_next_in_line_overtake) {
+TEST_F(pool_waiting_order, only_the_next_in_line_overtakes) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 2}};
   auto block = pool.acquire(a, 90 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 50 * MiB}, third{*this, pool, a, 50 * MiB},
@@ -127,7 +127,7 @@ TEST_F(pool_waiting_order, lets_only_the_next_in_line_overtake) {
   EXPECT_EQ(fourth.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_order, lets_plain_requests_overtake_as_often_as_the_option_says) {
+TEST_F(pool_waiting_order, plain_requests_overtake_at_most_max_overtakes_times) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 3}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   EXPECT_TRUE(can_have(pool, b, 4 * MiB));
@@ -142,7 +142,7 @@ TEST_F(pool_waiting_order, lets_plain_requests_overtake_as_often_as_the_option_s
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting_order, goes_on_when_the_first_is_withdrawn) {
+TEST_F(pool_waiting_order, next_request_is_served_if_the_first_is_destroyed) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 40 * MiB}, third{*this, pool, b, MiB};
@@ -154,7 +154,7 @@ TEST_F(pool_waiting_order, goes_on_when_the_first_is_withdrawn) {
   EXPECT_FALSE(third.ended());
 }
 
-TEST_F(pool_waiting_order, lower_limit_ends_every_request_that_it_forbids) {
+TEST_F(pool_waiting_order, lowered_limit_ends_every_request_that_exceeds_it) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 50 * MiB}, second{*this, pool, b, 90 * MiB}, third{*this, pool, b, 50 * MiB};
@@ -169,7 +169,7 @@ TEST_F(pool_waiting_order, lower_limit_ends_every_request_that_it_forbids) {
 }
 
 // A coroutine keeps memory while it waits for a task of a queue, which waits for that memory. Neither can go on.
-TEST_F(pool_waiting_order, lets_others_go_on_beside_two_that_wait_for_each_other_until_a_stop) {
+TEST_F(pool_waiting_order, others_are_served_beside_two_that_wait_for_each_other) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 2}};
   std::stop_source source;
   std::optional<outcome> of_task;
@@ -199,7 +199,7 @@ TEST_F(pool_waiting_order, lets_others_go_on_beside_two_that_wait_for_each_other
   EXPECT_EQ(pool.statistics().live, 30 * MiB);
 }
 
-TEST_F(pool_waiting_order, shows_in_the_statistics) {
+TEST_F(pool_waiting_order, statistics_count_waiting_requests) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   EXPECT_EQ(pool.statistics().waiting, 0u);
@@ -216,7 +216,7 @@ TEST_F(pool_waiting_order, shows_in_the_statistics) {
   EXPECT_EQ(after.waiting + after.waiting_bytes + after.oldest_wait_ns, 0u);
 }
 
-TEST_F(pool_waiting_order, requests_served_while_a_turn_is_in_vain_count_as_overtaking) {
+TEST_F(pool_waiting_order, requests_served_during_a_failed_turn_count_as_overtaking) {
   pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .max_overtakes = 2}};
   std::vector<gpumem::allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());

@@ -65,14 +65,14 @@ protected:
   std::optional<request> first, second;
 };
 
-TEST_F(pool_waiting_polls, hide_no_completion_from_another_pool) {
+TEST_F(pool_waiting_polls, polls_of_one_pool_hide_no_completion_from_another) {
   let_pass();
   run_all();
   EXPECT_EQ(first->ended(), gpumem::outcome::granted);
   EXPECT_EQ(second->ended(), gpumem::outcome::granted);
 }
 
-TEST_F(pool_waiting_polls, are_rare_while_nothing_changes) {
+TEST_F(pool_waiting_polls, polls_are_rare_while_nothing_changes) {
   auto const before = gpumem::driver_calls();
   gpumem::sync::sleep_for(100ms);
   EXPECT_GE(gpumem::driver_calls() - before, 100u);

@@ -69,7 +69,7 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(pool_waiting_pressure, ends_every_request_once_and_in_order) {
+TEST_F(pool_waiting_pressure, every_request_ends_once_and_in_order) {
   test::schedule_seeds const seeds{20'000, 20};
   gpumem_test::tally counts;
   seeds.each([&](std::uint64_t seed) {
@@ -82,7 +82,7 @@ TEST_F(pool_waiting_pressure, ends_every_request_once_and_in_order) {
   }
 }
 
-TEST_F(pool_waiting_pressure, gets_what_an_attempt_of_another_has_seen_complete) {
+TEST_F(pool_waiting_pressure, request_gets_memory_that_another_attempt_saw_complete) {
   run_alone([this] {
     pool one{gpumem::device{0}, {.limit = 28 * MiB, .cross_stream = reuse_policy::ordered}};
     auto const kept = one.acquire(streams[0], 16 * MiB).wait();

@@ -35,7 +35,7 @@ void use(gpumem::allocation const& block) {
   gpumem::simulator::work(block.stream(), {gpumem::simulator::write(block.data(), block.bytes())});
 }
 
-TEST(pool_waiting_race, many_requests_on_free_threads_lose_nothing) {
+TEST(pool_waiting_race, random_requests_leave_no_bytes_live) {
   constexpr int members = 4, requests = 2000;
   constexpr std::size_t unit = 256;
   gpumem::device const device{0};

@@ -39,14 +39,14 @@ protected:
   static std::string MiB_text(std::size_t count) { return std::to_string(count * MiB); }
 };
 
-TEST_F(pool_waiting_report, is_short_where_nothing_waits) {
+TEST_F(pool_waiting_report, report_without_requests_is_one_line) {
   pool_resource pool{device, {.name = "calm"}};
   EXPECT_EQ(pool.describe_waiting(), "gpumem: calm: 0 requests wait; 0 bytes are live, 0 of them outside scopes");
   auto const block = pool.acquire(a, 1000).wait();
   EXPECT_EQ(pool.describe_waiting(), "gpumem: calm: 0 requests wait; 1000 bytes are live, 1000 of them outside scopes");
 }
 
-TEST_F(pool_waiting_report, names_holders_by_size_and_requests_in_line) {
+TEST_F(pool_waiting_report, report_lists_holders_by_size_and_requests_in_order) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool, "old"}, young{pool, "young"}, weights{pool, "weights"}, empty{pool, "empty"};
   auto const plain = pool.acquire(a, 10 * MiB).wait();
@@ -76,7 +76,7 @@ TEST_F(pool_waiting_report, names_holders_by_size_and_requests_in_line) {
                                          MiB_text(30) + " bytes waits for 7 ms; of no scope; priority -3");
 }
 
-TEST_F(pool_waiting_report, tells_of_turns_and_of_work_that_can_be_rolled_back) {
+TEST_F(pool_waiting_report, report_marks_turns_and_work_that_can_be_rolled_back) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope work{pool, "work"};
   auto block = pool.acquire(a, 60 * MiB).wait();
@@ -95,7 +95,7 @@ TEST_F(pool_waiting_report, tells_of_turns_and_of_work_that_can_be_rolled_back) 
   run_all();
 }
 
-TEST_F(pool_waiting_report, counts_what_nested_scopes_hold_once) {
+TEST_F(pool_waiting_report, memory_of_nested_scopes_is_counted_once) {
   pool_resource pool{device};
   scope outer{pool, "outer"};
   scope inner{gpumem::limiting_adaptor{outer, {.limit = 10 * MiB}}, "inner"};
@@ -106,7 +106,7 @@ TEST_F(pool_waiting_report, counts_what_nested_scopes_hold_once) {
                                      "gpumem:   'inner' holds 500 bytes, which another scope counts as well");
 }
 
-TEST_F(pool_waiting_report, knows_scopes_as_long_as_they_live) {
+TEST_F(pool_waiting_report, report_lists_scopes_while_they_hold_memory) {
   pool_resource pool{device, {.hardened = {.enabled = true}}};
   std::string const none = "gpumem: pool: 0 requests wait; 0 bytes are live, 0 of them outside scopes";
   std::optional<gpumem::allocation> kept;
@@ -125,7 +125,7 @@ TEST_F(pool_waiting_report, knows_scopes_as_long_as_they_live) {
   EXPECT_EQ(pool.describe_waiting(), none);
 }
 
-TEST_F(pool_waiting_report, may_be_read_while_scopes_come_and_go) {
+TEST_F(pool_waiting_report, report_can_be_read_while_scopes_begin_and_end) {
   pool_resource pool{device};
   std::atomic<int> running{3};
   auto const body = [&] {
@@ -142,7 +142,7 @@ TEST_F(pool_waiting_report, may_be_read_while_scopes_come_and_go) {
   EXPECT_EQ(pool.describe_waiting(), "gpumem: pool: 0 requests wait; 0 bytes are live, 0 of them outside scopes");
 }
 
-TEST_F(pool_waiting_report, is_what_the_error_of_a_stall_names) {
+TEST_F(pool_waiting_report, error_of_a_stall_names_the_report) {
   gpumem::acquire_error const stalled{{gpumem::outcome::stalled, 0, 100}}, stopped{{gpumem::outcome::stopped, 0, 100}};
   EXPECT_STREQ(stalled.what(),
                "gpumem: a request for 100 bytes was not granted: stalled; describe_waiting() of the pool "

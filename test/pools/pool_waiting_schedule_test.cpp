@@ -126,7 +126,7 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-TEST_F(pool_waiting_schedule, many_requests_lose_nothing) {
+TEST_F(pool_waiting_schedule, random_requests_leave_no_bytes_live) {
   test::schedule_seeds const seeds{1'500, 5};
   auto const count = seeds.count();
   test::stress_counts sum;

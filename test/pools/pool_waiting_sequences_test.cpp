@@ -216,7 +216,7 @@ protected:
   }
 };
 
-TEST_F(pool_waiting_sequences, end_every_request_once) {
+TEST_F(pool_waiting_sequences, every_request_ends_once) {
   auto const* const asked = std::getenv("GPUMEM_LENGTH");
   using gpumem::reuse_policy;
   settings all[] = {{"without work", reuse_policy::wait, 16, false, true, 6},

@@ -29,7 +29,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_waiting = gpumem_test::waiting_fixture;
 
-TEST_F(pool_waiting, is_granted_when_memory_is_freed_and_resumes_through_its_executor) {
+TEST_F(pool_waiting, freed_memory_resumes_a_request_through_its_executor) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -57,7 +57,7 @@ TEST_F(pool_waiting, granted_memory_is_ordered_after_the_work_on_the_freed_block
   free_used(second.block());
 }
 
-TEST_F(pool_waiting, gets_pages_that_move_and_new_ones_together) {
+TEST_F(pool_waiting, request_gets_moved_and_new_pages_together) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 80 * MiB).wait();
   request first{*this, pool, b, 60 * MiB}, second{*this, pool, b, 30 * MiB};
@@ -71,7 +71,7 @@ TEST_F(pool_waiting, gets_pages_that_move_and_new_ones_together) {
   EXPECT_LE(pool.statistics().reserved, 100 * MiB);
 }
 
-TEST_F(pool_waiting, keeps_the_order_of_arrival) {
+TEST_F(pool_waiting, requests_are_served_in_the_order_of_arrival) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 90 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 50 * MiB}, third{*this, pool, b, 4 * MiB};
@@ -87,7 +87,7 @@ TEST_F(pool_waiting, keeps_the_order_of_arrival) {
   EXPECT_EQ(third.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, gives_turns_only_as_far_as_there_is_memory) {
+TEST_F(pool_waiting, only_requests_that_fit_get_a_turn) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 100 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 60 * MiB};
@@ -99,7 +99,7 @@ TEST_F(pool_waiting, gives_turns_only_as_far_as_there_is_memory) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, blocks_a_thread_without_a_coroutine) {
+TEST_F(pool_waiting, thread_waits_without_a_coroutine) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   std::thread waits{[&] { EXPECT_EQ(pool.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
@@ -108,7 +108,7 @@ TEST_F(pool_waiting, blocks_a_thread_without_a_coroutine) {
   waits.join();
 }
 
-TEST_F(pool_waiting, gets_memory_that_another_thread_has_cached) {
+TEST_F(pool_waiting, request_gets_memory_that_another_thread_has_cached) {
   pool_resource pool{device, {.limit = 64 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   auto small = pool.acquire(a, MiB).wait();
@@ -127,7 +127,7 @@ TEST_F(pool_waiting, gets_memory_that_another_thread_has_cached) {
   EXPECT_EQ(first.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, lets_threads_cache_blocks_again) {
+TEST_F(pool_waiting, threads_cache_blocks_again_after_a_wait) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -139,7 +139,7 @@ TEST_F(pool_waiting, lets_threads_cache_blocks_again) {
   EXPECT_GT(pool.statistics().cached, 0u);
 }
 
-TEST_F(pool_waiting, waits_again_in_its_place_if_memory_is_in_pieces) {
+TEST_F(pool_waiting, request_keeps_its_place_if_memory_is_fragmented) {
   pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false, .max_overtakes = 0}};
   std::vector<allocation> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.acquire(a, MiB).wait());
@@ -157,7 +157,7 @@ TEST_F(pool_waiting, waits_again_in_its_place_if_memory_is_in_pieces) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, counts_as_one_allocation_however_often_it_tries) {
+TEST_F(pool_waiting, request_counts_as_one_allocation_however_often_it_tries) {
   pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
   gpumem::statistics_adaptor counted{pool};
   std::vector<allocation> blocks;
@@ -175,7 +175,7 @@ TEST_F(pool_waiting, counts_as_one_allocation_however_often_it_tries) {
   EXPECT_EQ(counted.counters().allocations.value, 0);
 }
 
-TEST_F(pool_waiting, wakes_when_the_work_of_a_stream_is_complete) {
+TEST_F(pool_waiting, request_is_granted_when_the_work_of_a_stream_is_complete) {
   pool_resource pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   auto block = pool.acquire(a, 60 * MiB).wait(), live = pool.acquire(a, MiB).wait();
   use(block);
@@ -202,7 +202,7 @@ TEST_F(pool_waiting, request_waits_for_completion_where_no_block_is_live) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, wakes_when_the_limit_is_raised) {
+TEST_F(pool_waiting, request_is_granted_when_the_limit_is_raised) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -215,7 +215,7 @@ TEST_F(pool_waiting, wakes_when_the_limit_is_raised) {
   EXPECT_EQ(third.ended(), outcome::too_large);
 }
 
-TEST_F(pool_waiting, gets_what_was_freed_in_a_capture) {
+TEST_F(pool_waiting, request_gets_memory_freed_in_a_capture) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
@@ -229,7 +229,7 @@ TEST_F(pool_waiting, gets_what_was_freed_in_a_capture) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_waiting, gets_memory_that_leaves_the_quarantine) {
+TEST_F(pool_waiting, request_gets_memory_that_leaves_the_quarantine) {
   pool_resource pool{device, {.limit = 100 * MiB, .hardened = {.enabled = true}}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};

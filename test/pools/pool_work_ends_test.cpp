@@ -46,7 +46,7 @@ protected:
   std::optional<outcome> reason;
 };
 
-TEST_F(pool_work_ends, with_an_exception_of_its_own_and_is_not_rolled_back) {
+TEST_F(pool_work_ends, work_that_throws_is_not_rolled_back) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope work{pool};
   std::coroutine_handle<> place;
@@ -75,7 +75,7 @@ TEST_F(pool_work_ends, with_an_exception_of_its_own_and_is_not_rolled_back) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(pool_work_ends, inside_a_stop_and_another_gets_its_memory) {
+TEST_F(pool_work_ends, memory_freed_inside_a_stop_goes_to_the_next_request) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   std::optional block{pool.acquire(a, 100 * MiB).wait()};
   std::stop_source source;
@@ -90,7 +90,7 @@ TEST_F(pool_work_ends, inside_a_stop_and_another_gets_its_memory) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(pool_work_ends, while_it_waits_to_begin_again) {
+TEST_F(pool_work_ends, work_that_waits_to_begin_again_ends_with_its_pool_or_its_coroutine) {
   for (bool const closes : {true, false}) {
     begun = rolled_back = 0;
     reason.reset();
@@ -126,7 +126,7 @@ TEST_F(pool_work_ends, while_it_waits_to_begin_again) {
   }
 }
 
-TEST_F(pool_work_ends, that_asks_for_several_blocks_when_the_pool_closes) {
+TEST_F(pool_work_ends, closed_pool_ends_a_request_for_several_blocks) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto const block = pool.acquire(a, 80 * MiB).wait();
   auto const asks = [&]() -> gpumem::task<> {

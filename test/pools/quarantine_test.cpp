@@ -38,7 +38,7 @@ protected:
   recording_upstream upstream;
 };
 
-TEST_F(quarantine_test, holds_what_it_may_and_counts_it) {
+TEST_F(quarantine_test, quarantine_holds_its_bytes_and_counts_them) {
   pool r{upstream, {.hardened = {.enabled = true, .quarantine = 10 * (1024 + guards)}}};
   for (int i = 0; i < 100; ++i) {
     r.deallocate(s, r.allocate(s, 1024), 1024);
@@ -56,7 +56,7 @@ TEST_F(quarantine_test, holds_what_it_may_and_counts_it) {
   EXPECT_EQ(f.free + f.allocated, f.reserved);
 }
 
-TEST_F(quarantine_test, keeps_memory_from_reuse) {
+TEST_F(quarantine_test, quarantined_memory_is_not_reused) {
   pool r{upstream, {.hardened = {.enabled = true, .quarantine = 1 * MiB}}};
   auto* const p = r.allocate(s, 1000);
   r.deallocate(s, p, 1000);
@@ -89,7 +89,7 @@ TEST_F(quarantine_test, find_describes_blocks_in_quarantine) {
   EXPECT_EQ(kept->bytes, 0u);
 }
 
-TEST_F(quarantine_test, is_emptied_by_trim_as_far_as_it_is_complete) {
+TEST_F(quarantine_test, trim_releases_complete_memory_of_the_quarantine) {
   pool r{upstream, {.hardened = {.enabled = true}}};
   r.deallocate(s, r.allocate(s, 100 * KiB), 100 * KiB);
   EXPECT_EQ(r.trim(), 0u) << "nothing has run";
@@ -103,7 +103,7 @@ TEST_F(quarantine_test, is_emptied_by_trim_as_far_as_it_is_complete) {
   EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-TEST_F(quarantine_test, reserves_and_limits_as_the_pool_does) {
+TEST_F(quarantine_test, reserve_and_limit_include_the_guards) {
   pool r{upstream, {.initial_size = 1 * MiB, .hardened = {.enabled = true}}};
   EXPECT_EQ(r.statistics().reserved, 1 * MiB);
   EXPECT_EQ(r.reserve(2 * MiB), 1 * MiB);
@@ -114,7 +114,7 @@ TEST_F(quarantine_test, reserves_and_limits_as_the_pool_does) {
   EXPECT_EQ(r.try_allocate(s, PTRDIFF_MAX).error().reason, outcome::too_large);
 }
 
-TEST_F(quarantine_test, ends_with_its_pool_and_what_is_found_then_is_told) {
+TEST_F(quarantine_test, closed_pool_checks_its_quarantine_in_the_background) {
   {
     pool r{upstream, {.hardened = {.enabled = true}}};
     auto* const p = static_cast<char*>(r.allocate(s, 1000));
@@ -126,7 +126,7 @@ TEST_F(quarantine_test, ends_with_its_pool_and_what_is_found_then_is_told) {
   EXPECT_EQ(only().what, misuse::kind::overrun);
 }
 
-TEST_F(quarantine_test, ends_with_the_last_block_of_a_pool_without_handles) {
+TEST_F(quarantine_test, last_block_of_a_pool_without_handles_ends_the_quarantine) {
   std::optional<pool> r{std::in_place, upstream, pool_options{.hardened = {.enabled = true}}};
   auto block = r->acquire(s, 1000).wait();
   auto other = r->acquire(s, 1000).wait();
@@ -140,7 +140,7 @@ TEST_F(quarantine_test, ends_with_the_last_block_of_a_pool_without_handles) {
   EXPECT_TRUE(wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(quarantine_test, ends_for_a_dead_foreign_stream_too) {
+TEST_F(quarantine_test, memory_of_a_dead_foreign_stream_leaves_the_quarantine) {
   static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   static auto* const destroy = driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
   CUstream foreign = nullptr;
@@ -154,7 +154,7 @@ TEST_F(quarantine_test, ends_for_a_dead_foreign_stream_too) {
   EXPECT_TRUE(wait_for_releases(upstream.state(), 1));
 }
 
-TEST_F(quarantine_test, stays_as_it_is_in_a_forked_child) {
+TEST_F(quarantine_test, forked_child_does_not_change_the_quarantine) {
   pool r{upstream, {.hardened = {.enabled = true}}};
   auto* const p = r.allocate(s, 1000);
   auto* const q = r.allocate(s, 1000);
@@ -215,7 +215,7 @@ protected:
   }
 };
 
-TEST_P(quarantine_in_capture, nothing_is_captured_and_the_free_is_seen_to_later) {
+TEST_P(quarantine_in_capture, free_in_a_capture_adds_no_work_and_is_completed_later) {
   static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   CUstream raw = s.get();
   if (GetParam() == 2) create(&raw, CU_STREAM_NON_BLOCKING);

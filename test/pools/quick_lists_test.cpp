@@ -57,7 +57,7 @@ TEST(size_classes, large_sizes_are_in_granules_and_have_no_class) {
   EXPECT_EQ(size_class::of(std::size_t{PTRDIFF_MAX} + 1).bytes, std::size_t{PTRDIFF_MAX} + 1);
 }
 
-TEST(size_classes, sizes_are_small_or_large_where_medium_ones_have_no_class) {
+TEST(size_classes, sizes_are_small_or_large_if_medium_sizes_have_no_class) {
   EXPECT_TRUE(size_class::of(64 * KiB, size_class::largest_small).is_small());
   auto const medium = size_class::of(64 * KiB + 1, size_class::largest_small);
   EXPECT_EQ(medium.bytes, 64 * KiB + 256);
@@ -75,7 +75,7 @@ protected:
   range_allocator map;
 };
 
-TEST_F(quick_lists_test, blocks_of_a_run_coalesce_again) {
+TEST_F(quick_lists_test, blocks_split_off_one_range_coalesce_again) {
   auto& first = map.split_run(map.add(parent, {}), KiB);
   EXPECT_EQ(sizes(), (std::vector<std::size_t>{KiB, KiB, KiB, KiB, KiB, KiB, KiB, KiB, 8 * KiB}));
   EXPECT_TRUE(first.is_live());
@@ -178,7 +178,7 @@ protected:
   gpumem_test::recording_upstream upstream;
 };
 
-TEST_F(small_blocks, come_out_of_split_runs) {
+TEST_F(small_blocks, small_blocks_are_split_off_one_range) {
   pool_resource r{upstream};
   auto blocks = many(r, a, 8);
   EXPECT_EQ(quick_list_hits(r), 7u);
@@ -189,7 +189,7 @@ TEST_F(small_blocks, come_out_of_split_runs) {
 }
 
 // More of them than threads may keep near them.
-TEST_F(small_blocks, stay_with_a_stream_that_still_runs) {
+TEST_F(small_blocks, small_blocks_stay_with_a_stream_that_still_runs) {
   pool_resource r{upstream, {.initial_size = 16 * MiB}};
   r.deallocate(b, r.allocate(b, KiB), KiB);
   auto freed = many(r, a, 8192);

@@ -63,7 +63,7 @@ TEST_F(range_allocator_test, split_leaves_free_memory_on_both_sides) {
   EXPECT_EQ(map.find_live(at(1280)), nullptr);
 }
 
-TEST_F(range_allocator_test, freed_neighbours_join_to_the_whole) {
+TEST_F(range_allocator_test, freed_neighbours_coalesce) {
   auto& low = map.split_off(whole(), 0, 256);
   auto& high = map.split_off(*low.upper, 0, 256);
   map.free(high, any);
@@ -77,7 +77,7 @@ TEST_F(range_allocator_test, freed_neighbours_join_to_the_whole) {
   EXPECT_EQ(map.coalesces(), 2u);
 }
 
-TEST_F(range_allocator_test, chunks_that_touch_do_not_join) {
+TEST_F(range_allocator_test, blocks_of_adjacent_chunks_do_not_coalesce) {
   chunk next{.base = base + 4096, .bytes = 4096};
   auto& first = whole();
   auto& second = map.add(next, {});
@@ -89,7 +89,7 @@ TEST_F(range_allocator_test, chunks_that_touch_do_not_join) {
   EXPECT_EQ(find(256), &second);
 }
 
-TEST_F(range_allocator_test, the_smallest_that_is_large_enough_is_found) {
+TEST_F(range_allocator_test, smallest_sufficient_range_is_found) {
   auto& first = map.split_off(whole(), 0, 256);
   auto& second = map.split_off(*first.upper, 0, 1024);
   auto& third = map.split_off(*second.upper, 0, 256);
@@ -100,7 +100,7 @@ TEST_F(range_allocator_test, the_smallest_that_is_large_enough_is_found) {
 }
 
 // The sizes of a large bin differ: what a search looks at first may be too small, or lie badly.
-TEST_F(range_allocator_test, a_bin_is_searched_to_its_end_before_the_search_fails) {
+TEST_F(range_allocator_test, bin_is_searched_to_its_end) {
   chunk large{.base = std::uintptr_t{1} << 30, .bytes = std::size_t{64} << 20};
   std::vector<block*> blocks, walls;
   auto* rest = &map.add(large, {});
@@ -119,7 +119,7 @@ TEST_F(range_allocator_test, a_bin_is_searched_to_its_end_before_the_search_fail
 }
 
 // Nothing lies behind the last bin.
-TEST_F(range_allocator_test, a_search_ends_with_the_largest_blocks) {
+TEST_F(range_allocator_test, search_ends_with_the_largest_bin) {
   gpumem::detail::size_bins bins;
   block small, large;
   small.bytes = 256;
@@ -160,7 +160,7 @@ TEST_F(range_allocator_test, memory_is_on_the_free_list_of_its_stream) {
   EXPECT_EQ(find(4096), parent.first);
 }
 
-TEST_F(range_allocator_test, neighbours_of_different_streams_join_when_asked) {
+TEST_F(range_allocator_test, neighbours_of_different_streams_coalesce_on_request) {
   gpumem::stream const a{device}, b{device};
   auto& low = map.split_off(whole(), 0, 2048);
   auto& high = map.split_off(*low.upper, 0, 2048);
@@ -178,7 +178,7 @@ TEST_F(range_allocator_test, neighbours_of_different_streams_join_when_asked) {
   EXPECT_EQ(map.lists().multi_stream().oldest()->uses.size(), 2u);
 }
 
-TEST_F(range_allocator_test, freed_memory_joins_unused_memory_up_to_16_times_its_size) {
+TEST_F(range_allocator_test, freed_memory_coalesces_with_unused_memory_up_to_16_times_its_size) {
   gpumem::stream const a{device};
   for (std::size_t const times : {16, 17}) {
     for (bool const above : {false, true}) {
@@ -193,7 +193,7 @@ TEST_F(range_allocator_test, freed_memory_joins_unused_memory_up_to_16_times_its
   }
 }
 
-TEST_F(range_allocator_test, freed_memory_of_two_streams_does_not_join_over_unused_memory) {
+TEST_F(range_allocator_test, freed_memory_of_two_streams_does_not_coalesce_across_unused_memory) {
   gpumem::stream const a{device}, b{device};
   auto& low = map.split_off(whole(), 0, 1024);
   auto& middle = map.split_off(*low.upper, 0, 2048);
@@ -209,7 +209,7 @@ TEST_F(range_allocator_test, freed_memory_of_two_streams_does_not_join_over_unus
   EXPECT_FALSE(apart.uses.find(of(a)));
 }
 
-TEST_F(range_allocator_test, a_join_beyond_four_streams_is_refused_and_counted) {
+TEST_F(range_allocator_test, coalescing_beyond_four_streams_is_refused_and_counted) {
   std::vector<gpumem::stream> s;
   for (int i = 0; i < 5; ++i) s.emplace_back(device);
   auto& low = map.split_off(whole(), 0, 2048);
@@ -243,7 +243,7 @@ TEST_F(range_allocator_test, a_chunk_grows_at_its_end) {
   EXPECT_EQ(map.free_bytes(), 7424u);
 }
 
-TEST_F(range_allocator_test, memory_leaves_a_hole_that_can_be_filled) {
+TEST_F(range_allocator_test, removed_memory_leaves_a_hole_that_can_be_filled) {
   auto& hole = map.make_hole(whole(), base + 1024, 1024);
   EXPECT_EQ(map.free_bytes(), 3072u);
   EXPECT_EQ(parent.live_blocks, 0u);
@@ -269,7 +269,7 @@ TEST_F(range_allocator_test, memory_leaves_a_hole_that_can_be_filled) {
   EXPECT_EQ(find(4096), parent.first);
 }
 
-TEST_F(range_allocator_test, a_hole_reaches_over_memory_of_several_streams) {
+TEST_F(range_allocator_test, hole_can_span_memory_of_several_streams) {
   gpumem::stream const a{device}, b{device}, c{device};
   auto* last = &whole();
   for (auto const* const each : {&a, &b, &c}) {
@@ -294,7 +294,7 @@ TEST_F(range_allocator_test, a_hole_reaches_over_memory_of_several_streams) {
 }
 
 // Against a plain map of bytes.
-TEST_F(range_allocator_test, splits_and_joins_in_any_order_keep_each_byte_once) {
+TEST_F(range_allocator_test, random_splits_and_coalescing_keep_every_byte_once) {
   chunk large{.base = std::uintptr_t{1} << 32, .bytes = std::size_t{1} << 20};
   map.add(large, {});
   std::mt19937 random{7};
@@ -325,7 +325,7 @@ TEST_F(range_allocator_test, splits_and_joins_in_any_order_keep_each_byte_once) 
   EXPECT_EQ(map.free_bytes(), large.bytes);
 }
 
-TEST_F(range_allocator_test, alignment_finds_its_place_inside_a_block) {
+TEST_F(range_allocator_test, aligned_request_is_placed_inside_a_range) {
   block range;
   range.base = base + 256;
   range.bytes = 4096;

@@ -43,7 +43,7 @@ TEST_F(reuse_or_growth, filling_a_pool_makes_no_poll) {
 }
 
 // Eight streams have memory for four.
-TEST_F(reuse_or_growth, streams_hand_on_what_there_is_where_the_addresses_or_the_device_end) {
+TEST_F(reuse_or_growth, streams_reuse_memory_of_others_where_the_addresses_or_the_device_end) {
   constexpr std::size_t bytes = 8 * MiB, left = 32 * MiB;
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 8; ++i) streams.emplace_back(device);
@@ -74,7 +74,7 @@ TEST_F(reuse_or_growth, streams_hand_on_what_there_is_where_the_addresses_or_the
 }
 
 // One that fails asks the driver a few times, however often it comes; and gets memory as soon as there is some.
-TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_cost_few_calls) {
+TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_calls) {
   constexpr int failing = 100;
   auto const used_before = device_bytes();
   gpumem::pool_resource other{device, {}, {.address_space = 2 * simulator::options{}.capacity}};
@@ -114,7 +114,7 @@ TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_cost_few_calls) {
 }
 
 // Pages that move would take from the one what they give to the other.
-TEST_F(reuse_or_growth, streams_that_do_not_share_have_memory_of_their_own) {
+TEST_F(reuse_or_growth, streams_that_do_not_share_reserve_their_own_memory) {
   gpumem::stream c{device}, d{device};
   std::array const streams{&a, &b, &c, &d};
   gpumem::pool_resource r{device, {.effort = 0, .cross_stream = gpumem::reuse_policy::ordered}};

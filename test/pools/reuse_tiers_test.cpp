@@ -62,7 +62,7 @@ protected:
   CUdeviceptr flag = 0;
 };
 
-TEST_F(reuse_tiers_test, the_own_stream_reuses_at_once) {
+TEST_F(reuse_tiers_test, same_stream_reuses_at_once) {
   pool_resource r{upstream};
   simulator::checked checked{r};
   auto* const p = checked.allocate(a, 1 * MiB);
@@ -75,7 +75,7 @@ TEST_F(reuse_tiers_test, the_own_stream_reuses_at_once) {
   EXPECT_EQ(r.statistics().reuse_same_stream, 1u);
 }
 
-TEST_F(reuse_tiers_test, an_event_orders_streams) {
+TEST_F(reuse_tiers_test, stream_reuses_memory_after_an_event_of_another) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
   auto* const p = checked.allocate(a, 1 * MiB);
@@ -89,7 +89,7 @@ TEST_F(reuse_tiers_test, an_event_orders_streams) {
   checked.deallocate(b, p, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, an_event_recorded_before_the_free_orders_nothing) {
+TEST_F(reuse_tiers_test, event_recorded_before_the_free_orders_nothing) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const p = r.allocate(a, 1 * MiB);
   auto* const keep = r.allocate(a, 1 * MiB); // so that the chunk cannot go back upstream and come as another's
@@ -113,7 +113,7 @@ TEST_F(reuse_tiers_test, complete_memory_goes_to_any_stream) {
   checked.deallocate(b, p, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, a_wait_is_inserted_when_nothing_else_helps) {
+TEST_F(reuse_tiers_test, wait_is_inserted_if_no_other_tier_has_memory) {
   pool_resource r{upstream, {.limit = 2 * MiB}};
   simulator::checked checked{r};
   auto* const p = checked.allocate(a, 1 * MiB);
@@ -150,7 +150,7 @@ TEST_F(reuse_tiers_test, reuse_policy_is_obeyed) {
 }
 
 // A persistent kernel follows the free, and only the other stream's work, which comes later, ends it.
-TEST_F(reuse_tiers_test, an_event_recorded_later_is_never_waited_for) {
+TEST_F(reuse_tiers_test, event_recorded_after_the_free_is_not_waited_for) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
   freed_in_use(checked, a, 1 * MiB);
@@ -164,7 +164,7 @@ TEST_F(reuse_tiers_test, an_event_recorded_later_is_never_waited_for) {
 }
 
 // The same when the stream is foreign and left no evidence at all: the host's wait for it is bounded.
-TEST_F(reuse_tiers_test, a_host_wait_for_frees_without_an_event_is_bounded) {
+TEST_F(reuse_tiers_test, host_wait_for_frees_without_an_event_is_bounded) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
   auto const foreign = make_foreign();
@@ -177,7 +177,7 @@ TEST_F(reuse_tiers_test, a_host_wait_for_frees_without_an_event_is_bounded) {
   destroy(foreign);
 }
 
-TEST_F(reuse_tiers_test, an_event_on_the_legacy_stream_is_never_waited_for) {
+TEST_F(reuse_tiers_test, event_on_the_legacy_stream_is_not_waited_for) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
   cuda::stream_ref const legacy{CU_STREAM_LEGACY};
@@ -208,7 +208,7 @@ TEST_F(reuse_tiers_test, frees_without_an_event_of_a_destroyed_stream_are_recove
   checked.deallocate(b, p, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, a_recycled_handle_is_another_stream) {
+TEST_F(reuse_tiers_test, recycled_handle_is_another_stream) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto const first = make_foreign();
   auto* const keep = r.allocate(first, 1 * MiB);
@@ -221,7 +221,7 @@ TEST_F(reuse_tiers_test, a_recycled_handle_is_another_stream) {
   destroy(second);
 }
 
-TEST_F(reuse_tiers_test, the_null_stream_is_another_for_each_thread) {
+TEST_F(reuse_tiers_test, null_stream_differs_by_thread) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   cuda::stream_ref const null{static_cast<CUstream>(nullptr)};
   auto* const keep = r.allocate(null, 1 * MiB);
@@ -233,7 +233,7 @@ TEST_F(reuse_tiers_test, the_null_stream_is_another_for_each_thread) {
   r.deallocate(null, keep, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, fresh_memory_is_ordered_as_upstream_gave_it) {
+TEST_F(reuse_tiers_test, new_memory_has_the_order_that_its_upstream_promises) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const p = r.allocate(a, 1 * MiB);
   EXPECT_FALSE(can_have(r, b, 1 * MiB)) << "it was given in a's order";
@@ -249,7 +249,7 @@ TEST_F(reuse_tiers_test, fresh_memory_is_ordered_as_upstream_gave_it) {
   plain.deallocate(b, other, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, the_host_gets_only_what_it_has_seen_complete) {
+TEST_F(reuse_tiers_test, host_gets_only_complete_memory) {
   pool_resource r{upstream, {.initial_size = 1 * MiB, .limit = 1 * MiB}};
   simulator::checked checked{r};
   auto* const p = freed_in_use(checked, a, 1 * MiB);
@@ -261,7 +261,7 @@ TEST_F(reuse_tiers_test, the_host_gets_only_what_it_has_seen_complete) {
   checked.deallocate(b, p, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, a_recorded_use_is_waited_for) {
+TEST_F(reuse_tiers_test, recorded_use_is_waited_for) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
   auto* const p = checked.allocate(a, 1 * MiB);
@@ -277,7 +277,7 @@ TEST_F(reuse_tiers_test, a_recorded_use_is_waited_for) {
   checked.deallocate(a, p, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, more_than_four_streams_wait_for_each_other) {
+TEST_F(reuse_tiers_test, memory_used_by_six_streams_is_reused_after_one_wait) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
   auto* const p = checked.allocate(a, 1 * MiB);
@@ -297,7 +297,7 @@ TEST_F(reuse_tiers_test, more_than_four_streams_wait_for_each_other) {
   checked.deallocate(b, p, 1 * MiB);
 }
 
-TEST_F(reuse_tiers_test, a_capturing_stream_is_refused_and_its_frees_are_served_later) {
+TEST_F(reuse_tiers_test, capturing_stream_is_refused_and_its_frees_are_completed_later) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   auto* const p = r.allocate(a, 1 * MiB);
   a.begin_capture();
@@ -310,7 +310,7 @@ TEST_F(reuse_tiers_test, a_capturing_stream_is_refused_and_its_frees_are_served_
   EXPECT_TRUE(can_have(r, a, 1 * MiB));
 }
 
-TEST_F(reuse_tiers_test, joined_memory_carries_the_order_of_all_its_parts) {
+TEST_F(reuse_tiers_test, coalesced_memory_is_ordered_after_the_uses_of_all_its_parts) {
   gpumem::stream c{device};
   pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = 64 * MiB}};
   simulator::checked checked{r};

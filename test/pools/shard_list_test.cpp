@@ -56,7 +56,7 @@ TEST_F(shard_list_test, single_thread_has_one_shard) {
   EXPECT_EQ(counters.all_locked_calls, 0u);
 }
 
-TEST_F(shard_list_test, a_thread_caches_no_block_of_another_shard) {
+TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
   constexpr std::size_t bytes = 100'000;
   pool_resource r{gpumem::cuda_resource{device}};
   std::vector<void*> blocks(20);
@@ -121,7 +121,7 @@ TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
 }
 
 // Who notifies under one of the locks, as soon as that is given up, is heard.
-TEST_F(shard_list_test, give_up_no_lock_before_a_wait_has_begun) {
+TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
   namespace detail = gpumem::detail;
   constexpr int threads = 40, rounds = 2'000;
   detail::shard_list list;
@@ -166,7 +166,7 @@ TEST_F(shard_list_test, give_up_no_lock_before_a_wait_has_begun) {
   EXPECT_EQ(missed, 0);
 }
 
-TEST_F(shard_list_test, each_has_a_cache_budget) {
+TEST_F(shard_list_test, each_shard_has_a_cache_budget) {
   constexpr std::size_t bytes = 64 * 1024;
   pool_resource r{device, {.initial_size = 256 * MiB}};
   auto const keep = [&] {
@@ -191,7 +191,7 @@ TEST_F(shard_list_test, each_has_a_cache_budget) {
   EXPECT_LE(together, count * 4 * MiB);
 }
 
-TEST_F(shard_list_test, a_block_goes_back_to_where_it_came_from) {
+TEST_F(shard_list_test, freed_block_goes_back_to_its_shard) {
   pool_resource r{gpumem::cuda_resource{device}};
   std::vector<void*> blocks(2);
   std::barrier together{2};
@@ -209,7 +209,7 @@ TEST_F(shard_list_test, a_block_goes_back_to_where_it_came_from) {
   EXPECT_EQ(r.trim(), r.statistics().peak_reserved) << "chunks of every shard go back";
 }
 
-TEST_F(shard_list_test, each_of_a_paged_pool_releases_its_idle_pages) {
+TEST_F(shard_list_test, each_shard_releases_its_idle_pages) {
   gpumem::pool_resource r{device};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;

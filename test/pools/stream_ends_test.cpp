@@ -56,7 +56,7 @@ private:
   std::thread thread_;
 };
 
-TEST_F(stream_ends, a_wait_for_a_dead_stream_does_not_end_with_the_next_of_its_handle) {
+TEST_F(stream_ends, wait_for_a_dead_stream_does_not_end_with_the_next_of_its_handle) {
   auto const first = make_foreign();
   simulator::work(stream_ref{first}, {});
   waiter early{device, first};
@@ -77,7 +77,7 @@ TEST_F(stream_ends, a_wait_for_a_dead_stream_does_not_end_with_the_next_of_its_h
   destroy(stream_ref{second});
 }
 
-TEST_F(stream_ends, a_wait_for_handle_0_is_no_barrier_between_blocking_streams) {
+TEST_F(stream_ends, wait_for_handle_0_does_not_order_blocking_streams) {
   auto const x = make_foreign(CU_STREAM_DEFAULT), y = make_foreign(CU_STREAM_DEFAULT);
   run_long(stream_ref{x});
   waiter waits{device, CUstream{}};
@@ -92,7 +92,7 @@ TEST_F(stream_ends, a_wait_for_handle_0_is_no_barrier_between_blocking_streams) 
   destroy(stream_ref{y});
 }
 
-TEST_F(stream_ends, a_block_of_a_stream_that_is_adopted_later_keeps_its_timeline_no_longer) {
+TEST_F(stream_ends, block_of_a_stream_that_is_adopted_later_releases_its_timeline) {
   pool_resource pool{device};
   std::size_t before = 0;
   for (int i = 0; i < 60; ++i) {
@@ -109,7 +109,7 @@ TEST_F(stream_ends, a_block_of_a_stream_that_is_adopted_later_keeps_its_timeline
   EXPECT_LE(timelines() - before, 2u);
 }
 
-TEST_F(stream_ends, a_block_of_a_stream_beyond_the_table_is_freed_by_its_handle) {
+TEST_F(stream_ends, block_of_a_stream_beyond_the_table_is_freed_by_its_handle) {
   pool_resource pool{device};
   std::vector<CUstream> streams;
   for (int i = 0; i < 4200; ++i) {
@@ -131,7 +131,7 @@ struct late_free {
   }
 };
 
-TEST_F(stream_ends, thread_local_objects_may_free_on_default_streams) {
+TEST_F(stream_ends, thread_local_objects_can_free_on_default_streams) {
   pool_resource pool{device};
   std::size_t before = 0;
   for (int i = 0; i < 60; ++i) {
@@ -148,7 +148,7 @@ TEST_F(stream_ends, thread_local_objects_may_free_on_default_streams) {
   EXPECT_LE(timelines() - before, 2u);
 }
 
-TEST_F(stream_ends, a_closed_pool_gives_its_pages_back_once_the_thread_has_ended) {
+TEST_F(stream_ends, closed_pool_returns_its_pages_once_the_thread_has_ended) {
   gpumem_test::running_device const running;
   auto const free_before = device.memory().free;
   std::optional<pool_resource<cuda_resource>> pool{std::in_place, device};
@@ -172,7 +172,7 @@ TEST_F(stream_ends, a_closed_pool_gives_its_pages_back_once_the_thread_has_ended
   EXPECT_EQ(device.memory().free, free_before);
 }
 
-TEST_F(stream_ends, blocks_of_a_source_on_default_streams_of_ended_threads_go_back) {
+TEST_F(stream_ends, source_frees_blocks_of_default_streams_of_ended_threads) {
   constexpr int many = 50;
   for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
     cuda_resource source{device};
@@ -196,7 +196,7 @@ TEST_F(stream_ends, blocks_of_a_source_on_default_streams_of_ended_threads_go_ba
   }
 }
 
-TEST_F(stream_ends, a_block_of_a_driver_pool_that_dies_on_a_default_stream_ends_no_capture) {
+TEST_F(stream_ends, free_of_a_driver_pool_block_on_a_default_stream_ends_no_capture) {
   struct what {
     CUstream block, captures;
   };
@@ -214,7 +214,7 @@ TEST_F(stream_ends, a_block_of_a_driver_pool_that_dies_on_a_default_stream_ends_
   destroy(stream_ref{blocking});
 }
 
-TEST_F(stream_ends, an_event_that_a_capture_swallowed_shows_no_completion) {
+TEST_F(stream_ends, event_recorded_into_a_capture_shows_no_completion) {
   pool_resource pool{device};
   stream_ref const on{CU_STREAM_PER_THREAD};
   auto block = pool.acquire(on, 4096).wait();

@@ -26,7 +26,7 @@ TEST_F(stream_uses_test, a_join_keeps_the_newest_epoch_of_each_stream) {
   EXPECT_EQ(left.find(of(b))->newest, 3u);
 }
 
-TEST_F(stream_uses_test, a_fifth_stream_is_refused_and_nothing_changes) {
+TEST_F(stream_uses_test, fifth_stream_is_refused_and_nothing_changes) {
   stream_uses uses{stream_use{&of(a), 1}};
   EXPECT_TRUE(uses.add({&of(b), 1}) && uses.add({&of(c), 1}) && uses.add({&of(d), 1}));
   EXPECT_FALSE(uses.add({&of(e), 1}));
@@ -49,7 +49,7 @@ TEST_F(stream_uses_test, completed_uses_are_pruned_and_others_stay) {
   EXPECT_EQ(uses.find(of(a)), nullptr);
 }
 
-TEST_F(stream_uses_test, sets_of_the_same_streams_are_alike_whatever_the_epochs) {
+TEST_F(stream_uses_test, uses_of_the_same_streams_are_alike_whatever_their_epochs) {
   stream_uses left{stream_use{&of(a), 1}}, right{stream_use{&of(b), 2}};
   EXPECT_FALSE(left.same_streams(right));
   left.add({&of(b), 9});

@@ -17,7 +17,7 @@ protected:
   time_point now{1h};
 };
 
-TEST_F(time_budget_of, full_savings_are_there_at_first) {
+TEST_F(time_budget_of, budget_begins_full) {
   time_budget budget{0.05, 100ms, now};
   EXPECT_EQ(budget.left(now), 100ms);
   budget.spend(99ms);
@@ -50,7 +50,7 @@ TEST_F(time_budget_of, overdrawn_time_is_earned_back_first) {
   EXPECT_EQ(budget.left(now + 8ms), 1ms);
 }
 
-TEST_F(time_budget_of, share_0_earns_nothing_and_share_1_has_no_bound) {
+TEST_F(time_budget_of, share_0_earns_no_time_and_share_1_is_unlimited) {
   time_budget none{0, 100ms, now};
   EXPECT_EQ(none.left(now + 1h), 0ns);
   EXPECT_FALSE(none.unlimited());

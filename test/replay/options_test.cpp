@@ -64,11 +64,11 @@ TEST(options, traces_may_follow_resources) {
   EXPECT_EQ(chosen.traces, (words{"b.csv", "dir/c"}));
 }
 
-TEST(options, all_leaves_out_what_takes_no_limit) {
+TEST(options, limit_omits_resources_that_accept_none) {
   EXPECT_EQ(parse({"a.csv", "--limit", "1GiB"}).resources, (words{"pool", "arena"}));
 }
 
-TEST(options, work_without_every_is_after_each_allocation) {
+TEST(options, kernels_run_after_each_allocation_by_default) {
   EXPECT_EQ(parse({"a.csv", "--work", "20"}).work, (replay::work_choice{20, 1}));
 }
 
@@ -92,7 +92,7 @@ TEST(options, a_limit_is_bytes_or_a_factor) {
   }
 }
 
-TEST(options, help_is_a_text_and_no_error) {
+TEST(options, help_returns_a_text_without_an_error) {
   auto const parsed = replay::parse_options({"--help"}, known);
   ASSERT_TRUE(parsed.help);
   for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit", "--foreign",

@@ -84,7 +84,7 @@ TEST(pass, counts_failures_and_frees_nothing_for_them) {
   EXPECT_EQ(pass.resource.live, 0U);
 }
 
-TEST(pass, tells_a_failure_that_is_no_lack_of_memory) {
+TEST(pass, failure_other_than_out_of_memory_is_reported) {
   a_pass pass{.plan = two_blocks(), .resource = {.capacity = 0, .refusal = gpumem::outcome::device_lost, .calls = {}}};
   auto const state = pass.run();
   ASSERT_TRUE(state.fatal);
@@ -92,7 +92,7 @@ TEST(pass, tells_a_failure_that_is_no_lack_of_memory) {
   EXPECT_EQ(state.fatal->requested, 100U);
 }
 
-TEST(call_timer, notes_each_call_once) {
+TEST(call_timer, each_call_is_timed_once) {
   a_pass pass{.plan = two_blocks(), .resource = {}};
   replay::pass_state state{pass.plan};
   replay::call_timer watch{pass.plan.operations.size()};
@@ -145,20 +145,20 @@ struct a_paced_pass {
   }
 };
 
-TEST(pace_timer, holds_each_call_back_until_its_time_has_come) {
+TEST(pace_timer, early_calls_wait_for_their_time) {
   a_paced_pass pass;
   EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 50, 60, 200}));
   EXPECT_EQ(pass.took, (std::vector<double>{1000, 1000, 1000, 1000}));
 }
 
-TEST(pace_timer, makes_late_calls_at_once_and_those_after_them_in_time) {
+TEST(pace_timer, late_calls_run_at_once_and_later_calls_in_time) {
   a_paced_pass pass{.resource = {.microseconds = 100, .calls = {}}, .took = {}};
   // each reading of the clock is a microsecond
   EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 103, 205, 207}));
   EXPECT_EQ(pass.took, (std::vector<double>{101'000, 101'000, 1000, 101'000}));
 }
 
-TEST(paced_times, are_those_of_the_calls_without_the_clock) {
+TEST(paced_times, times_exclude_the_cost_of_the_clock) {
   std::vector<replay::pass_cost> const passes{{.nanoseconds = 1000, .driver_calls = 0},
                                               {.nanoseconds = 2000, .driver_calls = 0},
                                               {.nanoseconds = 4000, .driver_calls = 0}};
@@ -173,7 +173,7 @@ TEST(paced_times, are_those_of_the_calls_without_the_clock) {
   EXPECT_EQ(times.call.clock, 10);
 }
 
-TEST(kernel_interval, beats_after_every_nth_allocation) {
+TEST(kernel_interval, kernel_is_due_after_every_nth_allocation) {
   replay::operation const allocation{1, 0, 0, 1};
   replay::operation const free{1, 0, 0, 0};
   replay::kernel_interval rhythm{2};

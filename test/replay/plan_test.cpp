@@ -52,7 +52,7 @@ TEST(plan, numbers_blocks_and_streams_densely_and_reuses_block_numbers) {
   EXPECT_EQ(plan.allocations, 3U);
 }
 
-TEST(plan, knows_the_peak_of_what_lives) {
+TEST(plan, computes_the_peak_of_live_bytes) {
   replay::plan const plan = plan_of(trace_text{}
                                         .allocate("0x1", "100")
                                         .allocate("0x2", "50")
@@ -64,7 +64,7 @@ TEST(plan, knows_the_peak_of_what_lives) {
   EXPECT_TRUE(plan.live_at_end.empty());
 }
 
-TEST(plan, frees_what_is_left_on_the_streams_of_its_allocation) {
+TEST(plan, remaining_blocks_are_freed_on_the_stream_of_their_allocation) {
   replay::plan const plan = plan_of(trace_text{}
                                         .allocate("0x1", "1", "0x5")
                                         .allocate("0x2", "2", "0x6")
@@ -82,7 +82,7 @@ std::vector<std::uint64_t> microseconds_of(std::vector<std::string> const& times
   return replay::make_plan(text, "t.csv").microseconds;
 }
 
-TEST(plan, knows_when_each_operation_was_recorded) {
+TEST(plan, keeps_the_recorded_time_of_each_operation) {
   using times = std::vector<std::uint64_t>;
   EXPECT_EQ(microseconds_of({"10:00:00.000500", "10:00:00.000500", "10:00:01.000000"}), (times{0, 0, 999'500}));
   EXPECT_EQ(microseconds_of({"00:00:01.000000", "00:00:00.999990", "00:00:00.999995", "00:00:01.000002"}),
@@ -92,7 +92,7 @@ TEST(plan, knows_when_each_operation_was_recorded) {
   EXPECT_EQ(microseconds_of({"23:59:59.999999", "24:00:00.000001"}), (times{0, 2}));
 }
 
-TEST(plan, plan_has_no_times_where_all_was_recorded_at_one_moment) {
+TEST(plan, plan_has_no_times_if_all_recorded_times_are_equal) {
   auto const one_moment = plan_of(trace_text{}.allocate("0x1", "1").free("0x1", "1"));
   EXPECT_EQ(one_moment.microseconds, (std::vector<std::uint64_t>{0, 0}));
   EXPECT_THROW(replay::require_times(one_moment, "t.csv"), gpumem::trace_error);
@@ -101,14 +101,14 @@ TEST(plan, plan_has_no_times_where_all_was_recorded_at_one_moment) {
   EXPECT_NO_THROW(replay::require_times(two_moments, "t.csv"));
 }
 
-TEST(plan, a_pointer_may_come_again_after_its_free) {
+TEST(plan, pointer_can_be_allocated_again_after_its_free) {
   replay::plan const plan =
       plan_of(trace_text{}.allocate("0x1", "1").free("0x1", "1").allocate("0x1", "7").free("0x1", "7"));
   EXPECT_EQ(plan.operations.size(), 4U);
   EXPECT_EQ(plan.peak_live_bytes, 7U);
 }
 
-TEST(plan, counts_what_cannot_be_replayed) {
+TEST(plan, operations_that_cannot_be_replayed_are_counted) {
   replay::plan const plan = plan_of(trace_text{}
                                         .row("allocate failure", "(nil)", "4096", "0x9")
                                         .allocate("(nil)", "0")
@@ -120,7 +120,7 @@ TEST(plan, counts_what_cannot_be_replayed) {
   EXPECT_EQ(plan.streams, 1U);
 }
 
-TEST(plan, contradictions_are_told_with_their_line) {
+TEST(plan, contradictions_are_reported_with_their_line) {
   EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xb", "1")),
             "t.csv:3: free of pointer 0xb, which was never allocated");
   EXPECT_EQ(error_of(trace_text{}.allocate("0xa", "1").free("0xa", "1").free("0xa", "1")),

@@ -142,7 +142,7 @@ TEST_F(program, counts_driver_calls) {
   EXPECT_LT(pool[0]["driver_calls_per_1000_operations"], cuda[0]["driver_calls_per_1000_operations"]);
 }
 
-TEST_F(program, a_limit_makes_failures_and_is_kept) {
+TEST_F(program, limit_is_kept_and_causes_failures) {
   std::string const trace = file("small.csv", small_trace);
   auto const tight = statistics({trace, "--resource", "pool", "--limit", "2MiB", "--repeat", "1"});
   EXPECT_GT(tight[0]["failures"], 0);
@@ -152,7 +152,7 @@ TEST_F(program, a_limit_makes_failures_and_is_kept) {
   EXPECT_EQ(factor[0]["limit_bytes"], 6 << 20);
 }
 
-TEST_F(program, threads_replay_the_whole_trace_each) {
+TEST_F(program, each_thread_replays_the_whole_trace) {
   auto const all = statistics({file("small.csv", small_trace), "--threads", "3", "--repeat", "2"});
   for (auto const& object : all) {
     EXPECT_EQ(object["threads"], 3);
@@ -162,7 +162,7 @@ TEST_F(program, threads_replay_the_whole_trace_each) {
   }
 }
 
-TEST_F(program, foreign_streams_cost_calls_of_the_driver) {
+TEST_F(program, foreign_streams_add_driver_calls) {
   std::string const trace = file("small.csv", small_trace);
   auto const own = statistics({trace, "--resource", "cuda"});
   auto const foreign = statistics({trace, "--resource", "cuda", "--foreign"});
@@ -171,7 +171,7 @@ TEST_F(program, foreign_streams_cost_calls_of_the_driver) {
   EXPECT_GT(foreign[0]["driver_calls_per_1000_operations"], own[0]["driver_calls_per_1000_operations"]);
 }
 
-TEST_F(program, work_runs_between_the_operations_and_is_not_counted_as_calls) {
+TEST_F(program, kernels_run_between_operations_and_are_not_counted_as_calls) {
   std::string const trace = file("small.csv", small_trace);
   auto const without = statistics({trace, "--resource", "cuda"});
   auto const with = statistics({trace, "--resource", "cuda", "--work", "20", "--every", "2"});
@@ -189,7 +189,7 @@ std::string const timed_trace = header + "1,12:00:00.000000,allocate,0xa00,10485
                                          "1,12:00:00.001000,allocate,0xa00,512,0x1\n"
                                          "1,12:00:00.001500,free,0xb00,2097152,0x2\n";
 
-TEST_F(program, the_recorded_pace_makes_the_same_calls) {
+TEST_F(program, recorded_pace_makes_the_same_calls) {
   std::string const trace = file("timed.csv", timed_trace);
   auto const paced = statistics({trace, "--pace", "recorded", "--repeat", "2"});
   auto const full = statistics({trace, "--repeat", "2"});
@@ -211,7 +211,7 @@ TEST_F(program, the_recorded_pace_makes_the_same_calls) {
   EXPECT_EQ(shown.output.find("share of time"), std::string::npos);
 }
 
-TEST_F(program, the_recorded_pace_needs_times_in_every_trace) {
+TEST_F(program, recorded_pace_needs_times_in_every_trace) {
   std::string const timed = file("timed.csv", timed_trace);
   std::string const small = file("small.csv", small_trace);
   expect_refusal({timed, small, "--pace", "recorded"}, small + ": has no times");
@@ -253,7 +253,7 @@ TEST_F(program, refuses_a_missing_file) {
   expect_refusal({path("none.csv")}, path("none.csv") + ": cannot be opened: No such file or directory");
 }
 
-TEST_F(program, one_bad_trace_spoils_the_run_before_anything_is_printed) {
+TEST_F(program, malformed_trace_ends_the_run_before_anything_is_printed) {
   std::string const good = file("good.csv", small_trace);
   std::string const bad = file("bad.csv", header + "x\n");
   expect_refusal({good, bad}, bad + ":2: ");
@@ -276,7 +276,7 @@ TEST_F(program, replays_over_the_allocators_of_a_peer_library) {
   EXPECT_EQ(all[0]["failures"], 0);
 }
 
-TEST_F(program, peers_have_memory_and_work_beside_each_other) {
+TEST_F(program, peer_libraries_run_with_kernels_and_at_the_recorded_pace) {
   std::string const trace = file("timed.csv", timed_trace);
   for (std::vector<std::string> const& how :
        {std::vector<std::string>{"--work", "20", "--every", "2"}, std::vector<std::string>{"--pace", "recorded"}}) {
@@ -294,14 +294,14 @@ TEST_F(program, peers_have_memory_and_work_beside_each_other) {
   }
 }
 
-TEST_F(program, refuses_peers_that_are_none) {
+TEST_F(program, refuses_libraries_without_the_requested_peer) {
   std::string const trace = file("small.csv", small_trace);
   expect_refusal({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "absent"}, "absent cannot be had");
   expect_refusal({trace, "--peer", trace}, "no peers in " + trace);
   expect_refusal({trace, "--peer", path("none.so")}, "none.so");
 }
 
-TEST_F(program, tells_when_the_json_cannot_be_written) {
+TEST_F(program, json_that_cannot_be_written_is_reported) {
   outcome const done =
       run({file("small.csv", small_trace), "--device", "simulated", "--json", path("none") + "/figures.json"});
   EXPECT_EQ(done.code, 1);

@@ -18,7 +18,7 @@ void show_two_steps(std::FILE* where) {
   shown.step("second");
 }
 
-TEST(progress, is_a_line_that_is_written_over_and_cleared) {
+TEST(progress, progress_overwrites_one_line_and_clears_it) {
   int program = -1;
   int terminal = -1;
   if (openpty(&program, &terminal, nullptr, nullptr, nullptr) != 0) GTEST_SKIP() << "this system has no terminals";

@@ -41,7 +41,7 @@ replay::result timed_row(std::string const& trace, std::string const& resource) 
   return row;
 }
 
-TEST(table, has_no_times_on_a_simulated_device) {
+TEST(table, table_has_no_times_on_a_simulated_device) {
   EXPECT_EQ(replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
             "pool on simulated device\n"
             "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
@@ -50,7 +50,7 @@ TEST(table, has_no_times_on_a_simulated_device) {
             "3\n");
 }
 
-TEST(table, has_times_on_a_device) {
+TEST(table, table_has_times_on_a_device) {
   EXPECT_EQ(replay::format_tables(std::vector{timed_row("gpt_train", "cuda")}),
             "cuda on NVIDIA H200; one call includes 21.5 ns of clock\n"
             "trace      operations  cold ns/op  warm ns/op  p50 ns  p99 ns  max ns  driver calls/1000  peak "
@@ -61,7 +61,7 @@ TEST(table, has_times_on_a_device) {
             "4.00 GiB        0.750     1,234          3\n");
 }
 
-TEST(table, has_device_times_with_work) {
+TEST(table, table_has_device_times_if_kernels_run) {
   replay::result row = timed_row("gpt_train", "pool");
   row.work_microseconds = 20;
   row.work_every = 3;
@@ -91,7 +91,7 @@ TEST(table, table_at_the_recorded_pace_has_the_share_of_time) {
   EXPECT_NE(text.find("        0.750         0.0123  "), std::string::npos) << text;
 }
 
-TEST(table, is_one_for_each_resource) {
+TEST(table, each_resource_has_a_table) {
   std::string const text = replay::format_tables(
       std::vector{simulated_row("a", "cuda"), simulated_row("a", "pool"), simulated_row("b", "cuda")});
   EXPECT_EQ(text.find("cuda on"), 0U);
@@ -99,7 +99,7 @@ TEST(table, is_one_for_each_resource) {
   EXPECT_LT(text.find("\nb "), text.find("\npool on"));
 }
 
-TEST(json, has_an_object_for_each_trace_and_resource) {
+TEST(json, json_has_an_object_for_each_trace_and_resource) {
   auto const all = nlohmann::json::parse(
       replay::format_json(std::vector{simulated_row("gpt_train", "cuda"), timed_row("gpt_train", "pool")}));
   ASSERT_TRUE(all.is_array());
@@ -126,7 +126,7 @@ TEST(json, json_at_the_recorded_pace_has_the_share_of_time) {
   EXPECT_FALSE(all[1].contains("share_of_time_warm"));
 }
 
-TEST(json, has_no_times_on_a_simulated_device) {
+TEST(json, json_has_no_times_on_a_simulated_device) {
   auto const row = nlohmann::json::parse(replay::format_json(std::vector{simulated_row("a", "pool")}))[0];
   for (auto const& [name, value] : row.items()) {
     EXPECT_EQ(name.find("_ns"), std::string::npos) << name;
@@ -134,12 +134,12 @@ TEST(json, has_no_times_on_a_simulated_device) {
   }
 }
 
-TEST(json, survives_a_file_name_that_is_no_text) {
+TEST(json, file_name_that_is_not_utf8_is_written) {
   auto const all = nlohmann::json::parse(replay::format_json(std::vector{simulated_row("\xff\xfe", "pool")}));
   EXPECT_TRUE(all[0]["trace"].is_string());
 }
 
-TEST(write_whole, replaces_a_file_or_leaves_nothing) {
+TEST(write_whole, file_is_replaced_and_failed_writes_leave_none) {
   auto const folder = std::filesystem::temp_directory_path() / "gpumem_write_whole";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder / "taken");

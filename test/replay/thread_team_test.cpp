@@ -35,7 +35,7 @@ TEST(thread_team, members_run_at_the_same_time) {
   EXPECT_TRUE(all.try_wait());
 }
 
-TEST(thread_team, the_time_spans_all_members) {
+TEST(thread_team, time_spans_all_members) {
   replay::thread_team thread_team{2, no_setup};
   std::atomic<bool> one_ended = false;
   double const nanoseconds = thread_team.run([&](unsigned member) {
@@ -50,7 +50,7 @@ TEST(thread_team, the_time_spans_all_members) {
   EXPECT_GE(nanoseconds, 2e6);
 }
 
-TEST(thread_team, an_exception_of_any_member_arrives_when_all_have_ended) {
+TEST(thread_team, exception_of_a_member_is_thrown_after_all_ended) {
   replay::thread_team thread_team{3, no_setup};
   std::atomic<int> ended = 0;
   auto const body = [&](unsigned member) {
@@ -62,7 +62,7 @@ TEST(thread_team, an_exception_of_any_member_arrives_when_all_have_ended) {
   EXPECT_NO_THROW(thread_team.run([](unsigned) {}));
 }
 
-TEST(thread_team, a_member_that_cannot_be_set_up_tells_it_in_its_first_pass) {
+TEST(thread_team, member_that_fails_its_setup_throws_in_its_first_pass) {
   replay::thread_team thread_team{2, [](std::function<void()> const&) { throw std::runtime_error("no device"); }};
   EXPECT_THROW(thread_team.run([](unsigned) {}), std::runtime_error);
 }

@@ -61,17 +61,17 @@ std::string long_text() {
   return text;
 }
 
-TEST_F(trace_file, plain_and_gzip_hold_the_same) {
+TEST_F(trace_file, plain_and_gzip_files_have_equal_rows) {
   std::string const text = long_text();
   EXPECT_EQ(replay::read_trace_file(file("a.csv", text)), text);
   EXPECT_EQ(replay::read_trace_file(file("a.csv.gz", gzip(text))), text);
 }
 
-TEST_F(trace_file, gzip_is_known_by_its_bytes_and_may_have_several_members) {
+TEST_F(trace_file, gzip_is_detected_by_its_bytes_and_can_have_several_members) {
   EXPECT_EQ(replay::read_trace_file(file("a.csv", gzip("one\n") + gzip("two\n"))), "one\ntwo\n");
 }
 
-TEST_F(trace_file, cut_gzip_tells_the_line_where_it_ends) {
+TEST_F(trace_file, truncated_gzip_is_reported_with_the_line_where_it_ends) {
   std::string const packed = gzip(long_text());
   std::string const half = file("half.csv.gz", packed.substr(0, packed.size() / 2));
   std::string const message = error_of(half);
@@ -82,7 +82,7 @@ TEST_F(trace_file, cut_gzip_tells_the_line_where_it_ends) {
   EXPECT_TRUE(message.ends_with(": cut short: the gzip data ends here")) << message;
 }
 
-TEST_F(trace_file, gzip_cut_anywhere_is_found) {
+TEST_F(trace_file, gzip_truncated_anywhere_is_found) {
   std::string const packed = gzip("one\ntwo\n");
   for (std::size_t size = 2; size < packed.size(); ++size) {
     std::string const cut = file("cut.gz", packed.substr(0, size));
@@ -90,7 +90,7 @@ TEST_F(trace_file, gzip_cut_anywhere_is_found) {
   }
 }
 
-TEST_F(trace_file, damaged_gzip_and_what_follows_gzip_are_found) {
+TEST_F(trace_file, damaged_gzip_and_trailing_bytes_are_found) {
   std::string damaged = gzip(long_text());
   damaged[damaged.size() / 2] ^= 0x55;
   EXPECT_NE(error_of(file("damaged.gz", damaged)).find(": damaged: "), std::string::npos);
@@ -98,12 +98,12 @@ TEST_F(trace_file, damaged_gzip_and_what_follows_gzip_are_found) {
   EXPECT_EQ(error_of(tail), tail + ":2: something that is not gzip follows the gzip data");
 }
 
-TEST_F(trace_file, missing_and_unreadable_files_are_told) {
+TEST_F(trace_file, missing_and_unreadable_files_are_reported) {
   EXPECT_EQ(error_of(path("none.csv")), path("none.csv") + ": cannot be opened: No such file or directory");
   EXPECT_EQ(error_of(folder_.string()), folder_.string() + ": cannot be read: Is a directory");
 }
 
-TEST_F(trace_file, names_are_files_without_folder_and_ending) {
+TEST_F(trace_file, trace_name_is_the_file_without_folder_and_suffix) {
   EXPECT_EQ(replay::trace_name("a/b/gpt_train.csv.gz"), "gpt_train");
   EXPECT_EQ(replay::trace_name("x.csv"), "x");
   EXPECT_EQ(replay::trace_name("log"), "log");

@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(traces, utilization,
                          [](auto const& info) { return std::string{info.param.trace}; });
 
 // What it draws after the first passes would raise the peak.
-TEST_F(utilization, a_pool_that_is_warm_does_not_grow_in_a_million_operations) {
+TEST_F(utilization, warm_pool_does_not_grow_in_a_million_operations) {
   auto const reserved = [&](int passes) { return replay("gpt_train", passes)["peak_reserved_bytes"]; };
   EXPECT_EQ(reserved(3 + 14), reserved(3)) << "in passes of 72,457 operations";
 }

@@ -18,7 +18,7 @@ protected:
 };
 
 // Each of the guide's resources, set as the device's current one and used by code that knows only that.
-TEST_F(choosing, every_resource_can_be_the_current_one) {
+TEST_F(choosing, every_resource_can_be_the_current_resource) {
   auto const use = [&](gpumem::any_pool resource) {
     gpumem::scoped_current_resource const scope{device_, std::move(resource)};
     gpumem::stream stream{device_};
@@ -35,7 +35,7 @@ TEST_F(choosing, every_resource_can_be_the_current_one) {
   use(gpumem::any_pool{gpumem::managed_resource{device_}});
 }
 
-TEST_F(choosing, statistics_wrap_any_resource) {
+TEST_F(choosing, statistics_adaptor_wraps_any_resource) {
   gpumem::statistics_adaptor counted{gpumem::async_resource{device_}};
   gpumem::stream stream{device_};
   auto* const block = counted.allocate(stream, 1000);
@@ -45,7 +45,7 @@ TEST_F(choosing, statistics_wrap_any_resource) {
 }
 
 // A resource that is replaced while its memory is in use: nothing of it is lost.
-TEST_F(choosing, the_current_resource_may_change_while_its_memory_lives) {
+TEST_F(choosing, current_resource_can_change_while_its_memory_is_live) {
   gpumem::stream stream{device_};
   gpumem::statistics_adaptor counted{gpumem::pool_resource{gpumem::cuda_resource{device_}}};
   gpumem::set_current_resource(device_, gpumem::any_pool{counted});

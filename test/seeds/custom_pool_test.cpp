@@ -20,13 +20,13 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(custom_pool, draws_its_region_once) {
+TEST_F(custom_pool, allocates_its_region_once) {
   gpumem::pool_resource pool{counted_, {.initial_size = region, .limit = region}};
   for (int i = 0; i < 10; ++i) pool.deallocate(stream_, pool.allocate(stream_, 10_MiB), 10_MiB);
   EXPECT_EQ(counted_.counters().allocations.total, 1);
 }
 
-TEST_F(custom_pool, says_no_when_it_is_full_and_goes_on) {
+TEST_F(custom_pool, fails_when_it_is_full_and_works_afterwards) {
   gpumem::pool_resource pool{counted_, {.initial_size = region, .limit = region}};
   constexpr std::size_t floats = 10'000'000 * sizeof(float); // more than the region
   EXPECT_FALSE(pool.try_allocate(stream_, floats));
@@ -34,7 +34,7 @@ TEST_F(custom_pool, says_no_when_it_is_full_and_goes_on) {
   pool.deallocate(stream_, pool.allocate(stream_, region), region);
 }
 
-TEST_F(custom_pool, holds_what_is_written_and_read_back) {
+TEST_F(custom_pool, memory_keeps_what_is_written) {
   gpumem::pool_resource pool{counted_, {.initial_size = region, .limit = region}};
   gpumem::uninitialized_vector<float> values{stream_, pool, 1'000'000};
   values.set_element_to_zero_async(0);
@@ -42,7 +42,7 @@ TEST_F(custom_pool, holds_what_is_written_and_read_back) {
   EXPECT_EQ(values.front(), 1.0F);
 }
 
-TEST_F(custom_pool, bears_threads) {
+TEST_F(custom_pool, can_be_used_by_several_threads) {
   gpumem::pool_resource pool{counted_, {.initial_size = region, .limit = region}};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

@@ -15,7 +15,7 @@ protected:
   gpumem::device const device_{0};
 };
 
-TEST_F(driver_pool, the_default_pool_gives_memory_in_stream_order) {
+TEST_F(driver_pool, default_pool_allocates_in_stream_order) {
   gpumem::stream stream{device_};
   gpumem::async_resource_view pool{device_};
   constexpr std::size_t bytes = 1024 * sizeof(float);
@@ -25,7 +25,7 @@ TEST_F(driver_pool, the_default_pool_gives_memory_in_stream_order) {
   stream.synchronize();
 }
 
-TEST_F(driver_pool, current_and_peak_are_read_from_it) {
+TEST_F(driver_pool, current_and_peak_bytes_are_reported) {
   gpumem::stream stream{device_};
   gpumem::async_resource pool{device_};
   auto* const block = pool.allocate(stream, 3_MiB);
@@ -37,7 +37,7 @@ TEST_F(driver_pool, current_and_peak_are_read_from_it) {
   EXPECT_GE(pool.usage().peak_used, 3_MiB);
 }
 
-TEST_F(driver_pool, a_pool_of_ones_own_keeps_its_limit_and_threshold) {
+TEST_F(driver_pool, new_pool_keeps_its_limit_and_threshold) {
   gpumem::stream stream{device_};
   gpumem::async_resource pool{device_, {.limit = 64_MiB, .release_threshold = 1_MiB}};
   auto const got = pool.try_allocate(stream, 65_MiB);
@@ -47,7 +47,7 @@ TEST_F(driver_pool, a_pool_of_ones_own_keeps_its_limit_and_threshold) {
   pool.deallocate(stream, block, 32_MiB);
 }
 
-TEST_F(driver_pool, trimming_gives_back_what_is_not_in_use) {
+TEST_F(driver_pool, trim_returns_unused_memory) {
   gpumem::stream stream{device_};
   gpumem::async_resource pool{device_};
   pool.deallocate(stream, pool.allocate(stream, 32_MiB), 32_MiB);

@@ -17,14 +17,14 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(pool_allocators, sizes_are_written_as_people_write_them) {
+TEST_F(pool_allocators, sizes_can_be_written_with_units) {
   gpumem::pool_resource const pool{
       upstream_, {.initial_size = gpumem::parse_bytes("1.5GiB"), .limit = gpumem::parse_bytes("4GiB")}};
   EXPECT_EQ(pool.statistics().reserved, 1536_MiB);
   EXPECT_EQ(pool.statistics().limit, 4_GiB);
 }
 
-TEST_F(pool_allocators, the_limit_is_never_exceeded) {
+TEST_F(pool_allocators, limit_is_never_exceeded) {
   gpumem::pool_resource pool{upstream_, {.initial_size = 2_MiB, .limit = 8_MiB}};
   std::vector<void*> blocks;
   for (;;) {
@@ -38,7 +38,7 @@ TEST_F(pool_allocators, the_limit_is_never_exceeded) {
 }
 
 // Neighbours are joined: where eight small blocks were, one large one fits, without growth.
-TEST_F(pool_allocators, freed_neighbours_are_one_block_again) {
+TEST_F(pool_allocators, freed_neighbours_coalesce) {
   gpumem::pool_resource pool{upstream_, {.initial_size = 8_MiB, .limit = 8_MiB}};
   std::vector<void*> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(pool.allocate(stream_, 1_MiB));
@@ -49,13 +49,13 @@ TEST_F(pool_allocators, freed_neighbours_are_one_block_again) {
 }
 
 // The guide's pools never shrink; these do, when told to, and by themselves beyond a threshold.
-TEST_F(pool_allocators, memory_goes_back_when_it_is_asked_for) {
+TEST_F(pool_allocators, trim_returns_memory) {
   gpumem::pool_resource pool{upstream_, {.initial_size = 64_MiB}};
   EXPECT_EQ(pool.trim(0), 64_MiB);
   EXPECT_EQ(pool.statistics().reserved, 0u);
 }
 
-TEST_F(pool_allocators, a_warm_pool_makes_no_driver_call) {
+TEST_F(pool_allocators, warm_pool_makes_no_driver_call) {
   gpumem::pool_resource pool{upstream_, {.initial_size = 16_MiB}};
   auto const cycle = [&] {
     for (std::size_t const bytes : {1_KiB, 1_MiB, 5_MiB})

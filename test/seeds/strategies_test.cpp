@@ -19,7 +19,7 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(strategies, direct_memory_goes_back_at_each_free) {
+TEST_F(strategies, cuda_resource_returns_memory_at_each_free) {
   auto const before = frees();
   for (int i = 0; i < 5; ++i) {
     auto cuda = cuda_;
@@ -28,7 +28,7 @@ TEST_F(strategies, direct_memory_goes_back_at_each_free) {
   EXPECT_EQ(frees() - before, 5u);
 }
 
-TEST_F(strategies, pool_memory_goes_back_at_the_end_of_the_pool) {
+TEST_F(strategies, pool_returns_memory_at_its_end) {
   auto const before = frees();
   auto const held = device_bytes();
   {
@@ -42,7 +42,7 @@ TEST_F(strategies, pool_memory_goes_back_at_the_end_of_the_pool) {
 }
 
 // Small blocks and large ones in one pool, whatever their order.
-TEST_F(strategies, small_and_large_blocks_share_a_pool) {
+TEST_F(strategies, small_and_large_blocks_can_share_a_pool) {
   gpumem::pool_resource pool{cuda_, {.initial_size = 64_MiB}};
   for (std::size_t const bytes : {256_KiB, 16_MiB, 1_KiB, 32_MiB, std::size_t{256}}) {
     pool.deallocate(stream_, pool.allocate(stream_, bytes), bytes);

@@ -28,7 +28,7 @@ protected:
   CUgraph graph_ = nullptr;
 };
 
-TEST_F(capture, records_work_and_replays_it) {
+TEST_F(capture, captured_work_is_replayed) {
   int ran = 0;
   const CUstream s = begin();
   simulator::work(s, {}, 1us, [&] { ++ran; });
@@ -59,7 +59,7 @@ TEST_F(capture, queries_and_waits_invalidate_a_capture) {
   EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-TEST_F(capture, its_event_may_not_be_queried) {
+TEST_F(capture, event_of_a_capture_cannot_be_queried) {
   const CUevent e = new_event();
   const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(cu().event_record(e, s), CUDA_SUCCESS);
@@ -67,7 +67,7 @@ TEST_F(capture, its_event_may_not_be_queried) {
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-TEST_F(capture, spreads_over_events_and_must_be_joined) {
+TEST_F(capture, capture_spreads_over_events_and_must_be_joined) {
   const CUevent fork = new_event();
   const CUevent join = new_event();
   const CUstream other = new_stream();
@@ -95,7 +95,7 @@ TEST_F(capture, spreads_over_events_and_must_be_joined) {
   EXPECT_EQ(end(s), CUDA_SUCCESS);
 }
 
-TEST_F(capture, may_not_wait_for_what_is_outside) {
+TEST_F(capture, captured_stream_cannot_wait_for_an_event_outside) {
   const CUevent outside = new_event();
   cu().event_record(outside, new_stream());
   const CUstream s = begin();
@@ -113,7 +113,7 @@ TEST_F(capture, legacy_stream_invalidates_the_capture_of_a_blocking_stream) {
   EXPECT_EQ(end(free), CUDA_SUCCESS);
 }
 
-TEST_F(capture, global_mode_forbids_unsafe_calls_to_every_thread) {
+TEST_F(capture, global_mode_forbids_unsafe_calls_of_every_thread) {
   const CUstream s = begin();
   CUdeviceptr memory = 0;
   std::thread([&] {
@@ -128,7 +128,7 @@ TEST_F(capture, global_mode_forbids_unsafe_calls_to_every_thread) {
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-TEST_F(capture, thread_local_mode_forbids_them_to_its_thread_only) {
+TEST_F(capture, thread_local_mode_forbids_unsafe_calls_of_its_thread_only) {
   const CUstream s = begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   CUdeviceptr memory = 0;
   std::thread([&] {
@@ -171,7 +171,7 @@ TEST_F(capture, capture_of_the_legacy_stream_is_refused) {
   EXPECT_EQ(end(s), CUDA_ERROR_ILLEGAL_STATE);
 }
 
-TEST_F(capture, tells_its_number) {
+TEST_F(capture, capture_has_a_number) {
   const CUstream first = begin();
   CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t one = 0;

@@ -31,7 +31,7 @@ TEST_F(cccl, streams_and_events_order_work) {
   EXPECT_TRUE(b.is_done());
 }
 
-TEST_F(cccl, a_stream_waits_for_a_stream) {
+TEST_F(cccl, stream_waits_for_a_stream) {
   cuda::stream a{device_};
   cuda::stream b{device_};
   std::vector<int> ran;
@@ -42,7 +42,7 @@ TEST_F(cccl, a_stream_waits_for_a_stream) {
   EXPECT_EQ(ran, (std::vector{1, 2}));
 }
 
-TEST_F(cccl, timed_events_tell_simulated_time) {
+TEST_F(cccl, timed_events_measure_simulated_time) {
   cuda::stream s{device_};
   cuda::timed_event begin{s};
   simulator::work(s, {}, 5ms);
@@ -51,13 +51,13 @@ TEST_F(cccl, timed_events_tell_simulated_time) {
   EXPECT_NEAR(static_cast<double>((end - begin).count()), 5e6, 1e5);
 }
 
-TEST_F(cccl, devices_tell_their_attributes) {
+TEST_F(cccl, device_attributes_can_be_read) {
   EXPECT_EQ(cuda::devices.size(), 1u);
   EXPECT_EQ(device_.attribute(cuda::device_attributes::warp_size), 32);
   EXPECT_NE(std::string(device_.name().data(), device_.name().size()).find("simulated"), std::string::npos);
 }
 
-TEST_F(cccl, managed_and_pinned_resources_serve) {
+TEST_F(cccl, managed_and_pinned_resources_allocate) {
   cuda::mr::legacy_managed_memory_resource managed;
   void* p = managed.allocate_sync(4096, 256);
   static_cast<char*>(p)[0] = 1;
@@ -68,7 +68,7 @@ TEST_F(cccl, managed_and_pinned_resources_serve) {
   pinned.deallocate_sync(q, 4096, 256);
 }
 
-TEST_F(cccl, errors_come_as_its_exceptions) {
+TEST_F(cccl, errors_are_thrown_as_cuda_error) {
   cuda::stream s{device_};
   simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_THROW(s.sync(), cuda::cuda_error);

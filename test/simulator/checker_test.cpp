@@ -22,7 +22,7 @@ protected:
   }
 };
 
-TEST_F(checker, tells_unordered_work_of_two_streams_with_the_missing_order) {
+TEST_F(checker, unordered_work_of_two_streams_is_reported_with_the_missing_order) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   char* memory = new_memory(1024);
@@ -43,14 +43,14 @@ TEST_F(checker, tells_unordered_work_of_two_streams_with_the_missing_order) {
   EXPECT_NE(found.text.find("block 1"), std::string::npos) << found.text;
 }
 
-TEST_F(checker, two_reads_are_no_conflict_and_neither_are_other_bytes) {
+TEST_F(checker, reads_and_accesses_of_other_bytes_do_not_conflict) {
   char* memory = new_memory(1024);
   simulator::work(new_stream(), {read(memory, 512)}, 1us);
   simulator::work(new_stream(), {read(memory, 512)}, 1us);
   simulator::work(new_stream(), {write(memory + 512, 512)}, 1us);
 }
 
-TEST_F(checker, remembers_every_reader) {
+TEST_F(checker, every_reader_is_remembered) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   const CUstream c = new_stream();
@@ -62,7 +62,7 @@ TEST_F(checker, remembers_every_reader) {
   EXPECT_EQ(only_finding().earlier.stream, id_of(a));
 }
 
-TEST_F(checker, accepts_order_by_events_also_through_a_third_stream) {
+TEST_F(checker, order_by_events_through_a_third_stream_is_accepted) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   const CUstream c = new_stream();
@@ -73,7 +73,7 @@ TEST_F(checker, accepts_order_by_events_also_through_a_third_stream) {
   simulator::work(c, {write(memory, 64)}, 1us);
 }
 
-TEST_F(checker, accepts_order_by_the_legacy_stream) {
+TEST_F(checker, order_by_the_legacy_stream_is_accepted) {
   char* memory = new_memory(64);
   simulator::work(new_stream(CU_STREAM_DEFAULT), {write(memory, 64)}, 1us);
   simulator::work(CU_STREAM_LEGACY, {read(memory, 64)}, 1us);
@@ -83,7 +83,7 @@ TEST_F(checker, accepts_order_by_the_legacy_stream) {
   EXPECT_EQ(only_finding().kind, finding_kind::unordered_access);
 }
 
-TEST_F(checker, a_destroyed_blocking_stream_still_is_before_the_legacy_stream) {
+TEST_F(checker, destroyed_blocking_stream_is_still_before_the_legacy_stream) {
   char* memory = new_memory(64);
   const CUstream a = new_stream(CU_STREAM_DEFAULT);
   simulator::work(a, {write(memory, 64)}, 1us);
@@ -92,7 +92,7 @@ TEST_F(checker, a_destroyed_blocking_stream_still_is_before_the_legacy_stream) {
   simulator::work(CU_STREAM_LEGACY, {write(memory, 64)}, 1us);
 }
 
-TEST_F(checker, accepts_order_by_a_host_that_has_seen_completion_and_not_by_completion_alone) {
+TEST_F(checker, only_completion_that_the_host_has_seen_is_an_order) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   char* memory = new_memory(64);
@@ -105,7 +105,7 @@ TEST_F(checker, accepts_order_by_a_host_that_has_seen_completion_and_not_by_comp
   EXPECT_EQ(only_finding().kind, finding_kind::unordered_access);
 }
 
-TEST_F(checker, a_query_that_says_no_gives_no_order_and_one_that_says_yes_does) {
+TEST_F(checker, only_a_query_that_reports_completion_is_an_order) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   const CUevent e = new_event();
@@ -121,7 +121,7 @@ TEST_F(checker, a_query_that_says_no_gives_no_order_and_one_that_says_yes_does) 
   simulator::work(new_stream(), {write(memory, 64)}, 1us);
 }
 
-TEST_F(checker, flag_waits_give_no_order) {
+TEST_F(checker, waits_for_a_flag_are_no_order) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   char* memory = new_memory(64);
@@ -134,7 +134,7 @@ TEST_F(checker, flag_waits_give_no_order) {
   EXPECT_EQ(simulator::run_until_idle(), 0u);
 }
 
-TEST_F(checker, copies_and_fills_are_accesses_too) {
+TEST_F(checker, copies_and_fills_are_accesses) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   char* memory = new_memory(64);
@@ -146,7 +146,7 @@ TEST_F(checker, copies_and_fills_are_accesses_too) {
   EXPECT_EQ(found.later.action, "copy");
 }
 
-TEST_F(checker, tells_work_outside_of_allocations) {
+TEST_F(checker, work_outside_allocations_is_reported) {
   const CUstream s = new_stream();
   char* memory = new_memory(64);
   simulator::work(s, {write(memory + 32, 64)}, 1us);
@@ -156,7 +156,7 @@ TEST_F(checker, tells_work_outside_of_allocations) {
   EXPECT_EQ(only_finding().kind, finding_kind::unallocated_access);
 }
 
-TEST_F(checker, a_clock_component_of_a_dead_stream_is_used_again_without_mixing_them_up) {
+TEST_F(checker, clock_entry_is_reused_after_its_stream_is_destroyed) {
   char* memory = new_memory(64);
   for (int i = 0; i < 100; ++i) {
     const CUstream s = new_stream();
@@ -183,7 +183,7 @@ protected:
   std::optional<naive_pool> pool_;
 };
 
-TEST_F(checked_resource, tells_use_after_free_and_double_free) {
+TEST_F(checked_resource, use_after_free_and_double_free_are_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   void* p = checked.allocate(a, 256);
@@ -196,7 +196,7 @@ TEST_F(checked_resource, tells_use_after_free_and_double_free) {
   EXPECT_EQ(only_finding().kind, finding_kind::double_free);
 }
 
-TEST_F(checked_resource, tells_free_of_what_was_never_granted_and_of_another_size) {
+TEST_F(checked_resource, free_of_unknown_memory_or_wrong_size_is_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   char* p = static_cast<char*>(checked.allocate(a, 256));
@@ -206,7 +206,7 @@ TEST_F(checked_resource, tells_free_of_what_was_never_granted_and_of_another_siz
   EXPECT_EQ(only_finding().kind, finding_kind::unknown_free);
 }
 
-TEST_F(checked_resource, tells_bytes_that_were_never_granted) {
+TEST_F(checked_resource, access_to_unallocated_bytes_is_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   char* p = static_cast<char*>(checked.allocate(a, 256));
@@ -214,7 +214,7 @@ TEST_F(checked_resource, tells_bytes_that_were_never_granted) {
   EXPECT_EQ(only_finding().kind, finding_kind::unallocated_access);
 }
 
-TEST_F(checked_resource, tells_the_same_bytes_granted_twice) {
+TEST_F(checked_resource, overlapping_live_blocks_are_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   void* p = checked.allocate(a, 256);
@@ -224,7 +224,7 @@ TEST_F(checked_resource, tells_the_same_bytes_granted_twice) {
   EXPECT_EQ(only_finding().kind, finding_kind::overlapping_grant);
 }
 
-TEST_F(checked_resource, tells_a_free_before_a_use_on_another_stream) {
+TEST_F(checked_resource, free_before_a_use_on_another_stream_is_reported) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   auto checked = pool();
@@ -237,7 +237,7 @@ TEST_F(checked_resource, tells_a_free_before_a_use_on_another_stream) {
   EXPECT_EQ(found.earlier.stream, id_of(b));
 }
 
-TEST_F(checked_resource, excuses_declared_uses_at_the_free_but_not_at_the_reuse) {
+TEST_F(checked_resource, declared_use_is_allowed_at_the_free_but_not_at_the_reuse) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   auto checked = pool();
@@ -253,7 +253,7 @@ TEST_F(checked_resource, excuses_declared_uses_at_the_free_but_not_at_the_reuse)
   EXPECT_EQ(found.earlier.stream, id_of(b));
 }
 
-TEST_F(checked_resource, tells_memory_given_to_the_driver_with_a_live_block_in_it) {
+TEST_F(checked_resource, memory_returned_to_the_driver_with_a_live_block_is_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   checked.allocate(a, 256);
@@ -261,7 +261,7 @@ TEST_F(checked_resource, tells_memory_given_to_the_driver_with_a_live_block_in_i
   EXPECT_EQ(only_finding().kind, finding_kind::live_block_in_freed_memory);
 }
 
-TEST_F(checked_resource, tells_a_free_by_the_host_before_the_host_has_seen_the_last_use) {
+TEST_F(checked_resource, free_by_the_host_before_it_has_seen_the_last_use_is_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   void* p = checked.allocate_sync(256);
@@ -273,7 +273,7 @@ TEST_F(checked_resource, tells_a_free_by_the_host_before_the_host_has_seen_the_l
   EXPECT_EQ(found.missing, "the host has not seen work 1 of stream " + std::to_string(id_of(a)) + " complete");
 }
 
-TEST_F(checked_resource, nests) {
+TEST_F(checked_resource, checked_resources_can_be_nested) {
   const CUstream a = new_stream();
   auto outer = pool();
   auto inner = simulator::checked(naive_pool(static_cast<char*>(outer.allocate(a, 4096)), 4096));

@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 class context : public simulated_device {};
 
-TEST_F(context, missing_is_201_for_default_streams_and_not_for_named_ones) {
+TEST_F(context, missing_context_is_error_201_for_default_streams_only) {
   const CUstream s = new_stream();
   const CUevent e = new_event();
   std::thread([&] {
@@ -96,7 +96,7 @@ TEST_F(context, reset_of_the_device_ends_its_captures) {
   EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS) << "no capture forbids it";
 }
 
-TEST_F(context, is_not_there_in_a_forked_child) {
+TEST_F(context, forked_child_has_no_context) {
   const CUstream s = new_stream();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -112,7 +112,7 @@ TEST_F(context, is_not_there_in_a_forked_child) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(context, last_release_ends_it) {
+TEST_F(context, last_release_destroys_the_context) {
   unsigned flags = 0;
   int active = 0;
   cu().context_state(0, &flags, &active);
@@ -149,7 +149,7 @@ TEST_F(fault, nth_allocation_is_out_of_memory) {
   EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS);
 }
 
-TEST_F(fault, nth_call_of_a_name_fails_as_told) {
+TEST_F(fault, nth_call_of_a_name_fails_with_the_given_error) {
   simulator::fail_call("cuStreamQuery", 2, CUDA_ERROR_ILLEGAL_ADDRESS);
   const CUstream s = new_stream();
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
@@ -169,7 +169,7 @@ TEST_F(fault, sticky_error_stays_until_the_device_is_reset) {
   EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS);
 }
 
-TEST_F(fault, event_that_never_completes_is_told_as_a_deadlock) {
+TEST_F(fault, event_that_never_completes_is_reported_as_a_deadlock) {
   const CUstream s = new_stream();
   const CUevent e = new_event();
   simulator::never_complete(e);
@@ -193,7 +193,7 @@ TEST_F(fault, calls_are_counted_by_name) {
   EXPECT_FALSE(calls.contains("cuMemAlloc"));
 }
 
-TEST_F(fault, unsimulated_function_says_its_name) {
+TEST_F(fault, unsimulated_function_names_itself) {
   const decltype(&::cuMemPoolExportPointer) missing = entry{"cuMemPoolExportPointer"};
   testing::internal::CaptureStderr();
   EXPECT_EQ(missing(nullptr, 0), CUDA_ERROR_NOT_SUPPORTED);
@@ -205,7 +205,7 @@ TEST_F(fault, unsimulated_function_says_its_name) {
   EXPECT_EQ(status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
 }
 
-TEST_F(fault, errors_have_names_and_words) {
+TEST_F(fault, errors_have_names_and_texts) {
   const decltype(&::cuGetErrorName) name_of = entry{"cuGetErrorName"};
   const decltype(&::cuGetErrorString) words_of = entry{"cuGetErrorString"};
   const char* text = nullptr;

@@ -16,7 +16,7 @@ protected:
   std::vector<int> ran_;
 };
 
-TEST_F(event, never_recorded_is_complete) {
+TEST_F(event, unrecorded_event_is_complete) {
   const CUevent e = new_event();
   EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
   EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
@@ -25,7 +25,7 @@ TEST_F(event, never_recorded_is_complete) {
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
 }
 
-TEST_F(event, completes_with_the_work_before_it) {
+TEST_F(event, event_completes_with_the_work_before_it) {
   const CUstream s = new_stream();
   const CUevent e = new_event();
   note(s, 1);
@@ -37,7 +37,7 @@ TEST_F(event, completes_with_the_work_before_it) {
   EXPECT_EQ(ran_, std::vector{1});
 }
 
-TEST_F(event, orders_another_stream_behind_it) {
+TEST_F(event, stream_that_waits_runs_after_the_event) {
   for (std::uint64_t seed = 0; seed < 32; ++seed) {
     simulator::seed(seed);
     ran_.clear();
@@ -53,7 +53,7 @@ TEST_F(event, orders_another_stream_behind_it) {
   }
 }
 
-TEST_F(event, wait_keeps_the_record_it_met_when_the_event_is_recorded_again) {
+TEST_F(event, wait_keeps_its_record_when_the_event_is_recorded_again) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   const CUstream stuck = new_stream();
@@ -82,7 +82,7 @@ TEST_F(event, context_event_covers_every_stream) {
   EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
 }
 
-TEST_F(event, handle_is_recycled_and_its_dead_use_is_found) {
+TEST_F(event, use_of_a_destroyed_event_with_a_recycled_handle_is_found) {
   const CUevent first = new_event();
   cu().event_destroy(first);
   EXPECT_EQ(cu().event_query(first), CUDA_ERROR_INVALID_HANDLE);
@@ -90,7 +90,7 @@ TEST_F(event, handle_is_recycled_and_its_dead_use_is_found) {
   EXPECT_EQ(new_event(), first);
 }
 
-TEST_F(event, destroyed_while_pending_still_holds_back_the_waiter) {
+TEST_F(event, event_destroyed_while_pending_still_delays_the_waiting_stream) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   const CUevent e = new_event();
@@ -103,7 +103,7 @@ TEST_F(event, destroyed_while_pending_still_holds_back_the_waiter) {
   EXPECT_EQ(ran_, (std::vector{1, 2}));
 }
 
-TEST_F(event, tells_simulated_time) {
+TEST_F(event, elapsed_time_is_simulated_time) {
   const CUstream s = new_stream();
   const CUevent begin = new_event(CU_EVENT_DEFAULT);
   const CUevent end = new_event(CU_EVENT_DEFAULT);

@@ -191,7 +191,7 @@ TEST_F(hazard, stream_known_by_its_id_is_silent) {
   EXPECT_NE(reused_, p);
 }
 
-TEST_F(hazard, host_write_on_reuse_is_found) {
+TEST_F(hazard, host_write_to_reused_memory_is_found) {
   const void* p = host_write_on_reuse(bug::forgets_the_host);
   const auto all = simulator::take_findings();
   ASSERT_EQ(all.size(), 1u);

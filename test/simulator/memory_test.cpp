@@ -14,7 +14,7 @@ class device_memory : public simulated_device {};
 
 constexpr std::size_t gib = std::size_t{1} << 30;
 
-TEST_F(device_memory, holds_80_gib_by_address_only) {
+TEST_F(device_memory, allocations_of_80_gib_use_no_host_memory) {
   std::size_t free = 0;
   std::size_t total = 0;
   ASSERT_EQ(cu().memory_info(&free, &total), CUDA_SUCCESS);
@@ -31,7 +31,7 @@ TEST_F(device_memory, holds_80_gib_by_address_only) {
   EXPECT_EQ(new_memory(79 * gib)[78 * gib], 0);
 }
 
-TEST_F(device_memory, same_calls_give_the_same_offsets) {
+TEST_F(device_memory, equal_calls_give_equal_offsets) {
   char* first = new_memory(1 << 20);
   char* second = new_memory(4 << 20);
   const auto distance = second - first;
@@ -51,7 +51,7 @@ TEST_F(device_memory, free_waits_for_the_device) {
   EXPECT_EQ(cu().free(address(memory)), CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(device_memory, copies_in_stream_order) {
+TEST_F(device_memory, copies_run_in_stream_order) {
   const CUstream s = new_stream();
   std::array<int, 256> in;
   std::array<int, 256> out{};
@@ -67,7 +67,7 @@ TEST_F(device_memory, copies_in_stream_order) {
   EXPECT_EQ(out[255], 256);
 }
 
-TEST_F(device_memory, copies_to_pinned_memory_later) {
+TEST_F(device_memory, copies_to_pinned_memory_are_asynchronous) {
   const CUstream s = new_stream();
   void* pinned = nullptr;
   ASSERT_EQ(cu().allocate_host(&pinned, 64), CUDA_SUCCESS);
@@ -93,7 +93,7 @@ TEST_F(device_memory, synchronous_copies_wait_unless_both_sides_are_on_the_devic
   EXPECT_EQ(back, 9);
 }
 
-TEST_F(device_memory, is_told_by_its_pointer) {
+TEST_F(device_memory, pointer_attributes_describe_it) {
   char* memory = new_memory(1000);
   void* pinned = nullptr;
   ASSERT_EQ(cu().allocate_host(&pinned, 64), CUDA_SUCCESS);
@@ -118,7 +118,7 @@ TEST_F(device_memory, is_told_by_its_pointer) {
   EXPECT_EQ(cu().address_range(&base, &bytes, address(memory + 1000)), CUDA_ERROR_NOT_FOUND);
 }
 
-TEST_F(device_memory, registers_host_memory_once) {
+TEST_F(device_memory, host_memory_can_be_registered_once) {
   std::array<char, 4096> own{};
   EXPECT_EQ(cu().register_host(own.data(), own.size(), 0), CUDA_SUCCESS);
   EXPECT_EQ(cu().register_host(own.data(), own.size(), 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
@@ -126,7 +126,7 @@ TEST_F(device_memory, registers_host_memory_once) {
   EXPECT_EQ(cu().unregister_host(own.data()), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
-TEST_F(device_memory, managed_memory_serves_host_and_device) {
+TEST_F(device_memory, managed_memory_is_used_by_host_and_device) {
   CUdeviceptr memory = 0;
   ASSERT_EQ(cu().allocate_managed(&memory, 64, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
   bool managed = false;
@@ -135,7 +135,7 @@ TEST_F(device_memory, managed_memory_serves_host_and_device) {
   EXPECT_EQ(cu().free(memory), CUDA_SUCCESS);
 }
 
-TEST_F(device_memory, memory_of_two_devices_is_counted_apart) {
+TEST_F(device_memory, memory_is_counted_by_device) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   two.capacity = gib;

@@ -27,7 +27,7 @@ protected:
   CUstream b_ = nullptr;
 };
 
-TEST_F(driver_pool_order, memory_is_the_streams_that_asked_for_it) {
+TEST_F(driver_pool_order, memory_belongs_to_the_stream_that_allocated_it) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   simulator::work(a_, {write(memory, 64)}, 1us);
@@ -47,7 +47,7 @@ TEST_F(driver_pool_order, unordered_use_after_the_allocation_is_found) {
   EXPECT_EQ(found.later.stream, id_of(b_));
 }
 
-TEST_F(driver_pool_order, a_use_that_the_free_is_not_behind_is_found) {
+TEST_F(driver_pool_order, use_that_is_not_before_the_free_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   order(a_, b_);
@@ -85,7 +85,7 @@ TEST_F(driver_pool_order, a_free_of_other_memory_is_found_and_refused) {
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
 }
 
-TEST_F(driver_pool_order, touching_bytes_beside_a_block_is_found) {
+TEST_F(driver_pool_order, access_beside_a_block_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 100);
   simulator::work(a_, {write(memory, 101)}, 1us);
@@ -93,7 +93,7 @@ TEST_F(driver_pool_order, touching_bytes_beside_a_block_is_found) {
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
 }
 
-TEST_F(driver_pool_order, the_host_frees_only_what_it_has_seen_done) {
+TEST_F(driver_pool_order, free_by_the_host_before_it_has_seen_completion_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   EXPECT_EQ(cu().stream_synchronize(a_), CUDA_SUCCESS);
@@ -104,7 +104,7 @@ TEST_F(driver_pool_order, the_host_frees_only_what_it_has_seen_done) {
   EXPECT_EQ(simulator::report().implicit_synchronizations, 0u);
 }
 
-TEST_F(driver_pool_order, block_must_not_go_back_before_the_blocks_in_it) {
+TEST_F(driver_pool_order, block_freed_before_its_sub_blocks_is_found) {
   pool_ = keeping_pool();
   char* chunk = allocate(pool_, a_, 4096);
   naive_pool inner(chunk, 4096);
@@ -116,7 +116,7 @@ TEST_F(driver_pool_order, block_must_not_go_back_before_the_blocks_in_it) {
   EXPECT_EQ(found.block_address, address(block));
 }
 
-TEST_F(driver_pool_order, a_stream_reuses_its_own_memory_at_once) {
+TEST_F(driver_pool_order, stream_reuses_its_own_memory_at_once) {
   pool_ = keeping_pool(segment);
   char* memory = allocate(pool_, a_, segment);
   simulator::work(a_, {write(memory, 64)}, 1us);
@@ -150,23 +150,23 @@ protected:
   }
 };
 
-TEST_F(reuse, pool_reuses_behind_an_event) {
+TEST_F(reuse, memory_is_reused_after_an_event) {
   EXPECT_EQ(reused({1, 0, 0}, false, false), nullptr);
   EXPECT_NE(reused({1, 0, 0}, true, false), nullptr);
 }
 
-TEST_F(reuse, pool_reuses_complete_memory) {
+TEST_F(reuse, complete_memory_is_reused) {
   EXPECT_EQ(reused({0, 1, 0}, true, false), nullptr);
   EXPECT_NE(reused({0, 1, 0}, false, true), nullptr);
 }
 
-TEST_F(reuse, pool_reuses_behind_a_wait_of_the_drivers_own) {
+TEST_F(reuse, memory_is_reused_after_a_wait_that_the_driver_inserts) {
   EXPECT_EQ(reused({0, 0, 0}, true, true), nullptr);
   EXPECT_NE(reused({0, 0, 1}, false, false), nullptr);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
 }
 
-TEST_F(reuse, comes_after_growth_where_a_wait_is_needed) {
+TEST_F(reuse, reuse_with_a_wait_comes_after_growth) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, segment);
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
@@ -174,7 +174,7 @@ TEST_F(reuse, comes_after_growth_where_a_wait_is_needed) {
   EXPECT_EQ(reserved(pool_), 2 * segment);
 }
 
-TEST_F(reuse, a_wait_holds_the_allocation_back) {
+TEST_F(reuse, inserted_wait_delays_the_allocation) {
   char* memory = reused({0, 0, 1}, false, false);
   ASSERT_NE(memory, nullptr);
   EXPECT_EQ(cu().stream_synchronize(b_), CUDA_SUCCESS);
@@ -223,7 +223,7 @@ protected:
   }
 };
 
-TEST_F(random_pool, stays_silent) {
+TEST_F(random_pool, correct_programs_have_no_findings) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     SCOPED_TRACE(seed);
     play(seed);

@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 class memory_pool : public simulated_pools {};
 
-TEST_F(memory_pool, draws_segments_and_counts_what_is_used) {
+TEST_F(memory_pool, pool_grows_by_segments_and_counts_used_bytes) {
   const CUmemoryPool pool = keeping_pool();
   const CUstream s = new_stream();
   EXPECT_EQ(reserved(pool), 0u);
@@ -31,7 +31,7 @@ TEST_F(memory_pool, draws_segments_and_counts_what_is_used) {
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
 }
 
-TEST_F(memory_pool, has_the_drivers_defaults) {
+TEST_F(memory_pool, attributes_have_the_defaults_of_the_driver) {
   const CUmemoryPool pool = new_pool();
   EXPECT_EQ(get(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 0u);
   for (const auto policy : {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -45,7 +45,7 @@ TEST_F(memory_pool, has_the_drivers_defaults) {
   }
 }
 
-TEST_F(memory_pool, keeps_its_limit_and_the_devices) {
+TEST_F(memory_pool, limits_of_pool_and_device_are_kept) {
   const CUmemoryPool small = keeping_pool(4 * mib);
   const CUstream s = new_stream();
   char* a = allocate(small, s, 3 * mib);
@@ -62,7 +62,7 @@ TEST_F(memory_pool, keeps_its_limit_and_the_devices) {
   EXPECT_EQ(allocate(small, s, 4 * mib), a) << "neighbours were not joined";
 }
 
-TEST_F(memory_pool, falls_to_its_threshold_when_the_host_waits) {
+TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {
   const CUmemoryPool pool = new_pool();
   const CUstream s = new_stream();
   char* a = allocate(pool, s, segment);
@@ -83,7 +83,7 @@ TEST_F(memory_pool, falls_to_its_threshold_when_the_host_waits) {
   EXPECT_EQ(reserved(pool), 0u);
 }
 
-TEST_F(memory_pool, a_trim_gives_back_what_the_host_has_seen_freed) {
+TEST_F(memory_pool, trim_returns_memory_that_the_host_has_seen_freed) {
   const CUmemoryPool pool = keeping_pool();
   const CUstream s = new_stream();
   char* a = allocate(pool, s, segment);
@@ -101,7 +101,7 @@ TEST_F(memory_pool, a_trim_gives_back_what_the_host_has_seen_freed) {
   EXPECT_EQ(free(c, s), CUDA_SUCCESS);
 }
 
-TEST_F(memory_pool, lives_on_until_its_blocks_are_freed) {
+TEST_F(memory_pool, destroyed_pool_lives_until_its_blocks_are_freed) {
   const CUmemoryPool pool = keeping_pool();
   const CUstream s = new_stream();
   char* a = allocate(pool, s, mib);
@@ -116,7 +116,7 @@ TEST_F(memory_pool, lives_on_until_its_blocks_are_freed) {
   EXPECT_EQ(simulator::report().bytes_allocated, 0u);
 }
 
-TEST_F(memory_pool, a_destroy_before_its_frees_are_seen_done_is_found) {
+TEST_F(memory_pool, destruction_before_its_frees_are_seen_complete_is_found) {
   const CUstream s = new_stream();
   for (const bool waits : {false, true}) {
     const CUmemoryPool pool = keeping_pool();
@@ -129,7 +129,7 @@ TEST_F(memory_pool, a_destroy_before_its_frees_are_seen_done_is_found) {
   }
 }
 
-TEST_F(memory_pool, is_the_default_of_a_device_until_another_is_set) {
+TEST_F(memory_pool, current_pool_is_the_default_until_another_is_set) {
   CUmemoryPool first = nullptr;
   CUmemoryPool now = nullptr;
   ASSERT_EQ(cu().default_pool(&first, 0), CUDA_SUCCESS);
@@ -184,7 +184,7 @@ TEST_F(memory_pool, pools_of_host_and_managed_memory_exist) {
   EXPECT_EQ(now, own);
 }
 
-TEST_F(memory_pool, is_not_made_of_what_no_driver_has) {
+TEST_F(memory_pool, invalid_properties_are_refused) {
   const auto refusal = [](CUmemPoolProps properties) {
     CUmemoryPool made = nullptr;
     return cu().pool_create(&made, &properties);
@@ -211,7 +211,7 @@ TEST_F(memory_pool, is_not_made_of_what_no_driver_has) {
   EXPECT_EQ(refusal(of), CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(memory_pool, is_reached_by_the_devices_that_were_allowed) {
+TEST_F(memory_pool, only_allowed_devices_have_access) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   simulator::reset(two);
@@ -249,7 +249,7 @@ TEST_F(memory_pool, is_reached_by_the_devices_that_were_allowed) {
   cu().release(1);
 }
 
-TEST_F(memory_pool, its_blocks_are_told_by_their_pointers) {
+TEST_F(memory_pool, pointer_attributes_describe_its_blocks) {
   const CUmemoryPool pool = keeping_pool();
   const CUstream s = new_stream();
   char* a = allocate(pool, s, 1000);
@@ -264,7 +264,7 @@ TEST_F(memory_pool, its_blocks_are_told_by_their_pointers) {
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
 }
 
-TEST_F(memory_pool, takes_part_in_faults_and_refuses_captures) {
+TEST_F(memory_pool, injected_failures_apply_and_captures_are_refused) {
   const CUmemoryPool pool = keeping_pool();
   const CUstream s = new_stream();
   CUdeviceptr memory = 0;

@@ -106,7 +106,7 @@ TEST_P(wrong_pool, wrong_pool_is_found_before_its_bytes_break) {
 
 INSTANTIATE_TEST_SUITE_P(bugs, wrong_pool, testing::Values(bug::ignores_order, bug::drops_tag_in_merge));
 
-TEST_F(random_program, replays_exactly) {
+TEST_F(random_program, equal_seeds_give_equal_runs) {
   const auto findings_of = [&](std::uint64_t seed) {
     play(seed, bug::ignores_order);
     std::vector<std::uint64_t> told;

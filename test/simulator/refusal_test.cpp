@@ -62,12 +62,12 @@ TEST_F(refusal, library_is_not_where_it_was_said_to_be) {
   EXPECT_NE(message_of_load().find("/nowhere/libsimulator.so"), std::string::npos);
 }
 
-TEST_F(refusal, control_before_load_says_so) {
+TEST_F(refusal, control_before_load_throws) {
   EXPECT_THROW(simulator::step(), simulator::error);
   EXPECT_FALSE(simulator::loaded());
 }
 
-TEST_F(refusal, auto_load_leaves_a_machine_with_a_device_alone) {
+TEST_F(refusal, auto_load_does_nothing_if_there_is_a_device) {
   make_device_files();
   EXPECT_TRUE(simulator::available_real_device());
   EXPECT_FALSE(simulator::auto_load());
@@ -76,7 +76,7 @@ TEST_F(refusal, auto_load_leaves_a_machine_with_a_device_alone) {
   EXPECT_TRUE(simulator::auto_load());
 }
 
-TEST_F(refusal, loads_once_and_serves_whoever_opens_the_driver) {
+TEST_F(refusal, second_load_does_nothing_and_dlopen_finds_the_simulator) {
   simulator::load();
   simulator::load();
   void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
@@ -86,7 +86,7 @@ TEST_F(refusal, loads_once_and_serves_whoever_opens_the_driver) {
   EXPECT_NE(::dlsym(driver, "cuMemPoolCreate"), nullptr);
 }
 
-TEST_F(refusal, bad_options_are_told) {
+TEST_F(refusal, invalid_options_are_reported) {
   simulator::options none;
   none.devices = 0;
   EXPECT_THROW(simulator::load(none), simulator::error);

@@ -19,7 +19,7 @@ protected:
   std::vector<int> ran_;
 };
 
-TEST_F(stream, runs_nothing_before_the_device_steps) {
+TEST_F(stream, work_runs_only_when_the_device_steps) {
   const CUstream s = new_stream();
   note(s, 1);
   EXPECT_TRUE(ran_.empty());
@@ -29,7 +29,7 @@ TEST_F(stream, runs_nothing_before_the_device_steps) {
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
 }
 
-TEST_F(stream, keeps_its_own_order_and_none_with_others) {
+TEST_F(stream, work_is_ordered_within_a_stream_only) {
   bool seen[2] = {};
   for (std::uint64_t seed = 0; seed < 32; ++seed) {
     simulator::seed(seed);
@@ -46,7 +46,7 @@ TEST_F(stream, keeps_its_own_order_and_none_with_others) {
   EXPECT_TRUE(seen[0] && seen[1]);
 }
 
-TEST_F(stream, synchronize_runs_the_device_by_itself) {
+TEST_F(stream, synchronize_steps_the_device) {
   const CUstream s = new_stream();
   note(s, 1);
   EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
@@ -67,7 +67,7 @@ TEST_F(stream, blocking_stream_is_ordered_with_the_legacy_stream_both_ways) {
   }
 }
 
-TEST_F(stream, non_blocking_stream_passes_the_legacy_stream) {
+TEST_F(stream, non_blocking_stream_ignores_the_legacy_stream) {
   bool passed = false;
   for (std::uint64_t seed = 0; seed < 32; ++seed) {
     simulator::seed(seed);
@@ -101,7 +101,7 @@ TEST_F(stream, per_thread_default_is_one_for_each_thread) {
   EXPECT_EQ(id_of(nullptr), id_of(CU_STREAM_LEGACY));
 }
 
-TEST_F(stream, null_means_the_own_stream_where_the_entry_point_was_asked_for_so) {
+TEST_F(stream, null_stream_is_per_thread_for_per_thread_entry_points) {
   const decltype(&::cuStreamGetId) own =
       entry{"cuStreamGetId", CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM};
   unsigned long long id = 0;
@@ -109,7 +109,7 @@ TEST_F(stream, null_means_the_own_stream_where_the_entry_point_was_asked_for_so)
   EXPECT_EQ(id, id_of(CU_STREAM_PER_THREAD));
 }
 
-TEST_F(stream, handle_is_recycled_at_once_and_the_id_never) {
+TEST_F(stream, handles_are_recycled_and_ids_are_not) {
   const CUstream first = new_stream();
   const std::uint64_t id = id_of(first);
   EXPECT_EQ(cu().stream_destroy(first), CUDA_SUCCESS);
@@ -127,14 +127,14 @@ TEST_F(stream, work_of_a_destroyed_stream_still_runs) {
   EXPECT_EQ(ran_, std::vector{1});
 }
 
-TEST_F(stream, use_after_destruction_fails_and_is_found) {
+TEST_F(stream, use_after_destruction_fails_and_is_reported) {
   const CUstream s = new_stream();
   cu().stream_destroy(s);
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(only_finding().kind, simulator::finding_kind::dead_stream);
 }
 
-TEST_F(stream, tells_its_device_context_flags_and_priority) {
+TEST_F(stream, device_context_flags_and_priority_can_be_read) {
   CUstream s = nullptr;
   ASSERT_EQ(cu().stream_create_with_priority(&s, CU_STREAM_NON_BLOCKING, -3), CUDA_SUCCESS);
   CUdevice device = -1;
@@ -151,7 +151,7 @@ TEST_F(stream, tells_its_device_context_flags_and_priority) {
   EXPECT_EQ(priority, -3);
 }
 
-TEST_F(stream, same_seed_same_order_other_seed_another) {
+TEST_F(stream, order_depends_on_the_seed_only) {
   const auto order_of = [&](std::uint64_t seed) {
     simulator::reset(stepped_by_hand());
     simulator::seed(seed);
@@ -167,7 +167,7 @@ TEST_F(stream, same_seed_same_order_other_seed_another) {
   EXPECT_NE(order_of(7), order_of(8));
 }
 
-TEST_F(stream, host_function_may_not_call_the_driver) {
+TEST_F(stream, host_function_cannot_call_the_driver) {
   const CUstream s = new_stream();
   CUresult inside = CUDA_SUCCESS;
   simulator::work(s, {}, 1us, [&] { inside = cu().stream_query(s); });
@@ -176,7 +176,7 @@ TEST_F(stream, host_function_may_not_call_the_driver) {
   EXPECT_EQ(only_finding().kind, simulator::finding_kind::call_in_host_function);
 }
 
-TEST_F(stream, launches_a_host_function_with_its_data) {
+TEST_F(stream, host_function_gets_its_data) {
   const CUstream s = new_stream();
   int value = 0;
   ASSERT_EQ(cu().host_function(s, [](void* data) { *static_cast<int*>(data) = 5; }, &value), CUDA_SUCCESS);
@@ -185,7 +185,7 @@ TEST_F(stream, launches_a_host_function_with_its_data) {
   EXPECT_EQ(value, 5);
 }
 
-TEST_F(stream, accepts_a_kernel_as_opaque_work) {
+TEST_F(stream, kernel_is_accepted_as_opaque_work) {
   CUmodule module = nullptr;
   CUfunction function = nullptr;
   ASSERT_EQ(cu().load_module(&module, "image"), CUDA_SUCCESS);
@@ -202,7 +202,7 @@ protected:
   moving_device() : simulated_device({}) {}
 };
 
-TEST_F(moving_device, gets_on_while_the_host_only_asks) {
+TEST_F(moving_device, queries_step_the_device) {
   const CUstream s = new_stream();
   bool ran = false;
   simulator::work(s, {}, 1us, [&] { ran = true; });

@@ -22,7 +22,7 @@ protected:
   }
 };
 
-TEST_F(threads, use_the_device_at_once) {
+TEST_F(threads, threads_use_the_device_concurrently) {
   constexpr int count = 4;
   constexpr int rounds = 200;
   std::atomic<int> ran{0};
@@ -50,7 +50,7 @@ TEST_F(threads, use_the_device_at_once) {
   EXPECT_EQ(ran.load(), 2 * count * rounds);
 }
 
-TEST_F(threads, idle_is_after_what_another_runs) {
+TEST_F(threads, run_until_idle_waits_for_steps_of_another_thread) {
   simulator::reset(stepped_by_hand());
   const CUstream a = new_stream();
   std::atomic<bool> begun{false};
@@ -68,7 +68,7 @@ TEST_F(threads, idle_is_after_what_another_runs) {
   other.join();
 }
 
-TEST_F(threads, one_waits_for_what_another_enqueues_later) {
+TEST_F(threads, thread_waits_for_work_that_another_enqueues_later) {
   char* flag = new_memory(4);
   const CUstream a = new_stream();
   const CUstream b = new_stream();
@@ -139,7 +139,7 @@ protected:
   }
 };
 
-TEST_F(scheduled, blocked_call_lets_the_thread_run_that_it_waits_for) {
+TEST_F(scheduled, blocked_call_lets_other_threads_run) {
   char* flag = new_memory(4);
   const CUstream a = new_stream();
   const CUstream b = new_stream();
@@ -161,7 +161,7 @@ TEST_F(scheduled, blocked_call_lets_the_thread_run_that_it_waits_for) {
   EXPECT_EQ(shared.marks, 2);
 }
 
-TEST_F(scheduled, blocked_call_that_no_thread_can_help_is_a_deadlock) {
+TEST_F(scheduled, blocked_call_that_no_thread_can_end_is_a_deadlock) {
   char* flag = new_memory(4);
   const CUstream a = new_stream();
   cu().wait_value(a, address(flag), 1, CU_STREAM_WAIT_VALUE_GEQ);

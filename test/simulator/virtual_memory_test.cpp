@@ -15,7 +15,7 @@ constexpr std::size_t gib = std::size_t{1} << 30;
 
 class virtual_memory : public simulated_pages {};
 
-TEST_F(virtual_memory, is_an_attribute_of_the_device_and_can_be_missing) {
+TEST_F(virtual_memory, support_is_a_device_attribute_and_can_be_missing) {
   int has = 0;
   const auto attribute = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
   ASSERT_EQ(cu().device_attribute(&has, attribute, 0), CUDA_SUCCESS);
@@ -41,7 +41,7 @@ TEST_F(virtual_memory, needs_no_context) {
   cu().set_current(context_);
 }
 
-TEST_F(virtual_memory, addresses_take_no_memory) {
+TEST_F(virtual_memory, reserved_addresses_use_no_memory) {
   char* first = reserve(160 * gib);
   char* second = reserve(160 * gib);
   EXPECT_EQ(address(first) % page, 0u);
@@ -54,7 +54,7 @@ TEST_F(virtual_memory, addresses_take_no_memory) {
   EXPECT_EQ(cu().free_addresses(address(second), 160 * gib), CUDA_SUCCESS);
 }
 
-TEST_F(virtual_memory, addresses_are_refused_for_odd_sizes_and_alignments) {
+TEST_F(virtual_memory, invalid_sizes_and_alignments_of_addresses_are_refused) {
   CUdeviceptr at = 0;
   EXPECT_EQ(cu().reserve_addresses(nullptr, page, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cu().reserve_addresses(&at, 0, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
@@ -66,7 +66,7 @@ TEST_F(virtual_memory, addresses_are_refused_for_odd_sizes_and_alignments) {
   EXPECT_EQ(at % (64 * page), 0u);
 }
 
-TEST_F(virtual_memory, a_handle_takes_memory_of_its_device_and_an_alias_takes_none) {
+TEST_F(virtual_memory, handle_uses_device_memory_and_an_alias_uses_none) {
   std::size_t free = 0;
   std::size_t total = 0;
   const memory_handle memory = create(32 * page);
@@ -99,7 +99,7 @@ TEST_F(virtual_memory, shares_the_capacity_with_allocations) {
   EXPECT_EQ(cu().create_memory(&more, 4 * page, &properties, 0), CUDA_SUCCESS);
 }
 
-TEST_F(virtual_memory, handles_are_refused_for_odd_properties) {
+TEST_F(virtual_memory, invalid_properties_of_handles_are_refused) {
   memory_handle memory = 0;
   auto properties = on_device();
   EXPECT_EQ(cu().create_memory(&memory, page / 2, &properties, 0), CUDA_ERROR_INVALID_VALUE);
@@ -132,7 +132,7 @@ TEST_F(virtual_memory, granularity_is_two_mebibytes) {
   EXPECT_EQ(cu().granularity(&bytes, nullptr, CU_MEM_ALLOC_GRANULARITY_MINIMUM), CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(virtual_memory, is_mapped_only_where_addresses_are_reserved_and_free) {
+TEST_F(virtual_memory, memory_is_mapped_only_at_reserved_unmapped_addresses) {
   char* at = reserve(4 * page);
   const memory_handle memory = create(2 * page);
   EXPECT_EQ(map(at + 1, memory), CUDA_ERROR_INVALID_VALUE);
@@ -151,7 +151,7 @@ TEST_F(virtual_memory, is_mapped_only_where_addresses_are_reserved_and_free) {
   EXPECT_EQ(simulator::report().mappings, 2u);
 }
 
-TEST_F(virtual_memory, is_unmapped_in_whole_mappings) {
+TEST_F(virtual_memory, only_whole_mappings_are_unmapped) {
   char* at = reserve(8 * page);
   lay(at, 2 * page);
   lay(at + 2 * page, page);
@@ -167,7 +167,7 @@ TEST_F(virtual_memory, is_unmapped_in_whole_mappings) {
   lay(at + page);
 }
 
-TEST_F(virtual_memory, rights_are_given_to_whole_mappings_and_start_anew_with_each) {
+TEST_F(virtual_memory, access_is_set_for_whole_mappings_and_not_inherited) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   simulator::reset(two);
@@ -193,7 +193,7 @@ TEST_F(virtual_memory, rights_are_given_to_whole_mappings_and_start_anew_with_ea
   EXPECT_EQ(allowed(at), CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
-TEST_F(virtual_memory, a_handle_is_found_again_by_an_address) {
+TEST_F(virtual_memory, handle_is_found_by_an_address) {
   auto properties = on_device();
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const memory_handle memory = create(page, properties);
@@ -213,7 +213,7 @@ TEST_F(virtual_memory, a_handle_is_found_again_by_an_address) {
   EXPECT_EQ(used(), 0u);
 }
 
-TEST_F(virtual_memory, use_of_a_released_handle_is_told) {
+TEST_F(virtual_memory, use_of_a_released_handle_is_reported) {
   const memory_handle memory = create();
   char* at = reserve(page);
   EXPECT_EQ(release(memory), CUDA_SUCCESS);
@@ -223,7 +223,7 @@ TEST_F(virtual_memory, use_of_a_released_handle_is_told) {
   EXPECT_EQ(create(), memory) << "values are given out again at once";
 }
 
-TEST_F(virtual_memory, is_exported_as_a_token_where_that_was_asked_for) {
+TEST_F(virtual_memory, exportable_handle_is_exported) {
   auto properties = on_device();
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const memory_handle open = create(page, properties);
@@ -240,7 +240,7 @@ TEST_F(virtual_memory, is_exported_as_a_token_where_that_was_asked_for) {
   EXPECT_NE(testing::internal::GetCapturedStderr().find("cuMemImportFromShareableHandle"), std::string::npos);
 }
 
-TEST_F(virtual_memory, holds_bytes_that_every_alias_shows) {
+TEST_F(virtual_memory, aliases_show_the_same_bytes) {
   const CUstream s = new_stream();
   char* at = reserve(4 * page);
   lay_twice(at, at + 2 * page);
@@ -257,7 +257,7 @@ TEST_F(virtual_memory, holds_bytes_that_every_alias_shows) {
   EXPECT_EQ((at + 2 * page)[5], 7);
 }
 
-TEST_F(virtual_memory, a_copy_spans_mappings) {
+TEST_F(virtual_memory, copy_can_span_mappings) {
   const CUstream s = new_stream();
   char* at = reserve(4 * page);
   lay(at);
@@ -268,7 +268,7 @@ TEST_F(virtual_memory, a_copy_spans_mappings) {
   EXPECT_EQ(at[2 * page - 1], 9);
 }
 
-TEST_F(virtual_memory, new_memory_is_not_the_old) {
+TEST_F(virtual_memory, new_memory_does_not_keep_old_bytes) {
   char* at = reserve(page);
   lay(at);
   at[100] = 5;
@@ -277,7 +277,7 @@ TEST_F(virtual_memory, new_memory_is_not_the_old) {
   EXPECT_EQ(at[100], 0);
 }
 
-TEST_F(virtual_memory, is_told_by_its_pointer) {
+TEST_F(virtual_memory, pointer_attributes_describe_it) {
   char* at = reserve(4 * page);
   lay(at + page, 2 * page);
   const auto ask = [](auto value, CUpointer_attribute which, char* pointer) {
@@ -302,7 +302,7 @@ TEST_F(virtual_memory, is_told_by_its_pointer) {
   EXPECT_EQ(cu().free(address(at + page)), CUDA_ERROR_INVALID_VALUE) << "it was not allocated";
 }
 
-TEST_F(virtual_memory, calls_fail_on_demand_and_change_nothing) {
+TEST_F(virtual_memory, calls_that_fail_on_demand_change_nothing) {
   char* at = reserve(2 * page);
   memory_handle memory = 0;
   const auto properties = on_device();
@@ -323,7 +323,7 @@ TEST_F(virtual_memory, calls_fail_on_demand_and_change_nothing) {
   EXPECT_EQ(simulator::report().mappings, 1u);
 }
 
-TEST_F(virtual_memory, same_calls_give_the_same_offsets) {
+TEST_F(virtual_memory, equal_calls_give_equal_offsets) {
   char* first = reserve(64 * page);
   char* second = reserve(2 * page);
   lay(first);

@@ -20,7 +20,7 @@ protected:
   char* at_ = nullptr;
 };
 
-TEST_F(virtual_order, tells_work_at_addresses_without_memory) {
+TEST_F(virtual_order, work_at_unmapped_addresses_is_reported) {
   const CUstream s = new_stream();
   lay(at_);
   simulator::work(s, {write(at_ + page - 64, 64)}, 1us);
@@ -42,7 +42,7 @@ TEST_F(virtual_order, tells_work_at_addresses_without_memory) {
   EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access) << "nor are they reserved";
 }
 
-TEST_F(virtual_order, tells_work_without_the_right) {
+TEST_F(virtual_order, work_without_access_is_reported) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   simulator::reset(two);
@@ -73,7 +73,7 @@ TEST_F(virtual_order, tells_work_without_the_right) {
   cu().release(1);
 }
 
-TEST_F(virtual_order, tells_a_mapping_that_goes_before_its_work_has_run) {
+TEST_F(virtual_order, unmapping_before_its_work_has_run_is_reported) {
   const CUstream s = new_stream();
   lay(at_);
   simulator::work(s, {}, 1us);
@@ -89,7 +89,7 @@ TEST_F(virtual_order, tells_a_mapping_that_goes_before_its_work_has_run) {
   EXPECT_EQ(found.missing, "the host has not seen work 2 of stream " + std::to_string(id_of(s)) + " complete");
 }
 
-TEST_F(virtual_order, tells_a_mapping_that_goes_after_its_work_but_before_the_host_saw_that) {
+TEST_F(virtual_order, unmapping_before_the_host_saw_its_work_complete_is_reported) {
   const CUstream s = new_stream();
   const CUevent e = new_event();
   lay(at_);
@@ -105,7 +105,7 @@ TEST_F(virtual_order, tells_a_mapping_that_goes_after_its_work_but_before_the_ho
   EXPECT_EQ(only_finding().kind, finding_kind::premature_unmap);
 }
 
-TEST_F(virtual_order, an_order_between_streams_is_none_for_the_host) {
+TEST_F(virtual_order, order_between_streams_is_no_order_for_the_host) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   lay(at_);
@@ -116,7 +116,7 @@ TEST_F(virtual_order, an_order_between_streams_is_none_for_the_host) {
   EXPECT_EQ(simulator::take_findings().size(), 2u) << "both streams are named";
 }
 
-TEST_F(virtual_order, tells_a_right_that_goes_before_the_host_saw_its_last_use) {
+TEST_F(virtual_order, access_removed_before_the_host_saw_its_last_use_is_reported) {
   const CUstream s = new_stream();
   lay(at_);
   simulator::work(s, {read(at_, 64)}, 1us);
@@ -128,7 +128,7 @@ TEST_F(virtual_order, tells_a_right_that_goes_before_the_host_saw_its_last_use) 
   EXPECT_EQ(allow(at_), CUDA_SUCCESS) << "more rights are never too early";
 }
 
-TEST_F(virtual_order, work_through_two_addresses_of_a_page_is_on_the_same_bytes) {
+TEST_F(virtual_order, work_through_two_addresses_of_a_page_conflicts) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   lay_twice(at_, at_ + 4 * page);
@@ -145,7 +145,7 @@ TEST_F(virtual_order, work_through_two_addresses_of_a_page_is_on_the_same_bytes)
   EXPECT_TRUE(simulator::report().findings.empty()) << "in order";
 }
 
-TEST_F(virtual_order, other_pages_at_one_address_are_other_bytes) {
+TEST_F(virtual_order, successive_pages_at_one_address_do_not_conflict) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   lay_twice(at_, at_ + page);
@@ -155,7 +155,7 @@ TEST_F(virtual_order, other_pages_at_one_address_are_other_bytes) {
   simulator::work(b, {write(at_, 64)}, 1us);
 }
 
-TEST_F(virtual_order, a_mapping_is_kept_only_by_uses_through_it) {
+TEST_F(virtual_order, only_uses_through_a_mapping_make_its_unmapping_premature) {
   const CUstream a = new_stream();
   lay_twice(at_, at_ + page);
   simulator::work(a, {write(at_, 64)}, 1us);
@@ -200,7 +200,7 @@ protected:
   using checked = simulator::checked<naive_pool>;
 };
 
-TEST_F(virtual_blocks, unmapping_under_a_live_block_is_told) {
+TEST_F(virtual_blocks, unmapping_of_a_live_block_is_reported) {
   const CUstream s = new_stream();
   lay(at_, 2 * page);
   lay(at_ + 2 * page, page);
@@ -212,7 +212,7 @@ TEST_F(virtual_blocks, unmapping_under_a_live_block_is_told) {
   EXPECT_EQ(only_finding().kind, finding_kind::live_block_in_freed_memory);
 }
 
-TEST_F(virtual_blocks, a_block_that_is_freed_in_order_does_not_let_the_mapping_go) {
+TEST_F(virtual_blocks, free_of_a_block_alone_does_not_allow_unmapping) {
   const CUstream s = new_stream();
   lay(at_);
   checked pool{naive_pool{at_, page}};
@@ -224,7 +224,7 @@ TEST_F(virtual_blocks, a_block_that_is_freed_in_order_does_not_let_the_mapping_g
   EXPECT_EQ(found.earlier.action, "free");
 }
 
-TEST_F(virtual_blocks, a_page_keeps_its_history_when_it_moves) {
+TEST_F(virtual_blocks, page_keeps_its_history_when_it_moves) {
   const CUstream a = new_stream();
   const CUstream b = new_stream();
   lay_twice(at_, at_ + page);
@@ -237,7 +237,7 @@ TEST_F(virtual_blocks, a_page_keeps_its_history_when_it_moves) {
   upper.deallocate(b, q, 256);
 }
 
-TEST_F(virtual_blocks, page_granted_at_two_addresses_is_found) {
+TEST_F(virtual_blocks, blocks_in_one_page_at_two_addresses_are_found) {
   const CUstream s = new_stream();
   lay_twice(at_, at_ + page);
   checked lower{naive_pool{at_, page}};
@@ -250,7 +250,7 @@ TEST_F(virtual_blocks, page_granted_at_two_addresses_is_found) {
   lower.deallocate(s, p, 256);
 }
 
-TEST_F(virtual_blocks, a_stale_address_is_told_though_its_page_serves_elsewhere) {
+TEST_F(virtual_blocks, access_to_a_freed_block_is_reported_though_its_page_is_used_elsewhere) {
   const CUstream s = new_stream();
   lay_twice(at_, at_ + page);
   checked lower{naive_pool{at_, page}};
@@ -269,7 +269,7 @@ TEST_F(virtual_blocks, a_stale_address_is_told_though_its_page_serves_elsewhere)
   EXPECT_EQ(only_finding().kind, finding_kind::double_free);
 }
 
-TEST_F(virtual_blocks, touching_bytes_that_were_not_granted_is_found) {
+TEST_F(virtual_blocks, access_to_unallocated_bytes_is_found) {
   const CUstream s = new_stream();
   lay(at_);
   checked pool{naive_pool{at_, page}};

@@ -56,7 +56,7 @@ protected:
 
 class async_order : public streams_of_all_kinds {};
 
-TEST_F(async_order, no_call_in_stream_order_waits_for_the_device) {
+TEST_F(async_order, calls_in_stream_order_do_not_wait_for_the_device) {
   gpumem::async_resource pool;
   auto const waits = host_waits();
   for (auto const on : {gpumem::stream_ref{own_}, foreign(), gpumem::stream_ref{cudaStream_t{}},
@@ -71,7 +71,7 @@ TEST_F(async_order, no_call_in_stream_order_waits_for_the_device) {
   EXPECT_EQ(host_waits(), waits);
 }
 
-TEST_F(async_order, another_stream_is_ordered_by_the_driver) {
+TEST_F(async_order, driver_orders_reuse_by_another_stream) {
   gpumem::async_resource pool{gpumem::device{0}, {.limit = segment}};
   void* const p = pool.allocate(own_, segment);
   use(own_, p, segment);
@@ -82,7 +82,7 @@ TEST_F(async_order, another_stream_is_ordered_by_the_driver) {
   pool.deallocate(other_, q, segment);
 }
 
-TEST_F(async_order, memory_for_the_host_is_there_at_once) {
+TEST_F(async_order, host_can_use_its_memory_at_once) {
   gpumem::async_resource pool{gpumem::device{0}, {.limit = segment}};
   void* const p = pool.allocate(own_, segment);
   use(own_, p, segment);
@@ -97,7 +97,7 @@ TEST_F(async_order, memory_for_the_host_is_there_at_once) {
   EXPECT_EQ(host_waits(), waits);
 }
 
-TEST_F(async_order, memory_for_the_host_that_does_not_come_is_given_back) {
+TEST_F(async_order, memory_is_returned_if_the_wait_of_the_host_fails) {
   gpumem::async_resource pool;
   simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_THROW((void)pool.allocate_sync(mib), gpumem::cuda_error);
@@ -105,7 +105,7 @@ TEST_F(async_order, memory_for_the_host_that_does_not_come_is_given_back) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-TEST_F(async_order, a_block_that_dies_is_freed_behind_its_foreign_stream) {
+TEST_F(async_order, block_is_freed_after_its_foreign_stream) {
   gpumem::async_resource pool;
   auto const waits = host_waits();
   auto block = pool.acquire(foreign(), mib).wait();
@@ -119,7 +119,7 @@ TEST_F(async_order, a_block_that_dies_is_freed_behind_its_foreign_stream) {
   EXPECT_EQ(host_waits(), waits);
 }
 
-TEST_F(async_order, memory_that_runs_out_is_looked_for_among_kept_frees) {
+TEST_F(async_order, allocation_without_memory_completes_deferred_frees) {
   gpumem::async_resource pool{gpumem::device{0}, {.limit = segment}};
   {
     auto block = pool.acquire(foreign(), segment).wait();
@@ -132,7 +132,7 @@ TEST_F(async_order, memory_that_runs_out_is_looked_for_among_kept_frees) {
   pool.deallocate(own_, p, segment);
 }
 
-TEST_F(async_order, frees_by_identity_of_default_streams_go_to_the_legacy_stream) {
+TEST_F(async_order, frees_by_the_key_of_a_default_stream_use_the_legacy_stream) {
   gpumem::async_resource pool;
   auto const waits = host_waits();
   for (auto const on : {cudaStream_t{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
@@ -144,7 +144,7 @@ TEST_F(async_order, frees_by_identity_of_default_streams_go_to_the_legacy_stream
   EXPECT_EQ(host_waits(), waits);
 }
 
-TEST_F(async_order, a_pool_is_destroyed_when_the_host_has_seen_its_frees_done) {
+TEST_F(async_order, pool_is_destroyed_after_its_frees_are_complete) {
   for (auto const on : {gpumem::stream_ref{own_}, foreign(), gpumem::stream_ref{cudaStream_t{}},
                         gpumem::stream_ref{CU_STREAM_LEGACY}, gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
     for (bool const by_identity : {false, true}) {
@@ -164,7 +164,7 @@ TEST_F(async_order, a_pool_is_destroyed_when_the_host_has_seen_its_frees_done) {
   }
 }
 
-TEST_F(async_order, a_pool_whose_streams_were_seen_done_goes_without_a_wait) {
+TEST_F(async_order, pool_with_complete_streams_is_destroyed_without_a_wait) {
   std::optional<gpumem::async_resource> pool{std::in_place};
   for (auto* const on : {&own_, &other_}) {
     void* const p = pool->allocate(*on, mib);
@@ -177,7 +177,7 @@ TEST_F(async_order, a_pool_whose_streams_were_seen_done_goes_without_a_wait) {
   EXPECT_EQ(host_waits(), waits);
 }
 
-TEST_F(async_order, a_pool_that_cannot_be_waited_for_is_left_to_the_process) {
+TEST_F(async_order, pool_that_cannot_be_waited_for_is_leaked) {
   auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
   {
     gpumem::async_resource pool;
@@ -189,7 +189,7 @@ TEST_F(async_order, a_pool_that_cannot_be_waited_for_is_left_to_the_process) {
   EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed);
 }
 
-TEST_F(async_order, a_capturing_stream_is_refused_and_its_frees_are_kept) {
+TEST_F(async_order, capturing_stream_is_refused_and_its_frees_are_deferred) {
   gpumem::async_resource pool;
   void* const p = pool.allocate(own_, mib);
   own_.begin_capture();
@@ -207,7 +207,7 @@ TEST_F(async_order, a_capturing_stream_is_refused_and_its_frees_are_kept) {
   pool.deallocate_sync(r, mib);
 }
 
-TEST_F(async_order, a_capture_begun_on_the_raw_handle_is_seen_too) {
+TEST_F(async_order, capture_begun_on_the_raw_handle_is_seen) {
   gpumem::async_resource pool;
   void* const p = pool.allocate(own_, mib);
   ASSERT_EQ(gpumem::driver().stream_begin_capture(own_.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
@@ -222,7 +222,7 @@ TEST_F(async_order, a_capture_begun_on_the_raw_handle_is_seen_too) {
   EXPECT_EQ(pool.usage().used, 0u);
 }
 
-TEST_F(async_order, a_default_stream_is_left_alone_while_another_captures) {
+TEST_F(async_order, default_stream_is_not_used_while_another_captures) {
   gpumem::async_resource pool;
   CUstream blocking = nullptr;
   ASSERT_EQ(gpumem::driver().stream_create(&blocking, CU_STREAM_DEFAULT), CUDA_SUCCESS);
@@ -244,7 +244,7 @@ template <class Pool> class host_ready_pool : public streams_of_all_kinds {};
 using host_pools = testing::Types<gpumem::async_managed_resource, gpumem::async_pinned_resource>;
 TYPED_TEST_SUITE(host_ready_pool, host_pools);
 
-TYPED_TEST(host_ready_pool, memory_is_given_once_the_host_has_seen_it_free) {
+TYPED_TEST(host_ready_pool, host_gets_memory_only_after_its_free_is_complete) {
   static_assert(gpumem::mr::has_property<TypeParam, gpumem::mr::host_accessible>);
   static_assert(!TypeParam::stream_ordered);
   TypeParam pool{gpumem::device{0}, {.limit = segment}};
@@ -262,7 +262,7 @@ TYPED_TEST(host_ready_pool, memory_is_given_once_the_host_has_seen_it_free) {
   pool.deallocate(this->own_, q, segment);
 }
 
-TYPED_TEST(host_ready_pool, a_block_that_dies_is_freed_behind_its_foreign_stream) {
+TYPED_TEST(host_ready_pool, block_is_freed_after_its_foreign_stream) {
   TypeParam pool;
   {
     auto block = pool.acquire(this->foreign(), mib).wait();
@@ -276,7 +276,7 @@ TYPED_TEST(host_ready_pool, a_block_that_dies_is_freed_behind_its_foreign_stream
 
 class async_pinned_resource : public simulated {};
 
-TEST_F(async_pinned_resource, may_name_its_host_node) {
+TEST_F(async_pinned_resource, host_node_can_be_chosen) {
   gpumem::async_pinned_resource pool{gpumem::device{0}, {.numa_node = 0}};
   auto* const p = static_cast<int*>(pool.allocate_sync(sizeof(int)));
   *p = 7;

@@ -38,7 +38,7 @@ protected:
   std::size_t held_ = 0;
 };
 
-TEST_F(async_resource, is_one_pool_to_all_its_copies) {
+TEST_F(async_resource, copies_share_one_pool) {
   static_assert(sizeof(gpumem::async_resource) == 8);
   gpumem::async_resource a, b;
   auto copy = a;
@@ -52,7 +52,7 @@ TEST_F(async_resource, is_one_pool_to_all_its_copies) {
   copy.deallocate(s, p, mib);
 }
 
-TEST_F(async_resource, a_block_keeps_the_pool) {
+TEST_F(async_resource, live_block_keeps_the_pool) {
   gpumem::stream s{gpumem::device{0}};
   std::optional<gpumem::async_resource> pool{std::in_place};
   auto const handle = pool->handle();
@@ -69,7 +69,7 @@ TEST_F(async_resource, a_block_keeps_the_pool) {
   EXPECT_FALSE(lives());
 }
 
-TEST_F(async_resource, is_closed_with_its_last_handle) {
+TEST_F(async_resource, last_handle_closes_the_pool) {
   recorded_misuse const scope;
   gpumem::stream s{gpumem::device{0}};
   std::optional<gpumem::async_resource> pool{std::in_place};
@@ -83,7 +83,7 @@ TEST_F(async_resource, is_closed_with_its_last_handle) {
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::use_after_close);
 }
 
-TEST_F(async_resource, has_the_policies_it_was_given) {
+TEST_F(async_resource, options_reach_the_driver) {
   gpumem::async_resource usual;
   gpumem::async_resource strict{gpumem::device{0},
                                 {.release_threshold = 7,
@@ -102,7 +102,7 @@ TEST_F(async_resource, has_the_policies_it_was_given) {
   EXPECT_EQ(strict.options().exported_as, gpumem::export_handle::file_descriptor);
 }
 
-TEST_F(async_resource, has_its_initial_size_at_once) {
+TEST_F(async_resource, initial_size_is_reserved_at_once) {
   gpumem::async_resource pool{gpumem::device{0}, {.initial_size = 3 * segment}};
   EXPECT_EQ(pool.usage(), (gpumem::driver_pool_usage{3 * segment, 3 * segment, 0, 3 * segment}));
   pool.reset_peaks();
@@ -114,7 +114,7 @@ TEST_F(async_resource, has_its_initial_size_at_once) {
   pool.deallocate(s, p, 2 * segment);
 }
 
-TEST_F(async_resource, keeps_its_limit) {
+TEST_F(async_resource, limit_is_kept) {
   gpumem::async_resource pool{gpumem::device{0}, {.limit = 4 * mib}};
   gpumem::stream s{gpumem::device{0}};
   EXPECT_EQ(pool.try_allocate(s, 5 * mib).error().reason, gpumem::outcome::too_large);
@@ -138,7 +138,7 @@ TEST_F(async_resource, keeps_its_limit) {
   EXPECT_EQ(pool.statistics().failures, 4u);
 }
 
-TEST_F(async_resource, options_that_contradict_each_other_are_refused) {
+TEST_F(async_resource, contradicting_options_are_refused) {
   gpumem::device const where{0};
   using gpumem::async_pinned_resource, gpumem::async_managed_resource;
   EXPECT_THROW((gpumem::async_resource{where, {.initial_size = 2, .limit = 1}}), std::invalid_argument);
@@ -169,7 +169,7 @@ TEST_F(async_resource, unsupported_options_are_reported) {
   EXPECT_THROW((gpumem::async_pinned_resource{gpumem::device{0}, {.numa_node = 5}}), gpumem::cuda_error);
 }
 
-TEST_F(async_resource, a_pool_that_cannot_be_finished_is_destroyed) {
+TEST_F(async_resource, pool_is_destroyed_if_its_construction_fails) {
   auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
   simulator::fail_call("cuMemPoolSetAttribute", 3, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(gpumem::async_resource{}, gpumem::cuda_error);
@@ -180,7 +180,7 @@ TEST_F(async_resource, a_pool_that_cannot_be_finished_is_destroyed) {
   EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed + 3);
 }
 
-TEST_F(async_resource, trims_to_what_it_is_told) {
+TEST_F(async_resource, trim_keeps_the_requested_bytes) {
   gpumem::async_resource pool;
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, segment);
@@ -195,7 +195,7 @@ TEST_F(async_resource, trims_to_what_it_is_told) {
   pool.deallocate(s, q, segment);
 }
 
-TEST_F(async_resource, statistics_are_its_own_and_the_drivers) {
+TEST_F(async_resource, statistics_combine_those_of_the_resource_and_the_driver) {
   gpumem::async_resource pool;
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, 1000);
@@ -220,7 +220,7 @@ TEST_F(async_resource, statistics_are_its_own_and_the_drivers) {
   pool.deallocate(s, p, 1000);
 }
 
-TEST_F(async_resource, gives_memory_back_when_told_to_keep_none) {
+TEST_F(async_resource, release_threshold_0_returns_memory) {
   gpumem::async_resource pool{gpumem::device{0}, {.release_threshold = 0}};
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, mib);
@@ -230,7 +230,7 @@ TEST_F(async_resource, gives_memory_back_when_told_to_keep_none) {
   EXPECT_EQ(pool.usage().reserved, 0u);
 }
 
-TEST_F(async_resource, lets_peers_in_and_out) {
+TEST_F(async_resource, peer_access_can_be_enabled_and_disabled) {
   gpumem::device const home{0}, peer{1};
   gpumem::async_resource pool, open{home, {.peers = {home, peer}}};
   EXPECT_TRUE(pool.allows(home));
@@ -247,7 +247,7 @@ TEST_F(async_resource, lets_peers_in_and_out) {
   EXPECT_TRUE(gpumem::async_managed_resource{peer}.allows(home));
 }
 
-TEST_F(async_resource, memory_is_of_its_device_whichever_is_current) {
+TEST_F(async_resource, memory_belongs_to_its_device_whichever_is_current) {
   gpumem::device_guard const scope{gpumem::device{0}};
   gpumem::async_resource pool{gpumem::device{1}};
   gpumem::stream s{gpumem::device{1}}, other{gpumem::device{0}};
@@ -264,7 +264,7 @@ TEST_F(async_resource, memory_is_of_its_device_whichever_is_current) {
   EXPECT_EQ(gpumem::device::current().ordinal(), 0);
 }
 
-TEST_F(async_resource, misuse_is_told_and_does_nothing) {
+TEST_F(async_resource, misuse_is_reported_and_ignored) {
   recorded_misuse const scope;
   gpumem::async_resource pool, other;
   gpumem::stream s{gpumem::device{0}};
@@ -283,7 +283,7 @@ TEST_F(async_resource, misuse_is_told_and_does_nothing) {
 
 class async_resource_view : public async_resource {};
 
-TEST_F(async_resource_view, changes_nothing_of_the_default_pool) {
+TEST_F(async_resource_view, view_does_not_change_the_default_pool) {
   CUmemoryPool own = nullptr;
   ASSERT_EQ(gpumem::driver().device_get_default_mem_pool(&own, 1), CUDA_SUCCESS);
   gpumem::stream s{gpumem::device{1}};
@@ -304,7 +304,7 @@ TEST_F(async_resource_view, changes_nothing_of_the_default_pool) {
   EXPECT_EQ(again.trim(), 0u);
 }
 
-TEST_F(async_resource_view, allocates_from_whatever_pool_it_names) {
+TEST_F(async_resource_view, view_allocates_from_the_pool_that_it_names) {
   gpumem::stream s{gpumem::device{0}};
   gpumem::async_resource pool;
   gpumem::async_resource_view view{pool.handle(), gpumem::device{0}};
@@ -319,7 +319,7 @@ template <class View> class host_view : public async_resource {};
 using host_views = testing::Types<gpumem::async_managed_resource_view, gpumem::async_pinned_resource_view>;
 TYPED_TEST_SUITE(host_view, host_views);
 
-TYPED_TEST(host_view, gives_memory_of_the_default_pool_to_the_host_at_once) {
+TYPED_TEST(host_view, host_can_use_memory_of_the_default_pool_at_once) {
   TypeParam const view;
   EXPECT_TRUE(view == (TypeParam{view.handle(), gpumem::device{0}}));
   EXPECT_FALSE(view.handle() == gpumem::async_resource_view{}.handle());
@@ -334,7 +334,7 @@ TYPED_TEST(host_view, gives_memory_of_the_default_pool_to_the_host_at_once) {
   EXPECT_EQ(view.release_threshold(), threshold);
 }
 
-TYPED_TEST(host_view, where_the_driver_has_no_such_pool_that_is_said) {
+TYPED_TEST(host_view, missing_default_pool_is_reported) {
   simulator::fail_call("cuMemGetDefaultMemPool", 1, CUDA_ERROR_NOT_SUPPORTED);
   try {
     TypeParam const view;

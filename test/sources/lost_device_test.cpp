@@ -33,7 +33,7 @@ protected:
   };
 };
 
-TEST_F(lost_device, is_told_and_frees_are_bookkeeping) {
+TEST_F(lost_device, lost_device_is_reported_and_frees_make_no_driver_call) {
   gpumem::device const where{1};
   held<gpumem::cuda_resource> plain{where};
   held<gpumem::managed_resource> managed{where};

@@ -38,7 +38,7 @@ using sources = testing::Types<gpumem::cuda_resource, gpumem::managed_resource, 
 TYPED_TEST_SUITE(pool_over, sources);
 
 // O8: the chunk is valid in the order of the stream for which it was drawn.
-TYPED_TEST(pool_over, fresh_memory_goes_to_another_stream_in_order) {
+TYPED_TEST(pool_over, new_memory_is_ordered_for_another_stream) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
   void* const p = checked.allocate(this->a_, chunk / 2);
@@ -50,7 +50,7 @@ TYPED_TEST(pool_over, fresh_memory_goes_to_another_stream_in_order) {
 }
 
 // O9: what the host may touch at once is free of all work when it is granted.
-TYPED_TEST(pool_over, memory_of_the_host_is_granted_when_it_has_seen_completion) {
+TYPED_TEST(pool_over, host_accessible_memory_is_reused_after_the_host_has_seen_completion) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
   void* const p = this->freed_in_use(checked);
@@ -61,7 +61,7 @@ TYPED_TEST(pool_over, memory_of_the_host_is_granted_when_it_has_seen_completion)
   checked.deallocate(this->b_, q, chunk);
 }
 
-TYPED_TEST(pool_over, memory_for_the_host_is_granted_when_it_has_seen_completion) {
+TYPED_TEST(pool_over, request_of_the_host_is_granted_after_it_has_seen_completion) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
   void* const p = this->freed_in_use(checked);
@@ -74,7 +74,7 @@ TYPED_TEST(pool_over, memory_for_the_host_is_granted_when_it_has_seen_completion
 }
 
 // O8: the chunk goes back behind all its uses, those on streams for which it was not drawn too.
-TYPED_TEST(pool_over, chunks_go_back_behind_their_uses) {
+TYPED_TEST(pool_over, chunks_go_back_after_their_uses) {
   gpumem::pool_resource pool{TypeParam{}};
   simulator::checked checked{pool};
   this->freed_in_use(checked);

@@ -36,7 +36,7 @@ using sources =
     testing::Types<gpumem::cuda_resource, gpumem::host_resource, gpumem::managed_resource, gpumem::pinned_resource>;
 TYPED_TEST_SUITE(source, sources);
 
-TYPED_TEST(source, a_free_waits_for_an_own_stream) {
+TYPED_TEST(source, free_waits_for_an_own_stream) {
   gpumem::stream stream{gpumem::device{0}};
   void* const p = this->subject_.allocate(stream, mib);
   this->use(stream.get(), p);
@@ -46,7 +46,7 @@ TYPED_TEST(source, a_free_waits_for_an_own_stream) {
   EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits) << "an own stream is waited for alone";
 }
 
-TYPED_TEST(source, a_block_that_dies_waits_for_its_foreign_stream_alone) {
+TYPED_TEST(source, block_destructor_waits_for_its_foreign_stream_only) {
   CUstream foreign = nullptr;
   gpumem::device_guard const scope{gpumem::device{0}};
   ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -61,14 +61,14 @@ TYPED_TEST(source, a_block_that_dies_waits_for_its_foreign_stream_alone) {
   EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 
-TYPED_TEST(source, a_free_by_the_host_waits_for_no_stream) {
+TYPED_TEST(source, free_by_the_host_waits_for_no_stream) {
   void* const p = this->subject_.allocate_sync(mib);
   auto const calls = gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize");
   this->subject_.deallocate_sync(p, mib);
   EXPECT_EQ(gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize"), calls);
 }
 
-TYPED_TEST(source, a_capturing_stream_is_refused_and_its_frees_are_kept) {
+TYPED_TEST(source, capturing_stream_is_refused_and_its_frees_are_deferred) {
   gpumem::stream captured{gpumem::device{0}}, other{gpumem::device{0}};
   void* const p = this->subject_.allocate(captured, mib);
   auto const before = this->subject_.statistics();
@@ -91,7 +91,7 @@ TYPED_TEST(source, a_capturing_stream_is_refused_and_its_frees_are_kept) {
   this->subject_.deallocate(other, q, mib);
 }
 
-TYPED_TEST(source, misuse_is_told_and_does_nothing) {
+TYPED_TEST(source, misuse_is_reported_and_ignored) {
   recorded_misuse const scope;
   gpumem::stream stream{gpumem::device{0}};
   void* const p = this->subject_.allocate(stream, mib);
@@ -110,7 +110,7 @@ TYPED_TEST(source, misuse_is_told_and_does_nothing) {
   EXPECT_EQ(seen[1].expected, mib);
 }
 
-TYPED_TEST(source, statistics_add_up) {
+TYPED_TEST(source, statistics_count_allocations_and_frees) {
   auto const before = this->subject_.statistics();
   void* const p = this->subject_.allocate_sync(3 * mib, 1024);
   EXPECT_THROW(this->subject_.allocate_sync(std::size_t{1} << 50), gpumem::out_of_memory);
@@ -130,7 +130,7 @@ TYPED_TEST(source, statistics_add_up) {
 
 class cuda_resource : public simulated {};
 
-TEST_F(cuda_resource, the_drivers_refusal_is_told_with_its_code) {
+TEST_F(cuda_resource, driver_error_is_reported_with_its_code) {
   gpumem::cuda_resource subject;
   gpumem::stream stream{gpumem::device{0}};
   simulator::fail_allocation(1);
@@ -151,7 +151,7 @@ TEST_F(cuda_resource, the_drivers_refusal_is_told_with_its_code) {
   }
 }
 
-TEST_F(cuda_resource, memory_is_of_its_device_whichever_is_current) {
+TEST_F(cuda_resource, memory_belongs_to_its_device_whichever_is_current) {
   gpumem::device_guard const scope{gpumem::device{0}};
   gpumem::cuda_resource second{gpumem::device{1}};
   EXPECT_FALSE(second == gpumem::cuda_resource{});
@@ -167,7 +167,7 @@ TEST_F(cuda_resource, memory_is_of_its_device_whichever_is_current) {
   EXPECT_THROW(gpumem::cuda_resource{gpumem::device{2}}, std::invalid_argument);
 }
 
-TEST_F(cuda_resource, a_large_alignment_gives_back_the_true_base) {
+TEST_F(cuda_resource, aligned_block_is_freed_at_its_original_address) {
   gpumem::cuda_resource subject;
   auto const held = device_bytes();
   std::vector<void*> blocks;
@@ -184,7 +184,7 @@ template <class Source> class host_memory : public simulated {};
 using host_sources = testing::Types<gpumem::managed_resource, gpumem::pinned_resource>;
 TYPED_TEST_SUITE(host_memory, host_sources);
 
-TYPED_TEST(host_memory, is_the_hosts_and_the_devices) {
+TYPED_TEST(host_memory, host_and_device_can_use_it) {
   static_assert(gpumem::mr::has_property<TypeParam, gpumem::mr::host_accessible>);
   static_assert(gpumem::mr::has_property<TypeParam, gpumem::mr::device_accessible>);
   static_assert(!TypeParam::stream_ordered);
@@ -201,7 +201,7 @@ TYPED_TEST(host_memory, is_the_hosts_and_the_devices) {
   EXPECT_THROW(TypeParam{gpumem::device{2}}, std::invalid_argument);
 }
 
-TYPED_TEST(host_memory, a_refusal_is_told_with_its_code) {
+TYPED_TEST(host_memory, driver_error_is_reported_with_its_code) {
   TypeParam subject;
   gpumem::stream stream{gpumem::device{0}};
   simulator::fail_allocation(1);
@@ -212,7 +212,7 @@ TYPED_TEST(host_memory, a_refusal_is_told_with_its_code) {
 
 class kinds_of_memory : public simulated {};
 
-TEST_F(kinds_of_memory, are_what_they_are_called) {
+TEST_F(kinds_of_memory, managed_and_pinned_resources_use_their_driver_calls) {
   gpumem::device_guard const current{gpumem::device{0}};
   gpumem::managed_resource managed;
   gpumem::pinned_resource pinned;
@@ -226,7 +226,7 @@ TEST_F(kinds_of_memory, are_what_they_are_called) {
 
 class host_resource : public simulated {};
 
-TEST_F(host_resource, is_the_hosts_alone) {
+TEST_F(host_resource, memory_is_accessible_to_the_host_only) {
   static_assert(gpumem::mr::has_property<gpumem::host_resource, gpumem::mr::host_accessible>);
   static_assert(!gpumem::mr::has_property<gpumem::host_resource, gpumem::mr::device_accessible>);
   gpumem::host_resource subject;
@@ -237,7 +237,7 @@ TEST_F(host_resource, is_the_hosts_alone) {
   subject.deallocate_sync(p, sizeof(int));
 }
 
-TEST_F(host_resource, a_default_stream_is_that_of_the_current_device) {
+TEST_F(host_resource, default_stream_belongs_to_the_current_device) {
   gpumem::device_guard const scope{gpumem::device{1}};
   gpumem::host_resource subject;
   void* const p = subject.allocate(gpumem::stream_ref{cudaStream_t{}}, mib);

@@ -78,7 +78,7 @@ protected:
   }
 };
 
-TEST_F(virtual_pages_faults, one_call_of_the_driver_fails) {
+TEST_F(virtual_pages_faults, failed_driver_call_changes_nothing) {
   auto const held = device_bytes();
   auto const reserved = simulator::report().bytes_reserved;
   std::uint64_t faults = 0;
@@ -98,7 +98,7 @@ TEST_F(virtual_pages_faults, one_call_of_the_driver_fails) {
   EXPECT_EQ(simulator::report().bytes_reserved, reserved);
 }
 
-TEST_F(virtual_pages_faults, construction_fails_and_leaves_nothing) {
+TEST_F(virtual_pages_faults, failed_construction_leaves_nothing) {
   auto const reserved = simulator::report().bytes_reserved;
   for (auto const* const call :
        {"cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemGetInfo", "cuMemAddressReserve"}) {
@@ -110,7 +110,7 @@ TEST_F(virtual_pages_faults, construction_fails_and_leaves_nothing) {
   EXPECT_FALSE(gpumem::virtual_pages::supported(gpumem::device{0}));
 }
 
-TEST_F(virtual_pages_faults, memory_runs_out_midway) {
+TEST_F(virtual_pages_faults, map_without_enough_memory_changes_nothing) {
   gpumem::virtual_pages pages;
   map(pages, 0, 2 * mib);
   auto const before = now(pages);
@@ -130,7 +130,7 @@ TEST_F(virtual_pages_faults, memory_runs_out_midway) {
   EXPECT_EQ(gpumem::device{0}.memory().free, 0u);
 }
 
-TEST_F(virtual_pages_faults, failed_rollback_is_kept_and_tried_again) {
+TEST_F(virtual_pages_faults, failed_rollback_is_tried_again) {
   gpumem::virtual_pages pages;
   simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
   simulator::fail_call("cuMemUnmap", 2, CUDA_ERROR_NOT_PERMITTED);
@@ -145,7 +145,7 @@ TEST_F(virtual_pages_faults, failed_rollback_is_kept_and_tried_again) {
   EXPECT_EQ(device_bytes(), 6 * mib);
 }
 
-TEST_F(virtual_pages_faults, a_page_that_is_not_released_is_kept_and_tried_again) {
+TEST_F(virtual_pages_faults, failed_release_of_a_page_is_tried_again) {
   gpumem::virtual_pages pages;
   map(pages, 0, 4 * mib);
   simulator::fail_call("cuMemRelease", 1, CUDA_ERROR_NOT_PERMITTED);
@@ -158,7 +158,7 @@ TEST_F(virtual_pages_faults, a_page_that_is_not_released_is_kept_and_tried_again
   EXPECT_EQ(device_bytes(), 0u);
 }
 
-TEST_F(virtual_pages_faults, the_end_of_a_source_gives_all_back) {
+TEST_F(virtual_pages_faults, destructor_returns_everything) {
   auto const reserved = simulator::report().bytes_reserved;
   {
     gpumem::virtual_pages pages;

@@ -11,7 +11,7 @@ protected:
   void TearDown() override {}
 };
 
-TEST_F(virtual_pages_lost, the_loss_is_seen_while_giving_back) {
+TEST_F(virtual_pages_lost, loss_is_noticed_by_unmap) {
   gpumem::device const where{0};
   gpumem::virtual_pages pages{where};
   map(pages, 0, 4 * mib);
@@ -23,7 +23,7 @@ TEST_F(virtual_pages_lost, the_loss_is_seen_while_giving_back) {
   EXPECT_EQ(pages.mapped_bytes(), 0u) << "nobody is owed anything";
 }
 
-TEST_F(virtual_pages_lost, are_bookkeeping) {
+TEST_F(virtual_pages_lost, calls_after_the_loss_make_no_driver_call) {
   gpumem::device const where{1};
   gpumem::virtual_pages_options options;
   int heard = 0;

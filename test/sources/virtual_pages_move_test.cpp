@@ -17,7 +17,7 @@ using gpumem::page_info;
 
 class virtual_pages_move : public virtual_pages_test {};
 
-TEST_F(virtual_pages_move, an_alias_shows_the_same_bytes_and_takes_no_memory) {
+TEST_F(virtual_pages_move, alias_shows_the_same_bytes_and_uses_no_memory) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   auto const before = device_bytes();
@@ -43,7 +43,7 @@ TEST_F(virtual_pages_move, an_alias_shows_the_same_bytes_and_takes_no_memory) {
   EXPECT_EQ(device_bytes(), before);
 }
 
-TEST_F(virtual_pages_move, an_alias_needs_a_page_and_a_place) {
+TEST_F(virtual_pages_move, alias_needs_a_mapped_page_and_free_addresses) {
   gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   map(pages, 0, 8 * mib, 4 * mib);
   EXPECT_EQ(why_not(pages.alias(2 * mib, 32 * mib)), outcome::invalid_argument) << "no page begins there";
@@ -54,7 +54,7 @@ TEST_F(virtual_pages_move, an_alias_needs_a_page_and_a_place) {
   EXPECT_EQ(pages.pages(), 2u);
 }
 
-TEST_F(virtual_pages_move, a_page_moves_once_its_uses_are_seen_complete) {
+TEST_F(virtual_pages_move, page_keeps_its_bytes_when_it_moves) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   map(pages, 0, 2 * mib);
@@ -70,7 +70,7 @@ TEST_F(virtual_pages_move, a_page_moves_once_its_uses_are_seen_complete) {
   EXPECT_EQ(pages.find_extent(2 * mib), 0u);
 }
 
-TEST_F(virtual_pages_move, runs_move_side_by_side_or_not_at_all) {
+TEST_F(virtual_pages_move, several_ranges_move_side_by_side_or_not_at_all) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   map(pages, 0, 12 * mib, 2 * mib);
@@ -98,7 +98,7 @@ TEST_F(virtual_pages_move, runs_move_side_by_side_or_not_at_all) {
   EXPECT_EQ(pages.find_extent(4 * mib), 8 * mib);
 }
 
-TEST_F(virtual_pages_move, the_checker_finds_a_page_that_goes_before_its_uses_are_seen_complete) {
+TEST_F(virtual_pages_move, checker_finds_a_page_unmapped_before_its_uses_are_complete) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}}, other{gpumem::device{0}};
   gpumem::event happened{gpumem::device{0}};
@@ -142,7 +142,7 @@ TEST_F(virtual_pages_move, pinned_pages_stay_where_they_are) {
   EXPECT_TRUE(pages.unmap(0, 8 * mib));
 }
 
-TEST_F(virtual_pages_move, an_exported_page_is_pinned) {
+TEST_F(virtual_pages_move, exported_page_is_pinned) {
   gpumem::virtual_pages closed;
   map(closed, 0, 2 * mib);
   EXPECT_EQ(closed.export_page(closed.base()).error().reason, outcome::invalid_argument);

@@ -127,7 +127,7 @@ protected:
   }
 };
 
-TEST_F(virtual_pages_order, a_pool_that_moves_pages_in_order_is_silent) {
+TEST_F(virtual_pages_order, pool_that_moves_pages_in_order_has_no_findings) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     simulator::seed(seed);
     simulator::checked pool{moving_pool{bug::none}};

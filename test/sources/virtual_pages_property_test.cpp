@@ -231,7 +231,7 @@ TEST_F(virtual_pages_property, pages_bytes_and_contents_are_those_of_the_model) 
   EXPECT_EQ(device_bytes(), 0u);
 }
 
-TEST_F(virtual_pages_property, a_program_that_does_not_wait_is_found) {
+TEST_F(virtual_pages_property, program_that_does_not_wait_is_found) {
   play(10, trouble::forgotten_waits);
   auto const found = simulator::take_findings();
   EXPECT_GT(found.size(), 10u);
@@ -240,7 +240,7 @@ TEST_F(virtual_pages_property, a_program_that_does_not_wait_is_found) {
   }));
 }
 
-TEST_F(virtual_pages_property, refusals_of_the_driver_change_nothing) {
+TEST_F(virtual_pages_property, failed_driver_calls_change_nothing) {
   auto const done = play(50, trouble::refusals);
   for (auto const count : {done.maps, done.moves, done.unmaps, done.refusals}) EXPECT_GT(count, 50u);
 }

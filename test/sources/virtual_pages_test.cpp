@@ -21,9 +21,7 @@ using gpumem::outcome;
 using gpumem::page_extent;
 using gpumem::page_info;
 
-class mapped_pages : public virtual_pages_test {};
-
-TEST_F(mapped_pages, reserve_addresses_and_no_memory) {
+TEST_F(virtual_pages_test, construction_reserves_addresses_but_no_memory) {
   auto const before = device_bytes();
   auto const reserved = simulator::report().bytes_reserved;
   {
@@ -46,7 +44,7 @@ TEST_F(mapped_pages, reserve_addresses_and_no_memory) {
   EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = std::size_t{1} << 60}}), gpumem::cuda_error);
 }
 
-TEST_F(mapped_pages, reserve_fewer_addresses_where_there_are_few) {
+TEST_F(virtual_pages_test, fewer_addresses_are_reserved_if_the_driver_refuses) {
   auto const memory = gpumem::device{0}.memory().total;
   auto const refuse = [](int times) {
     for (int i = 0; i < times; ++i) simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
@@ -64,7 +62,7 @@ TEST_F(mapped_pages, reserve_fewer_addresses_where_there_are_few) {
   EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
 }
 
-TEST_F(mapped_pages, back_addresses_that_the_device_can_use) {
+TEST_F(virtual_pages_test, device_can_use_mapped_addresses) {
   gpumem::virtual_pages pages{gpumem::device{1}};
   gpumem::stream stream{gpumem::device{1}};
   EXPECT_EQ(map(pages, 0, 5 * mib), (page_extent{0, 6 * mib})) << "whole granules";
@@ -77,7 +75,7 @@ TEST_F(mapped_pages, back_addresses_that_the_device_can_use) {
   EXPECT_EQ(value_at(at(pages, 6 * mib - 4)), 7u);
 }
 
-TEST_F(mapped_pages, grow_with_what_is_mapped) {
+TEST_F(virtual_pages_test, page_size_grows_with_the_mapped_bytes) {
   gpumem::virtual_pages pages;
   EXPECT_EQ(pages.next_page_size(), 2 * mib);
   map(pages, 0, 256 * mib);
@@ -93,7 +91,7 @@ TEST_F(mapped_pages, grow_with_what_is_mapped) {
   EXPECT_EQ(pages.next_page_size(), 32 * mib) << "no larger ever";
 }
 
-TEST_F(mapped_pages, refuse_what_makes_no_sense) {
+TEST_F(virtual_pages_test, invalid_ranges_are_refused) {
   gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   map(pages, 4 * mib, 4 * mib);
   EXPECT_EQ(why_not(pages.map(0, 0)), outcome::invalid_argument);
@@ -110,7 +108,7 @@ TEST_F(mapped_pages, refuse_what_makes_no_sense) {
   EXPECT_EQ(pages.pages(), 2u);
 }
 
-TEST_F(mapped_pages, unmap_whole_pages_only) {
+TEST_F(virtual_pages_test, only_whole_pages_are_unmapped) {
   gpumem::virtual_pages pages;
   auto const before = device_bytes();
   map(pages, 0, 16 * mib, 8 * mib);
@@ -129,7 +127,7 @@ TEST_F(mapped_pages, unmap_whole_pages_only) {
   EXPECT_EQ(pages.mapped_end(), 0u);
 }
 
-TEST_F(mapped_pages, holes_are_filled_before_the_end) {
+TEST_F(virtual_pages_test, holes_are_filled_before_the_end) {
   gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   EXPECT_EQ(pages.find_extent(2 * mib), 0u);
   map(pages, 0, 48 * mib, 2 * mib);
@@ -147,7 +145,7 @@ TEST_F(mapped_pages, holes_are_filled_before_the_end) {
   EXPECT_EQ(pages.find_extent(4 * mib), 30 * mib);
 }
 
-TEST_F(mapped_pages, tell_the_page_of_an_address) {
+TEST_F(virtual_pages_test, page_of_an_address_is_found) {
   gpumem::virtual_pages pages;
   map(pages, 4 * mib, 8 * mib, 8 * mib);
   EXPECT_EQ(pages.page_of(at(pages, 5 * mib)), (page_info{{4 * mib, 8 * mib}}));
@@ -162,7 +160,7 @@ TEST_F(mapped_pages, tell_the_page_of_an_address) {
   EXPECT_EQ(seen, (std::vector<page_extent>{{0, 2 * mib}, {4 * mib, 8 * mib}}));
 }
 
-TEST_F(mapped_pages, say_what_they_are_made_for) {
+TEST_F(virtual_pages_test, handles_have_the_requested_properties) {
   gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true, .rdma = true}};
   map(pages, 0, 2 * mib);
   CUmemGenericAllocationHandle handle = 0;
@@ -174,7 +172,7 @@ TEST_F(mapped_pages, say_what_they_are_made_for) {
   EXPECT_EQ(gpumem::driver().mem_release(handle), CUDA_SUCCESS);
 }
 
-TEST_F(mapped_pages, peers_have_access_to_every_mapping) {
+TEST_F(virtual_pages_test, peers_have_access_to_every_mapping) {
   gpumem::device const home{0}, peer{1};
   gpumem::virtual_pages pages{home, {.peers = {home, peer}}};
   gpumem::virtual_pages alone{home};
@@ -191,7 +189,7 @@ TEST_F(mapped_pages, peers_have_access_to_every_mapping) {
   stream.synchronize();
 }
 
-TEST_F(mapped_pages, callbacks_hear_of_each_range) {
+TEST_F(virtual_pages_test, callbacks_are_called_for_each_range) {
   using told = std::vector<std::pair<bool, page_extent>>;
   told heard;
   char* base = nullptr;
@@ -217,7 +215,7 @@ TEST_F(mapped_pages, callbacks_hear_of_each_range) {
                          {false, {8 * mib, 2 * mib}}}));
 }
 
-TEST_F(mapped_pages, a_callback_can_refuse_a_mapping) {
+TEST_F(virtual_pages_test, callback_can_refuse_a_mapping) {
   auto const before = device_bytes();
   gpumem::virtual_pages_options options;
   int answer = 0;
@@ -236,7 +234,7 @@ TEST_F(mapped_pages, a_callback_can_refuse_a_mapping) {
   EXPECT_EQ(pages.page_of(pages.base()), (page_info{{0, 2 * mib}})) << "it is where it was, once";
 }
 
-TEST_F(mapped_pages, calls_are_few_and_unmapping_allocates_nothing) {
+TEST_F(virtual_pages_test, few_driver_calls_are_made_and_unmap_makes_no_host_allocation) {
   gpumem::virtual_pages pages;
   auto const count = [](char const* name) { return gpumem::driver_calls(name); };
   auto const created = count("cuMemCreate"), allowed = count("cuMemSetAccess"), unmapped = count("cuMemUnmap");
@@ -249,7 +247,7 @@ TEST_F(mapped_pages, calls_are_few_and_unmapping_allocates_nothing) {
   EXPECT_EQ(count("cuMemUnmap") - unmapped, 8u);
 }
 
-TEST_F(mapped_pages, break_no_capture) {
+TEST_F(virtual_pages_test, calls_leave_a_capture_valid) {
   gpumem::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   stream.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -261,7 +259,7 @@ TEST_F(mapped_pages, break_no_capture) {
   EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
 }
 
-TEST_F(mapped_pages, a_forked_child_makes_no_call) {
+TEST_F(virtual_pages_test, forked_child_makes_no_driver_call) {
   gpumem::virtual_pages pages;
   map(pages, 0, 4 * mib);
   auto const child = ::fork();

@@ -11,7 +11,7 @@ import gpumem;
 
 namespace {
 
-TEST(without_driver, host_memory_is_given_and_freed) {
+TEST(without_driver, host_memory_is_allocated_and_freed) {
   if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
   gpumem::statistics_adaptor counted{gpumem::host_resource{}};
   void* const p = counted.allocate_sync(4096, 4096);
@@ -23,7 +23,7 @@ TEST(without_driver, host_memory_is_given_and_freed) {
   EXPECT_THROW(counted.allocate_sync(std::size_t{1} << 55), gpumem::out_of_memory);
 }
 
-TEST(without_driver, a_stream_cannot_be_identified) {
+TEST(without_driver, stream_cannot_be_identified) {
   if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
   gpumem::host_resource subject;
   EXPECT_THROW(subject.allocate(gpumem::stream_ref{cudaStream_t{}}, 8), gpumem::cuda_error);

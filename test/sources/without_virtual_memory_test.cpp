@@ -11,7 +11,7 @@ import gpumem;
 
 namespace {
 
-TEST(without_virtual_memory, virtual_pages_say_so_and_a_pool_has_another_way) {
+TEST(without_virtual_memory, virtual_pages_are_refused_and_a_pool_uses_chunks) {
   gpumem::simulator::load({.virtual_memory = false});
   gpumem::device const where{0};
   EXPECT_FALSE(gpumem::virtual_pages::supported(where));

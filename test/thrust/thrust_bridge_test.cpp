@@ -15,12 +15,12 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(thrust_bridge, the_allocator_allocates_from_the_modules_resource) {
+TEST_F(thrust_bridge, allocator_allocates_from_the_resource_of_the_module) {
   EXPECT_TRUE(allocate_through_thrust_allocator(stream_, gpumem::any_pool{counted_}));
   EXPECT_EQ(counted_.counters().bytes, (gpumem::counter{0, 4000, 4000}));
 }
 
-TEST_F(thrust_bridge, services_are_reached_from_nvcc_code) {
+TEST_F(thrust_bridge, nvcc_code_can_use_the_services) {
   gpumem::any_pool const erased{counted_};
   auto const failures = gpumem::cuda_resource{}.statistics().failures;
   EXPECT_EQ(try_in_cu(stream_, erased, 1000), gpumem::outcome::granted);

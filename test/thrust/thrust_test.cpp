@@ -22,7 +22,7 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(thrust_module, a_vector_lives_in_the_resource) {
+TEST_F(thrust_module, vector_uses_memory_of_the_resource) {
   {
     gpumem::device_vector<int> values(1000, 3, gpumem::thrust_allocator<int>{stream_, counted_});
     EXPECT_EQ(counted_.counters().bytes.value, 4000);
@@ -35,7 +35,7 @@ TEST_F(thrust_module, a_vector_lives_in_the_resource) {
   EXPECT_EQ(counted_.counters().bytes.value, 0);
 }
 
-TEST_F(thrust_module, algorithms_take_temporary_memory_from_it) {
+TEST_F(thrust_module, algorithms_take_temporary_memory_from_the_resource) {
   gpumem::thrust_allocator<int> allocator{stream_, counted_};
   gpumem::device_vector<int> values(5000, allocator);
   thrust::sequence(values.rbegin(), values.rend());
@@ -45,7 +45,7 @@ TEST_F(thrust_module, algorithms_take_temporary_memory_from_it) {
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(values[i], i);
 }
 
-TEST_F(thrust_module, allocators_of_other_types_share_the_resource) {
+TEST_F(thrust_module, rebound_allocators_share_the_resource) {
   gpumem::thrust_allocator<double> const doubles{stream_, counted_};
   gpumem::thrust_allocator<int> const ints{doubles};
   EXPECT_TRUE(gpumem::thrust_allocator<double>{ints} == doubles);

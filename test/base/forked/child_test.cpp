@@ -139,7 +139,7 @@ protected:
   forked::own_objects* const childs_ = new forked::own_objects{shared_};
 };
 
-TEST_F(forked_child, returns_from_every_call_wherever_a_thread_of_its_parent_is) {
+TEST_F(forked_child, returns_from_every_call_wherever_a_parent_thread_was_at_the_fork) {
   std::thread other{[this] {
     auto* const own = new forked::own_objects{shared_};
     stops::watch();
@@ -159,7 +159,7 @@ TEST_F(forked_child, returns_from_every_call_wherever_a_thread_of_its_parent_is)
   EXPECT_GT(forks, 500u) << "the thread was not stopped";
 }
 
-TEST_F(forked_child, returns_from_every_call_while_threads_of_its_parent_run) {
+TEST_F(forked_child, returns_from_every_call_while_parent_threads_run) {
   std::atomic<bool> ended{false};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
@@ -178,7 +178,7 @@ TEST_F(forked_child, returns_from_every_call_while_threads_of_its_parent_run) {
 }
 
 // A server that forks its workers links gpumem and uses it in the workers only.
-TEST(forked_early, uses_all_of_it) {
+TEST(forked_early, child_forked_before_the_first_use_can_use_the_library) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {

@@ -34,18 +34,18 @@ protected:
   }
 };
 
-TEST_F(rmm_on_device, a_pool_over_its_cuda_memory) {
+TEST_F(rmm_on_device, pool_works_over_rmm_cuda_memory) {
   gpumem::pool_resource const pool{cuda_memory_of_rmm()};
   use(pool);
   EXPECT_EQ(pool.statistics().live, 0u);
   EXPECT_GT(pool.statistics().reserved, 0u);
 }
 
-TEST_F(rmm_on_device, its_pool_under_an_adaptor_and_over_cuda_resource) {
+TEST_F(rmm_on_device, rmm_pool_works_under_an_adaptor_and_over_cuda_resource) {
   use(gpumem::statistics_adaptor{pool_of_rmm(device_memory{gpumem::cuda_resource{}}, 64 * mib)});
 }
 
-TEST_F(rmm_on_device, its_adaptor_over_a_pool_over_its_cuda_memory) {
+TEST_F(rmm_on_device, rmm_adaptor_works_over_a_pool_over_rmm_cuda_memory) {
   gpumem::pool_resource const pool{cuda_memory_of_rmm()};
   rmm_statistics const counted{device_memory{pool}};
   use(counted.resource());

@@ -18,7 +18,7 @@ protected:
   gpumem::stream stream_{gpumem::device{0}};
 };
 
-TEST_F(rmm_on_the_simulator, its_adaptors_stand_over_a_pool) {
+TEST_F(rmm_on_the_simulator, rmm_adaptors_work_over_a_pool) {
   gpumem::pool_resource pool{gpumem::cuda_resource{}};
   rmm_statistics const counted{limited_by_rmm(device_memory{pool}, 3 * mib)};
   auto resource = counted.resource();
@@ -31,7 +31,7 @@ TEST_F(rmm_on_the_simulator, its_adaptors_stand_over_a_pool) {
   EXPECT_EQ(counted.allocations(), (rmm_statistics::counts{0, 1, 1}));
 }
 
-TEST_F(rmm_on_the_simulator, a_pool_stands_over_its_adaptors) {
+TEST_F(rmm_on_the_simulator, pool_works_over_rmm_adaptors) {
   rmm_statistics const counted{device_memory{gpumem::cuda_resource{}}};
   {
     gpumem::pool_resource pool{limited_by_rmm(counted.resource(), 8 * mib)};
@@ -45,7 +45,7 @@ TEST_F(rmm_on_the_simulator, a_pool_stands_over_its_adaptors) {
   stream_.synchronize();
 }
 
-TEST_F(rmm_on_the_simulator, an_adaptor_stands_over_its_adaptor_over_a_pool) {
+TEST_F(rmm_on_the_simulator, adaptor_works_over_an_rmm_adaptor_over_a_pool) {
   gpumem::pool_resource pool{gpumem::cuda_resource{}};
   gpumem::statistics_adaptor outer{limited_by_rmm(device_memory{pool}, 4 * mib)};
   gpumem::buffer block{stream_, outer, mib};

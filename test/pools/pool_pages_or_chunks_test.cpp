@@ -1,4 +1,4 @@
-// A pool that is made of a device draws pages, or chunks where its options or the device say so.
+// A pool over a device maps pages, or allocates chunks where its options or the device say so.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-class pool_draws : public gpumem_test::simulated_test {
+class pool_pages_or_chunks : public gpumem_test::simulated_test {
 protected:
   void SetUp() override { EXPECT_TRUE(wait_for_device_bytes(0)); }
 
@@ -40,26 +40,26 @@ protected:
   }
 };
 
-TEST_F(pool_draws, pool_maps_pages_unless_the_options_say_chunks) {
+TEST_F(pool_pages_or_chunks, pool_maps_pages_unless_the_options_say_chunks) {
   EXPECT_EQ(drawn_with({}), a_page);
   EXPECT_EQ(drawn_with({.limit = 2 * MiB}), a_page);
   EXPECT_EQ(drawn_with({.pages = false}), a_chunk);
   EXPECT_EQ(drawn_with({.limit = 64 * MiB, .pages = false}), a_chunk);
 }
 
-TEST_F(pool_draws, pool_allocates_chunks_where_the_limit_is_less_than_a_page) {
+TEST_F(pool_pages_or_chunks, pool_allocates_chunks_where_the_limit_is_less_than_a_page) {
   EXPECT_EQ(drawn_with({.limit = 2 * MiB - 1}), a_chunk);
   // Somebody wants something of these pages: there is no memory rather than another.
   gpumem::pool_resource pool{device, {.limit = 1 * MiB}, {.exportable = true}};
   EXPECT_FALSE(pool.try_allocate(s, 1000, 256));
 }
 
-TEST_F(pool_draws, pool_over_an_upstream_ignores_the_option_pages) {
+TEST_F(pool_pages_or_chunks, pool_over_an_upstream_ignores_the_option_pages) {
   EXPECT_EQ(drawn_by([&] { return gpumem::pool_resource{gpumem::cuda_resource{device}, {.pages = true}}; }), a_chunk);
   EXPECT_EQ(drawn_by([&] { return gpumem::pool_resource{gpumem::cuda_resource{device}, {.pages = false}}; }), a_chunk);
 }
 
-TEST_F(pool_draws, pool_refuses_page_options_without_pages) {
+TEST_F(pool_pages_or_chunks, pool_refuses_page_options_without_pages) {
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.address_space = 64 * MiB}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.peers = {device}}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.exportable = true}}), std::invalid_argument);
@@ -69,14 +69,14 @@ TEST_F(pool_draws, pool_refuses_page_options_without_pages) {
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_unmapping = told}}), std::invalid_argument);
 }
 
-TEST_F(pool_draws, pool_maps_whole_pages_within_the_limit) {
+TEST_F(pool_pages_or_chunks, pool_maps_whole_pages_within_the_limit) {
   gpumem::pool_resource pool{device, {.initial_size = 3 * MiB, .limit = 3 * MiB}};
   EXPECT_EQ(pool.statistics().reserved, 2 * MiB);
   EXPECT_EQ(pool.reserve(3 * MiB), 0u);
   EXPECT_EQ(device.memory().total - device.memory().free, 2 * MiB);
 }
 
-TEST_F(pool_draws, pages_under_a_lowered_limit_once_as_many_have_gone_as_are_beyond_it) {
+TEST_F(pool_pages_or_chunks, request_under_a_lowered_limit_is_granted_after_pages_are_unmapped) {
   gpumem::pool_resource pool{device, {.limit = 16 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   gpumem::stream other{device};
   pool.deallocate(s, pool.allocate(s, 16 * MiB), 16 * MiB);
@@ -88,7 +88,7 @@ TEST_F(pool_draws, pages_under_a_lowered_limit_once_as_many_have_gone_as_are_bey
   pool.deallocate(other, *got, 4 * MiB);
 }
 
-TEST_F(pool_draws, make_pool_draws_the_same) {
+TEST_F(pool_pages_or_chunks, make_pool_chooses_pages_or_chunks_alike) {
   EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0); }), a_page);
   EXPECT_EQ(drawn_by([] { return gpumem::make_pool(0, {.pages = false}); }), a_chunk);
 }

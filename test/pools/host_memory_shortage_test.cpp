@@ -1,4 +1,4 @@
-// A host without memory: correct frees are done, and requests fail as requests do.
+// The host without memory: correct frees succeed, and requests are refused.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -45,7 +45,7 @@ stream_ref make_foreign() {
   return stream_ref{made};
 }
 
-class host_memory : public gpumem_test::simulated_test {
+class host_memory_shortage : public gpumem_test::simulated_test {
 protected:
   static inline int told = 0;
   void SetUp() override {
@@ -64,7 +64,7 @@ private:
 };
 
 // More streams that the library has not seen than it keeps timelines for.
-TEST_F(host_memory, its_lack_keeps_no_free_from_a_stream_never_seen) {
+TEST_F(host_memory_shortage, free_on_an_unknown_stream_needs_no_host_memory) {
   pool_resource pool{device};
   simulator::checked checked{pool};
   constexpr std::size_t many = 8;
@@ -91,7 +91,7 @@ TEST_F(host_memory, its_lack_keeps_no_free_from_a_stream_never_seen) {
   EXPECT_EQ(pool.statistics().reserved, reserved) << "all of it can be reused";
 }
 
-TEST_F(host_memory, its_lack_keeps_no_free_from_a_stream_that_captures) {
+TEST_F(host_memory_shortage, free_on_a_capturing_stream_needs_no_host_memory) {
   pool_resource pool{device};
   std::vector<void*> blocks;
   std::vector<stream_ref> streams;
@@ -115,7 +115,7 @@ TEST_F(host_memory, its_lack_keeps_no_free_from_a_stream_that_captures) {
 }
 
 // A driver's error has a text, for which there is no memory either.
-TEST_F(host_memory, its_lack_beside_an_error_of_the_driver_ends_nothing) {
+TEST_F(host_memory_shortage, driver_error_without_host_memory_fails_the_request_only) {
   pool_resource pool{device};
   for (auto const* const call : {"cuStreamGetId", "cuStreamGetCtx", "cuStreamIsCapturing"}) {
     auto const s = make_foreign();
@@ -131,7 +131,7 @@ TEST_F(host_memory, its_lack_beside_an_error_of_the_driver_ends_nothing) {
   }
 }
 
-TEST_F(host_memory, its_lack_fails_a_request_as_exhausted) {
+TEST_F(host_memory_shortage, request_without_host_memory_is_exhausted) {
   pool_resource pool{device};
   no_memory = true;
   auto const got = pool.try_allocate(a, MiB);

@@ -1,4 +1,4 @@
-// Work that gives way to older work: which, when, and how often.
+// Younger work that is preempted for older work: which, when, and how often.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -27,7 +27,7 @@ using gpumem::scope;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-using pool_giving_way = gpumem_test::waiting_fixture;
+using pool_preemption = gpumem_test::waiting_fixture;
 
 // Work that can be rolled back, holds one block and waits for another.
 template <class Scope>
@@ -40,7 +40,7 @@ gpumem::task<> one_and_other(Scope work, gpumem::stream& on, std::size_t one, st
   co_await gpumem::with_retry(work, body, [&] { ++rolled_back; }, &where);
 }
 
-TEST_F(pool_giving_way, serves_older_work_that_lacks_memory_in_one_piece) {
+TEST_F(pool_preemption, preemption_frees_contiguous_memory_for_older_work) {
   pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false}};
   auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
   scope old{pool, "old"}, young{pool, "young"};
@@ -66,7 +66,7 @@ TEST_F(pool_giving_way, serves_older_work_that_lacks_memory_in_one_piece) {
   });
 }
 
-TEST_F(pool_giving_way, is_of_work_between_requests_without_a_scope) {
+TEST_F(pool_preemption, work_is_preempted_between_requests_without_a_scope) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
   scope work{pool};
@@ -79,7 +79,7 @@ TEST_F(pool_giving_way, is_of_work_between_requests_without_a_scope) {
   EXPECT_EQ(rolled_back, 1);
 }
 
-TEST_F(pool_giving_way, ends_with_work_that_is_destroyed_instead) {
+TEST_F(pool_preemption, destroyed_victim_is_replaced_by_another) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto const other = pool.acquire(a, 10 * MiB).wait();
   scope old{pool, "old"}, young{pool, "young"}, youngest{pool, "youngest"};
@@ -94,7 +94,7 @@ TEST_F(pool_giving_way, ends_with_work_that_is_destroyed_instead) {
   EXPECT_EQ(rolled_back, 1);
 }
 
-TEST_F(pool_giving_way, is_of_several_at_once_where_one_is_not_enough) {
+TEST_F(pool_preemption, several_are_preempted_at_once_if_one_is_not_enough) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool}, one{pool}, two{pool}, three{pool};
   auto held = old.acquire(a, 20 * MiB).wait();
