@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests, the planted faults and the figures on a GPU, on one page. Builds a bundle of static programs and runs it
+# The tests, the planted faults and the benchmarks on a GPU, on one page. Builds a bundle of static programs and runs it
 # here, or says how to run it on another machine, which needs a GPU and its driver and no toolchain.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail

@@ -45,7 +45,7 @@ constexpr scenario scenarios[] = {
 };
 
 // Microseconds from the launch to the code behind the wait, less the kernel's own; and processor time over time.
-struct figures {
+struct statistics {
   std::vector<double> latencies;
   double cores = 0;
 };
@@ -71,7 +71,7 @@ class bench {
 public:
   bench(gpumem::device device, std::size_t rounds) : device_{device}, rounds_{rounds}, threads_{pool_threads} {}
 
-  figures measure(scenario const& what) {
+  statistics measure(scenario const& what) {
     replay::work_kernel const kernel{device_, what.kernel_microseconds};
     std::vector<gpumem::stream> streams;
     std::vector<std::vector<double>> each(what.waiters);
@@ -80,7 +80,7 @@ public:
     for (auto& one : each) one.clear();
     cores_used const cores;
     run(what, kernel, streams, each, rounds_);
-    figures result{{}, cores.so_far()};
+    statistics result{{}, cores.so_far()};
     for (auto const& one : each) result.latencies.insert(result.latencies.end(), one.begin(), one.end());
     std::ranges::sort(result.latencies);
     return result;

@@ -13,7 +13,7 @@ import gpumem;
 namespace replay {
 
 /// Forwards and counts what is live: two atomic additions a call, small beside a call of the driver. What the upstream
-/// draws from the device is taken to be each block in multiples of `granule`. Copies share their figures.
+/// draws from the device is taken to be each block in multiples of `granule`. Copies share their counts.
 export template <class Upstream> class accounted_resource {
 public:
   static constexpr std::size_t granule = 256; ///< what the driver promises to align to

@@ -126,7 +126,7 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
                  "time that they take (full)")
       ->type_name("full|recorded")
       ->transform(CLI::CheckedTransformer(paces).description(""));
-  app.add_option("--json", chosen.json, "write the figures there as well")->type_name("FILE");
+  app.add_option("--json", chosen.json, "write the results there as well")->type_name("FILE");
 }
 
 } // namespace detail

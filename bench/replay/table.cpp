@@ -1,4 +1,4 @@
-// Columns, widths and figures of the tables.
+// Columns, widths and numbers of the tables.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

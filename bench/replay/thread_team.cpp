@@ -20,7 +20,7 @@ namespace replay {
 thread_team::thread_team(unsigned size, member_setup const& setup) : spans_(size), start_(size), finish_(size) {
   for (unsigned member = 1; member < size; ++member) {
     threads_.emplace_back([this, member, setup] {
-      // a member that cannot be set up still has to keep the beat, and tells it in its first pass
+      // a member that cannot be set up still has to meet the others, and throws in its first pass
       bool served = false;
       try {
         setup([&] {

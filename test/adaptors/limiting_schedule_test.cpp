@@ -38,7 +38,7 @@ using gpumem::outcome;
 
 constexpr std::size_t members = 3, unit = 256, limit = 64 * unit;
 
-// The crowd's largest requests are for 32 units.
+// The largest random requests are for 32 units.
 test::limited_stacks stacks_of(std::uint64_t seed) {
   return {.limit = seed % 2 ? limit : limit / 2,
           .least = seed / 2 % 2 ? limit / 2 : limit / 2 + 7 * unit,
@@ -51,8 +51,8 @@ struct result_of_seed {
 };
 
 template <class Subject>
-result_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& streams, Subject const& shared,
-                         test::limited_stacks const& stacks) {
+result_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& streams, Subject const& shared,
+                           test::limited_stacks const& stacks) {
   simulator::seed(seed);
   result_of_seed result;
   std::array<test::stress_counts, members> counts;
@@ -118,7 +118,7 @@ protected:
     test::stress_counts sum;
     seeds.each([&](std::uint64_t seed) {
       auto stacks = stacks_of(seed);
-      auto const result = run_crowd(seed, streams, make(stacks), stacks);
+      auto const result = run_workers(seed, streams, make(stacks), stacks);
       sum += result.counts;
       ASSERT_EQ(result.wrong, "") << "GPUMEM_SEED=" << seed;
     });

@@ -1,5 +1,5 @@
-// Upstreams that tell whether a limit was exceeded, and the stacks over them in which a crowd waits. Include it after
-// `import gpumem;` and the crowd: it includes nothing itself.
+// Upstreams that tell whether a limit was exceeded, and the stacks over them in which random requests wait. Include
+// it after `import gpumem;` and waiter_races.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -97,7 +97,8 @@ private:
   gpumem::state_ptr<counted_state<Upstream>> state_;
 };
 
-/// What a crowd waits in: limits of `limit` bytes over what is counted, which grants `least` to one request at least.
+/// What random requests wait in: limits of `limit` bytes over what is counted, which grants `least` to one request at
+/// least.
 struct limited_stacks {
   std::size_t limit;
   std::size_t least;

@@ -1,4 +1,4 @@
-// Epochs, evidence, and the clocks of streams.
+// Epochs, events, and the clocks of streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -82,8 +82,7 @@ TEST_F(timeline_test, event_recorded_at_the_free_is_waited_for) {
   auto const block = timeline(a).record_at_free(a.get());
   EXPECT_GT(block, before); // an epoch in which nobody else has freed
   EXPECT_GT(timeline(a).current_epoch(), block);
-  EXPECT_FALSE(
-      timeline(a).insert_wait(timeline(b), b.get(), before)); // what was freed earlier has no evidence of its own
+  EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), before)); // what was freed earlier has no event of its own
   EXPECT_TRUE(timeline(a).insert_wait(timeline(b), b.get(), block));
   EXPECT_TRUE(timeline(b).ordered_after(timeline(a), block));
   EXPECT_TRUE(timeline(b).ordered_after(timeline(a), before)); // the event covers it, too

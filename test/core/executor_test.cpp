@@ -125,7 +125,7 @@ TEST(thread_executor, work_item_can_be_cancelled_only_before_it_begins) {
 }
 
 TEST(thread_executor, can_be_destroyed_once_its_work_item_ran) {
-  // The posting thread is still inside post() when the resumption ends the executor's life.
+  // The posting thread is still inside post() when the work item ends the executor's life.
   for (int round = 0; round < 500; ++round) {
     std::atomic<bool> done{false};
     item one{[&] { done = true; }};

@@ -96,7 +96,7 @@ TEST(thread_pool_executor, runs_work_items_posted_by_a_work_item) {
 }
 
 TEST(thread_pool_executor, can_be_destroyed_once_its_work_item_ran) {
-  // The posting thread is still inside post() when the resumption ends the executor's life.
+  // The posting thread is still inside post() when the work item ends the executor's life.
   for (int round = 0; round < 200; ++round) {
     std::atomic<bool> done{false};
     item one{[&] { done = true; }};

@@ -109,7 +109,7 @@ TEST(timer_schedule, timer_expires_once_unless_it_is_cancelled) {
   test::schedule_seeds const seeds{4'000, 5};
   timer_counts sum;
   seeds.each([&](std::uint64_t seed) {
-    test::settle_library_thread();
+    test::wait_for_idle_library_thread();
     std::array<timer_counts, 2> counts;
     std::string wrong;
     gpumem::schedule::run(seed,

@@ -1,4 +1,4 @@
-// The crowd on free-running threads, for the sanitizers.
+// Random requests on free-running threads, for the sanitizers.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-// A crowd that acquires, parks, stops, gives up and frees at random; run by free threads and under schedules. Include
+// Workers that acquire, wait, stop, give up and free at random; run by free threads and under schedules. Include
 // it after the support headers: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// What a crowd has met with; all counts are of requests.
+/// How the requests ended; all counts are of requests.
 struct stress_counts {
   std::size_t granted = 0, stopped = 0, expired = 0, destroyed = 0, parked = 0;
   std::size_t late = 0; // coroutines that ended by their deadline; `expired` are threads that blocked
@@ -23,7 +23,7 @@ struct stress_counts {
   }
 };
 
-/// What several members have met with, also printed.
+/// The sum of several workers' counts, also printed.
 template <class Counts> stress_counts sum_of(Counts const& each) {
   stress_counts sum;
   for (auto const& one : each) sum += one;
@@ -31,7 +31,7 @@ template <class Counts> stress_counts sum_of(Counts const& each) {
   return sum;
 }
 
-/// One member's requests; every choice is made by its own numbers.
+/// One worker's requests; every choice is made by its own numbers.
 template <class StopSource, class Resource = parking_resource> class stress_worker {
 public:
   /// `pause` lets other threads run. `unit`: bytes of the smallest request; the largest is 32 times that. `use` is done

@@ -1,4 +1,4 @@
-// The crowd under schedules: tens of thousands of interleavings, each replayable by its seed.
+// Random requests under schedules: tens of thousands of interleavings, each replayable by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -40,9 +40,9 @@ struct outcome_of_seed {
   bool idle = false;
 };
 
-outcome_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
+outcome_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
   outcome_of_seed result;
-  test::settle_library_thread();
+  test::wait_for_idle_library_thread();
   test::parking_resource resource{512};
   std::array<test::stress_counts, members> counts;
   std::vector<std::function<void()>> bodies;
@@ -75,7 +75,7 @@ TEST_F(waiter_schedule, many_requests_leave_no_bytes_counted) {
   test::stress_counts sum;
   std::uint64_t switches = 0;
   seeds.each([&](std::uint64_t seed) {
-    auto const result = run_crowd(seed, streams);
+    auto const result = run_workers(seed, streams);
     sum += result.counts;
     switches += result.schedule.switches;
     ASSERT_EQ(result.used, 0u) << "GPUMEM_SEED=" << seed;
@@ -113,7 +113,7 @@ std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref str
 TEST_F(waiter_schedule, deadlines_end_every_request) {
   test::schedule_seeds const seeds{2'000};
   seeds.each([&](std::uint64_t seed) {
-    test::settle_library_thread();
+    test::wait_for_idle_library_thread();
     test::parking_resource resource{64};
     auto const block = resource.acquire(streams[0], 64).wait();
     std::size_t wrong = 0;
@@ -128,9 +128,9 @@ TEST_F(waiter_schedule, deadlines_end_every_request) {
 }
 
 TEST_F(waiter_schedule, equal_seeds_give_equal_runs) {
-  run_crowd(1, streams); // what is made at first use
+  run_workers(1, streams); // what is made at first use
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    auto const once = run_crowd(seed, streams), again = run_crowd(seed, streams);
+    auto const once = run_workers(seed, streams), again = run_workers(seed, streams);
     ASSERT_EQ(once.schedule.marks, again.schedule.marks) << seed;
     ASSERT_EQ(once.schedule.switches, again.schedule.switches) << seed;
     ASSERT_EQ(once.counts.granted, again.counts.granted) << seed;

@@ -223,7 +223,7 @@ TEST_F(waiter_test, removed_first_request_lets_the_next_be_served) {
 }
 
 TEST_F(waiter_test, many_requests_resume_inline_without_stack_growth) {
-  // Each resumption frees, and thereby grants the next: the flushes may not nest.
+  // Each resumed coroutine frees, and thereby grants the next: the flushes may not nest.
   gpumem::inline_executor here;
   auto block = resource.acquire(stream, 1024).wait();
   int granted = 0;

@@ -1,11 +1,11 @@
-// One thread's part in a crowd that waits for the device. Include it after `import gpumem;`, the standard's headers and
+// One thread of many that wait for the device at random. Include it after `import gpumem;`, the standard's headers and
 // the probes, executor and stop source of the support: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// What a crowd has met with; all counts are of waits.
+/// How the waits ended; all counts are of waits.
 struct wait_counts {
   std::size_t completed = 0, stopped = 0, failed = 0, destroyed = 0, early = 0;
 };

@@ -1,5 +1,5 @@
 // Sixteen threads on sixteen streams that all of them use, under a limit so that streams take each other's memory, and
-// beside them kernels that run until the crowd has gone on: a wait for such a kernel would never end (O7).
+// beside them kernels that run until the other threads have gone on: a wait for such a kernel would never end (O7).
 // SPDX-License-Identifier: Apache-2.0
 #include "churn.hpp"
 #include "device_test.hpp"
@@ -21,7 +21,7 @@ using gpumem_test::make_streams;
 namespace {
 
 constexpr std::size_t mib = std::size_t{1} << 20;
-constexpr int crowd = 16;
+constexpr int thread_count = 16;
 constexpr int steps = 3'000;
 constexpr auto longest = std::chrono::seconds{20};
 
@@ -42,11 +42,11 @@ protected:
   }
 
   template <class Pool> void meet(Pool pool) {
-    auto streams = make_streams(crowd, greatest_);
+    auto streams = make_streams(thread_count, greatest_);
     std::vector<std::thread> threads;
-    std::atomic<int> running{crowd};
+    std::atomic<int> running{thread_count};
     std::atomic<std::uint64_t> done{0};
-    for (std::uint64_t number = 0; number < crowd; ++number) {
+    for (std::uint64_t number = 0; number < thread_count; ++number) {
       threads.emplace_back([&, number] {
         churn one{pool, streams, wrong_, 300 + number, 300};
         for (int i = 0; i < steps; ++i) {
@@ -72,8 +72,8 @@ protected:
   static constexpr std::size_t limit = 640 * mib;
 
 private:
-  // Frees memory on a stream that then runs a kernel until the crowd has made as many steps as it has threads, ten
-  // times over. How many such kernels there were.
+  // Frees memory on a stream that then runs a kernel until the threads have made ten times as many steps as there are
+  // threads, times over. How many such kernels there were.
   template <class Pool>
   int stand_in_the_way(Pool& pool, std::atomic<int> const& running, std::atomic<std::uint64_t> const& done) {
     stream donor{device{0}}, signal{device{0}, greatest_};
@@ -87,9 +87,9 @@ private:
       *flag_ = 0;
       stamp::wait_for(donor.get(), flag_);
       auto const until = std::chrono::steady_clock::now() + longest;
-      auto const enough = done + 10 * crowd;
+      auto const enough = done + 10 * thread_count;
       while (running > 0 && done < enough && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-      EXPECT_TRUE(running == 0 || done >= enough) << "the crowd waits for a kernel that waits for the crowd";
+      EXPECT_TRUE(running == 0 || done >= enough) << "the threads wait for a kernel that waits for the threads";
       stamp::raise(signal.get(), flag_);
       donor.synchronize();
       signal.synchronize();

@@ -38,9 +38,9 @@ struct block {
 };
 
 // One thread's blocks: written by the device in order and freed, some of them wrongly.
-class culprit {
+class misuser {
 public:
-  culprit(std::uint64_t seed, pool_resource<gpumem::cuda_resource> pool, gpumem::stream& on)
+  misuser(std::uint64_t seed, pool_resource<gpumem::cuda_resource> pool, gpumem::stream& on)
       : chance_{seed}, pool_{std::move(pool)}, on_{on} {}
 
   void run(int blocks) {
@@ -102,20 +102,20 @@ struct result_of_seed {
   std::string findings;
 };
 
-result_of_seed run_culprits(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
+result_of_seed run_misusers(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
   simulator::seed(seed);
   told = {};
   result_of_seed result;
   gpumem::hardening_options const how{.enabled = true, .quarantine = seed % 4 * 8192};
   pool_resource<gpumem::cuda_resource> pool{gpumem::cuda_resource{gpumem::device{0}},
                                             {.limit = seed % 3 ? 0 : std::size_t{64} << 10, .hardened = how}};
-  std::vector<culprit> culprits;
-  for (std::size_t i = 0; i < streams.size(); ++i) culprits.emplace_back(seed * streams.size() + i, pool, streams[i]);
+  std::vector<misuser> misusers;
+  for (std::size_t i = 0; i < streams.size(); ++i) misusers.emplace_back(seed * streams.size() + i, pool, streams[i]);
   std::vector<std::function<void()>> bodies;
-  for (auto& each : culprits) bodies.emplace_back([&each] { each.run(12); });
+  for (auto& each : misusers) bodies.emplace_back([&each] { each.run(12); });
   gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 7);
-  if (!pool.synchronize(std::chrono::seconds{10})) result.findings = "not settled; ";
-  for (auto const& each : culprits) {
+  if (!pool.synchronize(std::chrono::seconds{10})) result.findings = "not synchronized; ";
+  for (auto const& each : misusers) {
     for (std::size_t i = 0; i < kinds; ++i) result.planted[i] += each.planted()[i];
   }
   result.found = told;
@@ -141,7 +141,7 @@ TEST_F(hardened_schedule, every_planted_misuse_is_found_and_nothing_else) {
   tally sum{};
   test::schedule_seeds const seeds{1'000, 10};
   seeds.each([&](std::uint64_t seed) {
-    auto const result = run_culprits(seed, streams);
+    auto const result = run_misusers(seed, streams);
     ASSERT_EQ(result.found, result.planted) << "GPUMEM_SEED=" << seed;
     ASSERT_EQ(result.findings, "") << "GPUMEM_SEED=" << seed;
     ASSERT_EQ(result.left.live + result.left.allocated + result.left.quarantined, 0u) << "GPUMEM_SEED=" << seed;
@@ -201,7 +201,7 @@ TEST_F(uncovered_free, closed_pool_does_not_poll_for_a_free_without_an_event) {
     free_in_capture(pool);
   });
   auto const marks = run([] { gpumem::sync::sleep_for(1s); });
-  EXPECT_LT(marks, 200u) << "the library thread looks again and again";
+  EXPECT_LT(marks, 200u) << "the library thread polls again and again";
   EXPECT_GT(simulator::report().bytes_allocated, before);
   run([&] {
     gpumem::identify(raw, gpumem::device{0});

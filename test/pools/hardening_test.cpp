@@ -234,7 +234,7 @@ TEST_F(hardening_test, block_freed_by_its_destructor_is_poisoned_on_its_foreign_
   }
   simulator::run_until_idle();
   EXPECT_NE(p[0], 7) << "the destructor frees with the handle";
-  r.deallocate(on, r.allocate(on, 10), 10); // leaves evidence
+  r.deallocate(on, r.allocate(on, 10), 10); // records an event
   simulator::run_until_idle();
   r.deallocate(s, r.allocate(s, 10), 10); // finds it complete
   simulator::run_until_idle();

@@ -59,7 +59,7 @@ TEST_F(pool_counts, thread_cache_hit_takes_no_shard_lock) {
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   auto const counters = counters_of(r);
   auto const calls = gpumem::driver_calls(), allocations = host_allocations();
-  constexpr std::uint64_t few = 50; // one free in 64 looks for evidence
+  constexpr std::uint64_t few = 50; // one free in 64 records an event
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(host_allocations(), allocations);
   EXPECT_EQ(gpumem::driver_calls(), calls);
@@ -104,7 +104,7 @@ TEST_F(pool_counts, reuse_on_a_foreign_stream_makes_two_driver_calls) {
 
 TEST_F(pool_counts, reuse_from_another_stream_makes_one_record_and_one_wait) {
   pool_resource r{device, {.limit = 8 * MiB, .effort = 0}};                     // moves would record too
-  for (auto* const on : {&a, &b}) r.deallocate(*on, r.allocate(*on, 256), 256); // frees leave evidence from now on
+  for (auto* const on : {&a, &b}) r.deallocate(*on, r.allocate(*on, 256), 256); // frees record events from now on
   for (int i = 0; i < 2; ++i) {                                                 // what is free goes back
     r.trim();
     simulator::run_until_idle();

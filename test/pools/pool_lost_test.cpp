@@ -50,7 +50,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
     };
     auto const waits = test::start(wait());
     simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
-    auto const refused = r.try_allocate(b, 1024); // looks at what a has left, and learns of the loss
+    auto const refused = r.try_allocate(b, 1024); // polls what a has left, and learns of the loss
     ASSERT_FALSE(refused);
     EXPECT_TRUE(device.lost());
     EXPECT_EQ(r.try_allocate(a, 1024).error().reason, outcome::device_lost) << "its own memory, even";

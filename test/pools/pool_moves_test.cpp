@@ -29,8 +29,8 @@ protected:
   static bool is_consistent(pool& r) {
     return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().is_consistent();
   }
-  // Leaves evidence of what is free, which is complete then; that the next look finds.
-  static void look(pool& r) {
+  // Records an event behind what is free, which is complete then; the next poll finds that.
+  static void poll(pool& r) {
     EXPECT_EQ(r.trim(r.statistics().reserved), 0u);
     simulator::run_until_idle();
   }
@@ -206,8 +206,8 @@ TEST_F(pool_moves, memory_freed_by_one_stream_becomes_one_range) {
   auto* const above = r.allocate(a, 4 * MiB);
   auto* const end = r.allocate(a, 4 * MiB);
   r.deallocate(a, below, 4 * MiB);
-  look(r);
-  look(r);
+  poll(r);
+  poll(r);
   EXPECT_EQ(r.statistics().free_in_use, 0u) << "it is known to be complete";
   r.deallocate(a, above, 4 * MiB);
   EXPECT_EQ(r.statistics().free_ranges, 1u);

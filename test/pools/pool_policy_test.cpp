@@ -1,4 +1,4 @@
-// What a pool spends on sharing: whose memory a stream takes, when the pool looks for completion, where it grows. The
+// What a pool spends on sharing: whose memory a stream takes, when the pool polls for completion, where it grows. The
 // clock is the schedules', so that time passes only where a test lets it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
@@ -28,13 +28,13 @@ protected:
   static std::uint64_t polls() { return gpumem::driver_calls("cuEventQuery"); }
   // Pages made and released so far.
   static std::uint64_t made() { return gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"); }
-  // Leaves evidence of what is free, and polls it.
-  static void look(pool& r) { EXPECT_EQ(r.trim(r.statistics().reserved), 0u); }
-  // Two looks show work that is open for long.
-  static void look_twice(pool& r) {
-    look(r);
+  // Records an event behind what is free, and polls it.
+  static void poll(pool& r) { EXPECT_EQ(r.trim(r.statistics().reserved), 0u); }
+  // Two polls show work that is open for long.
+  static void poll_twice(pool& r) {
+    poll(r);
     let_pass(10us);
-    look(r);
+    poll(r);
   }
   // Frees a block whose use is still to run.
   static void free_in_use(pool& r, cuda::stream_ref on, void* p, std::size_t bytes) {
@@ -58,14 +58,14 @@ TEST_F(pool_policy, stream_that_is_behind_reuses_its_own_memory_first) {
     auto* const below = r.allocate(a, 4 * MiB);
     r.deallocate_sync(nobodys, 4 * MiB);
     free_in_use(r, a, own, 6 * MiB);
-    if (behind) look_twice(r);
+    if (behind) poll_twice(r);
     EXPECT_EQ(a.key().timeline().is_behind(), behind);
     auto* const granted = r.allocate(a, 4 * MiB);
     EXPECT_EQ(granted, behind ? at(own, 2 * MiB) : nobodys);
     for (auto* const each : {above, below, granted}) r.deallocate(a, each, 4 * MiB);
     simulator::run_until_idle();
-    look(r);
-    look(r);
+    poll(r);
+    poll(r);
     EXPECT_FALSE(a.key().timeline().is_behind()) << "its work is over";
   }
 }
@@ -77,7 +77,7 @@ TEST_F(pool_policy, dead_stream_does_not_make_the_next_one_count_as_behind) {
     of_dead = &dead.key().timeline();
     pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
     free_in_use(r, dead, r.allocate(dead, 4 * MiB), 4 * MiB);
-    look_twice(r);
+    poll_twice(r);
     ASSERT_TRUE(dead.key().timeline().is_behind());
     simulator::run_until_idle();
   }
@@ -94,7 +94,7 @@ TEST_F(pool_policy, freed_memory_coalesces_with_unused_memory_unless_its_stream_
     auto* const between = r.allocate(a, 4 * MiB);
     auto* const beside = r.allocate(a, 6 * MiB);
     free_in_use(r, a, apart, 6 * MiB);
-    if (behind) look_twice(r);
+    if (behind) poll_twice(r);
     r.deallocate(a, beside, 6 * MiB);
     EXPECT_EQ(r.statistics().free_ranges, behind ? 3u : 2u);
     r.deallocate(a, between, 4 * MiB);
@@ -107,7 +107,7 @@ TEST_F(pool_policy, request_that_finds_memory_does_not_poll) {
   auto* const complete = r.allocate(b, 8 * MiB);
   auto* const below = r.allocate(b, 4 * MiB);
   free_in_use(r, b, complete, 8 * MiB);
-  look(r);
+  poll(r);
   simulator::run_until_idle();
   auto const before = polls();
   r.deallocate(a, r.allocate(a, 7 * MiB), 7 * MiB);
@@ -115,30 +115,30 @@ TEST_F(pool_policy, request_that_finds_memory_does_not_poll) {
   r.deallocate(b, below, 4 * MiB);
 }
 
-// A look at 64 streams costs 25.6 us, and 200 us are saved at most.
+// A poll of 64 streams costs 25.6 us, and 200 us are saved at most.
 TEST_F(pool_policy, pool_grows_if_polls_take_too_much_time) {
   pool r{device, {.effort = 0}};
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 64; ++i) streams.emplace_back(device);
   for (auto const& each : streams) free_in_use(r, each, r.allocate(each, 2 * MiB), 2 * MiB);
   std::vector<void*> live;
-  auto const looks = [&] {
+  auto const allocation_polls = [&] {
     auto const before = polls();
     live.push_back(r.allocate(b, 2 * MiB));
     return polls() > before;
   };
   let_pass(10ms);
   int count = 0;
-  while (count < 100 && looks()) ++count;
+  while (count < 100 && allocation_polls()) ++count;
   EXPECT_GE(count, 7);
   EXPECT_LE(count, 20);
 
   simulator::run_until_idle();
   auto const growths = r.statistics().upstream_allocations;
-  EXPECT_FALSE(looks());
+  EXPECT_FALSE(allocation_polls());
   EXPECT_EQ(r.statistics().upstream_allocations, growths + 1) << "it does not know that all is complete";
   let_pass(1ms);
-  EXPECT_TRUE(looks());
+  EXPECT_TRUE(allocation_polls());
   EXPECT_EQ(r.statistics().upstream_allocations, growths + 1);
   for (auto* const each : live) r.deallocate(b, each, 2 * MiB);
 }
@@ -184,7 +184,7 @@ TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
   for (auto* const each : of_b) r.deallocate(b, each, 4 * MiB);
 }
 
-// Each round makes eight pages of 2 MiB and moves four. What is saved at first pays for 1,250, and for the looks.
+// Each round makes eight pages of 2 MiB and moves four. What is saved at first pays for 1,250, and for the polls.
 TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   constexpr int most = 1250 / 12, least = 1250 / 16;
   pool r{device, {.effort = 1e-9}};

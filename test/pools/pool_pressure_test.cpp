@@ -50,7 +50,7 @@ TEST_F(pool_pressure, pressure_ends_when_an_awaiting_callback_returns) {
   });
   request first{*this, work, b, 50 * MiB};
   run_until([&] { return place != nullptr; });
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(first.ended()) << "it may free memory still";
   request second{*this, work, b, 30 * MiB};
   run_all();
@@ -71,7 +71,7 @@ TEST_F(pool_pressure, request_ends_if_an_awaiting_callback_frees_nothing) {
   });
   request first{*this, work, b, 60 * MiB};
   run_until([&] { return place != nullptr; });
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(first.ended());
   go_on();
   run_until([&] { return first.ended().has_value(); });

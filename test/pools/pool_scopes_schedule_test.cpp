@@ -29,7 +29,7 @@ import gpumem;
 #include "../support/scheduled_stop_source.hpp"
 #include "../support/idle_default_executor.hpp"
 #include "scope_book.hpp"
-#include "scope_crowd.hpp"
+#include "scope_workers.hpp"
 
 namespace {
 
@@ -75,9 +75,9 @@ std::string wrong_in(pool& one) {
   return wrong;
 }
 
-result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
+result_of_seed run_workers(std::uint64_t seed, bool shows = false) {
   simulator::run_until_idle();
-  test::settle_library_thread();
+  test::wait_for_idle_library_thread();
   simulator::seed(seed);
   auto const form = form_of(seed);
   result_of_seed result;
@@ -95,13 +95,13 @@ result_of_seed run_crowd(std::uint64_t seed, bool shows = false) {
     auto const held = form.weights ? shared.acquire(streams[0], weights).wait() : gpumem::allocation{};
     auto const marked = form.marks ? kept.acquire(streams[0], weights).wait() : gpumem::allocation{};
     auto const mark = kept.waiting_elsewhere();
-    std::vector<std::unique_ptr<member>> crowd;
+    std::vector<std::unique_ptr<member>> members;
     for (std::size_t i = 0; i < members; ++i) {
-      crowd.push_back(
-          std::make_unique<member>(shared, unit, (limit - weights) / unit / 2, streams, form, book, crowd, seed));
+      members.push_back(
+          std::make_unique<member>(shared, unit, (limit - weights) / unit / 2, streams, form, book, members, seed));
     }
     std::vector<std::function<void()>> bodies;
-    for (auto& each : crowd) bodies.emplace_back([&] { each->run(5); });
+    for (auto& each : members) bodies.emplace_back([&] { each->run(5); });
     result.schedule = gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   }
   result.told = book.told();
@@ -113,7 +113,7 @@ TEST(pool_scopes_schedule, random_scopes_end_every_request_once_and_free_all) {
   test::schedule_seeds const seeds{1'500, 5};
   scope_book::tally sum;
   seeds.each([&](std::uint64_t seed) {
-    auto const result = run_crowd(seed, seeds.alone());
+    auto const result = run_workers(seed, seeds.alone());
     for (auto const& [what, times] : result.told) sum[what] += times;
     ASSERT_EQ(result.wrong, "") << "GPUMEM_SEED=" << seed;
   });

@@ -89,7 +89,7 @@ TEST_F(pool_scopes, request_waits_while_another_scope_can_free_memory) {
   auto held_by_old = old.acquire(a, 40 * MiB).wait(), held_by_young = young.acquire(b, 40 * MiB).wait();
   auto other = pool.acquire(a, 20 * MiB).wait();
   request first{*this, old, a, 20 * MiB}, second{*this, young, b, 20 * MiB};
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(second.ended()) << "memory that was not got through a scope may be freed";
   other.reset();
   run_until([&] { return first.ended().has_value(); });
@@ -108,12 +108,12 @@ TEST_F(pool_scopes, request_waits_for_freed_memory_to_complete) {
   use(used);
   free_used(used);
   request first{*this, old, a, 40 * MiB}, second{*this, young, b, 50 * MiB};
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(second.ended());
   simulator::run_until_idle();
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(first.ended(), outcome::granted);
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(second.ended()) << "the first goes on";
   first.block().reset();
   held_by_old.reset();
@@ -141,7 +141,7 @@ TEST_F(pool_scopes, stall_is_found_after_the_last_free_outside_scopes) {
   auto other = pool.acquire(b, 20 * MiB).wait();
   auto const held = work.acquire(a, 60 * MiB).wait();
   request asks{*this, work, a, 60 * MiB};
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(asks.ended());
   other.reset();
   run_until([&] { return asks.ended().has_value(); });
@@ -154,7 +154,7 @@ TEST_F(pool_scopes, scope_marked_as_waiting_elsewhere_counts_as_waiting) {
   auto kept = weights.acquire(a, 60 * MiB).wait(), held = work.acquire(b, 20 * MiB).wait();
   {
     request asks{*this, work, b, 30 * MiB};
-    let_the_library_thread_look();
+    let_the_library_thread_poll();
     EXPECT_FALSE(asks.ended());
     auto const mark = weights.waiting_elsewhere();
     run_until([&] { return asks.ended().has_value(); });
@@ -261,7 +261,7 @@ TEST_F(pool_scopes, preemption_begins_only_after_pressure_callbacks) {
   });
   request first{*this, old, a, 30 * MiB};
   run_until([&] { return calls == 1; });
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(executor.run_one()) << "what was freed is believed only where it shows";
   request second{*this, young, b, 30 * MiB};
   run_until([&] { return second.ended().has_value(); });
@@ -280,12 +280,12 @@ TEST_F(pool_scopes, pressure_callback_is_not_called_after_its_destruction) {
     auto spiller = pool.on_pressure(executor, [&](std::size_t) { return ++calls, 0; });
     auto other = pool.on_pressure(gpumem::default_executor(), [&](std::size_t) -> std::size_t { throw 1; });
     request first{*this, pool, b, 60 * MiB};
-    let_the_library_thread_look();
+    let_the_library_thread_poll();
     auto moved = std::move(spiller);
   }
   run_all();
   request second{*this, pool, b, 60 * MiB};
-  let_the_library_thread_look();
+  let_the_library_thread_poll();
   EXPECT_FALSE(executor.run_one());
   EXPECT_EQ(calls, 0);
   block.reset();

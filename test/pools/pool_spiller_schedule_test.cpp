@@ -25,7 +25,7 @@
 
 import gpumem;
 #include "../support/idle_default_executor.hpp"
-#include "spiller_crowd.hpp"
+#include "spiller_workers.hpp"
 
 namespace {
 
@@ -46,9 +46,9 @@ void look_at_rest(pool& one, spiller_notes& notes) {
   for (auto const& each : simulator::take_findings()) notes.wrong(each.text);
 }
 
-spiller_notes run_crowd(std::uint64_t seed, bool shows) {
+spiller_notes run_workers(std::uint64_t seed, bool shows) {
   simulator::run_until_idle();
-  test::settle_library_thread();
+  test::wait_for_idle_library_thread();
   simulator::seed(seed);
   spiller_notes notes{shows};
   std::vector<gpumem::stream> streams;
@@ -80,7 +80,7 @@ TEST(pool_spiller_schedule, spilling_with_extra_memory_serves_all_work_below_the
   test::schedule_seeds const seeds{1'200, 5};
   std::map<std::string, std::uint64_t> sum;
   seeds.each([&](std::uint64_t seed) {
-    auto const notes = run_crowd(seed, seeds.alone());
+    auto const notes = run_workers(seed, seeds.alone());
     for (auto const& [what, times] : notes.told()) sum[what] += times;
     ASSERT_EQ(notes.wrong(), "") << "GPUMEM_SEED=" << seed;
   });

@@ -146,7 +146,7 @@ TEST_F(pool_thread_caches, large_blocks_of_streams_that_share_a_cache_are_kept_t
     }
     near += counters_of(r).thread_cache_hits - before;
   }
-  EXPECT_GE(near, 49u * 6u * 9 / 10) << "but for those frees that left evidence";
+  EXPECT_GE(near, 49u * 6u * 9 / 10) << "but for those frees that recorded an event";
 }
 
 // What rounding up wastes of larger ones is more than what it is good for.

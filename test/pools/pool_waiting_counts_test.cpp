@@ -48,7 +48,7 @@ TEST_F(pool_waiting_counts, no_poll_is_made_while_only_a_free_can_help) {
   auto const calls = gpumem::driver_calls();
   std::atomic<bool> passed{false};
   test::timed_item later{[&] { passed = true; }};
-  gpumem::detail::start_timer(later, gpumem::sync::now() + std::chrono::milliseconds{2}); // a look would come before
+  gpumem::detail::start_timer(later, gpumem::sync::now() + std::chrono::milliseconds{2}); // a poll would come before
   while (!passed) std::this_thread::yield();
   gpumem::detail::cancel_timer(later);
   EXPECT_EQ(gpumem::driver_calls(), calls);

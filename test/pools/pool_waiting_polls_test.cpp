@@ -1,4 +1,4 @@
-// How often the library thread looks for what completes, and that others have that thread meanwhile. The clock is the
+// How often the library thread polls for what completes, and that others have that thread meanwhile. The clock is the
 // schedules', so that time passes only where a test lets it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
@@ -27,7 +27,7 @@ using gpumem::sync::now;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-// Two pools with a request each that waits for the end of work, for so long that the looks are rare.
+// Two pools with a request each that waits for the end of work, for so long that the polls are rare.
 class pool_waiting_polls : public gpumem_test::waiting_fixture {
 protected:
   using pool_type = pool_resource<gpumem::cuda_resource>;

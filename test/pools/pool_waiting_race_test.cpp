@@ -1,4 +1,4 @@
-// A crowd that waits for a pool's memory on free-running threads, for the sanitizers.
+// Random requests for a pool's memory on free-running threads, for the sanitizers.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/pool_options.hpp>
 #include <gpumem/services.hpp>

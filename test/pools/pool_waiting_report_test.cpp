@@ -40,10 +40,10 @@ protected:
 };
 
 TEST_F(pool_waiting_report, report_without_requests_is_one_line) {
-  pool_resource pool{device, {.name = "calm"}};
-  EXPECT_EQ(pool.describe_waiting(), "gpumem: calm: 0 requests wait; 0 bytes are live, 0 of them outside scopes");
+  pool_resource pool{device, {.name = "idle"}};
+  EXPECT_EQ(pool.describe_waiting(), "gpumem: idle: 0 requests wait; 0 bytes are live, 0 of them outside scopes");
   auto const block = pool.acquire(a, 1000).wait();
-  EXPECT_EQ(pool.describe_waiting(), "gpumem: calm: 0 requests wait; 1000 bytes are live, 1000 of them outside scopes");
+  EXPECT_EQ(pool.describe_waiting(), "gpumem: idle: 0 requests wait; 1000 bytes are live, 1000 of them outside scopes");
 }
 
 TEST_F(pool_waiting_report, report_lists_holders_by_size_and_requests_in_order) {

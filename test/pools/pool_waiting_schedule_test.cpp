@@ -1,4 +1,4 @@
-// A crowd that waits for a pool's memory under schedules, beside a device that is behind; each run replays by its seed.
+// Random requests for a pool's memory under schedules, beside a device that is behind; each run replays by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -68,7 +68,7 @@ struct result_of_seed {
   std::string wrong;
 };
 
-result_of_seed run_crowd(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
+result_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
   simulator::seed(seed);
   result_of_seed result;
   auto shared = make_pool(seed);
@@ -131,7 +131,7 @@ TEST_F(pool_waiting_schedule, random_requests_leave_no_bytes_live) {
   auto const count = seeds.count();
   test::stress_counts sum;
   seeds.each([&](std::uint64_t seed) {
-    auto const result = run_crowd(seed, streams);
+    auto const result = run_workers(seed, streams);
     sum += result.counts;
     ASSERT_EQ(result.wrong, "") << "GPUMEM_SEED=" << seed;
   });

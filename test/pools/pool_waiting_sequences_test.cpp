@@ -66,7 +66,7 @@ public:
     auto const& [name, act] = can_[taken - 1];
     happened_ += (happened_.empty() ? "" : ", ") + name;
     act();
-    look();
+    check();
     return true;
   }
 
@@ -76,7 +76,7 @@ public:
     for (auto& each : requests_) {
       if (each && each->open()) wrong_ += "a request was left waiting; ";
     }
-    look();
+    check();
     auto const left = pool_.statistics();
     if (left.live + left.allocated > 0) wrong_ += "memory was lost; ";
     if (left.peak_reserved > 4 * MiB) wrong_ += "more than the limit; ";
@@ -149,7 +149,7 @@ private:
     gpumem::sync::sleep_for(2ms);
   }
 
-  void look() {
+  void check() {
     std::size_t live = 0, open = 0, withdrawn = 0;
     for (auto const& each : blocks_) live += each.bytes();
     for (auto& each : requests_) {

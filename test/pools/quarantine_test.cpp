@@ -94,7 +94,7 @@ TEST_F(quarantine_test, trim_releases_complete_memory_of_the_quarantine) {
   r.deallocate(s, r.allocate(s, 100 * KiB), 100 * KiB);
   EXPECT_EQ(r.trim(), 0u) << "nothing has run";
   EXPECT_GT(r.statistics().quarantined, 0u);
-  // Its copies run, and then the chunk's own evidence.
+  // Its copies run, and then the chunk's own event.
   for (int i = 0; i < 3 && r.statistics().reserved > 0; ++i) {
     simulator::run_until_idle();
     r.trim();
@@ -163,8 +163,8 @@ TEST_F(quarantine_test, forked_child_does_not_change_the_quarantine) {
   if (child == 0) {
     auto const refused = r.try_allocate(s, 1000);
     r.deallocate(s, p, 1000);
-    bool const settled = r.synchronize(long_enough);
-    _exit(!refused && refused.error().reason == outcome::device_lost && r.trim() == 0 && !settled ? 0 : 1);
+    bool const complete = r.synchronize(long_enough);
+    _exit(!refused && refused.error().reason == outcome::device_lost && r.trim() == 0 && !complete ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
@@ -244,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(begun, quarantine_in_capture, testing::Values(0, 1, 2))
 // Where the host can touch the memory it paints and looks itself.
 class quarantine_of_host_memory : public hardened_test {
 protected:
-  template <class Upstream> void look(Upstream memory) {
+  template <class Upstream> void expect_quarantined(Upstream memory) {
     pool_resource<Upstream> r{memory, {.hardened = {.enabled = true}}};
     auto* const p = static_cast<char*>(r.allocate(s, 1000));
     auto* const q = static_cast<char*>(r.allocate_sync(1000));
@@ -265,8 +265,8 @@ protected:
   }
 };
 
-TEST_F(quarantine_of_host_memory, pinned_memory_is_quarantined) { look(gpumem::pinned_resource{}); }
-TEST_F(quarantine_of_host_memory, managed_memory_is_quarantined) { look(gpumem::managed_resource{}); }
-TEST_F(quarantine_of_host_memory, pageable_memory_is_quarantined) { look(gpumem::host_resource{}); }
+TEST_F(quarantine_of_host_memory, pinned_memory_is_quarantined) { expect_quarantined(gpumem::pinned_resource{}); }
+TEST_F(quarantine_of_host_memory, managed_memory_is_quarantined) { expect_quarantined(gpumem::managed_resource{}); }
+TEST_F(quarantine_of_host_memory, pageable_memory_is_quarantined) { expect_quarantined(gpumem::host_resource{}); }
 
 } // namespace

@@ -131,7 +131,7 @@ TEST_F(quick_lists_test, list_keeps_a_bounded_number_of_blocks) {
   EXPECT_EQ(sizes(), std::vector<std::size_t>{256 * KiB});
 }
 
-// What comes out of the spans is older than what was freed since.
+// What comes out of the quick lists is older than what was freed since.
 TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
   gpumem::stream const on{gpumem::device::current()};
   auto& order = on.key().timeline();
@@ -229,7 +229,7 @@ TEST_F(small_blocks, small_blocks_go_back_with_their_chunk) {
   EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-// At the limit whoever comes next may have them, when the stream is done.
+// At the limit any stream may have them, when their stream is done.
 TEST_F(small_blocks, quick_lists_serve_other_streams_at_the_limit) {
   pool_resource r{upstream, {.initial_size = 4 * MiB, .limit = 4 * MiB}};
   auto blocks = many(r, a, 4096);

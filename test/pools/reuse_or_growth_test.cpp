@@ -31,7 +31,7 @@ TEST_F(reuse_or_growth, filling_a_pool_makes_no_poll) {
   for (auto* const each : blocks) r.deallocate(a, each, 8 * MiB);
   a.synchronize();
   auto const reserved = r.statistics().reserved;
-  r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // leaves evidence, should it have grown
+  r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // records an event, should it have grown
   simulator::run_until_idle();
   auto const grown = r.statistics().reserved;
   EXPECT_LE(grown, reserved + 512 * MiB) << "no more than was asked for";
@@ -39,7 +39,7 @@ TEST_F(reuse_or_growth, filling_a_pool_makes_no_poll) {
     r.deallocate(*on, r.allocate(*on, 512 * MiB), 512 * MiB);
     simulator::run_until_idle();
   }
-  EXPECT_EQ(r.statistics().reserved, grown) << "one look finds what is complete";
+  EXPECT_EQ(r.statistics().reserved, grown) << "one poll finds what is complete";
 }
 
 // Eight streams have memory for four.

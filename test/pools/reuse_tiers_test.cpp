@@ -119,7 +119,7 @@ TEST_F(reuse_tiers_test, wait_is_inserted_if_no_other_tier_has_memory) {
   auto* const p = checked.allocate(a, 1 * MiB);
   auto* const q = checked.allocate(a, 1 * MiB);
   simulator::work(a, {simulator::write(p, 1 * MiB)});
-  EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under pressure: frees leave evidence
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under pressure: frees record events
   checked.deallocate(a, p, 1 * MiB);
   auto const records = gpumem::driver_calls("cuEventRecord");
   auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
@@ -163,7 +163,7 @@ TEST_F(reuse_tiers_test, event_recorded_after_the_free_is_not_waited_for) {
   EXPECT_TRUE(can_have(r, b, 1 * MiB));
 }
 
-// The same when the stream is foreign and left no evidence at all: the host's wait for it is bounded.
+// The same when the stream is foreign and left no event at all: the host's wait for it is bounded.
 TEST_F(reuse_tiers_test, host_wait_for_frees_without_an_event_is_bounded) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
@@ -290,7 +290,7 @@ TEST_F(reuse_tiers_test, memory_used_by_six_streams_is_reused_after_one_wait) {
     simulator::work(user, {simulator::read(p, 1 * MiB)});
     checked.record_use(p, user);
   }
-  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free leaves precise evidence
+  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free records an event at once
   checked.deallocate(a, p, 1 * MiB);
   EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
   EXPECT_EQ(r.statistics().reuse_waited, 1u);

@@ -1,6 +1,6 @@
-// What a test knows of the requests of a crowd of scopes, and what their order promises. Under a schedule, whose
+// What a test knows of the requests of many scopes, and what their order promises. Under a schedule, whose
 // threads pass one baton: no lock guards it. Include it after `import gpumem;`, <optional> and the standard headers of
-// scope_crowd.hpp: it includes nothing itself.
+// scope_workers.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

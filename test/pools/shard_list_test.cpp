@@ -73,7 +73,7 @@ TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
       auto const cached = r.statistics().cached;
       for (auto* const each : blocks) r.deallocate(b, each, bytes);
       EXPECT_EQ(r.statistics().cached, cached);
-      // But for frees that are to leave evidence.
+      // But for frees that are to record an event.
       for (int i = 0; i < 10 && r.statistics().cached <= cached; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
       EXPECT_GT(r.statistics().cached, cached) << "of its own it does";
     }
@@ -179,7 +179,7 @@ TEST_F(shard_list_test, each_shard_has_a_cache_budget) {
   EXPECT_LE(alone, 4 * MiB);
   make_shards(r, [](int) {});
   auto together = alone;
-  // The other thread has to give back what it has of the budget, and frees that are to leave evidence are not kept.
+  // The other thread has to give back what it has of the budget, and frees that are to record an event are not cached.
   for (int i = 0; i < 100 && together <= alone + MiB; ++i) {
     gpumem::simulator::run_until_idle();
     r.trim(SIZE_MAX); // of its own shard is what it keeps: that stays
@@ -231,7 +231,7 @@ TEST_F(shard_list_test, free_that_finds_the_lock_taken_becomes_a_remote_free) {
   pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
   std::vector<std::atomic<void*>> handed(64);
   std::atomic<bool> ended{false};
-  r.deallocate(b, r.allocate(b, MiB), MiB); // a second stream: evidence is of use
+  r.deallocate(b, r.allocate(b, MiB), MiB); // a second stream: events are of use
   std::thread other{[&] {
     while (!ended) {
       for (auto& each : handed) {

@@ -75,7 +75,7 @@ protected:
   }
   // Returns after the passes of the library thread that were due within their longest pause when this was called, and
   // those that they made due.
-  static void let_the_library_thread_look() {
+  static void let_the_library_thread_poll() {
     class mark final : public gpumem::detail::timer {
     public:
       void expire() noexcept override { passed = true; }

@@ -90,7 +90,7 @@ private:
     case 11: return allocate();
     case 12: return random_.one_in(3) ? change_limit() : try_in_line();
     case 13: return let_device_run();
-    case 14: return look_again();
+    case 14: return poll_again();
     case 15:
       if (!form_.pages && random_.one_in(4)) return refuse_upstream();
       [[fallthrough]];
@@ -232,8 +232,8 @@ private:
     gpumem::sync::sleep_for(std::chrono::milliseconds{2});
     note_calls();
   }
-  // gpumem's own thread looks at what has completed.
-  void look_again() {
+  // The library thread polls for what has completed.
+  void poll_again() {
     gpumem::sync::sleep_for(std::chrono::microseconds{20 + random_.below(2000)});
     note_calls();
   }

@@ -73,7 +73,7 @@ protected:
 
   // The JSON objects of a run that has to succeed.
   nlohmann::json statistics(std::vector<std::string> arguments) const {
-    std::string const json = path("figures.json");
+    std::string const json = path("results.json");
     arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
     outcome const done = run(arguments);
     if (done.code != 0) throw std::runtime_error(done.errors);
@@ -303,7 +303,7 @@ TEST_F(program, refuses_libraries_without_the_requested_peer) {
 
 TEST_F(program, json_that_cannot_be_written_is_reported) {
   outcome const done =
-      run({file("small.csv", small_trace), "--device", "simulated", "--json", path("none") + "/figures.json"});
+      run({file("small.csv", small_trace), "--device", "simulated", "--json", path("none") + "/results.json"});
   EXPECT_EQ(done.code, 1);
   EXPECT_NE(done.errors.find("cannot be written"), std::string::npos) << done.errors;
 }

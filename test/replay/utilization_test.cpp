@@ -31,7 +31,7 @@ protected:
   ~utilization() override { std::filesystem::remove_all(folder_); }
 
   nlohmann::json replay(std::string const& trace, int passes) const {
-    auto const json = (folder_ / "figures.json").string();
+    auto const json = (folder_ / "results.json").string();
     auto const command = "'" GPUMEM_REPLAY_PROGRAM "' '" GPUMEM_TRACES "/" + trace +
                          ".csv.gz' --resource pool_effort_1 --device simulated --repeat " + std::to_string(passes) +
                          " --json '" + json + "' >/dev/null";

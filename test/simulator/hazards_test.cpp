@@ -156,7 +156,7 @@ TEST_F(hazard, unordered_reuse_is_found) {
 TEST_F(hazard, ordered_reuse_is_silent) { reuse_on_another_stream(bug::none); }
 
 TEST_F(hazard, merge_that_drops_a_use_is_found) {
-  const void* p = merge_of_two_streams(bug::drops_tag_in_merge);
+  const void* p = merge_of_two_streams(bug::drops_use_in_merge);
   expect_reuse(id_of(a_), id_of(c_), p);
 }
 TEST_F(hazard, merge_that_keeps_both_uses_is_silent) { merge_of_two_streams(bug::none); }
@@ -205,7 +205,7 @@ TEST_F(hazard, host_write_to_reused_memory_is_found) {
 TEST_F(hazard, host_memory_granted_after_completion_is_silent) { host_write_on_reuse(bug::none); }
 
 TEST_F(hazard, wait_that_closes_a_cycle_is_found) {
-  EXPECT_EQ(wait_for_a_spinning_stream(bug::waits_on_late_evidence), CUDA_ERROR_TIMEOUT);
+  EXPECT_EQ(wait_for_a_spinning_stream(bug::waits_on_late_event), CUDA_ERROR_TIMEOUT);
   const auto all = simulator::take_findings();
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all.front().kind, finding_kind::deadlock);

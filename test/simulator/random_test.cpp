@@ -104,7 +104,7 @@ TEST_P(wrong_pool, wrong_pool_is_found_before_its_bytes_break) {
   EXPECT_GT(found, 45u);
 }
 
-INSTANTIATE_TEST_SUITE_P(bugs, wrong_pool, testing::Values(bug::ignores_order, bug::drops_tag_in_merge));
+INSTANTIATE_TEST_SUITE_P(bugs, wrong_pool, testing::Values(bug::ignores_order, bug::drops_use_in_merge));
 
 TEST_F(random_program, equal_seeds_give_equal_runs) {
   const auto findings_of = [&](std::uint64_t seed) {

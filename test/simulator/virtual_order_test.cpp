@@ -159,7 +159,7 @@ TEST_F(virtual_order, only_uses_through_a_mapping_make_its_unmapping_premature) 
   const CUstream a = new_stream();
   lay_twice(at_, at_ + page);
   simulator::work(a, {write(at_, 64)}, 1us);
-  simulator::work(a, {write(at_ + page, 64)}, 1us); // hides the use before it from whoever looks at bytes alone
+  simulator::work(a, {write(at_ + page, 64)}, 1us); // hides the use before it from a check of bytes alone
   EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
   EXPECT_EQ(only_finding().earlier.operation, 1u);
   EXPECT_EQ(unmap(at_ + page), CUDA_SUCCESS);

@@ -7,7 +7,7 @@ namespace test {
 
 /// Returns once the library thread runs and waits for nothing but a post: a run from there replays by its seed. Virtual
 /// time passes all that was started for the next hour.
-inline void settle_library_thread() {
+inline void wait_for_idle_library_thread() {
   gpumem::default_executor();
   gpumem::sync::sleep_for(std::chrono::hours{1});
 }

@@ -61,7 +61,7 @@ inline constexpr program crossed{
       s.allocate(s.b(), 1 * MiB);
     }};
 
-// Frees side by side, by two threads on two streams, far from the limit, where they leave no evidence: of these every
+// Frees side by side, by two threads on two streams, far from the limit, where they record no event: of these every
 // interleaving is run.
 inline constexpr program freed_beside{"frees side by side", every,
                                       [] {
@@ -121,7 +121,7 @@ inline constexpr program paged{"pages that give way", few,
 
 // Of five streams that have freed side by side a range keeps four apart.
 inline constexpr program many_streams{
-    "more streams than tags", few - 1,
+    "more streams than a range keeps uses of", few - 1,
     [] {
       auto made = std::make_unique<pool_fixture>(16 * MiB, gpumem::pool_options{.limit = 16 * MiB});
       made->allocate(pool_fixture::a(), 16 * MiB - 5 * 128 * KiB); // so it stays under pressure
@@ -171,7 +171,7 @@ inline constexpr program told{"an order told beside a request", few,
                               },
                               [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
-// The pool records evidence on a stream of gpumem's own while the other thread captures it.
+// The pool records an event on a stream of gpumem's own while the other thread captures it.
 inline constexpr program captured{
     "a capture beside a request", few,
     [] {

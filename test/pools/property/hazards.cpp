@@ -116,7 +116,7 @@ template <class Memory> void random_program<Memory>::free_in_capture(actor& who)
   count("frees in a capture");
 }
 
-// Pinned pages stay, whoever frees what lies in them, and whatever is given back meanwhile.
+// Pinned pages stay, whichever stream frees the blocks in them, and whatever is given back meanwhile.
 template <class Memory> void random_program<Memory>::pin(actor& who) {
   if constexpr (!std::same_as<Memory, page_memory>) return;
   auto const block = pick(who);

@@ -109,7 +109,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["tier ordered"] = statistics.reuse_ordered;
   counts["tier completed"] = statistics.reuse_completed;
   counts["tier wait"] = statistics.reuse_waited;
-  counts["tier drain"] = statistics.reuse_after_sync;
+  counts["tier wait of the host"] = statistics.reuse_after_sync;
   counts[Memory::growths] = statistics.upstream_allocations;
   counts[Memory::returns] = statistics.upstream_frees;
   counts["coalesces"] = statistics.coalesces;

@@ -8,7 +8,7 @@
 namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
-inline constexpr std::uint64_t told_one_in = 32, looked_at_every = 1 << 16;
+inline constexpr std::uint64_t told_one_in = 32, checked_every = 1 << 16;
 inline constexpr double least_steals = 1, least_growth = .1; // of a hundred
 
 struct settings {
@@ -59,7 +59,7 @@ public:
     for (auto& each : handed_) {
       for (auto const& one : each) free(one, one.stream);
     }
-    look();
+    check();
     auto const statistics = pool_.statistics();
     if (statistics.live != 0) fail("live bytes are left");
     auto const percent = [](std::uint64_t part, std::uint64_t of) {
@@ -112,7 +112,7 @@ private:
         live.pop_back();
       }
       take_handed(number);
-      if (steps % looked_at_every == 0) look();
+      if (steps % checked_every == 0) check();
     }
     for (auto const& each : live) free(each, each.stream);
     together_.arrive_and_drop();
@@ -195,7 +195,7 @@ private:
     }
   }
 
-  void look() {
+  void check() {
     auto const services = pool_.services();
     if (!static_cast<gpumem::detail::pool_state*>(services.state)->engine().is_consistent()) {
       fail("granted and free memory are not what is reserved");

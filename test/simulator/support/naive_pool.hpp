@@ -19,7 +19,7 @@ struct pool_name {
   using value_type = int;
 };
 
-/// Gives out the lowest bytes that fit, whoever freed them and whenever.
+/// Allocates the lowest bytes that fit, whichever stream freed them and whenever.
 class naive_pool {
 public:
   naive_pool(char* base, std::size_t bytes) : state_(std::make_shared<state>(base)) { state_->free[base] = bytes; }

@@ -14,13 +14,13 @@
 /// What is wrong with a pool.
 enum class bug {
   none,
-  ignores_order,          // gives freed bytes to any stream
-  drops_tag_in_merge,     // neighbours coalesce, one's stream is forgotten
-  reads_after_record,     // an event is taken to cover what was freed after it was recorded
-  publishes_early,        // "ordered" is told before the wait is enqueued
-  keys_by_handle,         // a stream is its handle's value
-  forgets_the_host,       // memory that the host can touch is granted in stream order only
-  waits_on_late_evidence, // records where it waits, so the event covers work after the free
+  ignores_order,       // gives freed bytes to any stream
+  drops_use_in_merge,  // neighbours coalesce, one's stream is forgotten
+  reads_after_record,  // an event is taken to cover what was freed after it was recorded
+  publishes_early,     // "ordered" is told before the wait is enqueued
+  keys_by_handle,      // a stream is its handle's value
+  forgets_the_host,    // memory that the host can touch is granted in stream order only
+  waits_on_late_event, // records where it waits, so the event covers work after the free
 };
 
 /// Each free range carries the streams that freed into it, with their epochs; an event of a stream covers the
@@ -39,14 +39,14 @@ public:
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t = 256) {
     for (std::size_t i = 0; i < state_->free.size(); ++i)
-      if (state_->free[i].bytes >= bytes && order(stream.get(), state_->free[i].tags)) return cut(i, bytes);
+      if (state_->free[i].bytes >= bytes && order(stream.get(), state_->free[i].uses)) return cut(i, bytes);
     throw std::bad_alloc();
   }
 
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
     const stream_key key = key_of(stream.get());
     range given{static_cast<char*>(pointer), bytes, {{key, state_->epochs[key], stream.get()}}};
-    if (state_->planted == bug::ignores_order) given.tags.clear();
+    if (state_->planted == bug::ignores_order) given.uses.clear();
     merge(std::move(given));
   }
 
@@ -55,7 +55,7 @@ public:
     deallocate(CU_STREAM_LEGACY, pointer, bytes);
   }
 
-  /// Makes evidence of what was freed on a stream so far.
+  /// Records an event behind what was freed on a stream so far.
   void record(CUstream stream) {
     const stream_key key = key_of(stream);
     CUevent event = nullptr;
@@ -66,7 +66,7 @@ public:
     state_->cu->event_record(event, stream);
     let_other_run();
     if (!right) covered = state_->epochs[key]++;
-    state_->evidence[key] = {event, covered};
+    state_->events[key] = {event, covered};
   }
 
   friend bool operator==(const ordered_pool& a, const ordered_pool& b) { return a.state_ == b.state_; }
@@ -77,7 +77,7 @@ protected:
 
 private:
   using stream_key = std::uint64_t;
-  struct tag {
+  struct stream_use {
     stream_key key;
     std::uint64_t epoch;
     CUstream stream;
@@ -85,9 +85,9 @@ private:
   struct range {
     char* start;
     std::size_t bytes;
-    std::vector<tag> tags;
+    std::vector<stream_use> uses;
   };
-  struct proof {
+  struct recorded_event {
     CUevent event;
     std::uint64_t epoch;
   };
@@ -97,7 +97,7 @@ private:
     bool host_memory = false;
     std::vector<range> free;
     std::map<stream_key, std::uint64_t> epochs;
-    std::map<stream_key, proof> evidence;
+    std::map<stream_key, recorded_event> events;
     std::map<std::pair<stream_key, stream_key>, std::uint64_t> joined; // (waiter, donor) → epoch
     std::function<void()> other;
   };
@@ -113,22 +113,22 @@ private:
     if (const auto other = std::exchange(state_->other, {})) other();
   }
 
-  /// Orders `stream` behind the tags; false where there is no evidence to wait for.
-  bool order(CUstream stream, const std::vector<tag>& tags) {
+  /// Orders `stream` behind the uses; false where there is no event to wait for.
+  bool order(CUstream stream, const std::vector<stream_use>& uses) {
     const stream_key self = key_of(stream);
-    for (const tag& donor : tags)
+    for (const stream_use& donor : uses)
       if (donor.key != self && !order_behind(stream, {self, donor.key}, donor)) return false;
     if (!state_->host_memory || state_->planted == bug::forgets_the_host) return true;
     return state_->cu->context_synchronize() == CUDA_SUCCESS;
   }
 
-  bool order_behind(CUstream stream, std::pair<stream_key, stream_key> edge, const tag& donor) {
+  bool order_behind(CUstream stream, std::pair<stream_key, stream_key> edge, const stream_use& donor) {
     const auto joined = state_->joined.find(edge);
     if (joined != state_->joined.end() && joined->second >= donor.epoch) return true;
-    if (state_->planted == bug::waits_on_late_evidence) record(donor.stream);
-    const auto known = state_->evidence.find(donor.key);
-    if (known == state_->evidence.end() || known->second.epoch < donor.epoch) return false;
-    const proof shown = known->second;
+    if (state_->planted == bug::waits_on_late_event) record(donor.stream);
+    const auto known = state_->events.find(donor.key);
+    if (known == state_->events.end() || known->second.epoch < donor.epoch) return false;
+    const recorded_event shown = known->second;
     const bool early = state_->planted == bug::publishes_early;
     if (early) state_->joined[edge] = shown.epoch;
     if (early) let_other_run();
@@ -147,13 +147,13 @@ private:
     return start;
   }
 
-  /// Joins with the freed neighbour in front, if there is one; the tags of both stay.
+  /// Joins with the freed neighbour in front, if there is one; the uses of both stay.
   void merge(range given) {
     for (range& front : state_->free) {
       if (front.start + front.bytes != given.start) continue;
       front.bytes += given.bytes;
-      if (state_->planted == bug::drops_tag_in_merge) front.tags.clear();
-      front.tags.insert(front.tags.end(), given.tags.begin(), given.tags.end());
+      if (state_->planted == bug::drops_use_in_merge) front.uses.clear();
+      front.uses.insert(front.uses.end(), given.uses.begin(), given.uses.end());
       return;
     }
     state_->free.insert(state_->free.begin(), std::move(given));

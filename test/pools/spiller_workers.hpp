@@ -1,4 +1,4 @@
-// Work that gives way to older work, beside a cache that frees memory when asked, and takes more of it to do so.
+// Work that is preempted for older work, beside a cache that frees memory when asked, and takes more of it to do so.
 // Include it after `import gpumem;`, chance.hpp and the standard headers of pool_spiller_schedule_test.cpp: it includes
 // nothing itself.
 // SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-// Members of a crowd: each does work after work that gets its memory through a scope of its own, and gives way, waits
+// Workers at random: each does work after work that gets its memory through a scope of its own, and is preempted, waits
 // elsewhere, is stopped, late or destroyed by chance. Include it after scope_book.hpp, chance.hpp, coroutine_probes.hpp
 // and scheduled_stop_source.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
