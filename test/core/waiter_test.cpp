@@ -45,7 +45,7 @@ protected:
   }
 };
 
-TEST_F(waiter_test, ready_request_does_not_suspend_and_allocates_nothing) {
+TEST_F(waiter_test, request_for_free_memory_does_not_suspend_or_allocate_on_the_host) {
   auto body = [&]() -> task<std::size_t> {
     auto const before = test::host_allocations();
     for (int i = 0; i < 100; ++i) auto const block = co_await resource.acquire(stream, 64);

@@ -50,7 +50,7 @@ TEST_F(containers_on_device, buffer_keeps_its_contents_when_it_grows_and_moves) 
   }
 }
 
-TEST_F(containers_on_device, buffer_is_copied_behind_the_work_of_both_streams) {
+TEST_F(containers_on_device, buffer_is_copied_after_the_work_of_both_streams) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     buffer source{a(), pool(), size}, target{b(), pool(), size};
     stamp::write(a().get(), source.data(), size, round, 100);

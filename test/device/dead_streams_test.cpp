@@ -122,7 +122,7 @@ TEST_F(dead_streams_on_device, requests_at_the_limit_are_granted_beside_a_long_k
   EXPECT_EQ(cudaStreamDestroy(busy), cudaSuccess);
 }
 
-TEST_F(dead_streams_on_device, threads_that_end_leave_no_memory_of_their_default_streams_behind) {
+TEST_F(dead_streams_on_device, ended_threads_leave_no_memory_of_their_default_streams_behind) {
   for (auto const handle : {cudaStream_t{}, cudaStreamPerThread}) {
     pool_resource pool{device{0}};
     for (std::uint64_t i = 0; i < 200; ++i) {

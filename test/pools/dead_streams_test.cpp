@@ -93,7 +93,7 @@ TEST_F(dead_streams, adopted_streams_leave_no_memory_behind) {
   EXPECT_LE(pool.statistics().peak_reserved, 512 * MiB);
 }
 
-TEST_F(dead_streams, threads_that_end_leave_no_memory_of_their_default_streams_behind) {
+TEST_F(dead_streams, ended_threads_leave_no_memory_of_their_default_streams_behind) {
   for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
     pool_resource pool{device};
     simulator::checked checked{pool};
@@ -111,7 +111,7 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_of_their_default_streams_b
 }
 
 // Many timelines are there to be taken: the one of the thread that ended last has the memory.
-TEST_F(dead_streams, threads_that_end_leave_no_memory_behind_where_many_have_ended_before) {
+TEST_F(dead_streams, many_ended_threads_leave_no_memory_behind) {
   constexpr int many = 100;
   pool_resource pool{device};
   for (auto const handle : {CUstream{}, CU_STREAM_PER_THREAD}) {
@@ -137,7 +137,7 @@ TEST_F(dead_streams, threads_that_end_leave_no_memory_behind_where_many_have_end
   EXPECT_LE(pool.statistics().peak_reserved, 1024 * MiB);
 }
 
-TEST_F(dead_streams, a_request_at_the_limit_is_granted_beside_a_long_kernel) {
+TEST_F(dead_streams, request_at_the_limit_is_granted_beside_a_long_kernel) {
   for (bool const beside : {false, true}) {
     pool_resource pool{device, {.limit = 1024 * MiB}};
     begin_long();
@@ -159,7 +159,7 @@ TEST_F(dead_streams, a_request_at_the_limit_is_granted_beside_a_long_kernel) {
 }
 
 // A burst of destructors: each of the frees may be the last.
-TEST_F(dead_streams, each_free_of_a_burst_leaves_an_event) {
+TEST_F(dead_streams, each_free_of_a_burst_records_an_event) {
   pool_resource pool{device, {.limit = 1024 * MiB}};
   auto const s = make_foreign();
   std::vector<void*> blocks;
@@ -310,7 +310,7 @@ TEST_F(dead_streams, memory_freed_without_an_event_is_bounded) {
   EXPECT_LE(pool.statistics().peak_reserved, live + 32 * MiB);
 }
 
-TEST_F(dead_streams, a_long_lived_stream_records_at_one_free_in_64) {
+TEST_F(dead_streams, long_lived_stream_records_an_event_at_one_free_in_64) {
   pool_resource pool{device};
   auto const s = make_foreign();
   auto const of = [&](int frees) {

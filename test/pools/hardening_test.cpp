@@ -119,7 +119,7 @@ TEST_F(hardening_test, write_after_the_free_is_reported) {
   EXPECT_EQ(found.expected, 1000u);
 }
 
-TEST_F(hardening_test, both_ends_of_a_large_block_are_checked) {
+TEST_F(hardening_test, freed_large_block_is_checked_at_both_ends) {
   pool r{upstream, hardened({.poison = 4 * KiB})};
   for (std::ptrdiff_t const at : {0, 2047, 2048, 65536 - 2049, 65536 - 2048, 65535}) {
     auto* const p = bytes_at(r.allocate(s, 64 * KiB));

@@ -189,7 +189,7 @@ TEST_F(quarantine_test, forked_child_does_not_change_the_quarantine) {
 
 using quarantine_death_test = quarantine_test;
 
-TEST_F(quarantine_death_test, nothing_hangs_at_exit) {
+TEST_F(quarantine_death_test, process_with_a_quarantine_exits) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(exit_with_static_pool(), testing::ExitedWithCode(7), "");
 }

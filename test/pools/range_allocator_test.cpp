@@ -229,7 +229,7 @@ TEST_F(range_allocator_test, coalescing_beyond_four_streams_is_refused_and_count
   EXPECT_EQ(parent.first->uses.size(), 4u);
 }
 
-TEST_F(range_allocator_test, a_chunk_grows_at_its_end) {
+TEST_F(range_allocator_test, chunk_grows_at_its_end) {
   gpumem::stream const a{device};
   auto& first = map.split_off(whole(), 0, 1024);
   auto& more = map.extend(parent, 4096, {});

@@ -235,7 +235,7 @@ TEST_F(stream_ends, event_recorded_into_a_capture_shows_no_completion) {
 }
 
 // `allocate` waits for memory that is free but in use, and so do those that may block.
-TEST_F(stream_ends, buffers_and_blocking_requests_wait_at_the_limit) {
+TEST_F(stream_ends, buffers_and_blocking_requests_wait_for_freed_memory_at_the_limit) {
   gpumem_test::running_device const running;
   pool_resource pool{device, {.limit = 64 * MiB}};
   gpumem::stream other{device};

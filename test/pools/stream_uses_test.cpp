@@ -16,7 +16,7 @@ protected:
   static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
 };
 
-TEST_F(stream_uses_test, a_join_keeps_the_newest_epoch_of_each_stream) {
+TEST_F(stream_uses_test, join_keeps_the_newest_epoch_of_each_stream) {
   stream_uses left{stream_use{&of(a), 7}}, right{stream_use{&of(a), 9}};
   left.add({&of(b), 3});
   right.add({&of(b), 2});

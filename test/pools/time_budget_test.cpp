@@ -25,7 +25,7 @@ TEST_F(time_budget_of, budget_begins_full) {
   EXPECT_EQ(budget.left(now + 20ms), 2ms);
 }
 
-TEST_F(time_budget_of, a_share_of_the_time_is_never_overdrawn) {
+TEST_F(time_budget_of, share_of_the_time_is_never_overdrawn) {
   time_budget budget{0.05, 100ms, now};
   time_budget::nanoseconds spent{0};
   for (int i = 0; i < 100'000; ++i) {

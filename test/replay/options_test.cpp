@@ -72,7 +72,7 @@ TEST(options, kernels_run_after_each_allocation_by_default) {
   EXPECT_EQ(parse({"a.csv", "--work", "20"}).work, (replay::work_choice{20, 1}));
 }
 
-TEST(options, the_recorded_pace_is_for_one_thread_without_work) {
+TEST(options, recorded_pace_is_for_one_thread_without_kernels) {
   EXPECT_EQ(parse({"a.csv", "--pace", "recorded", "--threads", "1"}).pace, replay::pace_choice::recorded);
   EXPECT_EQ(parse({"a.csv", "--pace", "full", "--threads", "2", "--work", "5"}).pace, replay::pace_choice::full);
   EXPECT_EQ(refusal({"a.csv", "--pace", "recorded", "--work", "5"}), "--pace recorded and --work exclude each other");
@@ -80,7 +80,7 @@ TEST(options, the_recorded_pace_is_for_one_thread_without_work) {
             "--pace recorded is for one thread, not for --threads");
 }
 
-TEST(options, a_limit_is_bytes_or_a_factor) {
+TEST(options, limit_is_bytes_or_a_factor) {
   EXPECT_EQ(replay::parse_limit("1.05"), (replay::limit_choice{.factor = 1.05}));
   EXPECT_EQ(replay::parse_limit("2"), (replay::limit_choice{.factor = 2}));
   EXPECT_EQ(replay::parse_limit("1024"), (replay::limit_choice{.bytes = 1024}));

@@ -64,7 +64,7 @@ TEST_F(driver_pool_order, use_after_the_free_is_found_on_the_same_stream_too) {
   EXPECT_EQ(only_finding().kind, finding_kind::use_after_free);
 }
 
-TEST_F(driver_pool_order, a_second_free_is_found_and_refused) {
+TEST_F(driver_pool_order, second_free_is_found_and_refused) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
@@ -74,7 +74,7 @@ TEST_F(driver_pool_order, a_second_free_is_found_and_refused) {
   EXPECT_EQ(only_finding().kind, finding_kind::double_free);
 }
 
-TEST_F(driver_pool_order, a_free_of_other_memory_is_found_and_refused) {
+TEST_F(driver_pool_order, free_of_other_memory_is_found_and_refused) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 1024);
   EXPECT_EQ(free(memory + 512, a_), CUDA_ERROR_INVALID_VALUE);

@@ -38,7 +38,7 @@ protected:
   fs::path folder_;
 };
 
-TEST_F(refusal, another_driver_is_loaded) {
+TEST_F(refusal, load_fails_if_another_driver_is_loaded) {
   ASSERT_NE(::dlopen(GPUMEM_TEST_OTHER_DRIVER, RTLD_NOW | RTLD_GLOBAL), nullptr) << ::dlerror();
   EXPECT_NE(message_of_load().find("already loaded"), std::string::npos) << message_of_load();
   EXPECT_FALSE(simulator::loaded());
@@ -57,7 +57,7 @@ TEST_F(refusal, driver_does_not_start_beside_another_that_has_devices) {
   EXPECT_EQ(init(0), CUDA_SUCCESS);
 }
 
-TEST_F(refusal, library_is_not_where_it_was_said_to_be) {
+TEST_F(refusal, load_fails_if_the_library_is_missing) {
   ::setenv("GPUMEM_SIMULATOR_LIBRARY", "/nowhere/libsimulator.so", 1);
   EXPECT_NE(message_of_load().find("/nowhere/libsimulator.so"), std::string::npos);
 }
