@@ -1,5 +1,5 @@
-/* What a bench asks of somebody else's allocator: a table of functions in a shared library of its own, plain C, so that
- * a peer can be built with another compiler and another CCCL than gpumem's.
+/* What a bench asks of an allocator of another library: a table of functions in a shared library of its own, plain C,
+ * so that a peer can be built with another compiler and another CCCL than gpumem's.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUMEM_BENCH_PEER_H
 #define GPUMEM_BENCH_PEER_H

@@ -19,7 +19,7 @@ namespace {
 
 std::mutex runtime;
 
-// Somebody is inside the runtime at each fork. Registered before gpumem's, so that it runs after that.
+// A thread is inside the runtime at each fork. Registered before gpumem's, so that it runs after that.
 [[maybe_unused]] int const registered = pthread_atfork([] { runtime.lock(); }, [] { runtime.unlock(); }, nullptr);
 
 } // namespace

@@ -38,7 +38,7 @@ task<> wait_for_memory(test::parking_resource resource, gpumem::stream_ref strea
   auto const block = co_await resource.acquire(stream, 100, {.deadline = deadline});
 }
 
-// Work that never ends, somebody who waits for it, and somebody who waits for memory.
+// Work that never ends, a coroutine that waits for it, and one that waits for memory.
 struct everything_running {
   gpumem::stream stream{gpumem::device{0}};
   gpumem::event never{gpumem::device{0}};

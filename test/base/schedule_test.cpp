@@ -192,7 +192,7 @@ TEST(schedule, wait_times_out_without_a_notification) {
                     ended = sync::now();
                   }});
     ASSERT_GE(ended, deadline);
-    // A ticket that timed out takes no notification from the next who waits.
+    // A ticket that timed out takes no notification from the next thread that waits.
     int woken = 0;
     bool go = false;
     schedule::run(seed, {[&] {

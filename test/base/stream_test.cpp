@@ -23,7 +23,7 @@ using stream_kind = decltype(std::declval<stream_key const&>().timeline().kind()
 
 class stream_test : public testing::Test {
 protected:
-  // A stream of somebody else.
+  // A stream of the caller.
   CUstream make_foreign(device where = device{0}) {
     gpumem::device_guard const scope{where};
     CUstream handle = nullptr;

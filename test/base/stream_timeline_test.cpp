@@ -80,7 +80,7 @@ TEST_F(timeline_test, event_recorded_after_the_free_is_not_waited_for) {
 TEST_F(timeline_test, event_recorded_at_the_free_is_waited_for) {
   auto const before = timeline(a).current_epoch();
   auto const block = timeline(a).record_at_free(a.get());
-  EXPECT_GT(block, before); // an epoch in which nobody else has freed
+  EXPECT_GT(block, before); // an epoch in which no other thread has freed
   EXPECT_GT(timeline(a).current_epoch(), block);
   EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), before)); // what was freed earlier has no event of its own
   EXPECT_TRUE(timeline(a).insert_wait(timeline(b), b.get(), block));
@@ -118,7 +118,7 @@ TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open
 }
 
 TEST_F(timeline_test, epoch_recorded_at_a_free_is_read_by_no_other_thread) {
-  // Whoever reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
+  // A thread that reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
   std::vector<gpumem::epoch> precise, read;
   std::thread reader{[&] {
     for (int i = 0; i < 20'000; ++i) read.push_back(timeline(a).current_epoch());

@@ -24,7 +24,7 @@ static_assert(std::is_nothrow_move_constructible_v<any_memory>);
 static_assert(gpumem::mr::resource<any_memory>);
 static_assert(std::is_same_v<decltype(make_any_memory(cuda_resource{})), any_memory>);
 
-// Somebody's adaptor that lets the services of what it wraps through: they would bypass it.
+// A user's adaptor that lets the services of what it wraps through: they would bypass it.
 class leaky_adaptor : public gpumem::mr::forward_property<leaky_adaptor, cuda_resource> {
 public:
   explicit leaky_adaptor(int* calls) : calls_{calls} {}

@@ -24,7 +24,7 @@ using gpumem::make_any_memory;
 using gpumem::stream;
 namespace simulator = gpumem::simulator;
 
-// A buffer and what must be in it; nothing where nobody has written.
+// A buffer and what must be in it; nothing where no work has written.
 struct pair_of_both {
   buffer real;
   std::vector<std::optional<unsigned char>> model;
@@ -75,7 +75,7 @@ private:
   }
   void resize(pair_of_both& one, std::size_t size) {
     one.real.resize(size);
-    one.model.resize(size); // what a buffer had beyond its size is nobody's
+    one.model.resize(size); // what a buffer had beyond its size is undefined
   }
   std::pair<std::size_t, std::size_t> part(std::size_t size) {
     auto const offset = pick(size + 1);
@@ -140,7 +140,7 @@ private:
     to.model = std::move(from.model);
     make(from);
   }
-  // Work of somebody else's, behind a guard, that adds one to each byte.
+  // Work on another stream, behind a guard, that adds one to each byte.
   void use(pair_of_both& one) {
     auto& on = any(streams_);
     auto const guard = one.real.use_on(on);

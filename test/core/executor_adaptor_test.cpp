@@ -1,4 +1,4 @@
-// Somebody else's job system as an executor.
+// A user's job system as an executor.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

@@ -28,7 +28,7 @@ struct two_threads {
   gpumem::thread_pool_executor executor{2};
 };
 
-// Somebody else's thread, which ends when its jobs are done.
+// A user's thread, which ends when its jobs are done.
 class job_thread {
 public:
   ~job_thread() {

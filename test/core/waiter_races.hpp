@@ -53,7 +53,7 @@ private:
   std::size_t size() { return unit_ << pick(6); }
 
   void one_request() {
-    // What is held may not keep everybody waiting: a request that can park is made with empty hands.
+    // What is held may not keep all others waiting: a request that can park is made with empty hands.
     switch (pick(5)) {
     case 0: return keep(resource_.acquire(stream_, size()).try_now());
     case 1: return with_empty_hands([&] { keep(until_soon()); });

@@ -55,7 +55,7 @@ public:
     co_await gpumem::when_all(waits(), stops());
   }
 
-  /// Destroyed some marks after it was armed; nobody resumes it.
+  /// Destroyed some marks after it was armed; no thread resumes it.
   void destroyed(gpumem::stream& on, gpumem::completion_options options = {}) {
     options.resume_on = &never_;
     auto const running = start(awaited(on, options));

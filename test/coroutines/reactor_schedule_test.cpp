@@ -90,7 +90,7 @@ protected:
   std::vector<gpumem::stream> streams;
 };
 
-// A wait that nobody ends is a deadlock, which the schedule tells with its seed.
+// A wait that never ends is a deadlock, which the schedule reports with its seed.
 TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
   test::schedule_seeds const seeds{3'000};
   test::wait_counts seen;

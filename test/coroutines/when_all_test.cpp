@@ -113,7 +113,7 @@ TEST(when_all, destruction_destroys_all_children) {
 }
 
 TEST(when_all, continues_on_the_thread_that_ended_last) {
-  // Each waits on an executor of its own; the results are all there, whoever came last.
+  // Each waits on an executor of its own; the results are all there, whichever came last.
   gpumem::thread_executor a, b;
   auto on = [](gpumem::executor* where, int value) -> task<int> {
     co_await hop{*where};

@@ -21,7 +21,7 @@ inline std::vector<gpumem::stream> make_streams(int count, int priority = 0) {
 }
 
 /// One thread's part, on streams that it may share with others. A free is on the block's own stream, on another one
-/// that is ordered after it by an event, or behind a use that record_use tells of. Words that somebody else had
+/// that is ordered after it by an event, or behind a use that record_use tells of. Words that another worker had
 /// overwritten are counted in *wrong.
 template <class Pool> class churn {
 public:

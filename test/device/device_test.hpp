@@ -19,7 +19,7 @@ protected:
   void TearDown() override {
     if (!wrong_) return;
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    EXPECT_EQ(*wrong_, 0u) << "words that somebody else had overwritten";
+    EXPECT_EQ(*wrong_, 0u) << "words that other work has overwritten";
     EXPECT_EQ(cudaFree(wrong_), cudaSuccess);
   }
   /// Counts wrong words of all check kernels; 0 is expected at the end of each test.

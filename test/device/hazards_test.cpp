@@ -35,7 +35,7 @@ protected:
   static void fill(stream& on, void* block, std::uint64_t value, std::size_t bytes = size) {
     stamp::write(on.get(), block, bytes, value);
   }
-  /// The stream still has the block, and looks at it when everybody else has had the time to spoil it.
+  /// The stream still has the block, and checks it when all others have had the time to overwrite it.
   void hold(stream_ref on, void const* block, std::uint64_t value, std::size_t bytes = size) {
     stamp::check(on.get(), block, bytes, value, wrong_, long_enough);
   }

@@ -1,4 +1,4 @@
-// Kernels that write a stamp over a whole block and check it later: how a test sees on a real device that nobody else
+// Kernels that write a stamp over a whole block and check it later: how a test sees on a real device that no other work
 // had the block meanwhile.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -176,7 +176,7 @@ def main():
         print("skipped: PyTorch sees no GPU here", file=sys.stderr)
         return SKIPPED
     torch.use_deterministic_algorithms(True)
-    # Filling would hide a read of memory that nobody has written, which must not depend on the allocator.
+    # Filling would hide a read of memory that no work has written, which must not depend on the allocator.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_tf32 = False
     result = {"allocator": given.allocator, "torch": torch.__version__, "steps": given.steps}

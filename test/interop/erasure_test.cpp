@@ -74,8 +74,8 @@ TEST_F(erasure, narrowed_handle_keeps_its_services) {
   EXPECT_EQ(gpumem::services_of(ref).table, expected.table);
 }
 
-// A property that the erased type names, one that it does not, and one that nobody has: asked here, in a unit that is
-// none of the module's.
+// A property that the erased type names, one that it does not, and one that no resource has: asked here, in a unit that
+// is none of the module's.
 TEST_F(erasure, properties_can_be_queried_outside_the_module) {
   auto const expected = subject_.services();
   auto const asks = [&](auto const& erased) {

@@ -66,7 +66,7 @@ TEST_F(hardened_frees, double_free_of_reused_memory_is_reported) {
   r.deallocate(s, p);
   r.deallocate(t, again, 900);
   auto const found = only();
-  EXPECT_EQ(found.what, misuse::kind::double_free) << "of which the history tells who was first";
+  EXPECT_EQ(found.what, misuse::kind::double_free) << "of which the history tells which was first";
   ASSERT_EQ(found.seen.size(), 4u);
   EXPECT_EQ(found.seen[3].stream, s.key().id());
 }

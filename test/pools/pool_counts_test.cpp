@@ -82,7 +82,7 @@ TEST_F(pool_counts, free_list_hit_takes_one_lock_and_makes_no_driver_call) {
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits);
 }
 
-// Who a raw handle is, and whether it is capturing, can only be asked.
+// Only the driver knows which stream a raw handle is, and whether it is capturing.
 TEST_F(pool_counts, reuse_on_a_foreign_stream_makes_two_driver_calls) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   CUstream handle = nullptr;

@@ -199,7 +199,7 @@ TEST_F(pool_moves, freed_pages_before_a_growing_range_do_not_move) {
   r.deallocate(b, large, 6 * MiB);
 }
 
-// What is complete belongs to nobody, and yet joins what was just freed: no other stream could want it.
+// Complete memory is ready, and yet coalesces with what was just freed: no other stream could want it.
 TEST_F(pool_moves, memory_freed_by_one_stream_becomes_one_range) {
   pool r{device, {.effort = 1}};
   auto* const below = r.allocate(a, 4 * MiB);

@@ -137,7 +137,7 @@ TEST_F(pool_page_release, exportable_pages_are_exported) {
   close(descriptor);
   r.deallocate(a, p, 2 * MiB);
   a.synchronize();
-  EXPECT_EQ(r.trim(), 0u) << "somebody else has it";
+  EXPECT_EQ(r.trim(), 0u) << "another process has it";
   r.unpin(p, 2 * MiB);
   EXPECT_EQ(r.trim(), 2 * MiB);
   EXPECT_THROW(static_cast<void>(r.export_page(&device)), std::exception);

@@ -275,7 +275,7 @@ TEST_F(pool_interface, trim_returns_idle_and_complete_chunks) {
   EXPECT_TRUE(upstream.state().returns().at(0).by_host && upstream.state().returns().at(1).by_host);
 }
 
-// gpumem records no event on a stream of somebody else's outside a call that was given it.
+// gpumem records no event on a foreign stream outside a call that was given it.
 TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams) {
   CUstream foreign = nullptr;
   ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);

@@ -268,7 +268,7 @@ TEST_F(pool_thread_caches, stream_cache_is_handed_to_a_more_active_stream) {
   std::vector<gpumem::stream> others;
   for (int i = 0; i < 16; ++i) others.emplace_back(device);
   for (auto const& each : others) EXPECT_GE(near_of(each, 100), 50u);
-  // In turns both stay: who has the place keeps it while it comes.
+  // In turns both stay: the stream that has the place keeps it while it comes.
   ASSERT_GE(near_of(a, 100), 50u);
   std::uint64_t near = 0;
   for (int i = 0; i < 50; ++i) {

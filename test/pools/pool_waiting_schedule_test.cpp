@@ -51,14 +51,14 @@ pool make_pool(std::uint64_t seed) {
               {.limit = seed % 2 ? limit : limit / 2, .pages = false, .cross_stream = how, .max_overtakes = overtakes}};
 }
 
-// What is wrong once nobody waits any more; empty: nothing.
+// What is wrong once no request waits any more; empty: nothing.
 std::string wrong_in(pool& one) {
   auto const left = one.statistics();
   std::string wrong;
   if (left.live != 0 || left.allocated != 0) wrong += "memory was lost; ";
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
   if (!engine.is_consistent()) wrong += "inconsistent; ";
-  if (engine.has_waiting()) wrong += "somebody waits still; ";
+  if (engine.has_waiting()) wrong += "a request still waits; ";
   for (auto const& each : simulator::take_findings()) wrong += each.text + "; ";
   return wrong;
 }

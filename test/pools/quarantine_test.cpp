@@ -121,7 +121,7 @@ TEST_F(quarantine_test, closed_pool_checks_its_quarantine_in_the_background) {
     scribble(s, p + 1000, 1);
     r.deallocate(s, p, 1000);
   }
-  EXPECT_TRUE(upstream.state().returns().empty()) << "nobody waits";
+  EXPECT_TRUE(upstream.state().returns().empty()) << "the destructor does not wait";
   EXPECT_TRUE(wait_for_releases(upstream.state(), 1));
   EXPECT_EQ(only().what, misuse::kind::overrun);
 }
@@ -194,7 +194,7 @@ TEST_F(quarantine_death_test, process_with_a_quarantine_exits) {
   EXPECT_EXIT(exit_with_static_pool(), testing::ExitedWithCode(7), "");
 }
 
-// Nothing may come into the graph, whoever knows of the capture.
+// No work may come into the graph, however the capture is known.
 class quarantine_in_capture : public quarantine_test, public testing::WithParamInterface<int> {
 protected:
   void begin(CUstream on) {

@@ -151,7 +151,7 @@ TEST_F(range_allocator_test, memory_is_on_the_free_list_of_its_stream) {
   complete_up_to(a, 3);
   map.mark_complete(high);
   EXPECT_EQ(own->oldest(), &low);
-  EXPECT_EQ(find(2048), parent.last) << "with the rest, which nobody uses";
+  EXPECT_EQ(find(2048), parent.last) << "with the rest, which no stream uses";
   complete_up_to(a, 5);
   EXPECT_FALSE(own->in_use(false));
   map.mark_complete(low);

@@ -48,7 +48,7 @@ TEST_F(reuse_or_growth, streams_reuse_memory_of_others_where_the_addresses_or_th
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 8; ++i) streams.emplace_back(device);
   auto const creations = [] { return gpumem::driver_calls("cuMemCreate"); };
-  gpumem_test::running_device const running; // for who waits on the host
+  gpumem_test::running_device const running; // for waits of the host
   auto const rounds = [&](auto& r) {
     auto const before = creations();
     for (int i = 0; i < 200; ++i) {

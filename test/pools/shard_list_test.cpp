@@ -1,4 +1,4 @@
-// Shards: who gets one, where blocks go back to, and what moves between them.
+// Shards: which thread gets one, where blocks go back to, and what moves between them.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -120,7 +120,7 @@ TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
   EXPECT_EQ(granted(), 960 * KiB);
 }
 
-// Who notifies under one of the locks, as soon as that is given up, is heard.
+// A notification under one of the locks is heard as soon as that is released.
 TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
   namespace detail = gpumem::detail;
   constexpr int threads = 40, rounds = 2'000;

@@ -69,7 +69,7 @@ TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {
   char* b = allocate(pool, s, segment);
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
   simulator::run_until_idle();
-  EXPECT_EQ(reserved(pool), 2 * segment) << "nobody has waited";
+  EXPECT_EQ(reserved(pool), 2 * segment) << "the host has not waited";
   EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
   EXPECT_EQ(reserved(pool), segment);
   set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, segment);

@@ -277,7 +277,7 @@ TEST_F(async_resource, misuse_is_reported_and_ignored) {
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
   EXPECT_EQ(seen[1].what, gpumem::misuse::kind::wrong_size);
-  EXPECT_EQ(seen[2].what, gpumem::misuse::kind::foreign_pointer) << "the driver may have given it to anybody since";
+  EXPECT_EQ(seen[2].what, gpumem::misuse::kind::foreign_pointer) << "the driver may have given it to another since";
   pool.deallocate(s, q, mib, 4096);
 }
 

@@ -20,7 +20,7 @@ TEST_F(virtual_pages_lost, loss_is_noticed_by_unmap) {
   EXPECT_TRUE(where.lost());
   EXPECT_EQ(pages.pages(), 0u);
   EXPECT_EQ(pages.unmap(0, 2 * mib), false);
-  EXPECT_EQ(pages.mapped_bytes(), 0u) << "nobody is owed anything";
+  EXPECT_EQ(pages.mapped_bytes(), 0u) << "nothing is mapped";
 }
 
 TEST_F(virtual_pages_lost, calls_after_the_loss_make_no_driver_call) {
@@ -44,7 +44,7 @@ TEST_F(virtual_pages_lost, calls_after_the_loss_make_no_driver_call) {
   EXPECT_EQ(pages->mapped_bytes(), 6 * mib);
   pages.reset();
   EXPECT_EQ(gpumem::driver_calls(), calls);
-  EXPECT_EQ(heard, 0) << "nobody can take a registration back any more";
+  EXPECT_EQ(heard, 0) << "no registration can be taken back any more";
 }
 
 } // namespace

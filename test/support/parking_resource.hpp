@@ -75,7 +75,7 @@ public:
     return queue_.empty();
   }
 
-  /// Refuses everybody who waits, and all who come.
+  /// Refuses all requests that wait, and all later ones.
   void close() noexcept {
     gpumem::sync::lock held{mutex_};
     closed_ = true;

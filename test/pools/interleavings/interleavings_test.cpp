@@ -1,5 +1,5 @@
 // Small programs of two threads, two streams and four operations, in every interleaving of their marks with few
-// preemptions. The device is slow, so that what is freed is in use until somebody waits for it.
+// preemptions. The device is slow, so that what is freed is in use until a thread waits for it.
 // SPDX-License-Identifier: Apache-2.0
 #include "../property/region_upstream.hpp"
 #include "../../support/choices.hpp"
@@ -37,7 +37,7 @@ using gpumem_test::program;
 using gpumem_test::programs;
 using gpumem_test::pool_fixture;
 
-// The device is slow: it gets to its work only while somebody sleeps.
+// The device is slow: it gets to its work only while a thread sleeps.
 gpumem::sync::time_point device_ran;
 void run_device_late(void*) {
   if (gpumem::sync::now() < device_ran || gpumem::sync::now() - device_ran < std::chrono::microseconds{20}) return;

@@ -60,7 +60,7 @@ public:
   static gpumem::stream& a() { return fixed().all[0]; }
   static gpumem::stream& b() { return fixed().all[1]; }
 
-  // A block, and work on it; or null. No request may fail for want of memory that nobody has.
+  // A block, and work on it; or null. No request may fail for want of memory that no thread holds.
   void* allocate(gpumem::stream const& on, std::size_t bytes) {
     auto const seen = taken_;
     bool const others = users_ > 0;
@@ -68,7 +68,7 @@ public:
     auto const got = state_->try_allocate(gpumem::identify(on, fixed().device).waiting(), bytes, 256);
     if (!got) {
       --users_;
-      if (!others && taken_ == seen + 1) fail("a request failed while nobody had any memory");
+      if (!others && taken_ == seen + 1) fail("a request failed while no thread held memory");
       return nullptr;
     }
     simulator::detail::allocated(fixed().owner, on.get(), false, *got, bytes);

@@ -82,7 +82,7 @@ inline constexpr program freed_beside{"frees side by side", every,
                                         s.free(s.a(), s.kept[3]);
                                       }};
 
-// Chunks go upstream while somebody wants them.
+// Chunks go upstream while a request needs them.
 inline constexpr program trimmed{"a trim beside requests", few,
                                  [] {
                                    auto made =

@@ -29,10 +29,10 @@ namespace gpumem_test {
 
 // A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
 // later. No wait and no call of the pool's may keep the thread from giving it.
-template <class Memory> void random_program<Memory>::spin_and_allocate(actor& who) {
+template <class Memory> void random_program<Memory>::spin_and_allocate(actor& self) {
   auto& f = fixed();
-  auto const bytes = 1 + who.random.below(256 * 1024);
-  auto const to = enter(who);
+  auto const bytes = 1 + self.random.below(256 * 1024);
+  auto const to = enter(self);
   auto const freed = checked_->try_allocate(f.spin, bytes);
   if (freed) {
     live_block const block{*freed, bytes, spin, -1};
@@ -55,25 +55,25 @@ template <class Memory> void random_program<Memory>::spin_and_allocate(actor& wh
 }
 
 // Its handle's value comes back at once as another stream.
-template <class Memory> void random_program<Memory>::recycle_stream(actor& who) {
-  auto const which = who.random.one_in(2) ? foreign_c : foreign_d;
+template <class Memory> void random_program<Memory>::recycle_stream(actor& self) {
+  auto const which = self.random.one_in(2) ? foreign_c : foreign_d;
   {
     std::scoped_lock const held{mutex_};
     if (users_[which] > 0 || recycling_[which]) return;
     recycling_[which] = true;
   }
   stream_fixtures::destroy_stream(foreign_[which]);
-  foreign_[which] = stream_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  foreign_[which] = stream_fixtures::make_stream(self.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
   count("streams recycled");
   std::scoped_lock const held{mutex_};
   recycling_[which] = false;
 }
 
 // Some blocks of one stream, used and freed there; the work is still to run when this returns.
-template <class Memory> void random_program<Memory>::serve_some(actor& who, cuda::stream_ref on) {
-  auto const many = 1 + who.random.below(3);
+template <class Memory> void random_program<Memory>::serve_some(actor& self, cuda::stream_ref on) {
+  auto const many = 1 + self.random.below(3);
   for (std::uint64_t i = 0; i < many; ++i) {
-    auto const bytes = 1 + who.random.below(who.random.one_in(2) ? 4096 : 256 * 1024);
+    auto const bytes = 1 + self.random.below(self.random.one_in(2) ? 4096 : 256 * 1024);
     auto const got = checked_->try_allocate(on, bytes);
     if (!got) return;
     simulator::work(on, {simulator::write(*got, bytes)}, std::chrono::microseconds{5});
@@ -82,27 +82,27 @@ template <class Memory> void random_program<Memory>::serve_some(actor& who, cuda
 }
 
 // A stream for one request, which dies whether its work is over or not.
-template <class Memory> void random_program<Memory>::live_shortly(actor& who) {
-  auto const made = stream_fixtures::make_stream(who.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
-  serve_some(who, cuda::stream_ref{made});
-  if (who.random.one_in(2)) gpumem::stream::adopt(made); // the end of a promise
+template <class Memory> void random_program<Memory>::live_shortly(actor& self) {
+  auto const made = stream_fixtures::make_stream(self.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
+  serve_some(self, cuda::stream_ref{made});
+  if (self.random.one_in(2)) gpumem::stream::adopt(made); // the end of a promise
   stream_fixtures::destroy_stream(made);
   count("streams that lived shortly");
 }
 
-template <class Memory> void random_program<Memory>::live_shortly_as_a_thread(actor& who) {
+template <class Memory> void random_program<Memory>::live_shortly_as_a_thread(actor& self) {
   gpumem::sync::thread one{[&] {
     gpumem::device_guard const here{fixed().device};
-    for (auto const which : {null, per_thread}) serve_some(who, stream_of(which));
+    for (auto const which : {null, per_thread}) serve_some(self, stream_of(which));
   }};
   one.join();
   count("threads that lived shortly");
 }
 
 // What is captured has not run, and its stream's events are the graph's: the free waits for a call outside.
-template <class Memory> void random_program<Memory>::free_in_capture(actor& who) {
+template <class Memory> void random_program<Memory>::free_in_capture(actor& self) {
   auto& f = fixed();
-  auto const bytes = 1 + who.random.below(64 * 1024);
+  auto const bytes = 1 + self.random.below(64 * 1024);
   auto const got = checked_->try_allocate(f.spin, bytes);
   note(got ? offset(*got) : 1);
   if (!got) return;
@@ -117,13 +117,13 @@ template <class Memory> void random_program<Memory>::free_in_capture(actor& who)
 }
 
 // Pinned pages stay, whichever stream frees the blocks in them, and whatever is given back meanwhile.
-template <class Memory> void random_program<Memory>::pin(actor& who) {
+template <class Memory> void random_program<Memory>::pin(actor& self) {
   if constexpr (!std::same_as<Memory, page_memory>) return;
-  auto const block = pick(who);
+  auto const block = pick(self);
   if (!block) return;
   if (!pool_->pin(block->pointer, block->bytes)) fail("a live block cannot be pinned");
   put(*block);
-  for (int i = 0; i < 3; ++i) free_at_home(who);
+  for (int i = 0; i < 3; ++i) free_at_home(self);
   count("pins");
   note(pool_->trim(0));
   if (!pool_->find(block->pointer)) fail("a pinned page went");

@@ -30,11 +30,11 @@ namespace {
 constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // what is kept near a thread is asked for again
 } // namespace
 
-template <class Memory> void random_program<Memory>::allocate(actor& who) {
+template <class Memory> void random_program<Memory>::allocate(actor& self) {
   constexpr std::size_t largest[] = {4096, 64 * 1024, 512 * 1024, 1 * MiB, 4 * MiB};
-  auto const which = enter(who);
-  auto const bytes = who.random.one_in(3) ? who.random.of(often) : 1 + who.random.below(who.random.of(largest));
-  auto const alignment = who.random.one_in(8) ? std::size_t{4096} : std::size_t{256};
+  auto const which = enter(self);
+  auto const bytes = self.random.one_in(3) ? self.random.of(often) : 1 + self.random.below(self.random.of(largest));
+  auto const alignment = self.random.one_in(8) ? std::size_t{4096} : std::size_t{256};
   auto const got = checked_->try_allocate(stream_of(which), bytes, alignment);
   note(got ? offset(*got) : 1 + static_cast<unsigned>(got.error().reason));
   if (!got) {
@@ -43,15 +43,15 @@ template <class Memory> void random_program<Memory>::allocate(actor& who) {
   }
   if (reinterpret_cast<std::uintptr_t>(*got) % alignment != 0) fail("a block is not aligned");
   bool const bound = which == null || which == per_thread || which == spin;
-  live_block const block{*got, bytes, which, bound ? who.thread : -1};
+  live_block const block{*got, bytes, which, bound ? self.thread : -1};
   work(which, block);
   put(block);
 }
 
 // What a thread has freed it asks for again, on the same stream.
-template <class Memory> void random_program<Memory>::churn(actor& who) {
-  auto const which = enter(who);
-  auto const bytes = who.random.of(often);
+template <class Memory> void random_program<Memory>::churn(actor& self) {
+  auto const which = enter(self);
+  auto const bytes = self.random.of(often);
   for (int i = 0; i < 4; ++i) {
     auto const got = checked_->try_allocate(stream_of(which), bytes);
     note(got ? offset(*got) : 1);
@@ -63,8 +63,8 @@ template <class Memory> void random_program<Memory>::churn(actor& who) {
   leave(which);
 }
 
-template <class Memory> void random_program<Memory>::allocate_by_host(actor& who) {
-  auto const bytes = 1 + who.random.below(64 * 1024);
+template <class Memory> void random_program<Memory>::allocate_by_host(actor& self) {
+  auto const bytes = 1 + self.random.below(64 * 1024);
   void* p = nullptr;
   try {
     p = checked_->allocate_sync(bytes);
@@ -73,19 +73,19 @@ template <class Memory> void random_program<Memory>::allocate_by_host(actor& who
   if (p) put({p, bytes, -1, -1});
 }
 
-template <class Memory> void random_program<Memory>::use(actor& who) {
-  auto const block = pick(who);
+template <class Memory> void random_program<Memory>::use(actor& self) {
+  auto const block = pick(self);
   if (!block) return;
   if (block->home >= 0 && !block->read) work(block->home, *block);
   put(*block);
 }
 
-template <class Memory> void random_program<Memory>::free_at_home(actor& who) {
-  auto const block = pick(who);
+template <class Memory> void random_program<Memory>::free_at_home(actor& self) {
+  auto const block = pick(self);
   if (!block) return;
   if (block->home < 0) {
     checked_->deallocate_sync(block->pointer, block->bytes);
-  } else if (who.random.one_in(8)) {
+  } else if (self.random.one_in(8)) {
     checked_->deallocate(stream_of(block->home), block->pointer);
   } else {
     checked_->deallocate(stream_of(block->home), block->pointer, block->bytes);
@@ -94,12 +94,12 @@ template <class Memory> void random_program<Memory>::free_at_home(actor& who) {
   leave(block->home);
 }
 
-template <class Memory> void random_program<Memory>::free_elsewhere(actor& who) {
-  auto const block = pick(who);
+template <class Memory> void random_program<Memory>::free_elsewhere(actor& self) {
+  auto const block = pick(self);
   if (!block) return;
-  auto const to = enter(who);
-  if (block->home >= 0) order(who.event, block->home, to);
-  if (who.random.one_in(2) && !block->read) work(to, *block);
+  auto const to = enter(self);
+  if (block->home >= 0) order(self.event, block->home, to);
+  if (self.random.one_in(2) && !block->read) work(to, *block);
   checked_->deallocate(stream_of(to), block->pointer, block->bytes);
   told_free(to != block->home);
   leave(to);
@@ -107,8 +107,8 @@ template <class Memory> void random_program<Memory>::free_elsewhere(actor& who) 
 }
 
 // As an allocation's destructor does.
-template <class Memory> void random_program<Memory>::free_by_identity(actor& who) {
-  auto const block = pick(who);
+template <class Memory> void random_program<Memory>::free_by_identity(actor& self) {
+  auto const block = pick(self);
   if (!block) return;
   if (block->home < 0) return put(*block);
   auto const on = gpumem::identify(stream_of(block->home), fixed().device);
@@ -120,12 +120,12 @@ template <class Memory> void random_program<Memory>::free_by_identity(actor& who
   leave(block->home);
 }
 
-template <class Memory> void random_program<Memory>::free_by_host(actor& who) {
-  auto const block = pick(who);
+template <class Memory> void random_program<Memory>::free_by_host(actor& self) {
+  auto const block = pick(self);
   if (!block) return;
   if (block->home >= 0) {
-    who.event.record(stream_of(block->home));
-    who.event.synchronize();
+    self.event.record(stream_of(block->home));
+    self.event.synchronize();
   }
   checked_->deallocate_sync(block->pointer, block->bytes);
   told_free(block->home >= 0);
@@ -133,49 +133,49 @@ template <class Memory> void random_program<Memory>::free_by_host(actor& who) {
 }
 
 // A use elsewhere that the free need not be ordered after.
-template <class Memory> void random_program<Memory>::record_use(actor& who) {
-  auto block = pick(who);
+template <class Memory> void random_program<Memory>::record_use(actor& self) {
+  auto block = pick(self);
   if (!block) return;
-  auto const to = enter(who);
-  if (block->home >= 0) order(who.event, block->home, to);
+  auto const to = enter(self);
+  if (block->home >= 0) order(self.event, block->home, to);
   simulator::work(stream_of(to), {simulator::read(block->pointer, block->bytes)}, std::chrono::microseconds{5});
   try {
     checked_->record_use(block->pointer, stream_of(to));
   } catch (gpumem::cuda_error const& e) { fail(std::string{"record_use: "} + e.what()); }
   leave(to);
   block->read = true;
-  if (block->home < 0 || who.random.one_in(2)) return put(*block);
+  if (block->home < 0 || self.random.one_in(2)) return put(*block);
   checked_->deallocate(stream_of(block->home), block->pointer, block->bytes);
   told_free(to != block->home);
   leave(block->home);
 }
 
-template <class Memory> void random_program<Memory>::order_streams(actor& who) {
-  auto const from = enter(who), to = enter(who);
-  order(who.event, from, to);
+template <class Memory> void random_program<Memory>::order_streams(actor& self) {
+  auto const from = enter(self), to = enter(self);
+  order(self.event, from, to);
   leave(from);
   leave(to);
 }
 
-template <class Memory> void random_program<Memory>::look_for_completion(actor& who) {
-  auto const which = enter(who);
-  who.event.record(stream_of(which));
-  if (who.random.one_in(4)) {
-    who.event.synchronize();
+template <class Memory> void random_program<Memory>::look_for_completion(actor& self) {
+  auto const which = enter(self);
+  self.event.record(stream_of(which));
+  if (self.random.one_in(4)) {
+    self.event.synchronize();
   } else {
-    note(who.event.is_done());
+    note(self.event.is_done());
   }
   leave(which);
 }
 
-template <class Memory> void random_program<Memory>::trim(actor& who) {
-  auto const given = pool_->trim(who.random.below(3) * MiB);
+template <class Memory> void random_program<Memory>::trim(actor& self) {
+  auto const given = pool_->trim(self.random.below(3) * MiB);
   note(given);
   if (given) count("trims that gave memory back");
 }
 
-template <class Memory> void random_program<Memory>::reserve(actor& who) {
-  auto const wanted = pool_->statistics().reserved + who.random.below(3) * MiB / 2;
+template <class Memory> void random_program<Memory>::reserve(actor& self) {
+  auto const wanted = pool_->statistics().reserved + self.random.below(3) * MiB / 2;
   try {
     auto const drawn = pool_->reserve(wanted);
     note(drawn);
@@ -189,7 +189,7 @@ template <class Memory> void random_program<Memory>::check_conservation(actor&) 
   if (!engine().is_consistent()) fail("granted and free memory are not what is reserved");
 }
 
-template <class Memory> void random_program<Memory>::step(actor& who) {
+template <class Memory> void random_program<Memory>::step(actor& self) {
   struct operation {
     unsigned weight;
     void (random_program::*run)(actor&);
@@ -212,11 +212,11 @@ template <class Memory> void random_program<Memory>::step(actor& who) {
                                       {1, &random_program::check_conservation},
                                       {1, &random_program::reserve},
                                       {1, &random_program::pin}};
-  if (who.thread == 0 && who.random.one_in(24)) return spin_and_allocate(who);
-  if (who.thread == 0 && who.random.one_in(24)) return free_in_capture(who);
-  auto at = who.random.below(94);
+  if (self.thread == 0 && self.random.one_in(24)) return spin_and_allocate(self);
+  if (self.thread == 0 && self.random.one_in(24)) return free_in_capture(self);
+  auto at = self.random.below(94);
   for (auto const& each : operations) {
-    if (at < each.weight) return (this->*each.run)(who);
+    if (at < each.weight) return (this->*each.run)(self);
     at -= each.weight;
   }
 }

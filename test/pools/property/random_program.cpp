@@ -26,9 +26,9 @@ import gpumem;
 
 namespace gpumem_test {
 
-template <class Memory> int random_program<Memory>::enter(actor& who) {
+template <class Memory> int random_program<Memory>::enter(actor& self) {
   for (;;) {
-    auto const which = static_cast<int>(who.random.below(who.thread == 0 ? stream_choices : stream_choices - 1));
+    auto const which = static_cast<int>(self.random.below(self.thread == 0 ? stream_choices : stream_choices - 1));
     std::scoped_lock const held{mutex_};
     if (recycling_[which]) continue;
     ++users_[which];
@@ -49,12 +49,12 @@ template <class Memory> void random_program<Memory>::leave(int which) {
 }
 
 // Takes a block that the thread may use; the block keeps its stream in use.
-template <class Memory> std::optional<live_block> random_program<Memory>::pick(actor& who) {
-  auto const start = who.random.next();
+template <class Memory> std::optional<live_block> random_program<Memory>::pick(actor& self) {
+  auto const start = self.random.next();
   std::scoped_lock const held{mutex_};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     auto& block = blocks_[(start + i) % blocks_.size()];
-    if (block.thread >= 0 && block.thread != who.thread) continue;
+    if (block.thread >= 0 && block.thread != self.thread) continue;
     auto const found = block;
     block = blocks_.back();
     blocks_.pop_back();
@@ -71,8 +71,8 @@ template <class Memory> void random_program<Memory>::put(live_block const& block
 template <class Memory> void random_program<Memory>::body(int thread) {
   try {
     gpumem::device_guard const here{fixed().device}; // the work of default streams is the current device's
-    actor who{thread, random_source{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
-    for (int i = 0; i < how_.operations; ++i) step(who);
+    actor self{thread, random_source{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
+    for (int i = 0; i < how_.operations; ++i) step(self);
     // What only this thread can free.
     for (;;) {
       std::unique_lock held{mutex_};
@@ -85,8 +85,8 @@ template <class Memory> void random_program<Memory>::body(int thread) {
       leave(block.home);
     }
     for (auto const which : {null, per_thread}) {
-      who.event.record(stream_of(which));
-      who.event.synchronize();
+      self.event.record(stream_of(which));
+      self.event.synchronize();
       gpumem::identify(stream_of(which), fixed().device).timeline().poll();
     }
   } catch (std::exception const& e) { fail(std::string{"an exception: "} + e.what()); }

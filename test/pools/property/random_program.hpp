@@ -1,4 +1,4 @@
-// One random program over a pool: what is live in it, who uses which stream, what it saw. Include it after
+// One random program over a pool: what is live in it, which thread uses which stream, what it saw. Include it after
 // `import gpumem;`, the headers beside it and the standard's: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -117,34 +117,34 @@ private:
   }
 
   // A stream that is in use is not recycled.
-  int enter(actor& who);
+  int enter(actor& self);
   void enter(int which);
   void leave(int which);
-  std::optional<live_block> pick(actor& who);
+  std::optional<live_block> pick(actor& self);
   void put(live_block const& block);
 
-  void step(actor& who);
-  void allocate(actor& who);
-  void churn(actor& who);
-  void allocate_by_host(actor& who);
-  void use(actor& who);
-  void free_at_home(actor& who);
-  void free_elsewhere(actor& who);
-  void free_by_identity(actor& who);
-  void free_by_host(actor& who);
-  void record_use(actor& who);
-  void order_streams(actor& who);
-  void look_for_completion(actor& who);
-  void trim(actor& who);
-  void reserve(actor& who);
-  void spin_and_allocate(actor& who);
-  void recycle_stream(actor& who);
-  void serve_some(actor& who, cuda::stream_ref on);
-  void live_shortly(actor& who);
-  void live_shortly_as_a_thread(actor& who);
-  void free_in_capture(actor& who);
-  void pin(actor& who);
-  void check_conservation(actor& who);
+  void step(actor& self);
+  void allocate(actor& self);
+  void churn(actor& self);
+  void allocate_by_host(actor& self);
+  void use(actor& self);
+  void free_at_home(actor& self);
+  void free_elsewhere(actor& self);
+  void free_by_identity(actor& self);
+  void free_by_host(actor& self);
+  void record_use(actor& self);
+  void order_streams(actor& self);
+  void look_for_completion(actor& self);
+  void trim(actor& self);
+  void reserve(actor& self);
+  void spin_and_allocate(actor& self);
+  void recycle_stream(actor& self);
+  void serve_some(actor& self, cuda::stream_ref on);
+  void live_shortly(actor& self);
+  void live_shortly_as_a_thread(actor& self);
+  void free_in_capture(actor& self);
+  void pin(actor& self);
+  void check_conservation(actor& self);
 
   void work(int which, live_block const& block) {
     simulator::work(stream_of(which), {simulator::write(block.pointer, block.bytes)}, std::chrono::microseconds{5});

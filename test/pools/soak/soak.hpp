@@ -209,7 +209,7 @@ private:
   std::vector<gpumem::stream>& streams_; // each thread's, in their order
   std::vector<std::deque<block>> handed_;
   std::barrier<> together_;
-  std::atomic<bool> waiting_{false}; // somebody has been handed something
+  std::atomic<bool> waiting_{false}; // a thread has been handed a block
   std::atomic<bool> well_{true};
   std::mutex mutex_;
   counted all_;
