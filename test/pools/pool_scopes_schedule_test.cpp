@@ -95,13 +95,13 @@ result_of_seed run_workers(std::uint64_t seed, bool shows = false) {
     auto const held = form.weights ? shared.acquire(streams[0], weights).wait() : gpumem::allocation{};
     auto const marked = form.marks ? kept.acquire(streams[0], weights).wait() : gpumem::allocation{};
     auto const mark = kept.waiting_elsewhere();
-    std::vector<std::unique_ptr<member>> members;
+    std::vector<std::unique_ptr<member>> workers;
     for (std::size_t i = 0; i < members; ++i) {
-      members.push_back(
-          std::make_unique<member>(shared, unit, (limit - weights) / unit / 2, streams, form, book, members, seed));
+      workers.push_back(
+          std::make_unique<member>(shared, unit, (limit - weights) / unit / 2, streams, form, book, workers, seed));
     }
     std::vector<std::function<void()>> bodies;
-    for (auto& each : members) bodies.emplace_back([&] { each->run(5); });
+    for (auto& each : workers) bodies.emplace_back([&] { each->run(5); });
     result.schedule = gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   }
   result.told = book.told();
