@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem;
 
-import :std; // for the others: not exported
+export import :namespaces;
+export import :std;
 export import :cuda;
 export import :fork;
 export import :driver;
@@ -29,9 +30,10 @@ export import :shared_state;
 export import :services;
 export import :allocation;
 export import :stop_token;
+export import :acquire_options;
+export import :request_operation;
 export import :acquire;
 export import :resource;
-export import :any_pool;
 
 export import :trace;
 
@@ -53,29 +55,37 @@ export import :virtual_pages;
 
 export import :stream_uses;
 export import :relaxed_atomic;
+export import :chunk;
 export import :block;
 export import :block_metadata;
 export import :block_table;
 export import :size_bins;
+export import :free_list;
+export import :free_lists;
 export import :time_budget;
 export import :size_class;
 export import :quick_lists;
-export import :free_list;
 export import :range_allocator;
-export import :chunk_list;
-export import :peak_tracker;
-export import :shard_list;
 export import :cache_budget;
 export import :stream_cache;
 export import :large_cache;
 export import :thread_caches;
+export import :peak_tracker;
+export import :pool_counters;
+export import :pool_shard;
+export import :shard_list;
+export import :pool_options;
 export import :reuse_rules;
 export import :allocation_request;
-export import :growth_policy;
 export import :range_search;
+export import :pool_upstream;
+export import :chunk_list;
+export import :growth_policy;
 export import :pool_backend;
+export import :block_info;
 export import :deferred_release;
-export import :pressure;
+export import :pressure_call;
+export import :pressure_list;
 export import :pool_engine;
 export import :fill_pattern;
 export import :block_history;

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include <cuda.h>
+
 namespace bench {
 
 /// An allocation and its free, of one size, again and again.
@@ -53,8 +55,9 @@ inline void stream_queries(benchmark::State& state, context& with, gpumem::strea
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return seconds_of([&] {
       for (std::size_t i = 0; i < operations; ++i) {
-        gpumem::check(gpumem::driver().stream_get_id(stream.get(), &id), "cuStreamGetId");
-        gpumem::check(gpumem::driver().stream_is_capturing(stream.get(), &status), "cuStreamIsCapturing");
+        gpumem::driver_api::check(gpumem::driver_api::driver().stream_get_id(stream.get(), &id), "cuStreamGetId");
+        gpumem::driver_api::check(gpumem::driver_api::driver().stream_is_capturing(stream.get(), &status),
+                                  "cuStreamIsCapturing");
       }
     });
   });

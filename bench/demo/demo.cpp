@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 using pool = gpumem::pool_resource<gpumem::cuda_resource>;
@@ -18,16 +20,16 @@ gpumem::task<bool> sort_some(pool memory, std::size_t count, bool simulated) {
   std::generate(keys.begin(), keys.end(), std::mt19937{7});
   gpumem::stream stream{*memory.device()};
   gpumem::allocation block = co_await memory.acquire(stream, count * sizeof(unsigned)); // does not wait for the GPU
-  auto const& driver = gpumem::driver();
+  auto const& driver = gpumem::driver_api::driver();
   auto const address = reinterpret_cast<CUdeviceptr>(block.data());
-  gpumem::check(driver.memcpy_htod_async(address, keys.data(), block.bytes(), stream.get()), "copy in");
+  gpumem::driver_api::check(driver.memcpy_htod_async(address, keys.data(), block.bytes(), stream.get()), "copy in");
   demo::host_sort on_host{block.as<unsigned>().data(), count};
   if (simulated) {
-    gpumem::check(driver.launch_host_func(stream.get(), demo::host_sort::run, &on_host), "sort");
+    gpumem::driver_api::check(driver.launch_host_func(stream.get(), demo::host_sort::run, &on_host), "sort");
   } else {
     demo::sort_on_device(stream, memory, on_host.keys, count);
   }
-  gpumem::check(driver.memcpy_dtoh_async(keys.data(), address, block.bytes(), stream.get()), "copy out");
+  gpumem::driver_api::check(driver.memcpy_dtoh_async(keys.data(), address, block.bytes(), stream.get()), "copy out");
   co_await gpumem::completion(stream); // does
   co_return std::is_sorted(keys.begin(), keys.end());
 }
@@ -43,6 +45,7 @@ int main() {
   gpumem::statistics const seen = memory.statistics();
   std::printf("two streams sorted %s: %llu allocations, at most %zu KiB live and %zu KiB reserved, %llu driver calls\n",
               first && second ? "right" : "WRONG", static_cast<unsigned long long>(seen.allocations),
-              seen.peak_live >> 10, seen.peak_reserved >> 10, static_cast<unsigned long long>(gpumem::driver_calls()));
+              seen.peak_live >> 10, seen.peak_reserved >> 10,
+              static_cast<unsigned long long>(gpumem::driver_api::driver_calls()));
   return first && second ? 0 : 1;
 }

@@ -8,6 +8,8 @@ module;
 #include <stdexcept>
 #include <string>
 
+#include <cuda.h>
+
 module replay:device.impl;
 
 import gpumem;
@@ -30,9 +32,10 @@ bool serve_simulated(device_choice choice) {
 std::string device_name(gpumem::device device) {
   CUdevice handle{};
   std::array<char, 256> name{};
-  gpumem::check(gpumem::driver().device_get(&handle, device.ordinal()), "find the device");
-  gpumem::check(gpumem::driver().device_get_name(name.data(), static_cast<int>(name.size()), handle),
-                "name the device");
+  gpumem::driver_api::check(gpumem::driver_api::driver().device_get(&handle, device.ordinal()), "find the device");
+  gpumem::driver_api::check(
+      gpumem::driver_api::driver().device_get_name(name.data(), static_cast<int>(name.size()), handle),
+      "name the device");
   return name.data();
 }
 
@@ -40,7 +43,7 @@ std::string device_name(gpumem::device device) {
 
 chosen_device choose_device(device_choice choice) {
   bool const simulated = detail::serve_simulated(choice);
-  if (!gpumem::driver_available()) {
+  if (!gpumem::driver_api::driver_available()) {
     throw std::runtime_error("there is no CUDA driver here; --device simulated needs none");
   }
   gpumem::device const device{0};

@@ -5,6 +5,8 @@ module;
 #include <memory>
 #include <span>
 
+#include <cuda.h>
+
 module replay:gpu_stopwatch.impl;
 
 import gpumem;
@@ -13,11 +15,13 @@ import :streams;
 
 namespace replay {
 
-void gpu_stopwatch::event_closer::operator()(CUevent event) const noexcept { gpumem::driver().event_destroy(event); }
+void gpu_stopwatch::event_closer::operator()(CUevent event) const noexcept {
+  gpumem::driver_api::driver().event_destroy(event);
+}
 
 gpu_stopwatch::event gpu_stopwatch::make_event(unsigned flags) {
   CUevent made = nullptr;
-  gpumem::check(gpumem::driver().event_create(&made, flags), "create an event");
+  gpumem::driver_api::check(gpumem::driver_api::driver().event_create(&made, flags), "create an event");
   return event{made};
 }
 
@@ -35,23 +39,25 @@ void gpu_stopwatch::each_stream(auto&& visit) const {
 }
 
 void gpu_stopwatch::begin() {
-  auto const& driver = gpumem::driver();
-  gpumem::check(driver.event_record(start_.get(), control_.get()), "record an event");
-  each_stream(
-      [&](CUstream stream) { gpumem::check(driver.stream_wait_event(stream, start_.get(), 0), "wait for an event"); });
+  auto const& driver = gpumem::driver_api::driver();
+  gpumem::driver_api::check(driver.event_record(start_.get(), control_.get()), "record an event");
+  each_stream([&](CUstream stream) {
+    gpumem::driver_api::check(driver.stream_wait_event(stream, start_.get(), 0), "wait for an event");
+  });
 }
 
 double gpu_stopwatch::end() {
-  auto const& driver = gpumem::driver();
+  auto const& driver = gpumem::driver_api::driver();
   each_stream([&](CUstream stream) {
     // one event serves all: a wait is for what was recorded when it was enqueued
-    gpumem::check(driver.event_record(join_.get(), stream), "record an event");
-    gpumem::check(driver.stream_wait_event(control_.get(), join_.get(), 0), "wait for an event");
+    gpumem::driver_api::check(driver.event_record(join_.get(), stream), "record an event");
+    gpumem::driver_api::check(driver.stream_wait_event(control_.get(), join_.get(), 0), "wait for an event");
   });
-  gpumem::check(driver.event_record(stop_.get(), control_.get()), "record an event");
-  gpumem::check(driver.event_synchronize(stop_.get()), "wait for the device");
+  gpumem::driver_api::check(driver.event_record(stop_.get(), control_.get()), "record an event");
+  gpumem::driver_api::check(driver.event_synchronize(stop_.get()), "wait for the device");
   float milliseconds = 0;
-  gpumem::check(driver.event_elapsed_time(&milliseconds, start_.get(), stop_.get()), "read the device's time");
+  gpumem::driver_api::check(driver.event_elapsed_time(&milliseconds, start_.get(), stop_.get()),
+                            "read the device's time");
   return milliseconds;
 }
 

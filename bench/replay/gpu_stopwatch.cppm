@@ -6,6 +6,8 @@ module;
 #include <span>
 #include <type_traits>
 
+#include <cuda.h>
+
 export module replay:gpu_stopwatch;
 
 import gpumem;

@@ -26,7 +26,7 @@ public:
   plan_builder(std::string text, std::string const& name) : reader_{std::move(text), name} {}
 
   plan build() {
-    gpumem::trace_record record;
+    gpumem::extend::trace_record record;
     while (reader_.next(record)) add(record);
     if (plan_.operations.empty()) fail("there is nothing to replay: no allocation and no free");
     plan_.streams = static_cast<std::uint32_t>(streams_.size());
@@ -44,7 +44,7 @@ private:
   };
 
   [[noreturn]] void fail(std::string reason) const {
-    throw gpumem::trace_error(reader_.name(), reader_.line(), std::move(reason));
+    throw gpumem::extend::trace_error(reader_.name(), reader_.line(), std::move(reason));
   }
 
   static std::string shown(std::uint64_t pointer) {
@@ -52,18 +52,18 @@ private:
     return "0x" + std::string(text, std::to_chars(text, text + sizeof text, pointer, 16).ptr);
   }
 
-  void add(gpumem::trace_record const& record) {
-    if (record.action == gpumem::trace_action::allocate_failure) {
+  void add(gpumem::extend::trace_record const& record) {
+    if (record.action == gpumem::extend::trace_action::allocate_failure) {
       ++plan_.recorded_failures;
     } else if (record.pointer == 0 && record.bytes == 0) {
       ++plan_.recorded_nulls;
     } else {
-      record.action == gpumem::trace_action::allocate ? allocate(record) : free(record);
+      record.action == gpumem::extend::trace_action::allocate ? allocate(record) : free(record);
       plan_.microseconds.push_back(since_first(record.microseconds));
     }
   }
 
-  void allocate(gpumem::trace_record const& record) {
+  void allocate(gpumem::extend::trace_record const& record) {
     if (record.pointer == 0) fail("an allocation of " + std::to_string(record.bytes) + " bytes without a pointer");
     block_state& state = states_[record.pointer];
     if (state.live) {
@@ -77,7 +77,7 @@ private:
     plan_.operations.push_back({record.bytes, state.block, state.stream, 1});
   }
 
-  void free(gpumem::trace_record const& record) {
+  void free(gpumem::extend::trace_record const& record) {
     auto const found = states_.find(record.pointer);
     if (found == states_.end()) fail("free of pointer " + shown(record.pointer) + ", which was never allocated");
     block_state& state = found->second;
@@ -129,7 +129,7 @@ private:
               [](operation const& a, operation const& b) { return a.block < b.block; });
   }
 
-  gpumem::trace_reader reader_;
+  gpumem::extend::trace_reader reader_;
   plan plan_;
   std::unordered_map<std::uint64_t, block_state> states_;
   std::unordered_map<std::uint64_t, std::uint32_t> streams_;
@@ -147,7 +147,7 @@ plan make_plan(std::string text, std::string const& name) {
 
 void require_times(plan const& of, std::string const& name) {
   if (of.microseconds.back() == 0) {
-    throw gpumem::trace_error(name, 0, "has no times: all its calls were recorded at one moment");
+    throw gpumem::extend::trace_error(name, 0, "has no times: all its calls were recorded at one moment");
   }
 }
 

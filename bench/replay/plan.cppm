@@ -33,12 +33,12 @@ export struct plan {
   std::uint64_t recorded_nulls = 0;        ///< allocations and frees of nothing, `(nil)` and 0 bytes; not replayed
 };
 
-/// Reads and checks a trace. Throws gpumem::trace_error, with `name` and the line, for a malformed row and
+/// Reads and checks a trace. Throws gpumem::extend::trace_error, with `name` and the line, for a malformed row and
 /// for rows that contradict each other: a free of an unknown or of a freed pointer or of another size, an
 /// allocation at a live pointer.
 export plan make_plan(std::string text, std::string const& name);
 
-/// Throws gpumem::trace_error, with `name`, if the plan has no times: if all was recorded at one moment.
+/// Throws gpumem::extend::trace_error, with `name`, if the plan has no times: if all was recorded at one moment.
 export void require_times(plan const& of, std::string const& name);
 
 } // namespace replay

@@ -6,6 +6,8 @@ module;
 #include <cstdint>
 #include <vector>
 
+#include <cuda.h>
+
 module replay:preallocated.impl;
 
 import gpumem;
@@ -27,14 +29,15 @@ class device_slab {
 public:
   device_slab(gpumem::device device, std::size_t bytes) : device_{device} {
     gpumem::device_guard const here{device_};
-    gpumem::check(gpumem::driver().mem_alloc(&address_, bytes), "allocate the memory to compare with");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&address_, bytes),
+                              "allocate the memory to compare with");
   }
   device_slab(device_slab const&) = delete;
   device_slab& operator=(device_slab const&) = delete;
   ~device_slab() {
     try {
       gpumem::device_guard const here{device_};
-      gpumem::driver().mem_free(address_);
+      gpumem::driver_api::driver().mem_free(address_);
     } catch (...) {
       // only a lost device refuses; its memory is gone with it
     }

@@ -36,10 +36,10 @@ replay_session::replay_session(run_config const& what)
 
 pass_cost replay_session::run(std::string_view step, std::function<void(member)> const& body) {
   what_.shown->step(what_.trace->name + " over " + std::string(what_.resource) + ": " + std::string(step));
-  std::uint64_t const calls_before = gpumem::driver_calls();
+  std::uint64_t const calls_before = gpumem::driver_api::driver_calls();
   pass_cost cost;
   cost.nanoseconds = team_.run([&](unsigned i) { body({i, sets_[i].refs(), states_[i]}); });
-  cost.driver_calls = gpumem::driver_calls() - calls_before;
+  cost.driver_calls = gpumem::driver_api::driver_calls() - calls_before;
   check_fatal();
   return cost;
 }

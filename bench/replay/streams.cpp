@@ -5,6 +5,8 @@ module;
 #include <cstdint>
 #include <vector>
 
+#include <cuda.h>
+
 module replay:streams.impl;
 
 import gpumem;
@@ -20,7 +22,8 @@ stream_set::stream_set(gpumem::device device, std::uint32_t count, bool foreign)
   for (std::uint32_t i = 0; i < count; ++i) {
     if (foreign) {
       CUstream handle = nullptr;
-      gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "create a stream");
+      gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                                "create a stream");
       foreign_.push_back(handle);
       refs_.emplace_back(handle);
     } else {
@@ -31,12 +34,12 @@ stream_set::stream_set(gpumem::device device, std::uint32_t count, bool foreign)
 }
 
 stream_set::~stream_set() {
-  for (CUstream const handle : foreign_) gpumem::driver().stream_destroy(handle);
+  for (CUstream const handle : foreign_) gpumem::driver_api::driver().stream_destroy(handle);
 }
 
 void stream_set::synchronize() const {
   for (gpumem::stream_ref const& each : refs_) {
-    gpumem::check(gpumem::driver().stream_synchronize(each.get()), "wait for a stream");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_synchronize(each.get()), "wait for a stream");
   }
 }
 

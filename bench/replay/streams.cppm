@@ -6,6 +6,8 @@ module;
 #include <span>
 #include <vector>
 
+#include <cuda.h>
+
 export module replay:streams;
 
 import gpumem;

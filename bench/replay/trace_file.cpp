@@ -27,7 +27,7 @@ namespace replay {
 namespace detail {
 
 [[noreturn]] void fail_in_file(std::string const& path, std::size_t line, std::string reason) {
-  throw gpumem::trace_error(path, line, std::move(reason));
+  throw gpumem::extend::trace_error(path, line, std::move(reason));
 }
 
 std::string read_bytes(std::string const& path) {

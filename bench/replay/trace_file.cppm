@@ -8,7 +8,7 @@ export module replay:trace_file;
 
 namespace replay {
 
-/// The whole text of a file, unpacked if it is gzip. Throws gpumem::trace_error with the file, and the line
+/// The whole text of a file, unpacked if it is gzip. Throws gpumem::extend::trace_error with the file, and the line
 /// up to which it could be read, for a file that is missing, unreadable, damaged or cut short.
 export std::string read_trace_file(std::string const& path);
 

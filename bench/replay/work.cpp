@@ -46,15 +46,15 @@ busy:
 work_kernel::work_kernel(gpumem::device device, double microseconds)
     : device_{device}, nanoseconds_{static_cast<std::uint64_t>(std::llround(microseconds * 1000))} {
   gpumem::device_guard const here{device_};
-  auto const& driver = gpumem::driver();
-  gpumem::check(driver.module_load_data(&module_, detail::work_ptx), "load the kernel");
-  gpumem::check(driver.module_get_function(&function_, module_, "gpumem_replay_work"), "find the kernel");
+  auto const& driver = gpumem::driver_api::driver();
+  gpumem::driver_api::check(driver.module_load_data(&module_, detail::work_ptx), "load the kernel");
+  gpumem::driver_api::check(driver.module_get_function(&function_, module_, "gpumem_replay_work"), "find the kernel");
 }
 
 work_kernel::~work_kernel() {
   try {
     gpumem::device_guard const here{device_};
-    gpumem::driver().module_unload(module_);
+    gpumem::driver_api::driver().module_unload(module_);
   } catch (...) {
     // only a lost device refuses; its modules are gone with it
   }
@@ -64,8 +64,9 @@ void work_kernel::launch(gpumem::stream_ref stream, void* block, std::uint64_t b
   std::uint64_t touched = block == nullptr ? 0 : bytes;
   std::uint64_t nanoseconds = nanoseconds_;
   void* arguments[] = {static_cast<void*>(&block), &touched, &nanoseconds};
-  gpumem::check(gpumem::driver().launch_kernel(function_, 1, 1, 1, 1, 1, 1, 0, stream.get(), arguments, nullptr),
-                "launch the kernel");
+  gpumem::driver_api::check(
+      gpumem::driver_api::driver().launch_kernel(function_, 1, 1, 1, 1, 1, 1, 0, stream.get(), arguments, nullptr),
+      "launch the kernel");
 }
 
 } // namespace replay

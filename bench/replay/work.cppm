@@ -5,6 +5,8 @@ module;
 #include <cstdint>
 #include <optional>
 
+#include <cuda.h>
+
 export module replay:work;
 
 import gpumem;

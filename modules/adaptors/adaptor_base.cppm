@@ -206,6 +206,7 @@ template <class Upstream> consteval bool is_stream_ordered() {
 
 } // namespace detail
 
+namespace extend {
 /// Base of every adaptor: a shared handle of 8 bytes over a state that holds the upstream. Copies are the same adaptor
 /// and compare equal. The adaptor lives until its last handle is gone and its last block is freed. What the upstream
 /// can do beyond the contract goes through: waiting, trim, statistics, record_use, find, frees without size, and
@@ -258,5 +259,7 @@ private:
   State& state() const noexcept { return *state_; }
   state_ptr<State> state_;
 };
+
+} // namespace extend
 
 } // namespace gpumem

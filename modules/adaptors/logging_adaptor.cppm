@@ -16,6 +16,7 @@ import :trace;
 
 namespace gpumem {
 
+namespace extend {
 /// Where a log goes: a file, which is made anew, or an ostream, which has to outlive the log.
 export class log_sink {
 public:
@@ -32,6 +33,7 @@ public:
 private:
   std::shared_ptr<std::ostream> output_;
 };
+} // namespace extend
 
 namespace detail {
 

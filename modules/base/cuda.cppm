@@ -4,16 +4,20 @@ module;
 #include <cuda.h>
 #include <gpumem/cccl.hpp>
 export module gpumem:cuda;
+import :namespaces;
+
+namespace gpumem {
+using ::cuda::device_ref;
+using ::cuda::event_ref;
+using ::cuda::std::unexpect;
+} // namespace gpumem
 
 export namespace gpumem {
 using ::cuda::cuda_error;
-using ::cuda::device_ref;
-using ::cuda::event_ref;
 using ::cuda::stream_ref;
 using ::cuda::std::expected;
 using ::cuda::std::span;
 using ::cuda::std::unexpected;
-using ::cuda::std::unexpect;
 
 /// CCCL's memory-resource concepts, properties and erased types, under one roof.
 namespace mr {
@@ -45,40 +49,76 @@ using ::cuda::mr::synchronous_resource_with;
 } // namespace mr
 } // namespace gpumem
 
-/// The driver's own C names that appear in gpumem's signatures.
-export {
-  using ::cudaError_t;
-  using ::cudaStream_t;
-  using ::CUcontext;
-  using ::CUdevice;
-  using ::CUdevice_attribute;
-  using ::CUdeviceptr;
-  using ::CUevent;
-  using ::CUfunction;
-  using ::CUgraph;
-  using ::CUmemGenericAllocationHandle;
-  using ::CUmemoryPool;
-  using ::CUmodule;
-  using ::CUresult;
-  using ::CUstream;
-  using ::CUstreamCaptureMode;
-  using ::CUstreamCaptureStatus;
-  using ::CUDA_SUCCESS;
-  using ::CUDA_ERROR_DEINITIALIZED;
-  using ::CUDA_ERROR_INVALID_CONTEXT;
-  using ::CUDA_ERROR_INVALID_VALUE;
-  using ::CUDA_ERROR_NO_DEVICE;
-  using ::CUDA_ERROR_NOT_FOUND;
-  using ::CUDA_ERROR_NOT_INITIALIZED;
-  using ::CUDA_ERROR_NOT_READY;
-  using ::CUDA_ERROR_NOT_SUPPORTED;
-  using ::CUDA_ERROR_OUT_OF_MEMORY;
-  using ::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
-  using ::CU_EVENT_DISABLE_TIMING;
-  using ::CU_STREAM_CAPTURE_MODE_GLOBAL;
-  using ::CU_STREAM_CAPTURE_MODE_RELAXED;
-  using ::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-  using ::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  using ::CU_STREAM_CAPTURE_STATUS_NONE;
-  using ::CU_STREAM_NON_BLOCKING;
-}
+// The driver's own C names: the library's units see them as <cuda.h> has them. Users include <cuda.h>, or find them in
+// gpumem::driver_api.
+using ::cudaError_t;
+using ::cudaStream_t;
+using ::CUcontext;
+using ::CUdevice;
+using ::CUdevice_attribute;
+using ::CUdeviceptr;
+using ::CUevent;
+using ::CUfunction;
+using ::CUgraph;
+using ::CUmemGenericAllocationHandle;
+using ::CUmemoryPool;
+using ::CUmodule;
+using ::CUresult;
+using ::CUstream;
+using ::CUstreamCaptureMode;
+using ::CUstreamCaptureStatus;
+using ::CUDA_SUCCESS;
+using ::CUDA_ERROR_DEINITIALIZED;
+using ::CUDA_ERROR_INVALID_CONTEXT;
+using ::CUDA_ERROR_INVALID_VALUE;
+using ::CUDA_ERROR_NO_DEVICE;
+using ::CUDA_ERROR_NOT_FOUND;
+using ::CUDA_ERROR_NOT_INITIALIZED;
+using ::CUDA_ERROR_NOT_READY;
+using ::CUDA_ERROR_NOT_SUPPORTED;
+using ::CUDA_ERROR_OUT_OF_MEMORY;
+using ::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
+using ::CU_EVENT_DISABLE_TIMING;
+using ::CU_STREAM_CAPTURE_MODE_GLOBAL;
+using ::CU_STREAM_CAPTURE_MODE_RELAXED;
+using ::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+using ::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+using ::CU_STREAM_CAPTURE_STATUS_NONE;
+using ::CU_STREAM_NON_BLOCKING;
+
+export namespace gpumem::driver_api {
+using ::cudaError_t;
+using ::cudaStream_t;
+using ::CUcontext;
+using ::CUdevice;
+using ::CUdevice_attribute;
+using ::CUdeviceptr;
+using ::CUevent;
+using ::CUfunction;
+using ::CUgraph;
+using ::CUmemGenericAllocationHandle;
+using ::CUmemoryPool;
+using ::CUmodule;
+using ::CUresult;
+using ::CUstream;
+using ::CUstreamCaptureMode;
+using ::CUstreamCaptureStatus;
+using ::CUDA_SUCCESS;
+using ::CUDA_ERROR_DEINITIALIZED;
+using ::CUDA_ERROR_INVALID_CONTEXT;
+using ::CUDA_ERROR_INVALID_VALUE;
+using ::CUDA_ERROR_NO_DEVICE;
+using ::CUDA_ERROR_NOT_FOUND;
+using ::CUDA_ERROR_NOT_INITIALIZED;
+using ::CUDA_ERROR_NOT_READY;
+using ::CUDA_ERROR_NOT_SUPPORTED;
+using ::CUDA_ERROR_OUT_OF_MEMORY;
+using ::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
+using ::CU_EVENT_DISABLE_TIMING;
+using ::CU_STREAM_CAPTURE_MODE_GLOBAL;
+using ::CU_STREAM_CAPTURE_MODE_RELAXED;
+using ::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+using ::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+using ::CU_STREAM_CAPTURE_STATUS_NONE;
+using ::CU_STREAM_NON_BLOCKING;
+} // namespace gpumem::driver_api

@@ -10,7 +10,9 @@ import :sync;
 
 namespace gpumem {
 
+namespace driver_api {
 export struct driver_table;
+} // namespace driver_api
 
 namespace detail {
 // Set once; every call of a resource reads it.
@@ -134,6 +136,7 @@ private:
 };
 } // namespace detail
 
+namespace driver_api {
 /// The driver's functions, each a callable that counts its calls. Any thread.
 export struct driver_table {
 #define GPUMEM_DRIVER_MEMBER(member, name)                                                                             \
@@ -141,6 +144,7 @@ export struct driver_table {
   GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_MEMBER)
 #undef GPUMEM_DRIVER_MEMBER
 };
+} // namespace driver_api
 
 namespace detail {
 // The table of a forked child. It has no functions: every call returns CUDA_ERROR_DEINITIALIZED.
@@ -150,6 +154,7 @@ inline constinit std::atomic<driver_table const*> loaded_driver{nullptr};
 driver_table const& load_driver();
 } // namespace detail
 
+namespace driver_api {
 /// The table, loaded and initialised (cuInit) at the first call. Throws cuda_error where there is no driver or it is
 /// too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any thread.
 export inline driver_table const& driver() {
@@ -184,6 +189,7 @@ export bool is_sticky(CUresult error) noexcept;
 /// returns zeros, frees and destructors among them. No call takes a lock. A child that is forked before the first use
 /// of gpumem can use it.
 export inline bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
+} // namespace driver_api
 
 namespace detail {
 /// Throws cuda_error in such a child. The first line of every function that gives something.

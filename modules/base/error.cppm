@@ -58,8 +58,11 @@ private:
   failure why_;
 };
 
+namespace extend {
 /// Throws what belongs to the failure: out_of_memory for exhausted and too_large (with the statistics), cuda_error for
 /// device_lost and driver_error, std::invalid_argument for invalid_argument, acquire_error for the rest.
 [[noreturn]] void throw_failure(failure const& why, out_of_memory_info const& info = {});
+
+} // namespace extend
 
 } // namespace gpumem

@@ -22,6 +22,7 @@ module;
 #include <variant>
 #include <vector>
 export module gpumem:std;
+import :namespaces;
 
 // No operators and no functions that classes of the library befriend: clang refuses such a friend beside their names.
 export namespace std {

@@ -10,7 +10,16 @@ import :stream_timeline;
 namespace gpumem {
 
 export class event;
+export class stream;
+export class allocation;
+namespace extend {
 export class stream_key;
+export stream_key identify(stream_ref handle, device where);
+export stream_key identify(stream_ref handle);
+/// What the library knows of a stream; opaque.
+export using stream_timeline = detail::stream_timeline;
+} // namespace extend
+
 namespace detail {
 stream_key wait_without_identity(CUstream handle) noexcept;
 }
@@ -25,6 +34,7 @@ export enum class default_stream : std::uint8_t {
 /// (legacy) or streams (per_thread) sooner. At first it is `either`. Any thread.
 export void set_default_stream(default_stream means) noexcept;
 
+namespace extend {
 /// How a request stands to others that wait for memory of the same resource.
 export enum class queueing : std::uint8_t {
   none,     ///< it does not look at them, and may overtake them
@@ -38,7 +48,7 @@ public:
   /// The host: what is freed on it nobody uses any more, what is allocated on it may be touched by the host at once.
   static stream_key host() noexcept;
   /// Of an own or adopted stream.
-  static inline stream_key of(detail::stream_timeline& timeline, CUstream handle) noexcept {
+  static inline stream_key of(stream_timeline& timeline, CUstream handle) noexcept {
     return {timeline, handle, true, timeline.capturing()};
   }
 
@@ -66,11 +76,11 @@ public:
   stream_key by_identity() const noexcept;
   /// Of a stream that an object kept with its handle, which must still live. A thread's default stream seen from
   /// another thread, and a handle that is another stream's by now, are keys by identity.
-  static inline stream_key at_end_of(detail::stream_timeline& timeline, CUstream handle) noexcept {
+  static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
     return timeline.owns_handle() ? of(timeline, handle) : at_end_of_other(timeline, handle);
   }
 
-  inline detail::stream_timeline& timeline() const noexcept { return *timeline_; }
+  inline stream_timeline& timeline() const noexcept { return *timeline_; }
 
   /// The end of a use: returns the epoch of the memory's tag. On a stream that may die this is where an event is
   /// recorded: at each of its first frees, then rarely, or always if `always`.
@@ -89,16 +99,16 @@ public:
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
 
 private:
-  static stream_key at_end_of_other(detail::stream_timeline& timeline, CUstream handle) noexcept;
-  friend class stream;
-  friend class allocation;
+  static stream_key at_end_of_other(stream_timeline& timeline, CUstream handle) noexcept;
+  friend class gpumem::stream;
+  friend class gpumem::allocation;
   friend stream_key identify(stream_ref, device);
   friend stream_key identify(stream_ref);
   friend stream_key detail::wait_without_identity(CUstream) noexcept;
-  inline stream_key(detail::stream_timeline& timeline, CUstream handle, bool has_handle, bool capturing) noexcept
+  inline stream_key(stream_timeline& timeline, CUstream handle, bool has_handle, bool capturing) noexcept
       : timeline_{&timeline}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
 
-  detail::stream_timeline* timeline_;
+  stream_timeline* timeline_;
   CUstream handle_;
   bool has_handle_;
   bool capturing_;
@@ -113,6 +123,7 @@ export stream_key identify(stream_ref handle, device where);
 
 /// The same for a stream by itself: a default handle is the current device's.
 export stream_key identify(stream_ref handle);
+} // namespace extend
 
 namespace detail {
 // The timeline of an own or adopted stream, by its handle; null for others. No driver call.

@@ -7,9 +7,11 @@ import :sync;
 
 namespace gpumem {
 
+namespace extend {
 /// A count that grows at each event recorded on a stream: what was freed in epoch e is covered by an event that carries
 /// e or more.
 export using epoch = std::uint64_t;
+} // namespace extend
 
 namespace detail {
 

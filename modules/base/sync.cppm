@@ -10,7 +10,7 @@ module;
 export module gpumem:sync;
 import :std;
 
-export namespace gpumem::sync {
+export namespace gpumem::detail::sync {
 
 /// A moment and a span of the library's clock, in nanoseconds.
 using clock = std::chrono::steady_clock;
@@ -192,4 +192,8 @@ void at_thread_exit(void (*function)() noexcept);
 /// Sleeps for about that long.
 inline void sleep_for(duration span) { std::this_thread::sleep_for(span); }
 
-} // namespace gpumem::sync
+} // namespace gpumem::detail::sync
+
+namespace gpumem {
+namespace sync = detail::sync; // for the library alone
+} // namespace gpumem

@@ -14,9 +14,11 @@ import :stream;
 
 namespace gpumem {
 
+namespace extend {
 /// An owning, erased resource over memory of any accessibility, with gpumem's services: what `make_any_memory` makes.
 /// Never empty, unless moved from.
 export using any_memory = mr::any_resource<services>;
+} // namespace extend
 
 namespace detail {
 
@@ -79,6 +81,7 @@ bool device_reaches(any_memory const& resource) noexcept;
 
 } // namespace detail
 
+namespace extend {
 /// Takes any resource into the form that containers hold. Of gpumem's own, erased or not, it is another handle; what is
 /// somebody else's is taken into a state that lives until the last of its blocks is freed, and is called with the
 /// device current that is current now. What a reference refers to must outlive all of it. Throws std::invalid_argument
@@ -102,5 +105,7 @@ export template <mr::resource R> any_memory make_any_memory(R resource) {
     return any_memory{detail::held_resource<R>{std::move(resource)}};
   }
 }
+
+} // namespace extend
 
 } // namespace gpumem

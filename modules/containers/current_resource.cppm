@@ -1,7 +1,7 @@
 // The resource of each device that is used where none is named.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:current_resource;
-import :any_pool;
+import :services;
 import :device;
 
 namespace gpumem {

@@ -4,80 +4,30 @@ module;
 #include <array>
 #include <coroutine>
 #include <optional>
-#include <span>
 #include <utility>
 export module gpumem:acquire;
+import :acquire_options;
 import :allocation;
 import :coroutine;
 import :cuda;
-import :device;
 import :error;
 import :executor;
+import :request_operation;
 import :services;
 import :std;
 import :stop_token;
 import :stream;
 import :suspension;
 import :sync;
-import :timer;
-import :waiter;
 
 namespace gpumem {
 
-/// Options of a request.
-export struct acquire_options {
-  std::size_t alignment = 256;
-  executor* resume_on = nullptr; ///< where a request that had to wait resumes; null: the library thread
-  int priority = 0;              ///< of requests that wait those of the highest priority go first
-  /// A request that has waited until then ends with outcome::deadline; the library thread looks at the clock. Memory
-  /// that is at hand at the beginning is granted whatever the deadline.
-  sync::time_point deadline = sync::time_point::max();
-};
-
-/// One of the blocks for which acquire_all asks.
-export struct block_request {
-  stream_ref stream;
-  std::size_t bytes;
-  std::size_t alignment = 256;
-};
-
 namespace detail {
+struct awaitable_request;
+} // namespace detail
 
-// A request and the resource that gets it; small and movable.
-struct request {
-  services_handle from;
-  stream_ref stream;
-  std::size_t bytes;
-  acquire_options options;
-  bool asks_for_turn = false; // see waiter::asks_for_turn
-};
-
-// The parts of a request behind the first.
-template <std::size_t N> class further_parts {
-public:
-  further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
-      : further_parts{from, what, std::make_index_sequence<N>{}} {}
-  std::span<request_part> all() noexcept { return parts_; }
-  std::optional<failure> const& wrong() const noexcept { return wrong_; }
-
-private:
-  template <std::size_t... I>
-  further_parts(services_handle from, std::array<block_request, N> const& what, std::index_sequence<I...>) noexcept
-      : parts_{part_of(from, what[I])...} {}
-  request_part part_of(services_handle from, block_request const& what) noexcept {
-    auto const key = try_identify(what.stream, from, what.bytes);
-    if (!key) wrong_ = key.error();
-    return {key ? *key : stream_key::host(), what.bytes, what.alignment};
-  }
-  std::optional<failure> wrong_;
-  std::array<request_part, N> parts_;
-};
-template <> class further_parts<0> {
-public:
-  further_parts(services_handle, std::array<block_request, 0> const&) noexcept {}
-  std::span<request_part> all() noexcept { return {}; }
-  std::optional<failure> wrong() const noexcept { return {}; }
-};
+namespace extend {
+export template <stoppable_token Token, std::size_t N> class acquire_awaitable;
 
 // The result of a request for N blocks.
 template <std::size_t N> struct acquired {
@@ -86,217 +36,14 @@ template <std::size_t N> struct acquired {
 template <> struct acquired<1> {
   using type = allocation;
 };
-template <std::size_t N> using acquired_t = acquired<N>::type;
-
-// The attempt with which a request for one block begins, before what only waiting needs is made: that took three times
-// as long as the allocation itself.
-class first_attempt {
-public:
-  first_attempt() = default;
-  first_attempt(first_attempt const&) = delete;
-  first_attempt& operator=(first_attempt const&) = delete;
-
-  // Tries at once; false if it was not tried, or if the request would have to wait and can: see refused().
-  inline bool try_now(request const& what) noexcept {
-    auto const& table = *what.from.table;
-    if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
-    granted_ =
-        table.try_allocate_behind(what.from.state, what.stream, what.bytes, what.options.alignment, &stream_, why_);
-    refused_ = !granted_ && why_.reason == outcome::exhausted && table.admit;
-    return !refused_;
-  }
-  inline bool refused() const noexcept { return refused_; }
-  // Whether it was granted and not taken.
-  inline bool holds() const noexcept { return granted_ != nullptr; }
-  inline failure const& why() const noexcept { return why_; }
-  inline allocation take(request const& what) noexcept {
-    return {what.from, *stream_, std::exchange(granted_, nullptr), what.bytes, what.options.alignment};
-  }
-
-private:
-  void* granted_ = nullptr;
-  failure why_{};
-  std::optional<stream_key> stream_;
-  bool refused_ = false;
-};
-
-// A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
-class request_operation : public waiter {
-public:
-  explicit request_operation(request const& what, std::span<request_part> more = {},
-                             std::optional<failure> const& wrong = {}) noexcept
-      : request_operation{what,
-                          what.asks_for_turn ? expected<stream_key, failure>{stream_key::host()}
-                                             : try_identify(what.stream, what.from, what.bytes),
-                          more} {
-    if (wrong) complete(unexpected<failure>{*wrong});
-  }
-
-protected:
-  ~request_operation() = default;
-
-  // Tries at once; false if the request would have to wait and can. `may_wait`: see stream_key.
-  bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
-  // Parks; false if it was answered at once. The operation may be gone when this returns true.
-  bool park() noexcept;
-  // It was decided, or it is its turn and it asks again. True: it is answered. False: it is parked again, and the
-  // operation may be gone.
-  bool answered() noexcept { return is_complete() || !park_again(); }
-  // The resource may let requests wait.
-  bool can_wait() const noexcept { return from_.table->admit != nullptr; }
-  // Takes it back from the resource; true if it was still parked.
-  bool cancel_waiter() noexcept;
-  // A stop or the deadline: answers with the reason if it was still parked. The first reason stands.
-  void cancel(outcome why) noexcept;
-  // Whether the answer is that it was stopped; that answer is then taken.
-  bool take_stopped() noexcept;
-  // The answer; throws what belongs to a failure.
-  expected<allocation, failure> take() noexcept;
-  allocation take_or_throw();
-  // The same of all parts.
-  std::optional<failure> take_into(std::span<allocation> places) noexcept;
-  void take_into_or_throw(std::span<allocation> places);
-  // Memory goes back.
-  void return_memory() noexcept;
-  // It was handed to the resource, and its answer has not been taken.
-  bool parked() const noexcept { return parked_; }
-  // A stop or the deadline has decided it: the resource knows nothing of it any more.
-  bool was_cancelled() const noexcept { return cancelled_; }
-  void end_turn() noexcept;
-  sync::time_point deadline() const noexcept { return deadline_; }
-  // The moment has passed: it is answered with that.
-  bool is_late(sync::time_point deadline) noexcept;
-
-private:
-  request_operation(request const& what, expected<stream_key, failure> const& key,
-                    std::span<request_part> more) noexcept;
-
-  expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
-  expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
-  bool park_again() noexcept;
-
-  services_handle from_;
-  sync::time_point deadline_;
-  bool parked_ = false;
-  bool cancelled_ = false; // by cancel()
-};
-
-// Waits for an answer on the calling thread.
-class blocking_operation final : public request_operation {
-public:
-  using request_operation::request_operation;
-  using request_operation::take;
-  using request_operation::take_into;
-  using request_operation::take_into_or_throw;
-  using request_operation::take_or_throw;
-  // Until it is answered.
-  void wait();
-  // Until the earlier of this and its own deadline.
-  void wait_until(sync::time_point when) noexcept;
-  // In turn with those that wait.
-  void only_now() noexcept;
-  // As `allocate` does: waits, for a bounded time, for memory that is free but still in use.
-  expected<allocation, failure> allocate() noexcept;
-
-private:
-  void on_complete() noexcept override;
-  void wait_parked(sync::time_point deadline);
-  void sleep(sync::lock& held);
-  sync::mutex mutex_;
-  sync::condition wake_;
-  bool done_ = false;
-};
-
-// Waits for an answer in a suspended coroutine. Its timer expires at its deadline.
-class suspended_operation : public request_operation, public suspension, private timer {
-public:
-  suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
-      : request_operation{what, more, wrong}, suspension{what.options.resume_on} {}
-
-protected:
-  ~suspended_operation() = default;
-
-  // Before it is parked: starts what it needs. Throws as suspension::prepare().
-  void prepare();
-  // When it returns the deadline cancels no more. No lock of a resource may be held.
-  void forget_deadline() noexcept { cancel_timer(*this); }
-
-  // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
-  // object changes, and another thread may be about to call on_complete().
-  void cancel_and_release() noexcept;
-
-private:
-  void on_complete() noexcept override { this->post(); }
-  bool conclude() noexcept override;
-  void expire() noexcept override { cancel(outcome::deadline); }
-};
-
-// The operation of a request that was not answered at once.
-template <stoppable_token Token, std::size_t N>
-class waiting_operation final : private further_parts<N - 1>, public suspended_operation {
-public:
-  waiting_operation(request const& what, std::array<block_request, N - 1> const& more, Token const& token) noexcept
-      : further_parts<N - 1>{what.from, more}, suspended_operation{what, this->all(), this->wrong()}, token_{token} {}
-  ~waiting_operation() {
-    forget_cancellers();
-    this->cancel_and_release();
-  }
-
-  using suspended_operation::continue_with;
-  using suspended_operation::next;
-  using suspended_operation::try_now;
-  void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
-
-  // False if it is answered. Deadline and callback are registered before the request is published: afterwards the frame
-  // may be resumed and gone.
-  bool begin() {
-    if (this->is_complete() || this->is_late(this->deadline())) return false;
-    this->prepare();
-    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
-    return this->park();
-  }
-
-  acquired_t<N> finish() {
-    forget_cancellers();
-    if constexpr (N == 1) {
-      return this->take_or_throw();
-    } else {
-      acquired_t<N> granted;
-      this->take_into_or_throw(granted);
-      return granted;
-    }
-  }
-
-private:
-  struct on_stop {
-    waiting_operation* operation;
-    void operator()() const noexcept { operation->cancel(outcome::stopped); }
-  };
-
-  bool end_stopped() noexcept override {
-    if (!this->take_stopped()) return false;
-    forget_cancellers();
-    return true;
-  }
-
-  void forget_cancellers() noexcept {
-    callback_.reset();
-    this->forget_deadline();
-  }
-
-  Token token_;
-  std::optional<stop_callback_t<Token, on_stop>> callback_;
-};
-
-} // namespace detail
+/// An allocation, or an array of N.
+export template <std::size_t N> using acquired_t = acquired<N>::type;
 
 /// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
 /// request; if memory was granted and the coroutine not resumed, the memory goes back. Destroy it where nothing resumes
 /// it meanwhile: on its executor's thread, or while the executor does not run.
 export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
 public:
-  acquire_operation(detail::request const& what, std::array<block_request, N - 1> const& more, Token token) noexcept
-      : what_{what}, more_{more}, token_{std::move(token)} {}
   acquire_operation(acquire_operation const&) = delete;
   acquire_operation& operator=(acquire_operation const&) = delete;
   ~acquire_operation() {
@@ -323,7 +70,7 @@ public:
     }
   }
 
-  detail::acquired_t<N> await_resume() {
+  acquired_t<N> await_resume() {
     if constexpr (N == 1) {
       if (first_.holds()) return first_.take(what_);
       if (!waiting_) detail::throw_failure_of(what_.from, what_.stream.get(), first_.why());
@@ -332,6 +79,10 @@ public:
   }
 
 private:
+  friend class acquire_awaitable<Token, N>;
+  acquire_operation(detail::request const& what, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : what_{what}, more_{more}, token_{std::move(token)} {}
+
   detail::request what_;
   [[no_unique_address]] std::array<block_request, N - 1> more_;
   [[no_unique_address]] Token token_;
@@ -349,10 +100,7 @@ private:
 export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
   /// An allocation, or an array of N.
-  using value_type = detail::acquired_t<N>;
-
-  acquire_awaitable(detail::request what, std::array<block_request, N - 1> const& more, Token token) noexcept
-      : what_{what}, more_{more}, token_{std::move(token)} {}
+  using value_type = acquired_t<N>;
 
   acquire_operation<Token, N> operator co_await() const noexcept { return {what_, more_, token_}; }
 
@@ -390,6 +138,10 @@ public:
   }
 
 private:
+  friend struct detail::awaitable_request;
+  acquire_awaitable(detail::request what, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : what_{what}, more_{more}, token_{std::move(token)} {}
+
   template <class Answer> expected<value_type, failure> answered(Answer answer) const noexcept {
     detail::further_parts<N - 1> parts{what_.from, more_};
     detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
@@ -407,12 +159,23 @@ private:
   [[no_unique_address]] std::array<block_request, N - 1> more_;
   Token token_;
 };
+} // namespace extend
 
 namespace detail {
+// Makes awaitables of requests.
+struct awaitable_request {
+  template <class Token, std::size_t N = 1>
+  static acquire_awaitable<Token, N> of(request const& what, std::array<block_request, N - 1> const& more,
+                                        Token token) noexcept {
+    return {what, more, std::move(token)};
+  }
+};
+
 // Waits until the resource could grant a request for `bytes`, and gets no memory. If the resource does not let requests
 // wait, it is over at once.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
-  return {request{services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {}};
+  return awaitable_request::of<never_stop_token>(
+      {services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {});
 }
 } // namespace detail
 
@@ -421,7 +184,7 @@ template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, 
 export template <class R, stoppable_token Token = never_stop_token>
 acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t bytes, acquire_options options = {},
                                  Token token = {}) noexcept {
-  return {detail::request{services_of(resource), stream, bytes, options}, {}, std::move(token)};
+  return detail::awaitable_request::of<Token>({services_of(resource), stream, bytes, options}, {}, std::move(token));
 }
 
 /// Asks for several blocks at once, each for a stream of its own: `acquire_all(pool, {{a, bytes}, {b, other}})`. All
@@ -435,8 +198,8 @@ acquire_awaitable<Token, N> acquire_all(R& resource, block_request const (&block
   auto const further = [&]<std::size_t... I>(std::index_sequence<I...>) {
     return std::array<block_request, N - 1>{blocks[I + 1]...};
   }(std::make_index_sequence<N - 1>{});
-  return {detail::request{services_of(resource), blocks[0].stream, blocks[0].bytes, options}, further,
-          std::move(token)};
+  return detail::awaitable_request::of<Token, N>({services_of(resource), blocks[0].stream, blocks[0].bytes, options},
+                                                 further, std::move(token));
 }
 
 } // namespace gpumem

@@ -10,6 +10,7 @@ namespace detail {
 class executor_thread;
 }
 
+namespace extend {
 /// One thing to run, in place in the operation that waits: posting allocates nothing.
 export class work_item {
 public:
@@ -40,6 +41,7 @@ private:
   work_item* first_ = nullptr;
   work_item* last_ = nullptr;
 };
+} // namespace extend
 
 /// Runs work items. An executor of the user's derives from it; it must outlive what is posted to it. What is posted
 /// last may run, and its owner destroy the executor, before the posting thread has left post(): thread_executor,

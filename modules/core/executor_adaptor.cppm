@@ -68,16 +68,29 @@ public:
 
 } // namespace detail
 
+namespace extend {
+export class executor_job;
+} // namespace extend
+export template <class Post>
+  requires std::invocable<Post&, executor_job>
+class executor_adaptor;
+
+namespace extend {
 /// One job: runs what was posted first and not taken back; nothing if that was all. Copyable; runs on any thread, once
 /// a copy, and may outlive the executor.
 export class executor_job {
 public:
-  explicit executor_job(std::shared_ptr<detail::adapted_queue> from) noexcept : from_{std::move(from)} {}
   void operator()() const noexcept { from_->run_one(); }
 
 private:
+  template <class Post>
+    requires std::invocable<Post&, executor_job>
+  friend class gpumem::executor_adaptor;
+  explicit executor_job(std::shared_ptr<detail::adapted_queue> from) noexcept : from_{std::move(from)} {}
+
   std::shared_ptr<detail::adapted_queue> from_;
 };
+} // namespace extend
 
 /// Makes an executor of a function that hands a executor_job to a job system:
 /// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. The function is called from any

@@ -7,7 +7,7 @@ export module gpumem:holder;
 import :std;
 import :sync;
 
-namespace gpumem {
+namespace gpumem::extend {
 
 /// Holds memory of one resource, and may wait for more of it: the base of a scope's state. Of two holders of the same
 /// priority the one made earlier is older; its requests go first. Any thread.
@@ -103,4 +103,4 @@ private:
   std::size_t marked_ = 0;
 };
 
-} // namespace gpumem
+} // namespace gpumem::extend

@@ -54,7 +54,9 @@ using misuse_handler = void (*)(misuse const&) noexcept;
 /// Sets the process's handler and returns the one before; null: the default, which prints and aborts. Any thread.
 misuse_handler set_misuse_handler(misuse_handler handler) noexcept;
 
+namespace extend {
 /// Hands a misuse to the handler.
 void report_misuse(misuse const& what) noexcept;
+} // namespace extend
 
 } // namespace gpumem

@@ -30,6 +30,7 @@ template <class Self> struct services_property {
 
 } // namespace detail
 
+namespace extend {
 /// Base of every gpumem resource: `Self` has `State& state() const noexcept` and compares equal; `State` is a
 /// resource_state. Gives CCCL's concept, the forms that do not throw, the awaitable, the properties and the services.
 ///
@@ -143,5 +144,7 @@ private:
   Self& self() noexcept { return static_cast<Self&>(*this); }
   State& state() const noexcept { return static_cast<Self const&>(*this).state(); }
 };
+
+} // namespace extend
 
 } // namespace gpumem

@@ -17,14 +17,25 @@ namespace gpumem {
 
 export {
   using gpumem::statistics;
-  using gpumem::holder_event;
-  using gpumem::services;
-  using gpumem::services_handle;
-  using gpumem::services_table;
+
+  /// An owning, erased, device-accessible resource with gpumem's services; `acquire`, `trim` and `statistics_of` work
+  /// on it and on what is narrowed from it. Never empty, unless moved from; copying it may allocate on the host. A unit
+  /// that includes CCCL's headers, imports gpumem and asks for a property with try_get_property includes
+  /// <gpumem/services.hpp>.
+  using gpumem::any_pool;
+
+  /// The same without ownership: 16 bytes; what it refers to must outlive it.
+  using gpumem::pool_ref;
 }
-using gpumem::any_pool; // exported by its own partition
-using gpumem::find_services;
-using gpumem::pool_ref;
+
+namespace extend {
+export {
+  using gpumem::extend::holder_event;
+  using gpumem::extend::services;
+  using gpumem::extend::services_handle;
+  using gpumem::extend::services_table;
+}
+using gpumem::extend::find_services;
 
 /// What an author of a resource writes: two functions and a device, over whatever state. `where` gives a device, or an
 /// empty std::optional of one where the memory is of no device: streams are then identified by the current one.
@@ -61,6 +72,7 @@ export template <class S>
 concept reporting_state = resource_state<S> && requires(S& s) {
   { s.read_statistics() } -> std::same_as<statistics>;
 };
+} // namespace extend
 
 namespace detail {
 
@@ -229,6 +241,7 @@ template <class R> inline services_table const external_table_of = make_external
 
 } // namespace detail
 
+namespace extend {
 /// The services of any resource: of a gpumem resource its own, of an erased one those that it carries for the type it
 /// holds, of any other a plain form over its public functions. The handle keeps nothing alive.
 export template <class R> services_handle services_of(R& resource) noexcept {
@@ -242,6 +255,7 @@ export template <class R> services_handle services_of(R& resource) noexcept {
   }
   return {&detail::external_table_of<R>, std::addressof(resource)};
 }
+} // namespace extend
 
 /// Gives unused memory beyond `keep` reserved bytes back to upstream; returns the bytes given back. No stream order is
 /// waited for. Any thread.

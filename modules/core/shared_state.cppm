@@ -6,7 +6,7 @@ export module gpumem:shared_state;
 import :std;
 import :sync;
 
-namespace gpumem {
+namespace gpumem::extend {
 
 /// Base of a shared state: counts handles in one place and live blocks in slots by thread, since a counter that all
 /// threads share costs hundreds of nanoseconds. Once the last handle is gone the slots are folded into one count, and
@@ -69,4 +69,4 @@ private:
   State* state_;
 };
 
-} // namespace gpumem
+} // namespace gpumem::extend

@@ -22,6 +22,7 @@ struct stop_probe {
 };
 } // namespace detail
 
+namespace extend {
 /// The callback type of a token: constructed with (token, function), calls the function at a stop request, from the
 /// requesting thread or at once; its destructor waits for a call in progress on another thread.
 export template <class Token, class Function>
@@ -44,6 +45,7 @@ export struct never_stop_token {
   static constexpr bool stop_possible() noexcept { return false; }
   friend bool operator==(never_stop_token, never_stop_token) noexcept = default;
 };
+} // namespace extend
 
 static_assert(stoppable_token<never_stop_token> && stoppable_token<std::stop_token>);
 

@@ -7,6 +7,7 @@ import :sync;
 namespace gpumem::detail {
 
 export class timer;
+export class timer_heap;
 export void start_timer(timer& item, sync::time_point when);
 export void cancel_timer(timer& item) noexcept;
 export bool try_cancel_timer(timer& item) noexcept;

@@ -11,7 +11,7 @@ import :std;
 import :stream;
 import :sync;
 
-namespace gpumem {
+namespace gpumem::extend {
 
 export class waiter;
 
@@ -299,4 +299,4 @@ private:
   std::size_t waiting_bytes_ = 0;
 };
 
-} // namespace gpumem
+} // namespace gpumem::extend

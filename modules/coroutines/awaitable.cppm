@@ -8,6 +8,7 @@ import :std;
 
 namespace gpumem {
 
+namespace extend {
 /// An operation of one coroutine: what `co_await` suspends on.
 export template <class T>
 concept awaiter = requires(T& operation, std::coroutine_handle<> continuation) {
@@ -15,6 +16,7 @@ concept awaiter = requires(T& operation, std::coroutine_handle<> continuation) {
   operation.await_suspend(continuation);
   operation.await_resume();
 };
+} // namespace extend
 
 namespace detail {
 
@@ -36,6 +38,7 @@ template <class A> decltype(auto) awaiter_of(A&& a) {
 
 } // namespace detail
 
+namespace extend {
 /// What any coroutine can await, by `operator co_await` as a member or a free function, or by being an operation
 /// itself.
 export template <class T>
@@ -45,5 +48,12 @@ concept awaitable = requires(T&& t) {
 
 /// What `co_await` gives for it.
 export template <awaitable T> using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
+
+/// The same by value where it is an rvalue: what may be kept once the awaiter is gone.
+export template <awaitable T>
+using await_value_t = std::conditional_t<std::is_rvalue_reference_v<await_result_t<T>>,
+                                         std::remove_cvref_t<await_result_t<T>>, await_result_t<T>>;
+
+} // namespace extend
 
 } // namespace gpumem

@@ -85,12 +85,17 @@ private:
 
 } // namespace detail
 
+namespace detail {
+struct awaitable_completion;
+} // namespace detail
+
+namespace extend {
+export template <stoppable_token Token> class completion_awaitable;
+
 /// The operation of a completion_awaitable in one coroutine: address-stable. Destroying it while it waits forgets the
 /// wait; destroy it where nothing resumes it meanwhile: on its executor's thread, or while the executor does not run.
 export template <stoppable_token Token> class completion_operation final : public detail::completion_wait {
 public:
-  completion_operation(detail::completion_target const& target, completion_options const& options, Token token) noexcept
-      : detail::completion_wait{target, options}, token_{std::move(token)} {}
   ~completion_operation() {
     callback_.reset();
     this->cancel_and_release();
@@ -118,6 +123,10 @@ public:
   }
 
 private:
+  friend class completion_awaitable<Token>;
+  completion_operation(detail::completion_target const& target, completion_options const& options, Token token) noexcept
+      : detail::completion_wait{target, options}, token_{std::move(token)} {}
+
   struct on_stop {
     completion_operation* operation;
     void operator()() const noexcept { operation->stop(); }
@@ -151,24 +160,36 @@ private:
 /// promise has unhandled_stopped() is not resumed after a stop: what that gives is.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] completion_awaitable {
 public:
-  completion_awaitable(detail::completion_target const& target, completion_options const& options, Token token) noexcept
-      : target_{target}, options_{options}, token_{std::move(token)} {}
-
   completion_operation<Token> operator co_await() const noexcept { return {target_, options_, token_}; }
 
   /// Waits on the calling thread, in the driver; throws like co_await. Neither stop nor options are looked at.
   void wait() const { target_.wait(); }
 
 private:
+  friend struct detail::awaitable_completion;
+  completion_awaitable(detail::completion_target const& target, completion_options const& options, Token token) noexcept
+      : target_{target}, options_{options}, token_{std::move(token)} {}
+
   detail::completion_target target_;
   completion_options options_;
   Token token_;
 };
+} // namespace extend
+
+namespace detail {
+// Makes awaitables of what is to complete.
+struct awaitable_completion {
+  template <class Target, class Token>
+  static completion_awaitable<Token> of(Target const& target, completion_options const& options, Token token) noexcept {
+    return {completion_target{target}, options, std::move(token)};
+  }
+};
+} // namespace detail
 
 /// A wait for all work that the stream has been given when it is awaited. The stream must live until then. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(stream_ref stream, completion_options options = {}, Token token = {}) noexcept {
-  return {detail::completion_target{stream}, options, std::move(token)};
+  return detail::awaitable_completion::of(stream, options, std::move(token));
 }
 
 /// A wait for what the event captured before it is awaited; nothing if it was never recorded. The event must neither
@@ -176,7 +197,7 @@ completion_awaitable<Token> completion(stream_ref stream, completion_options opt
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(event const& happened, completion_options options = {},
                                        Token token = {}) noexcept {
-  return {detail::completion_target{happened}, options, std::move(token)};
+  return detail::awaitable_completion::of(happened, options, std::move(token));
 }
 
 } // namespace gpumem

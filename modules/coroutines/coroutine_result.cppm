@@ -33,12 +33,9 @@ public:
   void take() noexcept {}
 };
 
-// What can be stored of what an await gives: an expiring value as a value.
-template <class R> using kept_t = std::conditional_t<std::is_rvalue_reference_v<R>, std::remove_cvref_t<R>, R>;
-
-// The same as a member of a tuple or a vector.
+// A result as a member of a tuple or a vector.
 template <class R> struct element {
-  using type = kept_t<R>;
+  using type = R;
 };
 template <class R> struct element<R&> {
   using type = std::reference_wrapper<R>;

@@ -84,8 +84,11 @@ private:
 
 namespace gpumem {
 
+namespace detail {
 /// How often the thread that waits for a device has looked for something to ask, in this process. Stands still while no
 /// wait for that device is armed. Throws std::bad_alloc. Any thread.
 export std::uint64_t completion_rounds(device where);
+
+} // namespace detail
 
 } // namespace gpumem

@@ -36,7 +36,7 @@ private:
 /// Awaits on the calling thread: starts it here, and blocks until it is over, wherever it resumes meanwhile. Gives its
 /// result (a reference if it gives one, an expiring value as a value), or throws what it threw. It runs no executor: on
 /// a thread that the awaited work needs to resume on, it never returns.
-export template <awaitable A> detail::kept_t<await_result_t<A>> sync_wait(A&& what) {
+export template <awaitable A> await_value_t<A> sync_wait(A&& what) {
   detail::sync_signal signal;
   auto run = detail::make_child<A&&>(static_cast<A&&>(what));
   run.start(signal);

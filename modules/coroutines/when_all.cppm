@@ -88,6 +88,7 @@ private:
 
 } // namespace detail
 
+namespace extend {
 /// What when_all gives: awaited once; movable until then.
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
@@ -117,18 +118,19 @@ public:
 private:
   All all_;
 };
+} // namespace extend
 
 /// Awaits all of them: starts each in order on the calling thread, and resumes where the last of them ends. Gives a
 /// tuple: std::monostate for nothing, std::reference_wrapper for a reference. If some throw, the exception that came
 /// first is thrown, after all have finished. Keeps its arguments; throws std::bad_alloc.
 export template <awaitable... A> auto when_all(A... all) {
-  using tuple = detail::all_of_tuple<detail::kept_t<await_result_t<A>>...>;
+  using tuple = detail::all_of_tuple<await_value_t<A>...>;
   return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(all))...}};
 }
 
 /// The same for any number of one type; gives a vector in the order of the arguments, or nothing for nothing.
 export template <awaitable A> auto when_all(std::vector<A> all) {
-  using result = detail::kept_t<await_result_t<A>>;
+  using result = await_value_t<A>;
   std::vector<detail::when_all_child<result>> when_all_child;
   when_all_child.reserve(all.size());
   for (auto& one : all) when_all_child.push_back(detail::make_child<A>(std::move(one)));

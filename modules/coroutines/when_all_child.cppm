@@ -64,7 +64,7 @@ private:
 };
 
 // Awaits what it is given: a reference, or a value that it keeps in its frame.
-template <class A> when_all_child<kept_t<await_result_t<A>>> make_child(A what) {
+template <class A> when_all_child<await_value_t<A>> make_child(A what) {
   co_return co_await static_cast<A&&>(what);
 }
 

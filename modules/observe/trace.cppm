@@ -9,7 +9,7 @@ module;
 export module gpumem:trace;
 import :std;
 
-namespace gpumem {
+namespace gpumem::extend {
 
 /// What a row of a trace tells of.
 export enum class trace_action : std::uint8_t { allocate, free, allocate_failure };
@@ -102,4 +102,4 @@ private:
   std::ostream* output_;
 };
 
-} // namespace gpumem
+} // namespace gpumem::extend

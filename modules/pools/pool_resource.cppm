@@ -10,7 +10,7 @@ module;
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_resource;
-import :chunk_list;
+import :block_info;
 import :cuda;
 import :cuda_resource;
 import :device;
@@ -20,7 +20,9 @@ import :hardening;
 import :holder;
 import :misuse;
 import :pool_engine;
-import :pressure;
+import :pool_options;
+import :pool_upstream;
+import :pressure_call;
 import :resource;
 import :services;
 import :shared_state;
@@ -155,7 +157,6 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 export class [[nodiscard]] pressure_callback {
 public:
   pressure_callback() noexcept = default;
-  pressure_callback(detail::pool_state& pool, executor& where, detail::pressure_call::function free_some);
   pressure_callback(pressure_callback&& other) noexcept = default;
   pressure_callback& operator=(pressure_callback&& other) noexcept {
     pressure_callback{std::move(other)}.swap(*this);
@@ -164,6 +165,8 @@ public:
   ~pressure_callback();
 
 private:
+  template <mr::resource Upstream> friend class pool_resource;
+  pressure_callback(detail::pool_state& pool, executor& where, detail::pressure_call::function free_some);
   void swap(pressure_callback& other) noexcept {
     std::swap(pool_, other.pool_);
     std::swap(call_, other.call_);

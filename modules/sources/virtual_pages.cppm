@@ -15,6 +15,7 @@ import :std;
 
 namespace gpumem {
 
+namespace extend {
 /// A run of addresses: how far from the first address of its source, and how long. Bytes.
 export struct page_extent {
   std::size_t offset = 0;
@@ -58,6 +59,7 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
   { source.unmap(n, n) } noexcept -> std::same_as<bool>;
   { source.alias(n, n) } noexcept -> std::same_as<expected<page_extent, failure>>;
 };
+} // namespace extend
 
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
@@ -82,6 +84,7 @@ export inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
 export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 } // namespace detail
 
+namespace extend {
 /// Virtual memory of one device, as a page source. Addresses are reserved at construction and never move; they cost no
 /// memory. On an H200 a page took some 27 µs to make, 33 µs to move and 21 µs to give back, whatever its size; so pages
 /// grow with what is mapped, next_page_size(), unless the owner knows better.
@@ -215,6 +218,7 @@ private:
   page_map pages_;
   unreleased_map unreleased_; // what the driver has not let go yet
 };
+} // namespace extend
 
 static_assert(page_source<virtual_pages>);
 

@@ -209,9 +209,9 @@ void throw_if_child() {
 }
 } // namespace detail
 
-bool driver_available() noexcept { return !detail::forked() && detail::the_loader().error.empty(); }
+bool driver_api::driver_available() noexcept { return !detail::forked() && detail::the_loader().error.empty(); }
 
-std::uint64_t driver_calls() noexcept {
+std::uint64_t driver_api::driver_calls() noexcept {
   std::uint64_t sum = 0;
   for (auto* block = detail::all_counters.load(std::memory_order_acquire); block; block = block->next) {
     for (auto const& counter : block->calls) sum += counter.load(std::memory_order_relaxed);
@@ -219,7 +219,7 @@ std::uint64_t driver_calls() noexcept {
   return sum;
 }
 
-std::uint64_t driver_calls(std::string_view name) noexcept {
+std::uint64_t driver_api::driver_calls(std::string_view name) noexcept {
   std::uint64_t sum = 0;
   for (unsigned i = 0; i < detail::function_count; ++i) {
     if (detail::driver_function_names[i] != name) continue;
@@ -230,11 +230,11 @@ std::uint64_t driver_calls(std::string_view name) noexcept {
   return sum;
 }
 
-void check(CUresult result, char const* what) {
+void driver_api::check(CUresult result, char const* what) {
   if (result != CUDA_SUCCESS) throw_cuda_error(result, what);
 }
 
-void throw_cuda_error(CUresult result, char const* what) {
+void driver_api::throw_cuda_error(CUresult result, char const* what) {
   auto const text = detail::text_of(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::error_of_child{*made, text};
@@ -245,7 +245,7 @@ void throw_cuda_error(CUresult result, char const* what) {
   throw cuda_error{static_cast<cudaError_t>(status), text.c_str()};
 }
 
-bool is_sticky(CUresult error) noexcept {
+bool driver_api::is_sticky(CUresult error) noexcept {
   switch (error) {
   case CUDA_ERROR_DEINITIALIZED:
   case CUDA_ERROR_ECC_UNCORRECTABLE:

@@ -62,7 +62,7 @@ out_of_memory::out_of_memory(outcome what, out_of_memory_info const& info)
 
 acquire_error::acquire_error(failure const& why) : std::runtime_error{refusal_text(why)}, why_{why} {}
 
-void throw_failure(failure const& why, out_of_memory_info const& info) {
+void extend::throw_failure(failure const& why, out_of_memory_info const& info) {
   switch (why.reason) {
   case outcome::exhausted:
   case outcome::too_large: {

@@ -133,7 +133,7 @@ bool detail::is_capturing(CUstream handle) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-stream_key identify(stream_ref stream, device where) {
+stream_key extend::identify(stream_ref stream, device where) {
   auto const handle = resolve_default(stream.get());
   if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
   auto& timeline = foreign_timeline_of(handle, where);
@@ -143,7 +143,7 @@ stream_key identify(stream_ref stream, device where) {
   return {timeline, handle, true, capturing};
 }
 
-stream_key identify(stream_ref stream) {
+stream_key extend::identify(stream_ref stream) {
   auto const handle = stream.get();
   if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
   return identify(stream, device::current());

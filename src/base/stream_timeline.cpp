@@ -1,6 +1,8 @@
 // Epochs, events and clocks of a stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>

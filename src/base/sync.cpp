@@ -19,7 +19,7 @@ module gpumem:sync.impl;
 import :sync;
 import :fork;
 
-namespace gpumem::sync {
+namespace gpumem::detail::sync {
 namespace {
 
 inline void pause() noexcept {
@@ -137,4 +137,4 @@ unsigned detail::take_index() noexcept {
   return own_index;
 }
 
-} // namespace gpumem::sync
+} // namespace gpumem::detail::sync

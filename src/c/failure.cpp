@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "failure.hpp"
 
+#include <cuda.h>
+
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -41,7 +43,7 @@ gpumem_outcome keep(outcome what, char const* text) noexcept {
 outcome outcome_of_driver(int code) noexcept {
   auto const result = static_cast<CUresult>(code);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) return outcome::exhausted;
-  return is_sticky(result) ? outcome::device_lost : outcome::driver_error;
+  return driver_api::is_sticky(result) ? outcome::device_lost : outcome::driver_error;
 }
 
 // What a hardened pool finds overwritten is no failure of the call that finds it.

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool.hpp"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -148,7 +150,7 @@ gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) noexc
   constexpr std::uint64_t longest = 3'600'000'000'000; // an hour, which any clock can be set forward by
   return outcome_of([&] {
     if (pool->resource.synchronize(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
-    gpumem::throw_failure({gpumem::outcome::deadline, 0, 0});
+    gpumem::extend::throw_failure({gpumem::outcome::deadline, 0, 0});
   });
 }
 

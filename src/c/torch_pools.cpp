@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_pools.hpp"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -50,7 +52,7 @@ std::size_t share(double fraction, std::size_t total) {
 void wait_for(int device, void* stream) {
   gpumem::device const where{device};
   device_guard const scope{where};
-  check(identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(), "cuStreamSynchronize");
+  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(), "cuStreamSynchronize");
 }
 
 /// Frees once the streams have done everything: the way out where no event can be recorded on them.
@@ -136,7 +138,7 @@ void* torch_pools::allocate(std::size_t bytes, int device, void* stream) {
 
 // PyTorch frees in destructors: there is nobody to tell.
 void torch_pools::free(void* pointer, std::size_t bytes, int device, void* stream) noexcept {
-  if (!pointer || !driver_alive()) return;
+  if (!pointer || !driver_api::driver_alive()) return;
   auto* const on = named(stream);
   auto outcome = GPUMEM_INVALID_ARGUMENT;
   auto const tried = outcome_of([&] {

@@ -10,7 +10,6 @@ module;
 #include <utility>
 module gpumem:current_resource.impl;
 import :current_resource;
-import :any_pool;
 import :cuda;
 import :cuda_resource;
 import :device;

@@ -81,6 +81,6 @@ misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
   return current_handler.exchange(handler ? handler : print_and_abort);
 }
 
-void report_misuse(misuse const& what) noexcept { current_handler.load()(what); }
+void extend::report_misuse(misuse const& what) noexcept { current_handler.load()(what); }
 
 } // namespace gpumem

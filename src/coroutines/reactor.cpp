@@ -255,6 +255,6 @@ void reactor::sleep(sync::lock& held) {
 
 } // namespace gpumem::detail
 
-std::uint64_t gpumem::completion_rounds(device where) {
+std::uint64_t gpumem::detail::completion_rounds(device where) {
   return detail::forked() ? 0 : detail::reactor::of(where).rounds();
 }

@@ -151,7 +151,7 @@ trace_error::trace_error(std::string file, std::size_t line, std::string reason)
     : std::runtime_error(detail::trace_place(file, line) + ": " + reason), file_(std::move(file)), line_(line),
       reason_(std::move(reason)) {}
 
-trace_row format_row(const trace_record& record) noexcept {
+trace_row extend::format_row(const trace_record& record) noexcept {
   trace_row row;
   char* const begin = row.text_.data();
   detail::trace_cursor out{begin, begin + row.text_.size()};

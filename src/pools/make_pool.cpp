@@ -6,6 +6,7 @@ module;
 module gpumem:make_pool.impl;
 import :cuda_resource;
 import :device;
+import :pool_options;
 import :pool_resource;
 
 namespace gpumem {

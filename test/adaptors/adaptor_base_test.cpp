@@ -14,9 +14,9 @@ import gpumem;
 namespace {
 
 /// Room for one block at a time: further requests wait. Trims, keeps statistics, finds, takes frees without size.
-class narrow_state : public gpumem::shared_state {
+class narrow_state : public gpumem::extend::shared_state {
 public:
-  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const&, std::size_t bytes,
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const&, std::size_t bytes,
                                                         std::size_t) noexcept {
     std::scoped_lock const held{mutex_};
     if (taken_) return gpumem::unexpected<gpumem::failure>{gpumem::failure{gpumem::outcome::exhausted, 0, bytes}};
@@ -24,9 +24,9 @@ public:
     add_live();
     return room_;
   }
-  void deallocate(gpumem::stream_key const&, void*, std::size_t, std::size_t) noexcept {
+  void deallocate(gpumem::extend::stream_key const&, void*, std::size_t, std::size_t) noexcept {
     if (on_free) on_free();
-    gpumem::waiter* next = nullptr;
+    gpumem::extend::waiter* next = nullptr;
     {
       std::scoped_lock const held{mutex_};
       next = waiting_.first();
@@ -40,11 +40,11 @@ public:
     }
   }
   gpumem::device where() noexcept { return gpumem::device{0}; }
-  bool admit(gpumem::waiter& item) noexcept {
+  bool admit(gpumem::extend::waiter& item) noexcept {
     std::scoped_lock const held{mutex_};
     return waiting_.park(item);
   }
-  bool cancel_waiter(gpumem::waiter& item) noexcept {
+  bool cancel_waiter(gpumem::extend::waiter& item) noexcept {
     std::scoped_lock const held{mutex_};
     return waiting_.remove(item);
   }
@@ -61,7 +61,7 @@ public:
 private:
   ~narrow_state() override = default;
   std::mutex mutex_;
-  gpumem::waiter_list waiting_;
+  gpumem::extend::waiter_list waiting_;
   std::size_t taken_ = 0;
   alignas(256) std::byte room_[256];
 };
@@ -77,8 +77,9 @@ struct found_maybe {
   explicit operator bool() const { return block.base != nullptr; }
 };
 
-class narrow_resource : public gpumem::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible> {
-  using base = gpumem::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible>;
+class narrow_resource
+    : public gpumem::extend::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible> {
+  using base = gpumem::extend::resource_base<narrow_resource, narrow_state, gpumem::mr::device_accessible>;
 
 public:
   narrow_resource() : state_{new narrow_state} {}
@@ -95,7 +96,7 @@ public:
 private:
   friend base;
   narrow_state& state() const noexcept { return *state_; }
-  gpumem::state_ptr<narrow_state> state_;
+  gpumem::extend::state_ptr<narrow_state> state_;
 };
 
 class adaptor_base : public simulated {
@@ -109,11 +110,11 @@ template <class Adaptor> void expect_counts_at_the_grant(Adaptor subject, gpumem
   gpumem::inline_executor here;
   bool resumed = false;
   {
-    auto const late = subject.acquire(stream, 50, {.resume_on = &here}).wait_until(gpumem::sync::now());
+    auto const late = subject.acquire(stream, 50, {.resume_on = &here}).wait_until(gpumem::detail::sync::now());
     EXPECT_EQ(late.error().reason, gpumem::outcome::deadline);
   }
   EXPECT_EQ(subject.counters().bytes.total, 100) << "what was never granted is counted";
-  gpumem::sync::thread waiting{[&] {
+  gpumem::detail::sync::thread waiting{[&] {
     auto second = subject.acquire(stream, 50).wait();
     resumed = true;
     EXPECT_EQ(subject.counters().bytes.value, 50);
@@ -133,7 +134,8 @@ TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant) {
 }
 TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant_through_two_adaptors) {
   expect_counts_at_the_grant(
-      gpumem::statistics_adaptor{gpumem::logging_adaptor{narrow_resource{}, gpumem::log_sink{"/dev/null"}}}, stream_);
+      gpumem::statistics_adaptor{gpumem::logging_adaptor{narrow_resource{}, gpumem::extend::log_sink{"/dev/null"}}},
+      stream_);
 }
 TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant_over_an_erased_upstream) {
   expect_counts_at_the_grant(gpumem::statistics_adaptor{gpumem::any_pool{narrow_resource{}}}, stream_);
@@ -155,7 +157,7 @@ TEST_F(adaptor_base, free_is_counted_before_the_upstream_frees) {
 }
 
 TEST_F(adaptor_base, adaptor_forwards_what_its_upstream_can_do) {
-  gpumem::statistics_adaptor subject{gpumem::logging_adaptor{narrow_resource{}, gpumem::log_sink{"/dev/null"}}};
+  gpumem::statistics_adaptor subject{gpumem::logging_adaptor{narrow_resource{}, gpumem::extend::log_sink{"/dev/null"}}};
   EXPECT_EQ(subject.trim(1), 999u);
   EXPECT_EQ(gpumem::trim(subject, 1), 999u);
   void* const p = subject.allocate(stream_, 77);

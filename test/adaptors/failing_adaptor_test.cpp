@@ -229,7 +229,7 @@ TEST_F(failing_adaptor_test, every_request_of_a_program_can_be_refused_once) {
 TEST_F(failing_adaptor_test, requests_are_numbered_across_threads) {
   failing_adaptor subject{pool_resource{device}, {.every = 4}};
   std::atomic<int> refused{0};
-  std::vector<gpumem::sync::thread> threads;
+  std::vector<gpumem::detail::sync::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       for (int n = 0; n < 100; ++n) {

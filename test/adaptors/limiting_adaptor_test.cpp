@@ -88,7 +88,7 @@ TEST_F(limiting_adaptor_test, request_waits_through_an_erased_handle) {
 TEST_F(limiting_adaptor_test, thread_waits_for_memory_that_another_thread_frees) {
   limiting_adaptor subject{gpumem::cuda_resource{}, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
-  gpumem::sync::thread waiting{[&] { EXPECT_EQ(subject.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
+  gpumem::detail::sync::thread waiting{[&] { EXPECT_EQ(subject.acquire(b, 60 * MiB).wait().bytes(), 60 * MiB); }};
   while (subject.statistics().waiting == 0) std::this_thread::yield();
   block.reset();
   waiting.join();

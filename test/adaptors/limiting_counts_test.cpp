@@ -36,7 +36,7 @@ protected:
     };
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::identify(a, device).timeline().poll(); // events come back
+      gpumem::extend::identify(a, device).timeline().poll(); // events come back
       auto block = subject.acquire(a, 60 * MiB).wait();
       auto const running = test::start(body());
       block.reset();
@@ -74,9 +74,9 @@ TEST_F(limiting_counts, free_makes_no_driver_call_on_another_stream) {
   limiting_adaptor subject{gpumem::pool_resource{device}, {.limit = 100 * MiB}};
   auto block = subject.acquire(a, 60 * MiB).wait();
   request second{*this, subject, b, 60 * MiB};
-  auto const calls = gpumem::driver_calls();
+  auto const calls = gpumem::driver_api::driver_calls();
   block.reset();
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   run_all();
   EXPECT_EQ(second.ended(), gpumem::outcome::granted);
 }

@@ -80,9 +80,9 @@ TEST_F(limiting_ends, destroyed_request_passes_its_turn_on) {
 
 TEST_F(limiting_ends, request_ends_at_its_deadline) {
   auto block = subject.acquire(a, 60 * MiB).wait();
-  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
   EXPECT_EQ(subject.acquire(b, 60 * MiB).wait_until(soon).error().reason, outcome::deadline);
-  EXPECT_GE(gpumem::sync::now(), soon);
+  EXPECT_GE(gpumem::detail::sync::now(), soon);
   EXPECT_TRUE(subject.acquire(b, 30 * MiB).try_now()) << "something still waits";
 }
 
@@ -134,7 +134,7 @@ TEST_F(limiting_ends, request_on_a_capturing_stream_ends_at_once) {
   block.reset();
   run_all();
   EXPECT_EQ(parked.ended(), outcome::capture_unsupported);
-  gpumem::driver().graph_destroy(b.end_capture());
+  gpumem::driver_api::driver().graph_destroy(b.end_capture());
   EXPECT_TRUE(source.acquire(b, 100 * MiB).try_now());
 }
 

@@ -107,7 +107,7 @@ TEST_F(limiting_passage, operation_destroyed_in_its_turn_returns_its_bytes) {
 }
 
 TEST_F(limiting_passage, deadline_ends_the_wait_upstream) {
-  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
   EXPECT_EQ(subject.acquire(b, 30 * MiB).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_EQ(subject.in_use(), 40 * MiB);
 }
@@ -162,7 +162,7 @@ TEST_F(limiting_passage, capturing_stream_ends_the_wait_upstream) {
   run_all();
   EXPECT_EQ(first.ended(), outcome::capture_unsupported);
   EXPECT_EQ(subject.in_use(), 0u);
-  gpumem::driver().graph_destroy(b.end_capture());
+  gpumem::driver_api::driver().graph_destroy(b.end_capture());
 }
 
 TEST_F(limiting_passage, closed_adaptor_lets_waits_upstream_go_on) {

@@ -10,35 +10,36 @@ class granted_bytes {
 public:
   /// Adds them unless that is more than the capacity.
   bool add_within(std::size_t capacity, std::size_t bytes) noexcept {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     if (now_ + bytes > capacity) return false;
     now_ += bytes;
     most_ = std::max(most_, now_);
     return true;
   }
   void remove(std::size_t bytes) noexcept {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     now_ -= bytes;
   }
   std::size_t now() const noexcept { return now_; }
   std::size_t most() const noexcept { return most_; }
 
 private:
-  gpumem::sync::mutex mutex_;
+  gpumem::detail::sync::mutex mutex_;
   std::size_t now_ = 0;
   std::size_t most_ = 0;
 };
 
 /// An adaptor that counts what its upstream grants, and refuses what would be more than a capacity. It lets requests
 /// wait if its upstream does.
-template <class Upstream> class counted_state final : public gpumem::shared_state, public gpumem::grant_hook {
+template <class Upstream>
+class counted_state final : public gpumem::extend::shared_state, public gpumem::extend::grant_hook {
   using inner = Upstream::state_type;
 
 public:
   counted_state(Upstream upstream, granted_bytes& counts, std::size_t capacity)
       : upstream_{std::move(upstream)}, counts_{counts}, capacity_{capacity} {}
 
-  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const& key, std::size_t bytes,
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const& key, std::size_t bytes,
                                                         std::size_t alignment) noexcept {
     if (!counts_.add_within(capacity_, bytes)) {
       return gpumem::unexpected<gpumem::failure>{gpumem::failure{gpumem::outcome::exhausted, 0, bytes}};
@@ -51,24 +52,25 @@ public:
     }
     return result;
   }
-  void deallocate(gpumem::stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+  void deallocate(gpumem::extend::stream_key const& key, void* pointer, std::size_t bytes,
+                  std::size_t alignment) noexcept {
     below().deallocate(key, pointer, bytes, alignment);
     counts_.remove(bytes);
     drop_live();
   }
   auto where() noexcept { return below().where(); }
-  bool admit(gpumem::waiter& item) noexcept
-    requires gpumem::waiting_state<inner>
+  bool admit(gpumem::extend::waiter& item) noexcept
+    requires gpumem::extend::waiting_state<inner>
   {
     return item.add_hook(*this) && below().admit(item);
   }
-  bool cancel_waiter(gpumem::waiter& item) noexcept
-    requires gpumem::waiting_state<inner>
+  bool cancel_waiter(gpumem::extend::waiter& item) noexcept
+    requires gpumem::extend::waiting_state<inner>
   {
     return below().cancel_waiter(item);
   }
 
-  void on_grant(gpumem::stream_key const&, void*, std::size_t bytes, std::size_t) noexcept override {
+  void on_grant(gpumem::extend::stream_key const&, void*, std::size_t bytes, std::size_t) noexcept override {
     counts_.add_within(SIZE_MAX, bytes);
     add_live();
   }
@@ -82,8 +84,8 @@ private:
 
 template <class Upstream>
 class counted
-    : public gpumem::resource_base<counted<Upstream>, counted_state<Upstream>, gpumem::mr::device_accessible> {
-  using base = gpumem::resource_base<counted, counted_state<Upstream>, gpumem::mr::device_accessible>;
+    : public gpumem::extend::resource_base<counted<Upstream>, counted_state<Upstream>, gpumem::mr::device_accessible> {
+  using base = gpumem::extend::resource_base<counted, counted_state<Upstream>, gpumem::mr::device_accessible>;
 
 public:
   /// `counts` must outlive it.
@@ -94,7 +96,7 @@ public:
 private:
   friend base;
   counted_state<Upstream>& state() const noexcept { return *state_; }
-  gpumem::state_ptr<counted_state<Upstream>> state_;
+  gpumem::extend::state_ptr<counted_state<Upstream>> state_;
 };
 
 /// What random requests wait in: limits of `limit` bytes over what is counted, which grants `least` to one request at

@@ -20,9 +20,11 @@ import gpumem;
 
 namespace {
 
-using gpumem::trace_action;
+using gpumem::extend::trace_action;
 
-std::vector<gpumem::trace_record> read(std::string text) { return gpumem::trace_reader{std::move(text)}.read_all(); }
+std::vector<gpumem::extend::trace_record> read(std::string text) {
+  return gpumem::extend::trace_reader{std::move(text)}.read_all();
+}
 
 std::string contents(std::filesystem::path const& path) {
   std::ifstream file{path};
@@ -61,7 +63,7 @@ TEST_F(logging_adaptor, trace_reader_reads_what_it_writes) {
   ASSERT_EQ(rows.size(), 5u);
   auto const expect = [&](int row, trace_action action, std::uint64_t pointer, std::uint64_t bytes, std::uint64_t on) {
     auto const& is = rows[row];
-    EXPECT_EQ(is, (gpumem::trace_record{rows[0].thread, is.microseconds, action, pointer, bytes, on})) << row;
+    EXPECT_EQ(is, (gpumem::extend::trace_record{rows[0].thread, is.microseconds, action, pointer, bytes, on})) << row;
     EXPECT_GE(is.microseconds, rows[0].microseconds);
   };
   expect(0, trace_action::allocate, address(p), 1234, handle);
@@ -86,7 +88,8 @@ TEST_F(logging_adaptor, keeps_rows_until_a_flush_unless_told_otherwise) {
 TEST_F(logging_adaptor, writes_to_a_file_and_to_several_sinks) {
   std::ostringstream text;
   {
-    gpumem::logging_adaptor subject{gpumem::host_resource{}, {gpumem::log_sink{path_}, gpumem::log_sink{text}}};
+    gpumem::logging_adaptor subject{gpumem::host_resource{},
+                                    {gpumem::extend::log_sink{path_}, gpumem::extend::log_sink{text}}};
     subject.deallocate_sync(subject.allocate_sync(8), 8);
   } // the last handle hands over what is left
   EXPECT_EQ(read(text.str()).size(), 2u);
@@ -113,10 +116,10 @@ TEST_F(logging_adaptor, construction_without_a_log_file_says_so) {
   }
   auto const nowhere = path_ + "/no/such/folder";
   try {
-    gpumem::logging_adaptor subject{gpumem::host_resource{}, gpumem::log_sink{nowhere}};
+    gpumem::logging_adaptor subject{gpumem::host_resource{}, gpumem::extend::log_sink{nowhere}};
     FAIL() << "made without a folder";
   } catch (std::runtime_error const& e) { EXPECT_NE(std::string{e.what()}.find(nowhere), std::string::npos); }
-  EXPECT_THROW((gpumem::logging_adaptor{gpumem::host_resource{}, std::vector<gpumem::log_sink>{}}),
+  EXPECT_THROW((gpumem::logging_adaptor{gpumem::host_resource{}, std::vector<gpumem::extend::log_sink>{}}),
                std::invalid_argument);
 }
 

@@ -7,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+#include <cuda/devices>
+
 import gpumem;
 
 namespace {
@@ -31,20 +34,20 @@ TEST(device, unknown_ordinal_is_an_invalid_argument) {
 
 TEST(device, known_device_is_constructed_without_a_driver_call) {
   device const first{0}, second{1};
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   for (int i = 0; i < 100; ++i) EXPECT_EQ(device{i % 2}.ordinal(), i % 2);
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
 }
 
 TEST(device, many_threads_construct_the_same_device) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back([i] { EXPECT_NE(device{i % 2}.context(), nullptr); });
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(gpumem::driver_calls("cuDevicePrimaryCtxRetain"), 2u); // once each, for the process
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuDevicePrimaryCtxRetain"), 2u); // once each, for the process
 }
 
 TEST(device, converts_to_and_from_device_ref) {
-  gpumem::device_ref const ref = device{1};
+  cuda::device_ref const ref = device{1};
   EXPECT_EQ(ref.get(), 1);
   EXPECT_EQ(device{ref}, device{1});
 }
@@ -53,7 +56,7 @@ TEST(device, current_device_is_the_first_without_a_context) {
   std::thread{[] {
     EXPECT_EQ(device::current(), device{0}); // as the runtime API does
     CUcontext now = nullptr;
-    gpumem::driver().ctx_get_current(&now);
+    gpumem::driver_api::driver().ctx_get_current(&now);
     EXPECT_EQ(now, device{0}.context());
   }}.join();
 }
@@ -70,7 +73,7 @@ TEST(device, guard_makes_a_device_current_for_a_scope) {
       EXPECT_EQ(device::current(), device{1});
     }
     CUcontext now = nullptr;
-    gpumem::driver().ctx_get_current(&now);
+    gpumem::driver_api::driver().ctx_get_current(&now);
     EXPECT_EQ(now, nullptr); // as it was
   }}.join();
 }
@@ -93,12 +96,12 @@ TEST(device, keeps_the_first_error_that_lost_it) {
 TEST(device, only_sticky_errors_lose_it) {
   for (auto error : {CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_ECC_UNCORRECTABLE,
                      CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED}) {
-    EXPECT_TRUE(gpumem::is_sticky(error)) << error;
+    EXPECT_TRUE(gpumem::driver_api::is_sticky(error)) << error;
   }
   for (auto error : {CUDA_SUCCESS, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_VALUE,
                      CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE,
                      CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_FOUND}) {
-    EXPECT_FALSE(gpumem::is_sticky(error)) << error;
+    EXPECT_FALSE(gpumem::driver_api::is_sticky(error)) << error;
   }
 }
 

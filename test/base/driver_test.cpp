@@ -7,24 +7,26 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
 
-using gpumem::driver_calls;
+using gpumem::driver_api::driver_calls;
 
 TEST(driver, available_after_load) {
-  EXPECT_TRUE(gpumem::driver_available());
-  EXPECT_TRUE(gpumem::driver_alive());
+  EXPECT_TRUE(gpumem::driver_api::driver_available());
+  EXPECT_TRUE(gpumem::driver_api::driver_alive());
   int version = 0;
-  EXPECT_EQ(gpumem::driver().driver_get_version(&version), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().driver_get_version(&version), CUDA_SUCCESS);
   EXPECT_GE(version, 12'000);
 }
 
 TEST(driver, counts_its_calls_by_name) {
   auto const all = driver_calls(), versions = driver_calls("cuDriverGetVersion"), ids = driver_calls("cuStreamGetId");
   int version = 0;
-  for (int i = 0; i < 7; ++i) gpumem::driver().driver_get_version(&version);
+  for (int i = 0; i < 7; ++i) gpumem::driver_api::driver().driver_get_version(&version);
   EXPECT_EQ(driver_calls("cuDriverGetVersion"), versions + 7);
   EXPECT_EQ(driver_calls("cuStreamGetId"), ids);
   EXPECT_EQ(driver_calls(), all + 7);
@@ -46,7 +48,7 @@ TEST(driver, counts_calls_of_running_and_ended_threads) {
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([] {
         int version = 0;
-        for (int k = 0; k < 1000; ++k) gpumem::driver().driver_get_version(&version);
+        for (int k = 0; k < 1000; ++k) gpumem::driver_api::driver().driver_get_version(&version);
       });
     }
     for (auto& thread : threads) thread.join();
@@ -55,9 +57,9 @@ TEST(driver, counts_calls_of_running_and_ended_threads) {
 }
 
 TEST(driver, check_throws_errors_as_exceptions) {
-  EXPECT_NO_THROW(gpumem::check(CUDA_SUCCESS, "nothing"));
+  EXPECT_NO_THROW(gpumem::driver_api::check(CUDA_SUCCESS, "nothing"));
   try {
-    gpumem::check(CUDA_ERROR_INVALID_VALUE, "what was done");
+    gpumem::driver_api::check(CUDA_ERROR_INVALID_VALUE, "what was done");
     ADD_FAILURE() << "nothing was thrown";
   } catch (gpumem::cuda_error const& e) {
     EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_INVALID_VALUE);

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -110,7 +112,7 @@ TEST_F(event_test, event_on_a_default_stream_gives_pools_no_order) {
   gpumem::device_guard const scope{first};
   for (auto const handle : {CUstream{}, CU_STREAM_LEGACY}) {
     gpumem::stream_ref const ref{handle};
-    auto& timeline = gpumem::identify(ref, first).timeline();
+    auto& timeline = gpumem::extend::identify(ref, first).timeline();
     auto const freed = timeline.current_epoch();
     happened.record(ref);
     b.wait(happened);
@@ -127,7 +129,8 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
     if (known) {
       a.begin_capture();
     } else { // behind gpumem's back
-      gpumem::check(gpumem::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+      gpumem::driver_api::check(
+          gpumem::driver_api::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
     }
     happened.record(a);
     b.wait(happened); // b joins the capture
@@ -135,7 +138,7 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
     EXPECT_THROW(happened.is_done(), gpumem::acquire_error);
     happened.record(b);
     a.wait(happened);
-    gpumem::driver().graph_destroy(a.end_capture()); // whole
+    gpumem::driver_api::driver().graph_destroy(a.end_capture()); // whole
     EXPECT_FALSE(from.completed(freed));
   }
 }
@@ -161,9 +164,9 @@ TEST_F(event_test, moved_event_keeps_its_record) {
 
 TEST_F(event_test, driver_event_of_a_destroyed_event_is_reused) {
   { event const one{first}; }
-  auto const made = gpumem::driver_calls("cuEventCreate");
+  auto const made = gpumem::driver_api::driver_calls("cuEventCreate");
   for (int i = 0; i < 10; ++i) event const one{first};
-  EXPECT_EQ(gpumem::driver_calls("cuEventCreate"), made);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventCreate"), made);
 }
 
 } // namespace

@@ -13,6 +13,8 @@
 #include <initializer_list>
 #include <mutex>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -60,12 +62,12 @@ template <class Function> int tells(Function call, CUresult status, std::initial
 
 TEST(fork, child_gets_errors_as_exceptions) {
   gpumem::simulator::load();
-  gpumem::driver();
+  gpumem::driver_api::driver();
   gpumem::cuda_resource resource;
   gpumem::stream stream{gpumem::device{0}};
   EXPECT_EQ(in_child([] {
-              return tells([] { gpumem::check(CUDA_ERROR_INVALID_VALUE, "a call"); }, CUDA_ERROR_DEINITIALIZED,
-                           {"a call", "error 1 ", "forked"});
+              return tells([] { gpumem::driver_api::check(CUDA_ERROR_INVALID_VALUE, "a call"); },
+                           CUDA_ERROR_DEINITIALIZED, {"a call", "error 1 ", "forked"});
             }),
             0);
   EXPECT_EQ(
@@ -80,9 +82,9 @@ TEST(fork, child_gets_errors_as_exceptions) {
 
 TEST(fork, parent_goes_on_after_a_fork) {
   gpumem::simulator::load();
-  gpumem::driver();
+  gpumem::driver_api::driver();
   EXPECT_EQ(in_child([] { return 0; }), 0);
-  EXPECT_EQ(tells([] { gpumem::check(CUDA_ERROR_INVALID_VALUE, "a call"); }, CUDA_ERROR_INVALID_VALUE,
+  EXPECT_EQ(tells([] { gpumem::driver_api::check(CUDA_ERROR_INVALID_VALUE, "a call"); }, CUDA_ERROR_INVALID_VALUE,
                   {"a call", "told by the runtime"}),
             0);
 }

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -12,14 +14,14 @@ namespace {
 class no_driver : public testing::Test {
 protected:
   void SetUp() override {
-    if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
+    if (gpumem::driver_api::driver_available()) GTEST_SKIP() << "this machine has a driver";
   }
 };
 
 TEST_F(no_driver, missing_library_is_named) {
   for (int twice = 0; twice < 2; ++twice) {
     try {
-      gpumem::driver();
+      gpumem::driver_api::driver();
       ADD_FAILURE() << "there is a driver after all";
     } catch (gpumem::cuda_error const& e) {
       EXPECT_NE(std::string{e.what()}.find("libcuda.so.1"), std::string::npos) << e.what();
@@ -31,8 +33,8 @@ TEST_F(no_driver, devices_and_streams_throw) {
   EXPECT_THROW(gpumem::device::count(), gpumem::cuda_error);
   EXPECT_THROW(gpumem::device{0}, gpumem::cuda_error);
   EXPECT_THROW(gpumem::device::current(), gpumem::cuda_error);
-  EXPECT_THROW(gpumem::identify(gpumem::stream_ref{CUstream{}}), gpumem::cuda_error);
-  EXPECT_EQ(gpumem::driver_calls(), 0u);
+  EXPECT_THROW(gpumem::extend::identify(gpumem::stream_ref{CUstream{}}), gpumem::cuda_error);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), 0u);
 }
 
 TEST_F(no_driver, executors_and_coroutines_still_run) {

@@ -34,7 +34,7 @@ protected:
 
 task<> wait_for(gpumem::stream_ref stream) { co_await gpumem::completion(stream); }
 task<> wait_for_memory(test::parking_resource resource, gpumem::stream_ref stream) {
-  auto const deadline = gpumem::sync::now() + 1h;
+  auto const deadline = gpumem::detail::sync::now() + 1h;
   auto const block = co_await resource.acquire(stream, 100, {.deadline = deadline});
 }
 
@@ -56,7 +56,7 @@ struct everything_running {
 TEST_F(process, exits_with_static_objects_that_die_before_the_driver) {
   EXPECT_EXIT(
       {
-        gpumem::driver();
+        gpumem::driver_api::driver();
         static everything_running const all;
         std::exit(0);
       },
@@ -127,7 +127,7 @@ TEST_F(process, exits_while_a_timer_callback_never_returns) {
           }
           ~endless() { gpumem::detail::cancel_timer(*this); }
         } one;
-        gpumem::detail::start_timer(one, gpumem::sync::now());
+        gpumem::detail::start_timer(one, gpumem::detail::sync::now());
         while (!one.busy) std::this_thread::yield();
         std::exit(0);
       },
@@ -142,7 +142,7 @@ TEST_F(process, exit_inside_a_timer_callback_ends_it) {
           void expire() noexcept override { std::exit(0); }
           ~last() { gpumem::detail::cancel_timer(*this); }
         } one;
-        gpumem::detail::start_timer(one, gpumem::sync::now());
+        gpumem::detail::start_timer(one, gpumem::detail::sync::now());
         for (;;) std::this_thread::yield();
       },
       testing::ExitedWithCode(0), "");
@@ -155,11 +155,12 @@ TEST_F(process, makes_no_driver_call_after_the_driver_ended) {
         struct last_word {
           std::optional<everything_running> all;
           ~last_word() {
-            auto const calls = gpumem::driver_calls();
+            auto const calls = gpumem::driver_api::driver_calls();
             bool const refused =
                 all->resource.acquire(all->stream, 1).try_now().error().reason == gpumem::outcome::device_lost;
             all.reset();
-            std::_Exit(!gpumem::driver_alive() && refused && gpumem::driver_calls() == calls ? 0 : 1);
+            std::_Exit(
+                !gpumem::driver_api::driver_alive() && refused && gpumem::driver_api::driver_calls() == calls ? 0 : 1);
           }
         };
         static last_word word;
@@ -172,8 +173,8 @@ TEST_F(process, makes_no_driver_call_after_the_driver_ended) {
 
 // What a forked child may do: nothing that asks the driver, and everything without a hang.
 int child(everything_running& all) {
-  if (gpumem::driver_alive()) return 1;
-  auto const calls = gpumem::driver_calls();
+  if (gpumem::driver_api::driver_alive()) return 1;
+  auto const calls = gpumem::driver_api::driver_calls();
   try {
     [[maybe_unused]] auto* const p = all.resource.allocate(all.stream, 1);
     return 2;
@@ -185,7 +186,7 @@ int child(everything_running& all) {
   } catch (gpumem::cuda_error const&) {}
   all.block.reset(); // does nothing
   all.resource.deallocate(all.stream, &all, 1);
-  return gpumem::driver_calls() == calls ? 0 : 5;
+  return gpumem::driver_api::driver_calls() == calls ? 0 : 5;
 }
 
 TEST_F(process, forked_child_refuses_to_allocate_and_exits) {
@@ -196,7 +197,7 @@ TEST_F(process, forked_child_refuses_to_allocate_and_exits) {
         if (pid == 0) std::exit(child(all)); // with all destructors
         int status = 0;
         waitpid(pid, &status, 0);
-        bool const alive = gpumem::driver_alive() && all.resource.state().used() == 100;
+        bool const alive = gpumem::driver_api::driver_alive() && all.resource.state().used() == 100;
         std::_Exit(!alive ? 6 : WIFEXITED(status) ? WEXITSTATUS(status) : 7);
       },
       testing::ExitedWithCode(0), "");

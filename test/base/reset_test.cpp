@@ -43,7 +43,7 @@ public:
   // Another part of the program goes on with the device, as the runtime does by itself.
   CUcontext activate() const {
     CUcontext context = nullptr;
-    EXPECT_EQ(gpumem::driver().device_primary_ctx_retain(&context, device.ordinal()), CUDA_SUCCESS);
+    EXPECT_EQ(gpumem::driver_api::driver().device_primary_ctx_retain(&context, device.ordinal()), CUDA_SUCCESS);
     EXPECT_EQ(context, device.context()) << "the handle stays as it is";
     return context;
   }
@@ -116,8 +116,8 @@ constexpr call calls[] = {
     {"allocate of the driver's pool", [](objects& o) { o.async.allocate(o.a, bytes); }},
     {"acquire",
      [](objects& o) { // a device that is taken to be full is not waited for
-       auto const got = o.pages.acquire(o.a, 64 * MiB).wait_until(gpumem::sync::now());
-       if (!got) gpumem::throw_failure(got.error());
+       auto const got = o.pages.acquire(o.a, 64 * MiB).wait_until(gpumem::detail::sync::now());
+       if (!got) gpumem::extend::throw_failure(got.error());
      }},
     {"reserve", [](objects& o) { o.pages.reserve(64 * MiB); }},
     {"buffer::fill", [](objects& o) { o.buffer.fill(std::byte{1}); }},
@@ -163,7 +163,7 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
   auto& o = *made;
   reset_device(o);
   EXPECT_TRUE(says_it(told([&] { gpumem::event{o.device}; })));
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   auto const live = o.cuda.statistics().live; // includes the chunks of the pools
   EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().reason, gpumem::outcome::device_lost) << "what is near, too";
   o.pages.deallocate(o.a, o.page, bytes);
@@ -180,7 +180,7 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
   EXPECT_FALSE(o.pages.synchronize(1ms));
   EXPECT_FALSE(o.hardened.synchronize(1ms));
   made.reset();
-  EXPECT_EQ(gpumem::driver_calls(), before) << "what is gone is not touched";
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before) << "what is gone is not touched";
 }
 
 // Raw streams die with the device, and so do adopted ones, whatever their owner has promised.
@@ -188,8 +188,8 @@ TEST_P(device_reset, streams_of_the_caller_are_not_destroyed_after_a_reset) {
   objects o;
   gpumem::device_guard const scope{o.device};
   CUstream raw = nullptr, given = nullptr;
-  ASSERT_EQ(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  ASSERT_EQ(gpumem::driver().stream_create(&given, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_create(&given, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   auto block = o.pages.acquire(gpumem::stream_ref{raw}, bytes).wait();
   std::optional<gpumem::stream> promised = gpumem::stream::adopt(given);
   o.pages.deallocate(*promised, o.pages.allocate(*promised, bytes), bytes);
@@ -209,7 +209,7 @@ TEST_P(device_reset, memory_allocated_after_a_reset_is_not_freed) {
   CUdeviceptr others = 0;
   auto* const mine = GetParam() ? by_host : o.drawn;
   while (others != reinterpret_cast<CUdeviceptr>(mine)) { // until there is no memory left
-    ASSERT_EQ(gpumem::driver().mem_alloc(&others, bytes), CUDA_SUCCESS);
+    ASSERT_EQ(gpumem::driver_api::driver().mem_alloc(&others, bytes), CUDA_SUCCESS);
   }
   if (GetParam()) {
     o.cuda.deallocate_sync(mine, bytes);
@@ -217,7 +217,7 @@ TEST_P(device_reset, memory_allocated_after_a_reset_is_not_freed) {
     o.cuda.deallocate(o.a, mine, bytes);
   }
   EXPECT_TRUE(o.device.lost());
-  EXPECT_EQ(gpumem::driver().mem_free(others), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().mem_free(others), CUDA_SUCCESS);
   simulator::take_findings();
 }
 
@@ -247,8 +247,8 @@ TEST_P(device_reset, waits_for_the_device_end_with_the_reset) {
   o.happened.record(o.a);
   std::string text;
   std::thread waiting{[&] { gpumem::sync_wait(wait_for(o.a, text)); }};
-  auto const rounds = gpumem::completion_rounds(o.device);
-  while (gpumem::completion_rounds(o.device) < rounds + 2) std::this_thread::yield(); // it is asked for
+  auto const rounds = gpumem::detail::completion_rounds(o.device);
+  while (gpumem::detail::completion_rounds(o.device) < rounds + 2) std::this_thread::yield(); // it is asked for
   reset_device(o);
   waiting.join();
   EXPECT_TRUE(says_it(text)) << text;

@@ -19,8 +19,8 @@ import gpumem;
 namespace {
 
 using namespace std::chrono_literals;
-namespace sync = gpumem::sync;
-namespace schedule = gpumem::schedule;
+namespace sync = gpumem::detail::sync;
+namespace schedule = gpumem::detail::schedule;
 
 // In which order three threads come by: one letter a step.
 std::string order_of(std::uint64_t seed) {

@@ -9,15 +9,17 @@
 #include <thread>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
 
 using namespace std::chrono_literals;
 using gpumem::device;
-using gpumem::identify;
+using gpumem::extend::identify;
 using gpumem::stream;
-using gpumem::stream_key;
+using gpumem::extend::stream_key;
 using gpumem::stream_ref;
 using stream_kind = decltype(std::declval<stream_key const&>().timeline().kind());
 
@@ -27,10 +29,13 @@ protected:
   CUstream make_foreign(device where = device{0}) {
     gpumem::device_guard const scope{where};
     CUstream handle = nullptr;
-    gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                              "cuStreamCreate");
     return handle;
   }
-  void destroy(CUstream handle) { gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy"); }
+  void destroy(CUstream handle) {
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(handle), "cuStreamDestroy");
+  }
 
   device first{0}, second{1};
   gpumem::device_guard current{first};
@@ -39,9 +44,9 @@ protected:
 TEST_F(stream_test, own_stream_is_identified_without_a_driver_call) {
   stream const s{first};
   stream_ref const bare{s.get()};
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   auto const key = identify(bare, first);
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
   EXPECT_EQ(key, s.key());
   EXPECT_EQ(identify(bare), key);
   EXPECT_TRUE(key.has_handle());
@@ -59,12 +64,12 @@ TEST_F(stream_test, destroyed_own_stream_is_reused_with_its_identity) {
     handle = s.get();
     key = s.key();
   }
-  auto const made = gpumem::driver_calls("cuStreamCreateWithPriority");
+  auto const made = gpumem::driver_api::driver_calls("cuStreamCreateWithPriority");
   stream const again{first};
   EXPECT_EQ(again.get(), handle);
   EXPECT_EQ(again.key(), *key);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamCreateWithPriority"), made);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamDestroy"), 0u);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamCreateWithPriority"), made);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamDestroy"), 0u);
   stream const other{first}, elsewhere{second}, urgent{first, -1};
   EXPECT_NE(other.key(), again.key());
   EXPECT_EQ(elsewhere.device(), second);
@@ -88,9 +93,9 @@ TEST_F(stream_test, moved_stream_is_returned_once) {
 TEST_F(stream_test, foreign_stream_is_identified_in_two_driver_calls) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   EXPECT_EQ(identify(stream_ref{handle}, first), key);
-  EXPECT_EQ(gpumem::driver_calls(), before + 2);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before + 2);
   EXPECT_EQ(key.by_identity().has_handle(), false); // it may die
   EXPECT_EQ(key.timeline().device(), 0);
   destroy(handle);
@@ -122,9 +127,9 @@ TEST_F(stream_test, adopted_stream_is_identified_without_a_driver_call) {
   {
     auto const promised = stream::adopt(handle);
     EXPECT_EQ(promised.key(), key);
-    auto const before = gpumem::driver_calls();
+    auto const before = gpumem::driver_api::driver_calls();
     EXPECT_EQ(identify(stream_ref{handle}, first), key);
-    EXPECT_EQ(gpumem::driver_calls(), before);
+    EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
     EXPECT_TRUE(key.by_identity().has_handle());
   }
   EXPECT_FALSE(key.by_identity().has_handle());
@@ -140,9 +145,9 @@ TEST_F(stream_test, stream_adopted_twice_stays_adopted_until_both_end) {
   std::optional<stream> a{stream::adopt(handle)}, b{stream::adopt(handle)};
   auto const key = a->key();
   a.reset();
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   EXPECT_EQ(identify(stream_ref{handle}, first), key);
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
   b.reset();
   EXPECT_FALSE(key.by_identity().has_handle());
   destroy(handle);
@@ -151,9 +156,9 @@ TEST_F(stream_test, stream_adopted_twice_stays_adopted_until_both_end) {
 TEST_F(stream_test, adopted_own_stream_stays_own) {
   stream const s{first};
   { auto const promised = stream::adopt(s.get()); }
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   EXPECT_EQ(identify(stream_ref{s.get()}, first), s.key());
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
 }
 
 TEST_F(stream_test, default_stream_cannot_be_adopted) {
@@ -182,7 +187,7 @@ TEST_F(stream_test, null_stream_differs_by_thread_and_device) {
 // The timeline of a thread that has ended serves a later one, under later epochs.
 TEST_F(stream_test, null_stream_of_an_ended_thread_is_complete) {
   stream_ref const null{CUstream{}};
-  gpumem::epoch ended = 0, later = 0;
+  gpumem::extend::epoch ended = 0, later = 0;
   std::optional<stream_key> theirs;
   std::thread{[&] {
     theirs = identify(null, first);
@@ -244,15 +249,17 @@ TEST_F(stream_test, capturing_stream_is_recognized) {
   EXPECT_FALSE(own.key().capturing());
   own.begin_capture();
   EXPECT_TRUE(identify(own, first).capturing());
-  gpumem::driver().graph_destroy(own.end_capture());
+  gpumem::driver_api::driver().graph_destroy(own.end_capture());
   EXPECT_FALSE(own.key().capturing());
 
   auto const handle = make_foreign();
-  gpumem::check(gpumem::driver().stream_begin_capture(handle, CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(handle, CU_STREAM_CAPTURE_MODE_GLOBAL),
+                            "begin");
   EXPECT_TRUE(identify(stream_ref{handle}, first).capturing());
   CUgraph graph = nullptr;
-  gpumem::check(gpumem::driver().stream_end_capture(handle, &graph), "end"); // asking did not spoil it
-  gpumem::driver().graph_destroy(graph);
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(handle, &graph),
+                            "end"); // asking did not spoil it
+  gpumem::driver_api::driver().graph_destroy(graph);
   EXPECT_FALSE(identify(stream_ref{handle}, first).capturing());
   destroy(handle);
 }
@@ -280,9 +287,9 @@ TEST_F(stream_test, failed_creation_leaves_no_stream) {
   gpumem::simulator::fail_call("cuStreamCreateWithPriority", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_THROW((stream{second, -2}), gpumem::cuda_error);
   gpumem::simulator::fail_call("cuStreamGetId", 1, CUDA_ERROR_INVALID_VALUE);
-  auto const destroyed = gpumem::driver_calls("cuStreamDestroy");
+  auto const destroyed = gpumem::driver_api::driver_calls("cuStreamDestroy");
   EXPECT_THROW((stream{second, -2}), gpumem::cuda_error);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamDestroy"), destroyed + 1);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamDestroy"), destroyed + 1);
   EXPECT_NO_THROW((stream{second, -2}));
 }
 

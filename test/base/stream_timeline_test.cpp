@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -15,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using gpumem::device;
 using gpumem::stream;
-using stream_timeline = std::remove_reference_t<decltype(std::declval<gpumem::stream_key const&>().timeline())>;
+using stream_timeline = std::remove_reference_t<decltype(std::declval<gpumem::extend::stream_key const&>().timeline())>;
 using vector_clock = decltype(std::declval<stream_timeline const&>().snapshot());
 namespace simulator = gpumem::simulator;
 
@@ -91,8 +93,8 @@ TEST_F(timeline_test, event_recorded_at_the_free_is_waited_for) {
 
 TEST_F(timeline_test, poll_of_a_complete_stream_queries_two_events) {
   constexpr int many = 20;
-  auto const asked = [] { return gpumem::driver_calls("cuEventQuery"); };
-  gpumem::epoch newest = 0;
+  auto const asked = [] { return gpumem::driver_api::driver_calls("cuEventQuery"); };
+  gpumem::extend::epoch newest = 0;
   for (int i = 0; i < many; ++i) newest = timeline(a).record_later(a.get());
   simulator::run_until_idle();
   auto const before = asked();
@@ -102,8 +104,8 @@ TEST_F(timeline_test, poll_of_a_complete_stream_queries_two_events) {
 }
 
 TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open_one) {
-  auto const begin = gpumem::sync::now();
-  std::vector<gpumem::epoch> recorded;
+  auto const begin = gpumem::detail::sync::now();
+  std::vector<gpumem::extend::epoch> recorded;
   for (int i = 0; i < 3; ++i) recorded.push_back(timeline(a).record_later(a.get()));
   simulator::step();
   auto const since = timeline(a).poll();
@@ -111,7 +113,7 @@ TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open
   EXPECT_FALSE(timeline(a).completed(recorded[1]));
   ASSERT_TRUE(since);
   EXPECT_GE(*since, begin);
-  EXPECT_LE(*since, gpumem::sync::now());
+  EXPECT_LE(*since, gpumem::detail::sync::now());
   simulator::run_until_idle();
   EXPECT_FALSE(timeline(a).poll());
   EXPECT_TRUE(timeline(a).completed(recorded[2]));
@@ -119,7 +121,7 @@ TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open
 
 TEST_F(timeline_test, epoch_recorded_at_a_free_is_read_by_no_other_thread) {
   // A thread that reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
-  std::vector<gpumem::epoch> precise, read;
+  std::vector<gpumem::extend::epoch> precise, read;
   std::thread reader{[&] {
     for (int i = 0; i < 20'000; ++i) read.push_back(timeline(a).current_epoch());
   }};
@@ -149,18 +151,19 @@ TEST_F(timeline_test, stream_is_ordered_after_itself) {
 }
 
 TEST_F(timeline_test, no_event_is_recorded_in_a_capture) {
-  gpumem::check(gpumem::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL),
+                            "begin");
   EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
   EXPECT_EQ(timeline(a).record_at_free(a.get()), 0u);
   CUgraph graph = nullptr;
-  gpumem::check(gpumem::driver().stream_end_capture(a.get(), &graph), "end"); // not spoiled
-  gpumem::driver().graph_destroy(graph);
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(a.get(), &graph), "end"); // not spoiled
+  gpumem::driver_api::driver().graph_destroy(graph);
   EXPECT_FALSE(timeline(a).has_event());
 }
 
 TEST_F(timeline_test, null_stream_records_no_event_at_the_free) {
   gpumem::device_guard const scope{first};
-  auto const key = gpumem::identify(gpumem::stream_ref{CUstream{}}, first);
+  auto const key = gpumem::extend::identify(gpumem::stream_ref{CUstream{}}, first);
   key.timeline().prepare();
   auto const covers = key.timeline().record_at_free(nullptr);
   ASSERT_NE(covers, 0u);

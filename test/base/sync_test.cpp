@@ -16,7 +16,7 @@ import gpumem;
 namespace {
 
 using namespace std::chrono_literals;
-namespace sync = gpumem::sync;
+namespace sync = gpumem::detail::sync;
 
 TEST(sync, mutex_excludes_the_other_thread) {
   sync::mutex guard;

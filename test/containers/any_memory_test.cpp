@@ -15,9 +15,9 @@ import gpumem;
 
 namespace {
 
-using gpumem::any_memory;
+using gpumem::extend::any_memory;
 using gpumem::cuda_resource;
-using gpumem::make_any_memory;
+using gpumem::extend::make_any_memory;
 
 static_assert(sizeof(any_memory) == 48);
 static_assert(std::is_nothrow_move_constructible_v<any_memory>);
@@ -49,8 +49,8 @@ protected:
   gpumem::stream a{first};
 
   // The table that containers will call.
-  static bool has_own_services(any_memory& memory, gpumem::services_handle of) {
-    auto const found = gpumem::services_of(memory);
+  static bool has_own_services(any_memory& memory, gpumem::extend::services_handle of) {
+    auto const found = gpumem::extend::services_of(memory);
     return found.table == of.table && found.state == of.state;
   }
 };
@@ -85,7 +85,7 @@ TEST_F(any_memory_test, narrowed_resource_keeps_its_services) {
   gpumem::pool_resource const pool{cuda_resource{second}};
   gpumem::mr::any_resource<gpumem::mr::device_accessible> const narrowed{gpumem::any_pool{pool}};
   auto memory = make_any_memory(narrowed);
-  auto const found = gpumem::services_of(memory);
+  auto const found = gpumem::extend::services_of(memory);
   EXPECT_EQ(found.table->device(found.state), 1);
   EXPECT_TRUE(memory == make_any_memory(narrowed));
   gpumem::stream const on_second{second};
@@ -135,7 +135,7 @@ TEST_F(any_memory_test, foreign_resources_can_be_compared) {
 TEST_F(any_memory_test, adaptor_that_forwards_services_is_not_bypassed) {
   int calls = 0;
   leaky_adaptor const leaky{&calls};
-  static_assert(gpumem::mr::has_property<leaky_adaptor, gpumem::services>);
+  static_assert(gpumem::mr::has_property<leaky_adaptor, gpumem::extend::services>);
   for (auto memory :
        {make_any_memory(leaky), make_any_memory(any_memory{leaky}), make_any_memory(gpumem::any_pool{leaky})}) {
     calls = 0;

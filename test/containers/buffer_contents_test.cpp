@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "buffer_fixture.hpp"
 
@@ -84,10 +86,10 @@ TEST_F(buffer_contents, host_memory_is_filled_in_stream_order) {
   auto* const host = static_cast<unsigned char*>(block.data());
   std::fill_n(host, 100, static_cast<unsigned char>(1));
   gpumem::simulator::work(a, {}, {}, [host] { host[99] += 1; });
-  auto const fills = gpumem::driver_calls("cuMemsetD8Async");
+  auto const fills = gpumem::driver_api::driver_calls("cuMemsetD8Async");
   block.fill(std::byte{7}, 99);
   block.fill(std::byte{9}, 1, 98);
-  EXPECT_EQ(gpumem::driver_calls("cuMemsetD8Async"), fills); // which takes no such memory
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemsetD8Async"), fills); // which takes no such memory
   block.synchronize();
   bytes expected(100, 7);
   expected[98] = 9;
@@ -132,7 +134,7 @@ TEST_F(buffer_contents, growth_and_reads_are_refused_in_a_capture) {
   EXPECT_THROW(block.read_on(a, &byte, 1), gpumem::acquire_error);
   EXPECT_THROW(block.write(&byte, 1), gpumem::acquire_error);
   block.fill(std::byte{7}); // becomes a node of the graph
-  gpumem::driver().graph_destroy(a.end_capture());
+  gpumem::driver_api::driver().graph_destroy(a.end_capture());
   EXPECT_EQ(contents(block), counting(100));
 }
 

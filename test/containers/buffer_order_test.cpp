@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -60,7 +62,7 @@ TEST_F(buffer_order, use_on_another_stream_is_ordered_before_and_after) {
 }
 
 TEST_F(buffer_order, use_on_another_device_is_ordered_before_and_after) {
-  auto const waits = gpumem::driver_calls("cuCtxSynchronize");
+  auto const waits = gpumem::driver_api::driver_calls("cuCtxSynchronize");
   for (int i = 0; i < 20; ++i) {
     buffer block{a, pool, size};
     writes(a, block);
@@ -70,7 +72,7 @@ TEST_F(buffer_order, use_on_another_device_is_ordered_before_and_after) {
     }
     writes(a, block);
   }
-  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
 }
 
 TEST_F(buffer_order, set_stream_orders_the_buffer_on_the_new_stream) {
@@ -226,12 +228,13 @@ TEST_F(buffer_order, buffer_can_be_destroyed_after_a_foreign_stream_that_it_left
   gpumem::pool_resource const plain{cuda_resource{first}};
   gpumem::device_guard const current{first};
   CUstream handle = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                            "cuStreamCreate");
   std::optional<buffer> block{std::in_place, gpumem::stream_ref{handle}, plain, size};
   writes(gpumem::stream_ref{handle}, *block);
   block->resize(2 * size);
   block->set_stream(b);
-  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(handle), "cuStreamDestroy");
   block.reset();
   buffer const next{b, plain, size};
   writes(b, next);

@@ -17,10 +17,10 @@ import gpumem;
 
 namespace {
 
-using gpumem::any_memory;
+using gpumem::extend::any_memory;
 using gpumem::buffer;
 using gpumem::cuda_resource;
-using gpumem::make_any_memory;
+using gpumem::extend::make_any_memory;
 using gpumem::stream;
 namespace simulator = gpumem::simulator;
 

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "buffer_fixture.hpp"
 #include "foreign_resource.hpp"
@@ -45,7 +47,7 @@ TEST_F(buffer_test, has_the_requested_size_alignment_and_stream) {
   EXPECT_EQ(block.alignment(), 256u);
   EXPECT_EQ(block.stream().get(), a.get());
   EXPECT_FALSE(block.is_empty());
-  EXPECT_TRUE(block.resource() == gpumem::make_any_memory(resource));
+  EXPECT_TRUE(block.resource() == gpumem::extend::make_any_memory(resource));
   EXPECT_EQ(block.as<double>().size(), 125u);
   EXPECT_EQ(static_cast<void*>(block.as<int>().data()), block.data());
 }
@@ -105,7 +107,7 @@ TEST_F(buffer_test, refuses_a_default_stream_of_another_device) {
 TEST_F(buffer_test, uses_the_current_resource_by_default) {
   stream const on_second{second};
   buffer const block{on_second, 100}, aligned{on_second, 100, 4096};
-  EXPECT_TRUE(block.resource() == gpumem::make_any_memory(gpumem::current_resource(second)));
+  EXPECT_TRUE(block.resource() == gpumem::extend::make_any_memory(gpumem::current_resource(second)));
   EXPECT_EQ(aligned.alignment(), 4096u);
 }
 

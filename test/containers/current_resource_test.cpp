@@ -36,7 +36,7 @@ protected:
 TEST_F(current_resource_test, initial_resource_is_a_pool_over_the_device) {
   auto at_first = current_resource(first);
   EXPECT_TRUE(at_first == current_resource(first));
-  EXPECT_EQ(gpumem::services_of(at_first).table->device(gpumem::services_of(at_first).state), 0);
+  EXPECT_EQ(gpumem::extend::services_of(at_first).table->device(gpumem::extend::services_of(at_first).state), 0);
   gpumem::stream const a{first};
   auto const bytes = device_bytes();
   gpumem::simulator::clear_driver_calls();
@@ -90,10 +90,10 @@ TEST_F(current_resource_test, resource_lives_as_long_as_a_buffer_in_it) {
   set_current_resource(first, pool());
   gpumem::stream const a{first};
   gpumem::buffer block{a, 100};
-  EXPECT_TRUE(block.resource() == gpumem::make_any_memory(current_resource(first)));
+  EXPECT_TRUE(block.resource() == gpumem::extend::make_any_memory(current_resource(first)));
   reset_current_resource(first);
   block.resize(10'000);
-  EXPECT_FALSE(block.resource() == gpumem::make_any_memory(current_resource(first)));
+  EXPECT_FALSE(block.resource() == gpumem::extend::make_any_memory(current_resource(first)));
 }
 
 TEST_F(current_resource_test, resource_of_another_device_is_refused) {

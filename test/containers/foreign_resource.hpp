@@ -7,6 +7,8 @@
 #include <memory>
 #include <new>
 
+#include <cuda.h>
+
 /// Copies share what they tell; made apart they are equal if their number is.
 class foreign_resource {
 public:
@@ -32,13 +34,13 @@ private:
   void* draw(std::size_t bytes) {
     note();
     CUdeviceptr p{};
-    if (gpumem::driver().mem_alloc(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
+    if (gpumem::driver_api::driver().mem_alloc(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
     ++told_->live;
     return reinterpret_cast<void*>(p);
   }
   void give(void* p) noexcept {
     note();
-    gpumem::driver().mem_free(reinterpret_cast<CUdeviceptr>(p));
+    gpumem::driver_api::driver().mem_free(reinterpret_cast<CUdeviceptr>(p));
     --told_->live;
   }
   std::shared_ptr<told> told_;

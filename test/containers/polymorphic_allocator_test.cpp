@@ -79,7 +79,7 @@ TEST_F(allocator_test, rebound_allocator_frees_its_memory) {
   EXPECT_FALSE(floats != doubles);
   EXPECT_TRUE(doubles == polymorphic_allocator<double>{resource});
   EXPECT_FALSE(doubles == polymorphic_allocator<double>{host_resource{}});
-  EXPECT_TRUE(doubles.resource() == gpumem::make_any_memory(resource));
+  EXPECT_TRUE(doubles.resource() == gpumem::extend::make_any_memory(resource));
 }
 
 TEST_F(allocator_test, uses_the_current_resource_by_default) {

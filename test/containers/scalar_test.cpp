@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -58,7 +60,7 @@ TEST_F(scalar_test, is_written_by_work_on_its_stream) {
   simulator::work(a, {simulator::write(p, sizeof *p)}, {}, [p] { *p = {1.5, 2}; });
   EXPECT_EQ(value.value(), (pair_of_values{1.5, 2}));
   EXPECT_EQ(value.stream().get(), a.get());
-  EXPECT_TRUE(value.resource() == gpumem::make_any_memory(pool));
+  EXPECT_TRUE(value.resource() == gpumem::extend::make_any_memory(pool));
 }
 
 TEST_F(scalar_test, can_be_read_in_the_order_of_another_stream) {
@@ -88,7 +90,7 @@ TEST_F(scalar_test, copy_has_its_own_memory) {
 
 TEST_F(scalar_test, moves_and_uses_the_current_resource_by_default) {
   scalar<int> value{a};
-  EXPECT_TRUE(value.resource() == gpumem::make_any_memory(gpumem::current_resource(first)));
+  EXPECT_TRUE(value.resource() == gpumem::extend::make_any_memory(gpumem::current_resource(first)));
   value.set_value_async(5);
   auto moved = std::move(value);
   value = scalar<int>{a, pool, 6};
@@ -103,7 +105,7 @@ TEST_F(scalar_test, failed_first_write_leaves_no_memory) {
   a.begin_capture();
   EXPECT_THROW(value.set_value_async(2), gpumem::acquire_error);
   EXPECT_THROW(value.value(), gpumem::acquire_error);
-  gpumem::driver().graph_destroy(a.end_capture());
+  gpumem::driver_api::driver().graph_destroy(a.end_capture());
   EXPECT_EQ(value.value(), 1);
 }
 

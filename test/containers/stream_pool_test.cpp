@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -48,13 +50,13 @@ TEST_F(stream_pool, has_sixteen_streams_of_the_current_device_by_default) {
   gpumem::stream_pool const pool;
   EXPECT_EQ(pool.size(), 16u);
   EXPECT_EQ(pool.device(), second);
-  EXPECT_EQ(gpumem::identify(pool[0]).timeline().device(), 1);
+  EXPECT_EQ(gpumem::extend::identify(pool[0]).timeline().device(), 1);
 }
 
 TEST_F(stream_pool, streams_have_the_requested_priority) {
   gpumem::stream_pool const pool{first, 2, -1};
   int priority = 0;
-  ASSERT_EQ(gpumem::driver().stream_get_priority(pool[1].get(), &priority), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_get_priority(pool[1].get(), &priority), CUDA_SUCCESS);
   EXPECT_EQ(priority, -1);
 }
 
@@ -65,9 +67,9 @@ TEST_F(stream_pool, refuses_zero_streams) {
 
 TEST_F(stream_pool, streams_are_returned_when_it_ends) {
   { gpumem::stream_pool const pool{first, 4}; }
-  auto const made = gpumem::driver_calls("cuStreamCreateWithPriority");
+  auto const made = gpumem::driver_api::driver_calls("cuStreamCreateWithPriority");
   gpumem::stream_pool const pool{first, 4};
-  EXPECT_EQ(gpumem::driver_calls("cuStreamCreateWithPriority"), made);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamCreateWithPriority"), made);
 }
 
 TEST_F(stream_pool, synchronize_waits_for_all_streams) {

@@ -86,7 +86,7 @@ TEST_F(uninitialized_vector_test, sizes_are_in_elements) {
   EXPECT_EQ(values.span().data(), values.data());
   EXPECT_EQ(values.span().size(), 100u);
   EXPECT_EQ(values.stream().get(), a.get());
-  EXPECT_TRUE(values.resource() == gpumem::make_any_memory(pool));
+  EXPECT_TRUE(values.resource() == gpumem::extend::make_any_memory(pool));
 }
 
 TEST_F(uninitialized_vector_test, count_whose_bytes_overflow_is_refused) {
@@ -252,7 +252,7 @@ TEST_F(uninitialized_vector_test, buffer_with_a_partial_element_is_refused) {
 
 TEST_F(uninitialized_vector_test, vector_uses_the_current_resource) {
   uninitialized_vector<int> const values{a, 10};
-  EXPECT_TRUE(values.resource() == gpumem::make_any_memory(gpumem::current_resource(first)));
+  EXPECT_TRUE(values.resource() == gpumem::extend::make_any_memory(gpumem::current_resource(first)));
 }
 
 TEST_F(uninitialized_vector_test, moved_vector_keeps_its_elements) {

@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/parking_resource.hpp"
 
@@ -21,7 +23,7 @@ using namespace std::chrono_literals;
 using gpumem::allocation;
 using gpumem::outcome;
 using gpumem::stream;
-using gpumem::stream_key;
+using gpumem::extend::stream_key;
 
 class allocation_test : public testing::Test {
 protected:
@@ -94,9 +96,9 @@ TEST_F(allocation_test, use_on_another_stream_is_ordered_before_and_after) {
 TEST_F(allocation_test, moved_use_ends_once) {
   auto const block = take(10);
   auto use = block.use_on(b);
-  auto const records = gpumem::driver_calls("cuEventRecord");
+  auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
   { auto const moved = std::move(use); }
-  EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records + 1);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventRecord"), records + 1);
 }
 
 TEST_F(allocation_test, set_stream_orders_the_allocation_on_the_new_stream) {
@@ -112,23 +114,26 @@ TEST_F(allocation_test, set_stream_orders_the_allocation_on_the_new_stream) {
 TEST_F(allocation_test, is_freed_with_the_handle_of_its_foreign_stream) {
   gpumem::device_guard const scope{first};
   CUstream handle = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                            "cuStreamCreate");
   auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
-  auto const ids = gpumem::driver_calls("cuStreamGetId"), captures = gpumem::driver_calls("cuStreamIsCapturing");
+  auto const ids = gpumem::driver_api::driver_calls("cuStreamGetId"),
+             captures = gpumem::driver_api::driver_calls("cuStreamIsCapturing");
   block.reset();
-  EXPECT_EQ(gpumem::driver_calls("cuStreamGetId"), ids + 1);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamIsCapturing"), captures + 1);
-  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamGetId"), ids + 1);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamIsCapturing"), captures + 1);
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(handle), "cuStreamDestroy");
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
 }
 
 TEST_F(allocation_test, can_outlive_the_foreign_stream_that_it_left) {
   gpumem::device_guard const scope{first};
   CUstream handle = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                            "cuStreamCreate");
   auto block = resource.acquire(gpumem::stream_ref{handle}, 10).wait();
   block.set_stream(a);
-  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(handle), "cuStreamDestroy");
   block.reset();
   EXPECT_NO_THROW(gpumem::simulator::expect_silent());
 }

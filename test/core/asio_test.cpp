@@ -77,14 +77,14 @@ TEST_F(asio_test, stop_and_deadline_resume_on_asio) {
   auto const held = gpumem::acquire(resource, stream, 512).wait();
   auto ended = gpumem::outcome::granted;
   std::thread::id resumed_on;
-  auto body = [&](gpumem::sync::time_point deadline, std::stop_token token) -> task<> {
+  auto body = [&](gpumem::detail::sync::time_point deadline, std::stop_token token) -> task<> {
     try {
       co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio, .deadline = deadline}, token);
     } catch (gpumem::acquire_error const& e) { ended = e.reason(); }
     resumed_on = std::this_thread::get_id();
   };
   std::stop_source source;
-  auto const stopped = test::start(body(gpumem::sync::time_point::max(), source.get_token()));
+  auto const stopped = test::start(body(gpumem::detail::sync::time_point::max(), source.get_token()));
   std::thread{[&] { source.request_stop(); }}.join(); // posts, and runs nothing
   EXPECT_FALSE(stopped.done());
   run_until_done(stopped);
@@ -92,7 +92,7 @@ TEST_F(asio_test, stop_and_deadline_resume_on_asio) {
   EXPECT_EQ(resumed_on, std::this_thread::get_id());
 
   resumed_on = {};
-  auto const late = test::start(body(gpumem::sync::now() + 1ms, {}));
+  auto const late = test::start(body(gpumem::detail::sync::now() + 1ms, {}));
   run_until_done(late);
   EXPECT_EQ(ended, gpumem::outcome::deadline);
   EXPECT_EQ(resumed_on, std::this_thread::get_id());

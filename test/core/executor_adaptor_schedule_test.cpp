@@ -19,18 +19,18 @@ namespace {
 // A job system that says how many threads are inside its post().
 class job_system {
 public:
-  void post(gpumem::executor_job job) {
+  void post(gpumem::extend::executor_job job) {
     ++inside_;
-    gpumem::sync::schedule_point();
+    gpumem::detail::sync::schedule_point();
     {
-      gpumem::sync::lock const held{mutex_};
+      gpumem::detail::sync::lock const held{mutex_};
       jobs_.push_back(std::move(job));
     }
-    gpumem::sync::schedule_point();
+    gpumem::detail::sync::schedule_point();
     --inside_;
   }
   void run_one() {
-    gpumem::sync::lock held{mutex_};
+    gpumem::detail::sync::lock held{mutex_};
     if (jobs_.empty()) return;
     auto const job = std::move(jobs_.front());
     jobs_.pop_front();
@@ -40,8 +40,8 @@ public:
   std::size_t inside() const noexcept { return inside_; }
 
 private:
-  gpumem::sync::mutex mutex_;
-  std::deque<gpumem::executor_job> jobs_;
+  gpumem::detail::sync::mutex mutex_;
+  std::deque<gpumem::extend::executor_job> jobs_;
   std::size_t inside_ = 0;
 };
 
@@ -50,22 +50,24 @@ TEST(executor_adaptor_schedule, destruction_waits_until_no_thread_is_in_the_func
   test::schedule_seeds const seeds{2'000};
   seeds.each([&](std::uint64_t seed) {
     job_system jobs;
-    auto post = [&](gpumem::executor_job job) noexcept { jobs.post(std::move(job)); };
+    auto post = [&](gpumem::extend::executor_job job) noexcept { jobs.post(std::move(job)); };
     std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
     int resumed = 0;
     std::size_t left_inside = 0;
     test::item one{[&] { ++resumed; }}, two{[&] { ++resumed; }};
-    auto poster = [where = &*executor](gpumem::work_item& item) { return [where, &item] { where->post(item); }; };
+    auto poster = [where = &*executor](gpumem::extend::work_item& item) {
+      return [where, &item] { where->post(item); };
+    };
     auto owner = [&] {
       while (resumed < 2) {
         jobs.run_one();
-        gpumem::sync::schedule_point();
+        gpumem::detail::sync::schedule_point();
       }
       if (jobs.inside() > 0) ++met;
       executor.reset();
       left_inside = jobs.inside();
     };
-    gpumem::schedule::run(seed, {poster(one), poster(two), owner});
+    gpumem::detail::schedule::run(seed, {poster(one), poster(two), owner});
     ASSERT_EQ(left_inside, 0u) << "GPUMEM_SEED=" << seed;
   });
   if (!seeds.alone()) EXPECT_GT(met, 0u);

@@ -85,7 +85,7 @@ TEST(executor_adaptor, job_of_a_cancelled_work_item_runs_nothing) {
 
 TEST(executor_adaptor, can_be_destroyed_by_a_work_item_that_it_runs) {
   job_system jobs;
-  auto post = [&](gpumem::executor_job job) noexcept { jobs.post(job); };
+  auto post = [&](gpumem::extend::executor_job job) noexcept { jobs.post(job); };
   std::optional<gpumem::executor_adaptor<decltype(post)>> executor{std::in_place, post};
   item last{[&] { executor.reset(); }};
   executor->post(last);
@@ -97,7 +97,7 @@ TEST(executor_adaptor, can_be_destroyed_by_a_job_that_runs_inside_its_function) 
   // Against the rule: the job should run later. The function still has what it captured.
   auto const captured = std::make_shared<int>(1);
   bool ended = false;
-  auto post = [&ended, mine = captured](gpumem::executor_job const& job) noexcept {
+  auto post = [&ended, mine = captured](gpumem::extend::executor_job const& job) noexcept {
     job();
     EXPECT_TRUE(ended);
     EXPECT_EQ(mine.use_count(), 2);
@@ -163,7 +163,7 @@ TEST(executor_adaptor, work_item_on_the_library_thread_can_be_cancelled_before_i
   gpumem::default_executor().post(busy);
   while (!begun) std::this_thread::yield();
   {
-    gpumem::executor_adaptor executor{[](gpumem::executor_job const&) { throw std::bad_alloc{}; }};
+    gpumem::executor_adaptor executor{[](gpumem::extend::executor_job const&) { throw std::bad_alloc{}; }};
     executor.post(refused);
     EXPECT_TRUE(executor.try_cancel(refused));
   } // the rescue outlives it

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using test::item;
 
 TEST(work_queue, is_first_in_first_out_and_any_item_can_be_removed) {
-  gpumem::work_queue queue;
+  gpumem::extend::work_queue queue;
   item a{[] {}}, b{[] {}}, c{[] {}};
   EXPECT_TRUE(queue.empty());
   EXPECT_FALSE(queue.remove(a)); // not in it

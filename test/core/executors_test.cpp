@@ -39,7 +39,7 @@ public:
     changed_.notify_one();
     thread_.join();
   }
-  void post(gpumem::executor_job job) {
+  void post(gpumem::extend::executor_job job) {
     {
       std::scoped_lock const held{mutex_};
       jobs_.push_back(std::move(job));
@@ -63,7 +63,7 @@ private:
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<gpumem::executor_job> jobs_;
+  std::deque<gpumem::extend::executor_job> jobs_;
   bool over_ = false;
   std::thread thread_{[this] { run(); }};
 };
@@ -71,7 +71,7 @@ private:
 struct other_jobs {
   struct post_job {
     job_thread* to;
-    void operator()(gpumem::executor_job job) const { to->post(std::move(job)); }
+    void operator()(gpumem::extend::executor_job job) const { to->post(std::move(job)); }
   };
   job_thread jobs; // may end after the executor: what it then runs is nothing
   gpumem::executor_adaptor<post_job> executor{post_job{&jobs}};

@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/parking_resource.hpp"
 
@@ -30,13 +32,13 @@ void remember(misuse const& what) noexcept {
 TEST(misuse_death, default_handler_prints_the_misuse_and_aborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   misuse const what{misuse::kind::wrong_size, reinterpret_cast<void*>(0x1234), 10, 20, 7, "my pool"};
-  EXPECT_EXIT(gpumem::report_misuse(what), testing::KilledBySignal(SIGABRT),
+  EXPECT_EXIT(gpumem::extend::report_misuse(what), testing::KilledBySignal(SIGABRT),
               "my pool.*another size.*0x1234.*10 bytes given.*20 bytes expected.*stream 7");
 }
 
 TEST(misuse, reports_go_to_the_handler_that_is_set) {
   auto* const before = gpumem::set_misuse_handler(remember);
-  gpumem::report_misuse({misuse::kind::double_free, nullptr, 1, 2, 3, "x"});
+  gpumem::extend::report_misuse({misuse::kind::double_free, nullptr, 1, 2, 3, "x"});
   EXPECT_EQ(told.what, misuse::kind::double_free);
   EXPECT_EQ(gpumem::set_misuse_handler(nullptr), remember);
   EXPECT_EQ(gpumem::set_misuse_handler(before), before); // null had brought the default back
@@ -55,9 +57,10 @@ TEST(misuse, free_on_an_unknown_stream_is_reported_and_ignored) {
   gpumem::device_guard const scope{first};
   test::parking_resource resource{100};
   CUstream handle = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                            "cuStreamCreate");
   auto* const p = resource.allocate(gpumem::stream_ref{handle}, 10);
-  gpumem::check(gpumem::driver().stream_destroy(handle), "cuStreamDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(handle), "cuStreamDestroy");
   gpumem::set_misuse_handler(remember);
   times = 0;
   resource.deallocate(gpumem::stream_ref{handle}, p, 10);
@@ -74,7 +77,7 @@ TEST(misuse, free_on_an_unknown_stream_is_reported_and_ignored) {
 TEST(failure, failure_is_thrown_as_its_exception) {
   auto reason_of = [](outcome what) -> std::string {
     try {
-      gpumem::throw_failure({what, CUDA_ERROR_ILLEGAL_ADDRESS, 5}, {.live = 3});
+      gpumem::extend::throw_failure({what, CUDA_ERROR_ILLEGAL_ADDRESS, 5}, {.live = 3});
     } catch (gpumem::out_of_memory const& e) {
       EXPECT_EQ(e.info().requested, 5u);
       EXPECT_EQ(e.info().live, 3u);
@@ -128,7 +131,8 @@ TEST(resource, free_on_a_lost_device_is_counted_and_no_misuse) {
   gpumem::device_guard const scope{gpumem::device{0}};
   test::parking_resource resource{100};
   CUstream handle = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&handle, CU_STREAM_NON_BLOCKING),
+                            "cuStreamCreate");
   auto* const p = resource.allocate(gpumem::stream_ref{handle}, 10);
   gpumem::simulator::sticky_error(CUDA_ERROR_LAUNCH_FAILED);
   gpumem::set_misuse_handler(remember);

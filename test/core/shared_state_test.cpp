@@ -11,12 +11,12 @@ import gpumem;
 
 namespace {
 
-struct counted final : gpumem::shared_state {
+struct counted final : gpumem::extend::shared_state {
   explicit counted(std::atomic<int>& ended) : ended_{ended} {}
   ~counted() override { ++ended_; }
   std::atomic<int>& ended_;
 };
-using handle = gpumem::state_ptr<counted>;
+using handle = gpumem::extend::state_ptr<counted>;
 
 TEST(shared_state, is_destroyed_with_the_last_handle) {
   std::atomic<int> ended{0};

@@ -19,8 +19,8 @@ import gpumem;
 
 namespace {
 
-using gpumem::sync::schedule_point;
-using gpumem::sync::now;
+using gpumem::detail::sync::schedule_point;
+using gpumem::detail::sync::now;
 using std::chrono::microseconds;
 
 // What the timers of a run have met with.
@@ -39,7 +39,7 @@ class watched_timer final : public gpumem::detail::timer {
 public:
   watched_timer(std::string& wrong, timer_counts& counts) noexcept : wrong_{wrong}, counts_{counts} {}
 
-  void start(gpumem::sync::duration after, bool cancels_itself) {
+  void start(gpumem::detail::sync::duration after, bool cancels_itself) {
     cancels_itself_ = cancels_itself;
     due_ = now() + after;
     state_ = state::started;
@@ -56,7 +56,7 @@ public:
   // Until it has expired; false if it does not.
   bool await() {
     for (auto const late = due_ + std::chrono::seconds{1}; state_ != state::idle;
-         gpumem::sync::sleep_for(microseconds{5})) {
+         gpumem::detail::sync::sleep_for(microseconds{5})) {
       if (now() > late) return false;
     }
     return true;
@@ -80,7 +80,7 @@ private:
 
   std::string& wrong_;
   timer_counts& counts_;
-  gpumem::sync::time_point due_{};
+  gpumem::detail::sync::time_point due_{};
   state state_ = state::idle;
   bool cancels_itself_ = false;
 };
@@ -100,7 +100,7 @@ void run_owner(std::uint64_t seed, std::string& wrong, timer_counts& counts) {
     for (std::size_t i = 0; i < timers.size(); ++i) {
       if (!awaited[i]) timers[i]->cancel();
       if (awaited[i] && !timers[i]->await()) wrong += "it never expires; ";
-      gpumem::sync::sleep_for(gpumem::sync::duration{random() % 500});
+      gpumem::detail::sync::sleep_for(gpumem::detail::sync::duration{random() % 500});
     }
   }
 }
@@ -112,8 +112,8 @@ TEST(timer_schedule, timer_expires_once_unless_it_is_cancelled) {
     test::wait_for_idle_library_thread();
     std::array<timer_counts, 2> counts;
     std::string wrong;
-    gpumem::schedule::run(seed,
-                          {[&] { run_owner(seed, wrong, counts[0]); }, [&] { run_owner(~seed, wrong, counts[1]); }});
+    gpumem::detail::schedule::run(
+        seed, {[&] { run_owner(seed, wrong, counts[0]); }, [&] { run_owner(~seed, wrong, counts[1]); }});
     for (auto const& one : counts) sum += one;
     ASSERT_EQ(wrong, "") << "GPUMEM_SEED=" << seed;
   });

@@ -25,8 +25,8 @@ using namespace std::chrono_literals;
 using gpumem::detail::cancel_timer;
 using gpumem::detail::start_timer;
 using gpumem::detail::timer_heap;
-using gpumem::sync::now;
-using gpumem::sync::time_point;
+using gpumem::detail::sync::now;
+using gpumem::detail::sync::time_point;
 using test::timed_item;
 
 // The heap, beside a sorted map of the same timers: by moment, and of one moment by number of start.

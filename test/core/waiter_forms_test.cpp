@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/allocation_count.hpp"
 #include "../support/coroutine_probes.hpp"
@@ -73,7 +75,7 @@ template <class Form> std::size_t allocations_when_ready(Form& form, gpumem::str
 TEST_F(waiter_forms, acquire_of_free_memory_makes_no_host_allocation) {
   gpumem::device_guard const scope{gpumem::device{0}};
   CUstream raw = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   gpumem::any_pool any{resource};
   gpumem::pool_ref ref{resource};
   gpumem::mr::any_resource<gpumem::mr::device_accessible> narrowed{any};
@@ -88,7 +90,7 @@ TEST_F(waiter_forms, acquire_of_free_memory_makes_no_host_allocation) {
     EXPECT_EQ(allocations_when_ready(counted, on), 0u);
     EXPECT_EQ(allocations_when_ready(any_counted, on), 0u);
   }
-  gpumem::check(gpumem::driver().stream_destroy(raw), "cuStreamDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(raw), "cuStreamDestroy");
 }
 
 // Parks through any form of the resource, and is granted.
@@ -165,8 +167,8 @@ TEST_F(waiter_forms, adaptor_that_forwards_properties_is_not_bypassed) {
   users_limiter limiter{resource};
   gpumem::any_pool any{limiter};
   gpumem::mr::resource_ref<gpumem::mr::device_accessible> ref{limiter};
-  static_assert(gpumem::mr::has_property<users_limiter, gpumem::services>); // it is passed through …
-  EXPECT_EQ(gpumem::find_services(any).table, nullptr);                     // … and not taken
+  static_assert(gpumem::mr::has_property<users_limiter, gpumem::extend::services>); // it is passed through …
+  EXPECT_EQ(gpumem::extend::find_services(any).table, nullptr);                     // … and not taken
   sync_wait(gpumem::acquire(limiter, stream, 10)).reset();
   EXPECT_EQ(limiter.calls(), 2);
   sync_wait(gpumem::acquire(any, stream, 10)).reset();

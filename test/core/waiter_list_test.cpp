@@ -21,11 +21,11 @@ import gpumem;
 
 namespace {
 
-using gpumem::waiter_list;
+using gpumem::extend::waiter_list;
 
-class item final : public gpumem::waiter {
+class item final : public gpumem::extend::waiter {
 public:
-  item(std::size_t bytes, int priority) : waiter{gpumem::stream_key::host(), bytes, 256, priority} {}
+  item(std::size_t bytes, int priority) : waiter{gpumem::extend::stream_key::host(), bytes, 256, priority} {}
   using waiter::set_cancelled;
   std::vector<item*>* called = nullptr;
 
@@ -36,7 +36,7 @@ private:
 struct entry {
   item* that;
   std::uint64_t arrival;
-  gpumem::sync::time_point since;
+  gpumem::detail::sync::time_point since;
   unsigned overtaken = 0;
   std::size_t turn = 0;
   std::uint64_t turns_before = 0;
@@ -49,7 +49,7 @@ public:
   explicit model(unsigned most) : most_{most} {}
 
   void park(item& one) {
-    row_.push_back({&one, ++arrivals_, gpumem::sync::now()});
+    row_.push_back({&one, ++arrivals_, gpumem::detail::sync::now()});
     std::ranges::sort(row_, [](entry const& a, entry const& b) {
       return std::pair{-std::int64_t{a.that->priority()}, a.arrival} <
              std::pair{-std::int64_t{b.that->priority()}, b.arrival};
@@ -59,7 +59,7 @@ public:
     return std::erase_if(row_, [&](entry const& each) { return each.that == &one; }) > 0;
   }
   std::vector<entry> const& row() const { return row_; }
-  entry* find(gpumem::waiter const& one) {
+  entry* find(gpumem::extend::waiter const& one) {
     auto const at = std::ranges::find(row_, &one, &entry::that);
     return at == row_.end() ? nullptr : &*at;
   }
@@ -135,7 +135,7 @@ public:
   void expect_same() {
     auto const waiting = model_.waiting();
     auto const* at = list_.first();
-    gpumem::waiting_statistics sum;
+    gpumem::extend::waiting_statistics sum;
     std::size_t set_aside = 0;
     for (auto const& each : model_.row()) {
       ASSERT_EQ(at, each.that);
@@ -144,7 +144,7 @@ public:
       set_aside += each.turn;
       ++sum.requests;
       sum.bytes += each.that->bytes();
-      sum.oldest = std::max(sum.oldest, gpumem::sync::now() - each.since);
+      sum.oldest = std::max(sum.oldest, gpumem::detail::sync::now() - each.since);
     }
     EXPECT_EQ(at, nullptr);
     EXPECT_EQ(list_.empty(), model_.row().empty());
@@ -158,7 +158,7 @@ public:
     for (auto& each : items_) {
       if (each) EXPECT_EQ(waiter_list::holds(*each), model_.find(*each) != nullptr);
     }
-    gpumem::sync::schedule_point();
+    gpumem::detail::sync::schedule_point();
   }
 
 private:
@@ -187,7 +187,7 @@ private:
   // As a resource does: the first whose request it can meet.
   void give_turn_to_next() {
     auto const chosen = random_.next() & random_.next();
-    auto const may = [&](gpumem::waiter const& one) { return (chosen >> (one.bytes() % 64) & 1) != 0; };
+    auto const may = [&](gpumem::extend::waiter const& one) { return (chosen >> (one.bytes() % 64) & 1) != 0; };
     auto* const next = model_.next_for_turn(may);
     ASSERT_EQ(list_.next_for_turn(may), next);
     if (!next) {
@@ -264,7 +264,7 @@ TEST(woken_waiters, waiters_are_woken_once_in_the_order_of_addition) {
   std::vector<item*> called;
   std::vector<std::optional<item>> items(5);
   {
-    gpumem::woken_waiters calls;
+    gpumem::extend::woken_waiters calls;
     for (auto& each : items) {
       each.emplace(1, 0).called = &called;
       calls.add(*each);

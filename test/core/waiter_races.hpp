@@ -68,7 +68,8 @@ private:
     f();
   }
   gpumem::expected<gpumem::allocation, gpumem::failure> until_soon() {
-    return resource_.acquire(stream_, size()).wait_until(gpumem::sync::now() + std::chrono::microseconds{pick(12)});
+    return resource_.acquire(stream_, size())
+        .wait_until(gpumem::detail::sync::now() + std::chrono::microseconds{pick(12)});
   }
   void pause() {
     for (auto times = pick(6); times > 0; --times) pause_();
@@ -85,12 +86,12 @@ private:
   }
 
   // Of every second request some moments from now.
-  gpumem::sync::time_point some_deadline() {
-    if (pick(2)) return gpumem::sync::time_point::max();
-    return gpumem::sync::now() + std::chrono::microseconds{pick(12)};
+  gpumem::detail::sync::time_point some_deadline() {
+    if (pick(2)) return gpumem::detail::sync::time_point::max();
+    return gpumem::detail::sync::now() + std::chrono::microseconds{pick(12)};
   }
   // A coroutine on the member's own executor, stopped at some moment by the member, or late.
-  gpumem::task<gpumem::outcome> awaited(gpumem::executor& where, gpumem::stoppable_token auto token) {
+  gpumem::task<gpumem::outcome> awaited(gpumem::executor& where, gpumem::extend::stoppable_token auto token) {
     try {
       auto const mine =
           co_await resource_.acquire(stream_, size(), {.resume_on = &where, .deadline = some_deadline()}, token);

@@ -35,7 +35,7 @@ constexpr std::size_t members = 3;
 
 struct outcome_of_seed {
   test::stress_counts counts;
-  gpumem::schedule::result schedule;
+  gpumem::detail::schedule::result schedule;
   std::size_t used = 0;
   bool idle = false;
 };
@@ -49,12 +49,12 @@ outcome_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& str
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] {
       test::stress_worker<test::scheduled_stop_source> member{resource, streams[i], seed * members + i,
-                                                              gpumem::sync::schedule_point};
+                                                              gpumem::detail::sync::schedule_point};
       member.run(3);
       counts[i] = member.counts();
     });
   }
-  result.schedule = gpumem::schedule::run(seed, std::move(bodies));
+  result.schedule = gpumem::detail::schedule::run(seed, std::move(bodies));
   for (auto const& one : counts) result.counts += one;
   result.used = resource.state().used();
   result.idle = resource.state().idle();
@@ -99,7 +99,7 @@ std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref str
   gpumem::thread_executor elsewhere;
   std::array<gpumem::executor*, 3> const places{&here, &elsewhere, nullptr};
   auto ask = [&](gpumem::executor* where) -> gpumem::task<gpumem::outcome> {
-    auto const deadline = gpumem::sync::now() + std::chrono::nanoseconds{random() % 4'000};
+    auto const deadline = gpumem::detail::sync::now() + std::chrono::nanoseconds{random() % 4'000};
     try {
       co_await resource.acquire(stream, 16, {.resume_on = where, .deadline = deadline});
     } catch (gpumem::acquire_error const& e) { co_return e.reason(); }
@@ -121,7 +121,7 @@ TEST_F(waiter_schedule, deadlines_end_every_request) {
     for (std::size_t i = 0; i < members; ++i) {
       bodies.emplace_back([&, i] { wrong += ask_in_vain(resource, streams[i], seed * members + i); });
     }
-    gpumem::schedule::run(seed, std::move(bodies));
+    gpumem::detail::schedule::run(seed, std::move(bodies));
     ASSERT_EQ(wrong, 0u) << "GPUMEM_SEED=" << seed;
     ASSERT_TRUE(resource.state().idle()) << "GPUMEM_SEED=" << seed;
   });

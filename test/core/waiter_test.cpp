@@ -58,9 +58,9 @@ TEST_F(waiter_test, request_for_free_memory_does_not_suspend_or_allocate_on_the_
 
 TEST_F(waiter_test, request_on_an_own_stream_makes_no_driver_call) {
   sync_wait(resource.acquire(stream, 64)).reset();
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   for (int i = 0; i < 100; ++i) sync_wait(resource.acquire(stream, 64)).reset();
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
 }
 
 TEST_F(waiter_test, freed_memory_resumes_a_request_through_its_executor) {
@@ -242,9 +242,9 @@ TEST_F(waiter_test, thread_waits_without_a_coroutine) {
   auto block = resource.acquire(stream, 1024).wait();
   EXPECT_EQ(resource.acquire(stream, 10).try_now().error(), (gpumem::failure{outcome::exhausted, 0, 10}));
   EXPECT_THROW(resource.acquire(stream, 2000).wait(), gpumem::out_of_memory);
-  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
   EXPECT_EQ(resource.acquire(stream, 10).wait_until(soon).error().reason, outcome::deadline);
-  EXPECT_GE(gpumem::sync::now(), soon);
+  EXPECT_GE(gpumem::detail::sync::now(), soon);
   EXPECT_TRUE(resource.state().idle());
   std::thread frees{[&] {
     while (resource.state().idle()) std::this_thread::yield();
@@ -253,7 +253,7 @@ TEST_F(waiter_test, thread_waits_without_a_coroutine) {
   auto const mine = resource.acquire(stream, 10).wait();
   EXPECT_EQ(mine.bytes(), 10u);
   frees.join();
-  auto const later = gpumem::sync::now() + std::chrono::hours{1};
+  auto const later = gpumem::detail::sync::now() + std::chrono::hours{1};
   EXPECT_EQ(resource.acquire(stream, 10).wait_until(later)->bytes(), 10u);
 }
 
@@ -274,7 +274,7 @@ TEST_F(waiter_test, invalid_requests_are_refused) {
     sync_wait(resource.acquire(stream, 10));
     ADD_FAILURE() << "a capturing stream was served";
   } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::capture_unsupported); }
-  gpumem::driver().graph_destroy(stream.end_capture());
+  gpumem::driver_api::driver().graph_destroy(stream.end_capture());
 }
 
 TEST_F(waiter_test, granted_memory_keeps_the_resource_alive) {

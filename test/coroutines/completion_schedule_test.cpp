@@ -49,13 +49,14 @@ void wait_in_turn(gpumem::stream& stream, std::uint64_t seed, test::wait_counts&
   }
 }
 
-gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams, test::wait_counts& seen) {
+gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams,
+                                          test::wait_counts& seen) {
   simulator::seed(seed);
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] { wait_in_turn(streams[i], seed * members + i, seen); });
   }
-  return gpumem::schedule::run(seed, std::move(bodies));
+  return gpumem::detail::schedule::run(seed, std::move(bodies));
 }
 
 TEST(completion_schedule, every_wait_ends_and_none_before_completion) {

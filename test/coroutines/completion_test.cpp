@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/allocation_count.hpp"
 #include "../support/coroutine_probes.hpp"
@@ -35,12 +37,12 @@ protected:
 
 // Waits, without sleeping in the test, until the poller has asked about events this often from now.
 void let_poll(std::uint64_t queries) {
-  auto const from = gpumem::driver_calls("cuEventQuery");
-  while (gpumem::driver_calls("cuEventQuery") < from + queries) std::this_thread::yield();
+  auto const from = gpumem::driver_api::driver_calls("cuEventQuery");
+  while (gpumem::driver_api::driver_calls("cuEventQuery") < from + queries) std::this_thread::yield();
 }
 
 TEST_F(completion_test, idle_stream_is_complete_at_once_without_host_allocation) {
-  auto const records = gpumem::driver_calls("cuEventRecord");
+  auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
   auto body = [&]() -> task<std::size_t> {
     co_await completion(s()); // what the first use makes
     auto const before = test::host_allocations();
@@ -48,7 +50,8 @@ TEST_F(completion_test, idle_stream_is_complete_at_once_without_host_allocation)
     co_return test::host_allocations() - before;
   };
   EXPECT_EQ(sync_wait(body()), 0u);
-  EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records); // it asked first, and there was nothing to wait for
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventRecord"),
+            records); // it asked first, and there was nothing to wait for
 }
 
 TEST_F(completion_test, resumes_after_the_work_is_complete) {
@@ -159,7 +162,7 @@ TEST_F(completion_test, thread_can_wait_without_a_coroutine) {
 TEST_F(completion_test, every_kind_of_stream_can_be_awaited) {
   gpumem::device_guard const scope{gpumem::device{0}};
   CUstream raw = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   for (auto const stream : {gpumem::stream_ref{raw}, gpumem::stream_ref{CUstream{}},
                             gpumem::stream_ref{CU_STREAM_LEGACY}, gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
     bool worked = false;
@@ -181,7 +184,8 @@ TEST_F(completion_test, capturing_stream_is_refused_and_its_capture_stays_valid)
     if (known) {
       s().begin_capture();
     } else {
-      gpumem::check(gpumem::driver().stream_begin_capture(s().get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+      gpumem::driver_api::check(
+          gpumem::driver_api::driver().stream_begin_capture(s().get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
     }
     for (bool const blocking : {true, false}) {
       try {
@@ -193,7 +197,8 @@ TEST_F(completion_test, capturing_stream_is_refused_and_its_capture_stays_valid)
         ADD_FAILURE() << "a capturing stream was waited for";
       } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::capture_unsupported); }
     }
-    gpumem::check(gpumem::driver().graph_destroy(s().end_capture()), "cuGraphDestroy"); // it was not spoiled
+    gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(s().end_capture()),
+                              "cuGraphDestroy"); // it was not spoiled
   }
 }
 
@@ -203,7 +208,7 @@ TEST_F(completion_test, event_recorded_in_a_capture_is_refused) {
   event.record(s());
   EXPECT_THROW(sync_wait(completion(event)), gpumem::acquire_error);
   EXPECT_THROW(event.synchronize(), gpumem::acquire_error);
-  gpumem::check(gpumem::driver().graph_destroy(s().end_capture()), "cuGraphDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(s().end_capture()), "cuGraphDestroy");
 }
 
 TEST_F(completion_test, wait_works_during_a_global_capture_of_another_thread) {
@@ -217,7 +222,7 @@ TEST_F(completion_test, wait_works_during_a_global_capture_of_another_thread) {
   simulator::run_until_idle();
   executor.wait_for_post();
   executor.run_one();
-  gpumem::check(gpumem::driver().graph_destroy(captured.end_capture()), "cuGraphDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(captured.end_capture()), "cuGraphDestroy");
 }
 
 TEST_F(completion_test, stop_ends_a_wait_before_and_during_it_but_not_after) {
@@ -291,9 +296,9 @@ TEST_F(completion_test, events_are_reused) {
     while (!executor.run_one()) std::this_thread::yield();
   };
   round();
-  auto const made = gpumem::driver_calls("cuEventCreate");
+  auto const made = gpumem::driver_api::driver_calls("cuEventCreate");
   for (int i = 0; i < 100; ++i) round();
-  EXPECT_EQ(gpumem::driver_calls("cuEventCreate"), made);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventCreate"), made);
 }
 
 TEST_F(completion_test, query_error_ends_only_its_own_wait) {
@@ -330,9 +335,9 @@ TEST_F(completion_test, no_poll_is_made_without_a_wait) {
   auto const running = test::start(body());
   simulator::run_until_idle();
   executor.wait_for_post();
-  auto const asked = gpumem::driver_calls();
+  auto const asked = gpumem::driver_api::driver_calls();
   for (int i = 0; i < 10'000; ++i) std::this_thread::yield();
-  EXPECT_EQ(gpumem::driver_calls(), asked);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), asked);
   executor.run_one();
 }
 

@@ -59,7 +59,7 @@ public:
   void destroyed(gpumem::stream& on, gpumem::completion_options options = {}) {
     options.resume_on = &never_;
     auto const running = start(awaited(on, options));
-    for (auto marks = pick(8); marks > 0; --marks) gpumem::sync::schedule_point();
+    for (auto marks = pick(8); marks > 0; --marks) gpumem::detail::sync::schedule_point();
     ++seen_.destroyed;
   }
 

@@ -48,7 +48,7 @@ protected:
     EXPECT_NO_THROW(simulator::expect_silent());
   }
   auto request(std::size_t bytes, std::stop_token token = {}) {
-    auto const in_an_hour = gpumem::sync::now() + 1h;
+    auto const in_an_hour = gpumem::detail::sync::now() + 1h;
     return pool.acquire(stream, bytes, {.resume_on = &executor, .deadline = in_an_hour}, std::move(token));
   }
   auto hold(std::size_t bytes) { return pool.acquire(stream, bytes).wait(); }
@@ -58,10 +58,10 @@ protected:
   }
   // While gpumem's own thread does its part.
   template <class Done> void run_until(Done done) {
-    auto const end = gpumem::sync::now() + 20s;
+    auto const end = gpumem::detail::sync::now() + 20s;
     while (!done()) {
       if (!executor.run_one()) std::this_thread::yield();
-      ASSERT_LT(gpumem::sync::now(), end) << "it does not come";
+      ASSERT_LT(gpumem::detail::sync::now(), end) << "it does not come";
     }
   }
   // What the last of several rounds allocates, since the first make what is kept.
@@ -69,7 +69,7 @@ protected:
     std::size_t last = 0;
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::identify(stream, gpumem::device{0}).timeline().poll(); // events come back
+      gpumem::extend::identify(stream, gpumem::device{0}).timeline().poll(); // events come back
       auto const before = test::host_allocations() - test::counted_frame::made;
       round();
       last = test::host_allocations() - test::counted_frame::made - before;
@@ -149,7 +149,7 @@ TYPED_TEST(probe_pool, stop_of_a_waiting_request_makes_no_host_allocation) {
 
 TYPED_TEST(probe_pool, deadline_throws) {
   auto const held = this->hold(60 * MiB);
-  auto const soon = gpumem::sync::now() + 1ms;
+  auto const soon = gpumem::detail::sync::now() + 1ms;
   auto const running = TypeParam::await(
       this->pool.acquire(this->stream, 60 * MiB, {.resume_on = &this->executor, .deadline = soon}), this->told);
   this->run_until([&] { return running.done(); });

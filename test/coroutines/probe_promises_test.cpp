@@ -113,7 +113,7 @@ TYPED_TEST(probe_promises, refused_memory_throws) {
 TYPED_TEST(probe_promises, deadline_throws) {
   auto const held = this->request(512).wait();
   this->told = gpumem::outcome::granted;
-  auto const soon = gpumem::sync::now() + 1ms;
+  auto const soon = gpumem::detail::sync::now() + 1ms;
   auto const running = TypeParam::await(
       gpumem::acquire(this->resource, this->stream, 256, {.resume_on = &this->executor, .deadline = soon}), this->told);
   while (!running.done()) {

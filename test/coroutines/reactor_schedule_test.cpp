@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
@@ -71,15 +73,16 @@ private:
   test::device_waits waits_;
 };
 
-gpumem::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams, test::wait_counts& seen) {
+gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams,
+                                          test::wait_counts& seen) {
   simulator::seed(seed);
   // On the schedule's clock: the reactor ends the pause that it may be in, so that each seed begins alike.
-  gpumem::schedule::run(seed, {[] { gpumem::sync::sleep_for(1ms); }});
+  gpumem::detail::schedule::run(seed, {[] { gpumem::detail::sync::sleep_for(1ms); }});
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] { member{streams, seed * members + i, seen}.run(3); });
   }
-  return gpumem::schedule::run(seed, std::move(bodies));
+  return gpumem::detail::schedule::run(seed, std::move(bodies));
 }
 
 class reactor_schedule : public testing::Test {
@@ -132,19 +135,19 @@ TEST_F(reactor_schedule, equal_seeds_give_equal_runs) {
 std::uint64_t questions_in_a_millisecond(latency urgency) {
   gpumem::stream on{gpumem::device{0}};
   std::uint64_t asked = 0;
-  gpumem::schedule::run(1, {[&] {
-                          gpumem::event never{gpumem::device{0}};
-                          simulator::never_complete(never.get());
-                          never.record(on);
-                          test::manual_executor executor;
-                          auto waits = [&]() -> task<> {
-                            co_await completion(never, {.latency = urgency, .resume_on = &executor});
-                          };
-                          auto const running = test::start(waits());
-                          auto const before = gpumem::driver_calls("cuEventQuery");
-                          gpumem::sync::sleep_for(1ms);
-                          asked = gpumem::driver_calls("cuEventQuery") - before;
-                        }});
+  gpumem::detail::schedule::run(1, {[&] {
+                                  gpumem::event never{gpumem::device{0}};
+                                  simulator::never_complete(never.get());
+                                  never.record(on);
+                                  test::manual_executor executor;
+                                  auto waits = [&]() -> task<> {
+                                    co_await completion(never, {.latency = urgency, .resume_on = &executor});
+                                  };
+                                  auto const running = test::start(waits());
+                                  auto const before = gpumem::driver_api::driver_calls("cuEventQuery");
+                                  gpumem::detail::sync::sleep_for(1ms);
+                                  asked = gpumem::driver_api::driver_calls("cuEventQuery") - before;
+                                }});
   return asked;
 }
 

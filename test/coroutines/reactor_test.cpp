@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
@@ -31,10 +33,10 @@ namespace simulator = gpumem::simulator;
 // The thread that waits for a device, as far as it shows.
 struct reactor {
   gpumem::device device;
-  std::uint64_t rounds() const { return gpumem::completion_rounds(device); }
+  std::uint64_t rounds() const { return gpumem::detail::completion_rounds(device); }
 };
 
-std::uint64_t queries() { return gpumem::driver_calls("cuEventQuery"); }
+std::uint64_t queries() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
 
 // Waits, without sleeping in the test, until the reactor has gone round this often from now.
 void let_go_round(reactor of, std::uint64_t rounds) {
@@ -97,10 +99,10 @@ TEST_F(reactor_test, sleeps_while_nothing_waits) {
       for (int i = 0; i < 1'000; ++i) std::this_thread::yield();
       if (first().rounds() == seen) break;
     }
-    auto const rounds = first().rounds(), calls = gpumem::driver_calls();
+    auto const rounds = first().rounds(), calls = gpumem::driver_api::driver_calls();
     for (int i = 0; i < 20'000; ++i) std::this_thread::yield();
     EXPECT_EQ(first().rounds(), rounds);
-    EXPECT_EQ(gpumem::driver_calls(), calls);
+    EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   }
 }
 

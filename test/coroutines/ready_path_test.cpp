@@ -12,6 +12,8 @@
 #include <stop_token>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/allocation_count.hpp"
 #include "../support/parking_resource.hpp"
@@ -62,7 +64,7 @@ TEST_F(ready_path, acquire_on_a_foreign_stream_makes_no_host_allocation) {
   test::parking_resource resource{1 << 20};
   gpumem::device_guard const here{gpumem::device{0}};
   CUstream raw = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   EXPECT_EQ(sync_wait(allocations_of([&] { return resource.acquire(gpumem::stream_ref{raw}, 256); })), 0u);
 }
 
@@ -105,11 +107,11 @@ TEST_F(ready_path, completion_makes_no_host_allocation) {
   gpumem::event event{gpumem::device{0}};
   event.record(stream);
   stream.synchronize();
-  auto const records = gpumem::driver_calls("cuEventRecord");
+  auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
   EXPECT_EQ(sync_wait(allocations_of([&] { return completion(stream); })), 0u);
   EXPECT_EQ(sync_wait(allocations_of([&] { return completion(event); })), 0u);
   EXPECT_EQ(sync_wait(allocations_of([&] { return completion(stream, {}, source.get_token()); })), 0u);
-  EXPECT_EQ(gpumem::driver_calls("cuEventRecord"), records);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventRecord"), records);
 }
 
 TEST_F(ready_path, acquire_and_completion_do_not_suspend) {

@@ -16,6 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 
 using namespace gpumem;
@@ -205,7 +207,7 @@ TEST_F(dead_streams_on_device, capture_survives_a_pool_that_runs_out_of_memory_a
 TEST_F(dead_streams_on_device, request_takes_equally_long_after_a_million_streams) {
   pool_resource pool{device{0}};
   auto const of = [&](int streams) {
-    auto const calls = driver_calls();
+    auto const calls = driver_api::driver_calls();
     auto const before = host_bytes();
     auto const begin = std::chrono::steady_clock::now();
     for (int i = 0; i < streams; ++i) {
@@ -216,9 +218,9 @@ TEST_F(dead_streams_on_device, request_takes_equally_long_after_a_million_stream
     }
     std::chrono::duration<double, std::micro> const took = std::chrono::steady_clock::now() - begin;
     std::printf("%7d streams: %.2f us and %.2f driver calls each, %.2f MiB of the host\n", streams,
-                took.count() / streams, static_cast<double>(driver_calls() - calls) / streams,
+                took.count() / streams, static_cast<double>(driver_api::driver_calls() - calls) / streams,
                 static_cast<double>(host_bytes() - before) / static_cast<double>(mib));
-    return (driver_calls() - calls) / static_cast<std::uint64_t>(streams);
+    return (driver_api::driver_calls() - calls) / static_cast<std::uint64_t>(streams);
   };
   of(100);
   auto const first = of(1000);

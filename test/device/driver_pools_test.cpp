@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 using namespace gpumem;
@@ -75,7 +77,9 @@ TEST_F(driver_pools_on_device, options_reach_the_driver) {
   EXPECT_GE(pool.usage().reserved, 64 * mib);
   EXPECT_EQ(pool.usage().used, 0u);
   int completed = 1;
-  check(driver().mem_pool_get_attribute(pool.handle(), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &completed), "get");
+  driver_api::check(
+      driver_api::driver().mem_pool_get_attribute(pool.handle(), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &completed),
+      "get");
   EXPECT_EQ(completed, 0);
   stream on{device{0}};
   EXPECT_EQ(pool.try_allocate(on, 512 * mib).error().reason, outcome::too_large);

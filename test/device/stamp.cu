@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 
+#include <cuda.h>
+
 namespace stamp {
 namespace {
 

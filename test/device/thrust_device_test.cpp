@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -55,7 +57,7 @@ TEST_F(thrust_device, algorithms_give_the_same_results_as_on_the_host) {
   gpumem::device_guard const current{gpumem::device{0}};
   gpumem::stream own{gpumem::device{0}};
   CUstream raw = nullptr;
-  ASSERT_EQ(gpumem::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   for (auto const& [name, resource] : resources()) {
     for (gpumem::stream_ref const stream : {gpumem::stream_ref{own}, gpumem::stream_ref{raw}}) {
       for (bool const waits : {true, false}) {
@@ -64,7 +66,7 @@ TEST_F(thrust_device, algorithms_give_the_same_results_as_on_the_host) {
       }
     }
   }
-  EXPECT_EQ(gpumem::driver().stream_destroy(raw), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(raw), CUDA_SUCCESS);
 }
 
 TEST_F(thrust_device, temporary_memory_is_allocated_and_freed_in_the_resource) {

@@ -23,10 +23,11 @@ class virtual_pages_on_device : public device_test {
 protected:
   void SetUp() override {
     device_test::SetUp();
-    if (!IsSkipped() && !virtual_pages::supported(device{0})) GTEST_SKIP() << "the device has no virtual memory";
+    if (!IsSkipped() && !extend::virtual_pages::supported(device{0}))
+      GTEST_SKIP() << "the device has no virtual memory";
   }
 
-  static std::byte* at(virtual_pages const& pages, std::size_t offset) {
+  static std::byte* at(extend::virtual_pages const& pages, std::size_t offset) {
     return static_cast<std::byte*>(pages.base()) + offset;
   }
   static std::size_t free_bytes() { return device{0}.memory().free; }
@@ -44,7 +45,7 @@ TEST_F(virtual_pages_on_device, kernels_use_adjacent_pages_and_their_memory_is_r
   on.synchronize();
   auto const before = free_bytes();
   {
-    virtual_pages pages{device{0}};
+    extend::virtual_pages pages{device{0}};
     EXPECT_EQ(pages.granularity(), 2 * mib);
     EXPECT_GE(pages.address_space(), 8 * device{0}.memory().total);
     ASSERT_TRUE(pages.map(0, 512 * mib));
@@ -61,7 +62,7 @@ TEST_F(virtual_pages_on_device, kernels_use_adjacent_pages_and_their_memory_is_r
 
 TEST_F(virtual_pages_on_device, alias_shows_what_the_stream_wrote_before) {
   stream on{device{0}};
-  virtual_pages pages{device{0}};
+  extend::virtual_pages pages{device{0}};
   ASSERT_TRUE(pages.map(0, 64 * mib, 32 * mib));
   auto const held = free_bytes();
   write(on, at(pages, 0), 64 * mib, 2);
@@ -84,7 +85,7 @@ TEST_F(virtual_pages_on_device, pages_keep_their_contents_when_they_move) {
     std::uint64_t value;
   };
   stream on{device{0}};
-  virtual_pages pages{device{0}, {.address_space = 4096 * mib}};
+  extend::virtual_pages pages{device{0}, {.address_space = 4096 * mib}};
   std::mt19937_64 random{7};
   std::vector<laid> all;
   for (std::uint64_t i = 1; i <= 400; ++i) {
@@ -115,7 +116,7 @@ TEST_F(virtual_pages_on_device, pages_keep_their_contents_when_they_move) {
 
 TEST_F(virtual_pages_on_device, no_call_waits_for_a_running_kernel) {
   stream busy{device{0}}, on{device{0}};
-  virtual_pages pages{device{0}};
+  extend::virtual_pages pages{device{0}};
   ASSERT_TRUE(pages.map(0, 32 * mib));
   unsigned* flag = nullptr;
   ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag), sizeof *flag, cudaMemAttachGlobal), cudaSuccess);
@@ -132,7 +133,7 @@ TEST_F(virtual_pages_on_device, no_call_waits_for_a_running_kernel) {
 }
 
 TEST_F(virtual_pages_on_device, page_is_exported_as_a_file_descriptor) {
-  virtual_pages pages{device{0}, {.exportable = true}};
+  extend::virtual_pages pages{device{0}, {.exportable = true}};
   ASSERT_TRUE(pages.map(0, 4 * mib, 4 * mib));
   auto const file = pages.export_page(pages.base());
   ASSERT_TRUE(file);
@@ -143,7 +144,7 @@ TEST_F(virtual_pages_on_device, page_is_exported_as_a_file_descriptor) {
 // What the simulated device takes for granted. It is stricter in two places: driver 580 maps beyond the end of a
 // reservation, and unmaps what is not mapped throughout.
 TEST_F(virtual_pages_on_device, driver_refuses_what_the_simulated_driver_refuses) {
-  auto const& cu = driver();
+  auto const& cu = driver_api::driver();
   device_guard const scope{device{0}};
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

@@ -99,7 +99,7 @@ TEST_F(waiting_on_device, request_ends_at_its_deadline) {
   pool_type pool{device{0}, {.limit = limit}};
   gpumem::stream on{device{0}};
   auto const kept = pool.acquire(on, limit / 2).wait();
-  auto const begin = sync::now();
+  auto const begin = gpumem::detail::sync::now();
   auto const late = [&]() -> task<outcome> {
     try {
       auto const block = co_await pool.acquire(on, limit, {.deadline = begin + std::chrono::milliseconds{20}});
@@ -107,7 +107,7 @@ TEST_F(waiting_on_device, request_ends_at_its_deadline) {
     } catch (acquire_error const& e) { co_return e.reason(); }
   };
   EXPECT_EQ(sync_wait(late()), outcome::deadline);
-  auto const waited = sync::now() - begin;
+  auto const waited = gpumem::detail::sync::now() - begin;
   EXPECT_GE(waited, std::chrono::milliseconds{20});
   EXPECT_LT(waited, std::chrono::seconds{2});
 }

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 #include "makers.hpp"
@@ -52,15 +54,16 @@ protected:
     gpumem::device const where{home()};
     current_ = std::make_unique<gpumem::device_guard>(where);
     own_ = std::make_unique<gpumem::stream>(where);
-    ASSERT_EQ(gpumem::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    ASSERT_EQ(gpumem::driver_api::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   }
   void TearDown() override {
     resource_.reset();
     // The end of a promise that a stream lives is where its last frees are covered by an event.
     { auto const promised = gpumem::stream::adopt(foreign_); }
-    ASSERT_EQ(gpumem::driver().stream_destroy(foreign_), CUDA_SUCCESS);
+    ASSERT_EQ(gpumem::driver_api::driver().stream_destroy(foreign_), CUDA_SUCCESS);
     own_.reset();
-    EXPECT_EQ(gpumem::driver().ctx_synchronize(), CUDA_SUCCESS); // then the driver's default pool keeps nothing
+    EXPECT_EQ(gpumem::driver_api::driver().ctx_synchronize(),
+              CUDA_SUCCESS); // then the driver's default pool keeps nothing
     current_.reset();
     simulated::TearDown();
     // A pool gives back what the host has seen complete, and then what its library thread sees.
@@ -70,7 +73,7 @@ protected:
   }
 
   int home() {
-    auto const services = gpumem::services_of(*resource_);
+    auto const services = gpumem::extend::services_of(*resource_);
     auto const ordinal = services.table->device(services.state);
     return ordinal < 0 ? 0 : ordinal;
   }

@@ -24,9 +24,9 @@ using counted = statistics_adaptor<cuda_resource>;
 using host_log = gpumem::logging_adaptor<host_resource>;
 
 static_assert(sizeof(any_pool) == 48 && sizeof(pool_ref) == 16);
-static_assert(mr::resource_with<any_pool, mr::device_accessible, gpumem::services>);
-static_assert(mr::resource_with<counted, mr::device_accessible, gpumem::services>);
-static_assert(mr::synchronous_resource_with<host_log, mr::host_accessible, gpumem::services>);
+static_assert(mr::resource_with<any_pool, mr::device_accessible, gpumem::extend::services>);
+static_assert(mr::resource_with<counted, mr::device_accessible, gpumem::extend::services>);
+static_assert(mr::synchronous_resource_with<host_log, mr::host_accessible, gpumem::extend::services>);
 static_assert(!mr::has_property<host_log, mr::device_accessible>);
 
 template <class Resource>
@@ -66,12 +66,12 @@ TEST_F(erasure, narrowed_handle_keeps_its_services) {
   mr::any_resource<mr::device_accessible> narrowed{pool};
   mr::resource_ref<mr::device_accessible> seen{narrowed};
   auto const expected = subject_.services();
-  EXPECT_EQ(gpumem::services_of(pool).state, expected.state);
-  EXPECT_EQ(gpumem::services_of(narrowed).state, expected.state);
-  EXPECT_EQ(gpumem::services_of(seen).state, expected.state);
+  EXPECT_EQ(gpumem::extend::services_of(pool).state, expected.state);
+  EXPECT_EQ(gpumem::extend::services_of(narrowed).state, expected.state);
+  EXPECT_EQ(gpumem::extend::services_of(seen).state, expected.state);
   pool_ref ref = subject_.ref();
-  EXPECT_EQ(gpumem::services_of(ref).state, expected.state);
-  EXPECT_EQ(gpumem::services_of(ref).table, expected.table);
+  EXPECT_EQ(gpumem::extend::services_of(ref).state, expected.state);
+  EXPECT_EQ(gpumem::extend::services_of(ref).table, expected.table);
 }
 
 // A property that the erased type names, one that it does not, and one that no resource has: asked here, in a unit that
@@ -79,7 +79,7 @@ TEST_F(erasure, narrowed_handle_keeps_its_services) {
 TEST_F(erasure, properties_can_be_queried_outside_the_module) {
   auto const expected = subject_.services();
   auto const asks = [&](auto const& erased) {
-    auto const found = try_get_property(erased, gpumem::services{});
+    auto const found = try_get_property(erased, gpumem::extend::services{});
     ASSERT_TRUE(found.has_value());
     EXPECT_EQ(found->state, expected.state);
     EXPECT_EQ(found->table, expected.table);
@@ -95,8 +95,8 @@ TEST_F(erasure, properties_can_be_queried_outside_the_module) {
   asks(mr::resource_ref<mr::device_accessible>{subject_.ref()});
   asks(synchronous);
   asks(mr::synchronous_resource_ref<mr::device_accessible>{subject_.ref()});
-  auto const memory = gpumem::make_any_memory(subject_);
-  EXPECT_EQ(try_get_property(memory, gpumem::services{}).value().state, expected.state);
+  auto const memory = gpumem::extend::make_any_memory(subject_);
+  EXPECT_EQ(try_get_property(memory, gpumem::extend::services{}).value().state, expected.state);
   EXPECT_FALSE(try_get_property(memory, mr::host_accessible{}));
 }
 
@@ -121,7 +121,7 @@ TEST_F(erasure, resource_type_can_be_recovered) {
 
 TEST_F(erasure, forwarded_services_do_not_bypass_an_adaptor) {
   users_adaptor outer{subject_};
-  mr::any_resource<mr::device_accessible, gpumem::services> pool{outer};
+  mr::any_resource<mr::device_accessible, gpumem::extend::services> pool{outer};
   users_adaptor::calls = 0;
   { auto const block = gpumem::acquire(pool, stream_, 100).wait(); }
   EXPECT_EQ(users_adaptor::calls, 2);

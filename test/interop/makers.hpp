@@ -59,7 +59,7 @@ template <class Upstream> struct statistics {
 };
 template <class Upstream> struct logging {
   static constexpr char const* name = "logging";
-  static auto make() { return gpumem::logging_adaptor{Upstream::make(), gpumem::log_sink{"/dev/null"}}; }
+  static auto make() { return gpumem::logging_adaptor{Upstream::make(), gpumem::extend::log_sink{"/dev/null"}}; }
 };
 template <class Upstream> struct limiting {
   static constexpr char const* name = "limiting";

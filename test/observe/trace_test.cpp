@@ -15,18 +15,20 @@ import gpumem;
 
 namespace {
 
-using gpumem::trace_action;
-using gpumem::trace_record;
+using gpumem::extend::trace_action;
+using gpumem::extend::trace_record;
 
-const std::string header = std::string(gpumem::trace_header) + "\n";
+const std::string header = std::string(gpumem::extend::trace_header) + "\n";
 const std::string good_row = "1,00:00:00.000486,allocate,0x7f852b585800,131072,0x1\n";
 
-std::vector<trace_record> read(const std::string& rows) { return gpumem::trace_reader(header + rows).read_all(); }
+std::vector<trace_record> read(const std::string& rows) {
+  return gpumem::extend::trace_reader(header + rows).read_all();
+}
 
 std::string error_of(const std::string& text) {
   try {
-    gpumem::trace_reader(text, "t.csv").read_all();
-  } catch (const gpumem::trace_error& error) { return error.what(); }
+    gpumem::extend::trace_reader(text, "t.csv").read_all();
+  } catch (const gpumem::extend::trace_error& error) { return error.what(); }
   return "no error";
 }
 
@@ -56,13 +58,13 @@ TEST(trace_reader, header_alone_is_an_empty_trace) { EXPECT_TRUE(read("").empty(
 TEST(trace_reader, lines_may_end_in_carriage_return_and_line_feed) {
   std::string text = header + good_row + good_row;
   for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) text.replace(at, 1, "\r\n");
-  const auto records = gpumem::trace_reader(text).read_all();
+  const auto records = gpumem::extend::trace_reader(text).read_all();
   ASSERT_EQ(records.size(), 2U);
   EXPECT_EQ(records.back().stream, 1U);
 }
 
 TEST(trace_reader, reports_the_line_of_each_row) {
-  gpumem::trace_reader reader(header + good_row + good_row, "t.csv");
+  gpumem::extend::trace_reader reader(header + good_row + good_row, "t.csv");
   trace_record record;
   EXPECT_EQ(reader.line(), 1U);
   ASSERT_TRUE(reader.next(record));
@@ -74,27 +76,27 @@ TEST(trace_reader, reports_the_line_of_each_row) {
 }
 
 TEST(trace_reader, moved_reader_continues) {
-  gpumem::trace_reader first(header + good_row + good_row);
+  gpumem::extend::trace_reader first(header + good_row + good_row);
   trace_record record;
   ASSERT_TRUE(first.next(record));
-  gpumem::trace_reader second(std::move(first));
+  gpumem::extend::trace_reader second(std::move(first));
   EXPECT_TRUE(second.next(record));
   EXPECT_FALSE(second.next(record));
 }
 
 TEST(trace_reader, reads_from_an_input_stream) {
   std::istringstream input(header + good_row);
-  EXPECT_EQ(gpumem::trace_reader(input, "t.csv").read_all().size(), 1U);
+  EXPECT_EQ(gpumem::extend::trace_reader(input, "t.csv").read_all().size(), 1U);
 }
 
 TEST(trace_reader, error_names_file_line_and_reason_and_ends_the_reader) {
-  gpumem::trace_reader reader(header + good_row + "nonsense\n" + good_row, "dir/t.csv");
+  gpumem::extend::trace_reader reader(header + good_row + "nonsense\n" + good_row, "dir/t.csv");
   trace_record record;
   ASSERT_TRUE(reader.next(record));
   try {
     reader.next(record);
     FAIL() << "a malformed row passed";
-  } catch (const gpumem::trace_error& error) {
+  } catch (const gpumem::extend::trace_error& error) {
     EXPECT_EQ(error.file(), "dir/t.csv");
     EXPECT_EQ(error.line(), 3U);
     EXPECT_EQ(error.reason(), "a row has 6 fields, this one has 1");
@@ -161,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 std::string written(const std::vector<trace_record>& records) {
   std::ostringstream output;
-  gpumem::trace_writer writer(output);
+  gpumem::extend::trace_writer writer(output);
   for (const trace_record& record : records) writer.write(record);
   writer.flush();
   return output.str();
@@ -180,7 +182,7 @@ TEST(trace_writer, writes_rows_in_the_format_of_rmm) {
 TEST(trace_writer, longest_row_fits) {
   constexpr auto most = std::numeric_limits<std::uint64_t>::max();
   const trace_record widest{most, most, trace_action::allocate_failure, most, most, most};
-  const gpumem::trace_row row = gpumem::format_row(widest);
+  const gpumem::extend::trace_row row = gpumem::extend::format_row(widest);
   EXPECT_EQ(row.text(),
             "18446744073709551615,5124095576:01:49.551615,allocate failure,0xffffffffffffffff,18446744073709551615,"
             "0xffffffffffffffff\n");
@@ -200,7 +202,7 @@ TEST(trace_round_trip, random_records_are_read_as_they_were_written) {
               number() * (random() % 2)};
   }
   const std::string text = written(records);
-  const auto again = gpumem::trace_reader(text).read_all();
+  const auto again = gpumem::extend::trace_reader(text).read_all();
   EXPECT_EQ(again, records);
   EXPECT_EQ(written(again), text);
 }

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -31,22 +33,25 @@ struct begun {
 class beside_capture : public gpumem_test::simulated_test, public testing::WithParamInterface<begun> {
 protected:
   void SetUp() override {
-    gpumem::check(gpumem::driver().stream_create(&captured_, GetParam().flags), "cuStreamCreate");
-    gpumem::check(gpumem::driver().mem_alloc(&target_, 64), "cuMemAlloc");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&captured_, GetParam().flags),
+                              "cuStreamCreate");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&target_, 64), "cuMemAlloc");
   }
   void TearDown() override {
-    gpumem::driver().stream_destroy(captured_);
-    gpumem::driver().mem_free(target_);
+    gpumem::driver_api::driver().stream_destroy(captured_);
+    gpumem::driver_api::driver().mem_free(target_);
     simulated_test::TearDown();
   }
 
   // The calls on a thread of their own, while this one captures; then the graph runs.
   void expect_undisturbed(std::function<void()> const& calls) {
     ++value_;
-    gpumem::check(gpumem::driver().memset_d8_async(target_, 0, 64, own_.get()), "cuMemsetD8Async");
+    gpumem::driver_api::check(gpumem::driver_api::driver().memset_d8_async(target_, 0, 64, own_.get()),
+                              "cuMemsetD8Async");
     simulator::run_until_idle();
-    gpumem::check(gpumem::driver().stream_begin_capture(captured_, GetParam().mode), "cuStreamBeginCapture");
-    EXPECT_EQ(gpumem::driver().memset_d8_async(target_, value_, 64, captured_), CUDA_SUCCESS);
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(captured_, GetParam().mode),
+                              "cuStreamBeginCapture");
+    EXPECT_EQ(gpumem::driver_api::driver().memset_d8_async(target_, value_, 64, captured_), CUDA_SUCCESS);
     {
       gpumem_test::running_device const running;
       std::thread{[&] {
@@ -54,20 +59,22 @@ protected:
         calls();
       }}.join();
     }
-    EXPECT_EQ(gpumem::driver().memset_d8_async(target_ + 8, value_, 8, captured_), CUDA_SUCCESS);
+    EXPECT_EQ(gpumem::driver_api::driver().memset_d8_async(target_ + 8, value_, 8, captured_), CUDA_SUCCESS);
     CUgraph graph = nullptr;
-    ASSERT_EQ(gpumem::driver().stream_end_capture(captured_, &graph), CUDA_SUCCESS) << "the capture was disturbed";
+    ASSERT_EQ(gpumem::driver_api::driver().stream_end_capture(captured_, &graph), CUDA_SUCCESS)
+        << "the capture was disturbed";
     run(graph);
     unsigned char seen = 0;
-    gpumem::check(gpumem::driver().memcpy_dtoh_async(&seen, target_, 1, own_.get()), "cuMemcpyDtoHAsync");
+    gpumem::driver_api::check(gpumem::driver_api::driver().memcpy_dtoh_async(&seen, target_, 1, own_.get()),
+                              "cuMemcpyDtoHAsync");
     simulator::run_until_idle();
     EXPECT_EQ(seen, value_);
-    EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), 0u);
+    EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), 0u);
   }
 
   static stream_ref make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
     CUstream made = nullptr;
-    gpumem::check(gpumem::driver().stream_create(&made, flags), "cuStreamCreate");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&made, flags), "cuStreamCreate");
     return stream_ref{made};
   }
 
@@ -82,7 +89,7 @@ private:
     gpumem_test::driver_function<decltype(cuGraphLaunch)>("cuGraphLaunch")(executable, own_.get());
     simulator::run_until_idle();
     gpumem_test::driver_function<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(executable);
-    gpumem::driver().graph_destroy(graph);
+    gpumem::driver_api::driver().graph_destroy(graph);
   }
   CUstream captured_ = nullptr;
   CUdeviceptr target_ = 0;
@@ -106,7 +113,7 @@ TEST_P(beside_capture, pool_can_run_out_of_memory_synchronize_and_end) {
       auto* const host = pool->allocate_sync(1 * MiB);
       pool->deallocate_sync(host, 1 * MiB);
       pool.reset();
-      gpumem::driver().stream_destroy(foreign.get());
+      gpumem::driver_api::driver().stream_destroy(foreign.get());
     });
   }
 }
@@ -140,7 +147,7 @@ TEST_P(beside_capture, every_pool_call_leaves_the_capture_valid) {
     happened.synchronize();
     own_.synchronize();
     { auto const promised = gpumem::stream::adopt(foreign.get()); }
-    for (auto const each : {foreign, blocking}) gpumem::driver().stream_destroy(each.get());
+    for (auto const each : {foreign, blocking}) gpumem::driver_api::driver().stream_destroy(each.get());
   });
 }
 
@@ -164,7 +171,7 @@ TEST_P(beside_capture, calls_of_sources_and_a_hardened_pool_leave_the_capture_va
       hard.deallocate(on, p, 8 * MiB);
       hard.synchronize(10s);
     }
-    gpumem::driver().stream_destroy(foreign.get());
+    gpumem::driver_api::driver().stream_destroy(foreign.get());
   });
 }
 

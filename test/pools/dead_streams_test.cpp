@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -33,7 +35,7 @@ public:
   request_stream(request_stream const&) = delete;
   request_stream& operator=(request_stream const&) = delete;
   ~request_stream() {
-    gpumem::driver().stream_synchronize(handle_.get());
+    gpumem::driver_api::driver().stream_synchronize(handle_.get());
     destroy(handle_);
   }
   operator stream_ref() const { return handle_; } // NOLINT: as a stream
@@ -149,10 +151,10 @@ TEST_F(dead_streams, request_at_the_limit_is_granted_beside_a_long_kernel) {
       ASSERT_TRUE(p) << "request " << i;
       simulator::work(s, {simulator::write(*p, 600 * MiB)});
       pool.deallocate(s, *p, 600 * MiB);
-      gpumem::driver().stream_synchronize(s.get());
+      gpumem::driver_api::driver().stream_synchronize(s.get());
       destroy(s);
     }
-    EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), 0u);
+    EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), 0u);
     end_long();
     simulator::run_until_idle();
   }
@@ -166,11 +168,11 @@ TEST_F(dead_streams, each_free_of_a_burst_records_an_event) {
   while (auto const p = pool.try_allocate(s, 10 * MiB)) blocks.push_back(*p);
   EXPECT_FALSE(pool.try_allocate(lasting, 10 * MiB));
   for (auto* const p : blocks) {
-    auto const records = gpumem::driver_calls("cuEventRecord");
+    auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
     pool.deallocate(s, p, 10 * MiB);
-    EXPECT_GE(gpumem::driver_calls("cuEventRecord"), records + 1);
+    EXPECT_GE(gpumem::driver_api::driver_calls("cuEventRecord"), records + 1);
   }
-  gpumem::driver().stream_synchronize(s.get());
+  gpumem::driver_api::driver().stream_synchronize(s.get());
   destroy(s);
   auto const all = blocks.size() * 10 * MiB;
   EXPECT_TRUE(pool.try_allocate(lasting, all)) << "all of it is complete";
@@ -183,7 +185,7 @@ TEST_F(dead_streams, memory_of_a_hundred_frees_can_all_go_to_another_stream) {
   for (int i = 0; i < 100; ++i) blocks.push_back(pool.allocate(s, 8 * MiB));
   auto const reserved = pool.statistics().reserved;
   for (auto* const p : blocks) pool.deallocate(s, p, 8 * MiB);
-  gpumem::driver().stream_synchronize(s.get());
+  gpumem::driver_api::driver().stream_synchronize(s.get());
   destroy(s);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.try_allocate(lasting, 8 * MiB));
   EXPECT_EQ(pool.statistics().reserved, reserved);
@@ -194,7 +196,7 @@ TEST_F(dead_streams, full_event_ring_loses_no_free) {
   pool_resource pool{device};
   auto const s = make_foreign();
   run_long(s);
-  auto& timeline = gpumem::identify(s, device).timeline();
+  auto& timeline = gpumem::extend::identify(s, device).timeline();
   timeline.prepare();
   for (int i = 0; i < 70; ++i) timeline.record_later(s.get());
   serve(pool, s, 64 * MiB);
@@ -233,11 +235,11 @@ TEST_F(dead_streams, order_after_a_dead_stream_is_no_order_after_the_next_with_i
   serve(checked, s, 1 * MiB);
   told.record(s);
   lasting.wait(told);
-  auto& timeline = gpumem::identify(s, device).timeline();
+  auto& timeline = gpumem::extend::identify(s, device).timeline();
   simulator::run_until_idle();
   destroy(s);
   auto const next = make_foreign();
-  ASSERT_EQ(&gpumem::identify(next, device).timeline(), &timeline) << "the timeline serves the next stream";
+  ASSERT_EQ(&gpumem::extend::identify(next, device).timeline(), &timeline) << "the timeline serves the next stream";
   auto* const p = checked.allocate(next, 64 * MiB);
   simulator::work(next, {simulator::write(p, 64 * MiB)});
   checked.deallocate(next, p, 64 * MiB);
@@ -257,12 +259,12 @@ TEST_F(dead_streams, next_stream_with_a_handle_inherits_no_order) {
   checked.deallocate(lasting, p, 64 * MiB);
   gpumem::event told{device};
   told.record(lasting);
-  auto const key = gpumem::identify(s, device);
+  auto const key = gpumem::extend::identify(s, device);
   told.make_wait(s);
   ASSERT_TRUE(key.timeline().ordered_after(lasting.key().timeline(), lasting.key().timeline().current_epoch() - 1));
   destroy(s);
   auto const next = make_foreign();
-  ASSERT_EQ(gpumem::identify(next, device), key) << "the timeline serves the next stream";
+  ASSERT_EQ(gpumem::extend::identify(next, device), key) << "the timeline serves the next stream";
   EXPECT_NE(checked.allocate(next, 64 * MiB), p);
   end_long();
   simulator::run_until_idle();
@@ -272,17 +274,17 @@ TEST_F(dead_streams, next_stream_with_a_handle_inherits_no_order) {
 TEST_F(dead_streams, timeline_of_a_live_block_serves_no_other_stream) {
   pool_resource pool{device};
   std::optional<gpumem::allocation> block;
-  std::optional<gpumem::stream_key> key;
+  std::optional<gpumem::extend::stream_key> key;
   std::thread{[&] {
     gpumem::device_guard const here{device};
     block = pool.acquire(stream_ref{CU_STREAM_PER_THREAD}, 1 * MiB).wait();
-    key = gpumem::identify(stream_ref{CU_STREAM_PER_THREAD}, device);
+    key = gpumem::extend::identify(stream_ref{CU_STREAM_PER_THREAD}, device);
   }}.join();
   simulator::run_until_idle();
   for (int i = 0; i < 4; ++i) {
     std::thread{[&] {
       gpumem::device_guard const here{device};
-      EXPECT_NE(gpumem::identify(stream_ref{CU_STREAM_PER_THREAD}, device), *key);
+      EXPECT_NE(gpumem::extend::identify(stream_ref{CU_STREAM_PER_THREAD}, device), *key);
     }}.join();
   }
   block.reset();
@@ -314,9 +316,9 @@ TEST_F(dead_streams, long_lived_stream_records_an_event_at_one_free_in_64) {
   pool_resource pool{device};
   auto const s = make_foreign();
   auto const of = [&](int frees) {
-    auto const before = gpumem::driver_calls("cuEventRecord");
+    auto const before = gpumem::driver_api::driver_calls("cuEventRecord");
     for (int i = 0; i < frees; ++i) pool.deallocate(s, pool.allocate(s, 4096), 4096);
-    return gpumem::driver_calls("cuEventRecord") - before;
+    return gpumem::driver_api::driver_calls("cuEventRecord") - before;
   };
   EXPECT_EQ(of(64), 64u) << "each of the first may be the last";
   of(4096 - 64);
@@ -346,10 +348,10 @@ TEST_F(dead_streams, calls_need_no_more_work_after_35000_streams_and_1000_thread
   auto const costs = [&] {
     std::vector<cost> all;
     auto const add = [&](auto call) {
-      auto const calls = gpumem::driver_calls();
+      auto const calls = gpumem::driver_api::driver_calls();
       auto const allocations = test::host_allocations();
       for (int i = 0; i < calls_of_each; ++i) call();
-      all.push_back({gpumem::driver_calls() - calls, test::host_allocations() - allocations});
+      all.push_back({gpumem::driver_api::driver_calls() - calls, test::host_allocations() - allocations});
     };
     add(request);
     add([&] { serve(pool, lasting, 5 * MiB); });
@@ -382,11 +384,11 @@ TEST_F(dead_streams, more_streams_can_be_adopted_than_the_table_holds) {
   pool_resource pool{device};
   for (auto const s : streams) {
     auto const promised = gpumem::stream::adopt(s.get());
-    EXPECT_EQ(gpumem::identify(s, device), promised.key());
+    EXPECT_EQ(gpumem::extend::identify(s, device), promised.key());
     pool.deallocate(promised, pool.allocate(promised, 4096), 4096);
   }
   auto const before = timelines();
-  for (auto const s : streams) EXPECT_NO_THROW(gpumem::identify(s, device));
+  for (auto const s : streams) EXPECT_NO_THROW(gpumem::extend::identify(s, device));
   EXPECT_EQ(timelines(), before) << "each is found again";
   for (auto const s : streams) destroy(s);
 }

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "hardened_pool.hpp"
 

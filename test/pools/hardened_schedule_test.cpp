@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -83,7 +85,7 @@ private:
 
   // Both at once.
   void free_twice(block b) {
-    gpumem::sync::thread other{[&] { pool_.deallocate(on_, b.data, b.bytes); }};
+    gpumem::detail::sync::thread other{[&] { pool_.deallocate(on_, b.data, b.bytes); }};
     pool_.deallocate(on_, b.data, b.bytes);
     other.join();
     count(planted_, misuse::kind::double_free);
@@ -113,7 +115,7 @@ result_of_seed run_misusers(std::uint64_t seed, std::vector<gpumem::stream>& str
   for (std::size_t i = 0; i < streams.size(); ++i) misusers.emplace_back(seed * streams.size() + i, pool, streams[i]);
   std::vector<std::function<void()>> bodies;
   for (auto& each : misusers) bodies.emplace_back([&each] { each.run(12); });
-  gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 7);
+  gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 7);
   if (!pool.synchronize(std::chrono::seconds{10})) result.findings = "not synchronized; ";
   for (auto const& each : misusers) {
     for (std::size_t i = 0; i < kinds; ++i) result.planted[i] += each.planted()[i];
@@ -163,11 +165,12 @@ protected:
     hardened_schedule::SetUp();
     gpumem::device_guard const here{gpumem::device{0}};
     CUstream made = nullptr;
-    gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&made, CU_STREAM_NON_BLOCKING),
+                              "cuStreamCreate");
     raw = gpumem::stream_ref{made};
   }
   void TearDown() override {
-    gpumem::driver().stream_destroy(raw.get());
+    gpumem::driver_api::driver().stream_destroy(raw.get());
     hardened_schedule::TearDown();
   }
 
@@ -176,18 +179,19 @@ protected:
   }
   void free_in_capture(pool_type& pool) const {
     auto* const p = pool.allocate(raw, bytes);
-    gpumem::check(gpumem::driver().stream_begin_capture(raw.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+    gpumem::driver_api::check(
+        gpumem::driver_api::driver().stream_begin_capture(raw.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
     pool.deallocate(raw, p, bytes);
     CUgraph graph = nullptr;
-    gpumem::check(gpumem::driver().stream_end_capture(raw.get(), &graph), "end");
-    gpumem::driver().graph_destroy(graph);
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(raw.get(), &graph), "end");
+    gpumem::driver_api::driver().graph_destroy(graph);
   }
   static std::uint64_t run(std::function<void()> const& body) {
     auto const on_the_device = [&] {
       gpumem::device_guard const here{gpumem::device{0}};
       body();
     };
-    return gpumem::schedule::run(1, {on_the_device}).marks;
+    return gpumem::detail::schedule::run(1, {on_the_device}).marks;
   }
 
   static constexpr std::size_t KiB = std::size_t{1} << 10, bytes = 40 * KiB;
@@ -200,12 +204,12 @@ TEST_F(uncovered_free, closed_pool_does_not_poll_for_a_free_without_an_event) {
     auto pool = make_pool();
     free_in_capture(pool);
   });
-  auto const marks = run([] { gpumem::sync::sleep_for(1s); });
+  auto const marks = run([] { gpumem::detail::sync::sleep_for(1s); });
   EXPECT_LT(marks, 200u) << "the library thread polls again and again";
   EXPECT_GT(simulator::report().bytes_allocated, before);
   run([&] {
-    gpumem::identify(raw, gpumem::device{0});
-    gpumem::sync::sleep_for(1s);
+    gpumem::extend::identify(raw, gpumem::device{0});
+    gpumem::detail::sync::sleep_for(1s);
   });
   EXPECT_EQ(simulator::report().bytes_allocated, before);
 }
@@ -214,15 +218,15 @@ TEST_F(uncovered_free, only_a_request_that_may_wait_waits_for_a_free_without_an_
   run([&] {
     auto pool = make_pool();
     free_in_capture(pool);
-    auto const begin = gpumem::sync::now();
+    auto const begin = gpumem::detail::sync::now();
     EXPECT_FALSE(pool.try_allocate(streams[0], bytes));
-    auto const refused = gpumem::sync::now();
+    auto const refused = gpumem::detail::sync::now();
     EXPECT_THROW(pool.allocate(streams[0], bytes), gpumem::out_of_memory);
-    auto const waited = gpumem::sync::now() - refused;
+    auto const waited = gpumem::detail::sync::now() - refused;
     EXPECT_LT(refused - begin, 20us) << "slept";
     EXPECT_GE(waited, 20us);
     EXPECT_LT(waited, 1100ms);
-    gpumem::identify(raw, gpumem::device{0});
+    gpumem::extend::identify(raw, gpumem::device{0});
   });
 }
 

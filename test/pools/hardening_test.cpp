@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "hardened_pool.hpp"
 
@@ -151,7 +153,7 @@ TEST_F(hardening_test, history_lists_the_last_events_of_a_pointer) {
   ASSERT_EQ(r.history(p + 999).size(), 1u);
   EXPECT_EQ(r.history(p)[0].pointer, p);
   EXPECT_EQ(r.history(p)[0].sequence, 1u);
-  EXPECT_EQ(r.history(p)[0].thread, gpumem::sync::thread_index());
+  EXPECT_EQ(r.history(p)[0].thread, gpumem::detail::sync::thread_index());
   r.deallocate(t, p, 1000);
   ASSERT_TRUE(synchronized(r));
   ASSERT_EQ(r.allocate(t, 1000), p);

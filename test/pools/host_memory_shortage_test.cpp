@@ -8,6 +8,8 @@
 #include <new>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 // Where this program's own code lies: the simulated device, a library, has memory all the time.
@@ -41,7 +43,8 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 stream_ref make_foreign() {
   CUstream made = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&made, CU_STREAM_NON_BLOCKING),
+                            "cuStreamCreate");
   return stream_ref{made};
 }
 
@@ -73,7 +76,7 @@ TEST_F(host_memory_shortage, free_on_an_unknown_stream_needs_no_host_memory) {
   for (std::size_t i = 0; i < many; ++i) {
     blocks.push_back(checked.allocate(a, 8 * MiB));
     streams.push_back(make_foreign());
-    gpumem::driver().memset_d8_async(reinterpret_cast<CUdeviceptr>(blocks[i]), 0, 8 * MiB, a.get());
+    gpumem::driver_api::driver().memset_d8_async(reinterpret_cast<CUdeviceptr>(blocks[i]), 0, 8 * MiB, a.get());
   }
   a.synchronize();
   for (std::size_t i = 0; i < many; ++i) simulator::work(streams[i], {simulator::write(blocks[i], 8 * MiB)});
@@ -83,8 +86,8 @@ TEST_F(host_memory_shortage, free_on_an_unknown_stream_needs_no_host_memory) {
   EXPECT_EQ(told, 0);
   EXPECT_EQ(pool.statistics().live, 0u);
   for (auto const s : streams) {
-    gpumem::driver().stream_synchronize(s.get());
-    gpumem::driver().stream_destroy(s.get());
+    gpumem::driver_api::driver().stream_synchronize(s.get());
+    gpumem::driver_api::driver().stream_destroy(s.get());
   }
   auto const reserved = pool.statistics().reserved;
   for (std::size_t i = 0; i < many; ++i) EXPECT_TRUE(pool.try_allocate(a, 8 * MiB));
@@ -99,7 +102,8 @@ TEST_F(host_memory_shortage, free_on_a_capturing_stream_needs_no_host_memory) {
     blocks.push_back(pool.allocate(a, MiB));
     streams.push_back(make_foreign());
     auto const mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    gpumem::check(gpumem::driver().stream_begin_capture(streams.back().get(), mode), "cuStreamBeginCapture");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(streams.back().get(), mode),
+                              "cuStreamBeginCapture");
   }
   no_memory = true;
   for (std::size_t i = 0; i < 4; ++i) pool.deallocate(streams[i], blocks[i], MiB);
@@ -107,9 +111,9 @@ TEST_F(host_memory_shortage, free_on_a_capturing_stream_needs_no_host_memory) {
   EXPECT_EQ(told, 0);
   for (auto const s : streams) {
     CUgraph graph = nullptr;
-    EXPECT_EQ(gpumem::driver().stream_end_capture(s.get(), &graph), CUDA_SUCCESS);
-    gpumem::driver().graph_destroy(graph);
-    gpumem::driver().stream_destroy(s.get());
+    EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(s.get(), &graph), CUDA_SUCCESS);
+    gpumem::driver_api::driver().graph_destroy(graph);
+    gpumem::driver_api::driver().stream_destroy(s.get());
   }
   EXPECT_EQ(pool.statistics().live, 0u);
 }
@@ -127,7 +131,7 @@ TEST_F(host_memory_shortage, driver_error_without_host_memory_fails_the_request_
     auto const again = pool.try_allocate(s, 64 * MiB);
     ASSERT_TRUE(again) << call;
     pool.deallocate(s, *again, 64 * MiB);
-    gpumem::driver().stream_destroy(s.get());
+    gpumem::driver_api::driver().stream_destroy(s.get());
   }
 }
 

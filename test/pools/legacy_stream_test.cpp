@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <thread>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -20,13 +22,13 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 class legacy_stream : public gpumem_test::simulated_test {
 protected:
   void SetUp() override {
-    gpumem::check(gpumem::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
     *static_cast<std::uint32_t volatile*>(flag_) = 0;
   }
   void TearDown() override {
     gpumem::set_default_stream(default_stream::either);
     simulated_test::TearDown();
-    gpumem::driver().mem_free_host(flag_);
+    gpumem::driver_api::driver().mem_free_host(flag_);
   }
   template <class Function> static Function* function(char const* name) {
     return gpumem_test::driver_function<Function>(name);
@@ -40,7 +42,7 @@ protected:
   }
   static CUstream make_blocking() {
     CUstream made = nullptr;
-    gpumem::check(gpumem::driver().stream_create(&made, CU_STREAM_DEFAULT), "cuStreamCreate");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&made, CU_STREAM_DEFAULT), "cuStreamCreate");
     return made;
   }
 
@@ -65,7 +67,7 @@ TEST_F(legacy_stream, frees_on_handle_0_do_not_order_other_streams) {
   }
   write_flag(y);
   EXPECT_EQ(simulator::run_until_idle(), 0u) << "y was to run first";
-  for (auto const each : {x, y}) gpumem::driver().stream_destroy(each);
+  for (auto const each : {x, y}) gpumem::driver_api::driver().stream_destroy(each);
 }
 
 TEST_F(legacy_stream, end_of_a_thread_does_not_order_other_streams) {
@@ -80,7 +82,7 @@ TEST_F(legacy_stream, end_of_a_thread_does_not_order_other_streams) {
   }
   write_flag(y);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
-  for (auto const each : {x, y}) gpumem::driver().stream_destroy(each);
+  for (auto const each : {x, y}) gpumem::driver_api::driver().stream_destroy(each);
 }
 
 // Either of the two streams that it may be can still be at work.
@@ -108,28 +110,29 @@ TEST_F(legacy_stream, capture_of_a_blocking_stream_stays_valid) {
   pool.deallocate(legacy, pool.allocate(legacy, 8 * MiB), 8 * MiB);
   simulator::run_until_idle();
   auto const x = make_blocking();
-  gpumem::check(gpumem::driver().stream_begin_capture(x, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(x, CU_STREAM_CAPTURE_MODE_GLOBAL),
+                            "cuStreamBeginCapture");
   auto* const p = pool.allocate(b, 64 * MiB);
   pool.trim();
   pool.synchronize(std::chrono::nanoseconds{0});
   CUgraph graph = nullptr;
-  EXPECT_EQ(gpumem::driver().stream_end_capture(x, &graph), CUDA_SUCCESS);
-  gpumem::driver().graph_destroy(graph);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(x, &graph), CUDA_SUCCESS);
+  gpumem::driver_api::driver().graph_destroy(graph);
   pool.deallocate(b, p, 64 * MiB);
-  gpumem::driver().stream_destroy(x);
+  gpumem::driver_api::driver().stream_destroy(x);
 }
 
 TEST_F(legacy_stream, set_default_stream_selects_the_meaning_of_handle_0) {
   stream_ref const legacy{CU_STREAM_LEGACY}, per_thread{CU_STREAM_PER_THREAD};
-  EXPECT_NE(gpumem::identify(null, device), gpumem::identify(legacy, device));
+  EXPECT_NE(gpumem::extend::identify(null, device), gpumem::extend::identify(legacy, device));
   gpumem::set_default_stream(default_stream::legacy);
-  EXPECT_EQ(gpumem::identify(null, device), gpumem::identify(legacy, device));
-  EXPECT_EQ(gpumem::identify(null, device).handle(), CU_STREAM_LEGACY);
+  EXPECT_EQ(gpumem::extend::identify(null, device), gpumem::extend::identify(legacy, device));
+  EXPECT_EQ(gpumem::extend::identify(null, device).handle(), CU_STREAM_LEGACY);
   gpumem::set_default_stream(default_stream::per_thread);
-  EXPECT_EQ(gpumem::identify(null, device), gpumem::identify(per_thread, device));
-  EXPECT_EQ(gpumem::identify(null, device).handle(), CU_STREAM_PER_THREAD);
+  EXPECT_EQ(gpumem::extend::identify(null, device), gpumem::extend::identify(per_thread, device));
+  EXPECT_EQ(gpumem::extend::identify(null, device).handle(), CU_STREAM_PER_THREAD);
   gpumem::set_default_stream(default_stream::either);
-  EXPECT_NE(gpumem::identify(null, device), gpumem::identify(per_thread, device));
+  EXPECT_NE(gpumem::extend::identify(null, device), gpumem::extend::identify(per_thread, device));
 }
 
 // What one thread frees on the legacy stream another has at once.

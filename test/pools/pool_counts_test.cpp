@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "pool_counters.hpp"
 
@@ -48,21 +50,21 @@ TEST_F(pool_counts, reuse_by_the_same_stream_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(a, r.allocate(a, 1000), 1000);
   r.deallocate(b, r.allocate(b, 1000), 1000);
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   constexpr int few = 500; // fewer frees than after which a record is due
   for (int i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
 }
 
 TEST_F(pool_counts, thread_cache_hit_takes_no_shard_lock) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   auto const counters = counters_of(r);
-  auto const calls = gpumem::driver_calls(), allocations = host_allocations();
+  auto const calls = gpumem::driver_api::driver_calls(), allocations = host_allocations();
   constexpr std::uint64_t few = 50; // one free in 64 records an event
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(host_allocations(), allocations);
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   EXPECT_EQ(counters_of(r).locked_calls, counters.locked_calls);
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + few);
   EXPECT_EQ(r.statistics().reuse_thread_cache, counters.thread_cache_hits + few);
@@ -73,11 +75,11 @@ TEST_F(pool_counts, free_list_hit_takes_one_lock_and_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
   auto const counters = counters_of(r);
-  auto const calls = gpumem::driver_calls(), allocations = host_allocations();
+  auto const calls = gpumem::driver_api::driver_calls(), allocations = host_allocations();
   constexpr std::uint64_t few = 10;
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
   EXPECT_EQ(host_allocations(), allocations);
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   EXPECT_EQ(counters_of(r).locked_calls, counters.locked_calls + 2 * few);
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits);
 }
@@ -90,14 +92,15 @@ TEST_F(pool_counts, reuse_on_a_foreign_stream_makes_two_driver_calls) {
   cuda::stream_ref const foreign{handle};
   // After its first 4,096 frees a stream records at every 64th.
   for (int i = 0; i < 4200; ++i) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
-  auto const spoken = gpumem::driver_calls("cuEventRecord");
-  while (gpumem::driver_calls("cuEventRecord") == spoken) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
-  auto const calls = gpumem::driver_calls(), ids = gpumem::driver_calls("cuStreamGetId");
+  auto const spoken = gpumem::driver_api::driver_calls("cuEventRecord");
+  while (gpumem::driver_api::driver_calls("cuEventRecord") == spoken)
+    r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
+  auto const calls = gpumem::driver_api::driver_calls(), ids = gpumem::driver_api::driver_calls("cuStreamGetId");
   auto const counters = counters_of(r);
   constexpr std::uint64_t few = 10;
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamGetId"), ids + 2 * few);
-  EXPECT_EQ(gpumem::driver_calls(), calls + 2 * 2 * few);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamGetId"), ids + 2 * few);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls + 2 * 2 * few);
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + few);
   driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(handle);
 }
@@ -109,8 +112,8 @@ TEST_F(pool_counts, reuse_from_another_stream_makes_one_record_and_one_wait) {
     r.trim();
     simulator::run_until_idle();
   }
-  auto const records = [] { return gpumem::driver_calls("cuEventRecord"); };
-  auto const waits = [] { return gpumem::driver_calls("cuStreamWaitEvent"); };
+  auto const records = [] { return gpumem::driver_api::driver_calls("cuEventRecord"); };
+  auto const waits = [] { return gpumem::driver_api::driver_calls("cuStreamWaitEvent"); };
   auto const before = r.statistics().reuse_waited;
   constexpr std::uint64_t steals = 10;
   for (std::uint64_t i = 0; i <= steals; ++i) {
@@ -174,10 +177,10 @@ TEST_F(pool_counts, million_warm_operations_allocate_nothing_upstream) {
 TEST_F(pool_counts, few_frees_record_an_event) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);
-  auto const before = gpumem::driver_calls("cuEventRecord");
+  auto const before = gpumem::driver_api::driver_calls("cuEventRecord");
   for (int i = 0; i < 64'000; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
-  EXPECT_LE(gpumem::driver_calls("cuEventRecord") - before, 1000u);
-  EXPECT_GT(gpumem::driver_calls("cuEventRecord") - before, 0u);
+  EXPECT_LE(gpumem::driver_api::driver_calls("cuEventRecord") - before, 1000u);
+  EXPECT_GT(gpumem::driver_api::driver_calls("cuEventRecord") - before, 0u);
 }
 
 TEST_F(pool_counts, large_frees_record_an_event_near_the_limit_only) {
@@ -185,9 +188,9 @@ TEST_F(pool_counts, large_frees_record_an_event_near_the_limit_only) {
     pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = limit}};
     r.deallocate(b, r.allocate(b, 1000), 1000);
     auto* const large = r.allocate(a, 8 * MiB);
-    auto const before = gpumem::driver_calls("cuEventRecord");
+    auto const before = gpumem::driver_api::driver_calls("cuEventRecord");
     r.deallocate(a, large, 8 * MiB);
-    EXPECT_EQ(gpumem::driver_calls("cuEventRecord") - before, limit ? 1u : 0u);
+    EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventRecord") - before, limit ? 1u : 0u);
   }
 }
 
@@ -196,9 +199,9 @@ TEST_F(pool_counts, cached_frees_record_events_near_a_limit_set_late) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);
   auto const records = [&] {
-    auto const before = gpumem::driver_calls("cuEventRecord");
+    auto const before = gpumem::driver_api::driver_calls("cuEventRecord");
     for (int i = 0; i < 640; ++i) r.deallocate(a, r.allocate(a, bytes), bytes);
-    return gpumem::driver_calls("cuEventRecord") - before;
+    return gpumem::driver_api::driver_calls("cuEventRecord") - before;
   };
   EXPECT_EQ(records(), 0u);
   r.set_limit(64 * MiB);
@@ -209,7 +212,7 @@ TEST_F(pool_counts, destroyed_streams_leave_no_events_behind) {
   pool_resource r{upstream};
   auto const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
   auto const destroy = driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
-  auto const before = gpumem::driver_calls("cuEventCreate");
+  auto const before = gpumem::driver_api::driver_calls("cuEventCreate");
   for (int i = 0; i < 100; ++i) {
     CUstream made = nullptr;
     create(&made, CU_STREAM_NON_BLOCKING);
@@ -218,7 +221,7 @@ TEST_F(pool_counts, destroyed_streams_leave_no_events_behind) {
     gpumem::simulator::run_until_idle();
     destroy(made);
   }
-  EXPECT_LE(gpumem::driver_calls("cuEventCreate") - before, 8u);
+  EXPECT_LE(gpumem::driver_api::driver_calls("cuEventCreate") - before, 8u);
 }
 
 } // namespace

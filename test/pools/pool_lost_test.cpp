@@ -9,6 +9,8 @@
 #include <coroutine>
 #include <thread>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"

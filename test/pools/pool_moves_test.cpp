@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -35,7 +37,9 @@ protected:
     simulator::run_until_idle();
   }
   // Pages made and released so far.
-  static std::uint64_t made() { return gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"); }
+  static std::uint64_t made() {
+    return gpumem::driver_api::driver_calls("cuMemCreate") + gpumem::driver_api::driver_calls("cuMemRelease");
+  }
   // Four blocks of 4 MiB side by side, of which the first and the third are free again.
   std::vector<void*> every_second_of_four(pool& r) {
     std::vector<void*> blocks;
@@ -53,7 +57,7 @@ TEST_F(pool_moves, pool_stays_small_at_the_end_of_its_addresses) {
   pool r{device, {.effort = 1}, {.address_space = addresses}};
   std::mt19937 random_source{1};
   std::deque<void*> live;
-  auto const mapped_before = gpumem::driver_calls("cuMemMap");
+  auto const mapped_before = gpumem::driver_api::driver_calls("cuMemMap");
   for (int i = 0; i < 5000; ++i) {
     auto const most = 1u << random_source() % 8;
     auto const bytes = MiB / 4 * (1 + random_source() % most);
@@ -65,7 +69,8 @@ TEST_F(pool_moves, pool_stays_small_at_the_end_of_its_addresses) {
     a.synchronize();
     live.push_back(r.allocate(a, bytes));
   }
-  EXPECT_GT(gpumem::driver_calls("cuMemMap") - mapped_before, 4 * addresses / (2 * MiB)) << "they have come to an end";
+  EXPECT_GT(gpumem::driver_api::driver_calls("cuMemMap") - mapped_before, 4 * addresses / (2 * MiB))
+      << "they have come to an end";
   EXPECT_LE(r.statistics().peak_reserved, most_live * 3 / 2);
   EXPECT_TRUE(is_consistent(r));
   for (auto* const each : live) r.deallocate(a, each);

@@ -142,7 +142,9 @@ TEST_F(pool_pages, pages_stay_if_their_eviction_would_not_be_enough) {
   auto const blocks = four(r);
   r.deallocate(a, blocks[1], 4 * MiB);
   a.synchronize();
-  auto const calls = [] { return gpumem::driver_calls("cuMemUnmap") + gpumem::driver_calls("cuMemRelease"); };
+  auto const calls = [] {
+    return gpumem::driver_api::driver_calls("cuMemUnmap") + gpumem::driver_api::driver_calls("cuMemRelease");
+  };
   auto const before = calls();
   EXPECT_FALSE(r.try_allocate(b, 8 * MiB));
   EXPECT_EQ(calls(), before);
@@ -155,10 +157,11 @@ TEST_F(pool_pages, pages_move_beside_new_ones_if_the_limit_allows_some) {
   auto const blocks = four(r);
   for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   a.synchronize();
-  auto const released = gpumem::driver_calls("cuMemRelease"), created = gpumem::driver_calls("cuMemCreate");
+  auto const released = gpumem::driver_api::driver_calls("cuMemRelease"),
+             created = gpumem::driver_api::driver_calls("cuMemCreate");
   auto* const large = r.allocate(a, 10 * MiB);
-  EXPECT_EQ(gpumem::driver_calls("cuMemRelease"), released);
-  EXPECT_EQ(gpumem::driver_calls("cuMemCreate"), created + 1);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemRelease"), released);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemCreate"), created + 1);
   EXPECT_EQ(r.statistics().reserved, 18 * MiB);
   EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, large, 10 * MiB);

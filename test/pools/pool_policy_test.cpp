@@ -22,12 +22,15 @@ protected:
   using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
   static std::byte* at(void* p, std::size_t offset) { return static_cast<std::byte*>(p) + offset; }
-  static void let_pass(gpumem::sync::duration time) {
-    for (auto const end = gpumem::sync::now() + time; gpumem::sync::now() < end;) gpumem::sync::schedule_point();
+  static void let_pass(gpumem::detail::sync::duration time) {
+    for (auto const end = gpumem::detail::sync::now() + time; gpumem::detail::sync::now() < end;)
+      gpumem::detail::sync::schedule_point();
   }
-  static std::uint64_t polls() { return gpumem::driver_calls("cuEventQuery"); }
+  static std::uint64_t polls() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
   // Pages made and released so far.
-  static std::uint64_t made() { return gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"); }
+  static std::uint64_t made() {
+    return gpumem::driver_api::driver_calls("cuMemCreate") + gpumem::driver_api::driver_calls("cuMemRelease");
+  }
   // Records an event behind what is free, and polls it.
   static void poll(pool& r) { EXPECT_EQ(r.trim(r.statistics().reserved), 0u); }
   // Two polls show work that is open for long.

@@ -104,8 +104,8 @@ TEST_F(pool_preemption, several_are_preempted_at_once_if_one_is_not_enough) {
   run_all();
   auto const before = executor.posts();
   request first{*this, old, a, 45 * MiB}; // 5 MiB are free
-  auto const end = gpumem::sync::now() + std::chrono::seconds{2};
-  while (executor.posts() < before + 2 && gpumem::sync::now() < end) std::this_thread::yield();
+  auto const end = gpumem::detail::sync::now() + std::chrono::seconds{2};
+  while (executor.posts() < before + 2 && gpumem::detail::sync::now() < end) std::this_thread::yield();
   EXPECT_EQ(executor.posts(), before + 2) << "before any work was rolled back";
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(rolled_back, 2);

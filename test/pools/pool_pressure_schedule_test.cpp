@@ -48,8 +48,8 @@ public:
     simulator::seed(seed_);
     for (auto& each : cached_) each = shared_.acquire(streams_[0], limit / 2).wait();
     spiller_ = shared_.on_pressure(executor_, [this](std::size_t wanted) { return free_some(wanted); });
-    gpumem::schedule::run(seed_, {[this] { request_event(); }, [this] { serve(); }, [this] { take_back(); }},
-                          1 + seed_ % 5);
+    gpumem::detail::schedule::run(seed_, {[this] { request_event(); }, [this] { serve(); }, [this] { take_back(); }},
+                                  1 + seed_ % 5);
     cached_ = {};
     if (executor_.run_one()) result_.wrong += "something was posted and not run; ";
     if (result_.begun != result_.ended) result_.wrong += "a function was left where it waits; ";
@@ -73,7 +73,7 @@ private:
   }
 
   void request_event() {
-    auto const soon = gpumem::sync::now() + std::chrono::hours{1};
+    auto const soon = gpumem::detail::sync::now() + std::chrono::hours{1};
     for (auto const bytes : {limit / 2, limit}) {
       result_.granted += shared_.acquire(streams_[1], bytes).wait_until(soon).has_value();
     }
@@ -81,13 +81,13 @@ private:
   }
   void serve() {
     while (!asked_ || !gone_) {
-      if (!executor_.run_one()) gpumem::sync::schedule_point();
+      if (!executor_.run_one()) gpumem::detail::sync::schedule_point();
     }
   }
   void take_back() {
     auto const calls = frees_ ? 1 + seed_ / 3 % 2 : 1; // at least, before it is taken back
-    while (result_.begun < calls && !asked_) gpumem::sync::schedule_point();
-    for (auto i = seed_ / 6 % 20; i > 0; --i) gpumem::sync::schedule_point();
+    while (result_.begun < calls && !asked_) gpumem::detail::sync::schedule_point();
+    for (auto i = seed_ / 6 % 20; i > 0; --i) gpumem::detail::sync::schedule_point();
     result_.cut = result_.begun > result_.ended;
     spiller_ = {};
     gone_ = true;

@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -278,7 +280,7 @@ TEST_F(pool_interface, trim_returns_idle_and_complete_chunks) {
 // gpumem records no event on a foreign stream outside a call that was given it.
 TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams) {
   CUstream foreign = nullptr;
-  ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   gpumem::stream_ref const other{foreign};
   pool_resource r{upstream};
   EXPECT_TRUE(r.synchronize(std::chrono::seconds{1})) << "nothing to wait for";
@@ -289,7 +291,7 @@ TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams)
   gpumem::simulator::run_until_idle();
   EXPECT_TRUE(r.synchronize(std::chrono::seconds{10}));
   EXPECT_EQ(r.trim(), 4 * MiB);
-  EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 
 TEST_F(pool_interface, code_without_modules_can_use_the_pool) {

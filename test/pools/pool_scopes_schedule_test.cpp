@@ -43,7 +43,7 @@ constexpr std::size_t members = 4, unit = 256, limit = 24 * unit, weights = 4 * 
 
 struct result_of_seed {
   scope_book::tally told;
-  gpumem::schedule::result schedule;
+  gpumem::detail::schedule::result schedule;
   std::string wrong;
 };
 
@@ -102,7 +102,7 @@ result_of_seed run_workers(std::uint64_t seed, bool shows = false) {
     }
     std::vector<std::function<void()>> bodies;
     for (auto& each : workers) bodies.emplace_back([&] { each->run(5); });
-    result.schedule = gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
+    result.schedule = gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   }
   result.told = book.told();
   result.wrong = book.wrong().empty() ? wrong_in(shared) : book.wrong();

@@ -304,8 +304,8 @@ TEST_F(pool_scopes, pressure_callback_can_destroy_itself_and_the_pool) {
     spiller = pool.on_pressure(executor, [&, state](std::size_t wanted) {
       ++calls;
       first.reset();
-      state->deallocate(gpumem::stream_key::host(), std::exchange(cached, nullptr)); // no work on it is left
-      spiller = {};                                                                  // the last handle
+      state->deallocate(gpumem::extend::stream_key::host(), std::exchange(cached, nullptr)); // no work on it is left
+      spiller = {};                                                                          // the last handle
       return wanted;
     });
     first.emplace(*this, pool, b, 60 * MiB);

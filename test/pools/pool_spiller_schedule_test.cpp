@@ -70,7 +70,7 @@ spiller_notes run_workers(std::uint64_t seed, bool shows) {
         gpumem_test::spiller_member<pool>{shared, cache, streams[i], unit, most, seed * members + i, notes}.run(3);
       });
     }
-    gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
+    gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   }
   look_at_rest(shared, notes);
   return notes;

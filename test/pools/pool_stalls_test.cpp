@@ -36,7 +36,7 @@ protected:
   void TearDown() override {
     for (int i = 0; i < 3; ++i) { // the pools give back
       simulator::run_until_idle();
-      gpumem::sync::sleep_for(1s);
+      gpumem::detail::sync::sleep_for(1s);
     }
     waiting_fixture::TearDown();
   }
@@ -46,7 +46,7 @@ protected:
   // Every millisecond the device does what it has to do, and requests that have a turn take it.
   void let_pass(std::chrono::milliseconds time) {
     for (; time > 0ms; time -= 1ms) {
-      gpumem::sync::sleep_for(1ms);
+      gpumem::detail::sync::sleep_for(1ms);
       if (device_runs) simulator::run_until_idle();
       run_all();
     }
@@ -62,7 +62,7 @@ TEST_F(pool_stalls, first_request_ends_if_memory_outside_scopes_is_not_freed) {
     std::optional<request> earlier{std::in_place, *this, pool, b, 60 * MiB};
     let_pass(10ms);
     earlier.reset();
-    gpumem::sync::sleep_for(10s);
+    gpumem::detail::sync::sleep_for(10s);
     request first{*this, pool, b, 60 * MiB}, second{*this, pool, b, 50 * MiB};
     let_pass(900ms);
     EXPECT_EQ(first.ended(), std::nullopt) << "time counts while requests wait";
@@ -226,11 +226,11 @@ TEST_F(pool_stalls, no_driver_call_is_made_before_a_stall_is_due) {
   auto const block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB};
   let_pass(100ms);
-  auto const before = gpumem::driver_calls();
-  gpumem::sync::sleep_for(50min);
-  EXPECT_LE(gpumem::driver_calls() - before, 10u);
+  auto const before = gpumem::driver_api::driver_calls();
+  gpumem::detail::sync::sleep_for(50min);
+  EXPECT_LE(gpumem::driver_api::driver_calls() - before, 10u);
   EXPECT_EQ(first.ended(), std::nullopt);
-  gpumem::sync::sleep_for(11min);
+  gpumem::detail::sync::sleep_for(11min);
   run_all();
   EXPECT_EQ(first.ended(), outcome::stalled);
 }
@@ -254,7 +254,7 @@ TEST_F(pool_stalls, no_stall_is_reported_without_a_timeout) {
   pool_type pool{device, {.limit = 100 * MiB}};
   auto const block = pool.acquire(a, 60 * MiB).wait();
   request first{*this, pool, a, 60 * MiB};
-  gpumem::sync::sleep_for(100h);
+  gpumem::detail::sync::sleep_for(100h);
   run_all();
   EXPECT_EQ(first.ended(), std::nullopt);
 }

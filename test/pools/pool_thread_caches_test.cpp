@@ -35,11 +35,11 @@ TEST_F(pool_thread_caches, last_large_blocks_are_cached) {
   rounds(1);
   EXPECT_EQ(r.statistics().cached, 2 * MiB + MiB / 2 - 256);
   auto const counters = counters_of(r);
-  auto const calls = gpumem::driver_calls();
+  auto const calls = gpumem::driver_api::driver_calls();
   rounds(10);
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + 30);
   EXPECT_EQ(counters_of(r).locked_calls, counters.locked_calls);
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   auto* const other = r.allocate(b, MiB);
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits + 30) << "not to another stream";
   r.deallocate(b, other, MiB);

@@ -45,13 +45,14 @@ TEST_F(pool_waiting_counts, no_poll_is_made_while_only_a_free_can_help) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
   request second{*this, pool, b, 60 * MiB};
-  auto const calls = gpumem::driver_calls();
+  auto const calls = gpumem::driver_api::driver_calls();
   std::atomic<bool> passed{false};
   test::timed_item later{[&] { passed = true; }};
-  gpumem::detail::start_timer(later, gpumem::sync::now() + std::chrono::milliseconds{2}); // a poll would come before
+  gpumem::detail::start_timer(later,
+                              gpumem::detail::sync::now() + std::chrono::milliseconds{2}); // a poll would come before
   while (!passed) std::this_thread::yield();
   gpumem::detail::cancel_timer(later);
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
 }
 
 TEST_F(pool_waiting_counts, request_with_a_deadline_makes_no_host_allocation) {
@@ -59,13 +60,13 @@ TEST_F(pool_waiting_counts, request_with_a_deadline_makes_no_host_allocation) {
   std::optional<std::size_t> allocations;
   auto body = [&]() -> gpumem::task<> {
     auto const before = test::host_allocations();
-    auto const in_an_hour = gpumem::sync::now() + std::chrono::hours{1};
+    auto const in_an_hour = gpumem::detail::sync::now() + std::chrono::hours{1};
     auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor, .deadline = in_an_hour});
     allocations = test::host_allocations() - before;
   };
   for (int i = 0; i < 8; ++i) { // what is made at first use
     simulator::run_until_idle();
-    gpumem::identify(a, device).timeline().poll(); // events come back
+    gpumem::extend::identify(a, device).timeline().poll(); // events come back
     auto block = pool.acquire(a, 60 * MiB).wait();
     auto const running = test::start(body());
     block.reset();

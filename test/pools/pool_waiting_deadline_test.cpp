@@ -24,8 +24,8 @@ namespace {
 using namespace std::chrono_literals;
 using gpumem::outcome;
 using gpumem::pool_resource;
-using gpumem::sync::now;
-using gpumem::sync::time_point;
+using gpumem::detail::sync::now;
+using gpumem::detail::sync::time_point;
 using gpumem_test::MiB;
 
 class pool_waiting_deadline : public gpumem_test::waiting_fixture {
@@ -42,7 +42,7 @@ protected:
     waiting_fixture::TearDown();
   }
   // Returns once the library thread has seen all that was due.
-  static void pass(time_point deadline) { gpumem::sync::sleep_for(deadline - now() + 1ms); }
+  static void pass(time_point deadline) { gpumem::detail::sync::sleep_for(deadline - now() + 1ms); }
 };
 
 TEST_F(pool_waiting_deadline, request_can_be_granted_before_its_deadline) {

@@ -232,9 +232,9 @@ TEST_F(pool_waiting_ends, request_succeeds_if_only_its_rounding_exceeds_the_limi
 TEST_F(pool_waiting_ends, request_ends_at_its_deadline) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();
-  auto const soon = gpumem::sync::now() + std::chrono::milliseconds{2};
+  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
   EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(soon).error().reason, outcome::deadline);
-  EXPECT_GE(gpumem::sync::now(), soon);
+  EXPECT_GE(gpumem::detail::sync::now(), soon);
   EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
   block.reset();
   EXPECT_TRUE(pool.acquire(b, 60 * MiB).wait_until(soon + std::chrono::hours{1}));
@@ -250,7 +250,7 @@ TEST_F(pool_waiting_ends, request_on_a_capturing_stream_is_refused) {
   block.reset();
   run_all();
   EXPECT_EQ(parked.ended(), outcome::capture_unsupported);
-  gpumem::driver().graph_destroy(b.end_capture());
+  gpumem::driver_api::driver().graph_destroy(b.end_capture());
   EXPECT_TRUE(pool.acquire(b, 60 * MiB).try_now());
 }
 

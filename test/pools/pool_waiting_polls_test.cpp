@@ -23,7 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using gpumem::pool_resource;
-using gpumem::sync::now;
+using gpumem::detail::sync::now;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
@@ -41,10 +41,10 @@ protected:
     first.emplace(*this, *pools[0], b, 60 * MiB);
     second.emplace(*this, *pools[1], b, 60 * MiB);
     for (int i = 0; i < 3; ++i) { // turns that come too early
-      gpumem::sync::sleep_for(1ms);
+      gpumem::detail::sync::sleep_for(1ms);
       run_all();
     }
-    gpumem::sync::sleep_for(100ms);
+    gpumem::detail::sync::sleep_for(100ms);
   }
   void TearDown() override {
     for (auto* const one : {&first, &second}) one->reset();
@@ -55,7 +55,7 @@ protected:
 
   static void let_pass() {
     simulator::run_until_idle();
-    gpumem::sync::sleep_for(100ms);
+    gpumem::detail::sync::sleep_for(100ms);
   }
   std::optional<pool_type> make_pool() const {
     return pool_type{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
@@ -73,10 +73,10 @@ TEST_F(pool_waiting_polls, polls_of_one_pool_hide_no_completion_from_another) {
 }
 
 TEST_F(pool_waiting_polls, polls_are_rare_while_nothing_changes) {
-  auto const before = gpumem::driver_calls();
-  gpumem::sync::sleep_for(100ms);
-  EXPECT_GE(gpumem::driver_calls() - before, 100u);
-  EXPECT_LE(gpumem::driver_calls() - before, 1'000u);
+  auto const before = gpumem::driver_api::driver_calls();
+  gpumem::detail::sync::sleep_for(100ms);
+  EXPECT_GE(gpumem::driver_api::driver_calls() - before, 100u);
+  EXPECT_LE(gpumem::driver_api::driver_calls() - before, 1'000u);
 }
 
 TEST_F(pool_waiting_polls, polls_leave_the_library_thread_to_others) {
@@ -85,7 +85,7 @@ TEST_F(pool_waiting_polls, polls_leave_the_library_thread_to_others) {
     auto const before = now();
     gpumem::sync_wait(library_thread_runs());
     EXPECT_LT(now() - before, 50us);
-    gpumem::sync::sleep_for(70us);
+    gpumem::detail::sync::sleep_for(70us);
   }
 }
 

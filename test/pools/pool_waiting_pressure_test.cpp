@@ -45,7 +45,7 @@ class pool_waiting_pressure : public testing::Test {
 protected:
   static void SetUpTestSuite() {
     simulator::load({.mode = simulator::stepping::manual});
-    simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
+    simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::detail::schedule::blocked(); }, nullptr);
   }
   void SetUp() override {
     for (int i = 0; i < 3; ++i) streams.emplace_back(gpumem::device{0});
@@ -58,13 +58,13 @@ protected:
     if (alone) {
       run_alone(body);
     } else {
-      gpumem::schedule::run(seed, {body}, 1 + seed % 5);
+      gpumem::detail::schedule::run(seed, {body}, 1 + seed % 5);
     }
     return wrong;
   }
   // The thread of the run keeps the baton until it sleeps.
   static void run_alone(std::function<void()> body) {
-    gpumem::schedule::run([](std::size_t, bool) { return 0; }, {std::move(body)});
+    gpumem::detail::schedule::run([](std::size_t, bool) { return 0; }, {std::move(body)});
   }
   std::vector<gpumem::stream> streams;
 };
@@ -97,7 +97,7 @@ TEST_F(pool_waiting_pressure, request_gets_memory_that_another_attempt_saw_compl
     ASSERT_TRUE(first.called());
     first.resume();
     EXPECT_FALSE(first.ended()) << "6 MiB are left of the limit";
-    gpumem::sync::sleep_for(2ms);
+    gpumem::detail::sync::sleep_for(2ms);
     ASSERT_TRUE(second.called());
     second.resume();
     EXPECT_EQ(second.ended(), outcome::granted);

@@ -31,7 +31,7 @@ protected:
   void TearDown() override {
     for (int i = 0; i < 3; ++i) { // the pools give back
       gpumem::simulator::run_until_idle();
-      gpumem::sync::sleep_for(1s);
+      gpumem::detail::sync::sleep_for(1s);
     }
     waiting_fixture::TearDown();
   }
@@ -54,9 +54,9 @@ TEST_F(pool_waiting_report, report_lists_holders_by_size_and_requests_in_order) 
              three = weights.acquire(a, 40 * MiB).wait();
   auto const mark = weights.waiting_elsewhere();
   request last{*this, pool, b, 30 * MiB, {.priority = -3}};
-  gpumem::sync::sleep_for(5ms);
+  gpumem::detail::sync::sleep_for(5ms);
   request first{*this, old, b, 20 * MiB};
-  gpumem::sync::sleep_for(2ms);
+  gpumem::detail::sync::sleep_for(2ms);
   EXPECT_EQ(pool.describe_waiting(), "gpumem: pool: 2 requests wait; " + MiB_text(95) + " bytes are live, " +
                                          MiB_text(10) +
                                          " of them outside scopes\n"
@@ -136,7 +136,7 @@ TEST_F(pool_waiting_report, report_can_be_read_while_scopes_begin_and_end) {
     }
     --running;
   };
-  gpumem::sync::thread one{body}, two{body}, three{body};
+  gpumem::detail::sync::thread one{body}, two{body}, three{body};
   while (running > 0) EXPECT_TRUE(pool.describe_waiting().starts_with("gpumem: pool: 0 requests wait; "));
   for (auto* const each : {&one, &two, &three}) each->join();
   EXPECT_EQ(pool.describe_waiting(), "gpumem: pool: 0 requests wait; 0 bytes are live, 0 of them outside scopes");

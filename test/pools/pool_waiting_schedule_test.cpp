@@ -77,12 +77,12 @@ result_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& stre
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] {
       test::stress_worker<test::scheduled_stop_source, pool> member{
-          shared, streams[i], seed * members + i, gpumem::sync::schedule_point, unit, use};
+          shared, streams[i], seed * members + i, gpumem::detail::sync::schedule_point, unit, use};
       member.run(3);
       counts[i] = member.counts();
     });
   }
-  gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
+  gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   for (auto const& one : counts) result.counts += one;
   result.wrong = wrong_in(shared);
   return result;
@@ -100,7 +100,7 @@ std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& st
     bodies.emplace_back([&, i] {
       auto ended = outcome::granted;
       while (ended == outcome::granted) {
-        auto const soon = gpumem::sync::now() + std::chrono::hours{1};
+        auto const soon = gpumem::detail::sync::now() + std::chrono::hours{1};
         auto const got = shared.acquire(streams[i], limit_now / 4 * 3).wait_until(soon);
         ended = got ? outcome::granted : got.error().reason;
         if (got) use(*got);
@@ -110,10 +110,10 @@ std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& st
     });
   }
   bodies.emplace_back([&] {
-    for (auto i = seed % 50; i > 0; --i) gpumem::sync::schedule_point();
+    for (auto i = seed % 50; i > 0; --i) gpumem::detail::sync::schedule_point();
     shared.close();
   });
-  gpumem::schedule::run(seed, std::move(bodies), 1 + seed % 5);
+  gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 5);
   third.reset();
   return wrong + wrong_in(shared);
 }

@@ -146,7 +146,7 @@ private:
   void let_device_run() {
     busy_ = false;
     simulator::run_until_idle();
-    gpumem::sync::sleep_for(2ms);
+    gpumem::detail::sync::sleep_for(2ms);
   }
 
   void check() {
@@ -190,7 +190,7 @@ class pool_waiting_sequences : public testing::Test {
 protected:
   static void SetUpTestSuite() {
     simulator::load({.mode = simulator::stepping::manual});
-    simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
+    simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::detail::schedule::blocked(); }, nullptr);
   }
 
   static pool make_pool(settings const& with) {
@@ -229,7 +229,7 @@ TEST_F(pool_waiting_sequences, every_request_ends_once) {
   for (auto& each : all) {
     if (asked) each.length = std::strtoul(asked, nullptr, 10);
     // The thread of the run keeps the baton until it sleeps.
-    gpumem::schedule::run([](std::size_t, bool) { return 0; }, {[&] { run_all(each); }});
+    gpumem::detail::schedule::run([](std::size_t, bool) { return 0; }, {[&] { run_all(each); }});
   }
 }
 

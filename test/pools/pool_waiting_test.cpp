@@ -221,7 +221,7 @@ TEST_F(pool_waiting, request_gets_memory_freed_in_a_capture) {
   request second{*this, pool, b, 60 * MiB};
   a.begin_capture();
   block.reset();
-  gpumem::driver().graph_destroy(a.end_capture());
+  gpumem::driver_api::driver().graph_destroy(a.end_capture());
   run_until([&] {
     simulator::run_until_idle();
     return second.ended().has_value();

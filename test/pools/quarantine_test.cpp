@@ -18,6 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cuda.h>
+
 import gpumem;
 #include "hardened_pool.hpp"
 
@@ -199,12 +201,13 @@ class quarantine_in_capture : public quarantine_test, public testing::WithParamI
 protected:
   void begin(CUstream on) {
     if (GetParam() == 0) return s.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
-    gpumem::check(gpumem::driver().stream_begin_capture(on, CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(on, CU_STREAM_CAPTURE_MODE_RELAXED),
+                              "begin");
   }
   CUgraph end(CUstream on) {
     if (GetParam() == 0) return s.end_capture();
     CUgraph made = nullptr;
-    gpumem::check(gpumem::driver().stream_end_capture(on, &made), "end");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(on, &made), "end");
     return made;
   }
   static std::size_t nodes_of(CUgraph graph) {
@@ -231,7 +234,7 @@ TEST_P(quarantine_in_capture, free_in_a_capture_adds_no_work_and_is_completed_la
   r.deallocate(t, r.allocate(t, 10), 10); // another stream's calls go on
   auto const graph = end(raw);
   EXPECT_EQ(nodes_of(graph), 0u);
-  gpumem::driver().graph_destroy(graph);
+  gpumem::driver_api::driver().graph_destroy(graph);
   r.deallocate(on, q, 1000);
   simulator::run_until_idle();
   EXPECT_TRUE(synchronized(r));

@@ -142,7 +142,7 @@ TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
     live.push_back(&map.split_off(*range, 0, KiB));
     range = live.back()->upper;
   }
-  auto const put = [&](std::size_t i, gpumem::epoch newest, bool apart) {
+  auto const put = [&](std::size_t i, gpumem::extend::epoch newest, bool apart) {
     live[i]->uses.add({&order, newest});
     if (apart)
       ASSERT_TRUE(map.push_quick(*live[i]));
@@ -153,7 +153,7 @@ TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
   for (std::size_t i = 2; i < 64; i += 4) put(i, 30 + i, false);
   EXPECT_TRUE(map.flush_quick_lists());
   auto const& own = *map.lists().find(order);
-  gpumem::epoch last = 0;
+  gpumem::extend::epoch last = 0;
   std::size_t count = 0;
   for (auto const* each = own.oldest(); each; each = each->newer, ++count) {
     EXPECT_GE(each->uses.begin()->newest, last);

@@ -36,7 +36,7 @@ protected:
   }
   static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
   // The stream is idle. What it has not come to may not be complete: the next stream has its timeline.
-  static void complete_up_to(gpumem::stream const& s, gpumem::epoch last) {
+  static void complete_up_to(gpumem::stream const& s, gpumem::extend::epoch last) {
     while (of(s).current_epoch() <= last) of(s).advance_epoch();
     of(s).publish_completed(last);
   }

@@ -7,18 +7,20 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace gpumem_test {
 
 inline gpumem::stream_ref make_foreign(unsigned flags = CU_STREAM_NON_BLOCKING) {
   CUstream made = nullptr;
-  gpumem::check(gpumem::driver().stream_create(&made, flags), "cuStreamCreate");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&made, flags), "cuStreamCreate");
   return gpumem::stream_ref{made};
 }
 
 inline void destroy(gpumem::stream_ref foreign) {
-  gpumem::check(gpumem::driver().stream_destroy(foreign.get()), "cuStreamDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(foreign.get()), "cuStreamDestroy");
 }
 
 inline std::size_t timelines() { return gpumem::detail::timeline_registry::instance().size(); }
@@ -26,12 +28,12 @@ inline std::size_t timelines() { return gpumem::detail::timeline_registry::insta
 class raw_stream_test : public simulated_test {
 protected:
   void SetUp() override {
-    gpumem::check(gpumem::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_host_alloc(&flag_, 64, 0), "cuMemHostAlloc");
     begin_long();
   }
   void TearDown() override {
     simulated_test::TearDown();
-    gpumem::driver().mem_free_host(flag_);
+    gpumem::driver_api::driver().mem_free_host(flag_);
   }
   // Kernels that are run from now on run until end_long().
   void begin_long() { *static_cast<std::uint32_t volatile*>(flag_) = 0; }

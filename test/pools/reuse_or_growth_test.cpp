@@ -47,7 +47,7 @@ TEST_F(reuse_or_growth, streams_reuse_memory_of_others_where_the_addresses_or_th
   constexpr std::size_t bytes = 8 * MiB, left = 32 * MiB;
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 8; ++i) streams.emplace_back(device);
-  auto const creations = [] { return gpumem::driver_calls("cuMemCreate"); };
+  auto const creations = [] { return gpumem::driver_api::driver_calls("cuMemCreate"); };
   gpumem_test::running_device const running; // for waits of the host
   auto const rounds = [&](auto& r) {
     auto const before = creations();
@@ -84,7 +84,7 @@ TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_call
   auto const calls = [] {
     std::array const names{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuEventQuery", "cuStreamQuery"};
     std::array<std::uint64_t, names.size()> counts{};
-    std::ranges::transform(names, counts.begin(), [](auto* each) { return gpumem::driver_calls(each); });
+    std::ranges::transform(names, counts.begin(), [](auto* each) { return gpumem::driver_api::driver_calls(each); });
     return counts;
   };
   EXPECT_FALSE(r.try_allocate(a, 256 * MiB)); // finds out

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -44,7 +46,7 @@ protected:
     simulated_test::TearDown();
   }
   void SetUp() override {
-    gpumem::check(gpumem::driver().mem_alloc(&flag, 256), "cuMemAlloc");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&flag, 256), "cuMemAlloc");
     write_flag(a, 0);
     simulator::run_until_idle();
   }
@@ -68,10 +70,10 @@ TEST_F(reuse_tiers_test, same_stream_reuses_at_once) {
   auto* const p = checked.allocate(a, 1 * MiB);
   simulator::work(a, {simulator::write(p, 1 * MiB)});
   checked.deallocate(a, p, 1 * MiB);
-  auto const calls = gpumem::driver_calls();
+  auto const calls = gpumem::driver_api::driver_calls();
   EXPECT_EQ(r.allocate(a, 1 * MiB), p);
   r.deallocate(a, p, 1 * MiB);
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   EXPECT_EQ(r.statistics().reuse_same_stream, 1u);
 }
 
@@ -121,12 +123,12 @@ TEST_F(reuse_tiers_test, wait_is_inserted_if_no_other_tier_has_memory) {
   simulator::work(a, {simulator::write(p, 1 * MiB)});
   EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under pressure: frees record events
   checked.deallocate(a, p, 1 * MiB);
-  auto const records = gpumem::driver_calls("cuEventRecord");
-  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
   EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
   EXPECT_EQ(r.statistics().reuse_waited, 1u);
-  EXPECT_LE(gpumem::driver_calls("cuEventRecord") - records, 1u);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent") - waits, 1u);
+  EXPECT_LE(gpumem::driver_api::driver_calls("cuEventRecord") - records, 1u);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamWaitEvent") - waits, 1u);
   simulator::work(b, {simulator::write(p, 1 * MiB)});
   checked.deallocate(b, p, 1 * MiB);
   checked.deallocate(a, q, 1 * MiB);
@@ -141,9 +143,9 @@ TEST_F(reuse_tiers_test, reuse_policy_is_obeyed) {
   pool_resource completed{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   simulator::checked checked_completed{completed};
   auto* const p = freed_in_use(checked_completed, a, 1 * MiB);
-  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
   EXPECT_FALSE(can_have(completed, b, 1 * MiB));
-  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamWaitEvent"), waits);
   simulator::run_until_idle();
   EXPECT_EQ(checked_completed.allocate(b, 1 * MiB), p);
   checked_completed.deallocate(b, p, 1 * MiB);
@@ -155,9 +157,9 @@ TEST_F(reuse_tiers_test, event_recorded_after_the_free_is_not_waited_for) {
   simulator::checked checked{r};
   freed_in_use(checked, a, 1 * MiB);
   wait_for_flag(a);
-  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
   EXPECT_EQ(r.try_allocate(b, 1 * MiB).error().reason, outcome::exhausted);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamWaitEvent"), waits);
   write_flag(b);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
   EXPECT_TRUE(can_have(r, b, 1 * MiB));
@@ -186,9 +188,9 @@ TEST_F(reuse_tiers_test, event_on_the_legacy_stream_is_not_waited_for) {
   auto const blocking = make_foreign(CU_STREAM_DEFAULT);
   wait_for_flag(blocking);
   checked.deallocate(legacy, p, 1 * MiB);
-  auto const waits = gpumem::driver_calls("cuStreamWaitEvent");
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
   EXPECT_FALSE(can_have(r, b, 1 * MiB));
-  EXPECT_EQ(gpumem::driver_calls("cuStreamWaitEvent"), waits);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamWaitEvent"), waits);
   write_flag(b);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
   EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
@@ -306,7 +308,7 @@ TEST_F(reuse_tiers_test, capturing_stream_is_refused_and_its_frees_are_completed
   EXPECT_FALSE(r.find(p)->live);
   EXPECT_EQ(r.statistics().live, 0u);
   EXPECT_EQ(r.statistics().allocated, 1 * MiB) << "not free yet";
-  gpumem::driver().graph_destroy(a.end_capture());
+  gpumem::driver_api::driver().graph_destroy(a.end_capture());
   EXPECT_TRUE(can_have(r, a, 1 * MiB));
 }
 

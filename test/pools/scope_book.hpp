@@ -12,7 +12,7 @@ struct scope_request {
   std::uint64_t least_age = 0, most_age = UINT64_MAX; // between which its age lies
   bool scoped = false;
   bool may_give_way = false;
-  gpumem::sync::time_point deadline = gpumem::sync::time_point::max();
+  gpumem::detail::sync::time_point deadline = gpumem::detail::sync::time_point::max();
 
   bool open = false;
   bool waits = false; // its member has seen it suspended, and not called since
@@ -67,7 +67,7 @@ public:
   void see_waiting(std::size_t member) {
     auto& one = places_[member].request;
     if (!one.open || one.waits) return;
-    if (!one.scoped) one.most_age = std::min(one.most_age, gpumem::holder::next_age());
+    if (!one.scoped) one.most_age = std::min(one.most_age, gpumem::extend::holder::next_age());
     one.waits = true;
     if (one.seen_at == 0) one.seen_at = begun_;
     tell(member, "waits");
@@ -125,7 +125,7 @@ private:
     switch (how) {
     case gpumem::outcome::granted: return true;
     case gpumem::outcome::stopped: return stops;
-    case gpumem::outcome::deadline: return gpumem::sync::now() >= one.deadline;
+    case gpumem::outcome::deadline: return gpumem::detail::sync::now() >= one.deadline;
     case gpumem::outcome::closed: return closed_;
     case gpumem::outcome::preempted: return one.may_give_way && one.had_older;
     case gpumem::outcome::stalled:

@@ -11,20 +11,20 @@ class member_executor final : public gpumem::executor {
 public:
   member_executor(scope_book& book, std::size_t member) : book_{book}, member_{member} {}
 
-  void post(gpumem::work_item& item) noexcept override {
-    gpumem::sync::lock const held{mutex_};
+  void post(gpumem::extend::work_item& item) noexcept override {
+    gpumem::detail::sync::lock const held{mutex_};
     queue_.push(item);
     book_.see_called(member_);
     wake_.notify_all();
   }
-  bool try_cancel(gpumem::work_item& item) noexcept override {
-    gpumem::sync::lock const held{mutex_};
+  bool try_cancel(gpumem::extend::work_item& item) noexcept override {
+    gpumem::detail::sync::lock const held{mutex_};
     return queue_.remove(item);
   }
 
   template <class Done> void run_until(Done done) {
     while (!done()) {
-      gpumem::sync::lock held{mutex_};
+      gpumem::detail::sync::lock held{mutex_};
       while (queue_.empty()) {
         book_.see_waiting(member_);
         wake_.wait(held);
@@ -35,7 +35,7 @@ public:
     }
   }
   bool run_one() {
-    gpumem::sync::lock held{mutex_};
+    gpumem::detail::sync::lock held{mutex_};
     if (queue_.empty()) book_.see_waiting(member_);
     auto* const item = queue_.pop();
     held.unlock();
@@ -46,9 +46,9 @@ public:
 private:
   scope_book& book_;
   std::size_t const member_;
-  gpumem::sync::mutex mutex_;
-  gpumem::sync::condition wake_;
-  gpumem::work_queue queue_;
+  gpumem::detail::sync::mutex mutex_;
+  gpumem::detail::sync::condition wake_;
+  gpumem::extend::work_queue queue_;
 };
 
 template <class Pool> class scope_member {
@@ -136,7 +136,7 @@ private:
   }
 
   gpumem::task<> plain(plan what) {
-    auto const age = gpumem::holder::next_age();
+    auto const age = gpumem::extend::holder::next_age();
     auto const block = co_await ask(pool_, what, what.parts[0], {.priority = what.priority, .least_age = age});
     pause();
   }
@@ -190,7 +190,7 @@ private:
   template <class From>
   gpumem::task<gpumem::allocation> ask(From& from, plan const& what, std::size_t bytes, scope_request request) {
     gpumem::acquire_options how{.resume_on = &executor_, .priority = request.priority};
-    if (what.hurries) how.deadline = gpumem::sync::now() + std::chrono::microseconds{random_.below(40)};
+    if (what.hurries) how.deadline = gpumem::detail::sync::now() + std::chrono::microseconds{random_.below(40)};
     request.deadline = how.deadline;
     book_.begin(self_, request, bytes);
     auto ended = gpumem::outcome::granted;
@@ -207,7 +207,7 @@ private:
   }
 
   void pause() {
-    for (auto times = random_.below(20); times > 0; --times) gpumem::sync::schedule_point();
+    for (auto times = random_.below(20); times > 0; --times) gpumem::detail::sync::schedule_point();
   }
   void stop_another() {
     auto& other = *others_[random_.below(others_.size())];

@@ -129,7 +129,7 @@ TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
   std::vector<std::thread> owners;
   for (int i = 0; i < threads; ++i) {
     owners.emplace_back([&] {
-      gpumem::sync::thread_index(); // each has one of its own
+      gpumem::detail::sync::thread_index(); // each has one of its own
       all.arrive_and_wait();
       detail::all_shards_lock const held{list};
       list.add_for_thread();
@@ -137,7 +137,7 @@ TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
   }
   for (auto& each : owners) each.join();
   ASSERT_GT(list.all().size(), threads / 2u);
-  gpumem::sync::spin_condition changed;
+  gpumem::detail::sync::spin_condition changed;
   auto& second = *list.all()[1];
   std::atomic<int> waiting{0}, heard{0};
   int told = 0;
@@ -146,7 +146,7 @@ TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
     for (int round = 1; round <= rounds && missed == 0; ++round) {
       while (waiting.load() < round) std::this_thread::yield();
       {
-        gpumem::sync::spin_lock const held{second.mutex};
+        gpumem::detail::sync::spin_lock const held{second.mutex};
         told = round;
         changed.notify_all();
       }

@@ -27,7 +27,7 @@ private:
 };
 
 inline void pause(random_source& random) {
-  for (auto times = random.below(12); times > 0; --times) gpumem::sync::schedule_point();
+  for (auto times = random.below(12); times > 0; --times) gpumem::detail::sync::schedule_point();
 }
 
 // Blocks that could be given up. To copy one to the host it wants another block of the same pool.
@@ -142,7 +142,7 @@ private:
     std::array<gpumem::allocation, 3> held;
     for (std::uint64_t i = 0; i < count; ++i) {
       gpumem::acquire_options how{.resume_on = resume_on_};
-      if (hurries_) how.deadline = gpumem::sync::now() + std::chrono::microseconds{random_.below(40)};
+      if (hurries_) how.deadline = gpumem::detail::sync::now() + std::chrono::microseconds{random_.below(40)};
       held.at(i) = co_await work.acquire(on_, bytes, how);
       gpumem::simulator::work(on_, {gpumem::simulator::write(held.at(i).data(), bytes)});
       pause(random_);

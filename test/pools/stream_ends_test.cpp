@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -39,13 +41,13 @@ gpumem::task<> wait_for(stream_ref stream, std::atomic<bool>& over) {
 class waiter {
 public:
   waiter(gpumem::device device, CUstream stream)
-      : metadata_{gpumem::driver_calls("cuEventRecord")}, thread_{[this, device, stream] {
+      : metadata_{gpumem::driver_api::driver_calls("cuEventRecord")}, thread_{[this, device, stream] {
           gpumem::device_guard const here{device};
           gpumem::sync_wait(wait_for(stream_ref{stream}, over_));
         }} {
-    while (gpumem::driver_calls("cuEventRecord") == metadata_) std::this_thread::yield();
-    auto const rounds = gpumem::completion_rounds(device);
-    while (gpumem::completion_rounds(device) < rounds + 2) std::this_thread::yield(); // it is armed
+    while (gpumem::driver_api::driver_calls("cuEventRecord") == metadata_) std::this_thread::yield();
+    auto const rounds = gpumem::detail::completion_rounds(device);
+    while (gpumem::detail::completion_rounds(device) < rounds + 2) std::this_thread::yield(); // it is armed
   }
   bool over() const noexcept { return over_; }
   void join() { thread_.join(); }
@@ -82,7 +84,7 @@ TEST_F(stream_ends, wait_for_handle_0_does_not_order_blocking_streams) {
   run_long(stream_ref{x});
   waiter waits{device, CUstream{}};
   bool reached = false;
-  gpumem::driver().launch_host_func(y, [](void* at) { *static_cast<bool*>(at) = true; }, &reached);
+  gpumem::driver_api::driver().launch_host_func(y, [](void* at) { *static_cast<bool*>(at) = true; }, &reached);
   simulator::run_until_idle();
   EXPECT_TRUE(reached) << "y runs beside x";
   waits.join(); // it waits for the two streams that handle 0 may be, and for no other
@@ -114,11 +116,11 @@ TEST_F(stream_ends, block_of_a_stream_beyond_the_table_is_freed_by_its_handle) {
   std::vector<CUstream> streams;
   for (int i = 0; i < 4200; ++i) {
     streams.push_back(make_foreign());
-    gpumem::identify(stream_ref{streams.back()}, device);
+    gpumem::extend::identify(stream_ref{streams.back()}, device);
   }
-  auto const before = gpumem::driver_calls("cuEventRecord");
+  auto const before = gpumem::driver_api::driver_calls("cuEventRecord");
   { auto const block = pool.acquire(stream_ref{streams.back()}, 4 * MiB).wait(); }
-  EXPECT_GE(gpumem::driver_calls("cuEventRecord") - before, 1u);
+  EXPECT_GE(gpumem::driver_api::driver_calls("cuEventRecord") - before, 1u);
   for (auto const s : streams) destroy(stream_ref{s});
 }
 
@@ -137,7 +139,7 @@ TEST_F(stream_ends, thread_local_objects_can_free_on_default_streams) {
   for (int i = 0; i < 60; ++i) {
     if (i == 10) before = timelines();
     std::thread{[&] {
-      gpumem::check(gpumem::driver().ctx_set_current(device.context()), "cuCtxSetCurrent");
+      gpumem::driver_api::check(gpumem::driver_api::driver().ctx_set_current(device.context()), "cuCtxSetCurrent");
       thread_local late_free late;
       late.pool = &pool;
       late.block = pool.allocate(stream_ref{CU_STREAM_PER_THREAD}, 4096);
@@ -205,11 +207,12 @@ TEST_F(stream_ends, free_of_a_driver_pool_block_on_a_default_stream_ends_no_capt
        {what{CUstream{}, blocking}, what{CU_STREAM_PER_THREAD, CU_STREAM_PER_THREAD}}) {
     gpumem::async_resource source{device};
     auto block = source.acquire(stream_ref{handle}, MiB).wait();
-    gpumem::check(gpumem::driver().stream_begin_capture(captures, CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+    gpumem::driver_api::check(
+        gpumem::driver_api::driver().stream_begin_capture(captures, CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
     block.reset();
     CUgraph graph = nullptr;
-    EXPECT_EQ(gpumem::driver().stream_end_capture(captures, &graph), CUDA_SUCCESS);
-    gpumem::driver().graph_destroy(graph);
+    EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(captures, &graph), CUDA_SUCCESS);
+    gpumem::driver_api::driver().graph_destroy(graph);
   }
   destroy(stream_ref{blocking});
 }
@@ -221,11 +224,12 @@ TEST_F(stream_ends, event_recorded_into_a_capture_shows_no_completion) {
   auto* const large = pool.allocate(on, 256 * MiB);
   run_long(on);
   pool.deallocate(on, large, 256 * MiB);
-  gpumem::check(gpumem::driver().stream_begin_capture(on.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(on.get(), CU_STREAM_CAPTURE_MODE_RELAXED),
+                            "begin");
   block.reset();
   CUgraph graph = nullptr;
-  EXPECT_EQ(gpumem::driver().stream_end_capture(on.get(), &graph), CUDA_SUCCESS);
-  gpumem::driver().graph_destroy(graph);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(on.get(), &graph), CUDA_SUCCESS);
+  gpumem::driver_api::driver().graph_destroy(graph);
   end_long();
   simulator::run_until_idle();
   pool.deallocate(on, pool.allocate(on, 512), 512); // the free in the capture is done now
@@ -245,9 +249,9 @@ TEST_F(stream_ends, buffers_and_blocking_requests_wait_for_freed_memory_at_the_l
     run_long(lasting);
     pool.deallocate(lasting, block, 60 * MiB);
     std::atomic<bool> answered{false};
-    auto const queries = gpumem::driver_calls("cuEventQuery");
+    auto const queries = gpumem::driver_api::driver_calls("cuEventQuery");
     std::thread ends{[&] { // once the request has asked for the kernel again and again
-      while (!answered && gpumem::driver_calls("cuEventQuery") < queries + 10) std::this_thread::yield();
+      while (!answered && gpumem::driver_api::driver_calls("cuEventQuery") < queries + 10) std::this_thread::yield();
       end_long();
     }};
     EXPECT_NO_THROW(request());

@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using gpumem::detail::time_budget;
-using time_point = gpumem::sync::time_point;
+using time_point = gpumem::detail::sync::time_point;
 
 class time_budget_of : public testing::Test {
 protected:

@@ -67,10 +67,10 @@ protected:
   }
   // While gpumem's own thread does its part.
   template <class Done> void run_until(Done done) {
-    auto const end = gpumem::sync::now() + std::chrono::seconds{20};
+    auto const end = gpumem::detail::sync::now() + std::chrono::seconds{20};
     while (!done()) {
       if (!executor.run_one()) std::this_thread::yield();
-      ASSERT_LT(gpumem::sync::now(), end) << "it does not come";
+      ASSERT_LT(gpumem::detail::sync::now(), end) << "it does not come";
     }
   }
   // Returns after the passes of the library thread that were due within their longest pause when this was called, and
@@ -83,7 +83,7 @@ protected:
     };
     for (int i = 0; i < 3; ++i) {
       mark end;
-      gpumem::detail::start_timer(end, gpumem::sync::now() + std::chrono::milliseconds{2});
+      gpumem::detail::start_timer(end, gpumem::detail::sync::now() + std::chrono::milliseconds{2});
       while (!end.passed) std::this_thread::yield();
       gpumem::detail::cancel_timer(end); // it may still return from its function
     }

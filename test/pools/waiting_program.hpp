@@ -229,12 +229,12 @@ private:
   void let_device_run() { simulator::step(1 + random_.below(4)); }
   void let_all_complete() {
     simulator::run_until_idle();
-    gpumem::sync::sleep_for(std::chrono::milliseconds{2});
+    gpumem::detail::sync::sleep_for(std::chrono::milliseconds{2});
     note_calls();
   }
   // The library thread polls for what has completed.
   void poll_again() {
-    gpumem::sync::sleep_for(std::chrono::microseconds{20 + random_.below(2000)});
+    gpumem::detail::sync::sleep_for(std::chrono::microseconds{20 + random_.below(2000)});
     note_calls();
   }
 

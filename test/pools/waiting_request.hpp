@@ -34,11 +34,11 @@ public:
   gpumem::allocation& block() { return block_; }
 
 private:
-  void post(gpumem::work_item& item) noexcept override {
+  void post(gpumem::extend::work_item& item) noexcept override {
     item_ = &item;
     if (told_) told_(*this);
   }
-  bool try_cancel(gpumem::work_item& item) noexcept override {
+  bool try_cancel(gpumem::extend::work_item& item) noexcept override {
     if (item_ != &item) return false;
     item_ = nullptr;
     return true;
@@ -61,7 +61,7 @@ private:
   std::size_t const bytes_;
   int const priority_;
   std::function<void(waiting_request&)> const told_;
-  gpumem::work_item* item_ = nullptr;
+  gpumem::extend::work_item* item_ = nullptr;
   std::optional<gpumem::outcome> ended_;
   unsigned ends_ = 0;
   gpumem::allocation block_;

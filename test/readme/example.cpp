@@ -3,10 +3,10 @@ import gpumem;
 
 gpumem::task<std::size_t> work(auto& pool, gpumem::stream& upload, gpumem::stream& compute) {
   auto block = co_await pool.acquire(upload, 64 << 20); // valid in the order of `upload`; no wait for the GPU
-  gpumem::driver().memset_d8_async(block.address(), 0, block.bytes(), upload.get());
+  gpumem::driver_api::driver().memset_d8_async(block.address(), 0, block.bytes(), upload.get());
   {
     auto use = block.use_on(compute); // `compute` waits for `upload`; at the brace `upload` waits for `compute`
-    gpumem::driver().memset_d8_async(block.address(), 1, block.bytes(), compute.get());
+    gpumem::driver_api::driver().memset_d8_async(block.address(), 1, block.bytes(), compute.get());
   }
   co_await gpumem::completion(compute); // the one wait for the GPU; no thread blocks
   co_return block.bytes();

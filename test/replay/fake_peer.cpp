@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <iterator>
 
+#include <cuda.h>
+
 namespace {
 
 void* make(int) { return std::malloc(1); }

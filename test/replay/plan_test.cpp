@@ -13,7 +13,7 @@ import replay;
 namespace {
 
 struct trace_text {
-  std::string text = std::string(gpumem::trace_header) + "\n";
+  std::string text = std::string(gpumem::extend::trace_header) + "\n";
 
   trace_text& allocate(std::string const& pointer, std::string const& bytes, std::string const& stream = "0") {
     return row("allocate", pointer, bytes, stream);
@@ -33,7 +33,7 @@ replay::plan plan_of(trace_text const& trace) { return replay::make_plan(trace.t
 std::string error_of(trace_text const& trace) {
   try {
     plan_of(trace);
-  } catch (gpumem::trace_error const& error) { return error.what(); }
+  } catch (gpumem::extend::trace_error const& error) { return error.what(); }
   return "no error";
 }
 
@@ -75,7 +75,7 @@ TEST(plan, remaining_blocks_are_freed_on_the_stream_of_their_allocation) {
 }
 
 std::vector<std::uint64_t> microseconds_of(std::vector<std::string> const& times) {
-  std::string text = std::string(gpumem::trace_header) + "\n";
+  std::string text = std::string(gpumem::extend::trace_header) + "\n";
   for (std::size_t i = 0; i < times.size(); ++i) {
     text += "1," + times[i] + ",allocate,0x" + std::to_string(i + 1) + ",8,0\n";
   }
@@ -95,7 +95,7 @@ TEST(plan, keeps_the_recorded_time_of_each_operation) {
 TEST(plan, plan_has_no_times_if_all_recorded_times_are_equal) {
   auto const one_moment = plan_of(trace_text{}.allocate("0x1", "1").free("0x1", "1"));
   EXPECT_EQ(one_moment.microseconds, (std::vector<std::uint64_t>{0, 0}));
-  EXPECT_THROW(replay::require_times(one_moment, "t.csv"), gpumem::trace_error);
+  EXPECT_THROW(replay::require_times(one_moment, "t.csv"), gpumem::extend::trace_error);
   replay::plan two_moments = one_moment;
   two_moments.microseconds = {0, 1};
   EXPECT_NO_THROW(replay::require_times(two_moments, "t.csv"));

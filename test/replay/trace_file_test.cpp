@@ -45,7 +45,7 @@ protected:
   std::string error_of(std::string const& file) const {
     try {
       replay::read_trace_file(file);
-    } catch (gpumem::trace_error const& error) { return error.what(); }
+    } catch (gpumem::extend::trace_error const& error) { return error.what(); }
     return "no error";
   }
 
@@ -53,10 +53,11 @@ protected:
 };
 
 std::string long_text() {
-  std::string text = std::string(gpumem::trace_header) + "\n";
+  std::string text = std::string(gpumem::extend::trace_header) + "\n";
   for (int i = 1; i < 20'000; ++i) {
     text +=
-        gpumem::format_row({.microseconds = static_cast<std::uint64_t>(i), .pointer = i * 7919ULL, .bytes = 1}).text();
+        gpumem::extend::format_row({.microseconds = static_cast<std::uint64_t>(i), .pointer = i * 7919ULL, .bytes = 1})
+            .text();
   }
   return text;
 }

@@ -62,9 +62,9 @@ TEST_F(pool_allocators, warm_pool_makes_no_driver_call) {
       pool.deallocate(stream_, pool.allocate(stream_, bytes), bytes);
   };
   cycle();
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   for (int i = 0; i < 100; ++i) cycle();
-  EXPECT_EQ(gpumem::driver_calls(), before);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
 }
 
 } // namespace

@@ -14,7 +14,7 @@ using namespace gpumem::literals;
 
 class strategies : public simulated {
 protected:
-  std::uint64_t frees() const { return gpumem::driver_calls("cuMemFree"); }
+  std::uint64_t frees() const { return gpumem::driver_api::driver_calls("cuMemFree"); }
   gpumem::cuda_resource const cuda_{gpumem::device{0}};
   gpumem::stream stream_{gpumem::device{0}};
 };

@@ -293,8 +293,8 @@ TEST_F(checked_resource, forwards_properties_and_models_the_concepts) {
   static_assert(cuda::mr::resource_with<checked, cuda::mr::device_accessible>);
   static_assert(!cuda::has_property<checked, cuda::mr::host_accessible>);
   static_assert(cuda::has_property<simulator::checked<naive_pinned_pool>, cuda::mr::host_accessible>);
-  static_assert(cuda::has_property<naive_pool, gpumem::services>);
-  static_assert(!cuda::has_property<checked, gpumem::services>);
+  static_assert(cuda::has_property<naive_pool, gpumem::extend::services>);
+  static_assert(!cuda::has_property<checked, gpumem::extend::services>);
   checked one = pool();
   const checked copy = one;
   EXPECT_TRUE(one == copy);

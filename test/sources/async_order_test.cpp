@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -22,7 +24,7 @@ constexpr std::size_t mib = std::size_t{1024} * 1024;
 constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
 
 std::uint64_t host_waits() {
-  return gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize");
+  return gpumem::driver_api::driver_calls("cuStreamSynchronize") + gpumem::driver_api::driver_calls("cuCtxSynchronize");
 }
 
 class streams_of_all_kinds : public simulated {
@@ -30,7 +32,7 @@ protected:
   void SetUp() override {
     simulated::SetUp();
     current_.emplace(gpumem::device{0});
-    ASSERT_EQ(gpumem::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    ASSERT_EQ(gpumem::driver_api::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   }
   void TearDown() override {
     destroy_foreign();
@@ -38,7 +40,7 @@ protected:
     simulated::TearDown();
   }
   void destroy_foreign() {
-    if (foreign_) EXPECT_EQ(gpumem::driver().stream_destroy(foreign_), CUDA_SUCCESS);
+    if (foreign_) EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(foreign_), CUDA_SUCCESS);
     foreign_ = nullptr;
   }
   gpumem::stream_ref foreign() const { return gpumem::stream_ref{foreign_}; }
@@ -156,10 +158,10 @@ TEST_F(async_order, pool_is_destroyed_after_its_frees_are_complete) {
       } else {
         block.reset(on);
       }
-      auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
+      auto const destroyed = gpumem::driver_api::driver_calls("cuMemPoolDestroy");
       pool.reset(); // the simulated driver tells of a pool that goes too early
       EXPECT_TRUE(ran_);
-      EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed + 1);
+      EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemPoolDestroy"), destroyed + 1);
     }
   }
 }
@@ -178,7 +180,7 @@ TEST_F(async_order, pool_with_complete_streams_is_destroyed_without_a_wait) {
 }
 
 TEST_F(async_order, pool_that_cannot_be_waited_for_is_leaked) {
-  auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
+  auto const destroyed = gpumem::driver_api::driver_calls("cuMemPoolDestroy");
   {
     gpumem::async_resource pool;
     void* const p = pool.allocate(own_, mib);
@@ -186,7 +188,7 @@ TEST_F(async_order, pool_that_cannot_be_waited_for_is_leaked) {
     pool.deallocate(own_, p, mib);
     simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
-  EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemPoolDestroy"), destroyed);
 }
 
 TEST_F(async_order, capturing_stream_is_refused_and_its_frees_are_deferred) {
@@ -201,7 +203,7 @@ TEST_F(async_order, capturing_stream_is_refused_and_its_frees_are_deferred) {
   void* const r = pool.allocate_sync(mib);
   auto* const graph = own_.end_capture();
   EXPECT_NE(graph, nullptr) << "the capture was broken";
-  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(graph), CUDA_SUCCESS);
   pool.deallocate(other_, q, mib);
   EXPECT_EQ(pool.usage().used, mib) << "not served by the next call";
   pool.deallocate_sync(r, mib);
@@ -210,14 +212,15 @@ TEST_F(async_order, capturing_stream_is_refused_and_its_frees_are_deferred) {
 TEST_F(async_order, capture_begun_on_the_raw_handle_is_seen) {
   gpumem::async_resource pool;
   void* const p = pool.allocate(own_, mib);
-  ASSERT_EQ(gpumem::driver().stream_begin_capture(own_.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_begin_capture(own_.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   EXPECT_EQ(pool.try_allocate(own_, mib).error().reason, gpumem::outcome::capture_unsupported);
   pool.deallocate(own_, p, mib);
   void* const q = pool.allocate_sync(mib);
   pool.deallocate_sync(q, mib);
   CUgraph graph = nullptr;
-  EXPECT_EQ(gpumem::driver().stream_end_capture(own_.get(), &graph), CUDA_SUCCESS) << "the capture was broken";
-  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(own_.get(), &graph), CUDA_SUCCESS)
+      << "the capture was broken";
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(graph), CUDA_SUCCESS);
   pool.deallocate(other_, pool.allocate(other_, mib), mib);
   EXPECT_EQ(pool.usage().used, 0u);
 }
@@ -225,15 +228,16 @@ TEST_F(async_order, capture_begun_on_the_raw_handle_is_seen) {
 TEST_F(async_order, default_stream_is_not_used_while_another_captures) {
   gpumem::async_resource pool;
   CUstream blocking = nullptr;
-  ASSERT_EQ(gpumem::driver().stream_create(&blocking, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_create(&blocking, CU_STREAM_DEFAULT), CUDA_SUCCESS);
   auto block = pool.acquire(gpumem::stream_ref{CU_STREAM_LEGACY}, mib).wait();
-  ASSERT_EQ(gpumem::driver().stream_begin_capture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().stream_begin_capture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
   EXPECT_FALSE(pool.try_allocate(gpumem::stream_ref{CU_STREAM_LEGACY}, mib));
   block.reset();
   CUgraph graph = nullptr;
-  EXPECT_EQ(gpumem::driver().stream_end_capture(blocking, &graph), CUDA_SUCCESS) << "the capture was broken";
-  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
-  EXPECT_EQ(gpumem::driver().stream_destroy(blocking), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(blocking, &graph), CUDA_SUCCESS)
+      << "the capture was broken";
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(blocking), CUDA_SUCCESS);
   EXPECT_EQ(pool.usage().used, mib);
   pool.deallocate(own_, pool.allocate(own_, mib), mib);
   EXPECT_EQ(pool.usage().used, 0u);

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "recorded_misuse.hpp"
 
@@ -32,7 +34,7 @@ protected:
   }
   static int policy_of(gpumem::async_resource const& pool, CUmemPool_attribute which) {
     int on = -1;
-    EXPECT_EQ(gpumem::driver().mem_pool_get_attribute(pool.handle(), which, &on), CUDA_SUCCESS);
+    EXPECT_EQ(gpumem::driver_api::driver().mem_pool_get_attribute(pool.handle(), which, &on), CUDA_SUCCESS);
     return on;
   }
   std::size_t held_ = 0;
@@ -58,8 +60,8 @@ TEST_F(async_resource, live_block_keeps_the_pool) {
   auto const handle = pool->handle();
   auto const lives = [&] {
     cuuint64_t reserved = 0;
-    return gpumem::driver().mem_pool_get_attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) ==
-           CUDA_SUCCESS;
+    return gpumem::driver_api::driver().mem_pool_get_attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                                                               &reserved) == CUDA_SUCCESS;
   };
   auto block = pool->acquire(s, mib).wait();
   pool.reset();
@@ -170,14 +172,14 @@ TEST_F(async_resource, unsupported_options_are_reported) {
 }
 
 TEST_F(async_resource, pool_is_destroyed_if_its_construction_fails) {
-  auto const destroyed = gpumem::driver_calls("cuMemPoolDestroy");
+  auto const destroyed = gpumem::driver_api::driver_calls("cuMemPoolDestroy");
   simulator::fail_call("cuMemPoolSetAttribute", 3, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(gpumem::async_resource{}, gpumem::cuda_error);
   simulator::fail_allocation(1);
   EXPECT_THROW((gpumem::async_resource{gpumem::device{0}, {.initial_size = mib}}), gpumem::out_of_memory);
   simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_THROW((gpumem::async_resource{gpumem::device{0}, {.initial_size = mib}}), gpumem::cuda_error);
-  EXPECT_EQ(gpumem::driver_calls("cuMemPoolDestroy"), destroyed + 3);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemPoolDestroy"), destroyed + 3);
 }
 
 TEST_F(async_resource, trim_keeps_the_requested_bytes) {
@@ -285,7 +287,7 @@ class async_resource_view : public async_resource {};
 
 TEST_F(async_resource_view, view_does_not_change_the_default_pool) {
   CUmemoryPool own = nullptr;
-  ASSERT_EQ(gpumem::driver().device_get_default_mem_pool(&own, 1), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().device_get_default_mem_pool(&own, 1), CUDA_SUCCESS);
   gpumem::stream s{gpumem::device{1}};
   void* p = nullptr;
   {

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {

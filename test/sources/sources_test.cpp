@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "recorded_misuse.hpp"
 
@@ -40,32 +42,35 @@ TYPED_TEST(source, free_waits_for_an_own_stream) {
   gpumem::stream stream{gpumem::device{0}};
   void* const p = this->subject_.allocate(stream, mib);
   this->use(stream.get(), p);
-  auto const waits = gpumem::driver_calls("cuCtxSynchronize");
+  auto const waits = gpumem::driver_api::driver_calls("cuCtxSynchronize");
   this->subject_.deallocate(stream, p, mib);
   EXPECT_TRUE(this->ran_);
-  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), waits) << "an own stream is waited for alone";
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), waits) << "an own stream is waited for alone";
 }
 
 TYPED_TEST(source, block_destructor_waits_for_its_foreign_stream_only) {
   CUstream foreign = nullptr;
   gpumem::device_guard const scope{gpumem::device{0}};
-  ASSERT_EQ(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  auto const waits = gpumem::driver_calls("cuStreamSynchronize");
+  ASSERT_EQ(gpumem::driver_api::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamSynchronize");
   {
     auto block = this->subject_.acquire(gpumem::stream_ref{foreign}, mib).wait();
     this->use(foreign, block.data());
   }
   EXPECT_TRUE(this->ran_);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamSynchronize"), waits + 1);
-  EXPECT_EQ(gpumem::driver_calls("cuCtxSynchronize"), 0u);
-  EXPECT_EQ(gpumem::driver().stream_destroy(foreign), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamSynchronize"), waits + 1);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), 0u);
+  EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 
 TYPED_TEST(source, free_by_the_host_waits_for_no_stream) {
   void* const p = this->subject_.allocate_sync(mib);
-  auto const calls = gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize");
+  auto const calls =
+      gpumem::driver_api::driver_calls("cuStreamSynchronize") + gpumem::driver_api::driver_calls("cuCtxSynchronize");
   this->subject_.deallocate_sync(p, mib);
-  EXPECT_EQ(gpumem::driver_calls("cuStreamSynchronize") + gpumem::driver_calls("cuCtxSynchronize"), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamSynchronize") +
+                gpumem::driver_api::driver_calls("cuCtxSynchronize"),
+            calls);
 }
 
 TYPED_TEST(source, capturing_stream_is_refused_and_its_frees_are_deferred) {
@@ -85,7 +90,7 @@ TYPED_TEST(source, capturing_stream_is_refused_and_its_frees_are_deferred) {
   }
   auto* const graph = captured.end_capture();
   EXPECT_NE(graph, nullptr) << "the capture was broken";
-  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(graph), CUDA_SUCCESS);
   void* const q = this->subject_.allocate(other, mib);
   EXPECT_EQ(this->subject_.statistics().reserved, before.reserved) << "not served by the next call";
   this->subject_.deallocate(other, q, mib);
@@ -194,7 +199,7 @@ TYPED_TEST(host_memory, host_and_device_can_use_it) {
   gpumem::stream stream{gpumem::device{1}};
   auto* const p = static_cast<int*>(subject.allocate(stream, sizeof(int)));
   auto const address = reinterpret_cast<CUdeviceptr>(p);
-  EXPECT_EQ(gpumem::driver().memset_d32_async(address, 7, 1, stream.get()), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().memset_d32_async(address, 7, 1, stream.get()), CUDA_SUCCESS);
   stream.synchronize();
   EXPECT_EQ(*p, 7);
   subject.deallocate(stream, p, sizeof(int));
@@ -218,8 +223,8 @@ TEST_F(kinds_of_memory, managed_and_pinned_resources_use_their_driver_calls) {
   gpumem::pinned_resource pinned;
   void* const p = managed.allocate_sync(mib);
   void* const q = pinned.allocate_sync(mib);
-  EXPECT_EQ(gpumem::driver().mem_free_host(p), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(gpumem::driver().mem_free(reinterpret_cast<CUdeviceptr>(q)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(gpumem::driver_api::driver().mem_free_host(p), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(gpumem::driver_api::driver().mem_free(reinterpret_cast<CUdeviceptr>(q)), CUDA_ERROR_INVALID_VALUE);
   managed.deallocate_sync(p, mib);
   pinned.deallocate_sync(q, mib);
 }

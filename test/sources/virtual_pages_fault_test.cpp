@@ -8,11 +8,13 @@
 #include <string>
 #include <utility>
 
+#include <cuda.h>
+
 namespace {
 
 namespace simulator = gpumem::simulator;
 using gpumem::outcome;
-using gpumem::page_extent;
+using gpumem::extend::page_extent;
 
 /// What the device holds for a source, and what the source says of itself.
 struct state {
@@ -30,17 +32,17 @@ struct state {
 
 struct action {
   char const* name;
-  std::function<bool(gpumem::virtual_pages&)> run;
+  std::function<bool(gpumem::extend::virtual_pages&)> run;
 };
 
 class virtual_pages_faults : public virtual_pages_test {
 protected:
-  static state now(gpumem::virtual_pages const& pages) {
+  static state now(gpumem::extend::virtual_pages const& pages) {
     return {device_bytes(), mappings(), pages.mapped_bytes(), pages.pages(), pages.mapped_end()};
   }
 
   /// The driver lets go what it kept.
-  static void retry(gpumem::virtual_pages& pages) { EXPECT_FALSE(pages.unmap(pages.address_space(), 0)); }
+  static void retry(gpumem::extend::virtual_pages& pages) { EXPECT_FALSE(pages.unmap(pages.address_space(), 0)); }
 
   static std::array<action, 5> actions() {
     return {{{"map", [](auto& pages) { return bool{pages.map(8 * mib, 6 * mib)}; }},
@@ -56,16 +58,16 @@ protected:
 
   /// What the action leaves, and how often it calls a driver function.
   static std::pair<state, std::uint64_t> run_cleanly(action const& what, char const* call) {
-    gpumem::virtual_pages pages;
+    gpumem::extend::virtual_pages pages;
     map(pages, 0, 4 * mib);
-    auto const before = gpumem::driver_calls(call);
+    auto const before = gpumem::driver_api::driver_calls(call);
     EXPECT_TRUE(what.run(pages));
-    return {now(pages), gpumem::driver_calls(call) - before};
+    return {now(pages), gpumem::driver_api::driver_calls(call) - before};
   }
 
   /// The n-th call of a driver function fails inside the action.
   static void fail_once(action const& what, char const* call, std::uint64_t nth, state const& clean) {
-    gpumem::virtual_pages pages;
+    gpumem::extend::virtual_pages pages;
     map(pages, 0, 4 * mib);
     auto const before = now(pages);
     simulator::fail_call(call, nth, CUDA_ERROR_NOT_PERMITTED);
@@ -103,15 +105,15 @@ TEST_F(virtual_pages_faults, failed_construction_leaves_nothing) {
   for (auto const* const call :
        {"cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemGetInfo", "cuMemAddressReserve"}) {
     simulator::fail_call(call, 1, CUDA_ERROR_NOT_PERMITTED);
-    EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error) << call;
+    EXPECT_THROW(gpumem::extend::virtual_pages{}, gpumem::cuda_error) << call;
   }
   EXPECT_EQ(simulator::report().bytes_reserved, reserved);
   simulator::fail_call("cuDeviceGetAttribute", 1, CUDA_ERROR_NOT_PERMITTED);
-  EXPECT_FALSE(gpumem::virtual_pages::supported(gpumem::device{0}));
+  EXPECT_FALSE(gpumem::extend::virtual_pages::supported(gpumem::device{0}));
 }
 
 TEST_F(virtual_pages_faults, map_without_enough_memory_changes_nothing) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   map(pages, 0, 2 * mib);
   auto const before = now(pages);
   for (std::uint64_t nth = 1; nth <= 4; ++nth) {
@@ -131,7 +133,7 @@ TEST_F(virtual_pages_faults, map_without_enough_memory_changes_nothing) {
 }
 
 TEST_F(virtual_pages_faults, failed_rollback_is_tried_again) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   simulator::fail_call("cuMemSetAccess", 1, CUDA_ERROR_NOT_PERMITTED);
   simulator::fail_call("cuMemUnmap", 2, CUDA_ERROR_NOT_PERMITTED);
   EXPECT_EQ(why_not(pages.map(0, 6 * mib)), outcome::driver_error);
@@ -146,7 +148,7 @@ TEST_F(virtual_pages_faults, failed_rollback_is_tried_again) {
 }
 
 TEST_F(virtual_pages_faults, failed_release_of_a_page_is_tried_again) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   map(pages, 0, 4 * mib);
   simulator::fail_call("cuMemRelease", 1, CUDA_ERROR_NOT_PERMITTED);
   EXPECT_TRUE(pages.unmap(0, 4 * mib));
@@ -161,7 +163,7 @@ TEST_F(virtual_pages_faults, failed_release_of_a_page_is_tried_again) {
 TEST_F(virtual_pages_faults, destructor_returns_everything) {
   auto const reserved = simulator::report().bytes_reserved;
   {
-    gpumem::virtual_pages pages;
+    gpumem::extend::virtual_pages pages;
     map(pages, 0, 8 * mib);
     ASSERT_TRUE(pages.alias(2 * mib, 32 * mib));
     ASSERT_TRUE(pages.pin(pages.base(), 1));

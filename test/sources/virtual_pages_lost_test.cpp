@@ -4,6 +4,8 @@
 
 #include <optional>
 
+#include <cuda.h>
+
 namespace {
 
 class virtual_pages_lost : public virtual_pages_test {
@@ -13,7 +15,7 @@ protected:
 
 TEST_F(virtual_pages_lost, loss_is_noticed_by_unmap) {
   gpumem::device const where{0};
-  gpumem::virtual_pages pages{where};
+  gpumem::extend::virtual_pages pages{where};
   map(pages, 0, 4 * mib);
   gpumem::simulator::fail_call("cuMemUnmap", 1, CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_TRUE(pages.unmap(0, 4 * mib));
@@ -29,21 +31,21 @@ TEST_F(virtual_pages_lost, calls_after_the_loss_make_no_driver_call) {
   int heard = 0;
   options.exportable = true;
   options.on_unmapping = [&](void*, std::size_t) { ++heard; };
-  std::optional<gpumem::virtual_pages> pages{std::in_place, where, options};
+  std::optional<gpumem::extend::virtual_pages> pages{std::in_place, where, options};
   map(*pages, 0, 8 * mib);
   gpumem::simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
   auto const got = pages->map(8 * mib, 2 * mib);
   ASSERT_FALSE(got);
   EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::device_lost, CUDA_ERROR_ILLEGAL_ADDRESS, 2 * mib}));
   EXPECT_TRUE(where.lost());
-  auto const calls = gpumem::driver_calls();
+  auto const calls = gpumem::driver_api::driver_calls();
   EXPECT_EQ(why_not(pages->map(8 * mib, 2 * mib)), gpumem::outcome::device_lost);
   EXPECT_EQ(why_not(pages->move(0, 8 * mib)), gpumem::outcome::device_lost);
   EXPECT_EQ(pages->export_page(pages->base()).error().reason, gpumem::outcome::device_lost);
   EXPECT_TRUE(pages->unmap(0, 2 * mib));
   EXPECT_EQ(pages->mapped_bytes(), 6 * mib);
   pages.reset();
-  EXPECT_EQ(gpumem::driver_calls(), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
   EXPECT_EQ(heard, 0) << "no registration can be taken back any more";
 }
 

@@ -7,18 +7,20 @@
 #include <chrono>
 #include <vector>
 
+#include <cuda.h>
+
 namespace {
 
 namespace simulator = gpumem::simulator;
 using namespace std::chrono_literals;
 using gpumem::outcome;
-using gpumem::page_extent;
-using gpumem::page_info;
+using gpumem::extend::page_extent;
+using gpumem::extend::page_info;
 
 class virtual_pages_move : public virtual_pages_test {};
 
 TEST_F(virtual_pages_move, alias_shows_the_same_bytes_and_uses_no_memory) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   auto const before = device_bytes();
   map(pages, 0, 4 * mib, 4 * mib);
@@ -44,7 +46,7 @@ TEST_F(virtual_pages_move, alias_shows_the_same_bytes_and_uses_no_memory) {
 }
 
 TEST_F(virtual_pages_move, alias_needs_a_mapped_page_and_free_addresses) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
+  gpumem::extend::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   map(pages, 0, 8 * mib, 4 * mib);
   EXPECT_EQ(why_not(pages.alias(2 * mib, 32 * mib)), outcome::invalid_argument) << "no page begins there";
   EXPECT_EQ(why_not(pages.alias(0, 4 * mib)), outcome::invalid_argument);
@@ -55,23 +57,23 @@ TEST_F(virtual_pages_move, alias_needs_a_mapped_page_and_free_addresses) {
 }
 
 TEST_F(virtual_pages_move, page_keeps_its_bytes_when_it_moves) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   map(pages, 0, 2 * mib);
   fill(stream, at(pages, 0), 9, 2 * mib);
   stream.synchronize();
-  auto const calls = gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease");
+  auto const calls = gpumem::driver_api::driver_calls("cuMemCreate") + gpumem::driver_api::driver_calls("cuMemRelease");
   auto const there = pages.move(0, 8 * mib);
   ASSERT_TRUE(there);
   EXPECT_EQ(*there, (page_extent{8 * mib, 2 * mib}));
-  EXPECT_EQ(gpumem::driver_calls("cuMemCreate") + gpumem::driver_calls("cuMemRelease"), calls);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemCreate") + gpumem::driver_api::driver_calls("cuMemRelease"), calls);
   EXPECT_FALSE(pages.page_of(at(pages, 0)));
   EXPECT_EQ(value_at(at(pages, 8 * mib)), 9u);
   EXPECT_EQ(pages.find_extent(2 * mib), 0u);
 }
 
 TEST_F(virtual_pages_move, several_ranges_move_side_by_side_or_not_at_all) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   map(pages, 0, 12 * mib, 2 * mib);
   fill(stream, at(pages, 2 * mib), 7, 2 * mib);
@@ -87,11 +89,11 @@ TEST_F(virtual_pages_move, several_ranges_move_side_by_side_or_not_at_all) {
   pages.unpin(at(pages, 10 * mib), 1);
   EXPECT_EQ(pages.pages(), 6u);
   EXPECT_EQ(pages.mapped_end(), 12 * mib);
-  auto const rights = gpumem::driver_calls("cuMemSetAccess");
+  auto const rights = gpumem::driver_api::driver_calls("cuMemSetAccess");
   auto const there = move({{8 * mib, 4 * mib}, {2 * mib, 2 * mib}});
   ASSERT_TRUE(there);
   EXPECT_EQ(*there, (page_extent{32 * mib, 6 * mib}));
-  EXPECT_EQ(gpumem::driver_calls("cuMemSetAccess") - rights, 1u);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemSetAccess") - rights, 1u);
   EXPECT_EQ(pages.mapped_bytes(), 12 * mib);
   EXPECT_EQ(value_at(at(pages, 34 * mib)), 8u);
   EXPECT_EQ(value_at(at(pages, 36 * mib)), 7u);
@@ -99,7 +101,7 @@ TEST_F(virtual_pages_move, several_ranges_move_side_by_side_or_not_at_all) {
 }
 
 TEST_F(virtual_pages_move, checker_finds_a_page_unmapped_before_its_uses_are_complete) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}}, other{gpumem::device{0}};
   gpumem::event happened{gpumem::device{0}};
   map(pages, 0, 4 * mib);
@@ -117,7 +119,7 @@ TEST_F(virtual_pages_move, checker_finds_a_page_unmapped_before_its_uses_are_com
 }
 
 TEST_F(virtual_pages_move, pinned_pages_stay_where_they_are) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   map(pages, 0, 8 * mib);
   EXPECT_FALSE(pages.pin(at(pages, 7 * mib), 2 * mib)) << "its end is not mapped";
   EXPECT_FALSE(pages.pin(at(pages, 0), 0));
@@ -143,10 +145,10 @@ TEST_F(virtual_pages_move, pinned_pages_stay_where_they_are) {
 }
 
 TEST_F(virtual_pages_move, exported_page_is_pinned) {
-  gpumem::virtual_pages closed;
+  gpumem::extend::virtual_pages closed;
   map(closed, 0, 2 * mib);
   EXPECT_EQ(closed.export_page(closed.base()).error().reason, outcome::invalid_argument);
-  gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true}};
+  gpumem::extend::virtual_pages pages{gpumem::device{0}, {.exportable = true}};
   EXPECT_EQ(pages.export_page(pages.base()).error().reason, outcome::invalid_argument) << "nothing is there";
   map(pages, 0, 4 * mib);
   simulator::fail_call("cuMemExportToShareableHandle", 1, CUDA_ERROR_NOT_PERMITTED);

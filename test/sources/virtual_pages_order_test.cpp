@@ -67,7 +67,7 @@ private:
     std::unique_ptr<gpumem::event> freed;
   };
   struct state {
-    gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 256 * mib}};
+    gpumem::extend::virtual_pages pages{gpumem::device{0}, {.address_space = 256 * mib}};
     bug planted = bug::none;
     std::deque<freed_page> free;
     std::vector<freed_page> leaving;
@@ -75,7 +75,7 @@ private:
     std::size_t moved = 0;
   };
 
-  void* live(gpumem::expected<gpumem::page_extent, gpumem::failure> const& made) {
+  void* live(gpumem::expected<gpumem::extend::page_extent, gpumem::failure> const& made) {
     if (!made) throw std::bad_alloc{};
     state_->live.push_back(made->offset);
     return static_cast<char*>(state_->pages.base()) + made->offset;

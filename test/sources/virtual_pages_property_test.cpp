@@ -11,11 +11,13 @@
 #include <string>
 #include <vector>
 
+#include <cuda.h>
+
 namespace {
 
 namespace simulator = gpumem::simulator;
-using gpumem::page_extent;
-using gpumem::page_info;
+using gpumem::extend::page_extent;
+using gpumem::extend::page_info;
 
 constexpr std::size_t addresses = 128 * mib;
 constexpr int steps = 150;
@@ -72,7 +74,7 @@ private:
 
   void write(std::size_t offset, std::uint32_t value) {
     auto const address = reinterpret_cast<CUdeviceptr>(at(offset));
-    ASSERT_EQ(gpumem::driver().memset_d32_async(address, value, 1, stream_.get()), CUDA_SUCCESS);
+    ASSERT_EQ(gpumem::driver_api::driver().memset_d32_async(address, value, 1, stream_.get()), CUDA_SUCCESS);
   }
   void stamp(std::size_t offset, physical& page) {
     page.stamp = ++stamps_;
@@ -205,7 +207,7 @@ private:
   std::mt19937_64 chance_;
   trouble planted_;
   tally& done_;
-  gpumem::virtual_pages pages_{gpumem::device{0}, {.address_space = addresses}};
+  gpumem::extend::virtual_pages pages_{gpumem::device{0}, {.address_space = addresses}};
   gpumem::stream stream_{gpumem::device{0}};
   page_map model_;
   std::uint32_t stamps_ = 0;

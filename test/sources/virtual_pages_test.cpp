@@ -13,19 +13,21 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 namespace {
 
 namespace simulator = gpumem::simulator;
 using namespace std::chrono_literals;
 using gpumem::outcome;
-using gpumem::page_extent;
-using gpumem::page_info;
+using gpumem::extend::page_extent;
+using gpumem::extend::page_info;
 
 TEST_F(virtual_pages_test, construction_reserves_addresses_but_no_memory) {
   auto const before = device_bytes();
   auto const reserved = simulator::report().bytes_reserved;
   {
-    gpumem::virtual_pages pages;
+    gpumem::extend::virtual_pages pages;
     EXPECT_EQ(pages.where(), gpumem::device{0});
     EXPECT_EQ(pages.address_space(), 8 * gpumem::device{0}.memory().total);
     EXPECT_EQ(pages.granularity(), 2 * mib);
@@ -35,13 +37,14 @@ TEST_F(virtual_pages_test, construction_reserves_addresses_but_no_memory) {
     EXPECT_FALSE(pages.page_of(pages.base()));
     EXPECT_EQ(device_bytes(), before);
     EXPECT_EQ(simulator::report().bytes_reserved, reserved + pages.address_space());
-    EXPECT_TRUE(gpumem::virtual_pages::supported(gpumem::device{0}));
-    gpumem::virtual_pages small{gpumem::device{1}, {.address_space = 3 * mib}};
+    EXPECT_TRUE(gpumem::extend::virtual_pages::supported(gpumem::device{0}));
+    gpumem::extend::virtual_pages small{gpumem::device{1}, {.address_space = 3 * mib}};
     EXPECT_EQ(small.address_space(), 4 * mib);
   }
   EXPECT_EQ(simulator::report().bytes_reserved, reserved);
-  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = SIZE_MAX}}), std::invalid_argument);
-  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = std::size_t{1} << 60}}), gpumem::cuda_error);
+  EXPECT_THROW((gpumem::extend::virtual_pages{gpumem::device{0}, {.address_space = SIZE_MAX}}), std::invalid_argument);
+  EXPECT_THROW((gpumem::extend::virtual_pages{gpumem::device{0}, {.address_space = std::size_t{1} << 60}}),
+               gpumem::cuda_error);
 }
 
 TEST_F(virtual_pages_test, fewer_addresses_are_reserved_if_the_driver_refuses) {
@@ -51,19 +54,19 @@ TEST_F(virtual_pages_test, fewer_addresses_are_reserved_if_the_driver_refuses) {
   };
   for (int times : {1, 2, 3}) {
     refuse(times);
-    EXPECT_EQ(gpumem::virtual_pages{}.address_space(), memory << (3 - times));
+    EXPECT_EQ(gpumem::extend::virtual_pages{}.address_space(), memory << (3 - times));
   }
   refuse(4);
-  EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
+  EXPECT_THROW(gpumem::extend::virtual_pages{}, gpumem::cuda_error);
   refuse(1);
-  EXPECT_THROW((gpumem::virtual_pages{gpumem::device{0}, {.address_space = 1}}), gpumem::cuda_error)
+  EXPECT_THROW((gpumem::extend::virtual_pages{gpumem::device{0}, {.address_space = 1}}), gpumem::cuda_error)
       << "not fewer than told";
   simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_THROW(gpumem::virtual_pages{}, gpumem::cuda_error);
+  EXPECT_THROW(gpumem::extend::virtual_pages{}, gpumem::cuda_error);
 }
 
 TEST_F(virtual_pages_test, device_can_use_mapped_addresses) {
-  gpumem::virtual_pages pages{gpumem::device{1}};
+  gpumem::extend::virtual_pages pages{gpumem::device{1}};
   gpumem::stream stream{gpumem::device{1}};
   EXPECT_EQ(map(pages, 0, 5 * mib), (page_extent{0, 6 * mib})) << "whole granules";
   EXPECT_EQ(pages.mapped_bytes(), 6 * mib);
@@ -76,7 +79,7 @@ TEST_F(virtual_pages_test, device_can_use_mapped_addresses) {
 }
 
 TEST_F(virtual_pages_test, page_size_grows_with_the_mapped_bytes) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   EXPECT_EQ(pages.next_page_size(), 2 * mib);
   map(pages, 0, 256 * mib);
   EXPECT_EQ(pages.pages(), 128u);
@@ -92,7 +95,7 @@ TEST_F(virtual_pages_test, page_size_grows_with_the_mapped_bytes) {
 }
 
 TEST_F(virtual_pages_test, invalid_ranges_are_refused) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
+  gpumem::extend::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   map(pages, 4 * mib, 4 * mib);
   EXPECT_EQ(why_not(pages.map(0, 0)), outcome::invalid_argument);
   EXPECT_EQ(why_not(pages.map(1, mib)), outcome::invalid_argument);
@@ -109,7 +112,7 @@ TEST_F(virtual_pages_test, invalid_ranges_are_refused) {
 }
 
 TEST_F(virtual_pages_test, only_whole_pages_are_unmapped) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   auto const before = device_bytes();
   map(pages, 0, 16 * mib, 8 * mib);
   EXPECT_FALSE(pages.unmap(0, 4 * mib));
@@ -128,7 +131,7 @@ TEST_F(virtual_pages_test, only_whole_pages_are_unmapped) {
 }
 
 TEST_F(virtual_pages_test, holes_are_filled_before_the_end) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
+  gpumem::extend::virtual_pages pages{gpumem::device{0}, {.address_space = 64 * mib}};
   EXPECT_EQ(pages.find_extent(2 * mib), 0u);
   map(pages, 0, 48 * mib, 2 * mib);
   EXPECT_EQ(pages.find_extent(mib), 48 * mib);
@@ -146,7 +149,7 @@ TEST_F(virtual_pages_test, holes_are_filled_before_the_end) {
 }
 
 TEST_F(virtual_pages_test, page_of_an_address_is_found) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   map(pages, 4 * mib, 8 * mib, 8 * mib);
   EXPECT_EQ(pages.page_of(at(pages, 5 * mib)), (page_info{{4 * mib, 8 * mib}}));
   EXPECT_EQ(pages.page_of(at(pages, 12 * mib - 1)), (page_info{{4 * mib, 8 * mib}}));
@@ -161,21 +164,21 @@ TEST_F(virtual_pages_test, page_of_an_address_is_found) {
 }
 
 TEST_F(virtual_pages_test, handles_have_the_requested_properties) {
-  gpumem::virtual_pages pages{gpumem::device{0}, {.exportable = true, .rdma = true}};
+  gpumem::extend::virtual_pages pages{gpumem::device{0}, {.exportable = true, .rdma = true}};
   map(pages, 0, 2 * mib);
   CUmemGenericAllocationHandle handle = 0;
   CUmemAllocationProp told{};
-  ASSERT_EQ(gpumem::driver().mem_retain_allocation_handle(&handle, pages.base()), CUDA_SUCCESS);
-  ASSERT_EQ(gpumem::driver().mem_get_allocation_properties_from_handle(&told, handle), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().mem_retain_allocation_handle(&handle, pages.base()), CUDA_SUCCESS);
+  ASSERT_EQ(gpumem::driver_api::driver().mem_get_allocation_properties_from_handle(&told, handle), CUDA_SUCCESS);
   EXPECT_EQ(told.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   EXPECT_EQ(told.allocFlags.gpuDirectRDMACapable, 1);
-  EXPECT_EQ(gpumem::driver().mem_release(handle), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().mem_release(handle), CUDA_SUCCESS);
 }
 
 TEST_F(virtual_pages_test, peers_have_access_to_every_mapping) {
   gpumem::device const home{0}, peer{1};
-  gpumem::virtual_pages pages{home, {.peers = {home, peer}}};
-  gpumem::virtual_pages alone{home};
+  gpumem::extend::virtual_pages pages{home, {.peers = {home, peer}}};
+  gpumem::extend::virtual_pages alone{home};
   map(pages, 0, 2 * mib);
   map(alone, 0, 2 * mib);
   ASSERT_TRUE(pages.alias(0, 8 * mib));
@@ -201,7 +204,7 @@ TEST_F(virtual_pages_test, callbacks_are_called_for_each_range) {
     };
     options.on_mapped = [note](void* address, std::size_t bytes) { return note(true, address, bytes); };
     options.on_unmapping = [note](void* address, std::size_t bytes) { note(false, address, bytes); };
-    gpumem::virtual_pages pages{gpumem::device{0}, options};
+    gpumem::extend::virtual_pages pages{gpumem::device{0}, options};
     base = at(pages, 0);
     map(pages, 0, 6 * mib);
     ASSERT_TRUE(pages.move(2 * mib, 8 * mib));
@@ -220,7 +223,7 @@ TEST_F(virtual_pages_test, callback_can_refuse_a_mapping) {
   gpumem::virtual_pages_options options;
   int answer = 0;
   options.on_mapped = [&](void*, std::size_t) { return answer == 2 ? throw std::runtime_error{"no"} : answer == 1; };
-  gpumem::virtual_pages pages{gpumem::device{0}, options};
+  gpumem::extend::virtual_pages pages{gpumem::device{0}, options};
   auto const refused = pages.map(0, 4 * mib);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error(), (gpumem::failure{outcome::driver_error, 0, 4 * mib}));
@@ -235,8 +238,8 @@ TEST_F(virtual_pages_test, callback_can_refuse_a_mapping) {
 }
 
 TEST_F(virtual_pages_test, few_driver_calls_are_made_and_unmap_makes_no_host_allocation) {
-  gpumem::virtual_pages pages;
-  auto const count = [](char const* name) { return gpumem::driver_calls(name); };
+  gpumem::extend::virtual_pages pages;
+  auto const count = [](char const* name) { return gpumem::driver_api::driver_calls(name); };
   auto const created = count("cuMemCreate"), allowed = count("cuMemSetAccess"), unmapped = count("cuMemUnmap");
   map(pages, 0, 16 * mib);
   EXPECT_EQ(count("cuMemCreate") - created, 8u);
@@ -248,7 +251,7 @@ TEST_F(virtual_pages_test, few_driver_calls_are_made_and_unmap_makes_no_host_all
 }
 
 TEST_F(virtual_pages_test, calls_leave_a_capture_valid) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   gpumem::stream stream{gpumem::device{0}};
   stream.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL);
   map(pages, 0, 4 * mib);
@@ -256,20 +259,20 @@ TEST_F(virtual_pages_test, calls_leave_a_capture_valid) {
   EXPECT_TRUE(pages.unmap(8 * mib, 2 * mib));
   auto* const graph = stream.end_capture();
   EXPECT_NE(graph, nullptr);
-  EXPECT_EQ(gpumem::driver().graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(graph), CUDA_SUCCESS);
 }
 
 TEST_F(virtual_pages_test, forked_child_makes_no_driver_call) {
-  gpumem::virtual_pages pages;
+  gpumem::extend::virtual_pages pages;
   map(pages, 0, 4 * mib);
   auto const child = ::fork();
   ASSERT_NE(child, -1);
   if (child == 0) {
-    auto const calls = gpumem::driver_calls();
+    auto const calls = gpumem::driver_api::driver_calls();
     bool const right = pages.unmap(0, 2 * mib) && !pages.map(0, 2 * mib) && !pages.move(2 * mib, 8 * mib) &&
                        pages.mapped_bytes() == 2 * mib;
     pages.~virtual_pages();
-    ::_exit(right && gpumem::driver_calls() == calls ? 0 : 1);
+    ::_exit(right && gpumem::driver_api::driver_calls() == calls ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);

@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <driver_types.h>
+
 #include <cstddef>
 #include <cstring>
 #include <stdexcept>
@@ -12,7 +14,7 @@ import gpumem;
 namespace {
 
 TEST(without_driver, host_memory_is_allocated_and_freed) {
-  if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
+  if (gpumem::driver_api::driver_available()) GTEST_SKIP() << "this machine has a driver";
   gpumem::statistics_adaptor counted{gpumem::host_resource{}};
   void* const p = counted.allocate_sync(4096, 4096);
   std::memset(p, 1, 4096);
@@ -24,7 +26,7 @@ TEST(without_driver, host_memory_is_allocated_and_freed) {
 }
 
 TEST(without_driver, stream_cannot_be_identified) {
-  if (gpumem::driver_available()) GTEST_SKIP() << "this machine has a driver";
+  if (gpumem::driver_api::driver_available()) GTEST_SKIP() << "this machine has a driver";
   gpumem::host_resource subject;
   EXPECT_THROW(subject.allocate(gpumem::stream_ref{cudaStream_t{}}, 8), gpumem::cuda_error);
   int somebodys = 0;

@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -14,9 +16,9 @@ namespace {
 TEST(without_virtual_memory, virtual_pages_are_refused_and_a_pool_uses_chunks) {
   gpumem::simulator::load({.virtual_memory = false});
   gpumem::device const where{0};
-  EXPECT_FALSE(gpumem::virtual_pages::supported(where));
+  EXPECT_FALSE(gpumem::extend::virtual_pages::supported(where));
   try {
-    gpumem::virtual_pages const pages{where};
+    gpumem::extend::virtual_pages const pages{where};
     FAIL() << "there are pages";
   } catch (gpumem::cuda_error const& e) {
     EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_NOT_SUPPORTED);

@@ -16,7 +16,7 @@ namespace {
 using gpumem::device;
 using gpumem::expected;
 using gpumem::failure;
-using gpumem::stream_key;
+using gpumem::extend::stream_key;
 
 // The least that an author writes.
 struct least_state {
@@ -24,10 +24,10 @@ struct least_state {
   void deallocate(stream_key const&, void*, std::size_t, std::size_t) noexcept;
   device where() noexcept;
 };
-static_assert(gpumem::resource_state<least_state>);
-static_assert(!gpumem::waiting_state<least_state>);
-static_assert(!gpumem::trimmable_state<least_state>);
-static_assert(!gpumem::reporting_state<least_state>);
+static_assert(gpumem::extend::resource_state<least_state>);
+static_assert(!gpumem::extend::waiting_state<least_state>);
+static_assert(!gpumem::extend::trimmable_state<least_state>);
+static_assert(!gpumem::extend::reporting_state<least_state>);
 
 struct throwing_free : least_state {
   void deallocate(stream_key const&, void*, std::size_t, std::size_t);
@@ -45,31 +45,31 @@ struct nowhere {
   expected<void*, failure> try_allocate(stream_key const&, std::size_t, std::size_t) noexcept;
   void deallocate(stream_key const&, void*, std::size_t, std::size_t) noexcept;
 };
-static_assert(!gpumem::resource_state<throwing_free>);
-static_assert(!gpumem::resource_state<throwing_allocation>);
-static_assert(!gpumem::resource_state<plain_pointer>);
-static_assert(!gpumem::resource_state<takes_a_stream>);
-static_assert(!gpumem::resource_state<nowhere>);
-static_assert(!gpumem::resource_state<int>);
+static_assert(!gpumem::extend::resource_state<throwing_free>);
+static_assert(!gpumem::extend::resource_state<throwing_allocation>);
+static_assert(!gpumem::extend::resource_state<plain_pointer>);
+static_assert(!gpumem::extend::resource_state<takes_a_stream>);
+static_assert(!gpumem::extend::resource_state<nowhere>);
+static_assert(!gpumem::extend::resource_state<int>);
 
 struct full_state : least_state {
-  bool admit(gpumem::waiter&) noexcept;
-  bool cancel_waiter(gpumem::waiter&) noexcept;
+  bool admit(gpumem::extend::waiter&) noexcept;
+  bool cancel_waiter(gpumem::extend::waiter&) noexcept;
   std::size_t trim(std::size_t);
   gpumem::statistics read_statistics();
 };
-static_assert(gpumem::waiting_state<full_state>);
-static_assert(gpumem::trimmable_state<full_state>);
-static_assert(gpumem::reporting_state<full_state>);
+static_assert(gpumem::extend::waiting_state<full_state>);
+static_assert(gpumem::extend::trimmable_state<full_state>);
+static_assert(gpumem::extend::reporting_state<full_state>);
 
 struct admits_only : least_state {
-  bool admit(gpumem::waiter&) noexcept;
+  bool admit(gpumem::extend::waiter&) noexcept;
 };
 struct throwing_withdraw : full_state {
-  bool cancel_waiter(gpumem::waiter&);
+  bool cancel_waiter(gpumem::extend::waiter&);
 };
-static_assert(!gpumem::waiting_state<admits_only>);
-static_assert(!gpumem::waiting_state<throwing_withdraw>);
+static_assert(!gpumem::extend::waiting_state<admits_only>);
+static_assert(!gpumem::extend::waiting_state<throwing_withdraw>);
 
 // Tokens.
 struct foreign_token {
@@ -86,18 +86,19 @@ struct throwing_token {
 struct move_only_token : foreign_token {
   move_only_token(move_only_token&&) = default;
 };
-static_assert(gpumem::stoppable_token<std::stop_token>);
-static_assert(gpumem::stoppable_token<gpumem::never_stop_token>);
-static_assert(gpumem::stoppable_token<foreign_token>);
-static_assert(!gpumem::stoppable_token<throwing_token>);
-static_assert(!gpumem::stoppable_token<move_only_token>);
-static_assert(!gpumem::stoppable_token<int>);
-static_assert(!gpumem::stoppable_token<std::stop_source>);
+static_assert(gpumem::extend::stoppable_token<std::stop_token>);
+static_assert(gpumem::extend::stoppable_token<gpumem::extend::never_stop_token>);
+static_assert(gpumem::extend::stoppable_token<foreign_token>);
+static_assert(!gpumem::extend::stoppable_token<throwing_token>);
+static_assert(!gpumem::extend::stoppable_token<move_only_token>);
+static_assert(!gpumem::extend::stoppable_token<int>);
+static_assert(!gpumem::extend::stoppable_token<std::stop_source>);
 struct nothing {
   void operator()() const noexcept {}
 };
-static_assert(std::same_as<gpumem::stop_callback_t<std::stop_token, nothing>, std::stop_callback<nothing>>);
-static_assert(std::same_as<gpumem::stop_callback_t<foreign_token, nothing>, foreign_token::callback_type<nothing>>);
+static_assert(std::same_as<gpumem::extend::stop_callback_t<std::stop_token, nothing>, std::stop_callback<nothing>>);
+static_assert(
+    std::same_as<gpumem::extend::stop_callback_t<foreign_token, nothing>, foreign_token::callback_type<nothing>>);
 
 // Awaitables.
 struct operation {
@@ -120,34 +121,35 @@ struct without_resume {
 struct leads_nowhere {
   int operator co_await() const noexcept { return 0; }
 };
-static_assert(gpumem::awaiter<operation> && gpumem::awaitable<operation>);
-static_assert(gpumem::awaitable<by_member> && !gpumem::awaiter<by_member>);
-static_assert(gpumem::awaitable<by_function> && gpumem::awaitable<by_function const&>);
-static_assert(gpumem::awaitable<for_expiring_only> && !gpumem::awaitable<for_expiring_only&>);
-static_assert(!gpumem::awaitable<without_resume> && !gpumem::awaitable<leads_nowhere> && !gpumem::awaitable<int>);
-static_assert(std::same_as<gpumem::await_result_t<by_member>, int&>);
-static_assert(std::same_as<gpumem::await_result_t<gpumem::task<int>>, int>);
-static_assert(std::same_as<gpumem::await_result_t<gpumem::task<int>&>, int&>);
-static_assert(std::same_as<gpumem::await_result_t<gpumem::task<int&>>, int&>);
-static_assert(std::is_void_v<gpumem::await_result_t<gpumem::task<>>>);
+static_assert(gpumem::extend::awaiter<operation> && gpumem::extend::awaitable<operation>);
+static_assert(gpumem::extend::awaitable<by_member> && !gpumem::extend::awaiter<by_member>);
+static_assert(gpumem::extend::awaitable<by_function> && gpumem::extend::awaitable<by_function const&>);
+static_assert(gpumem::extend::awaitable<for_expiring_only> && !gpumem::extend::awaitable<for_expiring_only&>);
+static_assert(!gpumem::extend::awaitable<without_resume> && !gpumem::extend::awaitable<leads_nowhere> &&
+              !gpumem::extend::awaitable<int>);
+static_assert(std::same_as<gpumem::extend::await_result_t<by_member>, int&>);
+static_assert(std::same_as<gpumem::extend::await_result_t<gpumem::task<int>>, int>);
+static_assert(std::same_as<gpumem::extend::await_result_t<gpumem::task<int>&>, int&>);
+static_assert(std::same_as<gpumem::extend::await_result_t<gpumem::task<int&>>, int&>);
+static_assert(std::is_void_v<gpumem::extend::await_result_t<gpumem::task<>>>);
 
 // gpumem's own awaitables: movable descriptions, awaited by name or not, of operations that do not move.
-using request = gpumem::acquire_awaitable<>;
-using wait = gpumem::completion_awaitable<>;
-static_assert(gpumem::awaitable<request> && gpumem::awaitable<request const&>);
-static_assert(gpumem::awaitable<wait> && gpumem::awaitable<wait const&>);
+using request = gpumem::extend::acquire_awaitable<>;
+using wait = gpumem::extend::completion_awaitable<>;
+static_assert(gpumem::extend::awaitable<request> && gpumem::extend::awaitable<request const&>);
+static_assert(gpumem::extend::awaitable<wait> && gpumem::extend::awaitable<wait const&>);
 static_assert(std::copyable<wait> && std::is_nothrow_move_constructible_v<request>);
-static_assert(std::same_as<gpumem::await_result_t<request>, gpumem::allocation>);
-static_assert(std::is_void_v<gpumem::await_result_t<wait>>);
-static_assert(!std::movable<gpumem::acquire_operation<gpumem::never_stop_token>>);
-static_assert(!std::movable<gpumem::completion_operation<gpumem::never_stop_token>>);
+static_assert(std::same_as<gpumem::extend::await_result_t<request>, gpumem::allocation>);
+static_assert(std::is_void_v<gpumem::extend::await_result_t<wait>>);
+static_assert(!std::movable<gpumem::extend::acquire_operation<gpumem::extend::never_stop_token>>);
+static_assert(!std::movable<gpumem::extend::completion_operation<gpumem::extend::never_stop_token>>);
 
 // Executors.
 static_assert(std::derived_from<gpumem::inline_executor, gpumem::executor>);
 static_assert(std::derived_from<gpumem::thread_executor, gpumem::executor>);
 static_assert(std::derived_from<gpumem::thread_pool_executor, gpumem::executor>);
 static_assert(!std::copyable<gpumem::thread_executor> && !std::movable<gpumem::thread_executor>);
-static_assert(!std::copyable<gpumem::work_item>);
+static_assert(!std::copyable<gpumem::extend::work_item>);
 
 // Sizes, and moves.
 static_assert(sizeof(gpumem::allocation) == 48);
@@ -177,9 +179,10 @@ struct copied_by_hand {
 static_assert(can_be_held<int> && can_be_held<device>);
 static_assert(!can_be_held<copied_by_hand> && !can_be_held<int const> && !can_be_held<int&>);
 template <class R>
-concept gives_memory = requires(R resource) { gpumem::make_any_memory(resource); };
+concept gives_memory = requires(R resource) { gpumem::extend::make_any_memory(resource); };
 static_assert(gives_memory<gpumem::cuda_resource> && gives_memory<gpumem::host_resource>);
-static_assert(gives_memory<gpumem::any_pool> && gives_memory<gpumem::pool_ref> && gives_memory<gpumem::any_memory>);
+static_assert(gives_memory<gpumem::any_pool> && gives_memory<gpumem::pool_ref> &&
+              gives_memory<gpumem::extend::any_memory>);
 static_assert(!gives_memory<int> && !gives_memory<gpumem::stream>);
 static_assert(moves_only<gpumem::buffer>);
 static_assert(moves_only<gpumem::uninitialized_vector<int>>);

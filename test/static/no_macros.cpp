@@ -1,5 +1,6 @@
 // What `import gpumem;` must not bring: macros, its own or those of what it includes.
 // SPDX-License-Identifier: Apache-2.0
+
 import gpumem;
 
 #if defined(GPUMEM_DRIVER_FUNCTIONS) || defined(GPUMEM_DRIVER_NAME) || defined(GPUMEM_DRIVER_INDEX) ||                 \

@@ -8,10 +8,10 @@
 
 namespace gpumem_test {
 
-// Answers what a schedule asks (gpumem::schedule::chooser): a run takes the choices of the one before up to the last
-// that has an alternative, and takes that; beyond it, always the first. A run takes the baton from threads
-// that could go on `most_preemptions` times at most (Musuvathi and Qadeer's context bounding: few suffice for most
-// faults, and the runs are polynomial in the places); where it must go to another thread, it goes to each.
+// Answers what a schedule asks (gpumem::detail::schedule::chooser): a run takes the choices of the one before up to the
+// last that has an alternative, and takes that; beyond it, always the first. A run takes the baton from threads that
+// could go on `most_preemptions` times at most (Musuvathi and Qadeer's context bounding: few suffice for most faults,
+// and the runs are polynomial in the places); where it must go to another thread, it goes to each.
 class choices {
 public:
   explicit choices(unsigned most_preemptions) : most_{most_preemptions} {}

@@ -41,7 +41,7 @@ private:
 inline started start(gpumem::task<> what) { co_await static_cast<gpumem::task<>&&>(what); }
 
 /// Goes on where the executor runs.
-class hop final : public gpumem::work_item {
+class hop final : public gpumem::extend::work_item {
 public:
   explicit hop(gpumem::executor& to) noexcept : to_{to} {}
   bool await_ready() const noexcept { return false; }

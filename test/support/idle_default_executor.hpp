@@ -9,7 +9,7 @@ namespace test {
 /// time passes all that was started for the next hour.
 inline void wait_for_idle_library_thread() {
   gpumem::default_executor();
-  gpumem::sync::sleep_for(std::chrono::hours{1});
+  gpumem::detail::sync::sleep_for(std::chrono::hours{1});
 }
 
 } // namespace test

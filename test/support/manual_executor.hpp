@@ -8,13 +8,13 @@ namespace test {
 /// Takes what is posted, and runs it when told to.
 class manual_executor final : public gpumem::executor {
 public:
-  void post(gpumem::work_item& item) noexcept override {
-    gpumem::sync::lock const held{mutex_};
+  void post(gpumem::extend::work_item& item) noexcept override {
+    gpumem::detail::sync::lock const held{mutex_};
     queue_.push(item);
     ++posts_;
   }
-  bool try_cancel(gpumem::work_item& item) noexcept override {
-    gpumem::sync::lock const held{mutex_};
+  bool try_cancel(gpumem::extend::work_item& item) noexcept override {
+    gpumem::detail::sync::lock const held{mutex_};
     return queue_.remove(item);
   }
   bool posted() const { return posts_ > 0; }
@@ -23,9 +23,9 @@ public:
     while (!posted()) std::this_thread::yield();
   }
   bool run_one() {
-    gpumem::work_item* item = nullptr;
+    gpumem::extend::work_item* item = nullptr;
     {
-      gpumem::sync::lock const held{mutex_};
+      gpumem::detail::sync::lock const held{mutex_};
       item = queue_.pop();
     }
     if (item) item->resume();
@@ -33,8 +33,8 @@ public:
   }
 
 private:
-  gpumem::sync::mutex mutex_;
-  gpumem::work_queue queue_;
+  gpumem::detail::sync::mutex mutex_;
+  gpumem::extend::work_queue queue_;
   std::atomic<std::size_t> posts_{0};
 };
 

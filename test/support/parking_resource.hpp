@@ -5,13 +5,13 @@
 
 namespace test {
 
-class parking_state final : public gpumem::shared_state {
+class parking_state final : public gpumem::extend::shared_state {
 public:
   parking_state(gpumem::device where, std::size_t capacity) noexcept : device_{where}, capacity_{capacity} {}
 
-  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const&, std::size_t bytes,
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const&, std::size_t bytes,
                                                         std::size_t alignment) noexcept {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     ++tries_;
     if (bytes > capacity_) return fail(gpumem::outcome::too_large, bytes);
     if (closed_) return fail(gpumem::outcome::closed, bytes);
@@ -19,18 +19,18 @@ public:
     return take(bytes, alignment);
   }
 
-  void deallocate(gpumem::stream_key const&, void* pointer, std::size_t bytes, std::size_t) noexcept {
+  void deallocate(gpumem::extend::stream_key const&, void* pointer, std::size_t bytes, std::size_t) noexcept {
     std::free(pointer);
     {
-      gpumem::sync::lock held{mutex_};
+      gpumem::detail::sync::lock held{mutex_};
       used_ -= bytes;
       serve(held);
     }
     drop_live();
   }
 
-  bool admit(gpumem::waiter& request) noexcept {
-    gpumem::sync::lock const held{mutex_};
+  bool admit(gpumem::extend::waiter& request) noexcept {
+    gpumem::detail::sync::lock const held{mutex_};
     if (closed_) return request.complete(fail(gpumem::outcome::closed, request.bytes())), false;
     if (queue_.empty() && fits(request.bytes())) {
       request.complete(take(request.bytes(), request.alignment()));
@@ -41,8 +41,8 @@ public:
     return true;
   }
 
-  bool cancel_waiter(gpumem::waiter& request) noexcept {
-    gpumem::sync::lock held{mutex_};
+  bool cancel_waiter(gpumem::extend::waiter& request) noexcept {
+    gpumem::detail::sync::lock held{mutex_};
     if (!queue_.remove(request)) return false;
     serve(held); // it may have been what the others waited behind
     return true;
@@ -51,7 +51,7 @@ public:
   gpumem::device where() noexcept { return device_; }
 
   gpumem::statistics read_statistics() noexcept {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     gpumem::statistics statistics;
     statistics.live = used_;
     statistics.limit = capacity_;
@@ -59,25 +59,25 @@ public:
   }
 
   std::size_t used() {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     return used_;
   }
   std::size_t parked() {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     return parked_;
   }
   std::size_t tries() {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     return tries_;
   }
   bool idle() {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     return queue_.empty();
   }
 
   /// Refuses all requests that wait, and all later ones.
   void close() noexcept {
-    gpumem::sync::lock held{mutex_};
+    gpumem::detail::sync::lock held{mutex_};
     closed_ = true;
     while (auto* const first = queue_.first()) {
       queue_.remove(*first);
@@ -97,7 +97,7 @@ private:
     add_live();
     return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   }
-  void serve(gpumem::sync::lock& held) noexcept {
+  void serve(gpumem::detail::sync::lock& held) noexcept {
     while (queue_.first() && fits(queue_.first()->bytes())) {
       auto* const first = queue_.first();
       queue_.remove(*first);
@@ -109,8 +109,8 @@ private:
   }
 
   gpumem::device device_;
-  gpumem::sync::mutex mutex_;
-  gpumem::waiter_list queue_;
+  gpumem::detail::sync::mutex mutex_;
+  gpumem::extend::waiter_list queue_;
   std::size_t capacity_;
   std::size_t used_ = 0;
   std::size_t parked_ = 0;
@@ -118,7 +118,8 @@ private:
   bool closed_ = false;
 };
 
-class parking_resource : public gpumem::resource_base<parking_resource, parking_state, gpumem::mr::device_accessible> {
+class parking_resource
+    : public gpumem::extend::resource_base<parking_resource, parking_state, gpumem::mr::device_accessible> {
 public:
   explicit parking_resource(std::size_t capacity, gpumem::device where = gpumem::device{0})
       : state_{new parking_state{where, capacity}} {}
@@ -127,58 +128,62 @@ public:
   friend bool operator==(parking_resource const& a, parking_resource const& b) noexcept { return a.state_ == b.state_; }
 
 private:
-  gpumem::state_ptr<parking_state> state_;
+  gpumem::extend::state_ptr<parking_state> state_;
 };
 
 /// An adaptor that counts what is granted, wherever it waited.
-template <class Upstream> class counting_state final : public gpumem::shared_state, public gpumem::grant_hook {
+template <class Upstream>
+class counting_state final : public gpumem::extend::shared_state, public gpumem::extend::grant_hook {
 public:
   explicit counting_state(Upstream upstream) noexcept : upstream_{std::move(upstream)} {}
 
-  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_key const& key, std::size_t bytes,
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const& key, std::size_t bytes,
                                                         std::size_t alignment) noexcept {
     auto const result = upstream_.state().try_allocate(key, bytes, alignment);
     if (result) on_grant(key, *result, bytes, alignment);
     return result;
   }
-  void deallocate(gpumem::stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+  void deallocate(gpumem::extend::stream_key const& key, void* pointer, std::size_t bytes,
+                  std::size_t alignment) noexcept {
     count(-1);
     upstream_.state().deallocate(key, pointer, bytes, alignment);
     drop_live();
   }
-  bool admit(gpumem::waiter& request) noexcept { return request.add_hook(*this) && upstream_.state().admit(request); }
-  bool cancel_waiter(gpumem::waiter& request) noexcept { return upstream_.state().cancel_waiter(request); }
+  bool admit(gpumem::extend::waiter& request) noexcept {
+    return request.add_hook(*this) && upstream_.state().admit(request);
+  }
+  bool cancel_waiter(gpumem::extend::waiter& request) noexcept { return upstream_.state().cancel_waiter(request); }
   gpumem::device where() noexcept { return upstream_.state().where(); }
 
-  void on_grant(gpumem::stream_key const&, void*, std::size_t, std::size_t) noexcept override {
+  void on_grant(gpumem::extend::stream_key const&, void*, std::size_t, std::size_t) noexcept override {
     add_live();
     count(1);
   }
   long live() {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     return live_;
   }
 
 private:
   void count(long change) noexcept {
-    gpumem::sync::lock const held{mutex_};
+    gpumem::detail::sync::lock const held{mutex_};
     live_ += change;
   }
   Upstream upstream_;
-  gpumem::sync::mutex mutex_;
+  gpumem::detail::sync::mutex mutex_;
   long live_ = 0;
 };
 
 template <class Upstream>
-class counting_adaptor : public gpumem::resource_base<counting_adaptor<Upstream>, counting_state<Upstream>,
-                                                      gpumem::mr::device_accessible> {
+class counting_adaptor : public gpumem::extend::resource_base<counting_adaptor<Upstream>, counting_state<Upstream>,
+                                                              gpumem::mr::device_accessible> {
 public:
   explicit counting_adaptor(Upstream upstream) : state_{new counting_state<Upstream>{std::move(upstream)}} {}
   counting_state<Upstream>& state() const noexcept { return *state_; }
   friend bool operator==(counting_adaptor const& a, counting_adaptor const& b) noexcept { return a.state_ == b.state_; }
 
 private:
-  gpumem::state_ptr<counting_state<Upstream>> state_;
+  gpumem::extend::state_ptr<counting_state<Upstream>> state_;
 };
 
 } // namespace test

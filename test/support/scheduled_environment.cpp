@@ -14,7 +14,7 @@ class scheduled_environment final : public testing::Environment {
 public:
   void SetUp() override {
     gpumem::simulator::load({.devices = 2});
-    gpumem::simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
+    gpumem::simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::detail::schedule::blocked(); }, nullptr);
   }
 };
 

@@ -15,8 +15,8 @@ class scheduled_stop_source {
   };
 
   struct shared_state {
-    gpumem::sync::mutex guard;
-    gpumem::sync::condition returned;
+    gpumem::detail::sync::mutex guard;
+    gpumem::detail::sync::condition returned;
     std::vector<callback_base*> waiting;
     callback_base* running = nullptr;
     unsigned runner = 0; // the thread that calls it
@@ -29,7 +29,7 @@ public:
     explicit token(std::shared_ptr<shared_state> state) noexcept : state_{std::move(state)} {}
     bool stop_possible() const noexcept { return true; }
     bool stop_requested() const noexcept {
-      gpumem::sync::lock const held{state_->guard};
+      gpumem::detail::sync::lock const held{state_->guard};
       return state_->requested;
     }
     bool operator==(token const&) const = default;
@@ -38,7 +38,7 @@ public:
     public:
       callback_type(token of, Function function) : state_{std::move(of.state_)}, function_{std::move(function)} {
         {
-          gpumem::sync::lock const held{state_->guard};
+          gpumem::detail::sync::lock const held{state_->guard};
           if (!state_->requested) {
             state_->waiting.push_back(this);
             return;
@@ -48,9 +48,9 @@ public:
       }
       callback_type(callback_type&&) = delete;
       ~callback_type() {
-        gpumem::sync::lock held{state_->guard};
+        gpumem::detail::sync::lock held{state_->guard};
         std::erase(state_->waiting, static_cast<callback_base*>(this));
-        if (state_->runner == gpumem::sync::thread_index()) return; // destroyed by its own call
+        if (state_->runner == gpumem::detail::sync::thread_index()) return; // destroyed by its own call
         while (state_->running == static_cast<callback_base*>(this)) state_->returned.wait(held);
       }
 
@@ -68,9 +68,9 @@ public:
 
   void request_stop() {
     auto const state = state_; // a callback may destroy the source
-    gpumem::sync::lock held{state->guard};
+    gpumem::detail::sync::lock held{state->guard};
     if (std::exchange(state->requested, true)) return;
-    state->runner = gpumem::sync::thread_index();
+    state->runner = gpumem::detail::sync::thread_index();
     while (!state->waiting.empty()) {
       state->running = state->waiting.back();
       state->waiting.pop_back();

@@ -6,7 +6,7 @@
 namespace test {
 
 /// Calls a function when it is resumed.
-struct item final : gpumem::work_item {
+struct item final : gpumem::extend::work_item {
   std::function<void()> body;
   explicit item(std::function<void()> f) : body{std::move(f)} {}
   void resume() noexcept override { body(); }

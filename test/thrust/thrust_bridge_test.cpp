@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include <cuda.h>
+
 import gpumem;
 
 namespace {
@@ -28,7 +30,7 @@ TEST_F(thrust_bridge, nvcc_code_can_use_the_services) {
   EXPECT_EQ(gpumem::cuda_resource{}.statistics().failures, failures + 1);
   stream_.begin_capture();
   EXPECT_EQ(try_in_cu(stream_, erased, 1000), gpumem::outcome::capture_unsupported); // told, not thrown
-  EXPECT_EQ(gpumem::driver().graph_destroy(stream_.end_capture()), CUDA_SUCCESS);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(stream_.end_capture()), CUDA_SUCCESS);
 }
 
 } // namespace

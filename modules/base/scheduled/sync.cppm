@@ -8,7 +8,7 @@ module;
 export module gpumem:sync;
 import :std;
 
-export namespace gpumem::sync {
+export namespace gpumem::detail::sync {
 
 /// Virtual time: it advances a little at each mark, and to the next deadline when all threads wait.
 struct clock {
@@ -114,10 +114,10 @@ void at_thread_exit(void (*function)() noexcept);
 
 void sleep_for(duration span);
 
-} // namespace gpumem::sync
+} // namespace gpumem::detail::sync
 
 /// Runs real threads under one baton. A run replays exactly from its seed.
-export namespace gpumem::schedule {
+export namespace gpumem::detail::schedule {
 
 struct result {
   std::uint64_t marks = 0;    ///< places at which the schedule could have switched
@@ -139,4 +139,8 @@ result run(chooser choose, std::vector<std::function<void()>> bodies);
 /// For a driver that cannot proceed: lets other threads run and returns true once one of them has; false if none can.
 bool blocked() noexcept;
 
-} // namespace gpumem::schedule
+} // namespace gpumem::detail::schedule
+
+namespace gpumem {
+namespace sync = detail::sync; // for the library alone
+} // namespace gpumem

@@ -10,6 +10,7 @@
 #include <typeinfo>
 
 namespace gpumem {
+namespace extend {
 
 /// A change in the work of a holder: it is made or about to be gone, it begins to wait for something that is not
 /// memory, it goes on, or it has freed its memory after its request was preempted.
@@ -52,16 +53,20 @@ struct services {
   using value_type = services_handle;
 };
 
+} // namespace extend
+
 /// An owning, erased resource that keeps gpumem's services. Never empty, unless moved from.
-using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, services>;
+using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, extend::services>;
 
 /// The same without ownership: 16 bytes, no count.
-using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, services>;
+using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, extend::services>;
 
 // The module's interface holds these and any_memory. Made here too, since clang emits a friend of theirs,
 // try_get_property, for a unit that includes CCCL and imports gpumem only if that unit's headers have made them.
 static_assert(sizeof(any_pool) > sizeof(pool_ref));
-static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<services>));
+static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<extend::services>));
+
+namespace extend {
 
 /// The services of an erased resource, or an empty handle if they belong to another type than the one erased.
 template <class Erased> services_handle find_services(Erased const& resource) noexcept {
@@ -77,12 +82,14 @@ template <class Erased> services_handle find_services(Erased const& resource) no
   return found;
 }
 
+} // namespace extend
+
 /// Allocates in stream order from an erased resource without throwing: bytes, alignment a power of two. For code that
 /// cannot import the module. Any thread.
 template <class Erased>
 cuda::std::expected<void*, failure> try_allocate_erased(Erased& resource, cuda::stream_ref stream, std::size_t bytes,
                                                         std::size_t alignment = 256) noexcept {
-  if (auto const found = find_services(resource); found.table) {
+  if (auto const found = extend::find_services(resource); found.table) {
     return found.table->try_allocate(found.state, stream, bytes, alignment);
   }
   try {

@@ -18,7 +18,7 @@
 
 #include <cuda.h>
 
-namespace gpumem {
+namespace gpumem::extend {
 struct services;
 }
 
@@ -240,7 +240,7 @@ public:
 
   // The table behind `services` would bypass this adaptor, so it is not carried through.
   template <class Property>
-    requires(!std::is_same_v<Property, services> &&
+    requires(!std::is_same_v<Property, extend::services> &&
              !std::is_same_v<Property, cuda::mr::dynamic_accessibility_property> &&
              cuda::has_property<Resource, Property>)
   friend constexpr decltype(auto) get_property(const checked& self, Property property) {

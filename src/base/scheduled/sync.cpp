@@ -22,7 +22,7 @@ module;
 module gpumem:sync.scheduled;
 import :sync;
 
-namespace gpumem::sync {
+namespace gpumem::detail::sync {
 namespace {
 
 inline constexpr auto no_deadline = time_point::max();
@@ -261,9 +261,9 @@ void sleep_for(duration span) {
   wait_for([] { return false; }, "a sleep", deadline);
 }
 
-} // namespace gpumem::sync
+} // namespace gpumem::detail::sync
 
-namespace gpumem::schedule {
+namespace gpumem::detail::schedule {
 namespace {
 
 // On one processor, until all have returned.
@@ -325,4 +325,4 @@ bool blocked() noexcept {
   return others;
 }
 
-} // namespace gpumem::schedule
+} // namespace gpumem::detail::schedule

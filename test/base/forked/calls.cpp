@@ -17,6 +17,8 @@
 #include <sstream>
 #include <utility>
 
+#include <cuda.h>
+
 import gpumem;
 #include "objects.hpp"
 
@@ -65,10 +67,10 @@ constexpr call base_calls[] = {
     {"driver",
      [](own_objects&) {
        int count = 0;
-       return gpumem::driver().device_get_count(&count) == CUDA_ERROR_DEINITIALIZED;
+       return gpumem::driver_api::driver().device_get_count(&count) == CUDA_ERROR_DEINITIALIZED;
      }},
-    {"driver_available", [](own_objects&) { return !gpumem::driver_available(); }},
-    {"driver_alive", [](own_objects&) { return !gpumem::driver_alive(); }},
+    {"driver_available", [](own_objects&) { return !gpumem::driver_api::driver_available(); }},
+    {"driver_alive", [](own_objects&) { return !gpumem::driver_api::driver_alive(); }},
     {"device", [](own_objects& o) { return gpumem::device{0} == o.all.device && !o.all.device.lost(); }},
     {"device, unused", [](own_objects&) { return refused([] { gpumem::device{7}; }); }},
     {"device::count", [](own_objects&) { return refused([] { gpumem::device::count(); }); }},
@@ -83,11 +85,12 @@ constexpr call base_calls[] = {
      [](own_objects& o) {
        return refused([&] {
          o.b.begin_capture();
-         gpumem::driver().graph_destroy(o.b.end_capture());
+         gpumem::driver_api::driver().graph_destroy(o.b.end_capture());
        });
      }},
-    {"identify", [](own_objects& o) { return refused([&] { gpumem::identify(stream_ref{o.foreign}); }); }},
-    {"identify, default", [](own_objects&) { return refused([] { gpumem::identify(stream_ref{CUstream{}}); }); }},
+    {"identify", [](own_objects& o) { return refused([&] { gpumem::extend::identify(stream_ref{o.foreign}); }); }},
+    {"identify, default",
+     [](own_objects&) { return refused([] { gpumem::extend::identify(stream_ref{CUstream{}}); }); }},
     {"stream_key::wait_on_host", [](own_objects& o) { return o.a.key().wait_on_host() == CUDA_ERROR_DEINITIALIZED; }},
     {"event", [](own_objects& o) { return refused([&] { gpumem::event{o.all.device}; }); }},
     {"event::record", [](own_objects& o) { return refused([&] { o.happened.record(o.a); }); }},
@@ -100,14 +103,16 @@ constexpr call wait_calls[] = {
     {"completion", [](own_objects& o) { return refused([&] { gpumem::completion(o.a).wait(); }); }},
     {"completion of an event", [](own_objects& o) { return refused([&] { gpumem::completion(o.happened).wait(); }); }},
     {"sync_wait", [](own_objects& o) { return refused([&] { gpumem::sync_wait(hop(o.a)); }); }},
-    {"completion_rounds", [](own_objects& o) { return gpumem::completion_rounds(o.all.device) == 0; }},
+    {"completion_rounds", [](own_objects& o) { return gpumem::detail::completion_rounds(o.all.device) == 0; }},
     {"default_executor", [](own_objects&) { return refused([] { gpumem::default_executor(); }); }},
     {"start_timer", [](own_objects&) { return refused([] { late{}; }); }},
     {"cancel_timer", [](own_objects& o) { return gpumem::detail::cancel_timer(o.timer), true; }},
     {"thread_executor", [](own_objects&) { return refused([] { gpumem::thread_executor{}; }); }},
     {"thread_pool_executor", [](own_objects&) { return refused([] { gpumem::thread_pool_executor{1}; }); }},
     {"executor_adaptor",
-     [](own_objects&) { return refused([] { gpumem::executor_adaptor{[](gpumem::executor_job) noexcept {}}; }); }},
+     [](own_objects&) {
+       return refused([] { gpumem::executor_adaptor{[](gpumem::extend::executor_job) noexcept {}}; });
+     }},
     {"thread_executor::post", [](own_objects& o) { return o.all.thread.post(*new leaf), true; }},
     {"thread_pool_executor::post", [](own_objects& o) { return o.all.threads.post(*new leaf), true; }},
     {"inline_executor::post", [](own_objects& o) { return o.all.here.post(*new leaf), o.all.here.flush(), true; }},
@@ -185,7 +190,7 @@ constexpr call pool_calls[] = {
        return refused([&] { gpumem::sync_wait(o.all.pages.acquire(o.a, bytes, {.deadline = {}})); });
      }},
     {"acquire, until",
-     [](own_objects& o) { return lost(o.all.pages.acquire(o.a, bytes).wait_until(gpumem::sync::now())); }},
+     [](own_objects& o) { return lost(o.all.pages.acquire(o.a, bytes).wait_until(gpumem::detail::sync::now())); }},
     {"erased",
      [](own_objects& o) {
        return gpumem::trim(o.all.erased) == 0 && zero(gpumem::statistics_of(o.all.erased)) &&
@@ -241,7 +246,9 @@ constexpr call source_calls[] = {
               refused([&] { o.all.async.release_threshold(); }) && refused([&] { o.all.async.allows(o.all.device); });
      }},
     {"virtual_pages",
-     [](own_objects& o) { return refused([&] { gpumem::virtual_pages{o.all.device, {.address_space = 2 << 20}}; }); }},
+     [](own_objects& o) {
+       return refused([&] { gpumem::extend::virtual_pages{o.all.device, {.address_space = 2 << 20}}; });
+     }},
     {"statistics_adaptor",
      [](own_objects& o) {
        bool const none = gives_nothing(o.all.counted, o.a, o.page);
@@ -253,7 +260,7 @@ constexpr call source_calls[] = {
      [](own_objects& o) {
        return gives_nothing(o.all.logged, o.a, o.page) && !o.all.logged.flush() && refused([&] {
                 std::ostringstream text;
-                gpumem::logging_adaptor{o.all.pages, gpumem::log_sink{text}};
+                gpumem::logging_adaptor{o.all.pages, gpumem::extend::log_sink{text}};
               });
      }},
     {"adaptor, found and freed",

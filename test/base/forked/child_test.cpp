@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "objects.hpp"
 
@@ -101,7 +103,7 @@ private:
 // Ends the child: 0 if all went as it must.
 [[noreturn]] void run_child(forked::own_objects* own, progress& at) {
   alarm(longest_seconds);
-  auto const before = gpumem::driver_calls();
+  auto const before = gpumem::driver_api::driver_calls();
   auto const all = forked::calls();
   for (std::size_t i = 0; i < all.size(); ++i) {
     at.set(i);
@@ -109,7 +111,7 @@ private:
   }
   at.set(all.size());
   forked::destroy(own);
-  if (gpumem::driver_calls() != before) _exit(2);
+  if (gpumem::driver_api::driver_calls() != before) _exit(2);
   std::exit(0); // runs the destructors of static objects and the exit functions
 }
 
@@ -194,7 +196,7 @@ TEST(forked_early, child_forked_before_the_first_use_can_use_the_library) {
             stream.synchronize();
             gpumem::sync_wait(gpumem::completion(stream));
           }
-          bool const right = gpumem::driver_alive() && gpumem::simulator::report().bytes_allocated == 0;
+          bool const right = gpumem::driver_api::driver_alive() && gpumem::simulator::report().bytes_allocated == 0;
           std::exit(right ? 0 : 1);
         }
         int status = 1;

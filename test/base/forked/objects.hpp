@@ -6,14 +6,14 @@
 namespace forked {
 
 /// Deletes itself when it runs.
-class leaf final : public gpumem::work_item {
+class leaf final : public gpumem::extend::work_item {
   void resume() noexcept override { delete this; }
 };
 
 /// A timer that never expires.
 class late final : public gpumem::detail::timer {
 public:
-  late() { gpumem::detail::start_timer(*this, gpumem::sync::now() + std::chrono::hours{1}); }
+  late() { gpumem::detail::start_timer(*this, gpumem::detail::sync::now() + std::chrono::hours{1}); }
   ~late() { gpumem::detail::cancel_timer(*this); }
 
 private:
@@ -30,7 +30,7 @@ struct shared_objects {
   gpumem::pool_resource<gpumem::cuda_resource> hardened{gpumem::cuda_resource{device}, {.hardened = {.enabled = true}}};
   gpumem::statistics_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> counted{pages};
   std::ostringstream text;
-  gpumem::logging_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> logged{pages, gpumem::log_sink{text}};
+  gpumem::logging_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> logged{pages, gpumem::extend::log_sink{text}};
   gpumem::cuda_resource cuda{device};
   gpumem::managed_resource managed{device};
   gpumem::pinned_resource pinned{device};
@@ -50,7 +50,8 @@ struct own_objects {
 
   explicit own_objects(shared_objects& shared) : all{shared} {
     gpumem::device_guard const scope{all.device};
-    gpumem::check(gpumem::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    gpumem::driver_api::check(gpumem::driver_api::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING),
+                              "cuStreamCreate");
     happened.record(a);
   }
 

@@ -13,7 +13,7 @@ int use_in_device_code(gpumem::any_pool pool, cuda::stream_ref stream) {
   void* const pointer = pool.allocate(stream, 1 << 20, 256);
   pool.deallocate(stream, pointer, 1 << 20, 256);
   const auto tried = gpumem::try_allocate_erased(pool, stream, 1 << 10);
-  if (!tried || gpumem::find_services(pool).table == nullptr) return 1;
+  if (!tried || gpumem::extend::find_services(pool).table == nullptr) return 1;
   pool.deallocate(stream, *tried, 1 << 10, 256);
 
   std::array<int, 3> values{3, 1, 2};

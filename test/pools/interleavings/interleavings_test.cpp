@@ -38,17 +38,19 @@ using gpumem_test::programs;
 using gpumem_test::pool_fixture;
 
 // The device is slow: it gets to its work only while a thread sleeps.
-gpumem::sync::time_point device_ran;
+gpumem::detail::sync::time_point device_ran;
 void run_device_late(void*) {
-  if (gpumem::sync::now() < device_ran || gpumem::sync::now() - device_ran < std::chrono::microseconds{20}) return;
+  if (gpumem::detail::sync::now() < device_ran ||
+      gpumem::detail::sync::now() - device_ran < std::chrono::microseconds{20})
+    return;
   gpumem::simulator::run_until_idle();
-  device_ran = gpumem::sync::now();
+  device_ran = gpumem::detail::sync::now();
 }
 
 std::string run_once(program const& what, choices& path) {
-  gpumem::sync::sleep_for(std::chrono::milliseconds{100}); // gpumem's own threads come to rest
+  gpumem::detail::sync::sleep_for(std::chrono::milliseconds{100}); // gpumem's own threads come to rest
   fixed().synchronize();
-  device_ran = gpumem::sync::time_point::max(); // not meanwhile
+  device_ran = gpumem::detail::sync::time_point::max(); // not meanwhile
   auto const made = what.prepare();
   auto const guarded = [&](void (*body)(pool_fixture&)) {
     return [&made, body] {
@@ -58,10 +60,11 @@ std::string run_once(program const& what, choices& path) {
       } catch (std::exception const& e) { made->fail(std::string{"an exception: "} + e.what()); }
     };
   };
-  gpumem::sync::sleep_for(std::chrono::milliseconds{100});
-  device_ran = gpumem::sync::now();
-  gpumem::schedule::run([&](std::size_t candidates, bool may_stay) { return path.choose(candidates, may_stay); },
-                        {guarded(what.first), guarded(what.second)});
+  gpumem::detail::sync::sleep_for(std::chrono::milliseconds{100});
+  device_ran = gpumem::detail::sync::now();
+  gpumem::detail::schedule::run(
+      [&](std::size_t candidates, bool may_stay) { return path.choose(candidates, may_stay); },
+      {guarded(what.first), guarded(what.second)});
   return made->finish();
 }
 
@@ -75,7 +78,8 @@ class interleavings : public testing::Test {
 protected:
   static void SetUpTestSuite() {
     gpumem::simulator::load({.mode = gpumem::simulator::stepping::manual});
-    gpumem::simulator::set_schedule_hooks(run_device_late, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
+    gpumem::simulator::set_schedule_hooks(
+        run_device_late, [](void*) { return gpumem::detail::schedule::blocked(); }, nullptr);
   }
 };
 

@@ -24,7 +24,7 @@ struct shared_fixtures {
   static gpumem_test::region& made_region() {
     static gpumem_test::region one;
     CUdeviceptr p{};
-    gpumem::check(gpumem::driver().mem_alloc(&p, 32 * MiB), "cuMemAlloc");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&p, 32 * MiB), "cuMemAlloc");
     one.base = p;
     return one;
   }
@@ -32,7 +32,7 @@ struct shared_fixtures {
   void synchronize() {
     simulator::run_until_idle();
     for (auto const& each : all) {
-      auto& timeline = gpumem::identify(each, device).timeline();
+      auto& timeline = gpumem::extend::identify(each, device).timeline();
       timeline.prepare();
       timeline.record_later(each.get());
       simulator::run_until_idle();
@@ -65,7 +65,7 @@ public:
     auto const seen = taken_;
     bool const others = users_ > 0;
     ++taken_, ++users_;
-    auto const got = state_->try_allocate(gpumem::identify(on, fixed().device).waiting(), bytes, 256);
+    auto const got = state_->try_allocate(gpumem::extend::identify(on, fixed().device).waiting(), bytes, 256);
     if (!got) {
       --users_;
       if (!others && taken_ == seen + 1) fail("a request failed while no thread held memory");
@@ -80,7 +80,7 @@ public:
     if (!p) return;
     auto const bytes = live_.extract(p).mapped().bytes;
     simulator::detail::freed(fixed().owner, on.get(), false, p, bytes);
-    state_->deallocate(gpumem::identify(on, fixed().device), p, bytes, 256);
+    state_->deallocate(gpumem::extend::identify(on, fixed().device), p, bytes, 256);
     --users_;
   }
   void work(gpumem::stream const& on, void* p, std::size_t bytes) {
@@ -102,7 +102,7 @@ public:
   void capture(gpumem::stream& which) {
     ++taken_, ++users_;
     which.begin_capture();
-    gpumem::check(gpumem::driver().graph_destroy(which.end_capture()), "cuGraphDestroy");
+    gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(which.end_capture()), "cuGraphDestroy");
     --users_;
   }
   void fail(std::string text) {
@@ -122,7 +122,7 @@ public:
     while (!handles_.empty()) drop_handle();
     for (int i = 0; i < 100 && outstanding() > 0; ++i) {
       simulator::run_until_idle();
-      gpumem::sync::sleep_for(std::chrono::milliseconds{1});
+      gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
     }
     if (outstanding() > 0) fail("memory never went back");
     for (auto const& found : simulator::take_findings()) fail(found.text);

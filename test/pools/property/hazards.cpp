@@ -91,7 +91,7 @@ template <class Memory> void random_program<Memory>::live_shortly(actor& self) {
 }
 
 template <class Memory> void random_program<Memory>::live_shortly_as_a_thread(actor& self) {
-  gpumem::sync::thread one{[&] {
+  gpumem::detail::sync::thread one{[&] {
     gpumem::device_guard const here{fixed().device};
     for (auto const which : {null, per_thread}) serve_some(self, stream_of(which));
   }};
@@ -112,7 +112,7 @@ template <class Memory> void random_program<Memory>::free_in_capture(actor& self
   told_free(false);
   auto const refused = checked_->try_allocate(f.spin, bytes);
   if (refused || refused.error().reason != gpumem::outcome::capture_unsupported) fail("a grant in a capture");
-  gpumem::check(gpumem::driver().graph_destroy(f.spin.end_capture()), "cuGraphDestroy");
+  gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(f.spin.end_capture()), "cuGraphDestroy");
   count("frees in a capture");
 }
 

@@ -87,7 +87,7 @@ template <class Memory> void random_program<Memory>::body(int thread) {
     for (auto const which : {null, per_thread}) {
       self.event.record(stream_of(which));
       self.event.synchronize();
-      gpumem::identify(stream_of(which), fixed().device).timeline().poll();
+      gpumem::extend::identify(stream_of(which), fixed().device).timeline().poll();
     }
   } catch (std::exception const& e) { fail(std::string{"an exception: "} + e.what()); }
 }
@@ -137,10 +137,11 @@ template <class Memory> program_result random_program<Memory>::finish() {
   // The end of a promise is where the last frees of a raw stream are covered by an event.
   for (auto const which : {foreign_c, foreign_d}) gpumem::stream::adopt(foreign_[which]);
   if (auto const stuck = simulator::run_until_idle()) fail(std::to_string(stuck) + " operations never ran");
-  for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i) gpumem::sync::sleep_for(std::chrono::milliseconds{1});
+  for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i)
+    gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
   if (memory_.outstanding() > 0) fail("chunks never went back: " + std::to_string(memory_.outstanding()) + " bytes");
   for (auto const which : {foreign_c, foreign_d}) {
-    gpumem::identify(stream_of(which), f.device).timeline().poll();
+    gpumem::extend::identify(stream_of(which), f.device).timeline().poll();
     stream_fixtures::destroy_stream(foreign_[which]);
   }
   for (auto const& found : simulator::take_findings()) fail(found.text);

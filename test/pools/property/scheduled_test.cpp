@@ -32,8 +32,8 @@ constexpr unsigned rarities[] = {1, 6, 20, 60, 150};
 
 program_result run_scheduled(std::uint64_t seed) {
   auto const run = [](std::uint64_t number, std::vector<std::function<void()>> bodies) {
-    gpumem::simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::schedule::blocked(); }, nullptr);
-    gpumem::schedule::run(number, std::move(bodies), rarities[number % std::size(rarities)]);
+    gpumem::simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::detail::schedule::blocked(); }, nullptr);
+    gpumem::detail::schedule::run(number, std::move(bodies), rarities[number % std::size(rarities)]);
   };
   // Pages move only while no thread has a shard of its own.
   bool const alone = seed % 4 == 0;

@@ -39,27 +39,27 @@ struct stream_fixtures {
   static CUstream make_stream(unsigned flags) {
     static auto* const create = driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
     CUstream made = nullptr;
-    gpumem::check(create(&made, flags), "cuStreamCreate");
+    gpumem::driver_api::check(create(&made, flags), "cuStreamCreate");
     return made;
   }
   static void destroy_stream(CUstream handle) {
     static auto* const destroy = driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2");
-    gpumem::check(destroy(handle), "cuStreamDestroy");
+    gpumem::driver_api::check(destroy(handle), "cuStreamDestroy");
   }
   static std::uintptr_t allocate(std::size_t bytes) {
     CUdeviceptr p{};
-    gpumem::check(gpumem::driver().mem_alloc(&p, bytes), "cuMemAlloc");
+    gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&p, bytes), "cuMemAlloc");
     return p;
   }
   // A word of its own for each wait: a write that comes late must not undo another's.
   std::uintptr_t flag(std::uint32_t value) const { return flags + value % most_flags * sizeof value; }
   void wait_for_flag(CUstream stream, std::uint32_t value) const {
     static auto* const wait = driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2");
-    gpumem::check(wait(stream, flag(value), value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+    gpumem::driver_api::check(wait(stream, flag(value), value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
   }
   void write_flag(CUstream stream, std::uint32_t value) const {
     static auto* const write = driver_function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32_v2");
-    gpumem::check(write(stream, flag(value), value, 0), "cuStreamWriteValue32");
+    gpumem::driver_api::check(write(stream, flag(value), value, 0), "cuStreamWriteValue32");
   }
 };
 

@@ -40,13 +40,13 @@ bool run(shape const& what, settings const& how, std::vector<gpumem::stream>& st
   region memory;
   memory.capacity = 512 * MiB;
   CUdeviceptr base{};
-  gpumem::check(gpumem::driver().mem_alloc(&base, memory.capacity), "cuMemAlloc");
+  gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&base, memory.capacity), "cuMemAlloc");
   memory.base = base;
   bool const well = soak{what, how, gpumem::pool_resource{blank_upstream{memory}, options}, streams}.run();
   // The library's thread may still give back: the region stays until it has.
   for (int i = 0; i < 10'000 && memory.drawn() > 0; ++i) {
     simulator::run_until_idle();
-    gpumem::sync::sleep_for(std::chrono::milliseconds{1});
+    gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
   }
   if (memory.drawn() > 0) std::printf("%s: memory never went back\n", what.name);
   return well && memory.drawn() == 0;

@@ -12,7 +12,7 @@
 #include <utility>
 
 // Stands in for the property of gpumem's own resources.
-struct gpumem::services {};
+struct gpumem::extend::services {};
 
 /// A stateful property, to see it forwarded.
 struct pool_name {
@@ -50,7 +50,7 @@ public:
 
   friend bool operator==(const naive_pool& a, const naive_pool& b) { return a.state_ == b.state_; }
   friend void get_property(const naive_pool&, cuda::mr::device_accessible) noexcept {}
-  friend void get_property(const naive_pool&, gpumem::services) noexcept {}
+  friend void get_property(const naive_pool&, gpumem::extend::services) noexcept {}
   friend int get_property(const naive_pool&, pool_name) noexcept { return 77; }
 
 private:

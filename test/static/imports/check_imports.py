@@ -5,7 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-LAYERS = ["bridge", "base", "core", "observe", "sources", "pools", "adaptors", "containers", "coroutines", "thrust"]
+LAYERS = ["bridge", "base", "core", "observe", "sources", "pools/ranges", "pools/caches", "pools/shards", "pools/search",
+          "pools/backend", "pools/engine", "pools/hardening", "pools", "adaptors", "containers", "coroutines", "thrust"]
 # Beside the layers: plain C++ that takes part in no module; `c` imports the whole of it, as a user does.
 OUTSIDE = {"c", "simulator"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")
@@ -15,7 +16,8 @@ IMPORT = re.compile(r"^\s*(?:export\s+)?import\s+(?:([\w.]+)|:([\w.]+))\s*;")
 class Unit:
     def __init__(self, path, root):
         self.path = path.relative_to(root)
-        self.layer = self.path.parts[1] if len(self.path.parts) > 2 else None
+        folder = self.path.parts[1:-1]
+        self.layer = "/".join(folder if folder[:1] == ("pools",) else folder[:1]) or None
         self.exported, self.module, self.partition, self.imports = False, None, None, []
         text = re.sub(r"/\*.*?\*/", lambda c: "\n" * c[0].count("\n"), path.read_text(), flags=re.S)
         for number, line in enumerate(text.splitlines(), 1):

@@ -47,6 +47,12 @@ class CheckImports(unittest.TestCase):
                           "modules/gpumem.cppm": GOOD["modules/gpumem.cppm"] + "export import :up;\n"},
                          "modules/core/waiter.cppm:2", "core imports :up upward, from pools")
 
+    def test_upward_import_inside_the_pools(self):
+        self.assert_told({"modules/pools/ranges/low.cppm": "export module gpumem:low;\nimport :high;\n",
+                          "modules/pools/engine/high.cppm": "export module gpumem:high;\n",
+                          "modules/gpumem.cppm": GOOD["modules/gpumem.cppm"] + "export import :low;\nexport import :high;\n"},
+                         "modules/pools/ranges/low.cppm:2", "pools/ranges imports :high upward, from pools/engine")
+
     def test_upward_import_of_an_implementation(self):
         self.assert_told({"src/base/sync.cpp": "module gpumem:sync.impl;\nimport :up;\n",
                           "modules/pools/up.cppm": "export module gpumem:up;\n",

@@ -1,0 +1,20 @@
+// The namespaces of the library:
+//   gpumem              users: devices, streams, resources, pools, adaptors, executors, coroutines, containers
+//   gpumem::mr          CCCL's concepts and types of memory resources
+//   gpumem::literals    sizes, as 64_MiB
+//   gpumem::extend      authors of resources, adaptors, executors and tools
+//   gpumem::driver_api  callers of the CUDA driver
+//   gpumem::detail      the library and its tests
+// Here the library's own units are spared the names of the inner ones. Nothing of it is exported: users name them.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:namespaces;
+
+namespace gpumem {
+
+namespace extend {}
+namespace driver_api {}
+
+using namespace extend;
+using namespace driver_api;
+
+} // namespace gpumem

@@ -1,0 +1,273 @@
+// A request for memory in progress: its first attempt, and what only waiting needs.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <array>
+#include <coroutine>
+#include <optional>
+#include <span>
+#include <utility>
+export module gpumem:request_operation;
+import :acquire_options;
+import :allocation;
+import :coroutine;
+import :cuda;
+import :device;
+import :error;
+import :executor;
+import :services;
+import :std;
+import :stop_token;
+import :stream;
+import :suspension;
+import :sync;
+import :timer;
+import :waiter;
+
+namespace gpumem::detail {
+
+// A request and the resource that gets it; small and movable.
+struct request {
+  services_handle from;
+  stream_ref stream;
+  std::size_t bytes;
+  acquire_options options;
+  bool asks_for_turn = false; // see waiter::asks_for_turn
+};
+
+// The parts of a request behind the first.
+template <std::size_t N> class further_parts {
+public:
+  further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
+      : further_parts{from, what, std::make_index_sequence<N>{}} {}
+  std::span<request_part> all() noexcept { return parts_; }
+  std::optional<failure> const& wrong() const noexcept { return wrong_; }
+
+private:
+  template <std::size_t... I>
+  further_parts(services_handle from, std::array<block_request, N> const& what, std::index_sequence<I...>) noexcept
+      : parts_{part_of(from, what[I])...} {}
+  request_part part_of(services_handle from, block_request const& what) noexcept {
+    auto const key = try_identify(what.stream, from, what.bytes);
+    if (!key) wrong_ = key.error();
+    return {key ? *key : stream_key::host(), what.bytes, what.alignment};
+  }
+  std::optional<failure> wrong_;
+  std::array<request_part, N> parts_;
+};
+template <> class further_parts<0> {
+public:
+  further_parts(services_handle, std::array<block_request, 0> const&) noexcept {}
+  std::span<request_part> all() noexcept { return {}; }
+  std::optional<failure> wrong() const noexcept { return {}; }
+};
+
+// The result of a request for N blocks.
+template <std::size_t N> struct acquired {
+  using type = std::array<allocation, N>;
+};
+template <> struct acquired<1> {
+  using type = allocation;
+};
+template <std::size_t N> using acquired_t = acquired<N>::type;
+
+// The attempt with which a request for one block begins, before what only waiting needs is made: that took three times
+// as long as the allocation itself.
+class first_attempt {
+public:
+  first_attempt() = default;
+  first_attempt(first_attempt const&) = delete;
+  first_attempt& operator=(first_attempt const&) = delete;
+
+  // Tries at once; false if it was not tried, or if the request would have to wait and can: see refused().
+  inline bool try_now(request const& what) noexcept {
+    auto const& table = *what.from.table;
+    if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
+    granted_ =
+        table.try_allocate_behind(what.from.state, what.stream, what.bytes, what.options.alignment, &stream_, why_);
+    refused_ = !granted_ && why_.reason == outcome::exhausted && table.admit;
+    return !refused_;
+  }
+  inline bool refused() const noexcept { return refused_; }
+  // Whether it was granted and not taken.
+  inline bool holds() const noexcept { return granted_ != nullptr; }
+  inline failure const& why() const noexcept { return why_; }
+  inline allocation take(request const& what) noexcept {
+    return {what.from, *stream_, std::exchange(granted_, nullptr), what.bytes, what.options.alignment};
+  }
+
+private:
+  void* granted_ = nullptr;
+  failure why_{};
+  std::optional<stream_key> stream_;
+  bool refused_ = false;
+};
+
+// A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
+class request_operation : public waiter {
+public:
+  explicit request_operation(request const& what, std::span<request_part> more = {},
+                             std::optional<failure> const& wrong = {}) noexcept
+      : request_operation{what,
+                          what.asks_for_turn ? expected<stream_key, failure>{stream_key::host()}
+                                             : try_identify(what.stream, what.from, what.bytes),
+                          more} {
+    if (wrong) complete(unexpected<failure>{*wrong});
+  }
+
+protected:
+  ~request_operation() = default;
+
+  // Tries at once; false if the request would have to wait and can. `may_wait`: see stream_key.
+  bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
+  // Parks; false if it was answered at once. The operation may be gone when this returns true.
+  bool park() noexcept;
+  // It was decided, or it is its turn and it asks again. True: it is answered. False: it is parked again, and the
+  // operation may be gone.
+  bool answered() noexcept { return is_complete() || !park_again(); }
+  // The resource may let requests wait.
+  bool can_wait() const noexcept { return from_.table->admit != nullptr; }
+  // Takes it back from the resource; true if it was still parked.
+  bool cancel_waiter() noexcept;
+  // A stop or the deadline: answers with the reason if it was still parked. The first reason stands.
+  void cancel(outcome why) noexcept;
+  // Whether the answer is that it was stopped; that answer is then taken.
+  bool take_stopped() noexcept;
+  // The answer; throws what belongs to a failure.
+  expected<allocation, failure> take() noexcept;
+  allocation take_or_throw();
+  // The same of all parts.
+  std::optional<failure> take_into(std::span<allocation> places) noexcept;
+  void take_into_or_throw(std::span<allocation> places);
+  // Memory goes back.
+  void return_memory() noexcept;
+  // It was handed to the resource, and its answer has not been taken.
+  bool parked() const noexcept { return parked_; }
+  // A stop or the deadline has decided it: the resource knows nothing of it any more.
+  bool was_cancelled() const noexcept { return cancelled_; }
+  void end_turn() noexcept;
+  sync::time_point deadline() const noexcept { return deadline_; }
+  // The moment has passed: it is answered with that.
+  bool is_late(sync::time_point deadline) noexcept;
+
+private:
+  request_operation(request const& what, expected<stream_key, failure> const& key,
+                    std::span<request_part> more) noexcept;
+
+  expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
+  expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
+  bool park_again() noexcept;
+
+  services_handle from_;
+  sync::time_point deadline_;
+  bool parked_ = false;
+  bool cancelled_ = false; // by cancel()
+};
+
+// Waits for an answer on the calling thread.
+class blocking_operation final : public request_operation {
+public:
+  using request_operation::request_operation;
+  using request_operation::take;
+  using request_operation::take_into;
+  using request_operation::take_into_or_throw;
+  using request_operation::take_or_throw;
+  // Until it is answered.
+  void wait();
+  // Until the earlier of this and its own deadline.
+  void wait_until(sync::time_point when) noexcept;
+  // In turn with those that wait.
+  void only_now() noexcept;
+  // As `allocate` does: waits, for a bounded time, for memory that is free but still in use.
+  expected<allocation, failure> allocate() noexcept;
+
+private:
+  void on_complete() noexcept override;
+  void wait_parked(sync::time_point deadline);
+  void sleep(sync::lock& held);
+  sync::mutex mutex_;
+  sync::condition wake_;
+  bool done_ = false;
+};
+
+// Waits for an answer in a suspended coroutine. Its timer expires at its deadline.
+class suspended_operation : public request_operation, public suspension, private timer {
+public:
+  suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
+      : request_operation{what, more, wrong}, suspension{what.options.resume_on} {}
+
+protected:
+  ~suspended_operation() = default;
+
+  // Before it is parked: starts what it needs. Throws as suspension::prepare().
+  void prepare();
+  // When it returns the deadline cancels no more. No lock of a resource may be held.
+  void forget_deadline() noexcept { cancel_timer(*this); }
+
+  // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
+  // object changes, and another thread may be about to call on_complete().
+  void cancel_and_release() noexcept;
+
+private:
+  void on_complete() noexcept override { this->post(); }
+  bool conclude() noexcept override;
+  void expire() noexcept override { cancel(outcome::deadline); }
+};
+
+// The operation of a request that was not answered at once.
+template <stoppable_token Token, std::size_t N>
+class waiting_operation final : private further_parts<N - 1>, public suspended_operation {
+public:
+  waiting_operation(request const& what, std::array<block_request, N - 1> const& more, Token const& token) noexcept
+      : further_parts<N - 1>{what.from, more}, suspended_operation{what, this->all(), this->wrong()}, token_{token} {}
+  ~waiting_operation() {
+    forget_cancellers();
+    this->cancel_and_release();
+  }
+
+  using suspended_operation::continue_with;
+  using suspended_operation::next;
+  using suspended_operation::try_now;
+  void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
+
+  // False if it is answered. Deadline and callback are registered before the request is published: afterwards the frame
+  // may be resumed and gone.
+  bool begin() {
+    if (this->is_complete() || this->is_late(this->deadline())) return false;
+    this->prepare();
+    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
+    return this->park();
+  }
+
+  acquired_t<N> finish() {
+    forget_cancellers();
+    if constexpr (N == 1) {
+      return this->take_or_throw();
+    } else {
+      acquired_t<N> granted;
+      this->take_into_or_throw(granted);
+      return granted;
+    }
+  }
+
+private:
+  struct on_stop {
+    waiting_operation* operation;
+    void operator()() const noexcept { operation->cancel(outcome::stopped); }
+  };
+
+  bool end_stopped() noexcept override {
+    if (!this->take_stopped()) return false;
+    forget_cancellers();
+    return true;
+  }
+
+  void forget_cancellers() noexcept {
+    callback_.reset();
+    this->forget_deadline();
+  }
+
+  Token token_;
+  std::optional<stop_callback_t<Token, on_stop>> callback_;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,102 @@
+// Free ranges that wait for the same: one stream, none, or several.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:free_list;
+import :block;
+import :quick_lists;
+import :size_bins;
+import :std;
+import :stream_timeline;
+import :stream_uses;
+
+namespace gpumem::detail {
+
+/// Free ranges of the same order, by size, and, where it is one stream's, from the oldest epoch to the newest; small
+/// blocks of that order beside them. Guarded by the lock of the pool that keeps it.
+export class free_list {
+public:
+  /// The one stream that all ranges here wait for; null: none, or several.
+  inline stream_timeline* timeline() const noexcept { return timeline_; }
+  /// No range lies here.
+  inline bool empty() const noexcept { return count_ == 0; }
+  /// Nor a small block.
+  inline bool unused() const noexcept { return empty() && quick_.empty(); }
+  inline std::size_t size() const noexcept { return count_; }
+  inline size_bins& bins() noexcept { return bins_; }
+  inline size_bins const& bins() const noexcept { return bins_; }
+  inline quick_lists& quick() noexcept { return quick_; }
+  inline quick_lists const& quick() const noexcept { return quick_; }
+  inline block* oldest() const noexcept { return oldest_; }
+  inline block* newest() const noexcept { return newest_; }
+
+  /// What is freed now is newest but for a few that came by another way.
+  inline void insert(block& range) noexcept {
+    link_in_order(range);
+    bins_.insert(range);
+  }
+  /// Beside a range of the same epoch that is here.
+  inline void insert_beside(block& range, block& there) noexcept {
+    link_after(range, &there);
+    bins_.insert(range);
+  }
+  inline void remove(block& range) noexcept {
+    unlink(range);
+    bins_.remove(range);
+  }
+  /// A range that is here has become larger by what waits for the same streams.
+  [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
+    bins_.resized(range);
+    bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
+    if (!by.empty()) range.uses.join(by);
+    if (!later || newest_ == &range) return;
+    unlink(range);
+    link_in_order(range);
+  }
+
+  /// Some range here waits for what the host has not seen complete; `without_event`: and which no event covers.
+  bool in_use(bool without_event) const noexcept;
+
+  /// Counts a free of the stream that left no event; true once in a few: the counts are then to be passed on.
+  inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
+    ++unrecorded_frees;
+    unrecorded_bytes += bytes;
+    return unrecorded_frees >= event_threshold_frees || unrecorded_bytes >= threshold_bytes;
+  }
+  std::uint32_t unrecorded_frees = 0;
+  std::size_t unrecorded_bytes = 0;
+
+private:
+  friend class free_lists;
+  static constexpr std::uint32_t event_threshold_frees = 32;
+  static inline epoch epoch_of(block const& range) noexcept { return range.uses.begin()->newest; }
+  inline void link_in_order(block& range) noexcept {
+    bool const newest = !timeline_ || !newest_ || epoch_of(*newest_) <= epoch_of(range);
+    link_after(range, newest ? newest_ : insertion_point(range));
+  }
+  inline void link_after(block& range, block* there) noexcept {
+    range.older = there;
+    range.newer = there ? there->newer : oldest_;
+    (there ? there->newer : oldest_) = &range;
+    (range.newer ? range.newer->older : newest_) = &range;
+    range.list = this;
+    ++count_;
+  }
+  inline void unlink(block& range) noexcept {
+    (range.older ? range.older->newer : oldest_) = range.newer;
+    (range.newer ? range.newer->older : newest_) = range.older;
+    if (late_ == &range) [[unlikely]]
+      late_ = range.older ? range.older : range.newer;
+    --count_;
+  }
+
+  block* insertion_point(block const& range) noexcept;
+
+  stream_timeline* timeline_ = nullptr;
+  std::size_t count_ = 0;
+  block* oldest_ = nullptr;
+  block* newest_ = nullptr;
+  block* late_ = nullptr; // where the last one was put that was not the newest
+  size_bins bins_;
+  quick_lists quick_;
+};
+
+} // namespace gpumem::detail

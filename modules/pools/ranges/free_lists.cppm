@@ -1,0 +1,69 @@
+// The free lists of a shard, by stream.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:free_lists;
+import :free_list;
+import :std;
+import :stream_timeline;
+import :stream_uses;
+
+namespace gpumem::detail {
+
+/// All free lists of a shard.
+export class free_lists {
+public:
+  free_lists();
+
+  /// Makes sure that so many streams never seen, and a few, can be given a free list. Throws std::bad_alloc.
+  inline void reserve(std::size_t streams = 0) {
+    auto const least = streams + min_spare;
+    if (spare_.size() < least) [[unlikely]]
+      refill(std::max(least, spare_batch));
+  }
+
+  /// Of ranges that nobody uses.
+  inline free_list& ready() noexcept { return ready_; }
+  /// Of ranges that several streams use; and of streams that could not be given a free list.
+  inline free_list& multi_stream() noexcept { return multi_stream_; }
+  /// The stream's own, or null.
+  inline free_list* find(stream_timeline const& timeline) const noexcept {
+    for (auto i = timeline.index() & mask_;; i = (i + 1) & mask_) {
+      auto* const seen = by_stream_[i];
+      if (!seen || seen->timeline_ == &timeline) [[likely]]
+        return seen;
+    }
+  }
+  /// Where a range of this order belongs. Allocates nothing.
+  inline free_list& of(stream_uses const& uses) noexcept {
+    if (uses.empty()) return ready_;
+    if (uses.size() > 1) [[unlikely]]
+      return multi_stream_;
+    auto& timeline = *uses.begin()->timeline;
+    auto* const found = find(timeline);
+    return found ? *found : assign_to(timeline);
+  }
+
+  /// Those of one stream each, in no order.
+  inline std::vector<free_list*> const& single_stream() const noexcept { return single_stream_; }
+  template <class Visit> void visit(Visit visitor) {
+    visitor(ready_);
+    visitor(multi_stream_);
+    for (auto* const each : single_stream_) visitor(*each);
+  }
+
+private:
+  static constexpr std::size_t min_spare = 2, spare_batch = 4;
+  free_list& assign_to(stream_timeline& timeline) noexcept;
+  void refill(std::size_t spares);
+  void index(free_list& one) noexcept;
+  void reclaim() noexcept;
+
+  free_list ready_;
+  free_list multi_stream_;
+  std::vector<std::unique_ptr<free_list>> all_;
+  std::vector<free_list*> single_stream_;
+  std::vector<free_list*> spare_;
+  std::vector<free_list*> by_stream_; // open addressing, half empty at least
+  std::size_t mask_;
+};
+
+} // namespace gpumem::detail

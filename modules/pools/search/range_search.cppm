@@ -1,0 +1,69 @@
+// Where in a pool's free memory a request finds its place, by the cheapest tier.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+export module gpumem:range_search;
+import :allocation_request;
+import :free_lists;
+import :pool_options;
+import :pool_shard;
+import :range_allocator;
+import :reuse_rules;
+import :std;
+import :stream;
+import :stream_timeline;
+
+namespace gpumem::detail {
+
+/// Finds what a stream may have, and leaves it where it is: an empty place where there is nothing. On its way it learns
+/// what has completed, and joins what nobody uses. Each call is under the locks of the shards that it is given; on
+/// streams it makes driver calls, and waits for nothing.
+export class range_search {
+public:
+  /// Refers to all of them. `policy`: how far reuse across streams may go.
+  range_search(reuse_policy policy, reuse_rules const& rules) noexcept : policy_{policy}, rules_{rules} {}
+
+  /// By the tiers that cost the stream nothing, as things are known.
+  [[gnu::always_inline]] inline placement find_without_poll(allocation_request const& request, shard_span among) const {
+    auto const place = find_own_or_ready(request, among);
+    return place ? place : find_ordered(request, among);
+  }
+  /// The same, and after one look at what has completed where nothing is known. Throws std::bad_alloc.
+  placement find(allocation_request const& request, shard_span among) const;
+  /// What streams still use, behind a wait on precise events that was enqueued. Empty also on an error of the driver.
+  placement find_with_wait(allocation_request const& request, shard_span among) const;
+
+private:
+  // Returns the better fit of the stream's own free memory and of memory that no stream uses. A stream that is behind
+  // takes its own first: the other streams cannot use that, and would have to grow.
+  [[gnu::always_inline]] inline placement find_own_or_ready(allocation_request const& request, free_lists& all) const {
+    auto* const own = rules_.needs_host(request.key) ? nullptr : all.find(request.key.timeline());
+    if (request.is_small()) {
+      if (auto* const spare = own ? own->quick().head(request.bytes) : nullptr)
+        return {spare, 0, reuse_tier::same_stream};
+      if (auto* const spare = all.ready().quick().head(request.bytes)) return {spare, 0, reuse_tier::completed};
+    }
+    std::size_t own_offset = 0, offset = 0;
+    auto* const mine = own ? own->bins().find(request.bytes, request.alignment, own_offset) : nullptr;
+    bool const good = mine && (mine->bytes == request.bytes || request.key.timeline().is_behind());
+    if (good || all.ready().empty()) return {mine, own_offset, reuse_tier::same_stream};
+    auto* const free = all.ready().bins().find(request.bytes, request.alignment, offset);
+    if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, reuse_tier::completed};
+    return {mine, own_offset, reuse_tier::same_stream};
+  }
+  [[gnu::always_inline]] inline placement find_own_or_ready(allocation_request const& request, shard_span among) const {
+    for (auto* const each : among) {
+      if (auto const place = find_own_or_ready(request, each->ranges.lists())) [[likely]]
+        return place;
+    }
+    return {};
+  }
+  placement find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span among) const;
+  placement find_ordered(allocation_request const& request, shard_span among) const;
+  placement find_after_poll(allocation_request const& request, shard_span among) const;
+
+  reuse_policy const policy_;
+  reuse_rules const& rules_;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,233 @@
+// Requests in progress.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+module gpumem:request_operation.impl;
+import :acquire_options;
+import :allocation;
+import :cuda;
+import :device;
+import :error;
+import :fork;
+import :request_operation;
+import :services;
+import :stream;
+import :stream_timeline;
+import :sync;
+import :timer;
+import :waiter;
+
+namespace gpumem::detail {
+
+request_operation::request_operation(request const& what, expected<stream_key, failure> const& key,
+                                     std::span<request_part> more) noexcept
+    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority, more},
+      from_{what.from}, deadline_{what.options.deadline} {
+  if (what.asks_for_turn) ask_for_turn();
+  if (bytes() == 0) {
+    complete(nullptr);
+  } else if (!key) {
+    complete(unexpected<failure>{key.error()});
+  }
+}
+
+bool request_operation::try_now(bool may_wait, queueing how) noexcept {
+  if (is_complete()) return true;
+  if (asks_for_turn()) {
+    if (can_wait()) return false;
+    complete(nullptr);
+    return true;
+  }
+  auto const result = has_parts() ? try_parts(may_wait, how) : try_part(part(0), may_wait, how);
+  if (!result && result.error().reason == outcome::exhausted && can_wait()) return false;
+  complete(result);
+  return true;
+}
+
+[[gnu::always_inline]] inline expected<void*, failure>
+request_operation::try_part(request_part const& one, bool may_wait, queueing how) noexcept {
+  auto const key = one.stream.waiting(may_wait).queueing_as(how);
+  expected<void*, failure> checked = nullptr;
+  try {
+    checked = checked_request(key, device_of(from_), one.bytes, one.alignment);
+  } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
+  if (!checked) return checked;
+  return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
+}
+
+expected<void*, failure> request_operation::try_parts(bool may_wait, queueing how) noexcept {
+  return allocate_parts([&](request_part const& one) { return try_part(one, may_wait, how); },
+                        [this](request_part const& one) {
+                          from_.table->deallocate_keyed(from_.state, &one.stream, one.pointer, one.bytes,
+                                                        one.alignment);
+                        });
+}
+
+bool request_operation::park() noexcept {
+  auto const from = from_;
+  parked_ = true;
+  if (from.table->admit(from.state, static_cast<waiter*>(this))) return true;
+  parked_ = false;
+  if (!is_complete()) complete(unexpected<failure>{failure{refusal(), 0, bytes()}});
+  return false;
+}
+
+bool request_operation::cancel_waiter() noexcept {
+  return from_.table->cancel_waiter && from_.table->cancel_waiter(from_.state, static_cast<waiter*>(this));
+}
+
+void request_operation::cancel(outcome why) noexcept {
+  if (forked() || !set_cancelled(why)) return;
+  if (!cancel_waiter()) return;
+  cancelled_ = true;
+  refuse(failure{why, 0, bytes()});
+}
+
+bool request_operation::is_late(sync::time_point deadline) noexcept {
+  if (sync::now() < deadline) return false;
+  complete(unexpected<failure>{failure{outcome::deadline, 0, bytes()}});
+  return true;
+}
+
+// It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
+// handle that may die both look alike.
+bool request_operation::park_again() noexcept {
+  clear_hooks();
+  bool usable = true;
+  for (std::size_t i = 0; i < parts() && !asks_for_turn(); ++i) {
+    auto const before = part(i).stream;
+    auto const now = stream_key::at_end_of(before.timeline(), before.handle());
+    part(i).stream = now;
+    auto const& timeline = before.timeline();
+    bool const unknown = timeline.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
+    usable = usable && !now.capturing() && !(unknown && !device{timeline.device()}.lost());
+  }
+  if (usable) return park();
+  end_turn();
+  complete(unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes()}});
+  return false;
+}
+
+// The resource forgets it, whether it has its turn or not.
+void request_operation::end_turn() noexcept {
+  set_being_destroyed();
+  cancel_waiter();
+}
+
+expected<allocation, failure> request_operation::take() noexcept {
+  auto const result = take_result();
+  parked_ = false;
+  if (!result) return unexpected<failure>{result.error()};
+  return allocation{from_, stream(), *result, *result ? bytes() : 0, alignment()};
+}
+
+std::optional<failure> request_operation::take_into(std::span<allocation> places) noexcept {
+  auto const result = take_result();
+  parked_ = false;
+  if (!result) return result.error();
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    auto const& one = part(i);
+    places[i] = allocation{from_, one.stream, one.pointer, one.pointer ? one.bytes : 0, one.alignment};
+  }
+  return std::nullopt;
+}
+
+void request_operation::take_into_or_throw(std::span<allocation> places) {
+  if (auto const why = take_into(places)) throw_failure_of(from_, stream().handle(), *why);
+}
+
+void request_operation::return_memory() noexcept {
+  auto const result = take_result();
+  parked_ = false;
+  for (std::size_t i = 0; result && i < parts(); ++i) {
+    auto const& one = part(i);
+    allocation{from_, one.stream, one.pointer, one.bytes, one.alignment}.reset();
+  }
+}
+
+bool request_operation::take_stopped() noexcept {
+  if (!was_stopped()) return false;
+  take_result();
+  parked_ = false;
+  return true;
+}
+
+allocation request_operation::take_or_throw() {
+  auto result = take();
+  if (result) return std::move(*result);
+  throw_failure_of(from_, stream().handle(), result.error());
+}
+
+// A resource that lets requests wait is not asked to wait on the host as well.
+void blocking_operation::wait() {
+  if (!try_now(!can_wait())) wait_parked(deadline());
+}
+
+void blocking_operation::wait_until(sync::time_point when) noexcept {
+  if (!try_now()) wait_parked(std::min(when, deadline()));
+}
+
+void blocking_operation::wait_parked(sync::time_point deadline) {
+  if (is_late(deadline) || !park()) return;
+  do {
+    sync::lock held{mutex_};
+    while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
+    if (!done_) {
+      held.unlock();
+      cancel(outcome::deadline);
+      held.lock();
+    }
+    sleep(held); // what was decided in the last moment stands
+  } while (!answered());
+}
+
+// Until it is decided.
+void blocking_operation::sleep(sync::lock& held) {
+  while (!done_) wake_.wait(held);
+  done_ = false;
+}
+
+// Notified under the lock: the waiting thread cannot leave, and take the condition with it, before this has.
+void blocking_operation::on_complete() noexcept {
+  sync::lock const held{mutex_};
+  done_ = true;
+  wake_.notify_one();
+}
+
+void suspended_operation::prepare() {
+  suspension::prepare();
+  if (deadline() < sync::time_point::max()) start_timer(*this, deadline());
+}
+
+bool suspended_operation::conclude() noexcept {
+  if (is_complete()) return true;
+  await_post();
+  return answered();
+}
+
+// The operation gives granted memory back and ends its turn. It reads the result only when the decision is over.
+void suspended_operation::cancel_and_release() noexcept {
+  if (forked()) return;
+  if (parked() && (was_cancelled() || !cancel_waiter())) {
+    take_back();
+    if (!is_complete()) end_turn();
+  }
+  if (is_complete()) return_memory();
+}
+
+void blocking_operation::only_now() noexcept {
+  if (!try_now()) complete(unexpected<failure>{failure{outcome::exhausted, 0, bytes()}});
+}
+
+expected<allocation, failure> blocking_operation::allocate() noexcept {
+  if (!try_now(true, queueing::none)) return unexpected<failure>{failure{outcome::exhausted, 0, bytes()}};
+  return take();
+}
+
+} // namespace gpumem::detail

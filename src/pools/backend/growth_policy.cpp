@@ -1,0 +1,151 @@
+// What is mapped, and in which pages.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+module gpumem:growth_policy.impl;
+import :growth_policy;
+import :allocation_request;
+import :block;
+import :pool_shard;
+import :range_allocator;
+import :reuse_rules;
+import :stream;
+import :stream_uses;
+import :virtual_pages;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t spare_fraction = 8;
+inline constexpr std::size_t limit_pages = 4096;
+// The addresses have this many parts; each stream's segment begins at a multiple of such a part.
+inline constexpr std::size_t segments = 64;
+// A page is this part of the mapped bytes: larger pages left more of recorded traces unused, and of smaller ones more
+// moved.
+inline constexpr std::size_t page_fraction = 150;
+
+std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
+
+std::uintptr_t address_of(block const* range) noexcept { return range ? std::uintptr_t{range->base} : 0; }
+
+std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
+std::size_t smallest_of(pool_shard const& in) noexcept { return in.pages ? smallest_of(*in.pages) : smallest_page; }
+
+std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
+  return bytes / of.granularity() * of.granularity();
+}
+
+// Whether the stream used the block last, so that what lies beside it is of its segment.
+bool is_of(block const* neighbour, stream_key const& key) noexcept {
+  if (!neighbour || neighbour->state() == block_state::hole) return false;
+  if (!neighbour->is_free()) return neighbour->stream == &key.timeline();
+  return neighbour->uses.find(key.timeline()) != nullptr;
+}
+
+} // namespace
+
+// Free addresses, and whether they are of the stream's segment.
+struct growth_policy::candidate {
+  growth_plan plan;
+  bool own_segment;
+  std::size_t address_space;
+  inline bool better_than(candidate const& other) const noexcept {
+    if (plan.bytes != other.plan.bytes) return plan.bytes < other.plan.bytes;
+    return own_segment != other.own_segment ? own_segment : address_space > other.address_space;
+  }
+};
+
+bool growth_policy::usable(block const* range, stream_key const& key) const {
+  return range && range->is_free() && rules_.classify(range->uses, key, reuse_tier::same_stream) != reuse_tier::none;
+}
+
+// The range at the end of what is mapped, if the stream may use it at once.
+block* growth_policy::usable_end(allocation_request const& request, pool_shard const& in) const {
+  auto* const last = in.paged ? in.paged->last : nullptr;
+  if (!usable(last, request.key)) return nullptr;
+  return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
+}
+
+// Behind a usable range, or none, in whole pages.
+std::size_t growth_policy::shortfall(allocation_request const& request, pool_shard const& in, block const* end,
+                                     bool exact) const {
+  auto const need = request.bytes + (request.alignment - granule);
+  auto const least = need - std::min(need - granule, end ? end->bytes : 0);
+  auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
+  auto wanted = least;
+  // Shards of many threads have some to spare: what one lacks it stops all of them for.
+  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
+  return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
+}
+
+// The hole for which the least is to be mapped, at its beginning or at its end; within the limit.
+std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
+                                                                 pool_shard const& in, bool exact) const {
+  auto const need = request.bytes + (request.alignment - granule);
+  auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
+  std::optional<candidate> best;
+  in.ranges.visit_holes([&](block const& at) {
+    auto const below = usable(at.lower, request.key) ? at.lower->bytes : 0;
+    auto const above = usable(at.upper, request.key) ? at.upper->bytes : 0;
+    if (below + at.bytes + above < need) return;
+    auto const beside = std::max(below, above);
+    auto const lacking = std::min(round_up(need - std::min(need - granule, beside), page), at.bytes);
+    if (lacking > chunks_.headroom()) return;
+    bool const upwards = above <= below;
+    page_extent const hole{in.offset_of(at.base), at.bytes};
+    auto const* const neighbour = beside == 0 ? nullptr : upwards ? at.lower : at.upper;
+    candidate const found{
+        {hole, lacking, lacking, address_of(neighbour), !upwards}, is_of(at.lower, request.key), at.bytes};
+    if (!best || found.better_than(*best)) best = found;
+  });
+  return best;
+}
+
+// Addresses behind all that is mapped, far enough for what lies before them to grow. Segments end at half of the
+// addresses: what lies behind them stays in one piece for the largest requests.
+std::optional<page_extent> growth_policy::new_segment(allocation_request const& request, pool_shard const& in) const {
+  if (!in.pages || in.ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
+  auto const step = round_up(in.pages->address_space() / segments, in.pages->granularity());
+  auto const begin = round_up(in.pages->mapped_end(), step);
+  if (begin + step > in.pages->address_space() / 2) return std::nullopt;
+  return page_extent{begin, in.pages->address_space() - begin};
+}
+
+std::optional<growth_plan> growth_policy::plan(allocation_request const& request, pool_shard const& in,
+                                               bool exact) const {
+  auto const behind = in.pages ? in.pages->address_space() - in.pages->mapped_end() : SIZE_MAX;
+  auto const* const end = usable_end(request, in);
+  auto const least = shortfall(request, in, end, true);
+  candidate at_end{{std::nullopt, shortfall(request, in, end, exact), least, address_of(end)},
+                   is_of(in.paged ? in.paged->last : nullptr, request.key),
+                   behind};
+  if (at_end.plan.bytes > std::min(chunks_.headroom(), behind)) at_end.plan.bytes = least;
+  bool const fits_behind = at_end.plan.bytes <= behind;
+  bool const at_once = fits_behind && (at_end.plan.bytes <= chunks_.headroom() || !exact);
+  if (at_once && exact) return at_end.plan;
+  auto const hole = best_hole(request, in, exact);
+  if (!at_once) return hole ? std::optional{hole->plan} : fits_behind ? std::optional{at_end.plan} : std::nullopt;
+  auto const& best = hole && hole->better_than(at_end) ? *hole : at_end;
+  if (best.own_segment || best.plan.beside != 0) return best.plan;
+  growth_plan const apart{new_segment(request, in), shortfall(request, in, nullptr, false),
+                          shortfall(request, in, nullptr, true)};
+  return apart.hole && apart.bytes <= std::min(chunks_.headroom(), apart.hole->bytes) ? apart : best.plan;
+}
+
+// Pages grow with what is mapped. Under a limit they give way to others: of large ones few are wholly free.
+std::size_t growth_policy::page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept {
+  auto const least = smallest_of(of);
+  if (chunks_.limit()) {
+    auto const largest = std::max({of.next_page_size(), whole_pages(of, bytes / page_fraction), least});
+    return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), least, largest);
+  }
+  auto const usual = whole_pages(of, of.mapped_bytes() / page_fraction);
+  auto const few = round_up(bytes / std::max(max_pages, std::size_t{1}), of.granularity());
+  return std::clamp(std::max(usual, few), least, std::max(largest_page, least));
+}
+
+} // namespace gpumem::detail

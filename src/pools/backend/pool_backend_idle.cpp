@@ -1,0 +1,176 @@
+// Free memory of which nothing is in use any more: finding it, and letting its pages go.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+module gpumem:pool_backend_idle.impl;
+import :allocation_request;
+import :block;
+import :growth_policy;
+import :pool_backend;
+import :pool_options;
+import :pool_shard;
+import :range_allocator;
+import :reuse_rules;
+import :shard_list;
+import :stream_uses;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+// From the top of free memory down: what lies side by side is one run.
+void pool_backend::append(std::vector<page_run>& runs, page_run const& next) {
+  auto* const above = runs.empty() ? nullptr : &runs.back();
+  if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
+    above->where = {next.where.offset, next.where.bytes + above->where.bytes};
+    above->pages += next.pages;
+  } else {
+    runs.push_back(next);
+  }
+}
+
+// What nobody uses is one where it lies side by side; with `reuse_policy::ordered` it stays with the streams that freed
+// it.
+void pool_backend::coalesce_complete(pool_shard& in) {
+  if (!in.paged || (options_.cross_stream == reuse_policy::ordered && !closed_)) return;
+  auto const complete = [gone = device_gone()](block const& each) { return gone || each.uses.completed(); };
+  for (auto* at = in.paged->last; at; at = at->lower) {
+    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.ranges.mark_complete(*at);
+  }
+}
+
+// Joins what is complete. Free memory side by side of which the host has seen every use complete, by address; without
+// the block in which the address `excluded` lies, if it is not 0.
+std::vector<pool_backend::idle_run> pool_backend::idle_runs(std::uintptr_t excluded) {
+  std::vector<idle_run> found;
+  bool const gone = device_gone();
+  // What nobody uses lies on one free list then, so that the blocks of a large pool need not be walked over.
+  bool const on_one_list = !closed_ && !gone && options_.cross_stream != reuse_policy::ordered;
+  if (on_one_list) rules_.promote_completed(shard_list::search_order{shards_, *shards_.all().front()});
+  for (auto const& in : shards_.all()) {
+    if (on_one_list) {
+      in->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
+        bool const stays = excluded - range.base < range.bytes;
+        if (!stays && range.parent == in->paged) found.push_back({in.get(), &range, range.base, range.end()});
+      });
+      continue;
+    }
+    coalesce_complete(*in);
+    for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
+      bool const stays = excluded - at->base < at->bytes;
+      if (!at->is_free() || stays || !(gone || at->uses.completed())) continue;
+      if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
+        found.back().begin = at->base;
+      } else {
+        found.push_back({in.get(), at, at->base, at->end()});
+      }
+    }
+  }
+  std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
+  // The lowest go first. Where the longest did, a recorded trace with blocks of most of the pool moved a quarter more.
+  std::ranges::sort(found, {}, &idle_run::begin);
+  return found;
+}
+
+std::vector<pool_backend::page_run> pool_backend::idle_pages(page_query const& query) {
+  std::vector<page_run> found;
+  std::size_t sum = 0, pages = 0;
+  for (auto const& run : idle_runs(query.excluded)) {
+    auto& in = *run.in;
+    if (query.in && query.in != &in) continue;
+    auto const base = reinterpret_cast<std::byte const*>(in.pages->base());
+    auto const begin = in.offset_of(run.begin);
+    auto* last = run.last;
+    for (auto end = in.offset_of(run.end); end > begin && sum < query.wanted && pages < query.max_pages;) {
+      auto const page = in.pages->page_of(base + end - 1);
+      if (!page || page->where.offset < begin) break;
+      bool const whole = !page->pinned && page->where.end() <= end;
+      while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
+      if (whole && page->where.bytes >= query.smallest && page->where.bytes <= query.max_bytes - sum) {
+        sum += page->where.bytes;
+        ++pages;
+        append(found, {&in, last, page->where});
+      }
+      end = page->where.offset;
+    }
+  }
+  if (sum < query.least) found.clear();
+  return found;
+}
+
+// Takes pages out of the ranges, and counts them as leaving; those that stay, since the host has no memory, out of the
+// list. How many bytes.
+std::size_t pool_backend::detach_pages(std::vector<page_run>& idle) noexcept {
+  std::size_t given = 0;
+  auto detached = idle.begin();
+  try {
+    for (; detached != idle.end(); ++detached) {
+      auto& [in, last, where, count] = *detached;
+      in->ranges.make_hole(*last, in->first_address + where.offset, where.bytes);
+      in->reserved -= where.bytes;
+      ++in->counts.upstream_frees;
+      given += where.bytes;
+    }
+  } catch (std::bad_alloc const&) { idle.erase(detached, idle.end()); }
+  for (auto const& in : shards_.all()) {
+    if (!in->paged) continue;
+    in->ranges.trim_hole(*in->paged);
+    if (in->paged->first) continue;
+    chunks_.erase(*std::exchange(in->paged, nullptr));
+  }
+  chunks_.begin_release(given);
+  observer_.on_reserved_changed();
+  return given;
+}
+
+std::size_t pool_backend::pages_in(std::vector<page_run> const& runs) noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : runs) sum += each.pages;
+  return sum;
+}
+
+// Without the lock.
+void pool_backend::unmap(std::vector<page_run> const& detached) noexcept {
+  for (auto const& each : detached) each.shard->pages->unmap(each.where.offset, each.where.bytes);
+}
+
+std::size_t pool_backend::release_idle(page_query const& query, all_shards_lock& held) noexcept {
+  wait_for_growth(held);
+  std::vector<page_run> idle;
+  try {
+    idle = idle_pages(query);
+  } catch (std::bad_alloc const&) { return 0; }
+  if (idle.empty()) return 0;
+  auto const given = detach_pages(idle);
+  growing_ = true;
+  held.unlock();
+  unmap(idle);
+  held.lock();
+  chunks_.end_release(given);
+  end_growth();
+  return given;
+}
+
+// Pages that are wholly free give way to others for a request; not those beside which it would grow. These may become a
+// part of a larger range before they are looked at. Where it has no place yet, to make a hole that is large enough.
+// `given`: before, for the same. How many bytes.
+std::size_t pool_backend::evict_pages(allocation_request const& request, std::optional<growth_plan> const& plan,
+                                      std::size_t given, all_shards_lock& held) {
+  poll_for_moves(request);
+  auto const beyond =
+      chunks_.reserved() - std::min(chunks_.reserved(), chunks_.max_reserved()); // the limit was lowered
+  auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
+  auto const least = beyond > 0 ? 0 : lacking(needed);
+  auto const more =
+      release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0}, held);
+  request.shard->counters.page_evictions += more > 0;
+  return more;
+}
+
+} // namespace gpumem::detail

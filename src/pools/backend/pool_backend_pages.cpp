@@ -1,0 +1,263 @@
+// A pool and its pages: growth at the end or in holes, of pages that nobody uses elsewhere or of new ones.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+module gpumem:pool_backend_pages.impl;
+import :allocation_request;
+import :block;
+import :cuda;
+import :device;
+import :error;
+import :growth_policy;
+import :pool_backend;
+import :pool_options;
+import :pool_shard;
+import :range_allocator;
+import :reuse_rules;
+import :shard_list;
+import :stream;
+import :stream_uses;
+import :sync;
+import :time_budget;
+import :virtual_pages;
+
+namespace gpumem::detail {
+namespace {
+
+// What it costs to move or to make one, whatever its size: 33 and 27 us on an H200. A constant, so that neither reads a
+// clock.
+inline constexpr time_budget::nanoseconds page_cost = std::chrono::microseconds{40};
+// Also of a look for pages to move, whatever comes of it.
+inline constexpr time_budget::nanoseconds poll_cost = page_cost / 4;
+
+} // namespace
+
+std::size_t pool_backend::affordable_pages() noexcept {
+  if (move_budget_.unlimited()) return SIZE_MAX;
+  return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / page_cost, 0.0));
+}
+
+void pool_backend::charge_moves(std::size_t pages) noexcept {
+  move_budget_.spend(static_cast<double>(pages) * page_cost);
+}
+
+void pool_backend::poll_for_moves(allocation_request const& request) {
+  rules_.poll_streams_for_moves(request.key, shard_list::search_order{shards_, *request.shard});
+  if (affordable_pages() > 0) move_budget_.spend(poll_cost); // at the limit it is made all the same
+}
+
+// Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
+expected<placement, failure> pool_backend::grow_pages(allocation_request const& request, all_shards_lock& held,
+                                                      bool exact) {
+  auto& shard = *request.shard;
+  bool moving = !exact && shards_.single() && may_move(request) && affordable_pages() > 0;
+  if (moving) {
+    if (auto const place = move_pages(request, held, false)) return place;
+  }
+  auto plan = growth_.plan(request, shard, exact);
+  // At the limit pages move instead, once all else has failed. What has made way may have been beside another hole, for
+  // which more is missing then.
+  for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
+    auto const more = evict_pages(request, plan, given, held);
+    given += more;
+    auto const left = affordable_pages(); // larger pages than the smallest are charged as several
+    charge_moves(std::min(left, more / smallest_page));
+    moving = more > 0 && left > 0;
+    plan = growth_.plan(request, shard, exact);
+  }
+  if (!plan) return unexpected<failure>{failure{outcome::exhausted}};
+  if (plan->bytes > chunks_.headroom()) {
+    if (chunks_.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
+    wait_for_release(held);
+    return placement{};
+  }
+  auto const fresh = map_pages(shard, *plan, fresh_uses(request), held);
+  if (!fresh) return unexpected<failure>{fresh.error()};
+  return placement_in(**fresh, request);
+}
+
+bool pool_backend::may_move(allocation_request const& request) const noexcept {
+  bool const page_is_free = request.shard->ranges.free_bytes() >= smallest_page;
+  return page_is_free && options_.cross_stream != reuse_policy::ordered;
+}
+
+placement pool_backend::move_at_limit(allocation_request const& request, all_shards_lock& held) {
+  if (!paged() || !may_move(request)) return {};
+  wait_for_growth(held);
+  return move_pages(request, held, true);
+}
+
+// Nobody has used new memory; what the request leaves of it is its stream's, in whose segment it lies. The stream's
+// first epoch is 1.
+stream_uses pool_backend::fresh_uses(allocation_request const& request) const noexcept {
+  return rules_.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
+}
+
+// In what has been mapped and what is free beside it; empty where that is not enough.
+placement pool_backend::placement_in(block& fresh, allocation_request const& request) const {
+  auto& ranges = fresh.parent->shard->ranges;
+  auto* range = &fresh;
+  auto* const before = range->lower;
+  bool const merges = growth_.usable(before, request.key);
+  if (merges && ranges.merge(*before)) range = before;
+  if (growth_.usable(range->upper, request.key)) ranges.merge(*range);
+  std::size_t offset = 0;
+  if (!fits(*range, request.bytes, request.alignment, offset)) return {};
+  return {range, offset, reuse_tier::none};
+}
+
+// Moves unused pages to where memory is missing. A move costs two thirds of giving a page back and drawing another, or
+// less if the page is large. `at_limit`: pages would be given back otherwise, so the time for moves is not bounded.
+// Returns an empty place if the pages are not enough.
+placement pool_backend::move_pages(allocation_request const& request, all_shards_lock& held, bool at_limit) {
+  auto& shard = *request.shard;
+  if (!shard.pages) return {};
+  poll_for_moves(request);
+  auto const plan = growth_.plan(request, shard, false);
+  if (!plan) return {};
+  auto const end = shard.pages->mapped_end();
+  auto const available = plan->hole ? plan->hole->bytes : shard.pages->address_space() - end;
+  auto idle = idle_pages({.wanted = plan->bytes,
+                          .least = lacking(plan->bytes),
+                          .max_bytes = available,
+                          .excluded = plan->beside,
+                          .in = &shard,
+                          .smallest = at_limit ? 0 : growth_.min_moved_page(*shard.pages),
+                          .max_pages = at_limit ? SIZE_MAX : affordable_pages()});
+  if (idle.empty()) return {};
+  charge_moves(std::min(pages_in(idle), affordable_pages()));
+  std::vector<page_extent> runs(idle.size());
+  auto const given = detach_pages(idle);
+  runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());
+  growing_ = true;
+  held.unlock();
+  auto const moved = shard.pages->move(runs, plan->hole ? plan->offset(given) : end);
+  if (!moved) unmap(idle);
+  held.lock();
+  shard.counters.page_moves += bool{moved};
+  chunks_.end_release(given);
+  auto const there = accept_pages(shard, moved, fresh_uses(request), held);
+  return there ? placement_in(**there, request) : placement{};
+}
+
+// Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
+// `least`. The range that holds it.
+expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan const& plan, stream_uses const& uses,
+                                                  all_shards_lock& held) {
+  auto const affordable = affordable_pages();
+  std::size_t paid = 0;
+  growing_ = true;
+  held.unlock();
+  expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}};
+  try {
+    if (!into.pages) into.pages = upstream_->make_pages();
+    auto const before = into.pages->pages();
+    auto const map = [&](std::size_t wanted) {
+      auto const end = into.pages->mapped_end();
+      bool const fits_behind = wanted <= into.pages->address_space() - end; // else any hole does that is as large
+      auto const at = plan.hole     ? plan.offset(wanted)
+                      : fits_behind ? end
+                                    : into.pages->find_extent(wanted).value_or(end);
+      return into.pages->map(at, wanted, growth_.page_size(*into.pages, wanted, affordable));
+    };
+    made = map(plan.bytes);
+    bool const too_much =
+        !made && (made.error().reason == outcome::exhausted || made.error().reason == outcome::too_large);
+    if (too_much && plan.bytes > plan.least) made = map(plan.least);
+    paid = into.pages->pages() - std::min(before, into.pages->pages());
+  } catch (cuda_error const& e) {
+    made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
+  } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
+  held.lock();
+  charge_moves(std::min(paid, affordable));
+  return accept_pages(into, made, uses, held);
+}
+
+// What was mapped while the lock was given up. The range that holds it.
+expected<block*, failure> pool_backend::accept_pages(pool_shard& into, expected<page_extent, failure> const& made,
+                                                     stream_uses const& uses, all_shards_lock& held) {
+  if (made) {
+    try {
+      auto& added = add_pages(into, *made, uses);
+      end_growth();
+      return &added;
+    } catch (std::bad_alloc const&) {
+      held.unlock();
+      into.pages->unmap(made->offset, made->bytes);
+      held.lock();
+      end_growth();
+      throw;
+    }
+  }
+  end_growth();
+  auto const& why = made.error();
+  if (why.reason == outcome::device_lost) device_->mark_lost(static_cast<CUresult>(why.code));
+  return unexpected<failure>{why};
+}
+
+// Nobody has used them, so every stream may, whatever the uses. Throws std::bad_alloc, and nothing is changed.
+block& pool_backend::add_pages(pool_shard& into, page_extent const& where, stream_uses const& uses) {
+  into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
+  into.address_space = into.pages->address_space();
+  auto const address = into.first_address + where.offset;
+  block* added = nullptr;
+  if (!into.paged) {
+    auto& parent = chunks_.add(reinterpret_cast<void*>(address), where.bytes);
+    try {
+      added = &into.ranges.add(parent, uses);
+    } catch (...) {
+      chunks_.end_release(chunks_.begin_release(parent).bytes);
+      throw;
+    }
+    parent.shard = &into;
+    into.paged = &parent;
+  } else {
+    auto& parent = *into.paged;
+    if (address < parent.end()) {
+      auto& hole = into.ranges.hole_at(address);
+      added = &into.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
+    } else {
+      // What the driver would not let go lies between: a hole.
+      auto const gap = address - parent.end();
+      added = &into.ranges.extend(parent, gap + where.bytes, uses);
+      if (gap > 0) added = into.ranges.make_hole(*added, address - gap, gap).upper;
+    }
+    chunks_.add_reserved(where.bytes);
+  }
+  count_growth(into, where.bytes);
+  return *added;
+}
+
+// Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.
+virtual_pages* pool_backend::pages_of(void const* pointer, all_shards_lock& held) {
+  wait_for_growth(held);
+  auto const* const parent = chunks_.find_containing(pointer);
+  return parent ? parent->shard->pages.get() : nullptr;
+}
+
+bool pool_backend::pin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
+  if (auto* const pages = pages_of(pointer, held)) return pages->pin(pointer, bytes);
+  // A chunk stays as long as anything lives in it.
+  auto const* const parent = chunks_.find_containing(pointer);
+  return parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+void pool_backend::unpin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
+  if (auto* const pages = pages_of(pointer, held)) pages->unpin(pointer, bytes);
+}
+
+expected<int, failure> pool_backend::export_page(void const* pointer, all_shards_lock& held) {
+  if (auto* const pages = pages_of(pointer, held)) return pages->export_page(pointer);
+  return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};
+}
+
+} // namespace gpumem::detail

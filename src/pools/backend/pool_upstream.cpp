@@ -1,0 +1,34 @@
+// Drawing from upstream and giving back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+module gpumem:pool_upstream.impl;
+import :pool_upstream;
+import :block;
+import :chunk;
+import :cuda;
+import :error;
+import :stream;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
+  return std::make_unique<virtual_pages>(paged_->where, paged_->options);
+}
+
+expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
+  // Without leave to touch the stream's handle: memory that is valid at once. Requests that wait in an upstream pool do
+  // not hold up this one.
+  auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
+  return services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
+}
+
+void pool_upstream::deallocate(chunk const& done) noexcept {
+  auto const host = stream_key::host();
+  services_.table->deallocate_keyed(services_.state, &host, reinterpret_cast<void*>(done.base), done.bytes, granule);
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,250 @@
+// From a request to memory: by the reuse tiers out of free memory, by growth, behind a wait, and at last by waiting.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+module gpumem:pool_allocate.impl;
+import :allocation_request;
+import :block;
+import :chunk;
+import :error;
+import :pool_backend;
+import :pool_engine;
+import :pool_shard;
+import :range_allocator;
+import :range_search;
+import :reuse_rules;
+import :shard_list;
+import :size_class;
+import :stream;
+import :stream_timeline;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+// So often a thread takes what lies in others' shards, for which it stops all of them, before its own grows; where that
+// comes once in so many of its calls it is no matter.
+inline constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
+inline constexpr std::uint64_t steal_window = 1024;
+// So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
+// each shard two threads took a third of their time telling each other of it.
+inline constexpr std::size_t peak_fraction = 16;
+
+// Counted for each tier.
+inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
+    &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
+    &statistics::reuse_waited};
+
+bool steals_expired(pool_shard const& thief) noexcept {
+  return thief.counters.locked_calls - thief.last_steal > steal_window;
+}
+
+} // namespace
+
+expected<void*, failure> pool_engine::allocate_slow(stream_key const& key, size_class size, std::size_t bytes,
+                                                    std::size_t alignment) noexcept {
+  allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
+  if (near_limit_.load(std::memory_order_relaxed)) [[unlikely]]
+    request.drop_rounding();
+  if (backend_.chunks().limit() && request.bytes > backend_.chunks().limit()) [[unlikely]]
+    return fail(request, outcome::too_large);
+  if (admission_.load(std::memory_order_relaxed) != admission::open) [[unlikely]] {
+    if (auto const why = refusal_at_admission(request)) return fail(request, *why);
+  }
+  try {
+    request.key.timeline().prepare();
+  } catch (...) {
+    // Without spare events frees leave no events until there are some; what the stream frees itself is not touched.
+  }
+  try {
+    if (auto* const p = allocate_from_shard(request)) [[likely]]
+      return p;
+    return allocate_from_all_shards(request);
+  } catch (std::bad_alloc const&) { // of the host
+    return fail(request, outcome::exhausted);
+  }
+}
+
+expected<void*, failure> pool_engine::fail(allocation_request const& request, outcome why) noexcept {
+  auto& shard = shards_.shard_of_thread();
+  auto const held = shards_.lock(shard);
+  shard.counts.failures += request.key.queues() != queueing::admitted;
+  return unexpected<failure>{failure{why, 0, request.requested}};
+}
+
+expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_request& request) {
+  all_shards_lock held{shards_};
+  if (shards_.contended() && !has_waiting()) { // while requests wait threads meet anyhow
+    shards_.add_for_thread();
+    update_mode();
+    for (auto const& each : shards_.all()) live_.publish(each->live);
+  }
+  request.shard = &shards_.shard_of_thread();
+  auto& shard = *request.shard;
+  ++shard.counters.locked_calls;
+  shard.counters.all_locked_calls += !shards_.single();
+  add_stream(request.key.timeline());
+  caches_.ensure_storage(request.thread);
+  expected<void*, failure> grown = nullptr;
+  bool alone = !shards_.single() && shard.steals >= max_steals && !steals_expired(shard);
+  for (bool searching = true; searching;) {
+    if (deferred_) run_deferred_frees(&request.key);
+    if (auto* const p = alone ? search_own_shard(request) : search_all_shards(request)) return p;
+    grown = grow(request, held, false);
+    if (grown && *grown) return grown;
+    bool const others_grew = grown.has_value();
+    searching = others_grew || alone;
+    alone = alone && others_grew;
+  }
+  request.growth_failed = true;
+  request.drop_rounding();
+  bool const cached_till_now = caches_.enabled();
+  set_under_pressure(true);
+  flush_thread_caches();
+  if (cached_till_now) wait_for_evictions(held);
+  if (auto* const p = search_all_shards(request)) return p;
+  if (auto const place = search_.find_with_wait(request, shard_list::search_order{shards_, shard}))
+    return commit(request, place);
+  if (grown.error().reason != outcome::device_lost) {
+    // Pages are given up one by one, so at once; chunks all, so last.
+    if (backend_.paged() && (grown = grow_in_place(request, held))) return grown;
+    if (request.key.may_wait()) {
+      if (auto* const p = sync_and_retry(request, held)) return p;
+    }
+    if ((grown = grow_in_place(request, held))) return grown;
+  }
+  shard.counts.failures += request.key.queues() != queueing::admitted;
+  if (lost()) return unexpected<failure>{failure{outcome::device_lost, where()->lost_error(), request.requested}};
+  return grown;
+}
+
+// What has made way for others near a thread is in no list until it arrives.
+void pool_engine::wait_for_evictions(all_shards_lock& held) {
+  auto const on_the_way = [&] {
+    bool any = false;
+    backend_.chunks().visit([&](chunk const& parent) {
+      range_allocator::visit(parent, [&](block const& each) { any |= each.state() == block_state::evicted; });
+    });
+    return any;
+  };
+  ++eviction_waiters_;
+  while (on_the_way()) held.wait(evictions_done_);
+  --eviction_waiters_;
+}
+
+// Memory from upstream, granted; null where others were faster: look again.
+expected<void*, failure> pool_engine::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
+  if (backend_.wait_for_growth(held)) return nullptr;
+  try {
+    auto const drawn = backend_.grow(request, held, exact);
+    if (!drawn) return unexpected<failure>{drawn.error()};
+    auto* const allocated = *drawn ? commit(request, *drawn) : nullptr;
+    notify_waiters();
+    flush_beyond_threshold();
+    return allocated;
+  } catch (...) {
+    flush_beyond_threshold();
+    throw;
+  }
+}
+
+// Growth in the place of what nobody uses.
+expected<void*, failure> pool_engine::grow_in_place(allocation_request const& request, all_shards_lock& held) {
+  if (auto const place = backend_.move_at_limit(request, held)) return commit(request, place);
+  backend_.release_for(request, held);
+  for (;;) {
+    auto const grown = grow(request, held, true);
+    if (!grown || *grown) return grown;
+    if (auto* const p = search_all_shards(request)) return p;
+  }
+}
+
+// Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
+// the way with all locks, which is as short then.
+[[gnu::always_inline]] void* pool_engine::allocate_from_shard(allocation_request& request) {
+  request.shard = shards_.uncontended_shard(request.thread);
+  if (!request.shard || !caches_.has_storage(request.thread)) [[unlikely]]
+    return nullptr;
+  auto& shard = *request.shard;
+  auto const held = shards_.lock(shard);
+  if (!may_use_one_lock(request.key.timeline())) [[unlikely]]
+    return nullptr;
+  drain_remote_frees(shard);
+  shard_span const among{&request.shard, 1};
+  auto const place = shards_.single() ? search_.find_without_poll(request, among) : search_.find(request, among);
+  if (!place) [[unlikely]]
+    return nullptr;
+  auto* const p = commit(request, place);
+  ++shard.counters.locked_calls;
+  return p;
+}
+
+void* pool_engine::commit(allocation_request const& request, placement place) {
+  auto& from = *place.range->parent->shard;
+  auto& taken = split_off(request, place);
+  taken.requested = request.requested;
+  taken.stream = &request.key.timeline();
+  taken.class_number = request.class_number;
+  ++from.live_blocks;
+  count_live(from, static_cast<std::int64_t>(request.requested), caches_.cached_requested_of(request.thread));
+  if (&from != request.shard) [[unlikely]]
+    count_steal(*request.shard);
+  ++from.counts.allocations;
+  if (place.how != reuse_tier::none) [[likely]]
+    ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
+  return taken.pointer();
+}
+
+// A small block out of a large range comes with some others for those who ask next.
+[[gnu::always_inline]] block& pool_engine::split_off(allocation_request const& request, placement place) {
+  auto& from = *place.range->parent->shard;
+  if (place.range->state() == block_state::quick_listed) {
+    from.ranges.pop_quick(*place.range);
+    ++from.counters.quick_list_hits;
+    return *place.range;
+  }
+  if (backend_.growth().place_high(request.bytes, from)) [[unlikely]]
+    place.offset = last_fit(*place.range, request.bytes, request.alignment);
+  bool const span =
+      fast_path_ && request.is_small() && place.range->bytes >= range_allocator::min_blocks_for_run * request.bytes;
+  return span ? from.ranges.split_run(*place.range, request.bytes)
+              : from.ranges.split_off(*place.range, place.offset, request.bytes);
+}
+
+void pool_engine::count_steal(pool_shard& by) noexcept {
+  ++by.counters.steals;
+  if (steals_expired(by)) by.steals = 0;
+  ++by.steals;
+  by.last_steal = by.counters.locked_calls;
+}
+
+void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
+  auto const slack = backend_.chunks().reserved() / (peak_fraction * shards_.all().size());
+  live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
+}
+
+// What is free, and then what threads have kept.
+void* pool_engine::search_all_shards(allocation_request const& request) {
+  drain_all_remote_frees();
+  do {
+    if (auto const place = search_.find(request, shard_list::search_order{shards_, *request.shard}))
+      return commit(request, place);
+  } while (flush_thread_caches());
+  return nullptr;
+}
+
+// A thread that steals too often would rather have a chunk that nobody uses, or a new one, for its own shard. Its
+// small blocks stay apart: to join them here halved the speed of threads that allocate what others free.
+void* pool_engine::search_own_shard(allocation_request const& request) {
+  request.shard->steals = 0;
+  auto place = search_.find(request, {&request.shard, 1});
+  if (!place) place = backend_.migrate_chunk(request);
+  return place ? commit(request, place) : nullptr;
+}
+
+} // namespace gpumem::detail

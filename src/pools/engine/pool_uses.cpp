@@ -1,0 +1,67 @@
+// Uses of live blocks on other streams than their own, as they are recorded.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <vector>
+module gpumem:pool_uses.impl;
+import :cuda;
+import :error;
+import :pool_engine;
+import :shard_list;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+
+namespace gpumem::detail {
+namespace {
+
+// Uses on other streams that a live block keeps apart: the stream that frees it takes the fourth place.
+inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
+
+} // namespace
+
+stream_uses pool_engine::uses_of(void const* pointer) noexcept {
+  all_shards_lock const held{shards_};
+  auto const* const used = shards_.find_live(pointer).that;
+  return used ? used->uses : stream_uses{};
+}
+
+bool pool_engine::record_use(stream_key const& key, void* pointer) {
+  key.timeline().prepare();
+  all_shards_lock held{shards_};
+  if (!key.capturing()) run_deferred_frees(&key);
+  auto* const used = checked_block(key, pointer, std::nullopt);
+  if (!used) return false;
+  add_stream(key.timeline());
+  auto& timeline = key.timeline();
+  if (!used->uses.find(timeline)) admit_use(used->uses, key, held);
+  auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
+  used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
+  return true;
+}
+
+// One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
+// events to wait for, the host waits until their events are complete.
+void pool_engine::admit_use(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
+  uses.prune();
+  if (uses.size() < max_uses) return;
+  for (auto const& use : uses) {
+    if (!key.timeline().ordered_after(*use.timeline, use.newest) &&
+        !use.timeline->insert_wait(key.timeline(), key.handle(), use.newest)) {
+      continue;
+    }
+    uses.remove(*use.timeline);
+    return;
+  }
+  std::vector<stream_timeline*> open;
+  for (auto const& use : uses) open.push_back(use.timeline);
+  held.unlock();
+  wait_for_streams(open, std::chrono::seconds{1});
+  held.lock();
+  uses.prune();
+  if (uses.size() >= max_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,67 @@
+// Calls of functions that free memory.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+module gpumem:pressure_call.impl;
+import :pressure_call;
+import :executor;
+import :sync;
+
+namespace gpumem::detail {
+
+namespace {
+
+// The call whose function this thread runs.
+thread_local pressure_call const* running = nullptr;
+
+} // namespace
+
+void pressure_call::post() noexcept {
+  bool const needs_flush = where_.needs_flush();
+  auto& where = where_;
+  where.post(*this); // it may run, and be gone, at once
+  if (needs_flush) where.flush();
+}
+
+void pressure_call::resume() noexcept {
+  auto const self = shared_from_this(); // the function may end, and be gone, before it returns
+  auto* const outer = std::exchange(running, this);
+  std::optional<std::size_t> freed = 0;
+  if (auto const wanted = pool_.begin_pressure(*this)) {
+    try {
+      freed = free_some_(wanted, *this);
+    } catch (...) {
+      // It has freed nothing that it tells of.
+    }
+  }
+  running = outer;
+  if (freed) finish(*freed);
+}
+
+void pressure_call::finish(std::size_t freed) noexcept {
+  if (!ended_) pool_.end_pressure(*this, freed);
+  sync::lock held{mutex_};
+  auto const self = std::exchange(self_, nullptr);
+  over_.notify_all();
+  held.unlock();
+}
+
+void pressure_call::end() noexcept {
+  sync::lock held{mutex_};
+  if (running == this) ended_ = true;
+  if (!self_ || ended_) return;
+  if (where_.try_cancel(*this)) {
+    self_ = nullptr;
+    return;
+  }
+  while (self_) over_.wait(held);
+}
+
+} // namespace gpumem::detail

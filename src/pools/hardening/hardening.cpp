@@ -1,0 +1,263 @@
+// Allocating from a hardened pool and freeing to it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+module gpumem:hardening.impl;
+import :hardening;
+import :block;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :guarded_block;
+import :misuse;
+import :fill_pattern;
+import :pool_engine;
+import :pool_options;
+import :stream;
+import :sync;
+import :stream_uses;
+import :stream_timeline;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+inline constexpr sync::duration max_sync_time = 1s;    // at out-of-memory, as the engine's own
+inline constexpr std::size_t max_reported_events = 16; // events in a report
+
+guard_layout layout_of(hardening_options const& options) noexcept {
+  return {(options.guard + granule - 1) / granule * granule, options.poison};
+}
+
+std::optional<device> device_for(pool_engine& engine) {
+  auto& upstream = engine.upstream();
+  if (upstream.host_accessible() || (upstream.device_accessible() && engine.where())) return engine.where();
+  throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
+}
+
+// A capture that was begun on the raw handle of an own stream, or joined, only the driver knows of; of other streams
+// it has been asked. Where it does not answer the stream is not to be touched either.
+bool captures(stream_key const& key) noexcept {
+  if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
+  try {
+    return is_capturing(key.handle());
+  } catch (...) { return true; }
+}
+
+} // namespace
+
+hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
+    : engine_{engine}, options_{engine.options().hardened}, layout_{layout_of(options_)},
+      by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()}, ended_{ended},
+      state_{state}, quarantine_{device_for(engine), by_host_, layout_}, history_{options_.history} {}
+
+expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
+                                                 std::size_t alignment) noexcept {
+  auto const refuse = [bytes](outcome why, int code = 0) { return unexpected<failure>{failure{why, code, bytes}}; };
+  bool const capturing = captures(key);
+  if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->lost_error());
+  if (capturing) return refuse(outcome::capture_unsupported);
+  expected<void*, failure> result = refuse(outcome::exhausted);
+  try {
+    result = allocate(key, bytes, alignment);
+  } catch (std::bad_alloc const&) {
+    // Of the host.
+  }
+  if (!result) {
+    lock const held{mutex_};
+    failures_ += key.queues() != queueing::admitted;
+  }
+  return result;
+}
+
+expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) {
+  advance(&key, options_.quarantine);
+  auto made = std::make_unique<guarded_block>();
+  auto const total = layout_.total(bytes, alignment);
+  auto const drawn = draw(key, total, alignment);
+  if (!drawn) return unexpected<failure>{failure{drawn.error().reason, drawn.error().code, bytes}};
+  auto& fresh = *made;
+  fresh.front = layout_.front(alignment);
+  fresh.user = static_cast<char*>(*drawn) + fresh.front;
+  fresh.bytes = bytes;
+  fresh.allocated = total;
+  fresh.stream = key.id();
+  try {
+    lock const held{mutex_};
+    blocks_.emplace(reinterpret_cast<std::uintptr_t>(fresh.user), std::move(made));
+  } catch (...) {
+    engine_.deallocate(key, *drawn, total);
+    throw;
+  }
+  fill_guards(fresh, key);
+  lock const held{mutex_};
+  fresh.live = true; // only now: somebody may free what lay there before a second time
+  ++held_blocks_;
+  ++allocations_;
+  live_ += bytes;
+  peak_live_ = std::max(peak_live_, live_);
+  history_.record(block_event::kind::allocated, fresh.user, bytes, fresh.stream);
+  return fresh.user;
+}
+
+// Where the engine has nothing left, what is quarantined goes to it as it completes. A request that may not wait takes
+// what is complete now.
+expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
+  auto result = engine_.try_allocate(key, total, alignment);
+  auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
+  if (exhausted() && !key.may_wait()) {
+    advance(&key, 0);
+    return engine_.try_allocate(key, total, alignment);
+  }
+  for (auto const deadline = sync::now() + max_sync_time; exhausted() && drain(deadline, until::something);) {
+    result = engine_.try_allocate(key, total, alignment);
+  }
+  return result;
+}
+
+// What the host may touch at once the host fills, since nobody else uses it. What a stream is given is filled in its
+// order, and what the host is given has its guards filled by the quarantine's stream. A stream of another device may
+// not reach the memory.
+void hardening::fill_guards(guarded_block& fresh, stream_key const& key) noexcept {
+  auto const runs = fresh.all(layout_);
+  if (by_host_) {
+    for (auto const& run : runs) fill_by_host(run, fill_pattern::guard);
+    fresh.guards_filled = true;
+  } else if (key.is_host()) {
+    lock const held{mutex_};
+    quarantine_.fill_guards_alone(fresh);
+  } else if (may_touch(key)) {
+    fresh.guards_filled = fill(key, runs[0], fill_pattern::guard) && fill(key, runs[1], fill_pattern::guard);
+    fresh.granted_use = {&key.timeline(), key.end_use(fresh.allocated, true)};
+  }
+}
+
+bool hardening::may_touch(stream_key const& key) const noexcept {
+  auto const where = engine_.where();
+  return by_device_ && where && !key.is_host() && key.has_handle() && key.timeline().device() == where->ordinal() &&
+         !engine_.lost();
+}
+
+void hardening::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto* const freed = claim(key, pointer, bytes);
+  if (!freed) return;
+  retire(*freed, key);
+  {
+    lock const held{mutex_};
+    quarantine_.put(*freed);
+  }
+  advance(&key, engine_.has_waiting() ? 0 : options_.quarantine);
+  bool last = false;
+  {
+    lock const held{mutex_};
+    last = --held_blocks_ == 0 && no_handles_ && !std::exchange(closing_, true);
+  }
+  if (last) close();
+}
+
+// The block becomes this thread's, or a misuse was reported. Of several threads that free it one gets it.
+guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  lock held{mutex_};
+  auto* const found = find_containing(pointer);
+  bool const right = found && found->user == pointer && found->live && (!bytes || *bytes == found->bytes);
+  if (!right) {
+    auto wrong = explain(pointer, bytes);
+    wrong.stream = key.id();
+    report(wrong, held);
+    return nullptr;
+  }
+  found->live = false;
+  found->freed_on = key.id();
+  live_ -= found->bytes;
+  ++frees_;
+  history_.record(block_event::kind::freed, pointer, found->bytes, key.id());
+  return found;
+}
+
+guarded_block* hardening::find_containing(void const* pointer) noexcept {
+  // An aligned block lies behind its front: what it covers begins before what its user has.
+  auto above = blocks_.upper_bound(reinterpret_cast<std::uintptr_t>(pointer));
+  if (above != blocks_.end() && above->second->holds(pointer)) return above->second.get();
+  if (above == blocks_.begin()) return nullptr;
+  auto& below = *std::prev(above)->second;
+  return below.holds(pointer) ? &below : nullptr;
+}
+
+// What was freed before is a second free, whatever lies there now: also a free with another size than the block's that
+// was an earlier block's.
+misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto const* const found = find_containing(pointer);
+  misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), found ? found->bytes : 0};
+  if (found && found->user == pointer) {
+    bool const stale = !found->live || history_.last_free(pointer, bytes);
+    wrong.what = stale ? misuse::kind::double_free : misuse::kind::wrong_size;
+  } else if (auto const* const before = history_.last_free(pointer, std::nullopt)) {
+    wrong.what = misuse::kind::double_free;
+    wrong.expected = before->bytes;
+  }
+  return wrong;
+}
+
+// The handler runs without the lock.
+void hardening::report(misuse what, lock& held) noexcept {
+  std::array<block_event, max_reported_events> events{};
+  what.events = history_.newest(what.pointer, events.data(), events.size());
+  what.history = events.data();
+  what.resource = engine_.options().name.c_str();
+  held.unlock();
+  report_misuse(what);
+  held.lock();
+}
+
+// On the stream of the free: poison, where the stream may be given work and comes after all that was done to the block,
+// and events of that. Else the quarantine sees to it: the user may have made an order of which nobody was told.
+void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
+  if (freed.has_recorded_uses) freed.uses = engine_.uses_of(freed.base());
+  if (key.is_host()) return;
+  auto& timeline = key.timeline();
+  auto const& granted_use = freed.granted_use;
+  bool const after = !granted_use.timeline || granted_use.completed() ||
+                     timeline.ordered_after(*granted_use.timeline, granted_use.newest);
+  bool const capturing = captures(key);
+  if ((after || freed.only_guards_filled) && !capturing && !freed.has_recorded_uses && may_touch(key)) {
+    auto const runs = freed.inside(layout_);
+    freed.poisoned = fill(key, runs[0], fill_pattern::poison) && fill(key, runs[1], fill_pattern::poison);
+  }
+  if (after) freed.granted_use = {};
+  auto const recorded = capturing || !key.has_handle() ? epoch{0} : timeline.record_later(key.handle());
+  auto const ended = recorded ? recorded : key.end_use(freed.allocated, true);
+  freed.uses.add({&timeline, ended}); // there is room: three uses at most are declared
+}
+
+void hardening::record_use(stream_key const& key, void* pointer) {
+  void* base = nullptr;
+  {
+    lock held{mutex_};
+    auto* const used = find_containing(pointer);
+    if (!used || used->user != pointer || !used->live) {
+      auto wrong = explain(pointer, std::nullopt);
+      wrong.stream = key.id();
+      return report(wrong, held);
+    }
+    used->has_recorded_uses = true;
+    base = used->base();
+  }
+  engine_.record_use(key, base);
+}
+
+} // namespace gpumem::detail

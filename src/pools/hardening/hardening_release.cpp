@@ -1,0 +1,180 @@
+// What leaves the quarantine of a hardened pool, what was found there, and the pool's end.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+module gpumem:hardening_release.impl;
+import :block_info;
+import :hardening;
+import :driver;
+import :guarded_block;
+import :deferred_release;
+import :misuse;
+import :pool_engine;
+import :services;
+import :stream;
+import :sync;
+import :stream_timeline;
+import :timer;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+inline constexpr sync::duration min_sleep = 20us;
+inline constexpr sync::duration max_sleep = 5ms;
+inline constexpr sync::duration max_pause = 1ms; // of the library thread
+
+} // namespace
+
+// On a lost device nothing runs any more, and nothing is seen to complete: a pool that ends returns what it owes.
+void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
+  guarded_block* outgoing = nullptr;
+  {
+    lock const held{mutex_};
+    bool const over = !driver_alive() || (closing_ && engine_.lost());
+    outgoing = over ? quarantine_.give_up() : quarantine_.advance(asking, keep);
+  }
+  while (outgoing) {
+    auto& each = *outgoing;
+    outgoing = each.next;
+    release(each);
+  }
+}
+
+// It is forgotten before the engine has it, which may grant it at once to somebody else.
+void hardening::release(guarded_block& outgoing) noexcept {
+  auto* const base = outgoing.base();
+  auto const allocated = outgoing.allocated;
+  {
+    lock held{mutex_};
+    if (outgoing.report.any()) report_corruption(outgoing, held);
+    blocks_.erase(reinterpret_cast<std::uintptr_t>(outgoing.user));
+  }
+  engine_.deallocate(stream_key::host(), base, allocated);
+  lock const held{mutex_};
+  ++released_;
+}
+
+void hardening::report_corruption(guarded_block const& outgoing, lock& held) noexcept {
+  auto const say = [&](misuse::kind what, corruption const& found, std::ptrdiff_t nearest) {
+    if (found.bytes == 0) return;
+    misuse wrong{what, outgoing.user, 0, outgoing.bytes, outgoing.freed_on};
+    wrong.offset = nearest;
+    wrong.overwritten = found.bytes;
+    report(wrong, held);
+  };
+  auto const& found = outgoing.report;
+  auto const signed_size = [](std::size_t n) { return static_cast<std::ptrdiff_t>(n); };
+  say(misuse::kind::overrun, found.overrun, signed_size(outgoing.bytes + found.overrun.first));
+  say(misuse::kind::underrun, found.underrun, signed_size(found.underrun.last) - signed_size(layout_.guard));
+  say(misuse::kind::use_after_free, found.after_free, signed_size(found.after_free.first));
+}
+
+// Until something, or everything, has gone back to the engine; whether anything has.
+bool hardening::drain(sync::time_point deadline, until goal) noexcept {
+  auto const state = [this] {
+    lock const held{mutex_};
+    return std::pair{released_, frees_ - released_};
+  };
+  auto const before = state().first;
+  for (auto sleep = min_sleep;; sleep = std::min(2 * sleep, max_sleep)) {
+    advance(nullptr, 0);
+    auto const [released, left] = state();
+    if (left == 0 || (goal == until::something && released != before)) return released != before;
+    if (sync::now() >= deadline || engine_.lost()) return released != before;
+    sync::sleep_for(sleep);
+  }
+}
+
+// Its own copies are short, so they are worth some looks.
+void hardening::flush() noexcept { drain(sync::now() + max_flush_time, until::nothing_is_left); }
+
+bool hardening::synchronize(sync::duration longest) noexcept {
+  drain(sync::now() + longest, until::nothing_is_left);
+  lock const held{mutex_};
+  return frees_ == released_;
+}
+
+std::optional<block_info> hardening::find(void const* pointer) {
+  lock const held{mutex_};
+  auto const* const found = find_containing(pointer);
+  if (!found) return std::nullopt;
+  return block_info{found->user, found->live ? found->bytes : 0, found->allocated, found->stream, found->live};
+}
+
+std::vector<block_event> hardening::history(void const* pointer) {
+  lock const held{mutex_};
+  return history_.all(pointer);
+}
+
+statistics hardening::amend(statistics seen) {
+  lock const held{mutex_};
+  seen.live = live_;
+  seen.peak_live = peak_live_;
+  seen.allocations = allocations_;
+  seen.frees = frees_;
+  seen.failures = failures_;
+  seen.quarantined = quarantine_.bytes();
+  return seen;
+}
+
+void hardening::drop_last_handle() noexcept {
+  bool last = false;
+  {
+    lock const held{mutex_};
+    no_handles_ = true;
+    last = held_blocks_ == 0 && !std::exchange(closing_, true);
+  }
+  if (last) close();
+}
+
+// What is not complete yet the library thread looks at when it is.
+void hardening::close() noexcept {
+  retry_releases();
+  advance(nullptr, 0);
+  if (!end_if_empty()) start_timer(*this, sync::now());
+}
+
+bool hardening::end_if_empty() noexcept {
+  {
+    lock const held{mutex_};
+    if (frees_ != released_) return false;
+  }
+  ended_(state_);
+  return true;
+}
+
+// Blocks that no event covers would be looked at in vain: the pool is left behind until that changes.
+void hardening::expire() noexcept {
+  advance(nullptr, 0);
+  if (end_if_empty()) return;
+  if (process_is_exiting() || !may_advance()) {
+    defer_release();
+    request_events();
+    if (!process_is_exiting() && may_advance()) retry_releases();
+    return;
+  }
+  start_timer(*this, sync::now() + std::min<sync::duration>(min_sleep * ++passes_, max_pause));
+}
+
+std::vector<stream_timeline*> hardening::streams_without_event() {
+  lock const held{mutex_};
+  return quarantine_.streams_in_use(true);
+}
+
+bool hardening::may_advance() noexcept {
+  lock const held{mutex_};
+  return quarantine_.may_advance();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,93 @@
+// Own stream and nobody's, ordered before, completed, behind a wait.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+module gpumem:range_search.impl;
+import :range_search;
+import :allocation_request;
+import :block;
+import :pool_options;
+import :pool_shard;
+import :range_allocator;
+import :reuse_rules;
+import :size_class;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+import :time_budget;
+
+namespace gpumem::detail {
+namespace {
+
+// An event recorded and queried, on an H200: a constant, since a thread may be stopped in between.
+inline constexpr time_budget::nanoseconds poll_cost = std::chrono::nanoseconds{400};
+
+} // namespace
+
+placement range_search::find(allocation_request const& request, shard_span among) const {
+  bool const any = std::ranges::any_of(among, [&](auto* in) { return in->ranges.free_bytes() >= request.bytes; });
+  auto const place = any ? find_without_poll(request, among) : placement{};
+  return place ? place : find_after_poll(request, among);
+}
+
+placement range_search::find_with_wait(allocation_request const& request, shard_span among) const {
+  if (policy_ != reuse_policy::wait || request.key.is_host() || !request.key.has_handle()) return {};
+  rules_.coalesce_usable(request.key, reuse_tier::wait, among);
+  auto place = find_own_or_ready(request, among);
+  if (!place) place = find_cross_stream(request, reuse_tier::wait, among);
+  return place && reuse_rules::wait_for(place.range->uses, request.key) ? place : placement{};
+}
+
+// The smallest range of the cheapest tier, of what other streams have freed, or several.
+placement range_search::find_cross_stream(allocation_request const& request, reuse_tier last_tier,
+                                          shard_span among) const {
+  placement best;
+  auto const consider = [&](block& range) {
+    std::size_t offset = 0;
+    if (!fits(range, request.bytes, request.alignment, offset)) return;
+    auto const how = rules_.classify(range.uses, request.key, last_tier);
+    if (how > best.how || how == reuse_tier::none) return;
+    if (how == best.how && best && range.bytes >= best.range->bytes) return;
+    best = {&range, offset, how};
+  };
+  for (auto* const shard : among) {
+    auto& all = shard->ranges.lists();
+    for (auto* const each : all.single_stream()) {
+      if (each->empty() || (each->timeline() == &request.key.timeline() && !rules_.needs_host(request.key))) continue;
+      auto const oldest = each->oldest()->uses.begin()->newest;
+      // By the oldest of a free list one knows whether any of it is complete, or ordered before.
+      bool const any =
+          last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
+          (!rules_.needs_host(request.key) && request.key.timeline().ordered_after(*each->timeline(), oldest));
+      if (any) each->bins().visit_from(request.bytes, consider);
+    }
+    all.multi_stream().bins().visit_from(request.bytes, consider);
+  }
+  return best;
+}
+
+// Neither the stream itself nor nobody has left anything that would do.
+placement range_search::find_ordered(allocation_request const& request, shard_span among) const {
+  if (auto const place = find_cross_stream(request, reuse_tier::ordered, among)) return place;
+  return rules_.promote_completed(among) ? find_own_or_ready(request, among) : placement{};
+}
+
+// After one look at what has completed. Streams that run short kernels would have a look for each of them: where polls
+// take too much of the time the pool grows instead, until each stream finds memory of its own.
+placement range_search::find_after_poll(allocation_request const& request, shard_span among) const {
+  auto& budget = request.shard->poll_budget;
+  if (!budget.unlimited() && !request.growth_failed && budget.left(sync::now()) < time_budget::nanoseconds{0})
+    return {};
+  auto const cost = static_cast<double>(rules_.poll_streams(&request.key, among)) * poll_cost;
+  if (!request.growth_failed) budget.spend(cost); // at the limit polls are made all the same
+  rules_.promote_completed(among);
+  rules_.coalesce_usable(request.key, reuse_tier::completed, among);
+  auto const place = find_own_or_ready(request, among);
+  return place ? place : find_cross_stream(request, reuse_tier::completed, among);
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,157 @@
+// Who may use free memory when, and how a pool learns of completion.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <vector>
+module gpumem:reuse_rules.impl;
+import :reuse_rules;
+import :block;
+import :cuda;
+import :pool_shard;
+import :range_allocator;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+// Shorter than it takes to find a stream behind.
+inline constexpr sync::duration max_poll_time = std::chrono::microseconds{4};
+
+// What completed belongs to nobody; each range comes by once, from the oldest on.
+void promote_completed_in(pool_shard& in) noexcept {
+  auto& all = in.ranges.lists();
+  for (auto* const each : all.single_stream()) {
+    auto const& timeline = *each->timeline();
+    while (each->oldest() && timeline.completed(each->oldest()->uses.begin()->newest)) {
+      in.ranges.mark_complete(*each->oldest());
+      ++in.counters.promoted;
+    }
+  }
+  for (auto* range = all.multi_stream().oldest(); range;) {
+    auto& visited = *range;
+    range = range->newer;
+    if (std::ranges::none_of(visited.uses, &stream_use::completed)) continue;
+    if (range && range == visited.upper) range = range->newer; // it may become a part of this one
+    in.ranges.prune(visited);
+    ++in.counters.promoted;
+  }
+}
+
+} // namespace
+
+// The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
+// help.
+reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const {
+  if (needs_host(key)) return uses.completed() ? reuse_tier::completed : reuse_tier::none;
+  if (uses.empty()) return reuse_tier::completed;
+  auto how = reuse_tier::same_stream;
+  for (auto const& use : uses) {
+    auto needed = reuse_tier::none;
+    if (use.timeline == &key.timeline()) {
+      needed = reuse_tier::same_stream;
+    } else if (key.timeline().ordered_after(*use.timeline, use.newest)) {
+      needed = reuse_tier::ordered;
+    } else if (cross_stream_ && use.completed()) {
+      needed = reuse_tier::completed;
+    } else if (last_tier == reuse_tier::wait && use.timeline->waitable(use.newest)) {
+      needed = reuse_tier::wait;
+    }
+    how = std::max(how, needed);
+    if (how > last_tier) return reuse_tier::none;
+  }
+  return how;
+}
+
+bool reuse_rules::promote_completed(shard_span among) const noexcept {
+  if (!cross_stream_) return false;
+  bool any = false;
+  for (auto* const shard : among) {
+    auto const before = shard->counters.promoted;
+    promote_completed_in(*shard);
+    any = any || shard->counters.promoted != before;
+  }
+  return any;
+}
+
+void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among) const {
+  for (auto* const shard : among) {
+    shard->ranges.coalesce_all([&](block const& b) { return classify(b.uses, key, last_tier) != reuse_tier::none; });
+  }
+}
+
+std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among) const {
+  bool const host = host_accessible_ || (asking && asking->is_host());
+  if (!cross_stream_ && asking && !host) return 0;
+  auto const* const own = asking ? &asking->timeline() : nullptr;
+  for (auto* const timeline : streams_in_use(true, among)) {
+    if (timeline == own && !host) continue; // what a stream has freed it may use as it is
+    timeline->cover(timeline == own && asking->has_handle() ? std::optional{asking->handle()} : std::nullopt);
+  }
+  auto const open = streams_in_use(false, among);
+  for (auto* const timeline : open) timeline->poll();
+  return open.size();
+}
+
+void reuse_rules::poll_streams_for_moves(stream_key const& asking, shard_span among) const {
+  if (asking.has_handle() && !asking.timeline().has_event()) asking.timeline().cover(asking.handle());
+  poll_streams(nullptr, among);
+  auto open = streams_in_use(false, among);
+  auto const begin = sync::now();
+  while (!open.empty() && !asking.timeline().is_behind() && sync::now() - begin < max_poll_time) {
+    std::erase_if(open, [](stream_timeline* each) { return each->is_behind() || !each->poll(); });
+  }
+}
+
+std::vector<stream_timeline*> reuse_rules::streams_in_use(bool without_event, shard_span among) {
+  std::vector<stream_timeline*> found;
+  for (auto* const shard : among) {
+    auto& all = shard->ranges.lists();
+    for (auto const* const each : all.single_stream()) {
+      if (each->in_use(without_event)) found.push_back(each->timeline());
+    }
+    for (auto const* range = all.multi_stream().oldest(); range; range = range->newer) {
+      for (auto const& use : range->uses) {
+        if (!use.completed() && !(without_event && use.has_event())) found.push_back(use.timeline);
+      }
+    }
+  }
+  std::ranges::sort(found, {}, &stream_timeline::index);
+  auto const [first, last] = std::ranges::unique(found);
+  found.erase(first, last);
+  return found;
+}
+
+bool reuse_rules::may_complete(shard_span among) noexcept {
+  auto const may = [](block const& range) { return std::ranges::any_of(range.uses, &stream_use::may_complete); };
+  return std::ranges::any_of(among, [&](pool_shard* in) {
+    auto& all = in->ranges.lists();
+    for (auto const* const each : all.single_stream()) {
+      for (auto const* range = each->newest(); range; range = range->older) {
+        if (may(*range)) return true;
+        if (range->uses.completed()) break; // what is older is complete too
+      }
+    }
+    for (auto const* range = all.multi_stream().oldest(); range; range = range->newer) {
+      if (may(*range)) return true;
+    }
+    return false;
+  });
+}
+
+bool reuse_rules::wait_for(stream_uses const& uses, stream_key const& key) {
+  auto& timeline = key.timeline();
+  for (auto const& use : uses) {
+    if (use.timeline == &timeline || timeline.ordered_after(*use.timeline, use.newest) || use.completed()) continue;
+    if (use.timeline->insert_wait(timeline, key.handle(), use.newest) || use.completed()) continue;
+    return false;
+  }
+  return true;
+}
+
+} // namespace gpumem::detail
