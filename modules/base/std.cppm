@@ -13,8 +13,10 @@ module;
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <system_error>
 #include <type_traits>
@@ -41,6 +43,12 @@ using std::array;
 using std::nullopt;
 using std::optional;
 using std::unique_ptr;
+using std::enable_shared_from_this;
+using std::function;
+using std::shared_ptr;
+using std::span;
+using std::adopt_lock;
+using std::unique_lock;
 using std::vector;
 using std::monostate;
 using std::reference_wrapper;
@@ -94,6 +102,7 @@ using std::logic_error;
 using std::out_of_range;
 using std::overflow_error;
 using std::rethrow_exception;
+using std::terminate;
 using std::runtime_error;
 
 } // namespace std

@@ -4,7 +4,6 @@ module;
 #include <array>
 #include <coroutine>
 #include <optional>
-#include <span>
 #include <utility>
 export module gpumem:request_operation;
 import :acquire_options;

@@ -1,7 +1,6 @@
 // The one hook of waiting: a request that a resource may park and decide later.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <span>
 #include <utility>
 export module gpumem:waiter;
 import :cuda;

@@ -1,7 +1,6 @@
 // The pool: sub-allocates what it draws from an upstream, in stream order.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/pool_options.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>

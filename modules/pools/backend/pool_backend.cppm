@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
-#include <gpumem/pool_options.hpp>
 export module gpumem:pool_backend;
 import :allocation_request;
 import :block;

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
-#include <mutex>
 export module gpumem:thread_caches;
 import :block;
 import :cache_budget;

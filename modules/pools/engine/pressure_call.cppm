@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
-#include <exception>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <utility>
 export module gpumem:pressure_call;

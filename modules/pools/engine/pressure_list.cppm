@@ -1,7 +1,5 @@
 // The functions of a pool that free memory for requests that wait.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <vector>
 export module gpumem:pressure_list;
 import :pressure_call;
 import :std;
@@ -14,7 +12,7 @@ export class pressure_list {
 public:
   /// Throws std::bad_alloc.
   void add(pressure_call& item) { calls_.push_back(&item); }
-  void remove(pressure_call& item) noexcept { std::erase(calls_, &item); }
+  void remove(pressure_call& item) noexcept;
   void on_park() noexcept { ++parks_; }
   /// Whether one runs, or is due.
   bool pending() const noexcept;

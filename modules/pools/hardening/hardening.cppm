@@ -1,7 +1,6 @@
 // The layer of a hardened pool between its users and its engine: guards, quarantine, history, and who owns what.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/pool_options.hpp>
 #include <map>
 export module gpumem:hardening;
 import :block_history;

@@ -1,7 +1,5 @@
 // Where in a pool's free memory a request finds its place, by the cheapest tier.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <gpumem/pool_options.hpp>
 export module gpumem:range_search;
 import :allocation_request;
 import :free_lists;

@@ -1,7 +1,5 @@
 // The order of a pool's free memory: which stream may use which range when, and how more is learnt of it.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <gpumem/pool_options.hpp>
 export module gpumem:reuse_rules;
 import :pool_options;
 import :pool_shard;

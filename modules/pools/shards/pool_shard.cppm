@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
-#include <chrono>
-#include <mutex>
-#include <span>
 export module gpumem:pool_shard;
 import :block;
 import :chunk;
@@ -19,12 +16,9 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// A burst of polls, before the next may come no sooner than the share says.
-inline constexpr time_budget::nanoseconds max_poll_burst = std::chrono::microseconds{200};
-
 /// Some of a pool's chunks, and what was counted of them. Guarded by its lock.
 export struct alignas(false_sharing_distance) pool_shard {
-  explicit pool_shard(double poll_share) noexcept : poll_budget{poll_share, max_poll_burst, sync::now()} {}
+  explicit pool_shard(double poll_share) noexcept;
 
   sync::spin_mutex mutex;
   range_allocator ranges;

@@ -1,8 +1,5 @@
 // The shards of a pool, and which thread goes to which.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <mutex>
-#include <span>
 export module gpumem:shard_list;
 import :block;
 import :pool_shard;

@@ -17,6 +17,8 @@ import :sync;
 
 namespace gpumem::detail {
 
+void pressure_list::remove(pressure_call& item) noexcept { std::erase(calls_, &item); }
+
 bool pressure_list::pending() const noexcept {
   return std::ranges::any_of(calls_, [this](auto const* each) { return each->busy_ || is_due(*each); });
 }
