@@ -1,4 +1,4 @@
-// Managed memory of a driver pool that is somebody else's.
+// async_managed_resource_view: managed memory from a driver pool that gpumem does not own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_managed_resource_view;
 import :cuda;
@@ -8,21 +8,22 @@ import :resource;
 
 namespace gpumem {
 
-/// Allocates from the driver's default pool of managed memory without a preferred place, or from any such pool by its
-/// handle, as async_managed_resource does from its own. Owning nothing, a value, and the rest: as async_resource_view.
+/// Allocates from the driver's default pool of managed memory without a preferred location, or from any such pool by
+/// its handle, as async_managed_resource does from its own. Ownership, copies and thread-safety are as for
+/// async_resource_view.
 export class async_managed_resource_view
     : public detail::driver_pool_base<async_managed_resource_view, detail::driver_pool_view_state,
                                       mr::device_accessible, mr::host_accessible> {
 public:
-  /// Memory is there for every stream.
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// The default pool. Throws std::invalid_argument, and cuda_error where the driver has none.
+  /// Uses the default pool. Throws std::invalid_argument, and cuda_error if the driver has none.
   explicit async_managed_resource_view(gpumem::device where = gpumem::device{0})
       : async_managed_resource_view{detail::default_driver_pool(detail::driver_pool_kind::managed, where)} {}
 
-  /// A pool by its handle, whose memory the host and the device reach. Throws std::invalid_argument for a null handle,
-  /// cuda_error.
+  /// Uses the pool of this handle; the host and the device must be able to access its memory. Throws
+  /// std::invalid_argument for a null handle, and cuda_error.
   async_managed_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_managed_resource_view{detail::foreign_driver_pool(pool, where, true)} {}
 

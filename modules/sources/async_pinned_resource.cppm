@@ -1,4 +1,4 @@
-// Page-locked host memory of an own pool of the driver.
+// async_pinned_resource: page-locked host memory from a driver pool of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_pinned_resource;
 import :async_options;
@@ -10,18 +10,19 @@ import :std;
 
 namespace gpumem {
 
-/// A driver pool of page-locked host memory, on the host node of `options.numa_node` if one is named, that the device
-/// and the peers of the options reach. The host may touch the memory as soon as it is given: allocations and frees as
-/// async_managed_resource's. Copies of the runtime that name their direction refuse such memory (driver 580), and with
-/// them Thrust's algorithms; those by cudaMemcpyDefault and by the driver do not. All else as async_resource.
+/// A driver pool of page-locked host memory, on the NUMA node `options.numa_node` unless that is -1. The device and
+/// `options.peers` can access it. The host may touch the memory as soon as an allocation returns; allocations and frees
+/// wait as async_managed_resource's do. Runtime copies that name their direction fail on such memory (driver 580), and
+/// so do Thrust's algorithms, which use them. Copies by cudaMemcpyDefault and driver copies work. Everything else is as
+/// for async_resource.
 export class async_pinned_resource
     : public detail::owned_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
 public:
-  /// Memory is there for every stream.
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, cuda_error where the device or
-  /// the driver has no such pools.
+  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, and cuda_error if the device
+  /// or the driver does not support such pools.
   explicit async_pinned_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
       : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, where, std::move(options)}} {}
 };

@@ -1,4 +1,4 @@
-// Device memory of an own pool of the driver, in stream order.
+// async_resource: stream-ordered device memory from a driver pool of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_resource;
 import :async_options;
@@ -10,30 +10,29 @@ import :std;
 
 namespace gpumem {
 
-/// cuMemAllocFromPoolAsync and cuMemFreeAsync over a pool of its own: stream-ordered, no call waits for the device, and
-/// each makes two or three calls of the driver, some more on a default stream. Alignments above 256 over-allocate. The
-/// driver decides which freed memory it reuses, within the policies of the options.
+/// Calls cuMemAllocFromPoolAsync and cuMemFreeAsync on a pool of its own. Both are stream-ordered and do not wait for
+/// the device. Each makes two or three driver calls, and some more on a default stream. Alignments above 256 bytes
+/// over-allocate. The driver decides which freed memory it reuses, as far as the options allow.
 ///
-/// `allocate_sync` waits on the host until the memory is there; `deallocate_sync` waits for nothing. A capturing stream
-/// is refused, also where the capture was begun on the raw handle; a free on one is kept until the next call outside a
-/// capture, for a foreign stream until the next call that is given it. The last handle waits on the host for the
-/// streams that freed. Streams of other devices may be given where the pool allows their device. A thread waits for its
-/// per-thread default stream before it ends: where that stream still works on memory of a driver pool, driver 580 never
-/// lets the thread end, whoever made the calls.
+/// `allocate_sync` waits on the host until the memory is ready; `deallocate_sync` does not wait. An allocation on a
+/// capturing stream fails, even if the capture was begun on the raw handle. A free on a capturing stream is deferred to
+/// the next call outside a capture; for a foreign stream, to the next such call on that stream. Streams of other
+/// devices may be passed if the pool allows their device. A thread must wait for its per-thread default stream before
+/// it ends. If that stream still uses memory of any driver pool, the thread never ends (driver 580).
 ///
-/// `trim(keep)` gives back what is not in use and whose frees the host has seen complete. Statistics: reserved and
-/// granted bytes with the peak of reserved from the driver, live bytes with their peak, allocations, frees, failures.
+/// `trim(keep)` returns unused memory whose frees the host has seen complete. Statistics: reserved and allocated bytes
+/// and the peak of reserved (from the driver), live bytes and their peak, allocations, frees, failures.
 ///
-/// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
-/// and its last block is freed; whoever ends it then waits on the host for the streams on which its memory was freed,
-/// unless they were seen done: drivers crash of a pool that is destroyed before (580 does). Any thread.
+/// A shared handle of 8 bytes: copies refer to the same pool and compare equal. The pool lives until its last handle is
+/// gone and its last block is freed. The call that ends it waits on the host for the streams on which its memory was
+/// freed, unless their frees are known to be complete: driver 580 crashes if a pool is destroyed earlier. Any thread.
 export class async_resource : public detail::owned_driver_pool<async_resource, mr::device_accessible> {
 public:
-  /// The memory is valid in the order of the stream it was given to.
+  /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
-  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, cuda_error with
-  /// CUDA_ERROR_NOT_SUPPORTED where the device has no such pools.
+  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, and cuda_error
+  /// (CUDA_ERROR_NOT_SUPPORTED if the device does not support such pools).
   explicit async_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
       : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::device, where, std::move(options)}} {}
 };

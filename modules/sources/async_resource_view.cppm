@@ -1,4 +1,4 @@
-// Device memory of a driver pool that is somebody else's.
+// async_resource_view: stream-ordered device memory from a driver pool that gpumem does not own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_resource_view;
 import :cuda;
@@ -9,27 +9,28 @@ import :resource;
 namespace gpumem {
 
 /// Allocates from a device's default pool, or from any pool of device memory by its handle, as async_resource does from
-/// its own. It owns nothing and changes nothing of the pool but what it is told to: the default pool's release
-/// threshold stays what it is, which is 0 unless somebody raised it. The pool has to outlive the view's blocks,
-/// and is destroyed when the host has seen their frees done. A block goes back through a view of the same pool: an
-/// async_resource is another resource, also over that pool.
+/// its own. A view does not own the pool, and changes its settings only on request: the release threshold of the
+/// default pool, for example, stays at the driver's 0 unless the program has raised it. The pool must outlive the
+/// view's blocks. Destroy it only after the host has seen their frees complete. A block must be freed through a view of
+/// the same pool; an async_resource that owns that pool is a different resource.
 ///
-/// A value; views of one pool are equal. Any thread.
+/// A value type; views of one pool are equal. Any thread.
 export class async_resource_view
     : public detail::driver_pool_base<async_resource_view, detail::driver_pool_view_state, mr::device_accessible> {
 public:
-  /// The memory is valid in the order of the stream it was given to.
+  /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
-  /// The device's default pool. Throws std::invalid_argument, cuda_error.
+  /// Uses the device's default pool. Throws std::invalid_argument and cuda_error.
   explicit async_resource_view(gpumem::device where = gpumem::device{0})
       : async_resource_view{detail::default_driver_pool(where)} {}
 
-  /// A pool of the device by its handle. Throws std::invalid_argument for a null handle, cuda_error.
+  /// Uses a pool of the device by its handle. Throws std::invalid_argument for a null handle, and cuda_error.
   async_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_resource_view{detail::foreign_driver_pool(pool, where)} {}
 
-  /// The pool from which cuMemAllocAsync allocates on the device now. Throws std::invalid_argument, cuda_error.
+  /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument and
+  /// cuda_error.
   static async_resource_view current(gpumem::device where) {
     return async_resource_view{detail::current_driver_pool(where)};
   }

@@ -1,4 +1,4 @@
-// Device memory straight from the driver, each block by a call of its own.
+// cuda_resource: device memory by cuMemAlloc, one driver call per block.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cuda_resource;
 import :cuda;
@@ -12,23 +12,23 @@ namespace detail {
 device_source& cuda_source(device where);
 } // namespace detail
 
-/// cuMemAlloc and cuMemFree of one device: memory usable on every stream at once, tens of microseconds a call. The
-/// driver aligns to 256 bytes; larger alignments over-allocate.
+/// Calls cuMemAlloc and cuMemFree on one device. The memory may be used on every stream at once; a call takes tens of
+/// microseconds. The driver aligns to 256 bytes; larger alignments over-allocate.
 ///
-/// A free waits on the host for the stream it is given. It does not rely on cuMemFree, which waits for the device too
-/// but makes no promise for every kind of memory. `deallocate_sync` waits for nothing but what cuMemFree waits for. A
-/// free on a capturing stream is kept until a call outside a capture can wait for the stream: any call for own and
-/// adopted streams, a call on the same stream for others.
-/// After the device is lost frees are bookkeeping.
+/// A free waits on the host for its stream. It does not rely on cuMemFree, which waits for the device as well but does
+/// not promise to for every kind of memory. `deallocate_sync` waits only as cuMemFree does. A free on a capturing
+/// stream is deferred to a call outside a capture: any call for own and adopted streams; for others a call on the same
+/// stream, or any call after an event shows that the stream's work is complete. After the device is lost, a free makes
+/// no driver call and only updates the statistics.
 ///
-/// Statistics: live and reserved bytes with their peaks, allocations, frees, failures; shared by all values of a
-/// device. A value; copies are equal; any thread.
+/// Statistics: live and reserved bytes and their peaks, allocations, frees, failures; common to all cuda_resource
+/// objects of a device. A value type; all objects of one device are equal. Any thread.
 export class cuda_resource : public resource_base<cuda_resource, detail::device_source, mr::device_accessible> {
 public:
-  /// Memory comes in stream order only in the sense that it is there for every stream.
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Throws std::invalid_argument, cuda_error.
+  /// Throws std::invalid_argument if the device does not exist, and cuda_error.
   explicit cuda_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::cuda_source(where)} {}
 
   friend bool operator==(cuda_resource const& a, cuda_resource const& b) noexcept { return a.state_ == b.state_; }

@@ -1,4 +1,4 @@
-// What the sources of one device share whose memory comes by plain calls of the driver.
+// The state of the resources that get each block by a driver call on one device.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:device_source;
 import :cuda;
@@ -11,16 +11,16 @@ import :stream;
 
 namespace gpumem::detail {
 
-// A kind of memory: two calls of the driver, made with the device current. All of them align to 256 bytes.
+// A kind of memory: its two driver calls, made with the device current. Each kind aligns to 256 bytes.
 struct driver_memory {
   char const* name;
   CUresult (*allocate)(CUdeviceptr* address, std::size_t bytes);
   CUresult (*free)(CUdeviceptr address);
 };
 
-// Returns the driver's answer to a call made with the device current. On a device that was reset or is lost, and in a
-// forked child, the call is not made, and the error that says so is returned. Such calls are no part of any graph:
-// without leave they would break a capture of another thread.
+// Makes a driver call with the device current and returns its result. If the device was reset or is lost, and in a
+// forked child, the call is not made and the error for that state is returned. The call is part of no graph, but
+// without relaxed_capture it would invalidate a global-mode capture of another thread.
 template <class Call> CUresult call_on(class device where, Call call) noexcept {
   try {
     where.require();
@@ -30,7 +30,7 @@ template <class Call> CUresult call_on(class device where, Call call) noexcept {
   } catch (cuda_error const& e) { return static_cast<CUresult>(e.status()); }
 }
 
-// One a kind and device, never destroyed: the resources are values.
+// One per kind and device. Never destroyed: the resources are values that point to it.
 class device_source final : public source_state {
 public:
   device_source(driver_memory const& kind, class device where) noexcept;

@@ -1,4 +1,4 @@
-// The driver's memory pools: what every resource over one does.
+// The state and the base classes of the resources that use a memory pool of the driver.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -19,29 +19,29 @@ namespace gpumem {
 namespace detail {
 
 enum class driver_pool_kind : unsigned char { device, managed, pinned };
-// The resource that holds pools of this kind.
+// Returns the name of the resource class that owns pools of this kind.
 char const* name_of(driver_pool_kind kind) noexcept;
 
-// A pool handle and where its memory is; owns nothing.
+// A pool handle and the device of its memory; does not own the pool.
 struct driver_pool {
   CUmemoryPool handle = nullptr;
   class device where;
-  // Its memory may be touched by the host at once, and so is given only when the host has seen it ready.
+  // The host may touch an allocation at once, so an allocation waits on the host until its memory is ready.
   bool host_ready = false;
   std::size_t limit = 0;
 };
 
-// Makes a pool as the options say. Throws cuda_error, std::invalid_argument; then there is none.
+// Creates a pool with the options. Throws cuda_error, out_of_memory, std::invalid_argument; then no pool remains.
 driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options);
 driver_pool default_driver_pool(class device where);
-// The one of managed or of pinned memory, which the device may reach. Throws cuda_error where the driver has none.
+// Returns the default pool of managed or of pinned memory and gives the device access to it. Throws cuda_error if the
+// driver has none.
 driver_pool default_driver_pool(driver_pool_kind kind, class device where);
 driver_pool current_driver_pool(class device where);
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
-// Allocates and frees in stream order. A default stream stands for the legacy stream, which is ordered with whatever
-// the handle meant to the caller. A free by identity on a foreign stream touches no handle: it is kept for the next
-// call that is given the stream.
+// Allocates and frees in stream order. Handle 0 is taken as the legacy stream, which is ordered with both streams that
+// the caller can mean. A free on a foreign stream without its handle is deferred to the next call on that stream.
 class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
@@ -56,13 +56,13 @@ public:
   std::size_t release_threshold();
 
 protected:
-  // Throws cuda_error, std::bad_alloc.
+  // Throws cuda_error and std::bad_alloc.
   driver_pool_state(char const* name, driver_pool const& pool);
   ~driver_pool_state() = default;
 
-  // Draws so much, and gives it back at once. Throws as throw_failure.
+  // Allocates `bytes` and frees them at once, so that the pool reserves them. Throws as throw_failure.
   void reserve(std::size_t bytes);
-  // Waits for what draws for the host have left behind, where one of them failed half-way.
+  // Waits for the free that allocate_ready() enqueued, if one of its waits failed.
   CUresult wait_for_allocations() noexcept;
 
 private:
@@ -81,9 +81,9 @@ private:
   std::atomic<bool> ready_pending_{false};
 };
 
-// An own pool: counted by its handles and blocks, and destroyed with the last. The driver promises to keep a destroyed
-// pool until its frees have run; driver 580 then crashes in whatever is called beside them or after them. So the host
-// waits for the streams that freed, but for those that it has seen complete.
+// A pool that gpumem owns. Its handles and live blocks are counted; the pool is destroyed with the last of them. The
+// driver promises to keep a destroyed pool until its frees have run, but driver 580 then crashes in later or concurrent
+// calls. So the host first waits for the streams that freed, except those whose frees it has seen complete.
 class async_state final : public driver_pool_state, public shared_state {
 public:
   async_state(driver_pool_kind kind, class device where, async_options options);
@@ -93,7 +93,7 @@ public:
   async_options const& options() const noexcept { return options_; }
 
 private:
-  // Destroys the pool where the rest of the construction fails.
+  // Destroys the pool if the rest of the construction throws.
   struct owned_pool {
     driver_pool pool;
     bool kept = false;
@@ -103,47 +103,47 @@ private:
   ~async_state() override;
 
   void freed_in_order(stream_key const& key, block_map::node_type given) noexcept override;
-  // False: not now, because of a capture somewhere; or the device is lost.
+  // Returns false if the wait was refused, because of a capture or because the device is lost.
   bool wait_for_frees() noexcept;
 
   async_options const options_;
   sync::mutex frees_mutex_;
-  block_map frees_; // the newest on each stream, by the stream's timeline
+  block_map frees_; // the newest free of each stream; the key is the stream's timeline
 };
 
-// A pool of somebody else. One a pool handle, never destroyed: views are values.
+// A pool that gpumem does not own. One state per pool handle. Never destroyed: views are values that point to it.
 class driver_pool_view_state final : public driver_pool_state {
 public:
   explicit driver_pool_view_state(driver_pool const& pool) : driver_pool_state{"async_resource_view", pool} {}
   static driver_pool_view_state& of(driver_pool const& pool);
 };
 
-/// What every resource over a driver pool has beyond the contract.
+/// Functions of every resource over a driver pool, beyond those of resource_base.
 export template <class Self, class State, class... Properties>
 class driver_pool_base : public resource_base<Self, State, Properties...> {
 public:
-  /// The driver's handle; it lives as long as the resource.
+  /// Returns the driver's handle, which is valid as long as the pool lives.
   CUmemoryPool handle() const noexcept { return pool().handle(); }
 
-  /// Asks the driver; throws cuda_error.
+  /// Asks the driver for the bytes reserved and used. Throws cuda_error.
   driver_pool_usage usage() const { return pool().usage(); }
-  /// Peaks start again at what there is now. Throws cuda_error.
+  /// Sets the peaks to the current values. Throws cuda_error.
   void reset_peaks() { pool().reset_peaks(); }
 
-  /// Lets another device read and write the pool's memory, or takes that back. Throws cuda_error.
+  /// Lets another device read and write the pool's memory, or revokes that. Throws cuda_error.
   void allow(gpumem::device peer) { pool().set_access(peer, true); }
   void forbid(gpumem::device peer) { pool().set_access(peer, false); }
-  /// Whether a device may read and write the pool's memory. Throws cuda_error.
+  /// Returns whether a device may read and write the pool's memory. Throws cuda_error.
   bool allows(gpumem::device peer) const { return pool().access(peer); }
 
-  /// The bytes beyond which the driver gives back what is not in use. Throws cuda_error.
+  /// Returns the reserved bytes above which the driver returns unused memory. Throws cuda_error.
   std::size_t release_threshold() const { return pool().release_threshold(); }
 
 private:
   State& pool() const noexcept { return static_cast<Self const&>(*this).state(); }
 };
 
-/// A shared handle of 8 bytes to an own pool.
+/// A shared handle of 8 bytes to a pool that gpumem owns.
 export template <class Self, class... Properties>
 class owned_driver_pool : public driver_pool_base<Self, async_state, Properties...> {
 public:

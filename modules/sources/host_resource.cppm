@@ -1,4 +1,4 @@
-// Pageable host memory.
+// host_resource: pageable host memory.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:host_resource;
 import :cuda;
@@ -14,7 +14,7 @@ namespace gpumem {
 
 namespace detail {
 
-// One a process, never destroyed. Of no device.
+// One per process, never destroyed. Belongs to no device.
 class host_state final : public source_state {
 public:
   host_state() noexcept;
@@ -30,12 +30,12 @@ private:
 
 } // namespace detail
 
-/// Pageable host memory by aligned operator new. The `_sync` forms need no device and no driver. Memory may be touched
-/// by the host, and by work on any stream that copies from or to it, as soon as it is given.
+/// Pageable host memory by aligned operator new. The `_sync` forms need no device and no driver. The host may touch the
+/// memory as soon as an allocation returns, and work on any stream may copy from and to it.
 ///
-/// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream. A free on a
-/// capturing stream is kept as cuda_resource keeps it. Statistics as cuda_resource's. A value; all are equal; any
-/// thread.
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. A free on a
+/// capturing stream is deferred as in cuda_resource. Statistics are those of cuda_resource. A value type; all objects
+/// are equal. Any thread.
 export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
 public:
   static constexpr bool stream_ordered = false;

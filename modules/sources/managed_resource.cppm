@@ -1,4 +1,4 @@
-// Managed memory straight from the driver: one address for the host and all devices.
+// managed_resource: managed memory by cuMemAllocManaged, one driver call per block.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:managed_resource;
 import :cuda;
@@ -12,13 +12,14 @@ namespace detail {
 device_source& managed_source(device where);
 } // namespace detail
 
-/// cuMemAllocManaged, attached to all streams: pages move to whoever touches them. Memory may be touched by the host
-/// and by work on any stream as soon as it is given; on devices without concurrent managed access not by the host while
-/// work runs. Alignments above 256 over-allocate.
+/// Managed memory, attached to all streams: one address for the host and all devices. Its pages move to the processor
+/// that touches them. The host, and work on any stream, may touch the memory as soon as an allocation returns; on
+/// devices without concurrent managed access the host may not touch it while work runs. Alignments above 256
+/// over-allocate.
 ///
-/// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream, as
-/// cuda_resource's does and host_resource's; captures, loss of the device, statistics as there. A value; copies are
-/// equal; any thread.
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Captures, loss
+/// of the device and statistics are as for cuda_resource. A value type; all objects of one device are equal. Any
+/// thread.
 export class managed_resource
     : public resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
@@ -26,7 +27,7 @@ export class managed_resource
 public:
   static constexpr bool stream_ordered = false;
 
-  /// Throws std::invalid_argument, cuda_error.
+  /// Throws std::invalid_argument if the device does not exist, and cuda_error.
   explicit managed_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::managed_source(where)} {}
 
   friend bool operator==(managed_resource const& a, managed_resource const& b) noexcept { return a.state_ == b.state_; }

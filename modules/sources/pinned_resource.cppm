@@ -1,4 +1,4 @@
-// Page-locked host memory straight from the driver.
+// pinned_resource: page-locked host memory by cuMemHostAlloc, one driver call per block.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pinned_resource;
 import :cuda;
@@ -12,13 +12,13 @@ namespace detail {
 device_source& pinned_source(device where);
 } // namespace detail
 
-/// cuMemHostAlloc, portable and mapped: host memory that every device reaches at the same address, and that copies to
-/// and from in the background. Memory may be touched by the host and by work on any stream as soon as it is given.
-/// Alignments above 256 over-allocate. For memory of one host node see async_pinned_resource.
+/// Page-locked host memory, portable and mapped: every device can access it at the same address, and copies from and to
+/// it are asynchronous. The host, and work on any stream, may touch the memory as soon as an allocation returns.
+/// Alignments above 256 over-allocate. For memory on one NUMA node see async_pinned_resource.
 ///
-/// The host may be given freed memory at once, so a stream-ordered free waits on the host for its stream, as
-/// cuda_resource's does and host_resource's; captures, loss of the device, statistics as there. A value; copies are
-/// equal; any thread.
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Captures, loss
+/// of the device and statistics are as for cuda_resource. A value type; all objects of one device are equal. Any
+/// thread.
 export class pinned_resource
     : public resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
@@ -26,7 +26,8 @@ export class pinned_resource
 public:
   static constexpr bool stream_ordered = false;
 
-  /// The device in whose context the memory is made. Throws std::invalid_argument, cuda_error.
+  /// Allocates in the primary context of the device. Throws std::invalid_argument if the device does not exist, and
+  /// cuda_error.
   explicit pinned_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::pinned_source(where)} {}
 
   friend bool operator==(pinned_resource const& a, pinned_resource const& b) noexcept { return a.state_ == b.state_; }

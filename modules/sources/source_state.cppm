@@ -1,4 +1,4 @@
-// What the sources share: their live blocks, alignment, and frees that wait for the stream.
+// The state common to all sources: live blocks, alignment, and deferred frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -15,20 +15,20 @@ import :sync;
 
 namespace gpumem::detail {
 
-// A state that draws each block by a call of its own and gives it back behind all work enqueued before the free: once
-// the host has seen it, where a source does not say otherwise. Knows its live blocks, so that misuse is found, and
-// keeps statistics. A free on a capturing stream cannot wait and cannot be given back: it is kept for the next call
-// outside a capture. So is one on another thread's default stream, until an event of that thread is complete. No free
+// Base of the states that get each block by one call and free it after all work enqueued before the free. Unless a
+// derived class overrides free_in_order(), the host waits for that work. Records the live blocks, to detect misuse, and
+// keeps statistics. A free on a capturing stream cannot wait for the stream, so it is deferred to the next call outside
+// a capture. A free on another thread's default stream is deferred until an event of that stream is complete. No free
 // allocates host memory. Any thread.
 class source_state {
 public:
-  // `natural` is the alignment that draw() gives unasked; above it blocks are over-allocated.
+  // `natural`: the alignment that allocate_memory() always gives; for larger alignments blocks are over-allocated.
   source_state(char const* name, std::size_t natural) noexcept : name_{name}, natural_{natural} {}
   source_state(source_state const&) = delete;
   source_state& operator=(source_state const&) = delete;
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  // False: a misuse was reported, and nothing happened.
+  // Returns false if it reported a misuse and freed nothing.
   bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   statistics read_statistics() noexcept;
 
@@ -45,11 +45,12 @@ protected:
   };
   using block_map = std::map<void*, block>; // its nodes move between maps without allocation
 
-  // Waits on the host for the stream, or asks where its handle may not be touched; then gives the block back. False:
-  // not now.
+  // Waits on the host for the stream and frees the block. If the handle may not be used, polls the stream's events
+  // instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
-  // Takes out the kept frees of the streams for which `which(stream_key)` holds; each ends with end_free().
+  // Removes and returns the deferred frees on the streams for which `which(stream_key)` holds. The caller passes each
+  // to end_free().
   template <class Which> block_map take_deferred(Which which) noexcept {
     sync::lock const held{mutex_};
     block_map taken;
@@ -61,24 +62,24 @@ protected:
     any_deferred_.store(!deferred_.empty(), std::memory_order_relaxed);
     return taken;
   }
-  // The block has gone back, and its node is the caller's; or it is kept for later, and there is none.
+  // Returns the node of a block that was freed (`gone`). Otherwise defers the free and returns an empty node.
   block_map::node_type end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept;
 
 private:
-  // Memory for the stream: usable by its work from now on; for the host key, by everybody.
+  // Returns memory that work enqueued on the stream from now on may use; for the host key, all streams and the host.
   virtual expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept = 0;
-  // False: not now, because of a capture somewhere.
+  // Frees memory of which all use is over. Returns false if a capture forbids that now.
   virtual bool free_memory(void* base, std::size_t alignment) noexcept = 0;
-  // Gives back a block behind the stream's work so far; false: not now.
+  // Frees a block after the work enqueued on the stream so far. Returns false if that is not possible yet.
   virtual bool free_in_order(stream_key const& key, block const& returned) noexcept {
     return free_after_wait(key, returned);
   }
-  // The block went back behind the stream's work.
+  // Called after free_in_order() freed the block; receives its node.
   virtual void freed_in_order(stream_key const&, block_map::node_type) noexcept {}
-  // Whether a kept free of one stream may be tried inside a call on another.
+  // Whether a call on the second stream may try a deferred free on the first.
   virtual bool may_free_inside(stream_key const&, stream_key const&) const noexcept { return true; }
-  // The device is gone for good.
+  // Called when the driver has reported an error after which the device cannot be used.
   virtual void mark_lost(stream_key const& key, CUresult error) noexcept = 0;
 
   bool track_live(void* pointer, block const& given) noexcept;
@@ -95,9 +96,9 @@ private:
   statistics counts_;
 };
 
-// What a driver's refusal of memory means.
+// Converts the error of a failed driver call into a failure.
 failure refusal_of(CUresult error, std::size_t bytes) noexcept;
-// Whether the driver refuses a call because of somebody's capture.
+// Whether the error says that a graph capture forbids the call.
 bool capture_forbids(CUresult error) noexcept;
 
 } // namespace gpumem::detail

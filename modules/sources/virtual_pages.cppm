@@ -1,4 +1,4 @@
-// Addresses of one device in a row, backed page by page with memory that can be given back, and moved.
+// virtual_pages: one address range of a device, backed by pages that can be mapped, unmapped and moved one by one.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -16,7 +16,7 @@ import :std;
 namespace gpumem {
 
 namespace extend {
-/// A run of addresses: how far from the first address of its source, and how long. Bytes.
+/// A run of addresses: its offset from the base of its source, and its length; both in bytes.
 export struct page_extent {
   std::size_t offset = 0;
   std::size_t bytes = 0;
@@ -25,27 +25,29 @@ export struct page_extent {
   friend bool operator==(page_extent const&, page_extent const&) = default;
 };
 
-/// A page: one physical allocation where it is mapped.
+/// A page: one physical allocation, and the addresses at which it is mapped.
 export struct page_info {
   page_extent where;
-  bool pinned = false;  ///< somebody outside relies on it: it neither moves nor goes
+  bool pinned = false;  ///< another library or process uses it, so it may not be moved or unmapped
   bool aliased = false; ///< the same memory is mapped at another offset too
 
   friend bool operator==(page_info const&, page_info const&) = default;
 };
 
-/// What a pool can draw from page by page instead of chunk by chunk. Offsets count from base(), in units of
-/// granularity(); everything mapped is usable by every stream at once.
+/// An upstream from which a pool maps single pages. Offsets are bytes from base(), in multiples of granularity(). All
+/// mapped memory may be used by every stream at once.
 ///
-/// - To grow by `n` bytes: `map(*find_extent(n), n)`. find_extent() gives the smallest hole that unmapping left and
-/// that is large
-///   enough, then the end, so that the source stays in one piece. A pool whose last range is free and reaches up to
-///   mapped_end() maps only what is missing, at mapped_end(), and has both in one range.
-/// - Memory goes back in whole pages: page_of() tells where the one begins and ends that holds an address; a range that
-///   ends inside a page keeps it.
-/// - Free memory moves under a miss: alias() maps a wholly free page at a second offset, with no wait; unmap() of the
-///   first offset follows once the host has seen complete whatever used the page there. Order tags go with the page.
-/// - mapped_bytes() is what the device holds for the source.
+/// - To grow by `n` bytes, call `map(*find_extent(n), n)`. find_extent() returns the smallest hole that holds `n`
+/// bytes;
+///   without one it returns mapped_end(), so that the mapped addresses stay together. If the last range of the pool is
+///   free and ends at mapped_end(), the pool maps only the missing bytes there, and both form one range.
+/// - Memory is unmapped in whole pages. page_of() returns the page that holds an address; a page of which only a part
+/// is
+///   free stays mapped.
+/// - Free pages can be moved to where memory is needed. alias() maps a wholly free page at a second offset, without a
+///   wait; unmap() of the first offset follows once the host has seen all use of the page there complete. The stream
+///   uses of the page stay with it.
+/// - mapped_bytes() is the physical memory that the source holds.
 export template <class S>
 concept page_source = requires(S& source, S const& seen, std::size_t n, void const* address) {
   { seen.base() } noexcept -> std::same_as<void*>;
@@ -63,109 +65,108 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
 
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
-  /// How many to reserve; 0: eight times the memory of the device, or half as many as long as they are not to be had.
+  /// Addresses to reserve; 0: eight times the memory of the device, halved while the driver refuses (down to one time).
   std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
-  bool exportable = false;        ///< pages may be handed to other processes
+  bool exportable = false;        ///< pages may be exported to other processes
   bool rdma = false;              ///< network devices may reach the memory
 
-  /// Called with each run of addresses that was mapped, and before one is unmapped: for whoever registers memory (NCCL,
-  /// UCX). False, or an exception, refuses a mapping, which is then undone; on_unmapping may not throw. Called inside
-  /// map(), alias(), unmap() and the destructor: they may not call the source, nor take the lock that guards it. On a
-  /// lost device nobody is told.
+  /// `on_mapped` is called after each mapping, `on_unmapping` before each unmapping: for libraries that register memory
+  /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping may not throw. Both run
+  /// inside map(), alias(), move(), unmap() and the destructor, so they may not call the source or take the lock that
+  /// guards it. They are not called on a lost device.
   std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
   std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
 };
 
 namespace detail {
-/// What pages are multiples of, on every device so far; a device that wants more rounds up. Bytes.
+/// The granularity of pages on all known devices; rounded up on a device with a larger one. Bytes.
 export inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
-/// Larger ones are rarely free as a whole, and only where memory is spent on speed; bytes.
+/// The largest page that virtual_pages chooses by itself: larger pages are rarely free as a whole. Bytes.
 export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 } // namespace detail
 
 namespace extend {
-/// Virtual memory of one device, as a page source. Addresses are reserved at construction and never move; they cost no
-/// memory. On an H200 a page took some 27 µs to make, 33 µs to move and 21 µs to give back, whatever its size; so pages
-/// grow with what is mapped, next_page_size(), unless the owner knows better.
+/// Virtual memory of one device, as a page source. Its addresses are reserved at construction and cost no memory. On an
+/// H200 it took about 27 µs to create a page, 33 µs to move one and 21 µs to release one, whatever its size. So the
+/// page size grows with the mapped bytes (see next_page_size()) unless the caller names one.
 ///
-/// No call waits for the device. Unmapping, and moving, want that the *host* has seen complete all work that uses the
-/// addresses: an order between streams is not enough. That is the caller's duty.
+/// No call waits for the device. Before it unmaps or moves pages, the caller must make sure that the *host* has seen
+/// all work on their addresses complete; an order between streams is not enough.
 ///
-/// Guarded by its owner: one call at a time, and no other call beside map(), unmap(), alias(), move(), pin() or
-/// unpin(). The owner need not hold a lock for that where it lets only one thread grow and shrink.
+/// Not thread-safe: the owner makes one call at a time, and no call at all during map(), unmap(), alias(), move(),
+/// pin() or unpin(). It needs no lock for that if only one of its threads grows and shrinks the source.
 ///
-/// Failures leave everything as it was: exhausted (no memory, or no addresses: too_large), device_lost, driver_error,
-/// and invalid_argument for what the caller got wrong. On a lost device, and once the driver is gone, unmap() and the
-/// destructor are bookkeeping.
+/// A call that fails changes nothing. Failures: exhausted (no memory), too_large (no addresses), device_lost,
+/// driver_error, and invalid_argument for wrong arguments. On a lost device, and while the process exits, unmap() and
+/// the destructor make no driver calls.
 export class virtual_pages {
 public:
-  /// Throws cuda_error with CUDA_ERROR_NOT_SUPPORTED where the device has no virtual memory or not what the options
-  /// want of it, std::invalid_argument for a peer that cannot reach the device, cuda_error.
+  /// Throws std::invalid_argument for a peer that cannot access the device or too large an address space, and
+  /// cuda_error (CUDA_ERROR_NOT_SUPPORTED if the device lacks virtual memory or an option's feature).
   explicit virtual_pages(gpumem::device where = gpumem::device{0}, virtual_pages_options options = {});
   virtual_pages(virtual_pages const&) = delete;
   virtual_pages& operator=(virtual_pages const&) = delete;
-  /// Gives all memory back; nothing may use it any more, pinned or not.
+  /// Releases all memory, pinned pages too; no work may use it any more.
   ~virtual_pages();
 
-  /// Whether the device has virtual memory; false where it cannot be asked.
+  /// Returns whether the device has virtual memory; false if the driver cannot be asked.
   static bool supported(gpumem::device where) noexcept;
 
   gpumem::device where() const noexcept { return device_; }
   void* base() const noexcept { return reinterpret_cast<void*>(base_); }
-  /// How many bytes of addresses there are.
+  /// Returns the reserved addresses, in bytes.
   std::size_t address_space() const noexcept { return address_space_; }
-  /// What offsets, and the sizes of pages, are multiples of.
+  /// Offsets and page sizes are multiples of this; bytes.
   std::size_t granularity() const noexcept { return granularity_; }
   std::size_t round_up(std::size_t bytes) const noexcept;
 
-  /// Physical memory held, in bytes; a page that is mapped twice counts once.
+  /// Returns the physical memory held, in bytes; a page that is mapped twice counts once.
   std::size_t mapped_bytes() const noexcept { return mapped_bytes_; }
-  /// From here on nothing is mapped.
+  /// Returns the offset after the last mapped page.
   std::size_t mapped_end() const noexcept;
-  /// How many pages are mapped; each alias is one more.
+  /// Returns the number of mapped pages; each alias counts as one.
   std::size_t pages() const noexcept { return pages_.size(); }
-  /// The size of a page made now: 1/128 of what is mapped, between 2 and 32 MiB.
+  /// Returns the size of a page created now: 1/128 of the mapped bytes, between 2 and 32 MiB.
   std::size_t next_page_size() const noexcept;
 
-  /// Where `bytes` can be mapped: in the smallest hole that is large enough, else at mapped_end(); none where the
-  /// addresses are used up.
+  /// Returns the offset at which `bytes` can be mapped: the smallest hole that is large enough, otherwise mapped_end();
+  /// none if too few addresses are left.
   std::optional<std::size_t> find_extent(std::size_t bytes) const noexcept;
 
-  /// Backs a run of addresses at which nothing is mapped with new pages, readable and writable by the device and its
-  /// peers. `bytes` are rounded up to the granularity. Pages are of next_page_size() bytes, or of `page` bytes where
-  /// that is given (a multiple of the granularity; `bytes` makes one page of all); the last one may be smaller. All of
-  /// it, or nothing.
+  /// Maps new pages, readable and writable by the device and its peers, at a run of unmapped addresses. Rounds `bytes`
+  /// up to the granularity. Pages have next_page_size() bytes, or `page` bytes if that is not 0; the last one may be
+  /// smaller. `page` is a multiple of the granularity; one page is made if it covers the run. Maps all or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
-  /// Unmaps a run of whole pages; their memory goes back to the device unless it is mapped elsewhere too. False, and
-  /// nothing is done, where the run is not made of whole pages or one of them is pinned. What the driver does not let
-  /// go is kept, counted, and tried again with the next call. Allocates no host memory.
+  /// Unmaps a run of whole pages and releases their memory, unless it is also mapped at another offset. Returns false,
+  /// and does nothing, if the run does not consist of whole pages or one of them is pinned. Pages that the driver
+  /// refuses to unmap or release still count as mapped; the next call tries them again. Allocates no host memory.
   bool unmap(std::size_t offset, std::size_t bytes) noexcept;
 
-  /// Maps the page that begins at `offset` at a second place too: both show the same bytes.
+  /// Maps the page that starts at `offset` at `to` as well: both addresses show the same bytes.
   expected<page_extent, failure> alias(std::size_t offset, std::size_t to) noexcept;
 
-  /// Moves the memory of runs of whole pages, which do not overlap and none of which is pinned, to addresses side by
-  /// side, in that order: all of it, or nothing. The host has seen all work complete that uses the pages where they
-  /// are.
+  /// Moves the memory of runs of whole pages to adjacent addresses from `to` on, in the order of the runs; all or
+  /// nothing. The runs may not overlap, and no page may be pinned. The host must have seen all work on their old
+  /// addresses complete.
   expected<page_extent, failure> move(std::span<page_extent const> runs, std::size_t to) noexcept;
-  /// The same of the page that begins at `offset`.
+  /// Moves the page that starts at `offset`, as above.
   expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
 
-  /// The page in which the address lies, if one is mapped there.
+  /// Returns the page that holds the address, if one is mapped there.
   std::optional<page_info> page_of(void const* address) const noexcept;
 
-  /// Keeps the pages of a run of addresses where they are, until as many calls of unpin(). False, and nothing is
-  /// pinned, where a part of the run is not mapped.
+  /// Forbids to unmap, move or alias the pages of a run of addresses. Each pin() needs its own unpin(). Returns false,
+  /// and pins nothing, if a part of the run is not mapped.
   bool pin(void const* address, std::size_t bytes) noexcept;
   void unpin(void const* address, std::size_t bytes) noexcept;
 
-  /// A file descriptor by which another process can map the page in which the address lies; the caller closes it. The
-  /// page is pinned: unpin() it when nobody else has it mapped any more.
+  /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
+  /// Pins the page: call unpin() when no other process has it mapped any more.
   expected<int, failure> export_page(void const* address) noexcept;
 
-  /// Visits every page in order: `visit(page_info)`.
+  /// Calls `visitor(page_info)` for every page, in the order of addresses.
   template <class Visit> void visit(Visit visitor) const {
     for (auto const& [offset, page] : pages_) visitor(info_of(offset, page));
   }
@@ -173,14 +174,14 @@ public:
 private:
   struct memory {
     CUmemGenericAllocationHandle handle = 0;
-    bool held = false; // the handle is
+    bool held = false; // `handle` is valid and counted in mapped_bytes_
     std::size_t bytes = 0;
     unsigned mappings = 0;
     unsigned pins = 0;
   };
   struct mapped_page {
     std::shared_ptr<memory> of;
-    bool mapped = false; // false in between: while it is made, and where its memory could not be released
+    bool mapped = false; // false while it is made, and if it was unmapped but its memory could not be released
   };
   using page_map = std::map<std::size_t, mapped_page>; // by offset; nodes move between maps without allocation
   using page_span = std::ranges::subrange<page_map::const_iterator>;
@@ -214,9 +215,9 @@ private:
   std::size_t address_space_ = 0;
   std::size_t granularity_ = 0;
   std::size_t mapped_bytes_ = 0;
-  bool full_ = false; // the device was, when it was last asked for a page
+  bool full_ = false; // the device had no memory for the last page that was created
   page_map pages_;
-  unreleased_map unreleased_; // what the driver has not let go yet
+  unreleased_map unreleased_; // pages that the driver refused to unmap or release; tried again
 };
 } // namespace extend
 

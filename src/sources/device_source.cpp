@@ -1,4 +1,4 @@
-// Blocks of one device, each by a call of the driver.
+// Gets and returns each block by a driver call on one device.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// Blocks of a driver pool, from the stream that asks to the stream that frees.
+// Allocations from a driver pool, frees to it, and the end of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -32,7 +32,7 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
-// Memory that the host wants to see ready is drawn on a stream of its own. One a device, never destroyed.
+// Returns the stream for allocations that the host waits for. One per device, never destroyed.
 stream& ready_stream(device where) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
@@ -40,13 +40,13 @@ stream& ready_stream(device where) {
   return streams->try_emplace(where.ordinal(), where).first->second;
 }
 
-// With its device current, as at every other change of a pool.
+// Destroys the pool with its device current, as for every other change of a pool.
 void destroy(CUmemoryPool pool, device where) noexcept {
   call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
 }
 
-// The handle that stands for the key's stream on any thread, or none: a foreign handle lives only inside the call that
-// was given it.
+// Returns a handle that names the key's stream on any thread. Returns none for the host, and for a foreign stream
+// outside a call that was given its handle, which may have been destroyed.
 std::optional<CUstream> stream_for(stream_key const& key) noexcept {
   switch (key.timeline().kind()) {
   case stream_kind::host: return std::nullopt;
@@ -57,11 +57,11 @@ std::optional<CUstream> stream_for(stream_key const& key) noexcept {
   }
 }
 
-// A capture of these was asked for when the stream was identified.
+// Whether identify() has already asked the driver if the stream captures.
 bool capture_known(stream_key const& key) noexcept { return key.has_handle() && !key.timeline().owns_handle(); }
 
-// What the driver says of a call on the key's stream; of a stream that captures, that it may not be. Only a default
-// stream is of whatever context is current.
+// Makes a driver call on the key's stream and returns its result. If the stream captures, makes no call and returns an
+// error of capture. Default streams depend on the current context, so theirs is made current.
 template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
   bool const by_context = on == CU_STREAM_LEGACY || on == CU_STREAM_PER_THREAD;
   if (by_context) {
@@ -124,7 +124,7 @@ bool driver_pool_state::free_in_order(stream_key const& key, block const& return
   return !capture_forbids(pool_.where.interpret(result));
 }
 
-// Of memory of a pool the driver takes the caller's word that all use is over.
+// For memory of a pool, cuMemFree relies on the caller that all use is over.
 bool driver_pool_state::free_memory(void* base, std::size_t) noexcept {
   if (pool_.where.lost()) return true;
   auto const result = call_on(pool_.where, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(base)); });
@@ -140,7 +140,7 @@ void driver_pool_state::mark_lost(stream_key const&, CUresult error) noexcept { 
 void driver_pool_state::reserve(std::size_t bytes) {
   auto const allocated = allocate_ready(bytes);
   if (!allocated) throw_failure(allocated.error());
-  // Waited for: until then the driver counts it as used.
+  // Waits for the free: until it has run, the driver counts the memory as used.
   check(call_on(pool_.where,
                 [&] {
                   auto const freed = driver().mem_free_async(reinterpret_cast<CUdeviceptr>(*allocated), ready_.get());
@@ -160,7 +160,7 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
 async_state::owned_pool::~owned_pool() {
   if (kept) return;
   call_on(pool.where,
-          [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); }); // a draw that failed
+          [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); }); // an allocation that failed
   destroy(pool.handle, pool.where);
 }
 
@@ -173,7 +173,7 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
   made.kept = true;
 }
 
-// A pool that cannot be waited for is kept by the process, with no more memory than what is under way.
+// If the host cannot wait for the frees, the pool is never destroyed, only trimmed to the memory still in use.
 async_state::~async_state() {
   if (!driver_alive() || where().lost()) return;
   if (wait_for_frees()) {
@@ -183,12 +183,12 @@ async_state::~async_state() {
   }
 }
 
-// The block's node stands for the stream's frees from now on: nothing is allocated.
+// Keeps the newest free of each stream for the destructor's wait. Reuses the block's node, so it allocates nothing.
 void async_state::freed_in_order(stream_key const& key, block_map::node_type given) noexcept {
   if (key.is_host()) return;
   given.key() = &key.timeline();
   given.mapped().freed_on = key.by_identity();
-  given.mapped().freed_at = key.end_use(given.mapped().allocated, true); // the end of the pool waits for it
+  given.mapped().freed_at = key.end_use(given.mapped().allocated, true); // always records: the destructor waits for it
   sync::lock const held{frees_mutex_};
   frees_.erase(given.key());
   frees_.insert(std::move(given));

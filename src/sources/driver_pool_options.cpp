@@ -1,4 +1,4 @@
-// Making a driver pool as the options say, and what it tells of itself.
+// Creates driver pools from options; reads and sets their attributes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -36,12 +36,12 @@ void check_options(driver_pool_kind kind, async_options const& options) {
   };
   refuse_if(options.limit != 0 && options.initial_size > options.limit, "the initial size is above the limit");
   refuse_if(options.initial_size > options.release_threshold, "the initial size is above the release threshold");
-  refuse_if(options.numa_node < -1, "a host node is a number from 0");
-  refuse_if(options.numa_node != -1 && kind != driver_pool_kind::pinned, "only pinned memory is on a host node");
+  refuse_if(options.numa_node < -1, "numa_node is below -1");
+  refuse_if(options.numa_node != -1 && kind != driver_pool_kind::pinned, "numa_node is only for pinned memory");
   refuse_if(kind != driver_pool_kind::device && options.exported_as != export_handle::none,
-            "only device memory is exported");
+            "only device memory can be exported");
   refuse_if(kind != driver_pool_kind::device && options.hardware_decompression,
-            "only device memory serves decompression");
+            "hardware_decompression is only for device memory");
 }
 
 CUmemLocation location_of(driver_pool_kind kind, device where, async_options const& options) {
@@ -66,8 +66,8 @@ CUmemoryPool create(driver_pool_kind kind, device where, async_options const& op
   auto const result = driver().mem_pool_create(&made, &properties);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_failure(refusal_of(result, options.initial_size));
   if (result != CUDA_SUCCESS) {
-    auto const text = std::string{"gpumem: device "} + std::to_string(where.ordinal()) + " makes no driver pool for " +
-                      name_of(kind) + " with these options";
+    auto const text = std::string{"gpumem: device "} + std::to_string(where.ordinal()) +
+                      " cannot create a driver pool for " + name_of(kind) + " with these options";
     throw_cuda_error(result, text.c_str());
   }
   return made;
@@ -94,7 +94,7 @@ void apply(driver_pool_kind kind, driver_pool const& made, async_options const& 
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, options.reuse_after_events);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, options.reuse_completed);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, options.reuse_by_inserted_waits);
-  // Memory of the host is at first the host's alone; managed memory is everybody's.
+  // Pinned memory is at first accessible to the host only; managed memory is accessible to all devices.
   if (kind == driver_pool_kind::pinned) give_access(pool, made.where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   for (auto const peer : options.peers) {
     if (kind != driver_pool_kind::managed && peer != made.where) {
@@ -155,7 +155,7 @@ driver_pool current_driver_pool(class device where) {
 }
 
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready) {
-  if (!handle) throw std::invalid_argument{"gpumem: a view needs the handle of a driver pool"};
+  if (!handle) throw std::invalid_argument{"gpumem: the handle of the driver pool is null"};
   return {handle, where, host_ready};
 }
 
@@ -165,7 +165,7 @@ std::size_t driver_pool_state::trim(std::size_t keep) {
   auto const before = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
   check(driver().mem_pool_trim_to(handle(), keep), "cuMemPoolTrimTo");
   auto const after = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  return before - std::min(before, after); // others may have drawn meanwhile
+  return before - std::min(before, after); // other threads may have allocated meanwhile
 }
 
 driver_pool_usage driver_pool_state::usage() {
@@ -210,7 +210,7 @@ statistics driver_pool_state::read_statistics() noexcept {
     now.allocated = told.used;
     now.reserved = told.reserved;
     now.peak_reserved = told.peak_reserved;
-  } catch (cuda_error const&) { // the source's own counts stand in
+  } catch (cuda_error const&) { // keeps the counts of source_state
   }
   return now;
 }

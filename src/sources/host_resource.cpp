@@ -1,4 +1,4 @@
-// Host memory by aligned operator new.
+// host_resource: its state, and memory by aligned operator new.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -49,7 +49,7 @@ bool host_state::free_memory(void* base, std::size_t alignment) noexcept {
 void host_state::mark_lost(stream_key const& key, CUresult error) noexcept {
   try {
     device{key.timeline().device()}.mark_lost(error);
-  } catch (...) { // its driver is gone too: nobody is left to be told
+  } catch (...) { // the driver has been unloaded too, so there is no device to mark
   }
 }
 

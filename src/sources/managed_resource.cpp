@@ -1,4 +1,4 @@
-// Managed memory by cuMemAllocManaged.
+// managed_resource: its two driver calls.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

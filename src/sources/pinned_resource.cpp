@@ -1,4 +1,4 @@
-// Page-locked memory by cuMemHostAlloc.
+// pinned_resource: its two driver calls.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

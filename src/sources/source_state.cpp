@@ -1,4 +1,4 @@
-// Blocks of a source, from the driver to the user and back.
+// Allocations and frees of a source, and its deferred frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -46,7 +46,7 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
 bool source_state::track_live(void* pointer, block const& given) noexcept try {
   sync::lock const held{mutex_};
   if (auto const [at, fresh] = live_.try_emplace(pointer, given); !fresh) {
-    counts_.live -= at->second.bytes; // what was here went when its device was reset
+    counts_.live -= at->second.bytes; // the old block is from before a reset of its device
     counts_.reserved -= at->second.allocated;
     at->second = given;
   }
@@ -89,7 +89,8 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
   return {};
 }
 
-// Without the handle of a stream that may die only an event tells that its work is over: the use ends here.
+// Without the handle of a stream that may die, only an event shows that its work is complete. So its use ends here,
+// before the free is tried.
 void source_state::dispose(stream_key const& key, block_map::node_type returned) noexcept {
   auto& freed = returned.mapped();
   if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
@@ -105,7 +106,8 @@ source_state::block_map::node_type source_state::end_free(stream_key const& key,
     counts_.reserved -= returned.mapped().allocated;
     return returned;
   }
-  // The timeline serves no other stream before an event that covers this use is complete.
+  // With its epoch the free can outlive the stream: the timeline gets no new stream before an event of that epoch is
+  // complete.
   auto& kept = returned.mapped();
   if (kept.freed_at == 0) kept.freed_at = key.end_use(kept.allocated);
   kept.freed_on = key.by_identity();
@@ -123,14 +125,14 @@ bool source_state::free_after_wait(stream_key const& key, block const& returned)
   }
   auto const waited = key.wait_on_host();
   if (is_sticky(waited)) {
-    mark_lost(key, waited); // no work runs there any more
+    mark_lost(key, waited); // no work runs on a lost device, so the block can be freed
   } else if (waited != CUDA_SUCCESS) {
     return false;
   }
   return free_memory(returned.base, returned.alignment);
 }
 
-// Inside a call on the same stream its handle may be touched.
+// A deferred free on the stream of this call may use its handle; other frees go without one.
 void source_state::run_deferred_frees(stream_key const& now) noexcept {
   if (!any_deferred_.load(std::memory_order_relaxed)) return;
   auto waiting = take_deferred([&](stream_key const& freed_on) { return may_free_inside(freed_on, now); });

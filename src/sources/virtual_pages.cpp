@@ -1,4 +1,4 @@
-// Reserving the addresses of virtual pages, and what is known of them.
+// virtual_pages: reserves the addresses, finds pages and holes, and pins pages.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -23,11 +23,12 @@ import :driver;
 namespace gpumem {
 namespace {
 
-// Pages that grow with what is mapped: small ones cost calls, large ones keep memory for the sake of one small block.
+// A new page has 1/page_fraction of the mapped bytes. Small pages cost driver calls; a large page stays mapped for the
+// sake of one small block.
 inline constexpr std::size_t page_fraction = 128;
-// Addresses beyond the memory there can be, for moving pages leaves holes. They cost nothing: 5 us to reserve on an
-// H200, for its memory once or 64 times. Of twice the memory no hole was left for the largest blocks of a recorded
-// trace after thirty passes, two thirds of it live.
+// Reserved addresses as a multiple of the device's memory, since moved pages leave holes. Addresses cost no memory; on
+// an H200, reserving them takes 5 us for 1 or 64 times its memory. With 2 times the memory, two thirds of it live, 30
+// passes of a recorded trace left no hole for its largest blocks.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {
@@ -43,7 +44,7 @@ bool has(device where, CUdevice_attribute what) {
 
 CUmemAllocationProp properties_of(device where, virtual_pages_options const& options) {
   if (!has(where, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
-    refuse(where, "virtual memory: a pool needs an upstream there, as in pool_resource{cuda_resource{device}}");
+    refuse(where, "virtual memory; give the pool an upstream, as in pool_resource{cuda_resource{device}}");
   }
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -56,7 +57,7 @@ CUmemAllocationProp properties_of(device where, virtual_pages_options const& opt
   }
   if (options.rdma) {
     if (!has(where, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
-      refuse(where, "virtual memory that network devices reach");
+      refuse(where, "virtual memory that network devices can access");
     }
     properties.allocFlags.gpuDirectRDMACapable = 1;
   }
@@ -74,7 +75,7 @@ std::vector<CUmemAccessDesc> rights_of(device where, std::vector<device> const& 
     check(driver().device_can_access_peer(&can, peer.ordinal(), where.ordinal()), "cuDeviceCanAccessPeer");
     if (can == 0) {
       throw std::invalid_argument{"gpumem: device " + std::to_string(peer.ordinal()) +
-                                  " cannot reach the memory of device " + std::to_string(where.ordinal())};
+                                  " cannot access the memory of device " + std::to_string(where.ordinal())};
     }
     rights.push_back(right(peer));
   }
@@ -124,7 +125,7 @@ bool virtual_pages::supported(class device where) noexcept {
   } catch (cuda_error const&) { return false; }
 }
 
-// No call may be made any more, or none would be heard.
+// No driver call may be made while the process exits, and on a lost device every call fails.
 bool virtual_pages::is_gone() const noexcept { return !driver_alive() || device_.lost(); }
 
 std::size_t virtual_pages::round_up(std::size_t bytes) const noexcept {
@@ -192,7 +193,7 @@ std::optional<page_info> virtual_pages::page_of(void const* address) const noexc
   return info_of(found->first, found->second);
 }
 
-// How many pages hold the bytes; 0 where one of them is missing.
+// Returns the number of pages that hold the bytes; 0 if a part of them is not mapped.
 std::size_t virtual_pages::pages_in(void const* address, std::size_t bytes) const noexcept {
   auto at = find_containing(address);
   if (bytes == 0 || at == pages_.end()) return 0;

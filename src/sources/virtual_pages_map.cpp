@@ -1,4 +1,4 @@
-// Mapping, unmapping and moving pages; what fails midway is undone.
+// virtual_pages: maps, unmaps, aliases, moves and exports pages. A call that fails midway is undone.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -34,7 +34,7 @@ template <class Call> CUresult virtual_pages::on_device(Call call) noexcept {
   return detail::call_on(device_, call);
 }
 
-// Granted, or why nothing can be mapped there.
+// Returns granted if pages can be mapped at the run, otherwise the reason.
 outcome virtual_pages::refusal(page_extent run) const noexcept {
   if (is_gone()) return outcome::device_lost;
   if (run.bytes == 0 || run.offset % granularity_ != 0) return outcome::invalid_argument;
@@ -44,14 +44,14 @@ outcome virtual_pages::refusal(page_extent run) const noexcept {
 
 expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_t bytes, std::size_t page) noexcept {
   retry_unreleased();
-  // A run that ends beyond the addresses is too large before it is rounded.
+  // Rounding up a size beyond the address space could overflow; refusal() finds it too large.
   page_extent const run{offset, bytes > address_space_ ? bytes : round_up(bytes)};
   auto const why = page % granularity_ != 0 ? outcome::invalid_argument : refusal(run);
   if (why != outcome::granted) return refused(why, bytes, device_.lost_error());
   try {
     auto pages = planned(run, page != 0 ? page : next_page_size());
-    // A device that has just been full is first asked for everything at once: where it refuses, that is one call, and
-    // pages that come and go again would be many.
+    // If the device had no memory at the last attempt, first try all bytes as one page: a refusal then costs one call,
+    // while creating and undoing single pages would cost many.
     if (full_ && pages.size() > 1 && !has_memory(planned(run, run.bytes))) {
       return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
@@ -104,7 +104,7 @@ expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size
   return move({&run, 1}, to);
 }
 
-// The pages to be made. Throws std::bad_alloc.
+// Returns the pages to be created. Throws std::bad_alloc.
 virtual_pages::page_map virtual_pages::planned(page_extent run, std::size_t page) const {
   page_map made;
   for (auto at = run.offset; at < run.end();) {
@@ -132,11 +132,11 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
   }
   if (entered != CUDA_SUCCESS) result = entered;
   result = device_.interpret(result);
-  if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // the listener did not want it
+  if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // on_mapped refused it
   return unexpected<failure>{detail::refusal_of(result, requested)};
 }
 
-// Whether the device has memory for a page.
+// Returns whether the device has memory for the page: creates it and releases it again.
 bool virtual_pages::has_memory(page_map page) noexcept {
   auto result = CUDA_SUCCESS;
   on_device([&] {
@@ -178,10 +178,10 @@ CUresult virtual_pages::attach(std::size_t offset, mapped_page& at) noexcept {
 bool virtual_pages::notify_mapped(page_extent run) const noexcept {
   try {
     return !options_.on_mapped || options_.on_mapped(reinterpret_cast<void*>(base_ + run.offset), run.bytes);
-  } catch (...) { return false; } // whatever it was, the memory is not wanted
+  } catch (...) { return false; } // any exception refuses the mapping
 }
 
-// The pages of which it is made; none where it is not made of whole ones.
+// Returns the pages of the run; an empty span if it does not consist of whole pages.
 virtual_pages::page_span virtual_pages::made_of(page_extent run) const noexcept {
   auto const first = pages_.find(run.offset);
   auto last = first;
@@ -205,7 +205,7 @@ bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
   return true;
 }
 
-// Unmaps a page, and lets its memory go with its last mapping; false: not now.
+// Unmaps a page and, after its last mapping, releases its memory. Returns false if the driver refuses.
 bool virtual_pages::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
   auto const done = [this](CUresult result) { return device_.interpret(result) == CUDA_SUCCESS; };
@@ -221,7 +221,7 @@ bool virtual_pages::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   return true;
 }
 
-// Drops them all; what does not go stays in `unreleased_`.
+// Unmaps all pages; pages that the driver refuses to unmap or release move to `unreleased_`.
 void virtual_pages::unmap_all(page_map& leaving) noexcept {
   on_device([&] {
     for (auto at = leaving.begin(); at != leaving.end();)

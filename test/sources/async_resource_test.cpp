@@ -161,7 +161,7 @@ TEST_F(async_resource, unsupported_options_are_reported) {
     ADD_FAILURE() << "a pool was made";
   } catch (gpumem::cuda_error const& e) {
     EXPECT_EQ(static_cast<CUresult>(e.status()), CUDA_ERROR_NOT_SUPPORTED);
-    EXPECT_NE(std::string{e.what()}.find("device 1 makes no driver pool for async_resource"), std::string::npos)
+    EXPECT_NE(std::string{e.what()}.find("device 1 cannot create a driver pool for async_resource"), std::string::npos)
         << e.what();
   }
   simulator::fail_call("cuMemPoolCreate", 1, CUDA_ERROR_NOT_SUPPORTED);
