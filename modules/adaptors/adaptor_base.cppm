@@ -1,4 +1,4 @@
-// What adaptors share: the upstream they hold, the forwarding to it, and the moments at which they act.
+// The base classes of all adaptors: they hold the upstream, forward calls to it, and call the adaptor's hooks.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:adaptor_base;
 import :cuda;
@@ -16,14 +16,15 @@ namespace gpumem {
 
 namespace detail {
 
-// A resource of gpumem's whose state is known by type: calls go straight to it.
+// A gpumem resource whose state has a known type, so that calls need no table of function pointers.
 template <class R>
 concept transparent_resource = requires(R& r) {
   typename R::state_type;
   { r.services() } -> std::same_as<services_handle>;
 } && resource_state<typename R::state_type>;
 
-// An upstream and the way to its state: without a table where its type tells the state.
+// Holds an upstream and calls its state: through its services table, or directly if it is a transparent_resource
+// (below).
 template <class Upstream> class upstream_access {
 public:
   explicit upstream_access(Upstream upstream)
@@ -37,7 +38,7 @@ public:
   }
   inline std::optional<device> where() const noexcept { return device_; }
 
-  // Whether it can let requests wait shows only now; one that cannot answers at once.
+  // Only the table of an erased upstream shows whether requests can wait there. If not, admit() answers at once.
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept {
     if (can_wait()) return services_.table->admit(services_.state, &item);
@@ -110,9 +111,9 @@ private:
   state_type* state_;
 };
 
-// The state of an adaptor. `Derived` acts at three moments, each noexcept: on_grant (after upstream gave, also to a
-// request that waited), on_free (before upstream takes back: another thread may have the memory at once afterwards),
-// on_failure. Lives until its last handle is gone and its last block is freed.
+// The state of an adaptor. Calls three functions of `Derived`, all noexcept: on_granted() after the upstream has
+// allocated, also for a request that waited; on_free() before the upstream frees, since afterwards another thread may
+// get the memory at once; on_failure(). Lives until its last handle is gone and its last block is freed.
 template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
   using link = upstream_access<Upstream>;
 
@@ -132,12 +133,12 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     derived().on_free(key, pointer, bytes);
     upstream_.deallocate(key, pointer, bytes, alignment);
-    this->drop_live(); // the state may be gone now
+    this->drop_live(); // may destroy the state
   }
 
   inline auto where() noexcept { return upstream_.where(); }
 
-  // A request in a stack of more adaptors than a waiter has hooks for cannot wait.
+  // Cannot park the request if the waiter has no hook left, because too many adaptors are stacked.
   bool admit(waiter& item) noexcept
     requires requires(link& up) { up.admit(item); }
   {
@@ -176,7 +177,7 @@ private:
   link upstream_;
 };
 
-// A resource's base with exactly the upstream's accessibility.
+// The resource_base with the accessibility properties of the upstream, no more and no less.
 template <class Self, class State, bool Device, bool Host> struct accessible_base {
   using type = resource_base<Self, State>;
 };
@@ -193,7 +194,7 @@ template <class Self, class State, class Upstream>
 using forwarding_base = accessible_base<Self, State, mr::has_property<Upstream, mr::device_accessible>,
                                         mr::has_property<Upstream, mr::host_accessible>>::type;
 
-// Memory of resources that do not say is taken to come in stream order.
+// Upstreams without a member `stream_ordered` are taken as stream-ordered.
 template <class Upstream> consteval bool is_stream_ordered() {
   if constexpr (requires {
                   { Upstream::stream_ordered } -> std::convertible_to<bool>;
@@ -207,10 +208,11 @@ template <class Upstream> consteval bool is_stream_ordered() {
 } // namespace detail
 
 namespace extend {
-/// Base of every adaptor: a shared handle of 8 bytes over a state that holds the upstream. Copies are the same adaptor
-/// and compare equal. The adaptor lives until its last handle is gone and its last block is freed. What the upstream
-/// can do beyond the contract goes through: waiting, trim, statistics, record_use, find, frees without size, and
-/// exactly its accessibility. The upstream is any resource, gpumem's, erased, or somebody else's. Any thread.
+/// Base of every adaptor: a shared handle of 8 bytes to a state that holds the upstream. Copies refer to the same
+/// adaptor and compare equal. The adaptor lives until its last handle is gone and its last block is freed. It forwards
+/// what the upstream supports beyond allocation and free: waiting, trim, statistics, record_use, find, frees without
+/// size, and its accessibility properties. The upstream may be any resource: of gpumem, erased, or of another library.
+/// Any thread.
 export template <class Self, class State, mr::resource Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
@@ -221,7 +223,7 @@ public:
   Upstream const& upstream() const noexcept { return state_->upstream(); }
 
   using base::deallocate;
-  /// Frees without the size, which the upstream knows.
+  /// Frees a block without its size; the upstream knows it.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(Upstream& up) { up.find(pointer)->bytes, up.deallocate(stream, pointer); }
   {
@@ -229,11 +231,11 @@ public:
     if (found && found->live && found->base == pointer) {
       base::deallocate(stream, pointer, found->bytes);
     } else {
-      state_->upstream().deallocate(stream, pointer); // which reports the misuse
+      state_->upstream().deallocate(stream, pointer); // reports the misuse
     }
   }
 
-  /// As the upstream's.
+  /// Calls record_use() of the upstream; find() below does the same for find().
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {

@@ -1,4 +1,4 @@
-// Refuses some requests on purpose: for tests of what a program does when memory runs out.
+// failing_adaptor: refuses some requests on purpose, to test what a program does when memory runs out.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:failing_adaptor;
 import :adaptor_base;
@@ -11,37 +11,39 @@ import :waiter;
 
 namespace gpumem {
 
-/// Which requests a failing_adaptor refuses: those of which any of these says so. Requests are numbered from 1.
+/// Says which requests a failing_adaptor refuses: each that at least one of the rules selects. Requests are numbered
+/// from 1.
 export struct failing_options {
-  std::uint64_t every = 0; ///< each of which the number is a multiple of this; 0: none
-  std::uint64_t first = 0; ///< `count` requests, from the one of this number on; 0: none
+  std::uint64_t every = 0; ///< refuses each request whose number is a multiple of this; 0: none
+  std::uint64_t first = 0; ///< refuses `count` requests from this number on; 0: none
   std::uint64_t count = 1;
-  double probability = 0; ///< from 0 to 1: each with this probability
-  std::uint64_t seed = 1; ///< decides which those are: the same numbers in each run
+  double probability = 0; ///< refuses each request with this probability, from 0 to 1
+  std::uint64_t seed = 1; ///< for `probability`; the same seed refuses the same numbers in each run
 };
 
-/// What a failing_adaptor has counted.
+/// The counts of a failing_adaptor.
 export struct failing_counts {
-  std::uint64_t requests = 0; ///< with those that were refused
-  std::uint64_t refused = 0;  ///< by the adaptor; what upstream refused is not among them
+  std::uint64_t requests = 0; ///< all requests, the refused ones too
+  std::uint64_t refused = 0;  ///< refused by the adaptor; failures of the upstream do not count
 
   friend bool operator==(failing_counts const&, failing_counts const&) = default;
 };
 
 namespace detail {
 
-// Numbers requests, and says which are refused. Any thread.
+// Numbers the requests and decides which are refused. Any thread.
 class refusals {
 public:
-  // Throws std::invalid_argument.
+  // Throws std::invalid_argument for a probability outside 0 to 1.
   explicit refusals(failing_options const& options);
   void restart(failing_options const& options);
   failing_counts read() noexcept;
 
-  // Whether the next request is refused.
+  // Counts a request and returns whether it is refused.
   bool refuse_next() noexcept;
-  // The first attempt of a request that may wait has failed here or at upstream. The same thread then asks whether it
-  // is to be refused where it would wait.
+  // A request that may wait first makes an attempt. If that fails, here (`refused`) or at the upstream, note_failed()
+  // keeps the result for this thread. When the request would wait, refuse_waiting() on the same thread returns that
+  // result, so that the request is numbered once.
   void note_failed(bool refused) noexcept;
   bool refuse_waiting() noexcept;
 
@@ -66,7 +68,7 @@ public:
     return result;
   }
 
-  // A request that waits is numbered once, however often it asks; one for a turn alone is not.
+  // Numbers a request that waits once, even if it calls admit() repeatedly. A request for a turn alone gets no number.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
@@ -96,29 +98,30 @@ private:
 
 } // namespace detail
 
-/// Refuses some requests with outcome::exhausted, as upstream does when it is out of memory, and lets all others
-/// through: each so-many-th, some by their number, or some at random. For tests: a program that is run once for each
-/// `first` from 1 on, until a run is refused nothing, has met a refusal at each of its requests.
+/// Refuses some requests with outcome::exhausted, as an upstream without memory does, and passes all others to the
+/// upstream. It refuses every n-th request, a range of request numbers, or requests at random. To test a program with a
+/// refusal at each of its requests, run it with `first` = 1, 2, … until a run has no refusal.
 ///
-/// Each `allocate` and `try_allocate` is one request. So is each `acquire`: if it is refused it ends, and does not
-/// wait. Of `acquire_all` each block is one. A wait for a turn alone, as with_retry has it, is none. Requests of 0
-/// bytes are none.
+/// Each `allocate` and `try_allocate` counts as one request. So does each `acquire`; if it is refused, it ends without
+/// waiting. Each block of an `acquire_all` counts as one. A wait for a turn alone, as in with_retry, and requests of 0
+/// bytes do not count.
 ///
-/// A handle; see adaptor_base. Any thread: which thread's request gets which number is then a matter of chance.
+/// A handle; see adaptor_base. Any thread; with several threads the order in which their requests are numbered varies.
 export template <mr::resource Upstream>
 class failing_adaptor : public adaptor_base<failing_adaptor<Upstream>, detail::failing_state<Upstream>, Upstream> {
   using base = adaptor_base<failing_adaptor, detail::failing_state<Upstream>, Upstream>;
 
 public:
-  /// Without options it refuses nothing, and counts. Throws std::invalid_argument for a probability that is not from 0
-  /// to 1, std::bad_alloc.
+  /// Without options the adaptor only counts. Throws std::invalid_argument for a probability outside 0 to 1, and
+  /// std::bad_alloc.
   explicit failing_adaptor(Upstream upstream, failing_options options = {})
       : base{new detail::failing_state<Upstream>{std::move(upstream), options}} {}
 
-  /// Other options; the counts begin at 0, and the next request is number 1. Throws std::invalid_argument. Any thread.
+  /// Sets other options and sets the counts to 0; the next request is number 1. Throws std::invalid_argument for a
+  /// probability outside 0 to 1. Any thread.
   void restart(failing_options options) { this->shared().rules().restart(options); }
 
-  /// Since the last restart, or the beginning. Any thread.
+  /// Returns the counts since the last restart() or the construction. Any thread.
   failing_counts counts() const noexcept { return this->shared().rules().read(); }
 };
 

@@ -1,4 +1,4 @@
-// Limits what is granted through a resource, and lets requests wait for their part of it.
+// limiting_adaptor: limits the bytes that are allocated through it, and lets requests wait for room.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:limiting_adaptor;
 import :adaptor_base;
@@ -19,16 +19,17 @@ namespace gpumem {
 /// Options of a limiting_adaptor.
 export struct limiting_options {
   std::size_t limit;           ///< bytes
-  unsigned max_overtakes = 16; ///< how often later requests may get memory before one that waits
+  unsigned max_overtakes = 16; ///< how many later requests may get memory before one that waits
 };
 
 namespace detail {
 
-// The bytes that are in use, and the requests that wait for some. Bytes are in use from the moment at which a request
-// is let through to upstream until upstream refuses it or has taken them back. No lock is held in a call of upstream.
+// Counts the bytes in use and parks the requests that wait for room. Bytes are in use from the moment at which a
+// request is passed to the upstream until the upstream refuses it or has freed them. No lock is held during calls to
+// the upstream.
 class limiter : public shared_state, protected grant_hook {
 public:
-  // Throws std::invalid_argument, as set_limit.
+  // Throws std::invalid_argument for a limit of 0 or above PTRDIFF_MAX, as set_limit() does.
   explicit limiter(limiting_options const& options);
   void set_limit(std::size_t bytes);
   void close() noexcept;
@@ -38,33 +39,34 @@ public:
 protected:
   ~limiter() override = default;
 
-  // Lets a request through that does not wait, or says why not.
+  // Counts the bytes of a request that does not wait as in use, or returns why it is refused.
   std::optional<outcome> enter(std::size_t bytes, queueing how) noexcept;
-  // Upstream has refused it.
+  // Called when the upstream has refused a request that entered.
   void leave(std::size_t bytes) noexcept;
-  // Upstream has taken the bytes back.
+  // Called when the upstream has freed the bytes.
   void end_use(std::size_t bytes) noexcept;
 
   enum class waiting : std::uint8_t {
-    parked,   // it waits here, and may be gone
-    answered, // by complete(), or it was stopped
-    passed,   // it is let through to upstream, which may let it wait
-    turn,     // the caller asks upstream, which cannot let it wait, and then calls end_turn
+    parked,   // the request waits here; its waiter may be destroyed already
+    answered, // complete() was called, or the request was stopped
+    passed,   // the request goes to the upstream, where it may wait
+    turn,     // the caller tries the upstream, where requests cannot wait, and then calls end_turn()
   };
-  // `since`: what was known when the turn began.
+  // `since`: the count of frees (`frees_`) when the turn began.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  // Whether it was parked here and is not any more; none if it is let through, and upstream's to withdraw.
+  // Removes a parked request. Returns false if it was not parked here or has its turn; none if it was passed to the
+  // upstream, which must withdraw it.
   std::optional<bool> take_back(waiter& item) noexcept;
-  // A request that was let through ends without memory.
+  // Called when a request that was passed to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;
   void on_grant(stream_key const&, void*, std::size_t, std::size_t) noexcept final { add_live(); }
 
-  // Upstream's statistics, with what is known here.
+  // Returns the upstream's statistics with the limit and the waiting requests of this adaptor.
   statistics amend(statistics seen) noexcept;
 
 private:
@@ -80,7 +82,7 @@ private:
   waiter_list queue_;
   std::size_t limit_;
   std::size_t in_use_ = 0;
-  std::uint64_t frees_ = 1; // what upstream refused before it may grant after one
+  std::uint64_t frees_ = 1; // frees so far; after a free the upstream may grant what it has refused
   bool closed_ = false;
 };
 
@@ -103,10 +105,10 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     upstream_.deallocate(key, pointer, bytes, alignment);
     end_use(bytes);
-    this->drop_live(); // the state may be gone now
+    this->drop_live(); // may destroy the state
   }
 
-  // A request in a stack of more adaptors than a waiter has hooks for cannot wait.
+  // Cannot park the request if the waiter has no hook left, because too many adaptors are stacked.
   bool admit(waiter& item) noexcept {
     if (!item.add_hook(*this)) return false;
     auto now = begin_turn(item, upstream_.can_wait());
@@ -147,7 +149,7 @@ public:
   Upstream& upstream() noexcept { return upstream_.value(); }
 
 private:
-  // The attempt for a request that has its turn.
+  // Tries the upstream for a request that has its turn.
   expected<void*, failure> try_in_turn(waiter& item) noexcept {
     return item.allocate_parts(
         [this](request_part const& one) -> expected<void*, failure> {
@@ -163,41 +165,41 @@ private:
 
 } // namespace detail
 
-/// Grants at most `limit` bytes of an upstream at a time, as requested, not rounded up. A block counts until the host
-/// frees it, whatever the device still does with it.
+/// Limits the bytes that are live through it to `limit`; requested bytes count, not rounded ones. A block counts until
+/// the host frees it, even if the device still uses it.
 ///
-/// A request by `acquire` for which the limit has no room waits, over any upstream: in order of priority and then of
-/// arrival. A free sets bytes aside for the first request, which then asks upstream where its executor resumes it. A
-/// later request for less may overtake it, at most `max_overtakes` times. `allocate` and `try_allocate` do not queue:
-/// they overtake all that wait, which counts, or are `exhausted`. A request for more than the limit is `too_large` at
-/// once.
+/// A request by `acquire` that does not fit under the limit waits here, with any upstream, in order of priority and
+/// then of arrival. A free sets bytes aside for the first request. That request then tries the upstream on the thread
+/// on which its executor resumes it. Later, smaller requests may overtake it, at most `max_overtakes` times. `allocate`
+/// and `try_allocate` do not wait: they overtake all waiting requests, which counts, or fail as `exhausted`. A request
+/// for more than the limit fails at once as `too_large`.
 ///
-/// If upstream is exhausted although the limit has room, a request that may wait does so: at upstream if that lets
-/// requests wait, as a pool or another limiting_adaptor does, and its bytes are set aside here meanwhile. Otherwise it
-/// waits here until something that was granted through the adaptor is freed. It is `exhausted` once nothing is left to
-/// free. Any other failure of upstream ends the request.
+/// If the upstream is exhausted although the limit has room, a request that may wait does so. If requests can wait at
+/// the upstream (a pool, another limiting_adaptor), it waits there, and its bytes count here meanwhile. Otherwise it
+/// waits here until a block of the adaptor is freed, and fails as `exhausted` if no block is left to free. Any other
+/// failure of the upstream ends the request.
 ///
-/// An allocation and a free take one short lock each beside what upstream takes. A wait allocates nothing on the host.
-/// A handle; see adaptor_base. A handle must live until its requests have ended. Any thread.
+/// Beside the locks of the upstream, an allocation and a free take one short lock each. Waiting allocates no host
+/// memory. A handle; see adaptor_base. A handle must live until its requests have ended. Any thread.
 export template <mr::resource Upstream>
 class limiting_adaptor : public adaptor_base<limiting_adaptor<Upstream>, detail::limiting_state<Upstream>, Upstream> {
   using base = adaptor_base<limiting_adaptor, detail::limiting_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::invalid_argument for a limit of 0 or beyond PTRDIFF_MAX, std::bad_alloc.
+  /// Throws std::invalid_argument for a limit of 0 or above PTRDIFF_MAX, and std::bad_alloc.
   limiting_adaptor(Upstream upstream, limiting_options options)
       : base{new detail::limiting_state<Upstream>{std::move(upstream), options}} {}
 
-  /// Another limit, bytes. What is granted beyond it stays. Requests that wait here for more end with
-  /// outcome::too_large. Throws as the constructor. Any thread.
+  /// Sets another limit, in bytes. Live blocks stay, even if they exceed it. Requests that wait here for more than the
+  /// limit end with outcome::too_large. Throws std::invalid_argument as the constructor does. Any thread.
   void set_limit(std::size_t bytes) { this->shared().set_limit(bytes); }
   std::size_t limit() const noexcept { return this->shared().limit(); }
 
-  /// Bytes that are granted, or asked of upstream at the moment. Any thread.
+  /// Returns the live bytes and those that are being requested from the upstream now. Any thread.
   std::size_t in_use() const noexcept { return this->shared().in_use(); }
 
-  /// From now on requests are refused with outcome::closed, and those that wait here are answered with it; those that
-  /// wait at upstream are upstream's to answer. Frees, `trim` and statistics go on. Any thread.
+  /// Refuses all later requests with outcome::closed, and ends those that wait here with it. Requests that wait at the
+  /// upstream are not ended. Frees, `trim` and statistics still work. Any thread.
   void close() noexcept { this->shared().close(); }
 };
 

@@ -1,4 +1,4 @@
-// Writes each allocation and free that goes through a resource as a row of a trace.
+// logging_adaptor: writes each allocation and free as a row of a trace.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <initializer_list>
@@ -17,15 +17,16 @@ import :trace;
 namespace gpumem {
 
 namespace extend {
-/// Where a log goes: a file, which is made anew, or an ostream, which has to outlive the log.
+/// The destination of a log: a file, which is created or truncated, or an ostream, which must outlive the log.
 export class log_sink {
 public:
-  /// Throws std::runtime_error if the file cannot be written.
+  /// Throws std::invalid_argument for an empty path, std::runtime_error if the file cannot be opened for writing.
   log_sink(std::string const& path);
   log_sink(char const* path) : log_sink{std::string{path}} {}
   log_sink(std::ostream& output) noexcept;
 
-  /// The file that the environment variable GPUMEM_LOG_FILE names. Throws std::invalid_argument if it names none.
+  /// Returns the file that the environment variable GPUMEM_LOG_FILE names. Throws std::invalid_argument if it is unset
+  /// or empty.
   static log_sink from_environment();
 
   std::ostream& output() const noexcept { return *output_; }
@@ -37,7 +38,7 @@ private:
 
 namespace detail {
 
-// Rows gather in a fixed buffer, under a lock, so that a row costs no allocation and lines are never mixed.
+// Collects rows in a fixed buffer under a lock, so that a row allocates no memory and rows of threads do not mix.
 class allocation_log {
 public:
   allocation_log(std::vector<log_sink> sinks, bool auto_flush);
@@ -46,7 +47,7 @@ public:
   allocation_log& operator=(allocation_log const&) = delete;
 
   void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
-  // False if a sink has failed.
+  // Writes the buffer to the sinks and flushes them. Returns false if a sink has failed so far.
   bool flush() noexcept;
 
 private:
@@ -85,35 +86,36 @@ private:
 
 } // namespace detail
 
-/// Logs in RMM's format, which trace_reader and gpumem-replay read: a row for each allocation (after the upstream
-/// gave), each free (before the upstream has it) and each failure, in an order in which no address is given twice. A
-/// request that has to wait leaves a failure, and a row of its own once it is granted. The column Thread is the
-/// system's thread index; Time goes on counting hours after midnight; Stream is the handle, 0 for the `_sync` forms.
+/// Logs in RMM's format, which trace_reader and gpumem-replay read. It writes a row for each allocation, after the
+/// upstream has allocated; for each free, before the upstream frees; and for each failure. So the row of a free comes
+/// before the next allocation at that address. A request that has to wait leaves a failure row, and an allocation row
+/// once it is granted. Column Thread is the thread id of the system. Column Time is the local time; after midnight its
+/// hours go on from 24. Column Stream is the handle, 0 for the `_sync` forms.
 ///
-/// Rows reach the sinks when 64 KiB have gathered, at flush(), when the last handle and block are gone, and at once
-/// with auto_flush. Rows that a sink cannot take are lost; flush() tells. A handle; see adaptor_base.
+/// Rows reach the sinks when 64 KiB are buffered, at flush(), when the last handle and block are gone, and at once with
+/// auto_flush. Rows that a sink cannot write are lost; flush() then returns false. A handle; see adaptor_base.
 export template <mr::resource Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;
   using base = adaptor_base<logging_adaptor, state_of, Upstream>;
 
 public:
-  /// To the file that GPUMEM_LOG_FILE names. Throws as log_sink.
+  /// Logs to the file that GPUMEM_LOG_FILE names. Throws as log_sink::from_environment().
   explicit logging_adaptor(Upstream upstream, bool auto_flush = false)
       : logging_adaptor{std::move(upstream), log_sink::from_environment(), auto_flush} {}
 
-  /// To a file or an ostream.
+  /// Logs to a file or an ostream.
   logging_adaptor(Upstream upstream, log_sink sink, bool auto_flush = false)
       : logging_adaptor{std::move(upstream), std::vector<log_sink>{std::move(sink)}, auto_flush} {}
 
-  /// To several of them. Throws std::invalid_argument for none.
+  /// Logs to several sinks. Throws std::invalid_argument if there is none, std::runtime_error if one cannot be written.
   logging_adaptor(Upstream upstream, std::vector<log_sink> sinks, bool auto_flush = false)
       : base{new state_of{std::move(upstream), std::move(sinks), auto_flush}} {}
 
-  /// Hands all rows to the sinks and flushes them; false if a sink has failed so far. Any thread.
+  /// Writes all rows to the sinks and flushes them. Returns false if a sink has failed so far. Any thread.
   bool flush() noexcept { return this->shared().log().flush(); }
 
-  /// The first line of the log.
+  /// Returns the first line of the log.
   static constexpr std::string_view header() noexcept { return trace_header; }
 };
 

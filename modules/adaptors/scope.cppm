@@ -1,4 +1,4 @@
-// A unit of work: what it holds of a resource, by name, and how old it is.
+// scope: an adaptor that records the memory, name and age of one unit of work.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -16,7 +16,7 @@ namespace gpumem {
 
 /// Options of a scope.
 export struct scope_options {
-  int priority = 0; ///< of all its requests; in its place the priority of acquire_options is ignored
+  int priority = 0; ///< of all requests of the scope; the priority in acquire_options is ignored
 };
 
 namespace detail {
@@ -37,7 +37,7 @@ public:
     item.set_holder(*this);
     return base::admit(item);
   }
-  // Of scopes over this one.
+  // Called for scopes whose upstream is this scope: their memory is counted here as well.
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(base& b) { b.on_holder_event(unit, what); }
   {
@@ -58,8 +58,8 @@ private:
 
 } // namespace detail
 
-/// Says that the work of a scope waits for something that is not memory, a queue or a network, until it is destroyed.
-/// Move-only.
+/// Marks the work of a scope as waiting for something other than memory (a queue, a network) until the mark is
+/// destroyed. Move-only.
 export class [[nodiscard]] waiting_mark {
 public:
   waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
@@ -77,39 +77,41 @@ private:
   holder* unit_;
 };
 
-/// A resource through which a unit of work, a batch or a query, gets its memory from `upstream`, usually a pool that
-/// others share. The pool then knows what the work holds, and serves the requests of older scopes first: those that
-/// have begun can end, and free what they hold. A scope is one line of work: while a request of it waits it frees
-/// nothing. Work that has several lines needs a scope for each.
+/// A resource through which one unit of work (a batch, a query) gets its memory from `upstream`, usually a shared pool.
+/// The pool then knows how much memory the work holds, and serves the requests of older scopes first, so that work that
+/// has begun can end and free its memory. The pool assumes that a scope frees nothing while a request of it waits. Work
+/// that runs concurrently needs a scope for each of its parts.
 ///
-/// Work that waits frees nothing. Where an older request waits as well, and could be met with what younger requests
-/// hold whose work can be rolled back (see with_retry), these end with outcome::preempted, one after the other, the
-/// youngest first. Where all memory of a pool is held by scopes whose requests wait, and none can be rolled back, the
-/// youngest request of a scope that holds memory ends with outcome::stalled. Memory that was not got through a scope
-/// counts as held by work that goes on, until nothing has been granted or freed for the pool's `stall_timeout`. Then a
-/// request ends in the same way; where no scope whose request waits holds memory, the first in line.
+/// The pool prevents deadlocks between scopes that wait. If an older request waits, and the memory of younger scopes
+/// that also wait and can roll back (see with_retry) would satisfy it, their requests end with outcome::preempted: one
+/// after another, the youngest first. If scopes that wait hold all memory of the pool and none can roll back, the
+/// youngest request of a scope that holds memory ends with outcome::stalled.
 ///
-/// The upstream must live as long as the scope or a block of it, also where it is a pool_ref. A handle; see
-/// adaptor_base. Any thread.
+/// The pool takes memory without a scope as held by work that still runs, until no grant or free has happened for the
+/// pool's `stall_timeout`. Then a request ends as above; if no waiting scope holds memory, it is the first in the
+/// queue.
+///
+/// The upstream must outlive the scope and its blocks, also if it is a pool_ref. A handle; see adaptor_base. Any
+/// thread.
 export template <mr::resource Upstream>
 class scope : public adaptor_base<scope<Upstream>, detail::scope_state<Upstream>, Upstream> {
   using base = adaptor_base<scope, detail::scope_state<Upstream>, Upstream>;
 
 public:
-  /// As old as its making. `name` is in reports. Throws std::bad_alloc.
+  /// The age of the scope counts from here. `name` is shown in reports. Throws std::bad_alloc.
   explicit scope(Upstream upstream, std::string name = "scope", scope_options const& options = {})
       : base{new detail::scope_state<Upstream>{std::move(upstream), std::move(name), options}} {}
 
   std::string const& name() const noexcept { return this->shared().name(); }
-  /// Requested bytes that it holds.
+  /// Returns the requested bytes that the scope holds.
   std::size_t held() const noexcept { return this->shared().held(); }
 
-  /// While the mark lives the pool counts the scope as one that frees nothing, as if a request of it waited: for work
-  /// that waits for other work, and for memory that is kept for long, as a model's weights. The mark must die before
-  /// the scope's last handle.
+  /// Returns a mark. While it lives, the pool assumes that the scope frees nothing, as if a request of it waited. Use
+  /// it for work that waits for other work, and for memory that is kept for long, such as the weights of a model.
+  /// Destroy the mark before the scope's last handle.
   waiting_mark waiting_elsewhere() const noexcept { return {this->services(), this->shared()}; }
 
-  /// The scope as its pool sees it; with_retry uses it.
+  /// Returns the scope as the pool sees it. For with_retry.
   holder& as_holder() const noexcept { return this->shared(); }
 };
 

@@ -1,4 +1,4 @@
-// Counts what goes through a resource: current, peak and total, of bytes and of allocations.
+// statistics_adaptor: counts bytes and allocations, each with current, peak and total value.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:statistics_adaptor;
 import :adaptor_base;
@@ -9,10 +9,10 @@ import :sync;
 
 namespace gpumem {
 
-/// One counted quantity, since its counters were pushed. `value` is negative where more was freed than allocated.
+/// One counted quantity since its counters were pushed. `value` is negative if more was freed than allocated since.
 export struct counter {
-  std::int64_t value = 0; ///< now
-  std::int64_t peak = 0;  ///< most that value was
+  std::int64_t value = 0; ///< allocated less freed
+  std::int64_t peak = 0;  ///< the highest `value`
   std::int64_t total = 0; ///< allocated, whether freed or not
 
   friend bool operator==(counter const&, counter const&) = default;
@@ -28,8 +28,9 @@ export struct allocation_counts {
 
 namespace detail {
 
-// Each thread writes a slot of its own; what has gathered there is published when it reaches a threshold, and with it
-// the peak, under a lock. Threads beyond the slots share one, under the same lock. No call allocates but push().
+// Up to 64 threads each write a slot of their own. When the pending amount of a slot reaches a threshold, it and
+// its peak are published under the lock. All other threads share one slot under the same lock. Only push() allocates
+// host memory.
 class allocation_counters {
 public:
   allocation_counters() : levels_(1) {}
@@ -45,7 +46,7 @@ private:
   static constexpr std::int64_t publish_count = 64;
   static constexpr unsigned slot_count = 64;
 
-  // A quantity in a slot. `pending` and its peak are since the last publication.
+  // One quantity in a slot. `pending` and `pending_peak` count from the last publication.
   struct share {
     std::atomic<std::int64_t> allocated{0};
     std::atomic<std::int64_t> freed{0};
@@ -55,12 +56,12 @@ private:
   struct alignas(128) slot {
     share bytes;
     share count;
-    std::atomic<std::uint64_t> level{0}; // of which the peaks are
+    std::atomic<std::uint64_t> level{0}; // the level of push() that pending_peak belongs to
   };
   struct level_base {
     std::int64_t current = 0;
     std::int64_t total = 0;
-    std::int64_t peak = 0; // absolute
+    std::int64_t peak = 0; // not relative to `current`
   };
   struct level {
     level_base bytes;
@@ -100,11 +101,12 @@ private:
 
 } // namespace detail
 
-/// Counts requested bytes and allocations on their way to the upstream: at the grant, also of requests that waited;
-/// frees before the upstream has them. Requests of 0 bytes are none.
+/// Counts requested bytes and allocations. An allocation counts after the upstream has granted it, also if it waited; a
+/// free counts before the upstream frees. Requests of 0 bytes do not count.
 ///
-/// Values and totals are exact once the threads that used it are quiet. The peak of bytes is exact to 64 KiB for each
-/// thread that used it, that of allocations to 64 for each; with one thread both are exact. A handle; see adaptor_base.
+/// Values and totals are exact when no other thread allocates or frees. With several threads the peak of bytes is off
+/// by at most 64 KiB for each, the peak of allocations by 64 for each; with one thread both are exact. A handle; see
+/// adaptor_base.
 export template <mr::resource Upstream>
 class statistics_adaptor
     : public adaptor_base<statistics_adaptor<Upstream>, detail::counting_state<Upstream>, Upstream> {
@@ -114,14 +116,15 @@ public:
   /// Throws std::bad_alloc.
   explicit statistics_adaptor(Upstream upstream) : base{new detail::counting_state<Upstream>{std::move(upstream)}} {}
 
-  /// The counters since the last push (or the beginning). Any thread.
+  /// Returns the counters since the last push or the construction. Any thread.
   allocation_counts counters() const { return this->shared().counters().read(); }
 
-  /// Begins nested counters at zero; gives those counted so far at the level above. Throws std::bad_alloc. Any thread.
+  /// Starts nested counters at zero. Returns the counters so far of the level above. Throws std::bad_alloc. Any thread.
   allocation_counts push_counters() { return this->shared().counters().push(); }
 
-  /// Ends nested counters and gives them. They are folded into the level above: its value and total grow by theirs, its
-  /// peak is at least its value at the push and their peak. Throws std::out_of_range for the last level. Any thread.
+  /// Ends the nested counters and returns them. The level above includes them: its value and total grow by theirs, and
+  /// its peak is at least its value at the push plus their peak. Throws std::out_of_range at the last level. Any
+  /// thread.
   allocation_counts pop_counters() { return this->shared().counters().pop(); }
 };
 

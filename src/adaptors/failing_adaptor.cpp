@@ -1,4 +1,4 @@
-// Which requests are refused on purpose.
+// failing_adaptor: numbers the requests and decides which are refused.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -13,15 +13,16 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// The last attempt of this thread that has failed and may go on as a request that waits.
+// The last failed attempt of this thread, whose request may wait next.
 struct failed_attempt {
   refusals const* at = nullptr;
   bool refused = false;
 };
 thread_local failed_attempt last_failed;
 
-// From 0 to 1, less than 1. Of the number alone, so that threads change nothing. SplitMix64: Steele, Lea, Flood, "Fast
-// splittable pseudorandom number generators" (2014).
+// Returns a random value from 0 to 1, less than 1. It depends only on the seed and the number, so that a run with
+// several threads refuses the same numbers. SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
+// generators" (2014).
 double chance(std::uint64_t seed, std::uint64_t number) noexcept {
   auto mixed = seed + number * 0x9e3779b97f4a7c15u;
   mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -68,7 +69,7 @@ bool refusals::refuse_next() noexcept {
 
 void refusals::note_failed(bool refused) noexcept { last_failed = {this, refused}; }
 
-// An adaptor above may have let the request wait before it came here, without an attempt.
+// If an adaptor above let the request wait, the request made no attempt here. Then it is counted and decided now.
 bool refusals::refuse_waiting() noexcept {
   auto const last = std::exchange(last_failed, {});
   return last.at == this ? last.refused : refuse_next();

@@ -1,4 +1,4 @@
-// Requests that are let through to upstream, and those that wait.
+// limiting_adaptor: passes requests to the upstream, or parks them until they fit under the limit.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -21,8 +21,9 @@ namespace gpumem::detail {
 namespace {
 
 std::size_t checked_limit(std::size_t bytes) {
-  if (bytes == 0) throw std::invalid_argument{"gpumem: a limit of 0 bytes grants nothing"};
-  if (bytes > PTRDIFF_MAX) throw std::invalid_argument{"gpumem: no request can be as large as that limit"};
+  if (bytes == 0) throw std::invalid_argument{"gpumem: the limit of a limiting_adaptor must be greater than 0"};
+  if (bytes > PTRDIFF_MAX)
+    throw std::invalid_argument{"gpumem: the limit of a limiting_adaptor is greater than PTRDIFF_MAX"};
   return bytes;
 }
 
@@ -45,7 +46,7 @@ void limiter::set_limit(std::size_t bytes) {
   wake_next(woken);
 }
 
-// After the limit has changed, and where the adaptor is closed.
+// Wakes the waiting requests that must fail: those above a new limit, or all once the adaptor is closed.
 void limiter::wake_ended(woken_waiters& woken) noexcept {
   for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
     if (!waiter_list::has_turn(*at) && refusal(at->bytes())) give_turn(*at, woken);
@@ -97,20 +98,20 @@ void limiter::end_use(std::size_t bytes) noexcept {
   wake_next(woken);
 }
 
-// Why it cannot be met any more.
+// Returns why a request of this size must fail, whatever is freed; none if it may wait.
 std::optional<outcome> limiter::refusal(std::size_t bytes) const noexcept {
   if (closed_) return outcome::closed;
   if (bytes > limit_) return outcome::too_large;
   return std::nullopt;
 }
 
-// Beside what is set aside for others than the caller.
+// Whether the bytes fit beside the bytes in use and those set aside for other requests than the caller (`its_own`).
 bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
   return bytes <= limit_ - std::min(limit_, in_use_ + queue_.set_aside() - its_own);
 }
 
-// As long as there is room for the next. A request that cannot be met any more, or has nothing left to wait for, is
-// called to be told so.
+// Gives turns as long as the next request fits. Also wakes a request that must fail, and one for which no free can come
+// any more, so that it ends.
 void limiter::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     bool const nothing_held = in_use_ == 0 && queue_.set_aside() == 0;
@@ -127,8 +128,8 @@ void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
   woken.add(item);
 }
 
-// A request that comes is parked first, and one that comes first has its turn at once. One that was called asks again
-// whether it fits: the limit may have been lowered.
+// Parks a new request. If it is alone and fits, it gets its turn at once. A request that was woken must fit again,
+// since the limit may have been lowered meanwhile.
 limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
   woken_waiters woken;
   sync::spin_lock held{mutex_};
@@ -152,8 +153,8 @@ limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
   return {waiting::passed};
 }
 
-// A request that upstream refused asks again at once if something was freed since its turn began: that free did not
-// call it. Where nothing is left to free it ends.
+// A request that the upstream refused tries again at once if a block was freed since its turn began, since that free
+// did not wake it. If no block is left that could be freed, the request ends.
 limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
   woken_waiters woken;
   sync::spin_lock held{mutex_};
@@ -166,7 +167,7 @@ limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, 
   return wait_again(item, woken, held);
 }
 
-// Without its turn. What was set aside for it may be enough for a later request.
+// Takes the turn from the request. The bytes that were set aside for it may be enough for a later request.
 limiter::turn limiter::wait_again(waiter& item, woken_waiters& woken, sync::spin_lock& held) noexcept {
   if (item.cancelled()) return end(item, refused(item, item.refusal()), woken, held);
   queue_.end_turn(item, fits(item.bytes(), item.bytes()));
@@ -174,11 +175,11 @@ limiter::turn limiter::wait_again(waiter& item, woken_waiters& woken, sync::spin
   return {waiting::parked};
 }
 
-// With its answer. It may have been what the others waited behind.
+// Answers the request and removes it from the queue. Later requests may have waited for its end.
 limiter::turn limiter::end(waiter& item, expected<void*, failure> result, woken_waiters& woken,
                            sync::spin_lock& held) noexcept {
   queue_.remove(item);
-  if (result && *result) in_use_ += item.bytes(); // a request may ask for its turn alone
+  if (result && *result) in_use_ += item.bytes(); // null if it asked for a turn alone
   wake_next(woken);
   held.unlock();
   item.complete(result);

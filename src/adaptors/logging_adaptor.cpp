@@ -1,4 +1,4 @@
-// Rows of a log, from a call to its sinks.
+// logging_adaptor: formats rows, buffers them and writes them to the sinks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -28,16 +28,14 @@ namespace gpumem {
 log_sink::log_sink(std::string const& path) {
   if (path.empty()) throw std::invalid_argument{"gpumem: the path of a log is empty"};
   output_ = std::make_shared<std::ofstream>(path, std::ios::trunc | std::ios::binary);
-  if (!*output_) throw std::runtime_error{"gpumem: the log cannot be written: " + path};
+  if (!*output_) throw std::runtime_error{"gpumem: cannot open the log file for writing: " + path};
 }
 
 log_sink::log_sink(std::ostream& output) noexcept : output_{std::shared_ptr<std::ostream>{}, &output} {}
 
 log_sink log_sink::from_environment() {
   auto const* const path = std::getenv("GPUMEM_LOG_FILE");
-  if (!path || !*path) {
-    throw std::invalid_argument{"gpumem: a log needs a file: pass a path or set GPUMEM_LOG_FILE"};
-  }
+  if (!path || !*path) { throw std::invalid_argument{"gpumem: no log file: pass a path or set GPUMEM_LOG_FILE"}; }
   return {path};
 }
 
@@ -68,10 +66,10 @@ std::uint64_t system_thread() noexcept {
 allocation_log::allocation_log(std::vector<log_sink> sinks, bool auto_flush)
     : sinks_{std::move(sinks)}, auto_flush_{auto_flush}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
   throw_if_child();
-  if (sinks_.empty()) throw std::invalid_argument{"gpumem: a log needs a sink"};
+  if (sinks_.empty()) throw std::invalid_argument{"gpumem: a logging_adaptor needs at least one sink"};
   gathered_.reserve(log_buffer + max_row);
   gathered_.append(trace_header).append("\n");
-  if (!flush()) throw std::runtime_error{"gpumem: the log cannot be written"};
+  if (!flush()) throw std::runtime_error{"gpumem: cannot write to the log"};
 }
 
 allocation_log::~allocation_log() { flush(); }
@@ -84,7 +82,8 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
   sync::lock const held{mutex_};
   auto const passed = std::chrono::duration_cast<std::chrono::microseconds>(sync::now() - began_at_).count();
   auto const time = began_ + static_cast<std::uint64_t>(passed);
-  gathered_.append(format_row({thread, time, action, address, bytes, stream}).text()); // within what was reserved
+  gathered_.append(
+      format_row({thread, time, action, address, bytes, stream}).text()); // no allocation: the capacity is reserved
   if (auto_flush_) {
     drain();
     flush_sinks();
@@ -105,7 +104,7 @@ void allocation_log::drain() noexcept {
     try {
       sink.output().write(gathered_.data(), static_cast<std::streamsize>(gathered_.size()));
       failed_ = failed_ || !sink.output();
-    } catch (...) { // a sink that throws has failed; the memory operation has not
+    } catch (...) { // only the log has failed, not the allocation or free
       failed_ = true;
     }
   }

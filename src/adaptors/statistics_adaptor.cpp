@@ -1,4 +1,4 @@
-// Counting without contention.
+// statistics_adaptor: counters in one slot per thread, published under a lock.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -17,7 +17,7 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// The one writer of a number that others read.
+// Adds to a number that only the calling thread writes; other threads read it.
 std::int64_t bump(std::atomic<std::int64_t>& number, std::int64_t amount) noexcept {
   auto const sum = number.load(std::memory_order_relaxed) + amount;
   number.store(sum, std::memory_order_relaxed);
@@ -43,7 +43,7 @@ void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
   }
 }
 
-// True when enough has gathered to be published.
+// Adds to the slot. Returns true when the slot must be published.
 bool allocation_counters::add_to(slot& mine, std::int64_t bytes, std::int64_t count) noexcept {
   auto const level = level_number_.load(std::memory_order_relaxed);
   bool const new_level = mine.level.load(std::memory_order_relaxed) != level;
@@ -75,7 +75,7 @@ void allocation_counters::publish_share(share& mine, std::int64_t& published, le
   mine.pending_peak.store(0, std::memory_order_relaxed);
 }
 
-// What there is now, and the peak of the top level with what no slot has published yet.
+// Returns the current sums, and the peak of the top level including amounts that no slot has published yet.
 allocation_counters::level_base allocation_counters::sum(share slot::* quantity, level_base const& top) const noexcept {
   level_base now{0, 0, top.peak};
   for (auto const& slot : slots_) {
