@@ -1,4 +1,4 @@
-// Any resource, owned and erased, in the form that containers hold.
+// any_memory: the owning, type-erased resource that containers hold.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
@@ -15,21 +15,21 @@ import :stream;
 namespace gpumem {
 
 namespace extend {
-/// An owning, erased resource over memory of any accessibility, with gpumem's services: what `make_any_memory` makes.
-/// Never empty, unless moved from.
+/// An owning, type-erased resource with gpumem's services, for memory of any accessibility; see `make_any_memory`.
+/// Empty only if it was moved from.
 export using any_memory = mr::any_resource<services>;
 } // namespace extend
 
 namespace detail {
 
-// Makes a device current where a resource of somebody else's expects its own to be.
+// Makes the device current for a call to a resource of another library, which relies on that.
 class held_device {
 public:
   explicit held_device(std::optional<device> where) noexcept {
     try {
       if (where) scope_.emplace(*where);
     } catch (...) {
-      // Only a lost device refuses, and the resource will be told so.
+      // Fails only on a lost device; the resource's own driver calls then fail too.
     }
   }
 
@@ -37,8 +37,8 @@ private:
   std::optional<device_guard> scope_;
 };
 
-// The state of a resource that is not gpumem's: the resource lives until its last handle is gone and its last block is
-// freed, and its calls are made with the device current that was so when it was handed over.
+// The state of a resource of another library. The resource lives until its last handle is gone and its last block is
+// freed. Its functions are called with the device current that was current when it was passed to make_any_memory().
 template <class R> class held_state final : public adaptor_state<held_state<R>, R> {
   using base = adaptor_state<held_state, R>;
 
@@ -59,7 +59,7 @@ public:
   void on_failure(stream_key const&, std::size_t) noexcept {}
 };
 
-// A handle of it; equal where the resources are.
+// A handle to a held_state. Two handles are equal if their resources are.
 template <mr::resource R> class held_resource : public forwarding_base<held_resource<R>, held_state<R>, R> {
   using base = forwarding_base<held_resource, held_state<R>, R>;
 
@@ -76,28 +76,29 @@ private:
   state_ptr<held_state<R>> state_;
 };
 
-// Whether work on a device can touch the memory; it cannot touch plain host memory, but for copies.
+// Returns whether kernels of a device can access the memory. They cannot access plain host memory; only copies can.
 bool device_reaches(any_memory const& resource) noexcept;
 
 } // namespace detail
 
 namespace extend {
-/// Takes any resource into the form that containers hold. Of gpumem's own, erased or not, it is another handle; what is
-/// somebody else's is taken into a state that lives until the last of its blocks is freed, and is called with the
-/// device current that is current now. What a reference refers to must outlive all of it. Throws std::invalid_argument
-/// for an empty resource, std::bad_alloc, cuda_error. Any thread.
+/// Converts any resource to the form that containers hold. A gpumem resource, erased or not, gives another handle to
+/// the same state. A resource of another library is moved into a state that lives until the last of its blocks is
+/// freed, and is called with the device current that is current now. If it is a reference, its target must outlive that
+/// state. Throws std::invalid_argument for an empty resource, std::bad_alloc, cuda_error. Any thread.
 export template <mr::resource R> any_memory make_any_memory(R resource) {
   if constexpr (requires {
                   { resource.has_value() } -> std::convertible_to<bool>;
                 }) {
-    if (!resource.has_value()) throw std::invalid_argument{"gpumem: an empty resource, moved from, gives no memory"};
+    if (!resource.has_value()) throw std::invalid_argument{"gpumem: the resource is empty; was it moved from?"};
   }
   if constexpr (requires {
                   { resource.services() } -> std::same_as<services_handle>;
                 }) {
     return any_memory{std::move(resource)};
   } else {
-    // Services of another type than the one erased, which somebody's adaptor let through, would bypass that adaptor.
+    // Uses the resource's services only if they are those of the erased type. An adaptor of another library may forward
+    // the services of its upstream; to use those would bypass the adaptor.
     if constexpr (mr::has_property<R, services> && std::convertible_to<R, any_memory> &&
                   requires { resource.type(); }) {
       if (find_services(resource).table) return any_memory{std::move(resource)};

@@ -1,4 +1,4 @@
-// Sizes in bytes: as text, as literals, and as a share of a device's free memory.
+// Sizes in bytes: from and to text, as literals, and as a percentage of a device's free memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -10,7 +10,7 @@ import :std;
 namespace gpumem {
 
 namespace detail {
-// An overflow is no constant: it does not compile.
+// A throw is not a constant expression, so a literal that overflows does not compile.
 consteval std::size_t scale_bytes(unsigned long long count, std::size_t unit) {
   if (count > std::numeric_limits<std::size_t>::max() / unit) {
     throw std::overflow_error{"gpumem: the value exceeds SIZE_MAX"};
@@ -19,20 +19,21 @@ consteval std::size_t scale_bytes(unsigned long long count, std::size_t unit) {
 }
 } // namespace detail
 
-/// The bytes of "4096", "4096B", "1.5MiB", "1 GiB", "2GB": binary units with their i, decimal ones without, up to EiB
-/// and EB, in capitals or not. A fraction of a unit is rounded to the nearest byte. Throws std::invalid_argument that
-/// names the text and what is wrong with it: no number, negative, unknown unit, a fraction of a byte, too large. Any
-/// thread.
+/// Returns the bytes that the text names: "4096", "4096B", "1.5MiB", "1 GiB", "2GB". Units with an i are binary, others
+/// decimal, up to EiB and EB, in upper or lower case. Rounds a fraction of a unit to the nearest byte. Throws
+/// std::invalid_argument with the text and the reason: no number, negative, unknown unit, a fraction of a byte, too
+/// large. Any thread.
 export std::size_t parse_bytes(std::string_view text);
 
-/// The size with at most two decimals in the largest binary unit that it reaches: "7.52 GiB", "512 B". Any thread.
+/// Returns the size in the largest binary unit that is not above it, with two decimals; bytes have none: "7.52 GiB",
+/// "512 B". Any thread.
 export std::string format_bytes(std::size_t bytes);
 
-/// So many hundredths of the memory that is free on the device now, in bytes, rounded down to a multiple of 256. Throws
-/// std::invalid_argument unless `percent` is 0 to 100, and cuda_error. Any thread.
+/// Returns `percent` % of the memory that is free on the device now, in bytes, rounded down to a multiple of
+/// 256. Throws std::invalid_argument unless `percent` is 0 to 100, and cuda_error. Any thread.
 export std::size_t percent_of_free_device_memory(int percent, device where = device::current());
 
-/// Sizes as literals, in bytes: 1_KiB, 2_MiB, 3_GiB, 4_TiB. One that does not fit does not compile.
+/// Literals for sizes in bytes: 1_KiB, 2_MiB, 3_GiB, 4_TiB. A literal that exceeds SIZE_MAX does not compile.
 export inline namespace literals {
   consteval std::size_t operator""_KiB(unsigned long long count) {
     return detail::scale_bytes(count, std::size_t{1} << 10);

@@ -1,4 +1,4 @@
-// A typed allocator over any resource, told the stream with each call.
+// polymorphic_allocator: a typed allocator over any resource; each call names its stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <new>
@@ -11,27 +11,27 @@ import :std;
 
 namespace gpumem {
 
-/// Allocates arrays of T, not initialised, in the order of the stream that each call names. Owns its resource; copies
-/// share it. Equal where one can free what the other allocated. Any thread.
+/// Allocates uninitialised arrays of T in the order of the stream that each call names. Owns its resource; copies share
+/// it. Two allocators are equal if each can free memory of the other. Any thread.
 export template <class T> class polymorphic_allocator {
 public:
   using value_type = T;
 
-  /// 256 bytes, or what T needs if that is more.
+  /// 256 bytes, or the alignment of T if that is more.
   static constexpr std::size_t alignment = std::max<std::size_t>(256, alignof(T));
 
-  /// Over the current resource of the current device. Throws as current_resource.
+  /// Uses the current resource of the current device. Throws as current_resource.
   polymorphic_allocator() : resource_{make_any_memory(current_resource())} {}
   /// Throws as make_any_memory.
   template <mr::resource R> polymorphic_allocator(R resource) : resource_{make_any_memory(std::move(resource))} {}
   template <class U> polymorphic_allocator(polymorphic_allocator<U> const& other) : resource_{other.resource()} {}
 
-  /// Throws std::bad_array_new_length, and as the resource's `allocate`.
+  /// Throws std::bad_array_new_length if the bytes overflow, and as `allocate` of the resource.
   [[nodiscard]] T* allocate(std::size_t count, stream_ref stream) {
     if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) throw std::bad_array_new_length{};
     return static_cast<T*>(resource_.allocate(stream, count * sizeof(T), alignment));
   }
-  /// In the order of the stream, which may be another than that of the allocation if it is ordered after it.
+  /// Frees in the order of the stream: that of the allocation, or one that is ordered after it.
   void deallocate(T* pointer, std::size_t count, stream_ref stream) noexcept {
     resource_.deallocate(stream, pointer, count * sizeof(T), alignment);
   }

@@ -1,4 +1,4 @@
-// One value in stream order, over any resource.
+// scalar: one value in stream order, in memory of any resource.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:scalar;
 import :allocation;
@@ -10,23 +10,23 @@ import :uninitialized_vector;
 
 namespace gpumem {
 
-/// A value in a resource's memory, for work on a device to read and write. Belongs to a stream, as a buffer does.
+/// One value in memory of a resource, for device work to read and write. Belongs to a stream, as a buffer does.
 /// Move-only; one thread at a time.
 export template <class T> class scalar {
 public:
   using value_type = T;
 
-  /// Not initialised. Throws as buffer.
+  /// Leaves the value uninitialised. Throws as buffer.
   template <mr::resource R> scalar(stream_ref stream, R resource) : element_{stream, std::move(resource), 1} {}
-  /// Set in the stream's order; the value may be gone when this returns.
+  /// Sets the value in the stream's order; `value` may be destroyed when this returns.
   template <mr::resource R>
   scalar(stream_ref stream, R resource, T const& value) : scalar{stream, std::move(resource)} {
     set_value_async(value);
   }
-  /// Not initialised, over the current resource of the stream's device.
+  /// Leaves the value uninitialised. Uses the current resource of the stream's device.
   explicit scalar(stream_ref stream) : element_{stream, 1} {}
 
-  /// A copy on the stream; out of the other's resource, or of one given.
+  /// Returns a copy on the stream, from the resource of `source` or from the given one.
   static scalar copy_of(stream_ref stream, scalar const& source) {
     return scalar{uninitialized_vector<T>::copy_of(stream, source.element_)};
   }
@@ -39,17 +39,19 @@ public:
   stream_ref stream() const noexcept { return element_.stream(); }
   any_memory const& resource() const noexcept { return element_.resource(); }
 
-  /// The value, for which the host waits. Throws cuda_error; acquire_error on a stream that captures a graph.
+  /// Waits on the host for the value and returns it. Throws cuda_error, and acquire_error if the stream captures a
+  /// graph.
   T value() const { return element_.front(); }
-  /// The value in the order of another stream, which waits for the scalar's and is then waited for by it.
+  /// As value(), but copies on another stream. That stream first waits for the scalar's stream, which then waits for
+  /// it.
   T value(stream_ref stream) const { return element_.element_on(stream, 0); }
 
-  /// In the order of the scalar's stream; the value may be gone when this returns. Throws as value().
+  /// Sets the value in the stream's order; `value` may be destroyed when this returns. Throws as value().
   void set_value_async(T const& value) { element_.set_element_async(0, value); }
-  /// Sets all its bytes to zero.
+  /// Sets all bytes of the value to zero, in the stream's order.
   void set_value_to_zero_async() { element_.set_element_to_zero_async(0); }
 
-  /// See buffer.
+  /// As in buffer.
   scoped_use use_on(stream_ref stream) const { return element_.use_on(stream); }
   void set_stream(stream_ref stream) { element_.set_stream(stream); }
 

@@ -1,4 +1,4 @@
-// The standard's allocator: a polymorphic_allocator with its stream.
+// stream_allocator: a standard allocator made of a polymorphic_allocator and a stream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_allocator;
 import :any_memory;
@@ -8,9 +8,9 @@ import :std;
 
 namespace gpumem {
 
-/// An allocator as the standard's containers want it, over any resource: memory comes and goes in the order of one
-/// stream. A container that touches its elements on the host needs memory that the host can touch. Equal where resource
-/// and stream are; goes along where a container is moved, swapped or assigned. Any thread.
+/// An allocator for standard containers, over any resource. It allocates and frees in the order of one stream. A
+/// container that touches its elements on the host needs memory that the host can access. Two allocators are equal if
+/// resource and stream are. It propagates when a container is assigned, moved or swapped. Any thread.
 export template <class T> class stream_allocator {
 public:
   using value_type = T;
@@ -24,7 +24,7 @@ public:
   template <class U>
   stream_allocator(stream_allocator<U> const& other) : allocator_{other.allocator()}, stream_{other.stream()} {}
 
-  /// See polymorphic_allocator.
+  /// As in polymorphic_allocator, on the stream of this allocator.
   [[nodiscard]] T* allocate(std::size_t count) { return allocator_.allocate(count, stream_); }
   void deallocate(T* pointer, std::size_t count) noexcept { allocator_.deallocate(pointer, count, stream_); }
 

@@ -1,4 +1,4 @@
-// Elements in stream order, over any resource.
+// uninitialized_vector: elements in stream order, in memory of any resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <new>
@@ -13,9 +13,10 @@ import :stream;
 
 namespace gpumem {
 
-/// A buffer of elements, not initialised: sizes in elements, everything else as `buffer`. Pointers and iterators are
-/// those of its memory: only work of its stream, or the host where it can, may follow them. Move-only; one thread at a
-/// time. Indices beyond the size throw std::out_of_range, counts whose bytes do not fit std::bad_array_new_length.
+/// A buffer of uninitialised elements: sizes are in elements, everything else is as for `buffer`. Pointers and
+/// iterators point into its memory: only work on its stream may dereference them, and the host if it can access the
+/// memory. Move-only; one thread at a time. Throws std::out_of_range for an index beyond the size, and
+/// std::bad_array_new_length for a count whose bytes overflow.
 export template <class T>
   requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
 class uninitialized_vector {
@@ -28,7 +29,7 @@ public:
   using iterator = T*;
   using const_iterator = T const*;
 
-  /// 256 bytes, or what T needs if that is more.
+  /// 256 bytes, or the alignment of T if that is more.
   static constexpr std::size_t alignment = std::max(buffer::default_alignment, alignof(T));
 
   /// Empty, without resource and stream.
@@ -37,24 +38,24 @@ public:
   template <mr::resource R>
   uninitialized_vector(stream_ref stream, R resource, size_type count)
       : bytes_{stream, std::move(resource), bytes_of(count), alignment} {}
-  /// Over the current resource of the stream's device.
+  /// Uses the current resource of the stream's device.
   explicit uninitialized_vector(stream_ref stream, size_type count) : bytes_{stream, bytes_of(count), alignment} {}
-  /// Takes over whole elements. Throws std::invalid_argument if the bytes are not, or not aligned for T.
+  /// Takes over a buffer. Throws std::invalid_argument unless it holds whole elements that are aligned for T.
   explicit uninitialized_vector(buffer bytes) : bytes_{std::move(bytes)} {
     auto const address = reinterpret_cast<std::uintptr_t>(bytes_.data());
     if (bytes_.size() % sizeof(T) || address % alignof(T) || bytes_.alignment() < alignof(T)) {
-      throw std::invalid_argument{"gpumem: a buffer that does not hold whole, aligned elements"};
+      throw std::invalid_argument{"gpumem: the buffer does not hold whole, aligned elements"};
     }
   }
 
-  /// The elements copied in, in the stream's order; see buffer::copy_from.
+  /// Returns a vector with a copy of the elements, made in the stream's order; see buffer::copy_from.
   template <mr::resource R>
   static uninitialized_vector copy_of(stream_ref stream, R resource, gpumem::span<T const> source) {
     uninitialized_vector made{stream, std::move(resource), source.size()};
     made.copy_from(source);
     return made;
   }
-  /// A copy on the stream, without spare capacity; out of the other's resource, or of one given.
+  /// Returns a copy on the stream, without spare capacity, from the resource of `source` or from the given one.
   static uninitialized_vector copy_of(stream_ref stream, uninitialized_vector const& source) {
     return uninitialized_vector{buffer::copy_of(stream, source.bytes_)};
   }
@@ -77,7 +78,7 @@ public:
   stream_ref stream() const noexcept { return bytes_.stream(); }
   any_memory const& resource() const noexcept { return bytes_.resource(); }
 
-  /// See buffer.
+  /// As in buffer, with counts of elements.
   void resize(size_type count) { bytes_.resize(bytes_of(count)); }
   void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
   void shrink_to_fit() { bytes_.shrink_to_fit(); }
@@ -95,14 +96,15 @@ public:
   void set_stream(stream_ref stream) { bytes_.set_stream(stream); }
   void synchronize() const { bytes_.synchronize(); }
 
-  /// Sets an element in the stream's order; the value may be gone when this returns. Throws acquire_error on a stream
-  /// that captures a graph.
+  /// Sets an element in the stream's order; `value` may be destroyed when this returns. Throws acquire_error if the
+  /// stream captures a graph.
   void set_element_async(size_type index, T const& value) {
     require_range(1, index);
-    auto const local = std::bit_cast<raw>(value); // wherever the value is, pinned memory say, this is not
+    auto const local =
+        std::bit_cast<raw>(value); // `value` may be in pinned memory, which write() must not get; this copy is not
     bytes_.write(local.data(), sizeof(T), index * sizeof(T));
   }
-  /// The same, and waits on the host until it is done.
+  /// Sets an element and waits on the host until that is complete.
   void set_element(size_type index, T const& value) {
     set_element_async(index, value);
     synchronize();
@@ -112,14 +114,14 @@ public:
     require_range(1, index);
     bytes_.fill(std::byte{0}, sizeof(T), index * sizeof(T));
   }
-  /// The element's value, for which the host waits.
+  /// Waits on the host for the element and returns its value.
   T element(size_type index) const {
     require_range(1, index);
     raw local;
     bytes_.read(local.data(), sizeof(T), index * sizeof(T));
     return std::bit_cast<T>(local);
   }
-  /// The value in the order of another stream; see buffer::read_on.
+  /// As element(), but copies on another stream; see buffer::read_on.
   T element_on(stream_ref stream, size_type index) const {
     require_range(1, index);
     raw local;
@@ -127,9 +129,9 @@ public:
     return std::bit_cast<T>(local);
   }
   T front() const { return element(0); }
-  T back() const { return element(size() - 1); } // of none: an index that is beyond any size
+  T back() const { return element(size() - 1); } // if empty, the index wraps and is out of range
 
-  /// Gives up the bytes; the vector is then as moved from.
+  /// Returns the buffer; the vector is then in the moved-from state.
   buffer release() noexcept { return std::move(bytes_); }
 
 private:
@@ -141,8 +143,8 @@ private:
   }
   void require_range(size_type count, size_type first) const {
     if (first > size() || count > size() - first) {
-      throw std::out_of_range{"gpumem: element " + std::to_string(first) + " and " + std::to_string(count) +
-                              " on of a vector of " + std::to_string(size())};
+      throw std::out_of_range{"gpumem: index " + std::to_string(first) + ", count " + std::to_string(count) +
+                              ": out of range of a vector of size " + std::to_string(size())};
     }
   }
 

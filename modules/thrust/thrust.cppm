@@ -1,4 +1,4 @@
-// Thrust for C++ units, on a host system of Thrust, over memory that the host can reach.
+// Thrust for C++ translation units: on a host backend of Thrust, with memory that the host can access.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/thrust.hpp>
@@ -9,11 +9,11 @@ export namespace gpumem {
 using gpumem::thrust_allocator;
 using gpumem::thrust_resource;
 
-/// A vector of Thrust's in memory of a resource.
+/// A thrust::device_vector in memory of a gpumem resource.
 template <class T> using device_vector = thrust::device_vector<T, thrust_allocator<T>>;
 } // namespace gpumem
 
-/// What a unit needs to call algorithms: `thrust::sort(thrust::device(allocator), …)`.
+/// The names that a translation unit needs to call algorithms: `thrust::sort(thrust::device(allocator), …)`.
 export namespace thrust {
 using thrust::device;
 using thrust::device_ptr;

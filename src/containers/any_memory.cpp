@@ -1,4 +1,4 @@
-// What an erased resource tells of its memory.
+// any_memory: finds out if a device can access the memory of an erased resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>

@@ -1,4 +1,4 @@
-// Growing, copying and handing over bytes.
+// buffer: construction, growth, copies, and changes of the stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -37,7 +37,7 @@ bool overlap(void const* a, void const* b, std::size_t bytes) {
 
 buffer::buffer(stream_ref stream, any_memory resource, std::size_t bytes, std::size_t alignment)
     : resource_{make_any_memory(std::move(resource))} {
-  if (!std::has_single_bit(alignment)) throw std::invalid_argument{"gpumem: an alignment must be a power of two"};
+  if (!std::has_single_bit(alignment)) throw std::invalid_argument{"gpumem: the alignment is not a power of two"};
   auto const home = home_of(resource_, stream);
   block_ = obtain(stream, bytes, alignment);
   size_ = bytes;
@@ -55,7 +55,7 @@ buffer::buffer(allocation block, any_memory resource) : resource_{make_any_memor
 }
 
 buffer buffer::copy_of(stream_ref stream, buffer const& source) {
-  source.home(); // whether there is something to copy
+  source.home(); // throws if the source was moved from
   return copy_of(stream, source.resource_, source);
 }
 
@@ -73,7 +73,7 @@ buffer& buffer::operator=(buffer&& other) noexcept {
 }
 
 device buffer::home() const {
-  if (home_ < 0) throw std::invalid_argument{"gpumem: a buffer that was moved from has no resource and no stream"};
+  if (home_ < 0) throw std::invalid_argument{"gpumem: the buffer was moved from or default-constructed"};
   return device{home_};
 }
 
@@ -91,13 +91,14 @@ allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alig
   return std::move(*result);
 }
 
-// The old block is freed inside a call that may touch the stream's handle, so other streams get it the sooner.
+// Frees the old block with the stream's handle, so that an event can be recorded and other streams get it sooner.
 void buffer::replace(allocation fresh) {
   auto old = std::exchange(block_, std::move(fresh));
   old.reset(block_.stream());
 }
 
-// The driver reads pageable memory when it is called, not when the stream is there.
+// Copies from this buffer. The driver reads pageable memory during the call, not when the stream reaches the copy. So
+// for memory that no device can access, the copy waits on the host or is made by a host function.
 void buffer::copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes,
                      bool target_reached) const {
   if (bytes == 0) return;
@@ -138,14 +139,15 @@ void buffer::clear() {
 void buffer::copy_from(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may write to it before the stream is there
+  if (bytes && !detail::device_reaches(resource_))
+    on.wait(); // the driver may write at once, before the stream's earlier work
   on.copy(static_cast<std::byte*>(block_.data()) + offset, source, bytes);
 }
 
 void buffer::copy_to(void* target, std::size_t bytes, std::size_t offset) const {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver reads it when it is called
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver reads the memory during the call
   on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
 }
 
@@ -157,7 +159,7 @@ void buffer::copy_from(buffer const& source, std::size_t bytes, std::size_t offs
   if (bytes == 0) return;
   auto* const to = static_cast<std::byte*>(block_.data()) + offset;
   auto const* const from = static_cast<std::byte const*>(source.block_.data()) + source_offset;
-  if (overlap(to, from, bytes)) throw std::invalid_argument{"gpumem: a copy between bytes that overlap"};
+  if (overlap(to, from, bytes)) throw std::invalid_argument{"gpumem: source and target of the copy overlap"};
   bool const reached = detail::device_reaches(resource_);
   if (there.ordinal() == home_ && source.stream() == stream()) {
     source.copy_on(on, to, from, bytes, reached);
@@ -193,7 +195,7 @@ void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::si
   on.wait();
 }
 
-// The driver has copied pageable memory elsewhere when it returns.
+// The driver has read pageable memory when its copy call returns.
 void buffer::write(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   on.refuse_capture();
@@ -211,7 +213,8 @@ void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {
   }
 }
 
-// A default handle has to mean a stream of the device that is current; the buffer's own means what it meant.
+// identify() throws for a default handle while another device is current. The guard then makes the buffer's own handle
+// mean the same stream as at its construction.
 scoped_use buffer::use_on(stream_ref stream) const {
   identify(stream, home());
   device_guard const scope{home()};

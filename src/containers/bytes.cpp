@@ -1,4 +1,4 @@
-// Reading and writing sizes.
+// Converts sizes from and to text.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace gpumem {
 namespace {
 
 struct byte_unit {
-  std::string_view name; // in small letters
+  std::string_view name; // in lower case
   std::uint64_t bytes;
 };
 
@@ -46,7 +46,7 @@ inline constexpr std::array<byte_unit, 14> byte_units{{{"", 1},
                                                        {"eb", thousand_to(6)}}};
 
 [[noreturn]] void refuse(std::string_view text, char const* why) {
-  throw std::invalid_argument{"gpumem: '" + std::string{text} + "' is no size: " + why};
+  throw std::invalid_argument{"gpumem: '" + std::string{text} + "' is not a size: " + why};
 }
 
 std::uint64_t unit_of(std::string_view text, std::string_view unit) {
@@ -55,13 +55,13 @@ std::uint64_t unit_of(std::string_view text, std::string_view unit) {
   for (auto const& known : byte_units) {
     if (std::ranges::equal(unit, known.name, {}, small)) return known.bytes;
   }
-  refuse(text, "the unit is none of B, KiB, MiB, GiB, TiB, PiB, EiB, kB, MB, GB, TB, PB, EB");
+  refuse(text, "the unit is not one of B, KiB, MiB, GiB, TiB, PiB, EiB, kB, MB, GB, TB, PB, EB");
 }
 
 std::uint64_t whole_bytes(std::string_view text, double number, std::uint64_t unit) {
   auto const bytes = number * static_cast<double>(unit);
   if (bytes >= 0x1p64) refuse(text, "it does not fit into 64 bits");
-  // 1.1GiB is no whole number of bytes; people mean the nearest.
+  // 1.1GiB is not a whole number of bytes, so rounds to the nearest.
   if (unit == 1 && bytes != std::floor(bytes)) refuse(text, "it is not a whole number of bytes");
   return static_cast<std::uint64_t>(std::round(bytes));
 }
@@ -98,11 +98,11 @@ std::string format_bytes(std::size_t bytes) {
 std::size_t percent_of_free_device_memory(int percent, device where) {
   if (percent < 0 || percent > 100) {
     throw std::invalid_argument{"gpumem: " + std::to_string(percent) +
-                                " percent of a device's memory: 0 to 100 may be asked for"};
+                                " percent of a device's memory; must be 0 to 100"};
   }
   auto const free = where.memory().free;
   auto const share = static_cast<std::size_t>(percent);
-  auto const bytes = free / 100 * share + free % 100 * share / 100; // their product may not fit
+  auto const bytes = free / 100 * share + free % 100 * share / 100; // free * share could overflow
   return bytes / 256 * 256;
 }
 

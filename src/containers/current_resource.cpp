@@ -1,4 +1,4 @@
-// One resource a device, behind a lock each.
+// The current resource of each device, guarded by a lock per device.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
@@ -27,7 +27,7 @@ inline constexpr int max_devices = 64; // as many as `device` knows
 // Never destroyed: containers with static storage may free into it.
 struct device_slot {
   sync::mutex mutex;
-  std::optional<any_pool> current; // nothing: the first one
+  std::optional<any_pool> current; // none: `first` is current
   std::optional<any_pool> first;
 };
 
@@ -36,7 +36,7 @@ device_slot& slot_of(device where) {
   return (*slots)[static_cast<std::size_t>(where.ordinal())];
 }
 
-// Made without the lock, since that may call the driver; of two threads that make one, one keeps it.
+// Makes the pool without the lock, since that calls the driver. If two threads make one, the first to finish is kept.
 any_pool first_resource(device where) {
   auto& slot = slot_of(where);
   {
@@ -50,7 +50,7 @@ any_pool first_resource(device where) {
 }
 
 void require_memory_of(device where, any_pool& resource) {
-  if (!resource.has_value()) throw std::invalid_argument{"gpumem: an empty resource, moved from, cannot be current"};
+  if (!resource.has_value()) throw std::invalid_argument{"gpumem: an empty (moved-from) resource cannot be current"};
   auto const found = detail::device_of(services_of(resource));
   if (found && *found != where) {
     throw std::invalid_argument{"gpumem: memory of device " + std::to_string(found->ordinal()) +
@@ -58,7 +58,7 @@ void require_memory_of(device where, any_pool& resource) {
   }
 }
 
-// What was there before is the caller's: nothing is destroyed under the lock.
+// Returns the resource before, so that it is not destroyed under the lock.
 any_pool exchange_current(device where, std::optional<any_pool> next) {
   detail::throw_if_child();
   auto first = first_resource(where);

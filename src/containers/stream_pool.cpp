@@ -1,4 +1,4 @@
-// Streams in turn.
+// stream_pool: creates its streams and hands them out in turn.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

@@ -1,4 +1,4 @@
-// Copies and fills through the driver.
+// stream_work: copies and fills by driver calls or host functions.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -35,7 +35,7 @@ void work_now(void* data) {
 CUresult launch(CUstream on, host_work const& what) {
   auto owned = std::make_unique<host_work>(what);
   auto const result = driver().launch_host_func(on, work_now, owned.get());
-  if (result == CUDA_SUCCESS) owned.release(); // NOLINT(bugprone-unused-return-value): the function frees it
+  if (result == CUDA_SUCCESS) owned.release(); // NOLINT(bugprone-unused-return-value): work_now() frees it
   return result;
 }
 
