@@ -1,4 +1,4 @@
-// What can be awaited in any coroutine.
+// Concepts of types that any coroutine can await.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -9,7 +9,7 @@ import :std;
 namespace gpumem {
 
 namespace extend {
-/// An operation of one coroutine: what `co_await` suspends on.
+/// The operation on which `co_await` suspends one coroutine.
 export template <class T>
 concept awaiter = requires(T& operation, std::coroutine_handle<> continuation) {
   { operation.await_ready() } -> std::convertible_to<bool>;
@@ -25,7 +25,7 @@ concept has_member_co_await = requires(A&& a) { static_cast<A&&>(a).operator co_
 template <class A>
 concept has_free_co_await = requires(A&& a) { operator co_await(static_cast<A&&>(a)); };
 
-// The operation that `co_await` makes of it, as the language does where a promise transforms nothing.
+// Returns the awaiter that `co_await` uses, as the language defines for a promise without await_transform().
 template <class A> decltype(auto) awaiter_of(A&& a) {
   if constexpr (has_member_co_await<A>) {
     return static_cast<A&&>(a).operator co_await();
@@ -39,17 +39,16 @@ template <class A> decltype(auto) awaiter_of(A&& a) {
 } // namespace detail
 
 namespace extend {
-/// What any coroutine can await, by `operator co_await` as a member or a free function, or by being an operation
-/// itself.
+/// A type that any coroutine can await: it has `operator co_await` as a member or a free function, or is an awaiter.
 export template <class T>
 concept awaitable = requires(T&& t) {
   { detail::awaiter_of(static_cast<T&&>(t)) } -> awaiter;
 };
 
-/// What `co_await` gives for it.
+/// The type of a `co_await` expression on it.
 export template <awaitable T> using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
 
-/// The same by value where it is an rvalue: what may be kept once the awaiter is gone.
+/// The same, but a value instead of an rvalue reference, so that it may be kept after the awaiter is destroyed.
 export template <awaitable T>
 using await_value_t = std::conditional_t<std::is_rvalue_reference_v<await_result_t<T>>,
                                          std::remove_cvref_t<await_result_t<T>>, await_result_t<T>>;

@@ -1,4 +1,4 @@
-// `co_await completion(stream)`: the one wait for the GPU.
+// `co_await completion(stream)`: waits for GPU work.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -17,7 +17,7 @@ import :suspension;
 
 namespace gpumem {
 
-/// Options of a wait for the GPU. `resume_on` is where it resumes; null: the library thread.
+/// Options of a wait for the GPU. `resume_on` is the executor that resumes the coroutine; null: the library thread.
 export struct completion_options {
   gpumem::latency latency = gpumem::latency::balanced;
   executor* resume_on = nullptr;
@@ -25,20 +25,20 @@ export struct completion_options {
 
 namespace detail {
 
-// What is waited for: all that a stream has been given, or what an event of the user captured. Small and movable.
+// The target of a wait: all work enqueued on a stream, or the work that an event of the user captured. Copyable.
 class completion_target {
 public:
   explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
   explicit completion_target(event const& event) noexcept : stream_{CUstream{}}, event_{&event} {}
 
-  // Whether the host may take it for complete; asks the driver, and publishes what it learns. Throws.
+  // Asks the driver and returns whether the work is complete; if so, publishes that to the timeline. Throws.
   bool poll() const;
-  // Blocks the calling thread in the driver. Throws.
+  // Blocks the calling thread in the driver until the work is complete. Throws.
   void wait() const;
-  // Where it is armed. Throws.
+  // Returns the poll queue to which the wait is added. Throws.
   poll_queue& queue() const;
-  // Records where the stream is now on a pooled event, which is given to the caller with a hold on the stream's
-  // timeline. Throws.
+  // Returns the point of the work: of the user's event, or of a pooled event that it records on the stream. It stores a
+  // pooled event in `recorded`, retains the timeline, and the caller must return both. Throws.
   stream_point record_event(pooled_event*& recorded) const;
 
 private:
@@ -53,20 +53,21 @@ public:
 
 protected:
   ~completion_wait() = default;
-  // Disarms, and gives the event back. By the destructor of the final class: in that of a base the class of the object
-  // changes, and the reactor may be about to call reached().
+  // Removes the wait from the reactor and returns the event. The destructor of the final class calls it: in the
+  // destructor of a base the virtual complete(), which the reactor may be about to call, would be another function.
   void cancel_and_release() noexcept;
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }
   bool stopped() const noexcept { return outcome_ == ending::stopped; }
-  // Before it is armed, or a stop may be told of: starts what it needs. Throws.
+  // Starts the reactor and prepares the executor. Called before add_wait() and before a stop callback exists. Throws.
   void prepare();
-  // Arms; false if it is over already. Throws, with nothing armed. It may be gone when this returns true.
+  // Adds the wait to the reactor. Returns false if the wait has ended already. If it throws, nothing was added. If it
+  // returns true, the object may be destroyed already.
   bool add_wait();
   void stop() noexcept;
-  // Throws what ended it, unless it was completion.
+  // Throws the error or stop that ended the wait; nothing after completion.
   void finish();
-  // Whether a stop ended it; it is then over.
+  // Returns whether a stop ended the wait; if so, ends the operation.
   bool finish_stopped() noexcept;
 
 private:
@@ -78,7 +79,7 @@ private:
 
   completion_target target_;
   pooled_event* recorded_ = nullptr;
-  bool registered_ = false; // the reactor has it, or has told it
+  bool registered_ = false; // the reactor holds the wait, or has called complete()
   ending outcome_ = ending::complete;
   CUresult result_ = CUDA_SUCCESS;
 };
@@ -92,8 +93,8 @@ struct awaitable_completion;
 namespace extend {
 export template <stoppable_token Token> class completion_awaitable;
 
-/// The operation of a completion_awaitable in one coroutine: address-stable. Destroying it while it waits forgets the
-/// wait; destroy it where nothing resumes it meanwhile: on its executor's thread, or while the executor does not run.
+/// The operation of a completion_awaitable in one coroutine. Not movable. Its destructor ends the wait. Destroy it only
+/// while nothing can resume the coroutine: on its executor's thread, or while the executor does not run.
 export template <stoppable_token Token> class completion_operation final : public detail::completion_wait {
 public:
   ~completion_operation() {
@@ -104,10 +105,10 @@ public:
   bool await_ready() {
     if (!token_.stop_requested()) return this->poll();
     this->refuse_stopped();
-    return false; // only await_suspend() knows whom to tell
+    return false; // await_suspend() knows whether the promise has unhandled_stopped()
   }
 
-  /// A promise with unhandled_stopped() is told of a stop by that.
+  /// After a stop, calls unhandled_stopped() of the promise if it has that.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     this->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {
@@ -132,8 +133,8 @@ private:
     void operator()() const noexcept { operation->stop(); }
   };
 
-  // False if it is over. The callback is registered before the wait is armed: afterwards the frame may be resumed and
-  // gone.
+  // Returns false if the wait has ended already. Registers the stop callback before add_wait(), since after that the
+  // coroutine may be resumed and its frame destroyed.
   bool begin() {
     if (this->stopped()) return false;
     this->prepare();
@@ -151,18 +152,22 @@ private:
   std::optional<stop_callback_t<Token, on_stop>> callback_;
 };
 
-/// A wait for the GPU, not yet begun; a small movable description. `co_await` it, or wait() without a coroutine.
-/// Completes when the host has seen the work complete: memory that it wrote may be read by the host, and pools know of
-/// it. Does not suspend, and allocates nothing on the host, if that is so already. Else one library thread a device
-/// asks the driver, as often as the option `latency` says, and the coroutine resumes through its executor, never on
-/// that thread. Throws cuda_error for an error of the driver (of a lost device too: an error is not completion),
-/// acquire_error if it was stopped or the stream captures a graph, std::bad_alloc, std::system_error. A coroutine whose
-/// promise has unhandled_stopped() is not resumed after a stop: what that gives is.
+/// Describes a wait for the GPU; small and movable. Start it by `co_await`, or by wait() outside a coroutine. The wait
+/// completes when the host has seen the work complete: the host may then read memory that the work wrote, and pools
+/// know that the work is complete.
+///
+/// If the work is complete at once, the coroutine does not suspend and allocates no host memory. Otherwise a library
+/// thread, one per device, polls the driver at the rate of the option `latency`. The coroutine resumes through its
+/// executor, never on that polling thread.
+///
+/// Throws cuda_error for a driver error, also on a lost device. Throws acquire_error if the wait was stopped or the
+/// stream captures a graph, and std::bad_alloc, std::system_error. If the promise has unhandled_stopped(), a stop does
+/// not resume the coroutine but the handle that unhandled_stopped() returns.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] completion_awaitable {
 public:
   completion_operation<Token> operator co_await() const noexcept { return {target_, options_, token_}; }
 
-  /// Waits on the calling thread, in the driver; throws like co_await. Neither stop nor options are looked at.
+  /// Blocks the calling thread in the driver until completion. Throws as co_await. Ignores the stop token and options.
   void wait() const { target_.wait(); }
 
 private:
@@ -177,7 +182,7 @@ private:
 } // namespace extend
 
 namespace detail {
-// Makes awaitables of what is to complete.
+// Makes completion_awaitables, whose constructor is private.
 struct awaitable_completion {
   template <class Target, class Token>
   static completion_awaitable<Token> of(Target const& target, completion_options const& options, Token token) noexcept {
@@ -186,14 +191,15 @@ struct awaitable_completion {
 };
 } // namespace detail
 
-/// A wait for all work that the stream has been given when it is awaited. The stream must live until then. Any thread.
+/// Returns a wait for all work that is enqueued on the stream at the time of the co_await. The stream must live until
+/// then. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(stream_ref stream, completion_options options = {}, Token token = {}) noexcept {
   return detail::awaitable_completion::of(stream, options, std::move(token));
 }
 
-/// A wait for what the event captured before it is awaited; nothing if it was never recorded. The event must neither
-/// die nor be recorded again before the wait is over. Any thread.
+/// Returns a wait for the work that the event has captured at the time of the co_await; no wait if the event was never
+/// recorded. The event must not be destroyed or recorded again before the wait ends. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(event const& happened, completion_options options = {},
                                        Token token = {}) noexcept {

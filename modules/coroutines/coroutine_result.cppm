@@ -1,11 +1,11 @@
-// Where a coroutine leaves what it returns.
+// Holds the result of a coroutine in its promise.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:coroutine_result;
 import :std;
 
 namespace gpumem::detail {
 
-// Base of a promise: return_value() or return_void(), and the value to be taken once.
+// Base of a promise: has return_value() or return_void(), and keeps the value, which take() may move out once.
 template <class T> class coroutine_result {
 public:
   template <std::convertible_to<T> U> void return_value(U&& value) { value_.emplace(std::forward<U>(value)); }
@@ -33,7 +33,7 @@ public:
   void take() noexcept {}
 };
 
-// A result as a member of a tuple or a vector.
+// The type that stands for a result in a tuple or vector.
 template <class R> struct element {
   using type = R;
 };

@@ -1,4 +1,4 @@
-// What is waited for in one order: the points of one stream, or those of one event.
+// Poll queues: waits for the GPU that complete in order, since they are for one stream or one event.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:poll_queue;
 import :cuda;
@@ -8,10 +8,10 @@ import :sync;
 
 namespace gpumem {
 
-/// How soon a wait for the GPU is to end, and what it may cost the host meanwhile.
+/// How soon a wait for the GPU is to see the completion, and how much host time it may cost.
 export enum class latency {
-  low,      ///< the device is asked without a pause: one core while such a wait is armed
-  balanced, ///< it is asked every ten microseconds or so, less often in a long wait: a quarter of a core at most
+  low,      ///< polls without a pause; uses one core while such a wait is pending
+  balanced, ///< polls every 10 to 100 µs; about 1/5 of a core, more with waits on many streams
 };
 
 namespace detail {
@@ -20,7 +20,7 @@ class poll_queue;
 class poll_queue_list;
 class reactor;
 
-// A point that somebody waits for; in place in the waiting operation. Its links are guarded by the reactor's lock.
+// A wait for a point of a stream or for an event; a base of the waiting operation. The reactor's lock guards its links.
 class pending_wait {
 public:
   pending_wait(pending_wait const&) = delete;
@@ -30,12 +30,12 @@ protected:
   explicit pending_wait(latency urgency) noexcept : urgency_{urgency} {}
   ~pending_wait() = default;
 
-  // Once, on the reactor's thread and without its lock: what the driver said of the event, never "not ready". The last
-  // touch.
+  // Called once, on the reactor's thread and without its lock, with the driver's result for the event, never
+  // CUDA_ERROR_NOT_READY. The reactor does not use the wait afterwards.
   virtual void complete(CUresult result) noexcept = 0;
 
   stream_point where_;
-  poll_queue* queue_ = nullptr; // set before it is armed, and stays
+  poll_queue* queue_ = nullptr; // set before add_wait(); constant afterwards
   std::atomic<bool> stop_requested_{false};
 
 private:
@@ -49,11 +49,11 @@ private:
   pending_wait* previous_ = nullptr;
 };
 
-// Points that are armed no more, on the way to being told.
+// Waits that were removed from their queue and whose complete() is yet to be called.
 class completed_waits {
 public:
   void push(pending_wait& point, CUresult result) noexcept;
-  // What is told may be gone at once, so nothing is kept of it.
+  // Removes and returns the first wait; null if there is none. The wait may be destroyed as soon as it is completed.
   pending_wait* pop() noexcept;
   bool empty() const noexcept { return first_ == nullptr; }
   std::size_t size() const noexcept { return size_; }
@@ -64,7 +64,7 @@ private:
   std::size_t size_ = 0;
 };
 
-// What the driver is asked of a queue: its oldest event and, if that is complete, its newest.
+// A query of one queue to the driver: for its oldest event and, if that is complete, for its newest.
 struct poll_request {
   poll_queue* of = nullptr;
   CUevent oldest = nullptr;
@@ -73,8 +73,8 @@ struct poll_request {
   CUresult newest_result = CUDA_ERROR_NOT_READY;
 };
 
-// Points that complete in the order in which they were armed, so that however many wait, one or two are asked about.
-// Never destroyed, like the streams and the events it is made for. Under the reactor's lock.
+// Waits that complete in the order in which they were added, so that one or two queries suffice for any number of them.
+// Never destroyed, as the streams' timelines. The reactor's lock guards it.
 class poll_queue {
 public:
   explicit poll_queue(reactor& home) noexcept : home_{home} {}
@@ -82,22 +82,22 @@ public:
   poll_queue& operator=(poll_queue const&) = delete;
 
   reactor& home() const noexcept { return home_; }
-  // Held, without the reactor's lock, from the record of an event until it is armed: else a later event could stand
-  // before an earlier one, which would then wait for work that may wait for it.
+  // Held from the record of an event until its wait is added, without the reactor's lock. Otherwise a later event could
+  // come before an earlier one, and the earlier one would wait for later work, which may wait for the earlier one.
   sync::mutex& mutex() noexcept { return mutex_; }
 
   void push(pending_wait& point) noexcept;
-  // While it is being asked about as well: the answer is then nobody's.
+  // Also allowed during a poll of this wait; its result is then ignored.
   void remove(pending_wait& point) noexcept;
   bool empty() const noexcept { return first_ == nullptr; }
-  // Somebody wants low latency.
+  // Whether a wait has latency::low.
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
-  // Between these two the question is open, and the reactor holds no lock.
+  // Between begin_poll() and end_poll() the reactor queries the driver without its lock.
   poll_request begin_poll() noexcept;
   void end_poll(poll_request const& request, completed_waits& completed) noexcept;
   bool is_polled() const noexcept { return is_polled_; }
-  // Everybody, whatever they wait for.
+  // Moves all waits to `completed`, with this result.
   void fail_all(CUresult result, completed_waits& completed) noexcept;
 
 private:
@@ -108,17 +108,17 @@ private:
   pending_wait* last_ = nullptr;
   std::size_t urgent_waits_ = 0;
   bool is_polled_ = false;
-  pending_wait* polled_oldest_ = nullptr; // null: disarmed meanwhile
+  pending_wait* polled_oldest_ = nullptr; // null if it was removed during the poll
   pending_wait* polled_newest_ = nullptr;
   poll_queue_list* listed_in_ = nullptr;
   poll_queue* next_ = nullptr;
   poll_queue* previous_ = nullptr;
 };
 
-// queues that have points, the one that was asked longest ago first. Under the reactor's lock.
+// A list of queues that have waits; the queue polled longest ago comes first. The reactor's lock guards it.
 class poll_queue_list {
 public:
-  // Takes the queue out of the list that it is in and puts it at the end of another; null: of none.
+  // Moves the queue from its list, if any, to the end of another; null: only removes it.
   static void move(poll_queue& item, poll_queue_list* to) noexcept;
   static poll_queue_list* of(poll_queue const& item) noexcept { return item.listed_in_; }
   poll_queue* first() const noexcept { return first_; }

@@ -1,4 +1,4 @@
-// One thread a device that asks the driver about events until they are complete.
+// The reactor: one thread per device that polls the driver for the events of waits.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <unordered_map>
@@ -12,15 +12,15 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Asks about the oldest point of every queue, and publishes what it sees to the streams' timelines. queues in which
-// somebody wants low latency are asked without a pause; the others at intervals that keep the thread below a fifth of a
-// core. Sleeps while nothing is armed. Never destroyed; its thread starts at first use and ends before the driver goes.
-// Any thread.
+// Queries the oldest event of every poll queue and publishes completions to the streams' timelines. Queues with a wait
+// of latency::low are polled without a pause. Others are polled at intervals of 10 to 100 us that keep the thread busy
+// for a fifth of a core, or more if one poll of all queues takes over 23 us. Sleeps while no wait is pending. Never
+// destroyed; its thread starts at first use and ends before the driver shuts down. Any thread.
 class reactor {
 public:
   enum class answer {
-    armed,   // it will be told, unless it is disarmed
-    stopped, // a stop was requested before
+    armed,   // the reactor will call complete(), unless the wait is removed
+    stopped, // a stop was requested before the call
     ended,   // the process is exiting
   };
 
@@ -31,23 +31,25 @@ public:
   // Throws std::bad_alloc.
   static reactor& of(gpumem::device device);
 
-  // The queue of a stream, or of an event of the user. Throws std::bad_alloc.
+  // Returns the poll queue of a stream, or of an event of the user. Throws std::bad_alloc.
   poll_queue& queue_of(stream_timeline const& timeline);
   poll_queue& queue_of(CUevent event);
 
-  // Throws std::system_error where the thread cannot be started.
+  // Starts the thread unless it runs. Throws std::system_error if that fails.
   void start();
-  // After `armed` the point may be told, and gone, before this returns. By whoever holds the queue's order.
+  // Adds the wait to its queue. If the answer is `armed`, the wait may be completed and destroyed before this returns.
+  // The caller holds the queue's mutex().
   answer add_wait(pending_wait& point) noexcept;
-  // True: nobody will tell it any more. False: it was told, or is about to be, or was never armed.
+  // Returns true if it removed the wait, so that complete() will not be called. Returns false if complete() was or is
+  // about to be called, or if the wait was never added.
   bool remove_wait(pending_wait& point) noexcept;
 
-  // How often it has looked for something to ask; stands still while nothing is armed.
+  // Returns the number of polling rounds so far; it does not grow while no wait is pending.
   std::uint64_t rounds() const noexcept { return rounds_.load(std::memory_order_relaxed); }
 
 private:
   static constexpr std::size_t batch_size = 32;
-  enum class sleep_kind { awake, dozing, asleep }; // dozing: not worth being woken by a point that can wait
+  enum class sleep_kind { awake, dozing, asleep }; // dozing: a short sleep; only a wait of latency::low wakes it
 
   static void stop_all() noexcept;
   void stop(sync::time_point deadline) noexcept;
@@ -71,10 +73,10 @@ private:
   poll_queue_list low_latency_;
   poll_queue_list balanced_;
   std::size_t armed_ = 0;
-  bool fresh_ = false; // something was armed since the last round
+  bool fresh_ = false; // a wait was added since the last round
   sleep_kind sleep_ = sleep_kind::awake;
-  sync::time_point quiet_since_{}; // when something was reached or armed last
-  sync::time_point due_{};         // when the patient are asked next
+  sync::time_point quiet_since_{}; // when a wait was last completed or added
+  sync::time_point due_{};         // when the queues in balanced_ are polled next
   bool stopping_ = false;
   bool ended_ = false;
   sync::thread thread_;
@@ -85,8 +87,8 @@ private:
 namespace gpumem {
 
 namespace detail {
-/// How often the thread that waits for a device has looked for something to ask, in this process. Stands still while no
-/// wait for that device is armed. Throws std::bad_alloc. Any thread.
+/// Returns the number of polling rounds of the device's reactor in this process; it does not grow while no wait for the
+/// device is pending. Throws std::bad_alloc. Any thread.
 export std::uint64_t completion_rounds(device where);
 
 } // namespace detail

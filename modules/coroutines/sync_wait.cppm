@@ -1,4 +1,4 @@
-// From plain code into a coroutine and back.
+// sync_wait: awaits from a plain function.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -17,11 +17,11 @@ namespace detail {
 
 class sync_signal final : public join_counter {
 public:
-  // Throws cuda_error in a forked child, where the threads that would signal are missing.
+  // Throws cuda_error in a forked child, which lacks the threads that would signal.
   sync_signal();
   void child_failed(std::exception_ptr error) noexcept override { error_ = std::move(error); }
   std::coroutine_handle<> child_finished() noexcept override;
-  // Returns when the coroutine has arrived; throws what it threw.
+  // Blocks until the coroutine has ended; throws the exception that it threw.
   void wait();
 
 private:
@@ -33,9 +33,9 @@ private:
 
 } // namespace detail
 
-/// Awaits on the calling thread: starts it here, and blocks until it is over, wherever it resumes meanwhile. Gives its
-/// result (a reference if it gives one, an expiring value as a value), or throws what it threw. It runs no executor: on
-/// a thread that the awaited work needs to resume on, it never returns.
+/// Awaits `what` from a plain function: starts it on the calling thread and blocks until it ends, also if it resumes on
+/// other threads meanwhile. Returns its result (a reference if it returns an lvalue reference, otherwise a value), or
+/// throws its exception. It runs no executor. So it never returns on a thread on which the awaited work must resume.
 export template <awaitable A> await_value_t<A> sync_wait(A&& what) {
   detail::sync_signal signal;
   auto run = detail::make_child<A&&>(static_cast<A&&>(what));

@@ -1,4 +1,4 @@
-// A lazy coroutine that is awaited by one other.
+// task: a lazy coroutine that one other coroutine awaits.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -15,8 +15,8 @@ export template <class T> class task;
 namespace detail {
 
 template <class T> class task_promise final : public coroutine_result<T> {
-  // The awaiting coroutine goes on by symmetric transfer: the stack does not grow, however many tasks follow each
-  // other.
+  // Resumes the awaiting coroutine by symmetric transfer, so that the stack does not grow with the number of tasks that
+  // run one after another.
   struct final_awaiter {
     bool await_ready() const noexcept { return false; }
     std::coroutine_handle<> await_suspend(std::coroutine_handle<task_promise> self) const noexcept {
@@ -43,9 +43,10 @@ private:
 
 } // namespace detail
 
-/// A coroutine that starts when it is awaited, once, by one other coroutine, and resumes that one where it ends: on the
-/// thread of its own last work item. Gives T, T& or nothing, or throws what its body threw. Destroying one that is
-/// suspended anywhere, or not begun, destroys its frame and what is in it. Move-only; one thread at a time.
+/// A coroutine that starts when another coroutine awaits it. It is awaited once, and resumes the awaiting coroutine on
+/// the thread on which its body ends. Gives T, T& or nothing, or throws what its body threw. The destructor destroys
+/// the frame and all objects in it, if the body has not begun, is suspended or has ended. Move-only; one thread at a
+/// time.
 export template <class T = void> class [[nodiscard]] task {
 public:
   using promise_type = detail::task_promise<T>;
@@ -59,9 +60,9 @@ public:
     if (frame_) frame_.destroy();
   }
 
-  /// False when moved from; awaiting such a task throws std::logic_error.
+  /// Returns false if the task was moved from; to await it then throws std::logic_error.
   bool valid() const noexcept { return static_cast<bool>(frame_); }
-  /// Whether the body has ended.
+  /// Returns whether the body has ended.
   bool done() const noexcept { return frame_ && frame_.done(); }
 
   /// Gives the result as a value (a reference for T&).

@@ -1,4 +1,4 @@
-// Awaiting several things at once.
+// when_all: awaits several awaitables at once.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -22,7 +22,8 @@ namespace gpumem {
 
 namespace detail {
 
-// Counts the arrivals of all, and of the one who starts them. The last of them resumes the awaiting coroutine.
+// Counts the children that have yet to end, plus one for the coroutine that starts them. The last one to end resumes
+// the awaiting coroutine.
 class all_of final : public join_counter {
 public:
   explicit all_of(std::size_t count) noexcept : missing_{count + 1} {}
@@ -30,7 +31,7 @@ public:
   std::coroutine_handle<> child_finished() noexcept override;
 
   void begin(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
-  // By the one who started them: false if all have arrived. After true nothing of this may be touched.
+  // Called after all were started. Returns false if all have ended; if true, the object may be destroyed already.
   bool must_wait() noexcept { return missing_.fetch_sub(1, std::memory_order_acq_rel) != 1; }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
@@ -89,7 +90,7 @@ private:
 } // namespace detail
 
 namespace extend {
-/// What when_all gives: awaited once; movable until then.
+/// The result of when_all: can be awaited once, and moved before that.
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
   explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
@@ -120,15 +121,15 @@ private:
 };
 } // namespace extend
 
-/// Awaits all of them: starts each in order on the calling thread, and resumes where the last of them ends. Gives a
-/// tuple: std::monostate for nothing, std::reference_wrapper for a reference. If some throw, the exception that came
-/// first is thrown, after all have finished. Keeps its arguments; throws std::bad_alloc.
+/// Awaits all arguments: starts them in order on the calling thread, and resumes on the thread on which the last of
+/// them ends. The result is a tuple, with std::monostate for void and std::reference_wrapper for a reference. If some
+/// throw, the first exception is thrown after all have ended. Takes its arguments by value. Throws std::bad_alloc.
 export template <awaitable... A> auto when_all(A... all) {
   using tuple = detail::all_of_tuple<await_value_t<A>...>;
   return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(all))...}};
 }
 
-/// The same for any number of one type; gives a vector in the order of the arguments, or nothing for nothing.
+/// The same for any number of awaitables of one type. The result is a vector in the order of `all`, or void for void.
 export template <awaitable A> auto when_all(std::vector<A> all) {
   using result = await_value_t<A>;
   std::vector<detail::when_all_child<result>> when_all_child;

@@ -1,4 +1,4 @@
-// A coroutine that awaits one thing and tells a meeting point when it is over: what sync_wait and when_all are made of.
+// when_all_child: a coroutine that awaits one awaitable and reports its end to a join_counter. For sync_wait, when_all.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -10,13 +10,13 @@ import :std;
 
 namespace gpumem::detail {
 
-// Where joined coroutines meet. Any thread.
+// Receives the ends of the children. Any thread.
 class join_counter {
 public:
-  // One of them threw.
+  // Called when a child threw.
   virtual void child_failed(std::exception_ptr error) noexcept = 0;
-  // One of them is over, after failed() if it threw: what is to run next on this thread. Its frame, and the point
-  // itself, may be gone when this returns.
+  // Called when a child has ended, after child_failed() if it threw. Returns the coroutine that runs next on this
+  // thread. The child's frame and the counter itself may be destroyed when this returns.
   virtual std::coroutine_handle<> child_finished() noexcept = 0;
 
 protected:
@@ -51,7 +51,7 @@ public:
     if (frame_) frame_.destroy();
   }
 
-  // Once; runs it on this thread until it suspends.
+  // Called once; runs the child on this thread until it suspends or ends.
   void start(join_counter& counter) {
     frame_.promise().counter = &counter;
     frame_.resume();
@@ -63,9 +63,7 @@ private:
   std::coroutine_handle<promise_type> frame_;
 };
 
-// Awaits what it is given: a reference, or a value that it keeps in its frame.
-template <class A> when_all_child<await_value_t<A>> make_child(A what) {
-  co_return co_await static_cast<A&&>(what);
-}
+// Awaits `what`: a reference, or a value that is kept in the frame.
+template <class A> when_all_child<await_value_t<A>> make_child(A what) { co_return co_await static_cast<A&&>(what); }
 
 } // namespace gpumem::detail

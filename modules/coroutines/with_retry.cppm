@@ -1,4 +1,4 @@
-// Work that can be rolled back in favour of older work, and tried again.
+// with_retry: runs work that rolls back in favour of older work and runs again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -20,7 +20,7 @@ namespace gpumem {
 
 namespace detail {
 
-// While it lives the work can be rolled back; it dies when the body has freed its memory.
+// Allows the pool to preempt the work while it lives. It is destroyed after the body has freed its memory.
 class rollback_permission {
 public:
   rollback_permission(services_handle from, holder& work, std::size_t& need) noexcept
@@ -43,13 +43,14 @@ private:
 
 } // namespace detail
 
-/// Runs `body()`, a coroutine that gets its memory through `work`, and gives what it gives. While the body waits for
-/// memory its request may end with outcome::preempted, because older work waits for what the body holds. If
-/// the body ends with that acquire_error, having freed what it held, `rollback()` is called to undo the rest, which may
-/// also make the work smaller. It must not throw. Then the work waits until there could be as much memory as it held
-/// and asked for, and `body()` runs again, from its beginning. All other exceptions go through. The oldest work is
-/// never preempted, so that some work always goes on. Resumes on the thread on which the body or the wait ends;
-/// `resume_on`: see acquire_options.
+/// Runs `body()`, a coroutine that gets its memory through `work`, and returns its result. While the body waits for
+/// memory, the pool may end its request with outcome::preempted, because older work waits for memory that the body
+/// holds. The body must then free its memory and end with that acquire_error. with_retry calls `rollback()`, which
+/// undoes the other effects of the body, may make the work smaller, and must not throw. Then the work waits until the
+/// pool could give it the bytes that it held and asked for, and `body()` runs again from its start.
+///
+/// All other exceptions pass through. The oldest work is never preempted, so that some work always goes on. Resumes on
+/// the thread on which the body or the wait ends; for `resume_on` see acquire_options.
 export template <mr::resource Upstream, std::invocable Body, std::invocable Rollback>
 task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> work, Body body, Rollback rollback,
                                                              executor* resume_on = nullptr) {

@@ -1,4 +1,4 @@
-// Asking the driver, arming, and the end of a wait.
+// completion: queries the driver, adds waits to the reactor, and ends them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -23,7 +23,7 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// The stream's identity, unless it captures: asking a capturing stream anything would spoil the capture.
+// Identifies the stream. Throws if it captures a graph, since a query or an event record would break the capture.
 stream_key identify_idle(stream_ref stream) {
   auto const key = identify(stream);
   check(lost_error_of(key.timeline().device()), "gpumem: waiting for the device");
@@ -33,7 +33,7 @@ stream_key identify_idle(stream_ref stream) {
   return key;
 }
 
-// Handle 0 is one of two streams: both are asked.
+// Queries the stream. Handle 0 may mean the per-thread or the legacy stream, so both are queried.
 CUresult query(stream_key const& key) {
   if (key.timeline().kind() != stream_kind::null) return driver().stream_query(key.handle());
   auto const own = driver().stream_query(CU_STREAM_PER_THREAD);
@@ -52,7 +52,8 @@ bool completion_target::poll() const {
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
-  auto const covers = timeline.advance_epoch(); // before the question: what it answers for was enqueued by then
+  auto const covers =
+      timeline.advance_epoch(); // before the query, so that the epoch holds only work that the query covers
   auto const result = interpret(timeline.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuStreamQuery");
@@ -116,7 +117,7 @@ bool completion_wait::add_wait() {
 void completion_wait::stop() noexcept {
   if (forked()) return;
   stop_requested_.store(true, std::memory_order_release);
-  if (!queue_->home().remove_wait(*this)) return; // over, or not armed yet: arm() looks
+  if (!queue_->home().remove_wait(*this)) return; // ended, or not added yet: then add_wait() sees the request
   end(ending::stopped, CUDA_SUCCESS);
   post();
 }
@@ -132,8 +133,8 @@ void completion_wait::end(ending how, CUresult result) noexcept {
   return_event();
 }
 
-// The timeline of a stream that dies meanwhile serves no other stream before this: the order of a queue is one
-// stream's.
+// Releases the timeline only now: if the stream is destroyed meanwhile, a retained timeline is given to no other
+// stream, so that all waits of a poll queue are for one stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;

@@ -1,4 +1,4 @@
-// Points in order, and the lists of those who have some.
+// Poll queues and lists of them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -52,7 +52,7 @@ poll_request poll_queue::begin_poll() noexcept {
   return {this, first_->where_.event, last_->where_.event};
 }
 
-// The newest being complete, all before it are; an error is told to the oldest alone.
+// If the newest event is complete, so are all before it. An error goes only to the oldest wait.
 void poll_queue::end_poll(poll_request const& request, completed_waits& completed) noexcept {
   is_polled_ = false;
   auto* const oldest = std::exchange(polled_oldest_, nullptr);

@@ -1,4 +1,4 @@
-// The signal between the coroutine's last thread and the one that waits.
+// sync_wait: the signal from the thread on which the coroutine ends to the thread that waits.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -13,7 +13,7 @@ namespace gpumem::detail {
 
 sync_signal::sync_signal() { throw_if_child(); }
 
-// Notified under the lock: the waiting thread cannot leave, and take the signal with it, before this has.
+// Notifies under the lock: otherwise the waiting thread could return and destroy the signal during the notification.
 std::coroutine_handle<> sync_signal::child_finished() noexcept {
   sync::lock const held{mutex_};
   arrived_ = true;

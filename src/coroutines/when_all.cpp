@@ -1,4 +1,4 @@
-// Arrivals.
+// when_all: counts the children that end and keeps the first exception.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -10,13 +10,13 @@ import :when_all;
 
 namespace gpumem::detail {
 
-// Written by the first to fail alone, and read after all arrivals.
+// Only the first child that fails writes the error; it is read after all children have ended.
 void all_of::child_failed(std::exception_ptr error) noexcept {
   if (!has_failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
 }
 
 std::coroutine_handle<> all_of::child_finished() noexcept {
-  auto const continuation = continuation_; // read before: the last arrival may end this object
+  auto const continuation = continuation_; // read first: once the last child has counted, the object may be destroyed
   if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) return continuation;
   return std::noop_coroutine();
 }
