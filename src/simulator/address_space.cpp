@@ -1,4 +1,4 @@
-// Address space: reservation, first fit, dropping of pages.
+// address_space: reserves addresses, allocates ranges first-fit, and drops the pages of freed ranges.
 // SPDX-License-Identifier: Apache-2.0
 #include "address_space.hpp"
 
@@ -73,7 +73,8 @@ void address_space::clear() {
   free_ = {{base_, bytes_}};
 }
 
-/// Whole pages go back to the system; the parts of pages at the ends may hold others' bytes beside them.
+/// Zeroes the range. Returns whole pages to the system; the pages at the ends may also hold bytes of other ranges, so
+/// there only the bytes of this range are cleared.
 void address_space::drop_pages(std::uint64_t address, std::size_t bytes) const noexcept {
   const std::uint64_t end = address + bytes;
   const std::uint64_t first = std::min(end, (address + page - 1) & ~(page - 1));

@@ -1,4 +1,4 @@
-// A reserved range of addresses, backed by zero pages only where it is touched, and what is given out of it.
+// address_space: a reserved range of addresses from which ranges are allocated; untouched pages take no memory.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,16 +15,16 @@ public:
   address_space& operator=(const address_space&) = delete;
   ~address_space();
 
-  /// Reserves `bytes` of address space; throws std::bad_alloc where the system refuses.
+  /// Reserves `bytes` of address space. Throws std::bad_alloc if the system refuses.
   void reserve(std::size_t bytes);
 
-  /// The lowest range that fits, or 0. The same calls give the same offsets.
+  /// Allocates the lowest range that fits; returns 0 if there is none. The same calls give the same offsets.
   [[nodiscard]] std::uint64_t take(std::size_t bytes, std::size_t alignment);
 
-  /// Gives a range back; its pages are dropped, so it reads as zero when taken again.
+  /// Frees a range. Its bytes read as zero when they are allocated again.
   void give(std::uint64_t address, std::size_t bytes);
 
-  /// Forgets all ranges and drops all pages.
+  /// Frees all ranges and drops all pages.
   void clear();
 
   [[nodiscard]] bool contains(std::uint64_t address) const noexcept { return address - base_ < bytes_; }
@@ -35,8 +35,8 @@ private:
 
   std::uint64_t base_ = 0;
   std::size_t bytes_ = 0;
-  std::uint64_t touched_end_ = 0;             // no range ended above this since the last clear
-  std::map<std::uint64_t, std::size_t> free_; // address → bytes, never adjacent
+  std::uint64_t touched_end_ = 0;             // the highest end of a range since the last clear()
+  std::map<std::uint64_t, std::size_t> free_; // free ranges: address → bytes; never adjacent
 };
 
 } // namespace simulated

@@ -1,4 +1,4 @@
-// Membership and order inside a capture.
+// capture: streams join, nodes are added, and the order between streams is kept.
 // SPDX-License-Identifier: Apache-2.0
 #include "capture.hpp"
 

@@ -1,4 +1,4 @@
-// Stream capture: the streams that take part, what each is ordered after, and the graph that comes out.
+// Stream capture: the streams that take part, what each is ordered after, and the graph that results.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace simulated {
 
-/// Captured work; launched as one operation that touches all that its nodes touch.
+/// Captured work. It is launched as one operation that touches all bytes that its nodes touch.
 struct graph {
   std::vector<operation> nodes;
 };
@@ -20,7 +20,7 @@ struct capture {
   struct member {
     stream_ptr on;
     std::uint64_t nodes = 0;
-    vector_clock order; // by index of the member
+    vector_clock order; // component i counts the nodes of members[i]
   };
 
   std::uint64_t id = 0;
@@ -30,13 +30,13 @@ struct capture {
   std::vector<member> members; // the first is the origin
   std::shared_ptr<graph> made = std::make_shared<graph>();
 
-  /// The stream as a member; joins it first if it is none yet.
+  /// Returns the stream as a member. Adds it to the capture if it is not a member yet.
   member& enter(const stream_ptr& on);
 
-  /// Records an operation instead of enqueuing it.
+  /// Adds an operation to the graph instead of enqueuing it.
   void add(const stream_ptr& on, operation&& node);
 
-  /// Whether the origin is ordered after all work of all members.
+  /// Returns whether the origin is ordered after all work of all members.
   [[nodiscard]] bool joined() const;
 };
 

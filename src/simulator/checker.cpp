@@ -1,4 +1,4 @@
-// The happens-before checker: an interval map of accesses, pruned of what the host has seen complete.
+// checker: a map from intervals of bytes to accesses; accesses that the host has seen complete are removed.
 // SPDX-License-Identifier: Apache-2.0
 #include "checker.hpp"
 
@@ -36,7 +36,8 @@ void checker::clear() {
   blocks_made_ = 0;
 }
 
-/// The segment that begins at `key`, split off if one spans it; end() or the next one above if none does.
+/// Returns the segment that starts at `key`, after splitting one that spans it. If there is none, returns the next one
+/// above, or end().
 checker::segment_map::iterator checker::split_at(std::uint64_t key) {
   auto above = segments_.lower_bound(key);
   if (above != segments_.end() && above->first == key) return above;
@@ -48,7 +49,7 @@ checker::segment_map::iterator checker::split_at(std::uint64_t key) {
   return segments_.emplace_hint(above, key, std::move(upper));
 }
 
-/// Visits the run segment by segment, with the address of each; parts never seen before get a fresh one.
+/// Calls `visit(segment, address)` for each segment of the run. Creates segments for bytes that have none.
 template <class Visit> void checker::over(const run& at, Visit&& visit) {
   const std::uint64_t end = at.key + at.bytes;
   split_at(end);
@@ -64,7 +65,7 @@ template <class Visit> void checker::over(const run& at, Visit&& visit) {
   }
 }
 
-/// Visits the bytes behind a range of addresses, run by run; where nothing is mapped there are none.
+/// Calls `visit(run)` for each run of a range of addresses; skips unmapped addresses.
 template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
   if (!mappings_.owns(address)) return visit(run{address, bytes, address});
   mappings_.visit(address, bytes, [&](const run& at) {
@@ -72,7 +73,7 @@ template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t b
   });
 }
 
-/// Apart from the buffer ids of allocations.
+/// The top bit keeps these ids apart from the buffer ids of allocations.
 std::uint64_t checker::tracking_id(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
 
 checker::holder checker::holder_of(const run& at) const {
@@ -82,7 +83,7 @@ checker::holder checker::holder_of(const run& at) const {
   return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
 }
 
-/// Who used a mapping: it may not go before the host has seen that complete.
+/// Notes a use of a mapping, which may not be unmapped before the host has seen the use complete.
 void checker::count_use(const actor& who, const run& at) {
   if (at.through != nullptr && who.component != host_component)
     at.through->uses.insert_or_assign(who.component, mapping::use{who.number, who.name});
@@ -97,7 +98,8 @@ void checker::report_finding(finding_kind kind, const party& earlier, const part
   findings_.add({kind, earlier, later, block, missing_order(earlier, later), what});
 }
 
-/// Reports what `who` is not ordered after, and forgets what every later conflict will be told about anyway.
+/// Reports the accesses that `who` is not ordered after. Removes reported accesses, and those that this access
+/// replaces.
 void checker::check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
                           const std::vector<declared_use>* declared) {
   prune(part);
@@ -134,7 +136,7 @@ void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_
   report_finding(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
 }
 
-/// Told once: the first part of the range that is not mapped, or that the device has no right to.
+/// Reports the first part of the range that is not mapped, or to which the device has no access.
 void checker::check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
   bool spoken = false;
   mappings_.visit(address, bytes, [&](const run& at) {
@@ -143,7 +145,7 @@ void checker::check_mapped(const actor& who, std::uint64_t address, std::uint64_
       spoken = true;
       const block_name block{0, at.address, at.bytes};
       report_finding(finding_kind::unmapped_access, {}, who.name, block,
-                     describe(who.name) + " touches addresses at which nothing is mapped: " + describe(block));
+                     describe(who.name) + " touches unmapped addresses: " + describe(block));
       return;
     }
     const unsigned allowed = who.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : at.through->access_of(who.device);
@@ -233,8 +235,8 @@ void checker::grant_run(const actor& who, const run& at, const block_name& made)
   segments_.erase(std::next(first), last);
 }
 
-/// The blocks among which a free of `address` is to be looked up: the owner's, else those of an equal
-/// resource.
+/// Returns the blocks of the owner if they hold `address`, otherwise those of the resource with the newest block there,
+/// as an equal resource may free it; null if there are none.
 checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) {
   auto own = blocks_.find(owner);
   if (own != blocks_.end() && own->second.contains(address)) return &own->second;
@@ -260,7 +262,7 @@ void checker::reject_free(const actor& who, std::uint64_t address, std::uint64_t
   }
   const block_name unknown{0, address, bytes};
   report_finding(finding_kind::unknown_free, {}, who.name, unknown,
-                 describe(who.name) + " gives back what was never granted: " + describe(unknown));
+                 describe(who.name) + " frees memory that no resource granted: " + describe(unknown));
 }
 
 void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
@@ -270,7 +272,7 @@ void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t addr
   blocks->erase(address);
   if (bytes != 0 && bytes != old.name.bytes)
     report_finding(finding_kind::wrong_size, {}, who.name, old.name,
-                   describe(who.name) + " gives back " + std::to_string(bytes) + " bytes of " + describe(old.name));
+                   describe(who.name) + " frees " + std::to_string(bytes) + " bytes of " + describe(old.name));
   runs(address, old.name.bytes, [&](const run& at) {
     count_use(who, at);
     over(at, [&](segment& part, std::uint64_t) {
@@ -307,7 +309,7 @@ void checker::lent_back(const actor& who, std::uint64_t owner, std::uint64_t add
     while (at != blocks.end() && at->first < address + bytes) {
       const block_name live = at->second.name;
       report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-                     describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
+                     describe(who.name) + " returns memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
@@ -320,7 +322,7 @@ void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes,
       const block_name live = at->second.name;
       if (report_live)
         report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-                       describe(who.name) + " gives memory to the driver that holds the live " + describe(live));
+                       describe(who.name) + " returns memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }

@@ -1,4 +1,4 @@
-// Happens-before: who touched which bytes last, and whether whoever touches them next is ordered after that.
+// checker: keeps the last accesses to all bytes and reports accesses that are not ordered after them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,17 +19,17 @@ struct mapping;
 struct physical;
 struct run;
 
-/// Someone who touches memory: a point of a stream, or the host.
+/// The point of a stream, or of the host, at which memory is touched.
 struct actor {
   std::uint32_t component;
-  std::uint64_t number;      // as the clocks count
-  party name;                // as people count
-  const vector_clock* order; // all that is ordered before it
-  int device = -1;           // that reads and writes; -1: the host
+  std::uint64_t number;      // in the count of the vector clocks
+  party name;                // as messages show it
+  const vector_clock* order; // what is ordered before it
+  int device = -1;           // the device that reads or writes; -1: the host
 };
 
-/// Bytes of virtual memory are told apart by where they physically are: work through two addresses of one page is work
-/// on the same bytes.
+/// A happens-before checker. Virtual memory is tracked by physical location: accesses through two addresses of one page
+/// are accesses to the same bytes.
 class checker {
 public:
   checker(report& findings, const memory& allocations, virtual_memory& mappings, const vector_clock& host)
@@ -37,35 +37,36 @@ public:
 
   void clear();
 
-  /// Work reads or writes bytes; of a resource's `own` work only the order is judged, since to itself it grants
-  /// nothing.
+  /// Checks work that reads or writes bytes. For `own` work of a resource only the order is checked, since a resource
+  /// may use its memory without a grant.
   void touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own = false);
 
-  /// A checked resource granted a block: a write of the whole of it.
+  /// Called when a checked resource has granted a block; counts as a write to the whole block.
   void granted(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
-  /// A checked resource is about to take a block back.
+  /// Called before a checked resource frees a block.
   void returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
-  /// A free of what nobody granted: of something that was freed before, or of nothing.
+  /// Reports a free of an address that is not a live block: a double free, or a free of an unknown address.
   void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
 
-  /// A block of the driver's is about to go back: whoever granted out of it has to have taken all back.
+  /// Called before a block returns to a driver pool. Reports the live blocks that other resources granted in it.
   void lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
-  /// All uses so far at `who` of the block at `address` are declared to the resource: its free need not be
-  /// after them.
+  /// Declares all uses of the block at `address` up to the point `who`, as record_use() does. The free of the block
+  /// need not be ordered after them.
   void use_declared(const actor& who, std::uint64_t address);
 
-  /// The driver gave out, or took back, memory: what was known of it is void.
+  /// Called when the driver has allocated (`fresh`) or is about to free (`gone`) memory: drops the accesses to it.
   void fresh(std::uint64_t address, std::uint64_t bytes);
   void gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
 
-  /// A mapping is about to go, or a device's right to it: the host has to have seen every use through it complete.
+  /// Called before an unmap, or before a device loses access. Reports uses of the mapping that the host has not seen
+  /// complete.
   void left(const actor& who, const mapping& which);
-  /// A mapping is about to go: no block may live in it any more.
+  /// Called before an unmap. Reports the live blocks in the mapping.
   void unmapped(const actor& who, const mapping& which);
-  /// Physical memory is no more.
+  /// Drops the accesses to physical memory that was released.
   void forget(const physical& which);
 
   std::uint64_t next_block_number() noexcept { return ++blocks_made_; }
@@ -82,7 +83,7 @@ private:
     std::uint64_t end;
     segment_state state = segment_state::untracked;
     block_name block;
-    party ended; // who freed the block
+    party ended; // the free of the block
     std::vector<access> accesses;
   };
   using segment_map = std::map<std::uint64_t, segment>;
@@ -97,7 +98,7 @@ private:
   };
   using block_map = std::map<std::uint64_t, block>;
 
-  /// What a run of bytes was allocated as, and by what `tracked_` knows it.
+  /// The allocation or mapping of a run of bytes, and its id in `tracked_`.
   struct holder {
     block_name name;
     std::uint64_t tracked = 0;
@@ -126,9 +127,9 @@ private:
   const memory& allocations_;
   virtual_memory& mappings_;
   const vector_clock& host_;
-  segment_map segments_;                                // by key: the address, or the physical place
+  segment_map segments_;                                // by key: the address, or the physical location
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
-  std::unordered_set<std::uint64_t> tracked_;           // memory of the driver out of which blocks were granted
+  std::unordered_set<std::uint64_t> tracked_;           // allocations of the driver in which blocks were granted
   std::uint64_t blocks_made_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the checker says when virtual memory is unmapped, or a device's right to it is taken away.
+// checker: the checks before virtual memory is unmapped or a device loses access to it.
 // SPDX-License-Identifier: Apache-2.0
 #include <iterator>
 #include <string>
@@ -13,8 +13,8 @@ void checker::left(const actor& who, const mapping& which) {
   for (const auto& [component, use] : which.uses) {
     if (host_.covers(component, use.number)) continue;
     report_finding(finding_kind::premature_unmap, use.name, who.name, block,
-                   describe(who.name) + " takes " + describe(block) + " from under " + describe(use.name) +
-                       ", which the host has not seen complete");
+                   describe(who.name) + " unmaps, or revokes access to, " + describe(block) + " used by " +
+                       describe(use.name) + ", which the host has not seen complete");
   }
 }
 
@@ -26,7 +26,7 @@ void checker::unmapped(const actor& who, const mapping& which) {
     while (at != blocks.end() && at->first < end) {
       const block_name live = at->second.name;
       report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-                     describe(who.name) + " takes the memory away that holds the live " + describe(live));
+                     describe(who.name) + " unmaps memory that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }

@@ -1,4 +1,4 @@
-// The client side of the simulated device: plain C++ over its control interface.
+// The client side of the simulated device: the C++ functions of gpumem::simulator over its C control interface.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <filesystem>
@@ -8,7 +8,7 @@
 #include "client_library.hpp"
 #include "gpumem/simulator.hpp"
 
-// Weak: the module library, without which this one links, defines it too.
+// Weak, since the module library defines it too, and this library must link without that.
 extern "C" [[gnu::weak]] const char GPUMEM_CCCL_LINK_GUARD = 0;
 
 namespace gpumem::simulator {
@@ -19,7 +19,7 @@ namespace {
 
 gpumem_simulator_options outside(const options& how) {
   if (how.devices < 1 || how.devices > 64) throw error("the number of simulated devices must be between 1 and 64");
-  if (how.capacity == 0) throw error("a simulated device needs a capacity");
+  if (how.capacity == 0) throw error("the capacity of a simulated device is 0");
   return {how.devices,
           how.capacity,
           how.seed,
@@ -68,7 +68,7 @@ bool loaded() noexcept { return detail::loaded_control() != nullptr; }
 
 namespace {
 
-/// Whether the folder has nvidia0, nvidia1, …
+/// Returns whether the folder has a file nvidia0, nvidia1, …
 bool has_numbered_device(const std::filesystem::path& files) {
   std::error_code failed;
   for (const auto& entry : std::filesystem::directory_iterator(files, failed)) {
@@ -164,7 +164,7 @@ std::vector<finding> take_findings() { return findings(true); }
 void expect_silent() {
   const std::vector<finding> found = take_findings();
   if (found.empty()) return;
-  std::string text = "the simulated device found " + std::to_string(found.size()) + ":";
+  std::string text = "the simulated device has " + std::to_string(found.size()) + " findings:";
   for (const finding& one : found) text += "\n  " + one.text;
   throw error(text);
 }

@@ -1,4 +1,4 @@
-// Finding and opening the simulated device's library.
+// Finds and opens the library of the simulated device.
 // SPDX-License-Identifier: Apache-2.0
 #include "client_library.hpp"
 
@@ -15,7 +15,7 @@
 
 #include "gpumem/simulator.hpp"
 
-// Defined in programs that link the installed package: only they know where it lies (cmake/simulator_path.cpp).
+// Defined in programs that link the installed package, since only they know its path (cmake/simulator_path.cpp).
 extern "C" [[gnu::weak]] const char* const gpumem_simulator_installed_path;
 
 namespace gpumem::simulator::detail {
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr const char* file_name = "libgpumem_simulator_driver.so";
 
 std::atomic<const control*> opened{nullptr};
-std::atomic<bool> left_behind{false}; // in a child that was forked after it was opened
+std::atomic<bool> left_behind{false}; // true in a child that was forked after the library was opened
 
 template <class Function> void take(void* library, Function& place, const char* name) {
   place = reinterpret_cast<Function>(::dlsym(library, name));
@@ -37,7 +37,8 @@ template <class Function> void take(void* library, Function& place, const char* 
 control* functions_of(void* library) {
   int (*version)() = nullptr;
   take(library, version, "gpumem_simulator_interface");
-  if (version() != GPUMEM_SIMULATOR_INTERFACE) throw error("the simulated device's library is of another version");
+  if (version() != GPUMEM_SIMULATOR_INTERFACE)
+    throw error("the simulated device's library has another interface version");
   auto* all = new control;
   take(library, all->reset, "gpumem_simulator_reset");
   take(library, all->seed, "gpumem_simulator_seed");

@@ -1,4 +1,4 @@
-// The simulated device's library as this program has it loaded: its control functions, by name.
+// The control functions of the simulated device's library that this program has loaded.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,13 +29,13 @@ struct control {
   decltype(&gpumem_simulator_visit_findings) visit_findings;
 };
 
-/// The library's functions, or null before load().
+/// Returns the library's functions; null before load().
 const control* loaded_control() noexcept;
 
-/// The library's functions; throws `error` before load().
+/// Returns the library's functions. Throws `error` before load().
 const control& require_control();
 
-/// Opens the library; whether this call did it. Throws `error` when it cannot.
+/// Opens the library. Returns false if it was open already. Throws `error` if it cannot be opened.
 bool open_library();
 
 } // namespace gpumem::simulator::detail

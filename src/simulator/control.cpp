@@ -1,4 +1,4 @@
-// The control interface: what the client library calls.
+// The C control interface, which the client library calls.
 // SPDX-License-Identifier: Apache-2.0
 #include "control.h"
 
@@ -12,14 +12,15 @@ using namespace simulated;
 
 namespace {
 
-/// Calls of a resource that runs inside device work are as wrong as calls of the driver there.
+/// Reports an allocation, free or enqueue from a function that runs as device work; as driver calls, it is forbidden
+/// there.
 bool refused_in_function(simulation& device, const char* what) {
   if (!this_host_thread().in_function) return false;
   device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
   return true;
 }
 
-/// Whoever allocates or frees: a point of the stream, or of the host. False if the stream is no more.
+/// Sets `who` to a new point of the stream or of the host. Returns false if the stream does not exist.
 bool actor_of(simulation& device, void* stream, int by_host, const char* action, actor& who) {
   if (by_host != 0) {
     who = device.host_point(action);
@@ -33,7 +34,7 @@ bool actor_of(simulation& device, void* stream, int by_host, const char* action,
 
 gpumem_simulator_party outside(const party& side) { return {side.stream, side.operation, side.action}; }
 
-/// Owns what a piece of work was given, and drops it when the work is gone.
+/// Owns the context of a work function and drops it when the work is destroyed.
 struct held_context {
   void (*run)(void*);
   void (*drop)(void*);

@@ -1,5 +1,4 @@
-// The C control interface of the simulated device: what a program may ask of it besides the driver's own
-// functions.
+// The C control interface of the simulated device: its functions beside those of the driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,16 +11,16 @@
 extern "C" {
 #endif
 
-/* Raised with each change of this interface; the client refuses another number. */
+/* Increases with each change of this interface; the client accepts only the same number. */
 #define GPUMEM_SIMULATOR_INTERFACE 3
 
 struct gpumem_simulator_options {
   int devices;
-  size_t capacity; /* bytes a device */
+  size_t capacity; /* bytes of each device */
   uint64_t seed;
-  int manual;                /* 1: the device moves only by step and by blocked host calls */
-  uint64_t stall_timeout_ms; /* how long a stuck host call waits for other host threads */
-  int virtual_memory;        /* 0: the devices have none */
+  int manual;                /* 1: device work runs only in step(), run_until_idle() and waiting calls */
+  uint64_t stall_timeout_ms; /* how long a host call waits without progress before it is a deadlock */
+  int virtual_memory;        /* 0: the devices have no virtual memory */
 };
 
 struct gpumem_simulator_touch {
@@ -30,7 +29,7 @@ struct gpumem_simulator_touch {
   int write;
 };
 
-/* stream 0 is the host. */
+/* Stream 0 is the host. */
 struct gpumem_simulator_party {
   uint64_t stream;
   uint64_t operation;
@@ -55,9 +54,9 @@ struct gpumem_simulator_statistics {
   uint64_t stream_handles_recycled;
   uint64_t event_handles_recycled;
   uint64_t implicit_synchronizations;
-  uint64_t bytes_allocated; /* on all devices, now */
-  uint64_t bytes_reserved;  /* of addresses, now */
-  uint64_t mappings;        /* now */
+  uint64_t bytes_allocated; /* on all devices, at present */
+  uint64_t bytes_reserved;  /* addresses of virtual memory, at present */
+  uint64_t mappings;        /* at present */
 };
 
 int gpumem_simulator_interface(void);
@@ -78,7 +77,8 @@ uint64_t gpumem_simulator_new_owner(void);
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_use_recorded(void* stream, void* pointer);
-/* From 1 to 0, what the calling thread enqueues is a resource's own work on its memory, granted or not. */
+/* Between own_work(1) and own_work(0), the work that the calling thread enqueues is a resource's own work on its
+ * memory; that memory need not be granted. */
 void gpumem_simulator_own_work(int begins);
 
 void gpumem_simulator_on_call(void (*hook)(void*), void* context);

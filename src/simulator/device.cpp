@@ -1,4 +1,5 @@
-// The attributes of the simulated device: those of a large data-centre GPU, less what is not simulated.
+// The attributes of the simulated device: those of a large data-centre GPU, without the features that are not
+// simulated.
 // SPDX-License-Identifier: Apache-2.0
 #include "device.hpp"
 

@@ -1,4 +1,4 @@
-// Devices and contexts.
+// Contexts and attributes of the simulated devices.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,8 +13,7 @@
 
 namespace simulated {
 
-/// A context: the streams made in it, and its two default streams. Primary contexts outlive a reset of the
-/// simulator.
+/// A context: its streams and its default streams. Primary contexts outlive a reset of the simulator.
 struct context {
   int device = 0;
   std::uint64_t id = 0;
@@ -24,15 +23,15 @@ struct context {
   unsigned flags = 0;
   std::shared_ptr<stream> legacy;
   std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
-  std::vector<stream_ptr> streams;                // all with work, or alive
-  std::set<const context*> peers;                 // contexts whose memory it was given access to
-  vector_clock gone;                              // order of the blocking streams that are no more
-  vector_clock ended;                             // order of all streams that are no more
+  std::vector<stream_ptr> streams;                // all that are alive or have work
+  std::set<const context*> peers;                 // contexts to whose memory it has access
+  vector_clock gone;                              // order of the blocking streams that have ended
+  vector_clock ended;                             // order of all streams that have ended
 
   [[nodiscard]] CUcontext handle() const noexcept { return reinterpret_cast<CUcontext>(const_cast<context*>(this)); }
 };
 
-/// What the simulated device says of one attribute; 0 for what it does not have.
+/// Returns an attribute of the simulated device; 0 for features that it does not have.
 int device_attribute(CUdevice_attribute attribute, int device) noexcept;
 
 } // namespace simulated

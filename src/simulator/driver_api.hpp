@@ -1,4 +1,4 @@
-// The driver's C API, its functions visible: the one way in which this library includes cuda.h.
+// Includes cuda.h with visible functions; this library includes cuda.h only through this header.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

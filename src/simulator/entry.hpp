@@ -1,4 +1,5 @@
-// How every entry point of the driver begins: schedule mark, lock, count, rules, a few steps of the device.
+// The start of every entry point of the driver: calls the schedule hook, locks, counts the call, checks the rules, and
+// runs some device work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +18,7 @@ template <std::size_t Size> struct entry_name {
   constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
 };
 
-/// Runs `body(engine, lock)` as the entry point `Name`.
+/// Runs `body(device, lock)` as the entry point `Name`.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   simulation& device = the_simulation();
@@ -28,7 +29,7 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Bo
   return std::forward<Body>(body)(device, lock);
 } catch (const std::bad_alloc&) { return CUDA_ERROR_OUT_OF_MEMORY; }
 
-/// The same for an entry point that takes a stream: `body(engine, lock, stream)`.
+/// The same for an entry point that takes a stream: `body(device, lock, stream)`.
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
   return enter<Name, Rules>([&](simulation& device, locked& lock) {
@@ -38,10 +39,10 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
   });
 }
 
-/// What the driver says of an address: an allocation, or a block of a pool.
+/// Returns the allocation, or the block of a pool, that holds the address; none if there is none.
 std::optional<allocation> known_at(const simulation& device, std::uint64_t address);
 
-/// A free by the host of memory that a pool holds: no wait, the caller says that all use is over.
+/// Frees a block of a pool by a host call. Does not wait: the caller guarantees that all use is over.
 CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call);
 
 } // namespace simulated

@@ -1,4 +1,4 @@
-// Entry points of stream capture and of the graphs that come out of it.
+// Entry points of stream capture and of graphs.
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <utility>
@@ -9,7 +9,7 @@ using namespace simulated;
 
 namespace {
 
-/// What cuStreamGetCaptureInfo and cuStreamIsCapturing say of a stream.
+/// Returns the status for cuStreamGetCaptureInfo and cuStreamIsCapturing.
 CUstreamCaptureStatus status_of(const stream& on) {
   if (!on.capturing) return CU_STREAM_CAPTURE_STATUS_NONE;
   return on.capturing->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -52,7 +52,7 @@ CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
   return CUDA_SUCCESS;
 }
 
-/// One operation that does all that the nodes do, in the order in which they were captured.
+/// Returns one operation that does the work of all nodes, in the order in which they were captured.
 operation launch_of(std::shared_ptr<graph> run) {
   operation work;
   work.action = "graph launch";
@@ -85,7 +85,8 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
-    if (device.legacy_meets_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture goes on
+    if (device.legacy_meets_capture(*on))
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // this query does not invalidate the capture
     *status = status_of(*on);
     return CUDA_SUCCESS;
   });

@@ -11,14 +11,14 @@ context* primary_of(simulation& device, CUdevice ordinal) {
   return device.primaries[static_cast<std::size_t>(ordinal)].get();
 }
 
-/// The context behind a handle, or null.
+/// Returns the context of a handle; null if there is none.
 context* known(simulation& device, CUcontext handle) {
   for (const auto& home : device.primaries)
     if (home->handle() == handle) return home.get();
   return nullptr;
 }
 
-/// The context that a call with an optional handle is about, or null.
+/// Returns the context of the handle, or the current one for a null handle; null if there is none.
 context* given_or_current(simulation& device, CUcontext handle) {
   return handle == nullptr ? device.current() : known(device, handle);
 }
@@ -51,8 +51,8 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
   });
 }
 
-/// The context stays current where it was, and calls in it fail as those in a destroyed one. Handles of its objects
-/// stay invalid, also once the context is active again. Calls that wait in it fail.
+/// The context stays current on its threads, and calls in it fail as in a destroyed context. Handles of its objects
+/// stay invalid even after the context is active again. Calls that are waiting in it fail.
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxReset", before_init>([&](simulation& device, locked&) {
     context* home = primary_of(device, ordinal);

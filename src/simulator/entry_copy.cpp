@@ -1,4 +1,4 @@
-// Entry points that copy and fill.
+// Entry points of copies, fills, prefetch and advice.
 // SPDX-License-Identifier: Apache-2.0
 #include "entry.hpp"
 #include "transfers.hpp"

@@ -1,4 +1,4 @@
-// Entry points of the driver itself and of its devices.
+// Entry points of initialisation, errors and devices.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <cstring>
@@ -16,7 +16,7 @@ struct error_name {
   const char* name;
 };
 
-/// Every error that the driver's header knows, from the build.
+/// All errors of the driver's header; the build generates the list.
 constexpr error_name error_names[] = {
 #include "error_names.inc"
 };
@@ -27,7 +27,7 @@ const error_name* look_up(CUresult code) {
   return nullptr;
 }
 
-/// "CUDA_ERROR_OUT_OF_MEMORY" in words: "out of memory".
+/// Converts a name to words: "CUDA_ERROR_OUT_OF_MEMORY" to "out of memory".
 std::string in_words(const char* name) {
   std::string words = std::strcmp(name, "CUDA_SUCCESS") == 0 ? "NO_ERROR" : name;
   if (words.starts_with("CUDA_ERROR_")) words.erase(0, 11);
@@ -71,7 +71,7 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/// The tables by which the runtime library reaches into a driver are not public: there are none.
+/// The tables through which the runtime library uses a real driver are not public, so none are simulated.
 CUresult cuGetExportTable(const void** table, const CUuuid*) {
   if (table != nullptr) *table = nullptr;
   return CUDA_ERROR_NOT_FOUND;

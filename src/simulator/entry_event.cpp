@@ -1,4 +1,4 @@
-// Entry points of events, and of waits for them.
+// Entry points of events and of waits for events.
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
@@ -42,7 +42,7 @@ CUresult record_on(simulation& device, event& marked, const stream_ptr& on) {
   return device.enqueue(on, std::move(work));
 }
 
-/// A wait for an event of a capture: the stream joins the capture, unless that cannot be.
+/// A wait for an event of a capture makes the stream join the capture, or invalidates it if that is not allowed.
 CUresult join_capture(simulation& device, const stream_ptr& on, const event& awaited) {
   capture& open = *awaited.captured;
   if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

@@ -1,4 +1,4 @@
-// Entry points that wait for a value in memory and write one: how a persistent kernel is modelled.
+// Entry points that wait for a value in memory or write one; tests model persistent kernels with them.
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <utility>

@@ -1,5 +1,4 @@
-// Entry points of modules and kernels. Kernels do not run: a launch is work of a nominal duration that
-// touches nothing.
+// Entry points of modules and kernels. Kernels do not run: a launch is work of a fixed duration that touches no memory.
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <utility>

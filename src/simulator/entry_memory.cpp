@@ -1,4 +1,4 @@
-// Entry points that allocate, free and describe memory.
+// Entry points that allocate and free memory, and describe allocations.
 // SPDX-License-Identifier: Apache-2.0
 #include "entry.hpp"
 
@@ -6,7 +6,7 @@ using namespace simulated;
 
 namespace {
 
-/// Allocates in the current context; null and `why` when the memory, or a fault, says no.
+/// Allocates in the current context. Returns null and sets `why` if there is no memory or a fault is injected.
 const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& why) {
   context& home = *device.current();
   why = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -25,7 +25,7 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
   return made;
 }
 
-/// Frees as the driver does: waits for the device first, from which the host learns of no order.
+/// Frees as the driver does: first waits for all work of the context. That wait gives the host no order after the work.
 CUresult give_back(simulation& device, locked& lock, std::uint64_t address, bool host_kind, const char* call) {
   const allocation* held = device.allocations.find(address);
   if (held == nullptr || held->address != address || (held->kind == memory_kind::pinned) != host_kind ||

@@ -1,4 +1,4 @@
-// Entry points that tell what a pointer is.
+// Entry points for the attributes of a pointer.
 // SPDX-License-Identifier: Apache-2.0
 #include "entry.hpp"
 
@@ -11,7 +11,7 @@ template <class T> CUresult put(void* place, T value) {
   return CUDA_SUCCESS;
 }
 
-/// One attribute of reserved addresses: most are those of the mapping, if there is one; no context owns them.
+/// Stores one attribute of a reserved address. Most come from the mapping, if there is one. No context owns it.
 CUresult describe_virtual(const simulation& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   const mapping* const at = device.mappings.find(pointer);
   const bool mapped = at != nullptr;
@@ -41,7 +41,7 @@ CUresult describe_virtual(const simulation& device, CUpointer_attribute attribut
   }
 }
 
-/// One attribute of the memory at `pointer`; `held` is empty for memory that the driver does not know.
+/// Stores one attribute of the memory at `pointer`; `held` is empty for memory that the driver does not know.
 CUresult describe_pointer(const simulation& device, const std::optional<allocation>& held,
                           CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   if (device.mappings.owns(pointer)) return describe_virtual(device, attribute, pointer, place);

@@ -1,4 +1,4 @@
-// Entry points that make, steer and describe memory pools.
+// Entry points that create, configure and describe memory pools.
 // SPDX-License-Identifier: Apache-2.0
 #include "entry.hpp"
 
@@ -6,7 +6,7 @@ using namespace simulated;
 
 namespace {
 
-/// Runs `body(engine, lock, pool)` for a live pool.
+/// Runs `body(device, lock, pool)` for a live pool.
 template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, Body&& body) noexcept {
   return enter<Name, quiet>([&](simulation& device, locked& lock) {
     memory_pool* const pool = device.pools.find(handle);
@@ -19,7 +19,7 @@ CUresult set_policy(bool& policy, const void* value) {
   return CUDA_SUCCESS;
 }
 
-/// A high mark can only be set back.
+/// Resets a peak to the current value; the only value that can be set is 0.
 CUresult reset_mark(std::uint64_t& mark, std::uint64_t now, const void* value) {
   if (*static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   mark = now;
@@ -43,7 +43,7 @@ CUmemLocation at_device(CUdevice ordinal) { return {CU_MEM_LOCATION_TYPE_DEVICE,
 
 bool knows(const simulation& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
 
-/// A pool's own device always reaches its memory.
+/// Gives or revokes the access of a device. The pool's own device always keeps its access.
 CUresult give_access(const simulation& device, memory_pool& pool, const CUmemAccessDesc& wish) {
   if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (!knows(device, wish.location.id)) return CUDA_ERROR_INVALID_DEVICE;
@@ -80,11 +80,12 @@ CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   return enter_pool<"cuMemPoolDestroy">(handle, [](simulation& device, locked&, memory_pool& pool) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
-    if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // stricter than the driver is known to be
-    // Allowed by the letter; driver 580 crashes of it, in this call or a later one.
+    if (device.current() == nullptr)
+      return CUDA_ERROR_INVALID_CONTEXT; // the real driver may not require a context here
+    // The documentation allows this, but driver 580 crashes, in this call or a later one.
     if (!pool.frees_seen(device))
       device.find(finding_kind::early_pool_destroy,
-                  "a memory pool is destroyed before the host has seen its frees done, of which drivers crash");
+                  "a memory pool is destroyed before the host has seen its frees complete; drivers crash on that");
     device.pools.destroy(device, pool);
     return CUDA_SUCCESS;
   });

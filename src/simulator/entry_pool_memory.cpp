@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t operation_time = 500; // simulated nanoseconds
 
-/// Puts an operation without work at the end of the stream; the point at which it stands.
+/// Enqueues an operation without work: the point of an allocation or free in the stream.
 CUresult enqueue_point(simulation& device, const stream_ptr& on, const char* action, std::shared_ptr<record> behind) {
   operation work;
   work.action = action;
@@ -43,7 +43,7 @@ CUresult allocate(simulation& device, CUdeviceptr* pointer, std::size_t bytes, m
   return enqueued;
 }
 
-/// A free of what is no live block of any pool.
+/// Reports a free of an address that is not a live block of a pool.
 CUresult reject(simulation& device, const actor& who, std::uint64_t address) {
   device.order.reject_free(who, address, 0);
   return CUDA_ERROR_INVALID_VALUE;

@@ -8,7 +8,7 @@ using namespace simulated;
 
 namespace {
 
-/// A stream that captures may be neither asked nor waited for; the attempt spoils the capture.
+/// Refuses a query of, or a wait for, a stream that captures, and invalidates the capture.
 CUresult refuse_capturing(simulation& device, const stream& on) {
   if (device.legacy_breaks_capture(on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (!on.capturing) return CUDA_SUCCESS;

@@ -1,5 +1,4 @@
-// cuGetProcAddress: which function a name means at a version, and what is said of those that do not exist
-// here.
+// cuGetProcAddress: finds the function of a name and version; functions that are not simulated get a stub.
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdio>
@@ -12,7 +11,8 @@ using namespace simulated;
 
 namespace {
 
-/// A name from a version on. `per_thread` takes its place where 0 means the thread's own default stream.
+/// The function of a name since a version. `per_thread` is the variant for which stream 0 is the per-thread default
+/// stream.
 struct table_row {
   std::string_view name;
   int since;
@@ -23,7 +23,7 @@ struct table_row {
 CUstream own_default(CUstream given) { return given == nullptr ? CU_STREAM_PER_THREAD : given; }
 template <class T> T own_default(T given) { return given; }
 
-/// The variant of an entry point that takes stream 0 for the thread's own default stream.
+/// The variant of an entry point for which stream 0 is the per-thread default stream.
 template <auto Function> struct per_thread_variant;
 template <class... Arguments, CUresult (*Function)(Arguments...)> struct per_thread_variant<Function> {
   static CUresult call(Arguments... arguments) { return Function(own_default(arguments)...); }
@@ -56,7 +56,7 @@ CUresult proc_address_without_status(const char* name, void** function, int vers
 
 #include "entry_rows.inc"
 
-/// The newest row of a name that is not newer than `version`; `exists` says whether any row has the name.
+/// Returns the newest row of a name up to `version`; null if there is none. Sets `exists` if any row has the name.
 const table_row* look_up(std::string_view name, int version, bool& exists) {
   const table_row* best = nullptr;
   exists = false;

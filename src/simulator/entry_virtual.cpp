@@ -9,10 +9,10 @@ namespace {
 
 constexpr std::size_t host_page = 4096;
 
-/// Success, or what the driver says of a wish for access.
+/// Returns success, or the driver's error for a request for access.
 CUresult judge(const simulation& device, const CUmemAccessDesc& wish) {
   if (wish.location.type == CU_MEM_LOCATION_TYPE_HOST || wish.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
-    return static_cast<CUresult>(gpumem_simulator_missing("the host's access to virtual memory"));
+    return static_cast<CUresult>(gpumem_simulator_missing("host access to virtual memory"));
   if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (wish.location.id < 0 || wish.location.id >= device.options().devices) return CUDA_ERROR_INVALID_DEVICE;
   const bool known = wish.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || wish.flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
@@ -30,7 +30,7 @@ void give_access(simulation& device, mapping& at, const CUmemAccessDesc& wish) {
 
 extern "C" {
 
-/// The address that is asked for is a hint, which is not taken.
+/// Ignores the address hint.
 CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
   return enter_virtual<"cuMemAddressReserve">([&](simulation& device) {

@@ -1,4 +1,4 @@
-// Entry points of physical memory by its handle.
+// Entry points of physical memory and its handles.
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/mman.h>
 
@@ -11,17 +11,17 @@ using namespace simulated;
 
 namespace {
 
-/// Success, or what the driver says of memory with such properties.
+/// Returns success, or the driver's error for memory with these properties.
 CUresult judge(const simulation& device, const CUmemAllocationProp* wish) {
   if (wish == nullptr || wish->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (wish->location.type == CU_MEM_LOCATION_TYPE_HOST || wish->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
-    return static_cast<CUresult>(gpumem_simulator_missing("virtual memory of the host"));
+    return static_cast<CUresult>(gpumem_simulator_missing("virtual memory on the host"));
   if (wish->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (wish->location.id < 0 || wish->location.id >= device.options().devices) return CUDA_ERROR_INVALID_DEVICE;
   if ((wish->requestedHandleTypes & ~unsigned{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}) != 0)
     return CUDA_ERROR_NOT_SUPPORTED;
   if (wish->win32HandleMetaData != nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (wish->allocFlags.usage != 0) return static_cast<CUresult>(gpumem_simulator_missing("a pool of tiles"));
+  if (wish->allocFlags.usage != 0) return static_cast<CUresult>(gpumem_simulator_missing("memory of a tile pool"));
   return CUDA_SUCCESS;
 }
 
@@ -105,7 +105,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
   });
 }
 
-/// The descriptor is a token: it can be handed on and closed, but keeps no memory alive, and nothing imports it.
+/// The descriptor is only a token. It can be passed on and closed, but keeps no memory alive and cannot be imported.
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   return enter_virtual<"cuMemExportToShareableHandle">([&](simulation& device) {

@@ -1,4 +1,4 @@
-// Events: a handle that points at its newest record.
+// Events: a handle and its newest record.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,10 +15,10 @@ struct event {
   std::uint64_t serial = 0;
   context* home = nullptr;
   unsigned flags = 0;
-  std::shared_ptr<record> last;      // null: never recorded, which queries as complete
-  std::shared_ptr<capture> captured; // its last record was in this capture
-  vector_clock captured_order;       // what of the capture it stands for
-  bool never_next = false;           // fault asked for before the event was recorded
+  std::shared_ptr<record> last;      // null: never recorded; a query then returns success
+  std::shared_ptr<capture> captured; // the capture in which it was last recorded
+  vector_clock captured_order;       // the nodes of the capture that it covers
+  bool never_next = false;           // the next record is to have the fault `never`
 };
 
 } // namespace simulated

@@ -1,4 +1,4 @@
-// Failures on demand: the n-th allocation, the n-th call of a name, an error that sticks.
+// Injected failures: of the n-th allocation, of the n-th call of a function, and a sticky error.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -22,7 +22,7 @@ public:
   [[nodiscard]] CUresult sticky() const noexcept { return sticky_; }
   void clear() { *this = faults{}; }
 
-  /// Counts a call; what it is to fail with, or success.
+  /// Counts a call. Returns the error with which it must fail, or success.
   CUresult at_call(std::string_view name) {
     for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
       if (fault->name != name || --fault->left != 0) continue;
@@ -33,7 +33,7 @@ public:
     return CUDA_SUCCESS;
   }
 
-  /// Counts an allocation; whether it is to fail.
+  /// Counts an allocation. Returns whether it must fail.
   bool at_allocation() noexcept {
     if (allocations_left_ == 0) return false;
     --allocations_left_;

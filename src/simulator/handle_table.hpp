@@ -1,4 +1,4 @@
-// Handles whose values are recycled at once: the newest freed value is the next one given out.
+// handle_table: handles whose values are reused at once; the value freed last is used first.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,7 +15,7 @@ enum class handle_state { unknown, destroyed, live };
 
 template <class T> class handle_table {
 public:
-  /// The handle value for `object`; `recycled` counts values that were given out before.
+  /// Returns a handle value for `object`. recycled() counts the values that were used before.
   void* insert(std::shared_ptr<T> object) {
     slot* place;
     if (free_.empty()) {
@@ -48,7 +48,7 @@ public:
     free_.push_back(place);
   }
 
-  /// Destroys every object. Values are given out again in the order of a fresh table.
+  /// Destroys all objects. Values are then used in the same order as by a new table.
   void clear() {
     free_.clear();
     for (slot& place : slots_) {

@@ -1,4 +1,4 @@
-// What the driver keeps for each host thread.
+// The state that the driver keeps for each host thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,13 +12,13 @@ namespace simulated {
 
 struct context;
 
-/// The current context is the last. Nothing to destroy: objects with static storage may call the driver when the
-/// thread-local ones of their thread are gone.
+/// A stack of contexts; the last one is current. Its destructor is trivial, since destructors of static objects may
+/// call the driver after the thread-local objects of their thread were destroyed.
 class context_stack {
 public:
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
   [[nodiscard]] context* back() const noexcept { return contexts_[count_ - 1]; }
-  /// False where there is no room.
+  /// Returns false if the stack is full.
   [[nodiscard]] bool push(context* home) noexcept {
     if (count_ == contexts_.size()) return false;
     contexts_[count_++] = home;
@@ -34,8 +34,8 @@ private:
 struct host_thread {
   std::uint64_t number = 0;
   context_stack contexts;
-  bool in_function = false; // runs a host function or the function of a piece of work
-  bool own_work = false;    // a resource works on its own memory
+  bool in_function = false; // the thread runs a host function or a function of device work
+  bool own_work = false;    // the thread enqueues work of a resource on its own memory
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 

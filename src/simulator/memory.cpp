@@ -1,5 +1,5 @@
-// Driver allocations: capacity is only counted, addresses are plentiful, so fragmentation is never the
-// device's fault.
+// memory: allocations of the driver. The capacity is only counted, and each device has more addresses than capacity, so
+// that an allocation never fails because of fragmentation.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.hpp"
 
@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t small_granule = 512;
 constexpr std::size_t large_granule = std::size_t{2} << 20;
 constexpr std::size_t host_space = std::size_t{256} << 30;
-constexpr std::size_t spaces_a_device = 4; // address space, in units of the capacity
+constexpr std::size_t spaces_a_device = 4; // address space per device, as a multiple of the capacity
 
 std::size_t granted_for(std::size_t bytes) {
   const std::size_t granule = bytes < large_granule ? small_granule : large_granule;

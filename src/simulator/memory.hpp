@@ -1,4 +1,4 @@
-// What the driver has allocated: device, pinned, managed and registered memory, found by any address in it.
+// memory: the device, pinned, managed and registered allocations of the driver, found by any address in them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,8 +18,8 @@ enum class memory_kind { device, pinned, managed, registered };
 
 struct allocation {
   std::uint64_t address;
-  std::size_t bytes;   // as asked for
-  std::size_t granted; // as taken from the device
+  std::size_t bytes;   // as requested
+  std::size_t granted; // rounded up
   memory_kind kind;
   int device;
   context* home;
@@ -29,25 +29,25 @@ struct allocation {
 
 class memory {
 public:
-  /// Reserves the address spaces; `capacity` is what a device can hold.
+  /// Reserves the address spaces; `capacity` is the memory of one device, in bytes.
   void configure(int devices, std::size_t capacity);
 
-  /// Forgets every allocation and drops every page.
+  /// Frees all allocations and drops all pages.
   void clear();
 
-  /// Null when the device is full (or the host space, for host kinds).
+  /// Returns null if the device (for host kinds: the address space of the host) is full.
   const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
   const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);
 
-  /// Counts memory of a device that is held by other means than an allocation; false when the device is full.
+  /// Counts device memory that is not an allocation here (physical memory). Returns false if the device is full.
   bool charge(int device, std::size_t bytes);
   void discharge(int device, std::size_t bytes) { spaces_[device]->used -= bytes; }
 
-  /// The allocation that holds `address`, or null.
+  /// Returns the allocation that holds `address`; null if there is none.
   [[nodiscard]] const allocation* find(std::uint64_t address) const;
 
-  /// Whether the address can only be device, pinned or managed memory of this driver.
+  /// Returns whether the address lies in the address spaces for device, pinned and managed memory.
   [[nodiscard]] bool owns(std::uint64_t address) const noexcept;
 
   [[nodiscard]] std::size_t used(int device) const { return spaces_[device]->used; }

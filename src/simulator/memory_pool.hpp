@@ -1,4 +1,4 @@
-// A driver's memory pool: segments drawn from the device, the blocks and free ranges in them, and who may reuse what.
+// memory_pool: a memory pool of the driver, with its segments, its blocks and its free ranges.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +17,7 @@ namespace simulated {
 
 class simulation;
 
-/// A free in stream order: what was freed may be given out again only behind it.
+/// A stream-ordered free: the memory may be reused only after it.
 struct pool_free {
   position at;
   std::uint32_t component;
@@ -26,7 +26,7 @@ struct pool_free {
 
 struct pool_block {
   std::uint64_t address;
-  std::size_t bytes;   // as asked for
+  std::size_t bytes;   // as requested
   std::size_t granted; // rounded up
 };
 
@@ -37,12 +37,12 @@ public:
 
   const CUmemPoolProps properties;
   context& home;
-  const std::uint64_t owner; // by which the checker knows its blocks
+  const std::uint64_t owner; // the owner of its blocks in the checker
   CUmemoryPool handle = nullptr;
   bool destroyed = false;
   std::set<int> peers; // devices that were given access
 
-  // The attributes.
+  // The attributes of the pool, as in CUmemPool_attribute.
   bool follow_events = true;
   bool opportunistic = true;
   bool internal = true;
@@ -53,33 +53,33 @@ public:
   std::uint64_t used_high = 0;
 
   [[nodiscard]] memory_kind kind() const noexcept;
-  /// The device whose memory it is; 0 for memory of the host.
+  /// Returns the device of the memory; 0 for host memory.
   [[nodiscard]] int device() const noexcept;
 
-  /// Memory for an allocation on the stream; what it has to be ordered behind, if anything, in `behind`. Null when the
-  /// pool is at its limit or the device is full.
+  /// Allocates for the stream. Sets `behind` to the frees for which the allocation must wait, if there are any. Returns
+  /// null if the pool is at its limit or the device is full.
   const pool_block* take(simulation& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
 
-  /// A block is free: behind `ended`, or at once.
+  /// Frees a block: after `ended`, or at once if that is null.
   void put(std::uint64_t address, const pool_free* ended);
 
-  /// Gives idle segments back while more than `most` bytes are reserved and at least `least` remain.
+  /// Returns idle segments to the device while more than `most` bytes are reserved and at least `least` remain.
   void release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
-  /// The live block in which the address lies, or null.
+  /// Returns the live block that holds the address; null if there is none.
   [[nodiscard]] const pool_block* find(std::uint64_t address) const;
   [[nodiscard]] bool holds(std::uint64_t address) const;
-  /// Whether the host has seen every free done.
+  /// Returns whether the host has seen all frees complete.
   [[nodiscard]] bool frees_seen(const simulation& all) const;
   [[nodiscard]] bool without_blocks() const noexcept { return blocks_.empty(); }
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 
 private:
-  /// How an allocation may come to use a range, the cheapest first.
+  /// The reuse tiers of a range for an allocation, the cheapest first.
   enum class way { own, ordered, completed, wait, none };
   struct range {
     std::size_t bytes;
-    std::vector<pool_free> frees; // one a component
+    std::vector<pool_free> frees; // one per component
   };
   using range_map = std::map<std::uint64_t, range>;
 

@@ -1,4 +1,4 @@
-// Physical memory in one sparse file of the system's memory: what nobody touched takes none.
+// physical_memory: the bytes lie in one sparse memory file; untouched pages take no memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "physical_memory.hpp"
 
@@ -13,7 +13,7 @@ namespace simulated {
 
 namespace {
 
-constexpr off_t file_size = off_t{1} << 52; // sparse: room enough never to use an offset twice
+constexpr off_t file_size = off_t{1} << 52; // sparse; large enough that no offset is used twice
 
 const void* as_key(CUmemGenericAllocationHandle handle) { return reinterpret_cast<const void*>(handle); }
 

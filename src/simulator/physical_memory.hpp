@@ -1,4 +1,4 @@
-// Physical memory by handle: what cuMemCreate makes, to be mapped anywhere and any number of times.
+// physical_memory: the physical allocations of cuMemCreate, by handle. Each can be mapped at several addresses.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,21 +11,21 @@
 
 namespace simulated {
 
-/// What sizes, addresses and offsets are multiples of.
+/// Sizes, addresses and offsets are multiples of this; bytes.
 inline constexpr std::size_t page_granularity = std::size_t{2} << 20;
 
-/// One physical allocation: it lives while its handle is referred to or it is mapped somewhere.
+/// One physical allocation. It lives while its handle has references or it is mapped.
 struct physical {
   CUmemAllocationProp properties;
   std::size_t bytes;
-  std::uint64_t offset; // in the file that holds its bytes, never used twice
-  std::uint64_t number; // of the block that it is in findings
+  std::uint64_t offset; // in the file that holds its bytes; never used twice
+  std::uint64_t number; // its block number in findings
   CUmemGenericAllocationHandle handle = 0;
-  unsigned references = 1; // of its handle
+  unsigned references = 1; // to its handle
   unsigned mappings = 0;
 
   [[nodiscard]] int device() const noexcept { return properties.location.id; }
-  /// Where its bytes are for whoever has to tell physical bytes apart: at no address of the host.
+  /// Returns the key of its first byte in the checker; above all addresses of the host.
   [[nodiscard]] std::uint64_t key() const noexcept { return (std::uint64_t{1} << 62) + offset; }
 };
 
@@ -36,15 +36,15 @@ public:
   physical_memory& operator=(const physical_memory&) = delete;
   ~physical_memory();
 
-  /// Throws std::bad_alloc where the system refuses the file.
+  /// Throws std::bad_alloc if the system refuses the file.
   std::shared_ptr<physical> create(const CUmemAllocationProp& properties, std::size_t bytes, std::uint64_t number);
 
-  /// By a handle that is still referred to, or null.
+  /// Returns the memory of a handle with references; null if there is none.
   [[nodiscard]] std::shared_ptr<physical> find(CUmemGenericAllocationHandle handle) const;
-  /// Whether the handle was released by all who had it.
+  /// Returns whether the handle existed and all references to it were released.
   [[nodiscard]] bool released(CUmemGenericAllocationHandle handle) const;
 
-  /// Forgets it if nobody refers to it and it is mapped nowhere; whether it is gone.
+  /// Releases the memory if its handle has no references and it is mapped nowhere. Returns whether it did.
   bool collect(const physical& which);
 
   void clear();

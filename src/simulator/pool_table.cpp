@@ -1,4 +1,4 @@
-// Making, finding and destroying memory pools.
+// pool_table: creates, finds and destroys memory pools.
 // SPDX-License-Identifier: Apache-2.0
 #include "pool_table.hpp"
 
@@ -12,7 +12,8 @@ namespace simulated {
 
 namespace {
 
-constexpr std::uint64_t pool_owners = std::uint64_t{1} << 63; // apart from those of checked resources
+constexpr std::uint64_t pool_owners = std::uint64_t{1}
+                                      << 63; // the top bit keeps them apart from owners that are checked resources
 
 bool of_host(CUmemLocationType type) {
   return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
@@ -26,7 +27,7 @@ CUresult pool_table::judge(const CUmemPoolProps& properties, int devices) {
   if (!managed && properties.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (!place_of(properties.location, properties.allocType)) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEM_LOCATION_TYPE_DEVICE && (id < 0 || id >= devices)) return CUDA_ERROR_INVALID_DEVICE;
-  if (type == CU_MEM_LOCATION_TYPE_HOST_NUMA && id != 0) return CUDA_ERROR_INVALID_VALUE; // one node
+  if (type == CU_MEM_LOCATION_TYPE_HOST_NUMA && id != 0) return CUDA_ERROR_INVALID_VALUE; // there is one NUMA node
   if ((properties.usage & ~unsigned{CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS}) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (properties.win32SecurityAttributes != nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (std::any_of(std::begin(properties.reserved), std::end(properties.reserved),

@@ -1,4 +1,4 @@
-// The source of all chance in the simulated device: one seed, one sequence.
+// The random numbers of the simulated device: one seed gives one sequence.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace simulated {
 
-/// SplitMix64: small, and the same on every machine.
+/// SplitMix64: small, and gives the same numbers on every machine.
 class random_source {
 public:
   explicit random_source(std::uint64_t seed = 0) noexcept : state_(seed) {}
@@ -18,7 +18,7 @@ public:
     return z ^ (z >> 31);
   }
 
-  /// A number in [0, bound); bound > 0.
+  /// Returns a number in [0, bound); `bound` must be greater than 0.
   [[nodiscard]] std::uint64_t below(std::uint64_t bound) noexcept { return next() % bound; }
 
 private:

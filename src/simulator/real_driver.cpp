@@ -1,4 +1,4 @@
-// Reading the process map for another libcuda.
+// Searches the memory map of the process for another libcuda.
 // SPDX-License-Identifier: Apache-2.0
 #include "real_driver.hpp"
 

@@ -1,4 +1,4 @@
-// Whether the real driver is here: by device files, and by what is mapped into the process.
+// Finds out if the process uses a real driver: by device files and by the memory map of the process.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,7 +6,8 @@
 
 namespace simulated {
 
-/// The path of a real libcuda that is mapped while its device files exist, or empty. Opens no device.
+/// Returns the path of a real libcuda that is mapped into the process; empty if there is none or no device file exists.
+/// Opens no device.
 std::string real_driver_in_use();
 
 } // namespace simulated

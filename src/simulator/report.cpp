@@ -1,4 +1,4 @@
-// Findings in words, and a last word at exit about those that nobody looked at.
+// Text of findings, and the output at exit of findings that were not taken.
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
@@ -32,7 +32,7 @@ std::string describe(const block_name& block) {
 
 void report::last_word() const {
   if (findings_.empty()) return;
-  std::fprintf(stderr, "gpumem simulator: %zu findings that nobody took:\n", findings_.size() + dropped_);
+  std::fprintf(stderr, "gpumem simulator: %zu findings were not taken:\n", findings_.size() + dropped_);
   for (const finding& found : findings_) std::fprintf(stderr, "  %s\n", found.text.c_str());
 }
 

@@ -1,4 +1,4 @@
-// What the simulated device found wrong, and what it counted.
+// The findings of the simulated device: errors of the program that it detected.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace simulated {
 
-/// The order is the order of gpumem::simulator::finding_kind.
+/// In the same order as gpumem::simulator::finding_kind.
 enum class finding_kind {
   unordered_access,
   unordered_reuse,
@@ -57,12 +57,12 @@ struct finding {
 std::string describe(const party& side);
 std::string describe(const block_name& block);
 
-/// Collects findings; keeps the first thousand in full and counts the rest.
+/// Collects findings. Keeps the first 1000 and counts the rest.
 class report {
 public:
   void add(finding found);
 
-  /// Prints what nobody took; for the end of the process.
+  /// Prints the findings that were not taken; called at the end of the process.
   void last_word() const;
 
   void clear() noexcept {

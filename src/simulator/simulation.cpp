@@ -1,4 +1,4 @@
-// The engine's set-up, its calls, and its streams and contexts.
+// simulation: reset, admission of calls, streams and contexts.
 // SPDX-License-Identifier: Apache-2.0
 #include "simulation.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1};
 
-/// No stream of the context is left, nor the order of those that were, nor its peers.
+/// Removes the streams of the context, the order of its ended streams, and its peers.
 void forget_streams(context& home) {
   home.streams.clear();
   home.per_thread.clear();
@@ -27,7 +27,7 @@ void forget_streams(context& home) {
   home.peers.clear();
 }
 
-/// Prints, at the end of the process, the findings that nobody took.
+/// Prints the findings that were not taken, at the end of the process.
 struct farewell {
   simulation* said_by = nullptr;
   ~farewell() {
@@ -149,7 +149,7 @@ void simulation::find(finding_kind kind, const std::string& text, party later) {
   findings.add({kind, {}, later, {}, {}, text});
 }
 
-/// A clock component: one whose stream is gone and wholly seen by the host, else a new one.
+/// Sets the clock component of a new stream. Reuses that of an ended stream if the host has seen all its work complete.
 void simulation::take_component(stream& made) {
   std::erase_if(retired_, [&](const stream_ptr& gone) {
     if (!host.covers(gone->component, gone->number)) return false;
@@ -235,13 +235,13 @@ void simulation::activate(context& home) {
   legacy_of(home);
 }
 
-/// The context's streams, events and memory die with it; work that had not run never will.
+/// Destroys the streams, events and memory of the context; work that has not run is dropped.
 void simulation::destroy(context& home) {
   std::vector<const void*> dead;
   events.visit([&](const event& e) {
     if (e.home != &home) return;
     dead.push_back(e.handle);
-    if (e.last) e.last->never = false; // waits for it end
+    if (e.last) e.last->never = false; // so that waits for it end
   });
   for (const void* handle : dead) events.erase(handle);
   for (const stream_ptr& on : home.streams) {

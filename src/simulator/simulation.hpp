@@ -1,4 +1,4 @@
-// The whole state of the simulated device behind one lock, and the rules by which it moves.
+// simulation: the whole state of the simulated devices, guarded by one lock, and the execution of their work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -34,13 +34,13 @@ namespace simulated {
 
 using locked = std::unique_lock<std::mutex>;
 
-/// What an entry point asks of the state before it does its work.
+/// Conditions that admit() checks before an entry point runs.
 enum rule : unsigned {
   plain = 0,
-  before_init = 1,       // works before cuInit, and with a sticky error
-  needs_context = 2,     // 201 without a current context
-  unsafe_in_capture = 4, // invalidates captures that conflict
-  quiet = 8,             // the device does not move
+  before_init = 1,       // allowed before cuInit and after a sticky error
+  needs_context = 2,     // fails with CUDA_ERROR_INVALID_CONTEXT (201) without a current context
+  unsafe_in_capture = 4, // invalidates conflicting captures and fails
+  quiet = 8,             // runs no device work
 };
 
 class simulation {
@@ -49,58 +49,55 @@ public:
 
   std::mutex mutex;
 
-  // --- set-up
-  // -------------------------------------------------------------------------------------------------------
-  /// Everything as new: handles, memory, findings, counts. False while a function of device work runs.
+  // Set-up
+  /// Resets everything: handles, memory, findings, counts. Returns false while a function of device work runs or a host
+  /// call waits.
   bool reset(const gpumem_simulator_options& options);
-  /// Runs what can run, lets the host see it all, and starts the sequence of chance anew.
+  /// Runs all work that can run, orders the host after it, and restarts the random numbers with the seed.
   void reseed(locked& lock, std::uint64_t seed);
   CUresult initialise();
   [[nodiscard]] bool initialised() const noexcept { return initialised_; }
   [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
 
-  // --- calls
-  // --------------------------------------------------------------------------------------------------------
-  /// Counts a call of `name` and says whether it may go on.
+  // Calls
+  /// Counts a call of `name`. Returns success, or the error with which the call must fail.
   CUresult admit(const char* name, unsigned rules);
-  /// Runs a random number of steps, unless the device is stepped by hand.
+  /// Runs a random number of operations, unless stepping is manual.
   void advance(locked& lock);
   void mark_call() const;
 
-  // --- device work
-  // --------------------------------------------------------------------------------------------------
-  /// Puts work at the end of a stream, or into the stream's capture.
+  // Device work
+  /// Enqueues work on a stream, or adds it to the capture of the stream.
   CUresult enqueue(const stream_ptr& on, operation&& work);
-  /// Runs one operation; false if none can run now.
+  /// Runs one operation. Returns false if none can run now.
   bool step(locked& lock);
-  /// Runs all that can run, and waits for what other threads are running; how many operations are left waiting.
+  /// Runs all operations that can run and waits for those that other threads run. Returns the number still pending.
   std::uint64_t run_until_idle(locked& lock);
-  /// Runs the device until `done`; fails when nothing can run and nobody can help.
+  /// Runs device work until `done()`. Fails if no operation can run and no other host thread can change that.
   CUresult block_until(locked& lock, const std::string& what, const std::function<bool()>& done);
-  /// Waits for a point of a stream and lets the host see what was ordered before it.
+  /// Waits for all work enqueued on a stream so far, and orders the host after it.
   CUresult wait_for(locked& lock, const stream_ptr& on, const char* call);
-  /// Waits for all work of a context; the host learns of no order.
+  /// Waits for all work of a context, without an order for the host.
   CUresult wait_for_all(locked& lock, context& home, const char* call);
-  /// Whether all work of a stream (of a legacy stream: of all that it stands for) is done.
+  /// Returns whether all work of a stream is done; for a legacy stream, also that of all blocking streams.
   [[nodiscard]] bool idle(const stream& on) const;
-  /// The clocks of a stream, or of all that a legacy stream stands for, at this point.
+  /// Returns the clock of a stream now; for a legacy stream, joined with those of all blocking streams.
   [[nodiscard]] vector_clock order_now(const stream& on) const;
   [[nodiscard]] std::uint64_t pending() const;
 
-  // --- who touches memory
-  // -------------------------------------------------------------------------------------------
-  /// A new point of a stream that is no device work.
+  // Points at which memory is touched
+  /// Returns a new point of a stream without device work.
   actor point(const stream_ptr& on, const char* action);
-  /// The point of the stream's newest operation.
+  /// Returns the point of the stream's newest operation.
   static actor newest_point(const stream_ptr& on, const char* action);
-  /// A new point of the host.
+  /// Returns a new point of the host.
   actor host_point(const char* action);
 
-  // --- streams, events, contexts
-  // ------------------------------------------------------------------------------------
+  // Streams, events, contexts
   stream_ptr make_stream(context& home, stream_kind kind, unsigned flags, int priority);
   void retire(const stream_ptr& on);
-  /// The stream that a handle means on this thread, or null and `why`. A destroyed handle is a finding.
+  /// Returns the stream of a handle on this thread; if there is none, returns null and sets `why`. Reports a handle
+  /// whose stream was destroyed.
   stream_ptr resolve(CUstream handle, CUresult& why);
   std::shared_ptr<event> resolve(CUevent handle, CUresult& why);
   stream_ptr legacy_of(context& home);
@@ -108,21 +105,22 @@ public:
   [[nodiscard]] context* current() const;
   void activate(context& home);
   void destroy(context& home);
-  /// The result of a wait that began while the context had this id.
+  /// Returns the result of a wait that began while the context had this id.
   [[nodiscard]] static CUresult after_wait(const context& home, std::uint64_t id) noexcept {
     return home.active && home.id == id ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
 
-  // --- capture
-  // ------------------------------------------------------------------------------------------------------
+  // Capture
   void invalidate(capture& broken) const { broken.invalid = true; }
-  /// Invalidates the captures that forbid an unsafe call on this thread; whether there was one.
+  /// Invalidates the captures that forbid an unsafe call on this thread. Returns whether there was one.
   bool forbidden_by_capture();
-  /// A call about the whole context, which invalidates the captures of all its streams; whether there was one.
+  /// Invalidates the captures of all streams of a context, as a call on the whole context does. Returns whether there
+  /// was one.
   bool breaks_captures_of(const context& home);
-  /// A use of the legacy stream while a blocking stream of its context captures.
+  /// If `on` is a legacy stream, invalidates the captures with blocking streams of its context. Returns whether there
+  /// was one.
   bool legacy_breaks_capture(const stream& on);
-  /// Whether it would be one.
+  /// Returns whether there is one, and invalidates none.
   [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
   std::vector<std::shared_ptr<capture>> captures; // not ended yet
   std::uint64_t captures_made = 0;
@@ -141,7 +139,7 @@ public:
   handle_table<event> events;
   handle_table<graph> graphs;
   handle_table<graph> executables;
-  handle_table<int> modules; // modules, libraries, kernels and functions: accepted, never run
+  handle_table<int> modules; // modules, libraries, kernels and functions; they are never run
   std::vector<std::unique_ptr<context>> primaries;
   std::unordered_map<std::string_view, std::uint64_t> calls;
   std::uint64_t host_time = 0; // simulated nanoseconds
@@ -178,8 +176,8 @@ private:
   unsigned calls_at_this_pace_ = 0;
   std::uint64_t progress_ = 0;
   std::condition_variable changed_;
-  std::vector<stream_ptr> active_;  // with work
-  std::vector<stream_ptr> retired_; // gone, their clock component not yet free
+  std::vector<stream_ptr> active_;  // streams with work
+  std::vector<stream_ptr> retired_; // streams that have ended, whose clock component is not free yet
   struct free_component {
     std::uint32_t component;
     std::uint64_t counted;
@@ -191,10 +189,10 @@ private:
   std::vector<blocked_call> blocked_;
 };
 
-/// The one simulated device of the process; never destroyed.
+/// Returns the simulation of the process; never destroyed.
 simulation& the_simulation();
 
-/// Whether the process was forked from one that had initialised the driver, which then serves it no more.
+/// Returns whether the process was forked from one that had initialised the driver. The driver then refuses all calls.
 bool in_forked_child() noexcept;
 
 } // namespace simulated

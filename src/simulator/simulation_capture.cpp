@@ -1,4 +1,4 @@
-// What a capture forbids to whom.
+// simulation: the calls that captures forbid.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
@@ -21,7 +21,7 @@ bool simulation::forbidden_by_capture() {
   return found;
 }
 
-// Driver 580, in each of the modes of a capture and of a thread.
+// As driver 580 does in each capture mode of the capture and of the thread.
 bool simulation::breaks_captures_of(const context& home) {
   bool found = false;
   for (const auto& open : captures) {

@@ -1,4 +1,4 @@
-// Blocked host calls: run the device, let other threads run, and tell a deadlock from a wait.
+// simulation: host calls that wait. They run device work, let other threads run, and detect deadlocks.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
@@ -43,8 +43,8 @@ CUresult simulation::block_until(locked& lock, const std::string& what, const st
   return leave(CUDA_SUCCESS);
 }
 
-/// Of threads that a test schedules only one goes on at a time, so that none may be waited for; nor may a function be
-/// by its own thread.
+/// Does not wait for a function that another thread runs if a test schedules the threads (on_block): then only one
+/// thread runs at a time. Does not wait inside a function of device work either, since that would wait for itself.
 std::uint64_t simulation::run_until_idle(locked& lock) {
   for (;;) {
     if (step(lock)) continue;
@@ -53,7 +53,7 @@ std::uint64_t simulation::run_until_idle(locked& lock) {
   }
 }
 
-/// Whether no thread of the process is outside a blocked call.
+/// Returns whether all threads of the process are in blocked calls.
 bool simulation::alone() const {
   std::error_code failed;
   const std::filesystem::directory_iterator threads("/proc/self/task", failed);
@@ -62,7 +62,7 @@ bool simulation::alone() const {
 }
 
 CUresult simulation::deadlocked(const std::string& what) {
-  const std::string text = "deadlock: " + what + " cannot be satisfied, nothing can run any more; " + who_waits();
+  const std::string text = "deadlock: " + what + " cannot complete, since no device work can run; " + who_waits();
   std::fprintf(stderr, "gpumem simulator: %s\n", text.c_str());
   find(finding_kind::deadlock, text);
   return CUDA_ERROR_TIMEOUT;
@@ -80,7 +80,7 @@ std::string simulation::who_waits() const {
     text += "stream " + std::to_string(on->id) + " is at " + front.action + " " +
             std::to_string(front.number - on->base) + ", which waits for";
     const std::size_t before = text.size();
-    if (front.recorded && front.recorded->never) text += " nothing: it was told never to complete";
+    if (front.recorded && front.recorded->never) text += " nothing: never_complete() was called for its event";
     if (front.flag) text += " a value in memory";
     if (front.awaited)
       for (const position& p : front.awaited->covers)

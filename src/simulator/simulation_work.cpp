@@ -1,4 +1,4 @@
-// Device work: enqueuing, choosing what runs next, running it, waiting for it.
+// simulation: enqueues device work, chooses the next operation, runs it, and waits for it.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
@@ -29,7 +29,7 @@ bool operation::ready() const noexcept {
   return std::all_of(after.begin(), after.end(), [](const position& p) { return p.done(); });
 }
 
-/// Moves a stream's clock to its next point, behind the host, the legacy barriers and an awaited record.
+/// Advances a stream's clock to its next point: after the host, the legacy barriers and the awaited record.
 void simulation::order_behind(stream& on, operation* work) {
   on.order.join(host);
   const auto behind = [&](const stream_ptr& other) {
@@ -115,7 +115,7 @@ bool simulation::step(locked& lock) {
   return true;
 }
 
-/// The front operation is done: its time, its record, and whoever waited for it.
+/// Ends the front operation: sets its end time and the time of its record, and wakes waiting threads.
 void simulation::finish(stream& on) {
   if (on.queue.empty()) return; // its context was destroyed while it ran
   operation work = std::move(on.queue.front());

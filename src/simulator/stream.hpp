@@ -1,4 +1,4 @@
-// Streams and the operations in them: an in-order queue, its clock, its part in legacy barriers and captures.
+// Streams and their operations: an in-order queue, a clock, legacy barriers and captures.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,7 +19,7 @@ struct capture;
 struct graph;
 using stream_ptr = std::shared_ptr<stream>;
 
-/// All that a stream was given up to and including an operation.
+/// All work of a stream up to and including an operation.
 struct position {
   stream_ptr on;
   std::uint64_t number;
@@ -27,7 +27,7 @@ struct position {
   [[nodiscard]] bool done() const noexcept;
 };
 
-/// One recording of an event. A wait keeps the record it met; recording the event again makes another one.
+/// One record of an event. A wait keeps the record of its time; a later record of the event is another object.
 struct record {
   std::vector<position> covers;
   vector_clock order;
@@ -42,7 +42,7 @@ struct record {
   }
 };
 
-/// A wait for a value in memory: how a kernel that spins on a flag is modelled. It gives no order.
+/// A wait for a value in memory; models a kernel that spins on a flag. The wait orders nothing.
 struct flag_wait {
   const void* address;
   std::uint64_t value;
@@ -65,14 +65,14 @@ struct operation {
   std::uint64_t number = 0;
   std::uint64_t duration = 0; // simulated nanoseconds
   std::uint64_t enqueued_at = 0;
-  std::vector<position> after; // legacy barriers
+  std::vector<position> after; // positions to wait for because of the legacy stream
   std::shared_ptr<record> awaited;
   std::shared_ptr<record> recorded;
   std::shared_ptr<flag_wait> flag;
   std::function<void()> run;
   std::vector<touched> touches;
 
-  /// Whether all that it waits for is done.
+  /// Returns whether everything that it waits for is done.
   [[nodiscard]] bool ready() const noexcept;
 };
 
@@ -89,11 +89,11 @@ struct stream {
 
   std::uint32_t component = 0;
   std::uint64_t number = 0; // of the newest operation
-  std::uint64_t base = 0;   // what the component had counted for an earlier stream
+  std::uint64_t base = 0;   // the count of the component at the end of its last stream
   vector_clock order;       // of the newest operation
 
   std::deque<operation> queue;
-  bool running = false; // the front operation runs, outside the lock
+  bool running = false; // a function of the front operation runs, without the lock
   std::uint64_t end_time = 0;
 
   std::shared_ptr<capture> capturing;

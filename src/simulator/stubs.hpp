@@ -1,10 +1,10 @@
-// The names that the driver's header knows and that are not simulated; the list is made at configure time.
+// The functions of the driver's header that are not simulated; the list is generated at configure time.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string_view>
 
-/// Says on stderr that `name` is not simulated; the error to return.
+/// Prints to stderr that `name` is not simulated. Returns the error for the call.
 int gpumem_simulator_missing(const char* name);
 
 namespace simulated {

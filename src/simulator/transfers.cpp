@@ -1,4 +1,4 @@
-// What a copy or a fill does, and when the host goes on.
+// Copies and fills: the operation, and whether the call waits for it.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfers.hpp"
 

@@ -9,8 +9,8 @@
 
 namespace simulated {
 
-/// Copies in stream order. From pageable memory the bytes are taken at once; to pageable memory the call
-/// waits. `wait`: a synchronous copy; it waits unless both sides are device memory.
+/// Copies in stream order. A copy from pageable to device memory reads the source during the call; a copy to pageable
+/// memory waits for the stream. `wait`: a synchronous copy; it waits unless both sides are device memory.
 CUresult transfer(simulation& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
                   std::size_t bytes, bool wait, const char* call);
 

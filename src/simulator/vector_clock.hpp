@@ -1,4 +1,4 @@
-// What a stream, an event or the host has seen done: for each component, how many of its operations.
+// vector_clock: for each component (a stream or the host), the number of its operations that are ordered before.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

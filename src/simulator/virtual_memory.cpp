@@ -1,5 +1,5 @@
-// Reserving, mapping, unmapping. Addresses without a mapping hold scratch of their own, so that work that strays there
-// is reported and harms nobody.
+// virtual_memory: reserves, maps and unmaps addresses. Unmapped addresses have scratch memory, so that a stray access
+// is reported and does not crash the process.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_memory.hpp"
 

@@ -1,4 +1,4 @@
-// Reserved addresses, and which physical memory is mapped at them for which devices.
+// virtual_memory: reserved addresses, the physical memory that is mapped at them, and the access of devices.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace simulated {
 
-/// Physical memory at an address. Who used it through this address is kept: other addresses of the same memory may
-/// stay when this one goes.
+/// Physical memory that is mapped at an address. It keeps the uses through this address, since other addresses of the
+/// same memory may stay mapped after an unmap of this one.
 struct mapping {
   struct use {
     std::uint64_t number;
@@ -29,7 +29,7 @@ struct mapping {
   std::size_t bytes;
   std::shared_ptr<physical> of;
   std::map<int, CUmemAccess_flags> access; // by device
-  std::map<std::uint32_t, use> uses;       // the newest one, by component
+  std::map<std::uint32_t, use> uses;       // the newest use of each component
 
   [[nodiscard]] CUmemAccess_flags access_of(int device) const {
     const auto found = access.find(device);
@@ -37,38 +37,38 @@ struct mapping {
   }
 };
 
-/// A part of a range of addresses that is one run of bytes somewhere: of one mapping, or of none.
+/// A part of a range of addresses that lies in one mapping, or is not mapped.
 struct run {
   std::uint64_t address;
   std::uint64_t bytes;
-  std::uint64_t key; // where the bytes are: the address, or for mapped memory the physical place
+  std::uint64_t key; // the bytes in the checker: the address, or for mapped memory the physical location
   mapping* through = nullptr;
 };
 
 class virtual_memory {
 public:
-  /// The lowest free range of addresses that fits, or 0.
+  /// Reserves the lowest free range of addresses that fits. Returns 0 if there is none.
   std::uint64_t reserve(std::size_t bytes, std::size_t alignment);
-  /// False where no such reservation begins, or something is mapped in it.
+  /// Returns false if there is no such reservation or a part of it is mapped.
   bool release(std::uint64_t address, std::size_t bytes);
 
-  /// False where the addresses are not reserved or something is mapped there. Throws std::bad_alloc where the system
+  /// Returns false if the addresses are not reserved or a part of them is mapped. Throws std::bad_alloc if the system
   /// allows no more mappings.
   bool map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory, int file);
   void unmap(const mapping& which);
 
-  /// The mapping at the address, or null.
+  /// Returns the mapping that holds the address; null if there is none.
   [[nodiscard]] mapping* find(std::uint64_t address);
   [[nodiscard]] const mapping* find(std::uint64_t address) const;
-  /// The mappings that fill the range, each of them whole; none where they do not.
+  /// Returns the mappings that together fill the range exactly; empty if they do not.
   [[nodiscard]] std::vector<mapping*> filling(std::uint64_t address, std::size_t bytes);
-  /// The reservation that holds the address, as (address, bytes); (0, 0) where there is none.
+  /// Returns the reservation that holds the address, as (address, bytes); (0, 0) if there is none.
   [[nodiscard]] std::pair<std::uint64_t, std::size_t> reservation_of(std::uint64_t address) const;
 
-  /// Whether the address can only be virtual memory of this driver.
+  /// Returns whether the address lies in an address space of virtual memory.
   [[nodiscard]] bool owns(std::uint64_t address) const noexcept;
 
-  /// Calls `visit(run)` for the parts of a range that it owns, in order; those where nothing is mapped too.
+  /// Calls `visit(run)` for the parts of a range that it owns, in order, also for unmapped parts.
   template <class Visit> void visit(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
     const std::uint64_t end = address + bytes;
     auto next = mappings_.upper_bound(address);
