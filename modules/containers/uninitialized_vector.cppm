@@ -100,8 +100,7 @@ public:
   /// stream captures a graph.
   void set_element_async(size_type index, T const& value) {
     require_range(1, index);
-    auto const local =
-        std::bit_cast<raw>(value); // `value` may be in pinned memory, which write() must not get; this copy is not
+    auto const local = std::bit_cast<raw>(value); // a copy in pageable memory; `value` may be in pinned memory
     bytes_.write(local.data(), sizeof(T), index * sizeof(T));
   }
   /// Sets an element and waits on the host until that is complete.

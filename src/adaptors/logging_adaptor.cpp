@@ -82,8 +82,7 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
   sync::lock const held{mutex_};
   auto const passed = std::chrono::duration_cast<std::chrono::microseconds>(sync::now() - began_at_).count();
   auto const time = began_ + static_cast<std::uint64_t>(passed);
-  gathered_.append(
-      format_row({thread, time, action, address, bytes, stream}).text()); // no allocation: the capacity is reserved
+  gathered_.append(format_row({thread, time, action, address, bytes, stream}).text()); // the capacity is reserved
   if (auto_flush_) {
     drain();
     flush_sinks();

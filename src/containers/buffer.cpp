@@ -139,8 +139,7 @@ void buffer::clear() {
 void buffer::copy_from(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_))
-    on.wait(); // the driver may write at once, before the stream's earlier work
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may write before earlier work of the stream
   on.copy(static_cast<std::byte*>(block_.data()) + offset, source, bytes);
 }
 

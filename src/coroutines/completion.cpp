@@ -52,8 +52,7 @@ bool completion_target::poll() const {
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
-  auto const covers =
-      timeline.advance_epoch(); // before the query, so that the epoch holds only work that the query covers
+  auto const covers = timeline.advance_epoch(); // before the query, which covers the work enqueued so far
   auto const result = interpret(timeline.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuStreamQuery");

@@ -85,8 +85,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
-    if (device.legacy_meets_capture(*on))
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // this query does not invalidate the capture
+    if (device.legacy_meets_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture stays valid
     *status = status_of(*on);
     return CUDA_SUCCESS;
   });

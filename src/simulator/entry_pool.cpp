@@ -80,8 +80,7 @@ CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   return enter_pool<"cuMemPoolDestroy">(handle, [](simulation& device, locked&, memory_pool& pool) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
-    if (device.current() == nullptr)
-      return CUDA_ERROR_INVALID_CONTEXT; // the real driver may not require a context here
+    if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // the real driver may not require one
     // The documentation allows this, but driver 580 crashes, in this call or a later one.
     if (!pool.frees_seen(device))
       device.find(finding_kind::early_pool_destroy,

@@ -12,8 +12,7 @@ namespace simulated {
 
 namespace {
 
-constexpr std::uint64_t pool_owners = std::uint64_t{1}
-                                      << 63; // the top bit keeps them apart from owners that are checked resources
+constexpr std::uint64_t pool_owners = std::uint64_t{1} << 63; // the top bit: no checked resource has it
 
 bool of_host(CUmemLocationType type) {
   return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;

@@ -120,7 +120,7 @@ public:
   /// If `on` is a legacy stream, invalidates the captures with blocking streams of its context. Returns whether there
   /// was one.
   bool legacy_breaks_capture(const stream& on);
-  /// Returns whether there is one, and invalidates none.
+  /// Returns whether legacy_breaks_capture() would invalidate a capture; invalidates none.
   [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
   std::vector<std::shared_ptr<capture>> captures; // not ended yet
   std::uint64_t captures_made = 0;
