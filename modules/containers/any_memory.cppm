@@ -84,7 +84,7 @@ bool device_reaches(any_memory const& resource) noexcept;
 namespace extend {
 /// Converts any resource to the form that containers hold. A gpumem resource, erased or not, gives another handle to
 /// the same state. A resource of another library is moved into a state that lives until the last of its blocks is
-/// freed, and is called with the device current that is current now. If it is a reference, its target must outlive that
+/// freed. It is called with the device current that is current now. If it is a reference, its target must outlive that
 /// state. Throws std::invalid_argument for an empty resource, std::bad_alloc, cuda_error. Any thread.
 export template <mr::resource R> any_memory make_any_memory(R resource) {
   if constexpr (requires {

@@ -13,9 +13,9 @@ import :sync;
 namespace gpumem::detail {
 
 // Queries the oldest event of every poll queue and publishes completions to the streams' timelines. Queues with a wait
-// of latency::low are polled without a pause. Others are polled at intervals of 10 to 100 us that keep the thread busy
-// for a fifth of a core, or more if one poll of all queues takes over 23 us. Sleeps while no wait is pending. Never
-// destroyed; its thread starts at first use and ends before the driver shuts down. Any thread.
+// of latency::low are polled without a pause. Others are polled at intervals of 10 to 100 us, which use a fifth of a
+// core, or more if one poll of all queues takes over 23 us. Sleeps while no wait is pending. Never destroyed; its
+// thread starts at first use and ends before the driver shuts down. Any thread.
 class reactor {
 public:
   enum class answer {

@@ -35,9 +35,11 @@ inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto pause_cost = microseconds{2};        // host time to fall asleep and to wake up
 inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
 
-// Returns the pause until the next poll: 4 times the duration of the last one, so that the thread is busy for 1/5 of
-// the time, and at least 1/32 of the time since the last completion (at most 50 us): 3 % more latency for a long wait.
-// The result is 10 to 100 us; the upper bound makes the thread busier if a poll takes over 23 us.
+// Returns the pause until the next poll: the longer of the two below, but 10 to 100 us.
+// - 4 times the duration of the last poll: the thread is then busy for 1/5 of the time. The upper bound of 100 us makes
+// it
+//   busier if a poll takes over 23 us.
+// - 1/32 of the time since the last completion, at most 50 us: it adds 3 % to the latency of a long wait.
 sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
   auto const fair = (busy + pause_cost) * 4;
   auto const extra = std::min<sync::duration>(quiet / 32, max_extra_pause);
