@@ -88,8 +88,8 @@ private:
 /// youngest request of a scope that holds memory ends with outcome::stalled.
 ///
 /// The pool takes memory without a scope as held by work that still runs, until no grant or free has happened for the
-/// pool's `stall_timeout`. Then a request ends as above; if no waiting scope holds memory, it is the first in the
-/// queue.
+/// pool's `stall_timeout`. Then a request ends as above; if no waiting scope holds memory, the first request in the
+/// queue ends.
 ///
 /// The upstream must outlive the scope and its blocks, also if it is a pool_ref. A handle; see adaptor_base. Any
 /// thread.

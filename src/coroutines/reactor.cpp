@@ -36,8 +36,7 @@ inline constexpr auto pause_cost = microseconds{2};        // host time to fall 
 inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
 
 // Returns the pause until the next poll: the longer of the two below, but 10 to 100 us.
-// - 4 times the duration of the last poll: the thread is then busy for 1/5 of the time. The upper bound of 100 us makes
-// it
+// - 4 times the duration of the last poll: the thread is then busy for 1/5 of the time. The bound of 100 us makes it
 //   busier if a poll takes over 23 us.
 // - 1/32 of the time since the last completion, at most 50 us: it adds 3 % to the latency of a long wait.
 sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
