@@ -39,9 +39,9 @@ template <> struct acquired<1> {
 /// An allocation, or an array of N.
 export template <std::size_t N> using acquired_t = acquired<N>::type;
 
-/// The operation of an acquire_awaitable in one coroutine: address-stable. Destroying it while parked withdraws the
-/// request; if memory was granted and the coroutine not resumed, the memory goes back. Destroy it where nothing resumes
-/// it meanwhile: on its executor's thread, or while the executor does not run.
+/// The awaiter of one `co_await` of an acquire_awaitable; immovable. Its destructor withdraws a parked request. If
+/// memory was granted and the coroutine has not resumed, the memory goes back to the resource. Destroy it only where
+/// its executor cannot resume it meanwhile: on the executor's thread, or while the executor does not run.
 export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
 public:
   acquire_operation(acquire_operation const&) = delete;
@@ -56,11 +56,11 @@ public:
     auto& operation = waiting_.emplace(what_, more_, token_);
     if (!stopped) return !first_.refused() && operation.try_now();
     operation.stop();
-    return false; // only await_suspend() knows whom to tell
+    return false; // await_suspend() knows the promise that is told of the stop
   }
 
-  /// A promise with unhandled_stopped() is told of a stop by that. Throws std::system_error where the library thread
-  /// cannot be started.
+  /// Parks the request. A stop calls unhandled_stopped() of a promise that has it. Throws std::system_error or
+  /// std::bad_alloc if the library thread cannot be started, cuda_error in a forked child.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     waiting_->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {
@@ -90,13 +90,13 @@ private:
   std::optional<detail::waiting_operation<Token, N>> waiting_;
 };
 
-/// A request for memory, not yet begun; a small movable description. `co_await` it, or ask without a coroutine.
-/// Completes when memory is granted and valid in the stream's order; never waits for the GPU. With memory at hand it
-/// does not suspend and allocates nothing on the host. Without memory it waits, if the resource lets requests wait, in
-/// order of arrival and until its deadline at most, and resumes through its executor. Throws out_of_memory, cuda_error,
-/// acquire_error, std::invalid_argument as `throw_failure` says. A deadline is such an error; only a stop is told by
-/// unhandled_stopped(). The resource and the stream must live until the request has ended. A stream that captures by
-/// then gets outcome::capture_unsupported.
+/// A request for memory that has not begun: a small movable description. `co_await` it, or call one of its functions.
+/// Completes when memory is granted that is valid in the stream's order; never waits for the GPU. If memory is free,
+/// the coroutine does not suspend and nothing is allocated on the host. Otherwise the request waits, if the resource
+/// lets requests wait: by priority and order of arrival, at most until its deadline. It resumes through its executor.
+/// Throws out_of_memory, cuda_error, acquire_error, std::invalid_argument as `throw_failure` says. A passed deadline is
+/// an acquire_error; only a stop calls unhandled_stopped(). The resource and the stream must live until the request has
+/// ended. If the stream captures when the request resumes, the outcome is capture_unsupported.
 export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
   /// An allocation, or an array of N.
@@ -104,7 +104,8 @@ public:
 
   acquire_operation<Token, N> operator co_await() const noexcept { return {what_, more_, token_}; }
 
-  /// Memory at hand or the reason why not; does not wait, does not throw. While others wait, outcome::exhausted.
+  /// Returns memory that is free now, or the failure: outcome::exhausted also while other requests wait. Does not wait,
+  /// does not throw.
   expected<value_type, failure> try_now() const noexcept {
     if constexpr (N == 1) {
       detail::first_attempt first;
@@ -116,8 +117,8 @@ public:
     return answered([](auto& operation) { operation.only_now(); });
   }
 
-  /// Waits on the calling thread, which must not be the library thread; throws like co_await. The deadline is looked
-  /// at, a stop is not.
+  /// Waits on the calling thread, which must not be the library thread. Throws like `co_await`. Ends at the deadline;
+  /// ignores the stop token.
   value_type wait() const {
     detail::further_parts<N - 1> parts{what_.from, more_};
     detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
@@ -131,8 +132,8 @@ public:
     }
   }
 
-  /// Waits at most until then, or until the request's deadline if that is earlier; outcome::deadline if nothing was
-  /// decided.
+  /// Waits on the calling thread until `when` or the request's deadline, whichever is earlier. Returns
+  /// outcome::deadline if the request is not decided by then.
   expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
     return answered([when](auto& operation) { operation.wait_until(when); });
   }
@@ -162,7 +163,7 @@ private:
 } // namespace extend
 
 namespace detail {
-// Makes awaitables of requests.
+// Makes an awaitable of a request.
 struct awaitable_request {
   template <class Token, std::size_t N = 1>
   static acquire_awaitable<Token, N> of(request const& what, std::array<block_request, N - 1> const& more,
@@ -171,25 +172,25 @@ struct awaitable_request {
   }
 };
 
-// Waits until the resource could grant a request for `bytes`, and gets no memory. If the resource does not let requests
-// wait, it is over at once.
+// Waits until the resource could grant a request for `bytes`, but gets no memory. Completes at once if the resource
+// does not let requests wait.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
   return awaitable_request::of<never_stop_token>(
       {services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {});
 }
 } // namespace detail
 
-/// Asks any resource for memory in stream order. Over a resource without gpumem's services it is `allocate`, and ready
-/// at once; the resource must then outlive the allocation. Any thread.
+/// Asks any resource for memory in stream order. A resource without gpumem's services is asked by its `allocate`, does
+/// not suspend the coroutine, and must outlive the allocation. Any thread.
 export template <class R, stoppable_token Token = never_stop_token>
 acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t bytes, acquire_options options = {},
                                  Token token = {}) noexcept {
   return detail::awaitable_request::of<Token>({services_of(resource), stream, bytes, options}, {}, std::move(token));
 }
 
-/// Asks for several blocks at once, each for a stream of its own: `acquire_all(pool, {{a, bytes}, {b, other}})`. All
-/// are granted or none, so that no such request holds one block while it waits for the other. It waits in line with the
-/// sum of the bytes, and gives a std::array of allocations. The alignment is that of each block. Any thread.
+/// Asks for several blocks at once, each with its own stream: `acquire_all(pool, {{a, bytes}, {b, other}})`. Either all
+/// are granted or none, so that no such request holds one block while it waits for another. It waits in line with the
+/// sum of the bytes, and gives a std::array of allocations. Alignments are those of the blocks. Any thread.
 export template <class R, std::size_t N, stoppable_token Token = never_stop_token>
   requires(N > 1)
 acquire_awaitable<Token, N> acquire_all(R& resource, block_request const (&blocks)[N], acquire_options options = {},

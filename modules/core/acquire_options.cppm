@@ -1,4 +1,4 @@
-// What a request for memory asks for, beside its bytes.
+// The options of a request for memory.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:acquire_options;
 import :cuda;
@@ -12,9 +12,9 @@ namespace gpumem {
 export struct acquire_options {
   std::size_t alignment = 256;
   executor* resume_on = nullptr; ///< where a request that had to wait resumes; null: the library thread
-  int priority = 0;              ///< of requests that wait those of the highest priority go first
-  /// A request that has waited until then ends with outcome::deadline; the library thread looks at the clock. Memory
-  /// that is at hand at the beginning is granted whatever the deadline.
+  int priority = 0;              ///< waiting requests of higher priority are served first
+  /// A request that still waits at this time ends with outcome::deadline; the library thread checks the clock. Memory
+  /// that is free when the request begins is granted even after the deadline.
   sync::time_point deadline = sync::time_point::max();
 };
 

@@ -11,8 +11,8 @@ import :stream_timeline;
 
 namespace gpumem {
 
-/// Ends a use of a block on another stream: at destruction the block's stream waits for what that stream has been
-/// given. The block and both streams must live until then. Move-only.
+/// Guards a use of a block on another stream: its destructor makes the block's stream wait for the work that the other
+/// stream has been given. The block and both streams must live until then. Move-only.
 export class [[nodiscard]] scoped_use {
 public:
   scoped_use(scoped_use&& other) noexcept = default;
@@ -21,7 +21,7 @@ public:
 
 private:
   friend class allocation;
-  // The event is of the device of the stream that uses.
+  // `happened` is an event of `used_device`.
   scoped_use(stream_ref home, device home_device, stream_ref used, device used_device, event happened) noexcept
       : home_{home}, used_{used}, home_device_{home_device}, used_device_{used_device}, happened_{std::move(happened)} {
   }
@@ -32,11 +32,12 @@ private:
   event happened_;
 };
 
-/// Owns a block: move-only, 48 bytes. Its resource's state stays alive with it, whatever handles die. The destructor
-/// frees in the order of the block's stream, with the stream's handle, which must live until then, as with RMM's
-/// device_buffer; a program that destroys the stream earlier calls `reset(stream)` or `gives another stream(stream)`
-/// before. A block of a thread's default stream may die on another thread: it is freed by the stream's identity then,
-/// and reused on other streams once an event that the thread records later is complete. One thread at a time.
+/// Owns a block: move-only, 48 bytes. It keeps the resource's state alive, even when all handles of the resource are
+/// gone. The destructor frees in the order of the block's stream, with the stream's handle, which must live until then,
+/// as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream() with
+/// another stream. A block of a thread's default stream may be destroyed on another thread: it is then freed without
+/// the handle, and other streams reuse it once an event that the first thread records later is complete. One thread at
+/// a time.
 export class allocation {
 public:
   allocation() noexcept = default;
@@ -56,35 +57,37 @@ public:
   }
 
   inline void* data() const noexcept { return data_; }
-  /// The same as the driver spells it.
+  /// Returns data() as the driver's pointer type.
   inline CUdeviceptr address() const noexcept { return reinterpret_cast<CUdeviceptr>(data_); }
   inline std::size_t bytes() const noexcept { return bytes_; }
   inline std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
-  /// The stream in whose order it is valid and will be freed.
+  /// Returns the stream in whose order the block is valid and will be freed.
   inline stream_ref stream() const noexcept { return stream_ref{stream_}; }
-  /// Whole elements of T that fit.
+  /// Returns the block as a span of all whole elements of T that fit.
   template <class T> span<T> as() const noexcept { return {static_cast<T*>(data_), bytes_ / sizeof(T)}; }
-  /// False for 0 bytes and when moved from.
+  /// False for 0 bytes and after a move from it.
   inline explicit operator bool() const noexcept { return data_ != nullptr; }
 
-  /// Gives up ownership: the caller frees, with the resource's `deallocate`. The resource's state then lives until
-  /// that.
+  /// Gives up ownership and returns the pointer. The caller frees it with the resource's `deallocate`; the resource's
+  /// state lives until then.
   [[nodiscard]] void* release() noexcept;
-  /// Frees now.
+  /// Frees the block now, in the order of its stream.
   void reset() noexcept;
-  /// Frees now in the order of this stream, which the caller has ordered after all use.
+  /// Frees the block now, in the order of `stream`, which the caller has ordered after all uses. Throws as identify().
   void reset(stream_ref stream);
 
-  /// From now on the stream may use the block; when the guard dies the block's stream waits for it. Throws cuda_error.
+  /// Lets `stream` use the block from now on. The destructor of the returned guard makes the block's stream wait for
+  /// `stream`. Throws cuda_error.
   scoped_use use_on(stream_ref stream) const;
-  /// The stream waits for the block's stream and becomes its stream. Throws cuda_error; the block is then as before.
+  /// Makes `stream` wait for the block's stream, and then makes it the block's stream. Throws cuda_error; the block is
+  /// then as before.
   void set_stream(stream_ref stream);
 
 private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
-  // The timeline serves no other stream while a block will be freed by it.
+  // A timeline is not reused for another stream while a block holds it.
   inline void hold() const noexcept { timeline_->retain(); }
   inline void drop() const noexcept { timeline_->release(); }
 

@@ -1,4 +1,4 @@
-// Where suspended work resumes.
+// Executors: where suspended work resumes.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:executor;
 import :std;
@@ -11,7 +11,7 @@ class executor_thread;
 }
 
 namespace extend {
-/// One thing to run, in place in the operation that waits: posting allocates nothing.
+/// One function call to run. It lies inside the operation that waits, so that posting it allocates nothing.
 export class work_item {
 public:
   work_item() = default;
@@ -29,7 +29,7 @@ private:
   bool queued_ = false;
 };
 
-/// A first-in-first-out list of work items; the caller guards it.
+/// A first-in-first-out list of work items. Not thread-safe: the caller holds a lock.
 export class work_queue {
 public:
   void push(work_item& item) noexcept;
@@ -43,28 +43,28 @@ private:
 };
 } // namespace extend
 
-/// Runs work items. An executor of the user's derives from it; it must outlive what is posted to it. What is posted
-/// last may run, and its owner destroy the executor, before the posting thread has left post(): thread_executor,
-/// thread_pool_executor and executor_adaptor allow that. An executor that flushes must outlive the threads that post;
-/// gpumem's own end with the process.
+/// Runs work items; users derive executors of their own from it. It must outlive the items posted to it. The last item
+/// may run, and its owner may destroy the executor, before the posting thread has left post(): thread_executor,
+/// thread_pool_executor and executor_adaptor allow that. An executor that needs flush() must outlive all threads that
+/// post; gpumem's own threads end with the process.
 export class executor {
 public:
-  /// Enqueues without running it; gpumem may hold a lock. The last touch of the item, which may run at once elsewhere.
-  /// Any thread.
+  /// Enqueues the item without running it; gpumem may hold a lock. The caller does not touch the item afterwards, since
+  /// another thread may run it at once. Any thread.
   virtual void post(work_item& item) noexcept = 0;
-  /// Takes back what was posted and not begun; false if it has begun. An operation that is destroyed asks for it.
+  /// Removes a posted item that has not begun; false if it has begun. The destructor of an operation calls this.
   virtual bool try_cancel(work_item& item) noexcept = 0;
-  /// Whether it wants a flush() after each post. Asked before the post.
+  /// Whether flush() must be called after each post. Called before the post.
   virtual bool needs_flush() const noexcept { return false; }
-  /// Called after a post, with no lock held: the place for an executor that runs on the posting thread.
+  /// Called after a post, with no lock held. An executor that runs items on the posting thread runs them here.
   virtual void flush() noexcept {}
 
 protected:
   ~executor() = default;
 };
 
-/// Runs on a thread that posted, after it has left gpumem's locks: what is posted from within a work item runs after
-/// it, not inside it. For tests: a free then runs arbitrary code.
+/// Runs items on the posting thread, after that thread has released gpumem's locks. An item that is posted by a running
+/// item runs after it, not inside it. For tests: a free may then run arbitrary code.
 export class inline_executor final : public executor {
 public:
   void post(work_item& item) noexcept override;
@@ -77,8 +77,8 @@ private:
   work_queue queue_;
 };
 
-/// Runs on one thread of its own, in the order of posting. The destructor runs what is queued, then joins; it must not
-/// run on that thread.
+/// Runs items on one thread of its own, in the order of posting. The destructor runs all queued items and then joins
+/// the thread; it must not run on that thread.
 export class thread_executor final : public executor {
 public:
   thread_executor();
@@ -88,17 +88,18 @@ public:
   void post(work_item& item) noexcept override;
   bool try_cancel(work_item& item) noexcept override;
 
-  /// Ends the thread after the work item that runs now; what is queued then, or posted later, never runs. False if
-  /// that took longer than the bound, or if it is called on that thread: the executor must then never be destroyed.
+  /// Ends the thread after the item that runs now. Items that are queued then, or posted later, never run. False if
+  /// that took longer than `bound`, or if it is called on that thread: the executor must then never be destroyed.
   bool stop_within(sync::duration bound) noexcept;
 
 private:
   std::unique_ptr<detail::executor_thread> thread_;
 };
 
-/// The default: one library thread for the process, started at first use, stopped before the driver goes; what has not
-/// run by then never does. Do not block it: pools look there for the end of work that a request waits for, and requests
-/// end there by their deadlines. Throws std::system_error, std::bad_alloc where it cannot be started.
+/// Returns the default executor: one library thread per process, started at first use and stopped before the driver
+/// shuts down. Items that have not run by then never run. Do not block it: pools poll there for the work that requests
+/// wait for, and requests end there at their deadlines. Throws std::system_error or std::bad_alloc if the thread cannot
+/// be started, cuda_error in a forked child.
 export executor& default_executor();
 
 } // namespace gpumem

@@ -1,4 +1,4 @@
-// Any job system as an executor.
+// Makes an executor of any job system.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <memory>
@@ -12,8 +12,8 @@ namespace gpumem {
 
 namespace detail {
 
-// What is posted waits here, so that it can be taken back from a job system that gives nothing back; a job then finds
-// nothing to run. Jobs share it, since they may outlive the executor.
+// Posted items wait here, so that they can be cancelled even if the job system cannot cancel its jobs; the job of a
+// cancelled item then finds nothing to run. Jobs share ownership of the queue, since they may outlive the executor.
 class adapted_queue : public std::enable_shared_from_this<adapted_queue> {
 public:
   // Throws cuda_error in a forked child.
@@ -23,18 +23,18 @@ public:
   virtual ~adapted_queue() = default;
 
   bool remove(work_item& item) noexcept;
-  // Runs the first, if there is one.
+  // Runs the first item; false if there is none.
   bool run_one() noexcept;
-  // Has the library thread run all that is queued, since no job came.
+  // Makes the library thread run all queued items, because the job system did not take a job.
   void rescue() noexcept;
-  // Returns once no other thread is in a call; whether the calling thread is in none either.
+  // Waits until no other thread is in a call of the function. Returns whether the calling thread is in none either.
   bool wait_for_calls() noexcept;
 
 private:
   friend class adapted_call;
   class rescuer final : public work_item {
   public:
-    // Keeps the queue alive until it has run.
+    // Keeps the queue alive until the rescuer has run.
     std::shared_ptr<adapted_queue> keeps;
     void resume() noexcept override;
   };
@@ -45,19 +45,20 @@ private:
   rescuer rescuer_;
 };
 
-// The call of the function for one item. Begins before another thread can run the item; the queue must outlive it.
+// A call of the user's function for one item. It is counted before another thread can run the item. The queue must
+// outlive it.
 class adapted_call {
 public:
   adapted_call(adapted_queue& queue, work_item& item) noexcept;
   adapted_call(adapted_call const&) = delete;
   adapted_call& operator=(adapted_call const&) = delete;
   ~adapted_call();
-  // The calling thread's own, for this queue: more than one where the function runs jobs.
+  // Returns how many calls for this queue the calling thread is in: more than one if the function runs jobs itself.
   static std::size_t count_own(adapted_queue const& queue) noexcept;
 
 private:
   adapted_queue& queue_;
-  adapted_call const* const outer_; // the thread's call that this one is inside
+  adapted_call const* const outer_; // the call on the same thread that encloses this one
 };
 
 template <class Post> class adapted_queue_of final : public adapted_queue {
@@ -76,8 +77,8 @@ export template <class Post>
 class executor_adaptor;
 
 namespace extend {
-/// One job: runs what was posted first and not taken back; nothing if that was all. Copyable; runs on any thread, once
-/// a copy, and may outlive the executor.
+/// One job: runs the first posted item that was not cancelled, or nothing if there is none. Copyable. Each copy runs
+/// once, on any thread, and may outlive the executor.
 export class executor_job {
 public:
   void operator()() const noexcept { from_->run_one(); }
@@ -92,33 +93,33 @@ private:
 };
 } // namespace extend
 
-/// Makes an executor of a function that hands a executor_job to a job system:
-/// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. The function is called from any
-/// thread, and gpumem may hold a lock: the job must run later, not inside the call. Where the function throws, the
-/// library thread runs what was posted. Before the executor is destroyed, all operations that resume there must have
+/// Makes an executor of a function that hands an executor_job to a job system:
+/// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. Any thread may call the function,
+/// and gpumem may hold a lock meanwhile: the job must run later, not inside the call. If the function throws, the
+/// library thread runs the posted items. Before the executor is destroyed, all operations that resume on it must have
 /// been resumed or destroyed.
 export template <class Post>
   requires std::invocable<Post&, executor_job>
 class executor_adaptor final : public executor {
 public:
-  /// Throws std::bad_alloc, std::system_error where the library thread, which a callable that may throw can need,
-  /// cannot be started.
+  /// Throws std::bad_alloc, and cuda_error in a forked child. If the function may throw, this starts the library
+  /// thread: std::system_error if that fails.
   explicit executor_adaptor(Post post) : state_{std::make_shared<detail::adapted_queue_of<Post>>(std::move(post))} {
     if constexpr (!nothrow) default_executor();
   }
   executor_adaptor(executor_adaptor const&) = delete;
   executor_adaptor& operator=(executor_adaptor const&) = delete;
 
-  /// Waits until no other thread is inside the function, and then destroys it: the job system may end next. Any thread
-  /// may call it, also one that runs a job. A function that the calling thread itself is inside lives on until that
-  /// call and all jobs are over.
+  /// Waits until no other thread is inside the function, and then destroys it: the job system may be destroyed next.
+  /// Any thread may call this, also one that runs a job. If the calling thread itself is inside the function, the
+  /// function lives until that call and all jobs have ended.
   ~executor_adaptor() {
     if (state_->wait_for_calls()) state_->post.reset();
   }
 
   void post(work_item& item) noexcept override {
     if (detail::forked()) return;
-    auto const state = state_; // a job that the function runs inside the call may end this
+    auto const state = state_; // a job that the function runs inside the call may destroy *this
     detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {
       (*state->post)(executor_job{state});

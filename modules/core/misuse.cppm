@@ -1,4 +1,4 @@
-// What happens when a caller breaks the contract of a resource.
+// Misuse: errors of the caller, and the handler to which they are reported.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:misuse;
 import :std;
@@ -9,14 +9,14 @@ export namespace gpumem {
 struct block_event {
   enum class kind : std::uint8_t { allocated, freed };
   kind what = kind::allocated;
-  unsigned thread = 0;        ///< number of the thread that called; a new thread takes over that of one that ended
-  std::uint64_t sequence = 0; ///< of the pool's allocations and frees, from 1
+  unsigned thread = 0;        ///< number of the calling thread; the number of an ended thread is reused
+  std::uint64_t sequence = 0; ///< number among the pool's allocations and frees, from 1
   std::uint64_t stream = 0;   ///< id; 0: the host
   void const* pointer = nullptr;
   std::size_t bytes = 0; ///< of the block
 };
 
-/// A broken contract: what was done, and with what.
+/// An error of the caller, with the values of the call.
 struct misuse {
   enum class kind : std::uint8_t {
     foreign_pointer, ///< the resource never gave out this pointer
@@ -24,38 +24,39 @@ struct misuse {
     wrong_size,      ///< freed with other bytes than it was allocated with
     use_after_close, ///< the resource was closed
     bad_stream,      ///< a stream that cannot be identified: a dead handle, or a default stream of another device
-    // Found by hardened pools, some time after it was done:
-    overrun,        ///< bytes behind the block were overwritten
+    // Found by hardened pools, some time after the error:
+    overrun,        ///< bytes after the block were overwritten
     underrun,       ///< bytes before the block were overwritten
     use_after_free, ///< bytes of the block were overwritten after its free
   };
   kind what;
   void const* pointer = nullptr;
-  std::size_t given = 0;    ///< bytes passed with the call
+  std::size_t given = 0;    ///< bytes passed to the call
   std::size_t expected = 0; ///< bytes of the block, if known
-  std::uint64_t stream = 0; ///< id of the stream given, if known
+  std::uint64_t stream = 0; ///< id of the stream passed to the call, if known
   char const* resource = "";
   // Of hardened pools:
-  std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's begin
-  std::size_t overwritten = 0; ///< bytes found overwritten, of those looked at
+  std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's start
+  std::size_t overwritten = 0; ///< number of overwritten bytes, of those that were checked
   block_event const* history = nullptr; ///< of the memory, the oldest first; valid until the handler returns
-  std::size_t events = 0;               ///< how many
+  std::size_t events = 0;               ///< length of `history`
 };
 
 char const* to_string(misuse::kind value) noexcept;
 
-/// Writes what the default handler prints, with its history, a line for each event; at most `room` bytes, 0-terminated.
+/// Writes the text that the default handler prints, with one line for each event of the history. Writes at most `room`
+/// bytes, 0-terminated.
 void describe(misuse const& what, char* into, std::size_t room) noexcept;
 
-/// Called on the misusing thread, or on the one that finds out, possibly with locks of the resource held: it may not
-/// throw and may not call into gpumem. If it returns, the call that misused does nothing.
+/// Called on the thread of the misuse or on the one that finds it, possibly with locks of the resource held: it must
+/// not throw and must not call gpumem. If it returns, the misusing call does nothing.
 using misuse_handler = void (*)(misuse const&) noexcept;
 
-/// Sets the process's handler and returns the one before; null: the default, which prints and aborts. Any thread.
+/// Sets the process's handler and returns the previous one. Null sets the default, which prints and aborts. Any thread.
 misuse_handler set_misuse_handler(misuse_handler handler) noexcept;
 
 namespace extend {
-/// Hands a misuse to the handler.
+/// Calls the handler with a misuse.
 void report_misuse(misuse const& what) noexcept;
 } // namespace extend
 

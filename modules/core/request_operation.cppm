@@ -1,4 +1,4 @@
-// A request for memory in progress: its first attempt, and what only waiting needs.
+// A request for memory in progress: its first attempt, and the operations that wait for its answer.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
@@ -24,7 +24,7 @@ import :waiter;
 
 namespace gpumem::detail {
 
-// A request and the resource that gets it; small and movable.
+// A request and the resource to which it goes; small and movable.
 struct request {
   services_handle from;
   stream_ref stream;
@@ -33,7 +33,7 @@ struct request {
   bool asks_for_turn = false; // see waiter::asks_for_turn
 };
 
-// The parts of a request behind the first.
+// All parts of a request after the first.
 template <std::size_t N> class further_parts {
 public:
   further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
@@ -69,15 +69,15 @@ template <> struct acquired<1> {
 };
 template <std::size_t N> using acquired_t = acquired<N>::type;
 
-// The attempt with which a request for one block begins, before what only waiting needs is made: that took three times
-// as long as the allocation itself.
+// The first attempt of a request for one block. It comes before the operation for waiting is constructed, which took
+// three times as long as the allocation itself.
 class first_attempt {
 public:
   first_attempt() = default;
   first_attempt(first_attempt const&) = delete;
   first_attempt& operator=(first_attempt const&) = delete;
 
-  // Tries at once; false if it was not tried, or if the request would have to wait and can: see refused().
+  // Tries at once. False if it could not try, or if the request must wait and the resource allows that: see refused().
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
     if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
@@ -87,7 +87,7 @@ public:
     return !refused_;
   }
   inline bool refused() const noexcept { return refused_; }
-  // Whether it was granted and not taken.
+  // Whether memory was granted and not taken yet.
   inline bool holds() const noexcept { return granted_ != nullptr; }
   inline failure const& why() const noexcept { return why_; }
   inline allocation take(request const& what) noexcept {
@@ -101,7 +101,8 @@ private:
   bool refused_ = false;
 };
 
-// A request in progress: its key, its answer, and, while parked, the node by which it is found. Immovable.
+// A request in progress: its stream's key, its answer and, while it is parked, its node in the resource's list.
+// Immovable.
 class request_operation : public waiter {
 public:
   explicit request_operation(request const& what, std::span<request_part> more = {},
@@ -116,36 +117,36 @@ public:
 protected:
   ~request_operation() = default;
 
-  // Tries at once; false if the request would have to wait and can. `may_wait`: see stream_key.
+  // Tries at once; false if the request must wait and the resource allows that. `may_wait`: see stream_key.
   bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
-  // Parks; false if it was answered at once. The operation may be gone when this returns true.
+  // Parks the request; false if it was answered at once. The operation may be destroyed when this returns true.
   bool park() noexcept;
-  // It was decided, or it is its turn and it asks again. True: it is answered. False: it is parked again, and the
-  // operation may be gone.
+  // Called after a decision or a turn; in a turn it asks again. True: the request is answered. False: it is parked
+  // again, and the operation may be destroyed.
   bool answered() noexcept { return is_complete() || !park_again(); }
-  // The resource may let requests wait.
+  // Whether the resource may let requests wait.
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }
-  // Takes it back from the resource; true if it was still parked.
+  // Withdraws the request from the resource; true if it was still parked.
   bool cancel_waiter() noexcept;
-  // A stop or the deadline: answers with the reason if it was still parked. The first reason stands.
+  // For a stop or the deadline: if the request is still parked, answers it with `why`. The first reason counts.
   void cancel(outcome why) noexcept;
-  // Whether the answer is that it was stopped; that answer is then taken.
+  // Whether a stop ended the request; takes that answer.
   bool take_stopped() noexcept;
-  // The answer; throws what belongs to a failure.
+  // Returns the answer; take_or_throw() throws the exception that belongs to a failure.
   expected<allocation, failure> take() noexcept;
   allocation take_or_throw();
-  // The same of all parts.
+  // The same for all parts.
   std::optional<failure> take_into(std::span<allocation> places) noexcept;
   void take_into_or_throw(std::span<allocation> places);
-  // Memory goes back.
+  // Frees the granted memory.
   void return_memory() noexcept;
-  // It was handed to the resource, and its answer has not been taken.
+  // Whether the request was passed to the resource and its answer has not been taken.
   bool parked() const noexcept { return parked_; }
-  // A stop or the deadline has decided it: the resource knows nothing of it any more.
+  // Whether a stop or the deadline ended the request: the resource no longer refers to it.
   bool was_cancelled() const noexcept { return cancelled_; }
   void end_turn() noexcept;
   sync::time_point deadline() const noexcept { return deadline_; }
-  // The moment has passed: it is answered with that.
+  // If `deadline` has passed, answers with outcome::deadline and returns true.
   bool is_late(sync::time_point deadline) noexcept;
 
 private:
@@ -162,7 +163,7 @@ private:
   bool cancelled_ = false; // by cancel()
 };
 
-// Waits for an answer on the calling thread.
+// A request whose answer the calling thread waits for.
 class blocking_operation final : public request_operation {
 public:
   using request_operation::request_operation;
@@ -170,13 +171,13 @@ public:
   using request_operation::take_into;
   using request_operation::take_into_or_throw;
   using request_operation::take_or_throw;
-  // Until it is answered.
+  // Waits until the request is answered.
   void wait();
-  // Until the earlier of this and its own deadline.
+  // Waits until the request is answered, at most until `when` or its own deadline.
   void wait_until(sync::time_point when) noexcept;
-  // In turn with those that wait.
+  // Tries once; gets memory only if no other request waits.
   void only_now() noexcept;
-  // As `allocate` does: waits, for a bounded time, for memory that is free but still in use.
+  // Like `allocate` of a resource: waits, for a bounded time, for memory that is free but still in use.
   expected<allocation, failure> allocate() noexcept;
 
 private:
@@ -188,7 +189,7 @@ private:
   bool done_ = false;
 };
 
-// Waits for an answer in a suspended coroutine. Its timer expires at its deadline.
+// A request whose answer a suspended coroutine waits for. Its timer expires at its deadline.
 class suspended_operation : public request_operation, public suspension, private timer {
 public:
   suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
@@ -197,13 +198,13 @@ public:
 protected:
   ~suspended_operation() = default;
 
-  // Before it is parked: starts what it needs. Throws as suspension::prepare().
+  // Called before park(): chooses the executor and starts the timer. Throws as suspension::prepare().
   void prepare();
-  // When it returns the deadline cancels no more. No lock of a resource may be held.
+  // After it returns the deadline cannot cancel the request. No lock of a resource may be held.
   void forget_deadline() noexcept { cancel_timer(*this); }
 
-  // Gives back what was granted or asked for. By the destructor of the final class: in that of a base the class of the
-  // object changes, and another thread may be about to call on_complete().
+  // Withdraws the request, or frees the granted memory. The destructor of the final class calls it: in that of a base
+  // the dynamic type has changed, and another thread may be about to call on_complete().
   void cancel_and_release() noexcept;
 
 private:
@@ -228,8 +229,8 @@ public:
   using suspended_operation::try_now;
   void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
 
-  // False if it is answered. Deadline and callback are registered before the request is published: afterwards the frame
-  // may be resumed and gone.
+  // False if the request is answered. The deadline and the stop callback are registered before the request is parked:
+  // afterwards the coroutine may resume and destroy its frame.
   bool begin() {
     if (this->is_complete() || this->is_late(this->deadline())) return false;
     this->prepare();

@@ -1,4 +1,4 @@
-// What a resource is made of: two functions over a state, and everything else from here.
+// The base of all resources: adds the other functions to a state that can allocate and free.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:resource;
 import :acquire;
@@ -16,7 +16,7 @@ namespace gpumem {
 
 namespace detail {
 
-// False in a process that is exiting, and in a forked child (see `driver_alive`): frees then do nothing.
+// False while the process exits, and in a forked child (see `driver_alive`): frees then do nothing.
 inline bool may_free() noexcept { return driver_alive(); }
 void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
 
@@ -31,11 +31,11 @@ template <class Self> struct services_property {
 } // namespace detail
 
 namespace extend {
-/// Base of every gpumem resource: `Self` has `State& state() const noexcept` and compares equal; `State` is a
-/// resource_state. Gives CCCL's concept, the forms that do not throw, the awaitable, the properties and the services.
+/// Base of every gpumem resource. `Self` has `State& state() const noexcept` and operator==; `State` is a
+/// resource_state. Adds CCCL's concept, functions that do not throw, the awaitables, the properties and the services.
 ///
-/// Common to all forms: bytes of 0 give nullptr, freeing nullptr does nothing; the alignment is any power of two.
-/// Streams of any kind may be passed. Any thread.
+/// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment may be any power of two,
+/// and the stream any stream. Any thread.
 export template <class Self, class State, class... Properties>
 class resource_base : public mr::memory_resource_base<Self>,
                       public detail::services_property<Self>,
@@ -45,22 +45,23 @@ public:
   using state_type = State;
   static constexpr std::size_t default_alignment = 256;
 
-  /// Memory usable by work enqueued on the stream from now on. Before it fails, a pool at its limit waits on the host,
-  /// for a second at most, for memory that is free but still in use. Throws as `throw_failure`.
+  /// Returns memory that work enqueued on the stream from now on may use. Before it fails, a pool at its limit waits on
+  /// the host, at most one second, for memory that is free but still in use. Throws as `throw_failure`.
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
     auto const result = detail::allocate_outermost(state(), stream, bytes, alignment, detail::waiting_on_host);
     if (!result) detail::throw_failure_of(services(), stream.get(), result.error());
     return *result;
   }
 
-  /// The same without throwing and without waiting. Inlined by force, as the free is: calls of what a pool serves near
-  /// its thread took 7 % of recorded traces.
+  /// The same without throwing and without waiting. Force-inlined, like deallocate(): where a thread cache serves the
+  /// request, the function calls took 7 % of the time of recorded traces.
   [[gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     return detail::allocate_outermost(state(), stream, bytes, alignment, detail::as_it_is);
   }
 
-  /// Frees in the order of the stream: work enqueued on it before may still use the memory. Misuse goes to the handler.
+  /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. Misuse is reported to the
+  /// handler.
   [[gnu::always_inline]] inline void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
                                                 std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) [[unlikely]]
@@ -70,7 +71,7 @@ public:
     state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
   }
 
-  /// Memory that the host may hand to any stream, or touch, on return. Throws as `throw_failure`.
+  /// Returns memory that any stream, and the host if it can access it, may use at once. Throws as `throw_failure`.
   void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     if (bytes == 0) return nullptr;
     detail::throw_if_child();
@@ -81,33 +82,33 @@ public:
     return *result;
   }
 
-  /// Frees memory of which the caller says that all use is over, as the host has seen.
+  /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (pointer && detail::may_free()) state().deallocate(stream_key::host(), pointer, bytes, alignment);
   }
 
-  /// `co_await` it for an allocation; see acquire_awaitable.
+  /// Returns an awaitable that gives an allocation; see acquire_awaitable.
   template <stoppable_token Token = never_stop_token>
   acquire_awaitable<Token> acquire(stream_ref stream, std::size_t bytes, acquire_options options = {},
                                    Token token = {}) noexcept {
     return gpumem::acquire(self(), stream, bytes, options, std::move(token));
   }
 
-  /// The same for several blocks, of which all are granted or none; see there.
+  /// The same for several blocks, of which all are granted or none; see gpumem::acquire_all.
   template <std::size_t N, stoppable_token Token = never_stop_token>
   acquire_awaitable<Token, N> acquire_all(block_request const (&blocks)[N], acquire_options options = {},
                                           Token token = {}) noexcept {
     return gpumem::acquire_all(self(), blocks, options, std::move(token));
   }
 
-  /// This resource erased, without ownership, its services with it: it must outlive what is returned.
+  /// Returns this resource type-erased, with its services but without ownership: it must outlive the result.
   pool_ref ref() noexcept
     requires mr::has_property<Self, mr::device_accessible>
   {
     return pool_ref{self()};
   }
 
-  /// Gives unused memory beyond `keep` reserved bytes back; returns the bytes given back.
+  /// Gives unused memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.
   std::size_t trim(std::size_t keep = 0)
     requires trimmable_state<State>
   {
@@ -120,14 +121,14 @@ public:
     return state().read_statistics();
   }
 
-  /// The device; a std::optional of one where the memory need not be of any.
+  /// Returns the device; a std::optional of one if the memory may belong to no device.
   auto device() const noexcept { return state().where(); }
 
-  /// The table and state by which allocations and erased types reach this resource; keeps nothing alive.
+  /// Returns the table and state through which allocations and erased types use this resource; keeps nothing alive.
   services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }
 
 private:
-  // On a stream that is not gpumem's own.
+  // For a stream that is neither gpumem's own nor adopted.
   [[gnu::noinline]] void deallocate_foreign(stream_ref stream, void* pointer, std::size_t bytes,
                                             std::size_t alignment) noexcept {
     if (auto* const timeline = detail::find_seen_timeline(stream.get())) [[likely]] {
@@ -135,7 +136,8 @@ private:
     } else if (auto const key = detail::identify_for_free(stream, state().where(), bytes)) {
       state().deallocate(*key, pointer, bytes, alignment);
     } else if (key.error().reason == outcome::device_lost) {
-      state().deallocate(stream_key::host(), pointer, bytes, alignment); // nothing runs there any more: bookkeeping
+      state().deallocate(stream_key::host(), pointer, bytes,
+                         alignment); // a lost device runs no work: only the counts matter
     } else {
       detail::report_bad_stream(pointer, bytes);
     }

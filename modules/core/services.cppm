@@ -1,4 +1,4 @@
-// A resource behind its table of services: what an allocation and an awaitable hold of it.
+// The services of a resource: the table of functions through which allocations and awaitables use it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
@@ -37,10 +37,10 @@ export {
 }
 using gpumem::extend::find_services;
 
-/// What an author of a resource writes: two functions and a device, over whatever state. `where` gives a device, or an
-/// empty std::optional of one where the memory is of no device: streams are then identified by the current one.
-/// `try_allocate` gives `bytes` > 0 bytes, aligned to a power of two, valid in the stream's order (for the host key: at
-/// once), or fails and leaves everything as it was. `deallocate` takes back what it gave. Any thread.
+/// What the author of a resource writes: a state with two functions and a device. `where` returns a device, or an empty
+/// std::optional if the memory belongs to no device: streams are then identified by the current device. `try_allocate`
+/// returns `bytes` > 0 bytes, aligned to a power of two, valid in the stream's order (for the host's key: at once). If
+/// it fails it changes nothing. `deallocate` takes back what `try_allocate` returned. Any thread.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
@@ -55,7 +55,7 @@ concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.cancel_waiter(w) } noexcept -> std::same_as<bool>;
 };
 
-/// A state that looks for work that waits in vain.
+/// A state that uses holder events to find out that no holder can go on.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
   { s.on_holder_event(h, holder_event::waits) } noexcept;
@@ -76,7 +76,8 @@ concept reporting_state = resource_state<S> && requires(S& s) {
 
 namespace detail {
 
-// The checks of every request, made once, in the outermost call: what is wrong with it, and whether anything is.
+// The checks of each request, made once, in the outermost call. explain_request() returns what is wrong with it;
+// plain_request() only tells whether all is right.
 expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment) noexcept;
 inline bool plain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
@@ -92,8 +93,8 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
 // Identifies a stream without throwing.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept;
-// The same for a free, which host memory that is missing must not keep from its stream: it then waits for the stream,
-// and the key is the host's.
+// The same for a free, which must not fail if host memory for the stream's timeline is missing: it then waits for the
+// stream on the host and returns the host's key.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
@@ -102,17 +103,17 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
-// The failure that belongs to the exception being handled.
+// Returns the failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;
 
-// Throws what belongs to the failure, with the resource's statistics where memory is exhausted.
+// Throws the exception that belongs to the failure; out_of_memory carries the resource's statistics.
 [[noreturn]] void throw_failure_of(services_handle const& from, CUstream stream, failure const& why);
 
-// The current device's ordinal, or -1 without a driver.
+// Returns the current device's ordinal; -1 without a driver.
 int current_ordinal() noexcept;
-// The device behind a table, if its memory is of one. Throws cuda_error.
+// Returns the device of the resource's memory, if it has one. Throws cuda_error.
 std::optional<device> device_of(services_handle const& from);
-// Its ordinal, or -1.
+// Returns the device's ordinal; -1 without a device.
 inline int ordinal_of(std::optional<device> where) noexcept { return where ? where->ordinal() : -1; }
 
 template <class Allocate> expected<void*, failure> allocate_external(Allocate allocate, std::size_t bytes) noexcept {
@@ -121,7 +122,7 @@ template <class Allocate> expected<void*, failure> allocate_external(Allocate al
   } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
-// With something wrong, or of a stream never seen before.
+// For a request that fails a check, or on a stream that has not been seen before.
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_unusual(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {
@@ -132,7 +133,7 @@ template <resource_state State, class Adjust>
   return state.try_allocate(adjust(*key), bytes, alignment);
 }
 
-// Of a stream that is not gpumem's own.
+// For a stream that is neither gpumem's own nor adopted.
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {
@@ -145,7 +146,7 @@ template <resource_state State, class Adjust>
   return state.try_allocate(adjust(key), bytes, alignment);
 }
 
-// `adjust` gives the key with which the state is asked: see stream_key::waiting and stream_key::queueing_as.
+// `adjust` returns the key that is passed to the state: see stream_key::waiting and stream_key::queueing_as.
 template <resource_state State, class Adjust>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, Adjust adjust) noexcept {
@@ -206,8 +207,8 @@ template <resource_state S> services_table make_table(std::type_info const& type
   return table;
 }
 
-// A resource that is not gpumem's is its own state and must outlive its allocations. Its frees use the handle of the
-// block's stream, which must then live.
+// The table of a resource that is not gpumem's. The resource is its own state and must outlive its allocations. Frees
+// use the handle of the block's stream, which must live until then.
 template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
 inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.timeline().handle()}; }
 
@@ -242,8 +243,8 @@ template <class R> inline services_table const external_table_of = make_external
 } // namespace detail
 
 namespace extend {
-/// The services of any resource: of a gpumem resource its own, of an erased one those that it carries for the type it
-/// holds, of any other a plain form over its public functions. The handle keeps nothing alive.
+/// Returns the services of any resource. A gpumem resource has its own, an erased one carries those of the type that it
+/// holds, and any other gets a table over its public functions. The handle keeps nothing alive.
 export template <class R> services_handle services_of(R& resource) noexcept {
   if constexpr (requires { resource.services(); }) {
     return resource.services();
@@ -257,14 +258,14 @@ export template <class R> services_handle services_of(R& resource) noexcept {
 }
 } // namespace extend
 
-/// Gives unused memory beyond `keep` reserved bytes back to upstream; returns the bytes given back. No stream order is
-/// waited for. Any thread.
+/// Gives unused memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back. Does not wait
+/// for streams. Any thread.
 export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   auto const s = services_of(resource);
   return s.table->trim(s.state, keep);
 }
 
-/// The resource's statistics; zeros where it keeps none. Any thread.
+/// Returns the resource's statistics; zeros if it keeps none. Any thread.
 export template <class R> statistics statistics_of(R& resource) {
   auto const s = services_of(resource);
   return s.table->read_statistics(s.state);

@@ -1,4 +1,4 @@
-// How long the shared state of a pool or adaptor lives: until its last handle is gone and its last block is freed.
+// The shared state of a pool or adaptor: it lives until its last handle is gone and its last block is freed.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <utility>
@@ -8,9 +8,9 @@ import :sync;
 
 namespace gpumem::extend {
 
-/// Base of a shared state: counts handles in one place and live blocks in slots by thread, since a counter that all
-/// threads share costs hundreds of nanoseconds. Once the last handle is gone the slots are folded into one count, and
-/// whoever brings it to zero disposes of the state. Any thread.
+/// Base of a shared state. It counts handles in one counter, and live blocks in slots by thread, since a counter that
+/// all threads share costs hundreds of nanoseconds. Once the last handle is gone the slots are folded into one count;
+/// the call that brings it to zero deletes the state. Any thread.
 export class shared_state {
 public:
   shared_state() = default;
@@ -20,10 +20,10 @@ public:
   void add_handle() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
   void add_live() noexcept;
-  /// The state may be gone when this returns.
+  /// The state may be deleted when this returns.
   void drop_live() noexcept;
 
-  /// The last handle is gone: only frees may still come.
+  /// Whether the last handle is gone: only frees may still come.
   inline bool closed() const noexcept { return handles_.load(std::memory_order_relaxed) == 0; }
 
 protected:
@@ -39,14 +39,14 @@ private:
   inline slot& own_slot() noexcept { return slots_[sync::thread_index() % slot_count]; }
 
   std::atomic<std::int64_t> handles_{0};
-  // Counts once folding has begun. The folder holds more than there can be blocks, so that a free on a folded slot
-  // cannot bring it to zero while others are still to be folded.
+  // The live blocks of folded slots. It includes `folding`, more than there can be blocks, until all slots are folded:
+  // a free on a folded slot cannot bring it to zero before.
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
   std::array<slot, slot_count> slots_{};
 };
 
-/// A counted pointer to a state; what a pool or adaptor handle holds.
+/// A counted pointer to a state; each handle of a pool or adaptor holds one.
 export template <class State> class state_ptr {
 public:
   explicit state_ptr(State* state) noexcept : state_{state} { state_->add_handle(); }

@@ -1,4 +1,4 @@
-// Which stop tokens a wait takes: the standard's, P2300's, anybody's of that shape.
+// The stop tokens that a wait takes: std::stop_token, those of P2300, and other types of the same shape.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <stop_token>
@@ -23,12 +23,13 @@ struct stop_probe {
 } // namespace detail
 
 namespace extend {
-/// The callback type of a token: constructed with (token, function), calls the function at a stop request, from the
-/// requesting thread or at once; its destructor waits for a call in progress on another thread.
+/// The callback type of a token. Constructed with (token, function), it calls the function at a stop request, on the
+/// requesting thread; in the constructor if the request came earlier. Its destructor waits for a call in progress on
+/// another thread.
 export template <class Token, class Function>
 using stop_callback_t = typename detail::stop_callback_of<Token, Function>::type;
 
-/// A token by which somebody may ask a wait to stop.
+/// A token through which a wait can be asked to stop.
 export template <class T>
 concept stoppable_token = std::copyable<T> && requires(T const& token) {
   { token.stop_requested() } noexcept -> std::convertible_to<bool>;
@@ -36,7 +37,7 @@ concept stoppable_token = std::copyable<T> && requires(T const& token) {
   typename stop_callback_t<T, detail::stop_probe>;
 } && std::constructible_from<stop_callback_t<T, detail::stop_probe>, T, detail::stop_probe>;
 
-/// The token of a wait that nobody stops.
+/// The token of a wait that is never stopped.
 export struct never_stop_token {
   template <class Function> struct callback_type {
     callback_type(never_stop_token, Function) noexcept {}

@@ -1,4 +1,4 @@
-// A suspended coroutine that another thread decides to resume and its owner may destroy before that.
+// A suspended coroutine that another thread resumes, unless its owner destroys it first.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -9,20 +9,21 @@ import :std;
 
 namespace gpumem::detail {
 
-// A promise that is told of a stop, and says what runs instead of the coroutine: P2300's.
+// A promise that is told of a stop and returns the coroutine that runs instead, as in P2300.
 template <class Promise>
 concept stoppable_promise = requires(Promise& promise) {
   { promise.unhandled_stopped() } -> std::convertible_to<std::coroutine_handle<>>;
 };
 
-// Whoever decides a suspended operation posts it and may not touch it afterwards, since it may run and be gone at once.
-// Whoever destroys it must know that the post is over. Both pass through a gate that outlives all operations.
+// The thread that decides a suspended operation posts it, and must not touch it afterwards: it may run and be destroyed
+// at once. The thread that destroys the operation must know that the post is over. Both take the lock of a gate that
+// outlives all operations.
 //
-// posted_ | written under the gate: by the decider before the post, by the one who waits again before that
-// false   | it is undecided, or the decider has yet to post; also once the operation waits a second time
-// true    | it is in the executor's queue, or runs, or has run
+// posted_ | guarded by the gate: set by the deciding thread before the post, cleared before the operation waits again
+// false   | the operation is undecided, or the deciding thread has not posted it yet
+// true    | the operation is in the executor's queue, runs, or has run
 //
-// A coroutine that its executor has begun to resume must not be destroyed by another thread: nobody can make that safe.
+// Another thread must not destroy a coroutine that its executor has begun to resume: no lock here makes that safe.
 class suspension : public work_item {
 public:
   explicit suspension(executor* where) noexcept : executor_{where} {}
@@ -30,7 +31,7 @@ public:
 protected:
   ~suspension() = default;
 
-  // Who awaits it.
+  // Sets the coroutine that awaits the operation.
   template <class Promise> void continue_with(std::coroutine_handle<Promise> continuation) noexcept {
     continuation_ = continuation;
     if constexpr (stoppable_promise<Promise>) {
@@ -40,27 +41,29 @@ protected:
     }
   }
 
-  // Before anybody can decide it. Without an executor it resumes on the library thread, which is started if need be:
-  // throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
+  // Called before another thread can decide the operation. Without an executor it resumes on the library thread, which
+  // is started if needed: throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
   void prepare();
 
-  // What runs once it is decided, by whoever resumes it.
+  // Returns the coroutine that runs after the decision; the thread that resumes the operation calls it.
   std::coroutine_handle<> next() noexcept {
     return unhandled_stopped_ && end_stopped() ? unhandled_stopped_(continuation_) : continuation_;
   }
 
-  // Whether a stop decided it; if so nobody will ask how it ended, and the coroutine is not resumed.
+  // Whether a stop decided the operation. If so, its result is not read and the coroutine is not resumed.
   virtual bool end_stopped() noexcept = 0;
 
-  // On the executor, before it resumes. False: it waits again, and may be gone.
+  // Runs on the executor, before the coroutine resumes. False: the operation waits again, and may be destroyed.
   virtual bool conclude() noexcept { return true; }
 
-  // By the one who decided it; the last touch.
+  // Called by the thread that decided the operation, as its last access to it.
   void post() noexcept;
-  // conclude() calls it before the operation waits again, and so before the resource can decide it a second time.
+  // Waits until the post is over. conclude() calls it before the operation waits again, and so before the resource can
+  // decide it a second time.
   void await_post() noexcept;
 
-  // By the one who destroys it, when somebody else has decided it: waits until it is posted, then takes it back.
+  // Called by the thread that destroys the operation, after another thread has decided it: waits until it is posted,
+  // then cancels the post.
   void take_back() noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// An executor on several threads.
+// An executor with several threads.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:thread_pool_executor;
 import :executor;
@@ -7,11 +7,11 @@ import :sync;
 
 namespace gpumem {
 
-/// Runs on threads of its own, which take from one queue: begun in the order of posting, and several at a time. The
-/// destructor runs what is queued, then joins; it must not run on one of those threads.
+/// Runs items on several threads of its own, which share one queue: items begin in the order of posting, several at a
+/// time. The destructor runs all queued items and then joins the threads; it must not run on one of them.
 export class thread_pool_executor final : public executor {
 public:
-  /// Throws std::invalid_argument for no threads, std::system_error, std::bad_alloc.
+  /// Throws std::invalid_argument for 0 threads, std::system_error, std::bad_alloc, and cuda_error in a forked child.
   explicit thread_pool_executor(std::size_t threads);
   thread_pool_executor(thread_pool_executor const&) = delete;
   thread_pool_executor& operator=(thread_pool_executor const&) = delete;
@@ -20,7 +20,7 @@ public:
   void post(work_item& item) noexcept override;
   bool try_cancel(work_item& item) noexcept override;
 
-  /// How many threads.
+  /// Returns the number of threads.
   std::size_t size() const noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// The one hook of waiting: a request that a resource may park and decide later.
+// Waiters: requests that a resource may park and decide later, and the list in which they wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <utility>
@@ -19,40 +19,41 @@ export struct request_part {
   stream_key stream;
   std::size_t bytes;
   std::size_t alignment;
-  void* pointer = nullptr; ///< once it is granted
+  void* pointer = nullptr; ///< set when the part is granted
 };
 
-/// What an adaptor does at the moment of a grant, since counting at the call would count what is never granted.
+/// Tells an adaptor when a request is granted: counting at the call would count requests that are never granted.
 export class grant_hook {
 public:
   virtual void on_grant(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept = 0;
-  /// The request ends without memory. Not called where it is withdrawn, which passes through the adaptor.
+  /// Called if the request ends without memory. Not called if it is withdrawn: that call passes through the adaptor.
   virtual void on_refusal(waiter&) noexcept {}
 
 protected:
   ~grant_hook() = default;
 };
 
-/// A request for memory that waits. A resource's `admit(waiter&)` either returns false, having called complete() or not
-/// (then the request is exhausted), or parks it and returns true. A parked waiter is decided exactly once: by the
-/// resource, which unlinks it under its lock and then, without the lock, calls grant() or refuse(); or by
-/// cancel_waiter(), after which the resource forgets it. After grant() or refuse() it touches the waiter no more.
+/// A request for memory that may wait in a resource. The resource's `admit(waiter&)` parks the waiter and returns true;
+/// or it calls complete() and returns false; or it only returns false, and the request ends as exhausted. A parked
+/// waiter is decided exactly once. Either the resource unlinks it under its lock and then, without the lock, calls
+/// grant() or refuse() and does not touch it again; or cancel_waiter() makes the resource forget it.
 ///
-/// A resource that must not touch the waiter's stream where memory is freed decides in two steps. Under its lock it
-/// gives the waiter a turn, which sets bytes aside; without the lock it calls `wake()` and touches the waiter no more.
-/// The operation calls admit() again where it resumes. That admit() allocates, or parks the waiter again in its old
-/// place. While the waiter has its turn cancel_waiter() returns false, unless it is leaving(): then its turn ends.
+/// A resource that must not touch the waiter's stream in a call that frees memory decides in two steps. Under its lock
+/// it gives the waiter a turn, which sets bytes aside. Without the lock it calls wake() and does not touch the waiter
+/// again. The operation calls admit() again where it resumes; that admit() allocates, or parks the waiter again in its
+/// old place. While the waiter has its turn, cancel_waiter() returns false, unless is_being_destroyed(): then its turn
+/// ends.
 export class waiter {
 public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  /// Returns those of the first part. A request has one part, unless it is made by acquire_all.
+  /// These two are those of the first part. A request has one part, unless it is made by acquire_all.
   inline stream_key const& stream() const noexcept { return first_.stream; }
   inline std::size_t alignment() const noexcept { return first_.alignment; }
   /// Returns the sum of all parts.
   inline std::size_t bytes() const noexcept { return bytes_; }
-  /// The same with each part rounded up by `round`.
+  /// Returns the same sum with each part rounded up by `round`.
   template <class Round> std::size_t bytes_by(Round round) const noexcept {
     if (asks_for_turn()) return round(bytes_);
     auto sum = round(first_.bytes);
@@ -62,11 +63,11 @@ public:
   inline bool has_parts() const noexcept { return !more_.empty(); }
   inline std::size_t parts() const noexcept { return 1 + more_.size(); }
   inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
-  /// It asks for no memory, but for the turn in which that could be had.
+  /// Whether it asks for no memory, but only for a turn in which `bytes()` are set aside.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
 
-  /// Allocates all parts, or none: by `allocate(part)`, which returns expected<void*, failure>, and takes back by
-  /// `deallocate(part)`. For the admit() of a resource. Returns the first part's pointer.
+  /// Allocates all parts or none, for the admit() of a resource. `allocate(part)` returns expected<void*, failure>;
+  /// `deallocate(part)` takes a part back. Returns the first part's pointer, or the failure.
   template <class Allocate, class Deallocate>
   expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
     for (std::size_t i = 0; i < parts(); ++i) {
@@ -86,56 +87,59 @@ public:
     return first_.pointer;
   }
 
-  /// Requests of a higher priority go first; of those of a holder all have its priority and age.
+  /// Requests of a higher priority go first; all requests of a holder have its priority and age.
   inline int priority() const noexcept { return priority_; }
-  /// The unit of work that asks, or null. Before it is parked.
+  /// Returns the holder that asks; null if there is none. set_holder() is called before the request is parked.
   inline class holder* holder() const noexcept { return holder_; }
   void set_holder(class holder& of) noexcept;
-  /// A number that the resource keeps with the waiter, under its lock; 0 at first.
+  /// A number that the resource keeps with the waiter, under its lock; initially 0.
   inline std::uint64_t seen_changes() const noexcept { return seen_changes_; }
   inline void set_seen_changes(std::uint64_t value) noexcept { seen_changes_ = value; }
 
-  /// The answer at once, from inside admit(), without the resource's lock: adaptors are told, and may call others.
+  /// Answers the request from inside admit(). Called without the resource's lock: it runs the hooks of adaptors, which
+  /// may call other resources.
   void complete(expected<void*, failure> result) noexcept;
 
-  /// The answer to a parked request; the memory is valid in the order of the waiter's stream once it has resumed.
+  /// Answers a parked request. The memory is valid in the order of the waiter's stream once the operation has resumed.
   void grant(void* pointer) noexcept;
   void refuse(failure const& why) noexcept;
 
-  /// It is the turn of a parked request: the operation calls admit() again where it resumes.
+  /// Tells a parked request that it has a turn: the operation calls admit() again where it resumes.
   void wake() noexcept { on_complete(); }
-  /// The operation is being destroyed.
+  /// Whether the operation ends without asking again: cancel_waiter() then ends its turn as well.
   inline bool is_being_destroyed() const noexcept { return being_destroyed_; }
 
-  /// An adaptor's hook, run at the grant or refusal, upstream's first. False if the stack of adaptors is too deep.
+  /// Adds an adaptor's hook, which runs at the grant or refusal; that of the upstream runs first. False if there are
+  /// `max_hooks` already.
   bool add_hook(grant_hook& hook) noexcept;
 
-  /// For an adaptor in which requests wait before they wait at its upstream: whether the request is beyond it, also
-  /// when it asks upstream again. Each adaptor calls these under its lock, and has added its hook.
+  /// For an adaptor in which requests wait before they wait in its upstream: whether the request has passed it. That
+  /// stays so while the request asks the upstream again. An adaptor that has added its hook calls these three under its
+  /// lock.
   bool has_passed(grant_hook const& by) const noexcept;
   void mark_passed(grant_hook const& by) noexcept;
-  /// False if it is not beyond it.
+  /// False if the request has not passed it.
   bool clear_passed(grant_hook const& by) noexcept;
 
-  /// Whether a stop or its deadline has cancelled it; a resource asks under its lock before it parks, and then answers
-  /// with refusal().
+  /// Whether a stop or the deadline has cancelled it. A resource asks under its lock before it parks the waiter; if so
+  /// it answers with refusal() instead.
   inline bool cancelled() const noexcept { return refusal() != outcome::exhausted; }
-  /// How it ends if it gets no memory and does not wait: outcome::stopped or outcome::deadline, the first that
-  /// cancelled it; outcome::exhausted if neither did.
+  /// Returns the outcome of a request that gets no memory and does not wait: outcome::stopped or outcome::deadline,
+  /// whichever cancelled it first; otherwise outcome::exhausted.
   inline outcome refusal() const noexcept { return refusal_.load(std::memory_order_acquire); }
 
 protected:
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0) noexcept
       : first_{stream, bytes, alignment}, bytes_{bytes}, priority_{priority} {}
-  /// `more` lives as long as the waiter; its sum with `bytes` must not overflow.
+  /// `more` must live as long as the waiter. The sum of all bytes is at most PTRDIFF_MAX, or `bytes` if that is more.
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
          std::span<request_part> more) noexcept;
   ~waiter() = default;
 
-  /// Arranges that the operation resumes; the last thing that happens to a waiter.
+  /// Makes the operation resume. The caller must not touch the waiter afterwards.
   virtual void on_complete() noexcept = 0;
 
-  /// False if it was cancelled before: the first reason stands.
+  /// False if it was cancelled before: the first reason counts.
   bool set_cancelled(outcome why) noexcept {
     auto before = outcome::exhausted;
     return refusal_.compare_exchange_strong(before, why, std::memory_order_acq_rel);
@@ -145,7 +149,7 @@ protected:
     return complete_ && !result_ && result_.error().reason == outcome::stopped;
   }
   expected<void*, failure> take_result() noexcept;
-  /// Before admit() is called again: adaptors add their hooks again.
+  /// Called before admit() is called again, in which adaptors add their hooks again.
   void clear_hooks() noexcept { hook_count_ = 0; }
   void set_being_destroyed() noexcept { being_destroyed_ = true; }
   void ask_for_turn() noexcept { first_.bytes = 0; }
@@ -160,12 +164,12 @@ private:
   std::size_t bytes_;
   class holder* holder_ = nullptr;
   int priority_;
-  unsigned overtaken_ = 0; // since it was parked
+  unsigned overtaken_ = 0; // times, since it was parked
   std::uint64_t seen_changes_ = 0;
   expected<void*, failure> result_{nullptr};
   std::array<grant_hook*, max_hooks> hooks_{};
   std::size_t hook_count_ = 0;
-  std::array<std::atomic<grant_hook const*>, max_hooks> passed_{}; // each place guarded by the lock of its adaptor
+  std::array<std::atomic<grant_hook const*>, max_hooks> passed_{}; // each entry is guarded by the lock of its adaptor
   std::atomic<outcome> refusal_{outcome::exhausted};
   bool complete_ = false;
   bool being_destroyed_ = false;
@@ -174,15 +178,15 @@ private:
   waiter* previous_ = nullptr;
   bool parked_ = false;
   std::uint64_t age_ = 0;          // see holder
-  std::uint64_t turns_before_ = 0; // of its list, when it got its own
-  bool was_refused_ = false;       // although there were bytes enough
-  bool exclusive_ = false;         // no other has a turn beside it
+  std::uint64_t turns_before_ = 0; // turns that its list had given when it got its own
+  bool was_refused_ = false;       // in its turn, although there were bytes enough
+  bool exclusive_ = false;         // no other request gets a turn beside it
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it
   waiter* next_woken_ = nullptr;
 };
 
-/// Waiters whose turn has come, to be called without the lock of the resource: declare it before the lock is taken.
+/// Waiters that got a turn. The destructor wakes them, without the lock of the resource: declare it before taking that.
 export class woken_waiters {
 public:
   woken_waiters() = default;
@@ -203,28 +207,28 @@ export struct waiting_statistics {
   sync::duration oldest{}; ///< how long the oldest request has waited
 };
 
-/// Parked requests in order of priority, and within one priority of arrival; guarded by the lock of the resource that
+/// Parked requests by priority, and within one priority in order of arrival; guarded by the lock of the resource that
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
-/// A turn goes to the first request without one. If there is no memory for that request, a later one that is satisfied
-/// with less may overtake: one of the next `max_overtakes`, and only while no request before it has been overtaken
-/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it was
-/// refused nevertheless, all that had a turn meanwhile count as having overtaken it. Once it was overtaken as often as
-/// it may be, no other has a turn beside it.
+/// A turn goes to the first request without one. If there is no memory for that request, a later one that needs less
+/// may overtake it: one of the next `max_overtakes`, and only while no request before it has been overtaken
+/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it is
+/// refused nevertheless, all requests that got a turn meanwhile count as having overtaken it. Once it was overtaken
+/// `max_overtakes` times, no other request gets a turn beside it.
 export class waiter_list {
 public:
   explicit waiter_list(unsigned max_overtakes = 0) noexcept : max_overtakes_{max_overtakes} {}
 
-  /// Parks it; false if it was cancelled meanwhile. Time grows with the number of parked requests of less priority.
+  /// Parks the waiter; false if it was cancelled. Time grows with the number of parked requests that go after it.
   bool park(waiter& item) noexcept;
-  /// Unlinks it; false if it was decided already.
+  /// Unlinks the waiter; false if it was decided already.
   bool remove(waiter& item) noexcept;
   inline waiter* first() const noexcept { return first_; }
   static inline waiter* after(waiter const& item) noexcept { return item.next_; }
   inline bool empty() const noexcept { return first_ == nullptr; }
   /// Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
-  /// Returns the bytes that the holders of parked requests hold. Each holder counts once; those of which `is_counted`
-  /// is true do not count. Time grows with the number of parked requests.
+  /// Returns the bytes that the holders of parked requests hold. Each holder counts once; holders for which
+  /// `is_counted` returns true are left out. Time grows with the number of parked requests.
   template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
     std::size_t sum = 0;
     holder const* last = nullptr; // the requests of a holder are neighbours
@@ -234,25 +238,25 @@ public:
     }
     return sum;
   }
-  /// Requests without a turn behind `first`, whose holders hold memory and can roll their work back.
+  /// Requests without a turn that go after `first`, and whose holders hold memory and can roll their work back.
   struct yielding {
-    waiter* last = nullptr;
-    std::size_t held = 0; ///< by their holders
+    waiter* last = nullptr; ///< the last such request; null if there is none
+    std::size_t held = 0;   ///< bytes that their holders hold
   };
   yielding find_yielding(waiter const& first) const noexcept;
-  /// The last request whose holder holds memory, or null.
+  /// Returns the last request whose holder holds memory; null if there is none.
   waiter* last_with_memory() const noexcept;
   /// Whether a request of a holder is parked.
   inline bool has_holders() const noexcept { return of_holders_ > 0; }
 
-  /// Whether it is parked here, with a turn or without.
+  /// Whether the waiter is parked, with or without a turn.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
-  /// When it was parked.
+  /// Returns the time at which the waiter was parked.
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
-  /// The first that has no turn, or null.
+  /// Returns the first request without a turn; null if there is none.
   inline waiter* next_waiting() const noexcept { return first_waiting_; }
-  /// The next that may have a turn and of which `may` is true, or null.
+  /// Returns the next request that may get a turn and for which `may` returns true; null if there is none.
   template <class May> waiter* next_for_turn(May may) const noexcept {
     if (exclusive_ > 0) return nullptr;
     unsigned passed = 0;
@@ -264,20 +268,21 @@ public:
     }
     return nullptr;
   }
-  /// Sets `bytes` aside for the waiter, more than 0. The waiter keeps its place.
+  /// Sets `bytes` > 0 aside for the waiter. The waiter keeps its place.
   void give_turn(waiter& item, std::size_t bytes) noexcept;
-  /// It waits again. `in_vain`: although there were bytes enough.
+  /// Makes the waiter wait again. `in_vain`: it got no memory in its turn, although there were bytes enough.
   void end_turn(waiter& item, bool in_vain) noexcept;
-  /// Bytes set aside for all that have a turn.
+  /// Returns the bytes that are set aside for all requests with a turn.
   inline std::size_t set_aside() const noexcept { return set_aside_; }
-  /// Bytes for which all ask that have no turn.
+  /// Returns the bytes for which all requests without a turn ask.
   inline std::size_t waiting_bytes() const noexcept { return waiting_bytes_; }
 
-  /// Whether a request that does not park may overtake all that have no turn.
+  /// Whether a request that does not park may overtake all requests without a turn.
   inline bool may_be_overtaken() const noexcept {
     return exclusive_ == 0 && (!first_waiting_ || (max_overtakes_ > 0 && blocked_ == 0));
   }
-  /// A request that does not park has overtaken all that have no turn, or `by` has overtaken those before it.
+  /// Counts that `by` has overtaken the requests without a turn before it. Null: a request that does not park has
+  /// overtaken all of them.
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
 private:
@@ -293,7 +298,7 @@ private:
   std::size_t of_holders_ = 0;
   std::uint64_t turns_ = 0;
   std::size_t exclusive_ = 0;
-  std::size_t blocked_ = 0; // requests without a turn that have been overtaken as often as they may be
+  std::size_t blocked_ = 0; // requests without a turn that have been overtaken max_overtakes_ times
   std::size_t set_aside_ = 0;
   std::size_t waiting_bytes_ = 0;
 };
