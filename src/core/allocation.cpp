@@ -1,4 +1,4 @@
-// Freeing and handing over a block.
+// Frees a block, and lets other streams use it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -19,19 +19,19 @@ namespace gpumem {
 
 namespace {
 
-// Noexcept: what cannot be waited for runs no more.
+// Throws nothing: a stream that cannot be waited for runs no work any more.
 void wait_for(stream_ref used, device where) noexcept {
   try {
     device_guard const scope{where};
     identify(used, where).wait_on_host();
   } catch (...) {
-    // The handle is dead, or the device lost.
+    // The handle is dead, or the device is lost.
   }
 }
 
 } // namespace
 
-// With each stream's device current, since the handle may be a default one.
+// Makes each stream's device current, since the handle may be that of a default stream.
 scoped_use::~scoped_use() {
   if (!happened_.valid() || !driver_alive()) return;
   try {
@@ -42,8 +42,8 @@ scoped_use::~scoped_use() {
     device_guard const scope{home_device_};
     happened_.make_wait(home_);
   } catch (...) {
-    // The order could not be made: only a lost device or a dead handle fails here, and default streams of two devices.
-    // Waiting on the host for the stream is the order that is left.
+    // An event could not order the streams: the device is lost, a handle is dead, or these are default streams of two
+    // devices. The only order left is to wait for the stream on the host.
     wait_for(used_, used_device_);
   }
 }
@@ -90,8 +90,8 @@ device allocation::where() const {
   return home ? *home : device::current();
 }
 
-// An event is recorded only on streams of its own device: each of the two orders has one of the stream's that it
-// follows.
+// An event can be recorded only on streams of its own device. So each order uses an event of the device of the stream
+// that comes first: here the block's stream, in the guard's destructor the using stream.
 scoped_use allocation::use_on(stream_ref stream) const {
   device const home{timeline_->device()}, used{identify(stream, where()).timeline().device()};
   event happened{home};

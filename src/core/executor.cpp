@@ -1,4 +1,4 @@
-// Executors.
+// The executors on the posting thread and on one thread of their own, and the library thread.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -50,9 +50,9 @@ bool inline_executor::try_cancel(work_item& item) noexcept {
 }
 
 namespace {
-// The executor that this thread flushes now: a flush inside a flush leaves the work to the outer one.
+// The executor that this thread flushes now: a flush inside a flush leaves the items to the outer one.
 thread_local inline_executor const* flushing = nullptr;
-// The state of the executor whose thread this is.
+// The executor_thread that runs on this thread; null if none does.
 thread_local void const* running_on = nullptr;
 } // namespace
 
@@ -71,8 +71,8 @@ void inline_executor::flush() noexcept {
   flushing = outer;
 }
 
-// Apart from thread_executor, because a forked child must not destroy it: the thread is missing there, and the
-// destructor of a condition waits for threads that wait.
+// Separate from thread_executor, because a forked child must not destroy it: the thread does not exist there, and the
+// destructor of a condition waits for the threads that wait on it.
 class detail::executor_thread final : public executor {
 public:
   executor_thread() : thread_{[this] { run(); }} {}
@@ -83,7 +83,7 @@ public:
   bool try_cancel(work_item& item) noexcept override;
   bool stop_within(sync::duration bound) noexcept;
 
-  // As start_timer, cancel_timer and try_cancel_timer.
+  // Implement start_timer(), cancel_timer() and try_cancel_timer().
   void start(timer& item, sync::time_point when) noexcept;
   void cancel(timer& item) noexcept;
   bool try_cancel(timer& item) noexcept;
@@ -98,12 +98,12 @@ private:
   sync::condition wake_;
   work_queue queue_;
   timer_heap timers_;
-  timer const* expiring_ = nullptr; // only compared
-  sync::condition over_;            // an expire(), or the thread
+  timer const* expiring_ = nullptr; // only compared, never dereferenced
+  sync::condition over_;            // an expire() or the thread has ended
   bool stopping_ = false;
   bool stopped_within_ = false;
   bool ended_ = false;
-  bool detached_ = false; // abandoned, and its end is not waited for
+  bool detached_ = false; // the thread did not end within the bound, and is no longer waited for
   sync::thread thread_;
 };
 
@@ -137,7 +137,7 @@ detail::executor_thread::~executor_thread() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
+// Notifies under the lock: once the lock is free the item may run and its owner may destroy the executor.
 void detail::executor_thread::post(work_item& item) noexcept {
   if (forked()) return;
   sync::lock const held{mutex_};
@@ -177,7 +177,7 @@ void detail::executor_thread::cancel(timer& item) noexcept {
   timers_.remove(item);
   if (expiring_ != &item) return;
   if (running_on == this) {
-    expiring_ = nullptr; // another timer may come to lie there
+    expiring_ = nullptr; // another timer may get this address
   } else {
     while (expiring_ == &item && !detached_) over_.wait(held);
   }
@@ -192,7 +192,7 @@ void detail::executor_thread::run() {
   running_on = this;
   sync::lock held{mutex_};
   while (!stopped_within_) {
-    // One of each in turn: neither keeps the other waiting.
+    // One timer and one item in turn, so that neither delays the other for long.
     bool const expired = expire_first(held);
     bool const resumed = resume_first(held);
     if (expired || resumed) continue;
@@ -203,7 +203,7 @@ void detail::executor_thread::run() {
   over_.notify_all();
 }
 
-// Until something is posted or due.
+// Waits until an item is posted or a timer is due.
 void detail::executor_thread::wait_for_work(sync::lock& held) {
   if (auto const* const next = timers_.first()) {
     wake_.wait_until(held, timer_heap::moment_of(*next));
@@ -237,7 +237,7 @@ bool detail::executor_thread::expire_first(sync::lock& held) {
 namespace {
 inline constexpr auto exit_bound = std::chrono::seconds{1};
 
-// Never freed: operations may post during static destruction; its thread ends before the driver goes.
+// Never freed: operations may post during static destruction. Its thread ends before the driver shuts down.
 struct library_thread {
   sync::mutex mutex;
   std::atomic<detail::executor_thread*> running{nullptr};
@@ -267,7 +267,7 @@ executor& default_executor() { return started_library_thread(); }
 
 void detail::start_timer(timer& item, sync::time_point when) {
   auto& thread = started_library_thread();
-  item.started_ = true; // before it can expire, and be gone
+  item.started_ = true; // set first: afterwards the timer may expire and be destroyed
   thread.start(item, when);
 }
 

@@ -1,4 +1,4 @@
-// The queue between gpumem and a job system.
+// The queue of an executor_adaptor, between gpumem and a job system.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -14,7 +14,7 @@ import :sync;
 
 namespace gpumem::detail {
 namespace {
-// The calling thread's innermost call of a function.
+// The innermost call of an adaptor's function that the calling thread is in.
 thread_local adapted_call const* innermost = nullptr;
 } // namespace
 
@@ -44,7 +44,7 @@ adapted_queue::adapted_queue() {
 }
 
 bool adapted_queue::wait_for_calls() noexcept {
-  if (forked()) return false; // a call of another thread never ends here
+  if (forked()) return false; // the parent's threads do not exist here, so their calls never end
   auto const own = adapted_call::count_own(*this);
   sync::lock held{mutex_};
   while (calls_ > own) call_ended_.wait(held);
@@ -70,12 +70,12 @@ bool adapted_queue::run_one() noexcept {
 
 void adapted_queue::rescue() noexcept {
   sync::lock const held{mutex_};
-  if (rescuer_.keeps) return; // on its way
+  if (rescuer_.keeps) return; // it is posted already
   rescuer_.keeps = shared_from_this();
   default_executor().post(rescuer_);
 }
 
-// From here on a rescue posts anew.
+// Clears `keeps` before it runs items, so that a later rescue() posts again.
 void adapted_queue::rescuer::resume() noexcept {
   std::shared_ptr<adapted_queue> from;
   {

@@ -1,4 +1,4 @@
-// Holders' ages, and the list of those of one resource.
+// The ages of holders, and the list of the holders of one resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

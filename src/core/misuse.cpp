@@ -1,4 +1,4 @@
-// The default misuse handler: say what happened, and abort.
+// The default misuse handler, which prints the misuse and aborts.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -13,7 +13,7 @@ import :misuse;
 namespace gpumem {
 namespace {
 
-// A text that ends where its room does.
+// Formats text into a buffer; text that does not fit is cut off.
 class text {
 public:
   text(char* into, std::size_t room) noexcept : at_{into}, room_{room} {
@@ -57,7 +57,7 @@ char const* to_string(misuse::kind value) noexcept {
   case misuse::kind::wrong_size: return "a free with another size than the allocation's";
   case misuse::kind::use_after_close: return "a use after close";
   case misuse::kind::bad_stream: return "a stream that cannot be identified";
-  case misuse::kind::overrun: return "a write behind the end of a block";
+  case misuse::kind::overrun: return "a write past the end of a block";
   case misuse::kind::underrun: return "a write before the start of a block";
   case misuse::kind::use_after_free: return "a write to a block after its free";
   }
@@ -68,11 +68,11 @@ void describe(misuse const& m, char* into, std::size_t room) noexcept {
   text line{into, room};
   line.add("gpumem: %s: %s: pointer %p", m.resource, to_string(m.what), m.pointer);
   if (m.overwritten) {
-    line.add(", %zu bytes are overwritten, the nearest %td from it", m.overwritten, m.offset);
+    line.add(", %zu bytes overwritten, the nearest at offset %td", m.overwritten, m.offset);
   } else {
     line.add(", %zu bytes given", m.given);
   }
-  if (m.expected) line.add(m.overwritten ? ", %zu bytes large" : ", %zu bytes expected", m.expected);
+  if (m.expected) line.add(m.overwritten ? ", block of %zu bytes" : ", %zu bytes expected", m.expected);
   line.add(", stream %llu", static_cast<unsigned long long>(m.stream));
   for (std::size_t i = 0; i < m.events; ++i) add_event(line, m.history[i]);
 }

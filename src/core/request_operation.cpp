@@ -1,4 +1,4 @@
-// Requests in progress.
+// Requests in progress: how they try, park, are answered and are cancelled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -95,8 +95,8 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
   return true;
 }
 
-// It may resume on another thread, whose default streams are others, and its stream may be gone or capture by now. Of a
-// handle that may die both look alike.
+// The request may resume on a thread with other default streams, and its stream may be destroyed or capture by now. For
+// the handle of a foreign stream these two look alike.
 bool request_operation::park_again() noexcept {
   clear_hooks();
   bool usable = true;
@@ -114,7 +114,7 @@ bool request_operation::park_again() noexcept {
   return false;
 }
 
-// The resource forgets it, whether it has its turn or not.
+// Makes the resource forget the request, also if it has its turn.
 void request_operation::end_turn() noexcept {
   set_being_destroyed();
   cancel_waiter();
@@ -164,7 +164,7 @@ allocation request_operation::take_or_throw() {
   throw_failure_of(from_, stream().handle(), result.error());
 }
 
-// A resource that lets requests wait is not asked to wait on the host as well.
+// A resource that lets requests wait is not also asked to wait on the host.
 void blocking_operation::wait() {
   if (!try_now(!can_wait())) wait_parked(deadline());
 }
@@ -183,17 +183,17 @@ void blocking_operation::wait_parked(sync::time_point deadline) {
       cancel(outcome::deadline);
       held.lock();
     }
-    sleep(held); // what was decided in the last moment stands
+    sleep(held); // an answer that came before the cancellation counts
   } while (!answered());
 }
 
-// Until it is decided.
+// Waits until the request is decided or has a turn.
 void blocking_operation::sleep(sync::lock& held) {
   while (!done_) wake_.wait(held);
   done_ = false;
 }
 
-// Notified under the lock: the waiting thread cannot leave, and take the condition with it, before this has.
+// Notifies under the lock: the waiting thread cannot return and destroy the condition before this has left it.
 void blocking_operation::on_complete() noexcept {
   sync::lock const held{mutex_};
   done_ = true;
@@ -211,7 +211,7 @@ bool suspended_operation::conclude() noexcept {
   return answered();
 }
 
-// The operation gives granted memory back and ends its turn. It reads the result only when the decision is over.
+// Frees granted memory and ends a turn. It reads the result only after take_back(), when the deciding thread is done.
 void suspended_operation::cancel_and_release() noexcept {
   if (forked()) return;
   if (parked() && (was_cancelled() || !cancel_waiter())) {

@@ -1,4 +1,4 @@
-// The outer edge of a resource's calls.
+// Reports a free on a stream that cannot be identified.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The checks and translations around every request.
+// The checks of a request, and the translations between failures and exceptions.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <bit>
@@ -32,7 +32,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
 
 namespace {
 
-// The failure, or device_lost if its error means that.
+// Returns outcome::device_lost if the error means that; otherwise `why`.
 failure lost_or(failure const& why, device where) noexcept {
   auto const code = where.interpret(static_cast<CUresult>(why.code));
   return where.lost() ? failure{outcome::device_lost, code, why.requested} : why;
@@ -52,8 +52,8 @@ expected<stream_key, failure> identify_other(stream_ref stream, std::optional<de
   }
 }
 
-// A stream that has no timeline yet, no timeline to be had, and that captures: the memory is then never complete, which
-// is the only safe answer.
+// If the stream has no timeline and the host has no memory for one, this waits for the stream. A stream that captures
+// cannot be waited for: its memory then never counts as complete, which is the only safe answer.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept {
   auto const key = identify_other(stream, where, bytes);
@@ -88,7 +88,7 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
     facts.device_free = memory.free;
     facts.device_total = memory.total;
   } catch (...) {
-    facts.device = -1; // these statistics are an extra; what must be told is the failure
+    facts.device = -1; // these figures are optional; the failure must be thrown in any case
   }
   throw_failure(why, facts);
 }

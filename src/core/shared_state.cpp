@@ -1,4 +1,4 @@
-// Folding the slots when the last handle goes.
+// Counts the live blocks of a shared state, and folds the slots when the last handle is gone.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -50,14 +50,15 @@ void shared_state::drop_live() noexcept {
   if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
 }
 
-// In a forked child a slot may be locked for ever, and what the state would give back is the parent's.
+// Does nothing in a forked child: a slot may be locked there for ever, and the state's memory belongs to the parent.
 void shared_state::drop_handle() noexcept {
   if (detail::forked()) return;
   if (handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   for (auto& slot : slots_) {
     slot_lock const held{slot.busy};
     slot.folded = true;
-    remaining_.fetch_add(slot.live, std::memory_order_relaxed); // negative where blocks of other threads were freed
+    remaining_.fetch_add(slot.live,
+                         std::memory_order_relaxed); // negative if threads of this slot freed blocks of others
     slot.live = 0;
   }
   if (remaining_.fetch_sub(folding, std::memory_order_acq_rel) == folding) delete this;

@@ -1,4 +1,4 @@
-// Posting and taking back.
+// Posts suspended operations to their executor, and takes them back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
@@ -20,7 +20,8 @@ struct gate {
   sync::condition posted;
 };
 
-// Never destroyed. Which gate an operation uses depends on the order of suspensions alone, so that a schedule replays.
+// Never destroyed. The gate of an operation depends only on the order of suspensions, so that a schedule can be
+// replayed.
 class gate_row {
 public:
   unsigned next() noexcept { return next_.fetch_add(1, std::memory_order_relaxed) % size; }
@@ -48,7 +49,7 @@ void suspension::prepare() {
 
 void suspension::post() noexcept {
   auto* const where = executor_;
-  bool const needs_flush = where->needs_flush(); // once it is posted the executor, too, may be gone
+  bool const needs_flush = where->needs_flush(); // asked first: after the post the executor may be destroyed
   {
     auto& mine = gates().at(gate_);
     sync::lock const held{mine.mutex};
@@ -59,7 +60,7 @@ void suspension::post() noexcept {
   if (needs_flush) where->flush();
 }
 
-// The thread that posted it has left the gate when this returns.
+// Once this has locked the gate, the thread that posted the operation has left it.
 void suspension::await_post() noexcept {
   sync::lock const held{gates().at(gate_).mutex};
   posted_ = false;

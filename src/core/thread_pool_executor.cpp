@@ -1,4 +1,4 @@
-// The threads and their queue.
+// The threads of a thread_pool_executor and their queue.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -15,7 +15,7 @@ import :sync;
 
 namespace gpumem {
 
-// Apart, as that of thread_executor: a forked child must not destroy it.
+// Separate from the executor, like that of thread_executor: a forked child must not destroy it.
 class thread_pool_executor::state {
 public:
   explicit state(std::size_t threads);
@@ -39,7 +39,7 @@ private:
 thread_pool_executor::thread_pool_executor(std::size_t threads) {
   detail::throw_if_child();
   detail::set_in_use();
-  if (threads == 0) throw std::invalid_argument{"gpumem: an executor without threads would run nothing"};
+  if (threads == 0) throw std::invalid_argument{"gpumem: thread_pool_executor needs at least one thread"};
   state_ = std::make_unique<state>(threads);
 }
 
@@ -77,7 +77,7 @@ void thread_pool_executor::state::stop() noexcept {
   for (auto& thread : threads_) thread.join();
 }
 
-// Notified under the lock: what is posted may run, and its owner destroy the executor, as soon as the lock is free.
+// Notifies under the lock: once the lock is free the item may run and its owner may destroy the executor.
 void thread_pool_executor::state::post(work_item& item) noexcept {
   sync::lock const held{mutex_};
   queue_.push(item);
@@ -94,7 +94,7 @@ void thread_pool_executor::state::run() {
   for (;;) {
     while (queue_.empty() && !stopping_) wake_.wait(held);
     auto* const item = queue_.pop();
-    if (!item) return; // stopping, and nothing left
+    if (!item) return; // stopping, and the queue is empty
     held.unlock();
     item->resume();
     held.lock();

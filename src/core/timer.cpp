@@ -1,4 +1,4 @@
-// The heap of timers.
+// The pairing heap of timers.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -46,7 +46,7 @@ timer* timer_heap::merge(timer* a, timer* b) noexcept {
   return a;
 }
 
-// Siblings become one tree: pairs from left to right, then the pairs from right to left.
+// Merges siblings into one tree: first into pairs from left to right, then the pairs from right to left.
 timer* timer_heap::merge_all(timer* first) noexcept {
   timer* pairs = nullptr;
   while (first) {

@@ -1,4 +1,4 @@
-// Deciding a waiter.
+// Decides waiters, and keeps the list of parked ones.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -25,7 +25,8 @@ waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignmen
     bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
 }
 
-// The outermost scope stays, which counts what inner ones hold as well. When it asks again others read this.
+// Keeps the first holder: that of the outermost scope, which also counts the bytes of inner ones. When the request asks
+// again this must not write: other threads may be reading the holder.
 void waiter::set_holder(class holder& of) noexcept {
   if (holder_) return;
   holder_ = &of;
@@ -72,7 +73,7 @@ bool waiter::has_passed(grant_hook const& by) const noexcept {
   return false;
 }
 
-// There are as many places as hooks.
+// There are as many entries as hooks, so one is free.
 void waiter::mark_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
@@ -178,7 +179,7 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   add_waiting(item);
 }
 
-// Each request is counted `max_overtakes` times at most, which bounds the time of all walks.
+// Each request is counted at most `max_overtakes` times, which bounds the time of all walks together.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
   for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->next_) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;
@@ -208,7 +209,7 @@ void woken_waiters::add(waiter& item) noexcept {
   end_ = &item.next_woken_;
 }
 
-// One that is called may be gone at once.
+// A waiter may be destroyed as soon as wake() is called, so the next one is read first.
 woken_waiters::~woken_waiters() {
   while (auto* const item = first_) {
     first_ = item->next_woken_;

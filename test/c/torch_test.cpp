@@ -285,7 +285,7 @@ TEST_F(torch, hardened_pool_reports_what_it_finds) {
   over = true;
   device.join();
   auto const text = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(text, HasSubstr("a write behind the end of a block"));
+  EXPECT_THAT(text, HasSubstr("a write past the end of a block"));
   EXPECT_THAT(text, HasSubstr("freed on stream"));
   EXPECT_EQ(gpumem_release(pool), GPUMEM_GRANTED);
 }

@@ -261,8 +261,8 @@ TEST_F(hardening_test, report_is_printed_with_the_history) {
     describe(found, line, sizeof line);
     text = line;
     char const* const id[] = {"allocated for stream ", "freed on stream "};
-    EXPECT_NE(text.find("tested: a write behind the end of a block"), std::string::npos) << text;
-    EXPECT_NE(text.find("4 bytes are overwritten, the nearest 1010 from it, 1000 bytes large"), std::string::npos);
+    EXPECT_NE(text.find("tested: a write past the end of a block"), std::string::npos) << text;
+    EXPECT_NE(text.find("4 bytes overwritten, the nearest at offset 1010, block of 1000 bytes"), std::string::npos);
     EXPECT_NE(text.find(id[0] + std::to_string(s.key().id())), std::string::npos) << text;
     EXPECT_NE(text.find(id[1] + std::to_string(t.key().id())), std::string::npos) << text;
     char little[16];
