@@ -1,4 +1,4 @@
-// CUDA's and CCCL's vocabulary, re-exported: the only unit that includes CCCL's headers.
+// Re-exports the names of CUDA and CCCL that the library uses.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -19,7 +19,7 @@ using ::cuda::std::expected;
 using ::cuda::std::span;
 using ::cuda::std::unexpected;
 
-/// CCCL's memory-resource concepts, properties and erased types, under one roof.
+/// CCCL's concepts, properties and erased types for memory resources.
 namespace mr {
 using ::cuda::forward_property;
 using ::cuda::has_property;
@@ -49,8 +49,7 @@ using ::cuda::mr::synchronous_resource_with;
 } // namespace mr
 } // namespace gpumem
 
-// The driver's own C names: the library's units see them as <cuda.h> has them. Users include <cuda.h>, or find them in
-// gpumem::driver_api.
+// The driver's own C names, for the library's units. Users include <cuda.h>, or use the names in gpumem::driver_api.
 using ::cudaError_t;
 using ::cudaStream_t;
 using ::CUcontext;

@@ -1,4 +1,4 @@
-// A CUDA device: its ordinal checked, its primary context retained, its loss remembered.
+// A CUDA device: its checked ordinal, its retained primary context, and whether it is lost.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:device;
 import :cuda;
@@ -7,17 +7,17 @@ import :std;
 namespace gpumem {
 
 namespace detail {
-// One a device and process; never destroyed.
+// One per device and process; never destroyed.
 struct device_state {
   int ordinal = -1;
   CUdevice handle{};
   CUcontext primary = nullptr;
-  unsigned long long context_id = 0; // another one after a reset, which leaves the handle as it is
-  std::atomic<bool> known{false};    // the rest is written and stays
+  unsigned long long context_id = 0; // a reset gives the context another id, but leaves its handle
+  std::atomic<bool> known{false};    // the members above are written, and stay
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
-// device::lost_error and device::interpret by ordinal. Of a device that gpumem has not used, and of -1, they return
-// success and the answer as it is.
+// device::lost_error and device::interpret by ordinal. For a device that gpumem has not used, and for -1, they return
+// success and the unchanged answer.
 CUresult lost_error_of(int ordinal) noexcept;
 CUresult interpret(int ordinal, CUresult answer) noexcept;
 } // namespace detail
@@ -28,14 +28,14 @@ export struct device_memory {
   std::size_t total = 0;
 };
 
-/// A device by its ordinal; a small value. Keeps the device's primary context retained for the life of the process, so
-/// it lives beside the runtime API.
+/// A device by its ordinal; a small value. It retains the device's primary context until the process ends, so that it
+/// works together with the runtime API.
 ///
 /// A reset of the primary context (cudaDeviceReset, cuDevicePrimaryCtxReset) ends all streams, events and blocks that
 /// gpumem has on the device, and so does a sticky error. The device is then lost to gpumem until the process ends.
 /// gpumem notices a reset when it next asks the driver about the device; until then a pool may grant memory that no
-/// longer exists. Afterwards calls throw cuda_error with a sentence that names the cause, and frees only keep the
-/// books. Any thread.
+/// longer exists. Afterwards calls throw cuda_error with a text that names the cause, and frees only update counts. Any
+/// thread.
 export class device {
 public:
   /// Throws std::invalid_argument for an ordinal that does not exist, cuda_error without a driver.
@@ -49,26 +49,27 @@ public:
   /// Asks the driver; throws cuda_error.
   device_memory memory() const;
 
-  /// Whether a sticky error was seen on it, or a reset: nothing can be allocated there any more.
+  /// Whether gpumem has seen a sticky error or a reset: nothing can be allocated on the device any more.
   inline bool lost() const noexcept { return lost_error() != CUDA_SUCCESS; }
-  /// The error by which the device was lost, or success.
+  /// Returns the error by which the device was lost; success if it is not lost.
   inline CUresult lost_error() const noexcept { return state_->lost.load(std::memory_order_relaxed); }
-  /// Remembers the first sticky error.
+  /// Notes that the device is lost by `error`; the first such error stays.
   void mark_lost(CUresult error) const noexcept;
-  /// Interprets the driver's answer to a call for the device. Returns the answer, or the error by which the device is
-  /// lost, which is then noted. Asks the driver whether the device was reset where that could explain an error.
+  /// Interprets the driver's answer to a call for the device. A sticky error marks the device as lost. Any other error
+  /// that a reset could explain makes it ask the driver for a reset. Returns the error by which the device is lost;
+  /// otherwise `answer`.
   CUresult interpret(CUresult answer) const noexcept;
-  /// Throws cuda_error if the device is lost. Asks no driver.
+  /// Throws cuda_error if the device is lost. Does not ask the driver.
   void throw_if_lost() const;
   /// The same, but first asks the driver whether the device was reset. Throws cuda_error in a forked child as well (see
-  /// `driver_alive`). The first line of every function that makes something for the device.
+  /// `driver_alive`). Every function that makes something for the device calls it first.
   void require() const;
 
-  /// How many devices there are; throws cuda_error without a driver.
+  /// Returns the number of devices; throws cuda_error without a driver.
   static int count();
 
-  /// The device of the calling thread's current context; makes device 0's primary context current where there is none,
-  /// as the runtime API does. Throws cuda_error.
+  /// Returns the device of the calling thread's current context. If there is none, makes device 0's primary context
+  /// current, as the runtime API does. Throws cuda_error.
   static device current();
 
   friend bool operator==(device a, device b) noexcept { return a.state_ == b.state_; }
@@ -82,7 +83,7 @@ private:
   detail::device_state* state_;
 };
 
-/// Makes the device's primary context current for a scope, if it is not. Throws cuda_error on entry.
+/// Makes the device's primary context current for a scope, if it is not yet. The constructor throws cuda_error.
 export class device_guard {
 public:
   explicit device_guard(device which);

@@ -1,4 +1,4 @@
-// The CUDA driver through one typed table, filled at first use from whatever libcuda.so.1 the process has.
+// The CUDA driver as one typed table of functions, filled at first use from the libcuda.so.1 that the process finds.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -15,7 +15,7 @@ export struct driver_table;
 } // namespace driver_api
 
 namespace detail {
-// Set once; every call of a resource reads it.
+// See driver_alive(). Set once; every call of a resource reads it.
 inline constinit std::atomic<bool> driver_gone{false};
 } // namespace detail
 
@@ -110,7 +110,8 @@ inline constexpr std::string_view driver_function_names[] = {GPUMEM_DRIVER_FUNCT
 enum class driver_function : unsigned { GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_INDEX) };
 #undef GPUMEM_DRIVER_INDEX
 
-// One counter for each function and thread index: single writers, so that counting costs a load and a store.
+// There is one counter per function and thread index. Each has a single writer, so that counting costs a load and a
+// store.
 void count_driver_call(driver_function which) noexcept;
 
 template <class Function> class driver_entry;
@@ -137,7 +138,7 @@ private:
 } // namespace detail
 
 namespace driver_api {
-/// The driver's functions, each a callable that counts its calls. Any thread.
+/// The driver's functions. Each is a callable that counts its calls. Any thread.
 export struct driver_table {
 #define GPUMEM_DRIVER_MEMBER(member, name)                                                                             \
   detail::driver_entry<decltype(::name)> member{detail::driver_function::member};
@@ -149,14 +150,15 @@ export struct driver_table {
 namespace detail {
 // The table of a forked child. It has no functions: every call returns CUDA_ERROR_DEINITIALIZED.
 inline constinit driver_table const absent_driver;
-// Null until it is loaded.
+// Null until the driver is loaded.
 inline constinit std::atomic<driver_table const*> loaded_driver{nullptr};
 driver_table const& load_driver();
 } // namespace detail
 
 namespace driver_api {
-/// The table, loaded and initialised (cuInit) at the first call. Throws cuda_error where there is no driver or it is
-/// too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any thread.
+/// Returns the table; loads and initialises the driver (cuInit) at the first call. Throws cuda_error if there is no
+/// driver or it is too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any
+/// thread.
 export inline driver_table const& driver() {
   auto const* const loaded = detail::loaded_driver.load(std::memory_order_acquire);
   return loaded ? *loaded : detail::load_driver();
@@ -165,38 +167,38 @@ export inline driver_table const& driver() {
 /// Whether driver() would succeed; loads the driver as driver() does. Never throws.
 export bool driver_available() noexcept;
 
-/// How many driver calls gpumem has made in this process, of all functions. Exact once the calling threads are quiet.
+/// Returns the number of all driver calls that gpumem has made in this process. Exact while no other thread calls.
 export std::uint64_t driver_calls() noexcept;
 
-/// How many calls of one function, by the driver's name ("cuEventRecord"); 0 for a name gpumem never calls.
+/// Returns the number of calls of one function, by the driver's name ("cuEventRecord"); 0 for a name that gpumem never
+/// calls.
 export std::uint64_t driver_calls(std::string_view name) noexcept;
 
 /// Throws cuda_error with `what` unless the result is success.
 export void check(CUresult result, char const* what);
 
 /// Throws cuda_error with `what`; after a sticky error the text also says that the process has to be restarted. In a
-/// forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED, and the text gives the result as a number:
-/// asking the driver or the runtime there could wait for ever.
+/// forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED, and the text gives the result as a number,
+/// since a call of the driver or the runtime could wait there for ever.
 export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
 
-/// Whether an error of the driver means that the context is gone for good.
+/// Whether an error of the driver means that the context cannot be used any more.
 export bool is_sticky(CUresult error) noexcept;
 
-/// False in two cases. The process is exiting: no CUDA call may be made any more. Or it is a child that was forked from
-/// a process in which gpumem had been used, and such a child cannot use gpumem. There a call that would give something
-/// (memory, a pool, a stream, an event, an executor, a wait) or that asks the driver throws cuda_error with
-/// CUDA_ERROR_DEINITIALIZED; its noexcept form fails with outcome::device_lost. Every other call does nothing and
-/// returns zeros, frees and destructors among them. No call takes a lock. A child that is forked before the first use
-/// of gpumem can use it.
+/// False in two cases. The process is exiting, and no CUDA call may be made any more. Or it is a child that was forked
+/// from a process in which gpumem had been used; such a child cannot use gpumem. There, a call that makes something
+/// (memory, a pool, a stream, an event, an executor), waits or asks the driver throws cuda_error with
+/// CUDA_ERROR_DEINITIALIZED; its noexcept form fails with outcome::device_lost. Every other call, also a free and a
+/// destructor, does nothing and returns zeros. No call takes a lock. A child that is forked before the first use of
+/// gpumem can use it.
 export inline bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
 } // namespace driver_api
 
 namespace detail {
-/// Throws cuda_error in such a child. The first line of every function that gives something.
+/// Throws cuda_error in such a child. Every function that makes something calls it first.
 export void throw_if_child();
 
-// Lets this thread ask about events and streams without disturbing a capture that another thread has begun in global
-// mode.
+// Lets this thread query events and streams without ending a capture that another thread has begun in global mode.
 class relaxed_capture {
 public:
   relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
@@ -214,8 +216,8 @@ template <class Visitor> void visit_entries(driver_table& table, Visitor visit) 
 #undef GPUMEM_DRIVER_VISIT
 }
 
-// Runs at process exit, before the driver goes, in the process that registered it; later registrations run first.
-// Bounded work only.
+// Registers a function that runs at process exit, before the driver shuts down; the last one registered runs first. It
+// does not run in forked children. Its work must be bounded.
 void at_driver_exit(void (*function)() noexcept);
 } // namespace detail
 

@@ -1,4 +1,4 @@
-// What can become of a request, and how it is told: outcomes, failures, exceptions.
+// The outcomes of requests, and the exceptions that report failures.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/outcome.hpp>
@@ -12,10 +12,10 @@ export namespace gpumem {
 using gpumem::failure;
 using gpumem::outcome;
 
-/// The outcome's name, as written above.
+/// Returns the name of the enumerator.
 char const* to_string(outcome value) noexcept;
 
-/// Statistics of the moment at which memory ran out. Bytes; 0 where a resource does not know.
+/// Statistics taken when memory ran out. Numbers of bytes, if not said otherwise; 0 if the resource does not know.
 struct out_of_memory_info {
   std::size_t requested = 0;
   std::size_t live = 0;
@@ -27,10 +27,10 @@ struct out_of_memory_info {
   std::uint64_t stream = 0; ///< the stream's id
   int device = -1;
   std::size_t free = 0;
-  std::uint64_t free_ranges = 0;    ///< pieces of it
-  std::size_t free_in_use = 0;      ///< of what is free: what the host has not yet seen the last use of
-  std::uint64_t in_use_streams = 0; ///< whose uses those are
-  std::size_t quarantined = 0;      ///< by a hardened pool
+  std::uint64_t free_ranges = 0;    ///< number of free ranges
+  std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not yet seen complete
+  std::uint64_t in_use_streams = 0; ///< number of streams with such uses
+  std::size_t quarantined = 0;      ///< in the quarantine of a hardened pool
 };
 
 /// Thrown when memory is exhausted or the request is larger than it can ever be.
@@ -59,8 +59,8 @@ private:
 };
 
 namespace extend {
-/// Throws what belongs to the failure: out_of_memory for exhausted and too_large (with the statistics), cuda_error for
-/// device_lost and driver_error, std::invalid_argument for invalid_argument, acquire_error for the rest.
+/// Throws the exception that belongs to the failure: out_of_memory for exhausted and too_large (with the statistics),
+/// cuda_error for device_lost and driver_error, std::invalid_argument for invalid_argument, acquire_error for the rest.
 [[noreturn]] void throw_failure(failure const& why, out_of_memory_info const& info = {});
 
 } // namespace extend

@@ -1,4 +1,4 @@
-// An event that also tells gpumem of the order it makes.
+// Events of the user, which also tell gpumem of the order that they make.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:event;
 import :cuda;
@@ -10,19 +10,19 @@ import :stream_timeline;
 namespace gpumem {
 
 namespace detail {
-// Somewhere in a stream's order: the event that tells when the host is there, and what is known then.
+// A point in a stream's order: the event that marks it, and the epoch that is complete once the event is.
 struct stream_point {
   CUevent event = nullptr;
-  stream_timeline* timeline = nullptr; // null: it tells nothing
+  stream_timeline* timeline = nullptr; // null: the event tells pools nothing
   epoch covers = 0;
   int device = -1;
 };
-// Where an event of the user was recorded; throws acquire_error if in a capture.
+// Returns the point at which an event of the user was recorded; throws acquire_error if that was in a capture.
 stream_point point_of(event const& of);
 } // namespace detail
 
-/// A pooled, timing-free event. Recording it on a stream and letting another stream wait for it is an order that every
-/// pool knows of: memory freed on the first before the record may then be reused on the second. Move-only; record and
+/// A pooled event without timing. If it is recorded on one stream and another stream waits for it, every pool knows
+/// that order: memory freed on the first stream before the record may be reused on the second. Move-only; record and
 /// wait from one thread at a time.
 export class event {
 public:
@@ -32,23 +32,24 @@ public:
   event& operator=(event&& other) noexcept;
   ~event();
 
-  /// Captures all work enqueued on the stream so far, replacing what was captured before. On a stream that captures a
-  /// graph it becomes a part of the graph: it may then be waited for by streams of the capture only, and tells pools
-  /// nothing. Throws cuda_error.
+  /// Covers all work enqueued on the stream so far, in place of an earlier record. On a stream that captures a graph
+  /// the event becomes part of the graph: only streams of that capture may wait for it, and it tells pools nothing.
+  /// Throws cuda_error.
   void record(stream_ref on);
 
-  /// Work enqueued on the stream from now on waits for what was captured; nothing if never recorded. Throws cuda_error.
+  /// Makes work enqueued on the stream from now on wait for the covered work; does nothing if never recorded. Throws
+  /// cuda_error.
   void make_wait(stream_ref waiting) const;
 
-  /// Whether what was captured is complete; true if never recorded. Throws cuda_error: an error is not completion;
-  /// acquire_error (capture_unsupported) if it was recorded in a graph's capture.
+  /// Whether the covered work is complete; true if never recorded. Throws cuda_error on any error of the driver;
+  /// acquire_error (capture_unsupported) if the event was recorded in a graph capture.
   bool is_done() const;
 
-  /// Waits for it on the host. Throws like is_done().
+  /// Waits on the host for the covered work. Throws like is_done().
   void synchronize() const;
 
   inline CUevent get() const noexcept { return event_->handle; }
-  /// False when moved from.
+  /// False after a move from it.
   inline bool valid() const noexcept { return event_ != nullptr; }
 
 private:

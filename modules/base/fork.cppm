@@ -14,10 +14,11 @@ inline constinit std::atomic<process_kind> this_process{process_kind::unused};
 
 /// True in a child that was forked from a process in which gpumem was in use. Threads that do not exist in the child
 /// may hold gpumem's locks for ever, and the driver does not serve the child. So every public function asks this before
-/// it takes a lock: a function that gives something throws (`throw_if_child`), any other does nothing.
+/// it takes a lock: a function that makes something or waits throws (`throw_if_child`), any other does nothing.
 export inline bool forked() noexcept { return this_process.load(std::memory_order_relaxed) == process_kind::child; }
 
-/// Children that are forked from now on cannot use gpumem. Called before the first lock, thread and driver call.
+/// Notes that gpumem is in use: children that are forked from now on cannot use it. Called before the first lock, the
+/// first thread and the first driver call.
 export inline void set_in_use() noexcept {
   auto before = process_kind::unused;
   if (this_process.load(std::memory_order_relaxed) == before) {

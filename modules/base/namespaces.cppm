@@ -5,7 +5,7 @@
 //   gpumem::extend      authors of resources, adaptors, executors and tools
 //   gpumem::driver_api  callers of the CUDA driver
 //   gpumem::detail      the library and its tests
-// Here the library's own units are spared the names of the inner ones. Nothing of it is exported: users name them.
+// The using-directives below let the library's own units omit the inner names. They are not exported to users.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:namespaces;
 

@@ -1,5 +1,5 @@
-// What the interfaces use of the standard library, out of one unit: a header that each of them includes is written into
-// each BMI, and merged again wherever they meet.
+// The names of the standard library that the interfaces use, in one unit: a header that each interface included would
+// be written into each BMI, and merged again by each importer.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -26,7 +26,8 @@ module;
 export module gpumem:std;
 import :namespaces;
 
-// No operators and no functions that classes of the library befriend: clang refuses such a friend beside their names.
+// Exports no operators, and no functions that classes of the library declare as friends: clang rejects such a friend
+// beside an exported name.
 export namespace std {
 
 using std::byte;

@@ -1,4 +1,4 @@
-// Streams: gpumem's own, which are never destroyed before exit, and the identity of every other.
+// Streams: gpumem's own, which are never destroyed before exit, and the identity of all others.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream;
 import :cuda;
@@ -24,39 +24,42 @@ namespace detail {
 stream_key wait_without_identity(CUstream handle) noexcept;
 }
 
-/// What handle 0 means. A call cannot see it: the caller was compiled with per-thread default streams or without.
+/// What handle 0 means. A call cannot tell: that depends on whether its caller was compiled with per-thread default
+/// streams.
 export enum class default_stream : std::uint8_t {
-  either,     ///< not said: memory freed on it goes to other streams once both possible streams have done their work
+  either,     ///< not known: other streams reuse memory freed on it after both possible streams have done their work
   legacy,     ///< the device's legacy stream, `cudaStreamLegacy`: one stream for all threads
-  per_thread, ///< the calling thread's, `cudaStreamPerThread`
+  per_thread, ///< the calling thread's stream, `cudaStreamPerThread`
 };
-/// Says what handle 0 means in calls from now on; for the process. A program that says it shares memory across threads
-/// (legacy) or streams (per_thread) sooner. At first it is `either`. Any thread.
+/// Sets what handle 0 means in all calls of the process from now on; initially `either`. A program that sets it reuses
+/// memory sooner on other threads (legacy) or on other streams (per_thread). Any thread.
 export void set_default_stream(default_stream means) noexcept;
 
 namespace extend {
-/// How a request stands to others that wait for memory of the same resource.
+/// How a request treats other requests that wait for memory of the same resource.
 export enum class queueing : std::uint8_t {
-  none,     ///< it does not look at them, and may overtake them
+  none,     ///< it ignores them, and may overtake them
   behind,   ///< it gets memory only if none of them waits
-  admitted, ///< it has waited, and it is its turn: a refusal is not its end
+  admitted, ///< it has waited and has its turn: a refusal does not end it
 };
 
 /// A stream as a resource sees it: identified once, in the outermost call, and passed down.
 export class stream_key {
 public:
-  /// The host: what is freed on it nobody uses any more, what is allocated on it may be touched by the host at once.
+  /// Returns the key of the host: memory freed with it is no longer used, and memory allocated with it the host may use
+  /// at once.
   static stream_key host() noexcept;
-  /// Of an own or adopted stream.
+  /// Returns the key of an own or adopted stream, or of another stream that is known not to capture.
   static inline stream_key of(stream_timeline& timeline, CUstream handle) noexcept {
     return {timeline, handle, true, timeline.capturing()};
   }
 
   inline std::uint64_t id() const noexcept { return timeline_->id(); }
   inline bool is_host() const noexcept { return timeline_->kind() == detail::stream_kind::host; }
-  /// Whether the stream captures a graph; asked of the driver for streams that are not gpumem's own.
+  /// Whether the stream captured a graph when it was identified. The driver was asked if the stream is not gpumem's
+  /// own.
   inline bool capturing() const noexcept { return capturing_; }
-  /// Whether the call was given the handle: a free by identity touches none.
+  /// Whether the call may use the handle; a free by identity must not.
   inline bool has_handle() const noexcept { return has_handle_; }
   inline CUstream handle() const noexcept { return handle_; }
   /// Whether a request may wait on the host, for a bounded time, for memory that is free but still in use.
@@ -72,18 +75,18 @@ public:
     key.queueing_ = how;
     return key;
   }
-  /// The same stream, without leave to touch the handle unless gpumem knows that it lives.
+  /// Returns the key of the same stream without permission to use the handle, unless gpumem knows that it lives.
   stream_key by_identity() const noexcept;
-  /// Of a stream that an object kept with its handle, which must still live. A thread's default stream seen from
-  /// another thread, and a handle that is another stream's by now, are keys by identity.
+  /// Returns the key of a stream that an object has kept with its handle, which must still live. For a default stream
+  /// of another thread, and for a handle that belongs to another stream by now, it is a key by identity.
   static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
     return timeline.owns_handle() ? of(timeline, handle) : at_end_of_other(timeline, handle);
   }
 
   inline stream_timeline& timeline() const noexcept { return *timeline_; }
 
-  /// The end of a use: returns the epoch of the memory's tag. On a stream that may die this is where an event is
-  /// recorded: at each of its first frees, then rarely, or always if `always`.
+  /// Ends a use of memory: returns the epoch with which the memory is tagged. On a stream that may die this records an
+  /// event: at each of the stream's first 64 frees, then rarely; always if `always`.
   [[gnu::always_inline]] inline epoch end_use(std::size_t bytes, bool always = false) const noexcept {
     if (!timeline_->is_mortal()) [[likely]]
       return timeline_->current_epoch();
@@ -91,9 +94,9 @@ public:
     return timeline_->end_use(may_record ? std::optional{handle_} : std::nullopt, bytes, always);
   }
 
-  /// Waits on the host for all work enqueued on the stream so far. The host's own key waits for nothing. Returns the
-  /// driver's error; at once CUDA_ERROR_NOT_READY if the handle of a stream that may die may not be touched, and an
-  /// error of capture if the stream captures. Never throws.
+  /// Waits on the host for all work enqueued on the stream so far; the host's key waits for nothing. Returns the
+  /// driver's error. Does not wait and returns CUDA_ERROR_NOT_READY if the stream may have died and the key has no
+  /// handle, or an error of capture if the stream captures. Never throws.
   CUresult wait_on_host() const noexcept;
 
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
@@ -116,41 +119,42 @@ private:
   queueing queueing_ = queueing::none;
 };
 
-/// Identifies a stream for a resource on a device. Own and adopted streams by their handle (no driver call), others by
-/// their id (two driver calls: id, capture). Handle 0 is another stream for each device and calling thread. Throws
+/// Identifies a stream for a resource on a device: own and adopted streams by their handle (no driver call), others by
+/// their id (two driver calls: id, capture). Handle 0 is a different stream for each device and calling thread. Throws
 /// std::invalid_argument for a default handle while another device is current, cuda_error. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
-/// The same for a stream by itself: a default handle is the current device's.
+/// The same without a resource: a default handle is that of the current device.
 export stream_key identify(stream_ref handle);
 } // namespace extend
 
 namespace detail {
-// The timeline of an own or adopted stream, by its handle; null for others. No driver call.
+// Returns the timeline of an own or adopted stream; null for others. No driver call.
 inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
   return handle ? owned_handles.find(handle) : nullptr;
 }
-// The timeline of a stream that is not gpumem's own, has been seen before and captures nothing, by its id: two driver
-// calls. Null for all others, and on an error.
+// Returns the timeline of a stream that is not gpumem's own, has been seen before and does not capture; null for all
+// others, and on an error. Compares the id: two driver calls.
 stream_timeline* find_seen_timeline(CUstream handle) noexcept;
-// The key of a free on a stream for which the host has no memory: after a wait for the stream the host's. Memory freed
-// on a stream that captures, which cannot be waited for, is never seen complete.
+// For a free on a stream if the host has no memory for its timeline: waits for the stream and returns the host's key. A
+// stream that captures cannot be waited for: memory freed on it never counts as complete.
 stream_key wait_without_identity(CUstream handle) noexcept;
-// Whether the stream captures a graph, however that was begun; asks the driver. Throws cuda_error.
+// Whether the stream captures a graph, however the capture was begun; asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
 } // namespace detail
 
-/// A stream of gpumem's: non-blocking, out of a pool, given back at destruction and never destroyed before process
-/// exit, so its handle is its identity and the fastest to look up. Move-only; one thread at a time, as any stream.
+/// A stream of gpumem's own: non-blocking, taken from a pool of streams and returned there by the destructor. The CUDA
+/// stream is never destroyed before process exit, so its handle identifies it and is the fastest to look up. Move-only;
+/// one thread at a time, as any stream.
 export class stream : public stream_ref {
 public:
-  /// Throws cuda_error, std::bad_alloc. Priority as the driver's: lower is more urgent.
+  /// Throws cuda_error, std::bad_alloc. `priority` is that of the driver: lower is more urgent.
   explicit stream(gpumem::device where, int priority = 0);
   stream(stream&& other) noexcept;
   stream& operator=(stream&& other) noexcept;
   ~stream();
 
-  /// Wraps a handle whose owner promises that it outlives every use by gpumem, given the fast path of an own stream.
+  /// Wraps a handle whose owner promises that it outlives every use by gpumem. It gets the fast path of an own stream.
   /// Throws std::invalid_argument for a default stream.
   static stream adopt(CUstream handle);
 
@@ -160,12 +164,12 @@ public:
   /// Waits on the host until all work enqueued so far is complete; throws cuda_error.
   void synchronize();
 
-  /// Work enqueued from now on waits for the event; an event never recorded is no order. Throws cuda_error.
+  /// Makes work enqueued from now on wait for the event; does nothing if that was never recorded. Throws cuda_error.
   void wait(event const& happened);
   using stream_ref::wait;
 
-  /// Begins and ends a capture that gpumem knows of: allocation on the stream is refused meanwhile. The graph is the
-  /// caller's. Throws cuda_error.
+  /// Begin and end a capture that gpumem knows of: allocation on the stream fails meanwhile. The caller owns the graph.
+  /// Throw cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   CUgraph end_capture();
 

@@ -1,4 +1,4 @@
-// The order of one stream: its identity, its epochs, what the host has seen of it, and what it is ordered after.
+// The timeline of one stream: its identity, its epochs and events, and the streams that it is ordered after.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_timeline;
 import :cuda;
@@ -8,8 +8,7 @@ import :sync;
 namespace gpumem {
 
 namespace extend {
-/// A count that grows at each event recorded on a stream: what was freed in epoch e is covered by an event that carries
-/// e or more.
+/// A number that grows with each event recorded on a stream: an event of epoch e covers all frees of epochs up to e.
 export using epoch = std::uint64_t;
 } // namespace extend
 
@@ -17,7 +16,7 @@ namespace detail {
 
 class stream_timeline;
 
-// For each stream (by its dense index) the newest epoch known to be ordered before. Small and sorted.
+// The streams that one stream is ordered after: for each, by its dense index, the newest such epoch. Small and sorted.
 class vector_clock {
 public:
   epoch at(std::uint32_t index) const noexcept;
@@ -32,57 +31,56 @@ private:
   std::vector<entry> entries_;
 };
 
-// A driver event out of a pool a context; given back, it is recorded again by somebody else.
+// A CUDA event from a pool per context; other streams reuse it after its return.
 struct pooled_event {
   CUevent handle = nullptr;
   CUcontext context = nullptr;
   pooled_event* next = nullptr;
 };
 
-// Takes an event of the context, creating one if need be: throws cuda_error, std::bad_alloc.
+// Returns a spare event of the context; creates one if there is none. Throws cuda_error, std::bad_alloc.
 pooled_event* take_event(CUcontext context);
-// Takes a spare one or none: no allocation, no driver call.
+// Returns a spare event of the context; null if there is none. No allocation, no driver call.
 pooled_event* take_spare_event(CUcontext context) noexcept;
 void give_event(pooled_event* event) noexcept;
-// How many spare ones there should be, and whether there are fewer, of every context together: changes rarely, and may
-// be looked at without a lock.
+// The wanted number of spare events, and whether all contexts together have fewer. That changes rarely, and is read
+// without a lock.
 inline constexpr int wanted_spares = 4;
 inline constinit std::atomic<bool> spares_low{true};
-// Streams have died with more frees that no event covers than the library puts up with: from then on each free on a
-// mortal stream records.
+// Set once dead streams have left too many frees that no event covers (timeline_registry.cpp has the limits). From then
+// on each free on a mortal stream records an event.
 inline constinit std::atomic<bool> lost_events_seen{false};
-// Called after an event that memory waits for was recorded; null at first.
+// Called after an event was recorded that request_cover() has asked for; initially null.
 inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr};
 
 enum class stream_kind : std::uint8_t {
-  own,        // of gpumem: never destroyed
+  own,        // made by gpumem, never destroyed
   adopted,    // its owner has promised that it lives
   legacy,     // cudaStreamLegacy of a device
-  foreign,    // a handle that may die at any time: used only inside a call that was given it
+  foreign,    // a stream that may die at any time: its handle is used only inside a call that gets it
   per_thread, // cudaStreamPerThread of a thread
   null,       // handle 0 of one thread: which stream that is depends on how the caller was compiled
-  host,       // the host itself: memory that it frees is in no use, memory that it is given it may touch at once
+  host,       // the host itself: memory that it frees is not in use, memory that it gets it may use at once
 };
 
-// Never destroyed: pools keep pointers as tags. The timeline of a stream that has died serves a later stream, under the
-// same index and with later epochs: every epoch of the earlier stream is complete then. Any thread.
+// Never destroyed, since pools keep pointers to it as tags. The timeline of a dead stream is reused for a later stream,
+// with the same index and later epochs: all epochs of the dead stream are complete by then. Any thread.
 //
-// events of an epoch is an event that carries it. It is *precise* for a block if it was recorded inside the block's
-// freeing call, and may then be waited for; else *late*: it covers work enqueued after the free, which may depend on
-// the very stream that would wait, so it may only be queried. No other block has a precise epoch. Events of the null
-// and legacy streams cover other streams' work too and are late for every block.
+// An event is *precise* for a block if it was recorded inside the call that freed the block; other streams may wait for
+// it. Its epoch tags no other block. Any other event is *late*: it also covers work enqueued after the free, which may
+// depend on the very stream that would wait, so it may only be queried. Events of the null and legacy streams also
+// cover work of other streams, and are late for every block.
 //
-// A *mortal* stream (foreign, per_thread, null) can be recorded only inside a call that is given its handle, and every
-// call may be the last one. Its timeline has one event more, the last event, which frees record again and again: late
-// events that no full ring and no lack of spare events can keep away.
+// An event of a *mortal* stream (foreign, per_thread, null) can be recorded only inside a call that gets the handle,
+// and each call may be the last. So its timeline has one more event, the last event, which frees record again and
+// again: it is late, and needs neither room in the ring nor a spare event.
 //
-// Handle 0 of a program that has not said what it means is the thread's per-thread stream or the legacy stream. An
-// event on the legacy stream would be a barrier between all blocking streams. Events of such a timeline are recorded on
-// the per-thread stream, which waits for the legacy stream's work so far, on whatever thread that was enqueued: as on
-// an H200.
+// Without set_default_stream(), handle 0 is the thread's per-thread stream or the legacy stream. An event on the legacy
+// stream would be a barrier between all blocking streams. So events of such a timeline are recorded on the per-thread
+// stream, which waits for all work that any thread has enqueued on the legacy stream so far (as seen on an H200).
 class stream_timeline {
 public:
-  // `last`: an event of the context, where the stream is or may become mortal.
+  // `last`: an event of the context if the stream is or may become mortal; otherwise null.
   stream_timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
                   CUstream handle, pooled_event* last);
   stream_timeline(stream_timeline const&) = delete;
@@ -90,43 +88,44 @@ public:
 
   inline stream_kind kind() const noexcept { return kind_.load(std::memory_order_relaxed); }
   inline std::uint32_t index() const noexcept { return index_; }
-  // The driver's id, which it never gives to another stream; 0 of a default stream.
+  // Returns the driver's id, which it never gives to another stream; 0 for the legacy stream and for handle 0.
   inline std::uint64_t id() const noexcept { return id_.load(std::memory_order_acquire); }
   inline int device() const noexcept { return device_; }
   inline CUcontext context() const noexcept { return context_; }
-  // The handle may be used outside a call that was given it.
+  // Whether the handle may be used outside a call that gets it.
   inline bool owns_handle() const noexcept { return kind() <= stream_kind::adopted; }
   inline bool is_mortal() const noexcept { return kind() >= stream_kind::foreign && kind() <= stream_kind::null; }
   inline CUstream handle() const noexcept { return handle_.load(std::memory_order_relaxed); }
-  // One more promise, or one less, that the handle lives; whether there is one now. The registry's lock guards it.
+  // Adds or removes one promise that the handle lives; returns whether there is one now. Under the registry's lock.
   bool adopt(bool promised) noexcept;
   inline int priority() const noexcept { return priority_; }
   void set_priority(int priority) noexcept { priority_ = priority; }
-  // A capture that was begun through gpumem; others are the driver's to tell.
+  // Whether the stream captures, if the capture was begun through gpumem; only the driver knows of others.
   inline bool capturing() const noexcept { return capturing_.load(std::memory_order_relaxed); }
   void set_capturing(bool on) noexcept { capturing_.store(on, std::memory_order_relaxed); }
 
-  // The epoch of what is freed now.
+  // Returns the epoch of memory that is freed now.
   inline epoch current_epoch() const noexcept { return now_.load(std::memory_order_acquire); }
 
-  // The host has seen everything of that epoch complete.
+  // Whether the host has seen all work of the epoch complete.
   inline bool completed(epoch e) const noexcept { return completed_.load(std::memory_order_acquire) >= e; }
 
-  // This stream's work enqueued from now on is ordered after the other's epoch.
+  // Whether work enqueued on this stream from now on is ordered after the epoch of the other stream.
   bool ordered_after(stream_timeline const& other, epoch e) const;
 
-  // Records events on the handle that the caller was given (or owns). A precise record closes an epoch of its own:
-  // returns that epoch, in which the caller then tags the block it is freeing; a late one closes the current epoch and
-  // returns it. 0: nothing could be recorded (capturing, events full, an error). Allocates no host memory.
+  // Record an event on the handle that the call got, or that the stream owns. record_at_free(): a precise event; closes
+  // an epoch of its own and returns it, and the caller tags the block that it frees with it. record_later(): a late
+  // event; closes the current epoch and returns it. 0: nothing could be recorded (a capture, no room, no spare event,
+  // an error). Allocate no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }
   inline epoch record_later(CUstream caller_handle) noexcept { return record(caller_handle, false); }
 
-  // The end of a use on a mortal stream: returns the epoch in which the caller tags the memory. The last event is
-  // recorded at each of the stream's first 64 frees, then ever more rarely, at most every 64th free and every 64 MiB;
-  // always if `always`, or once streams have been seen to die with frees that no event covers. `caller_handle`: the
-  // handle, in a call that was given it; none in other calls, which leave no event. Threads that free on one stream at
-  // the same time may miss counts of each other. Allocates no host memory. The epoch is read before the counts change,
-  // and a record clears the counts before it closes the epoch: a free that no event covers is always counted.
+  // Ends a use on a mortal stream: returns the epoch with which the caller tags the memory. Records the last event at
+  // each of the stream's first 64 frees, then more and more rarely, down to every 64th free and every 64 MiB. Records
+  // always if `always`, or once lost_events_seen is set. `caller_handle`: the handle, if the call got it; without it no
+  // event is recorded. Threads that free on one stream at the same time may lose counts of each other. Allocates no
+  // host memory. The epoch is read before the counts change, and a record clears the counts before it closes the epoch:
+  // a free that no event covers is always counted.
   [[gnu::always_inline]] inline epoch end_use(std::optional<CUstream> caller_handle, std::size_t bytes,
                                               bool always) noexcept {
     auto const e = current_epoch();
@@ -141,19 +140,19 @@ public:
     return e;
   }
 
-  // The thread of a default stream is about to end, or the owner of a foreign stream no longer promises its life:
-  // records the last event. Calls that come later, without a handle, find that all work is covered.
+  // Records the last event. `final`: the thread of a default stream ends, so that nothing is enqueued on the stream any
+  // more; this event then covers later frees as well.
   void record_last_event(CUstream caller_handle, bool final) noexcept;
 
-  // Where events are recorded for a call that was given a handle.
+  // Returns the stream on which events are recorded for a call that got `caller_handle`.
   CUstream recorded_on(CUstream caller_handle) const noexcept;
-  // Of the legacy stream, whose handle never dies: asks the driver whether it is idle, and publishes that. Asks nothing
-  // while a blocking stream captures, since that would end the capture; a capture that another thread begins at that
-  // very moment is not seen.
+  // For the legacy stream, whose handle never dies: asks the driver whether the stream is idle, and publishes that.
+  // Asks nothing while a blocking stream captures, since that would end the capture. A capture that another thread
+  // begins at the same moment is not seen.
   void query_legacy() noexcept;
 
-  // An object outside the pools keeps this timeline: it will free by it, or waits for an event of it. Timelines that
-  // never serve another stream count nothing.
+  // Count the objects outside the pools that keep this timeline, to free with it or to wait for one of its events.
+  // Timelines that are never reused for another stream count nothing.
   inline void retain() noexcept {
     if (last_event_) retained_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -161,68 +160,68 @@ public:
     if (last_event_) retained_.fetch_sub(1, std::memory_order_release);
   }
 
-  // Of a stream that has died, under the registry's lock. Whether the timeline may serve another stream: all is
-  // covered, seen complete, and no object keeps it. Polls.
+  // Whether the timeline of a dead stream may be reused: events cover all frees, all are complete, and no object keeps
+  // it. Polls. Under the registry's lock.
   bool is_reusable() noexcept;
-  // Frees and bytes that no event covers: of a dead stream they stay so.
+  // Return the frees and bytes that no event covers; for a dead stream no event ever will.
   inline std::uint32_t uncovered_frees() const noexcept { return uncovered_frees_.load(std::memory_order_relaxed); }
   inline std::size_t uncovered_bytes() const noexcept { return uncovered_bytes_.load(std::memory_order_relaxed); }
-  // Becomes the timeline of another stream of the same context, which has not been used yet.
+  // Makes this the timeline of another stream of the same context, which has not been used yet.
   void rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
-  // The registry's: another timeline of the same list.
+  // The next timeline in a list of the registry.
   stream_timeline* next = nullptr;
 
-  // Makes events of all frees so far. Records it late where a handle may be touched, `caller_handle` or the stream's
-  // own. Queries the legacy stream. Otherwise asks for it.
+  // Covers all frees so far. Records a late event if it may use a handle: `caller_handle`, or the stream's own. Queries
+  // the legacy stream. Otherwise requests an event of the next free.
   void cover(std::optional<CUstream> caller_handle) noexcept;
-  // Whether polling, or covering without a call that is given the handle, can show the epoch complete.
+  // Whether polling, or cover() without a handle, can show that the epoch is complete.
   inline bool can_complete(epoch e) const noexcept {
     return newest_recorded() >= e || owns_handle() || kind() == stream_kind::legacy || completed(e);
   }
 
-  // Memory waits for an event that covers all frees so far: the next call that is given the stream's handle, of
-  // whatever kind, records it, and then calls `on_requested_recorded`.
+  // Requests an event that covers all frees so far, because memory waits for it. The next call of any kind that gets
+  // the stream's handle records it, and then calls `on_requested_recorded`.
   inline void request_cover() noexcept { cover_requested_.store(true, std::memory_order_relaxed); }
   inline bool cover_requested() const noexcept { return cover_requested_.load(std::memory_order_relaxed); }
   void record_requested(CUstream caller_handle) noexcept;
 
-  // Another stream wants events of the current epoch; the next free that is given the stream records it.
+  // Requests an event of the current epoch for another stream. The next free that gets the stream's handle records it.
   inline void request_event() noexcept { event_requested_.store(true, std::memory_order_relaxed); }
   inline bool event_requested() const noexcept { return event_requested_.load(std::memory_order_relaxed); }
 
-  // Counts frees without events; true when enough have gathered that a record is due.
+  // Counts frees since the last event; true if an event is due, at 1024 frees or `max_bytes`.
   bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t max_bytes) noexcept;
 
-  // Queries events and publishes what is complete. Since when the oldest of the rest has been open; null: there is
-  // none, another thread polls or records, or the driver is gone.
+  // Queries events and publishes what is complete. Returns the time at which the oldest open event was recorded; null
+  // if there is none, another thread polls or records, or the device is lost or the driver gone.
   std::optional<sync::time_point> poll() noexcept;
   bool has_event() const noexcept;
-  // When an event was polled last, the oldest was open though recorded 5 us before: the stream works for longer than
-  // the host takes to come back.
+  // Whether the oldest event was open at the last poll although it was recorded 5 us before: the stream's work takes
+  // longer than the host takes to come back.
   inline bool is_behind() const noexcept { return behind_.load(std::memory_order_relaxed); }
-  // Newest epoch with events, complete or not.
+  // Returns the newest epoch with an event, complete or not.
   inline epoch newest_recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
-  // Waits on the host until the epoch is complete; false, at once, if polling cannot show that. Without an end where
-  // the work has none.
+  // Waits on the host until the epoch is complete, without a time limit; false at once if polling cannot show that.
   bool wait(epoch e) noexcept;
 
-  // Whether there is precise events of (this, e) that is still open.
+  // Whether the epoch has a precise event that is still open.
   bool waitable(epoch e) const noexcept;
 
-  // Makes the waiting stream wait for precise events of (this, e), then publishes the order. False if there is no
-  // precise events that is still open, or on an error of the driver.
+  // Makes the waiting stream wait for the precise event of the epoch, then publishes the order. False if no such event
+  // is open, if the waiting stream is handle 0, or on an error of the driver.
   bool insert_wait(stream_timeline& waiting, CUstream caller_handle, epoch e) noexcept;
 
-  // The host has synchronised with work up to and including the epoch.
+  // Notes that the host has seen all work up to and including the epoch complete.
   void publish_completed(epoch e) noexcept;
 
-  // For events of the user: closes the current epoch before the record; learns an order after the wait returned.
+  // For events of the user: advance_epoch() closes the current epoch before the record, add_dependency() notes an order
+  // after the driver has taken the wait.
   inline epoch advance_epoch() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
   void add_dependency(std::uint32_t index, epoch e, vector_clock const& before);
   vector_clock snapshot() const;
 
-  // Prepares for recording without allocation; throws std::bad_alloc, cuda_error.
+  // Makes spare events, so that records need no allocation; throws std::bad_alloc, cuda_error.
   inline void prepare() {
     if (spares_low.load(std::memory_order_relaxed) || !prepared_.load(std::memory_order_relaxed)) [[unlikely]]
       prepare_events();
@@ -236,8 +235,8 @@ private:
     sync::time_point recorded = {};
   };
   static constexpr std::size_t max_events = 64;
-  // Between two records of an event a mortal stream frees silently: one time for each 64 frees before, 63 times and 64
-  // MiB at most.
+  // Between two events a mortal stream may have frees without an event, here called silent: one for each 64 frees that
+  // events have covered, at most 63 frees and 64 MiB.
   static constexpr std::uint32_t frees_a_silent_one = 64, max_silent_frees = 63;
   static constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
 
@@ -249,16 +248,17 @@ private:
   inline recorded_event const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % max_events]; }
   recorded_event const* find_waitable(epoch e) const noexcept;
   static bool complete(recorded_event const& one) noexcept;
-  // Whether the stream captures, so that its events are a graph's; an error counts as that.
+  // Whether the stream captures, so that its events belong to a graph; true also on an error.
   bool captures(CUstream caller_handle) const noexcept;
-  // Queries events, publishes what is complete and gives its events back. Under events_mutex_.
+  // Queries events, publishes what is complete and returns the complete events. Under events_mutex_.
   void retire_completed() noexcept;
   void poll_last() noexcept;
   epoch record_again(CUstream caller_handle) noexcept;
   epoch end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept;
-  // Under events_mutex_. An event has covered `frees` more frees: the next silent ones are counted anew.
+  // Notes that an event covers `frees` more frees, and sets how many silent ones may follow. Under events_mutex_.
   void count_covered(std::uint32_t frees) noexcept;
-  // Under events_mutex_: the last event is of a capture that came and went beside its record, and so no events.
+  // Discards the last event: a capture that began and ended beside its record took it, so it covers nothing. Under
+  // events_mutex_.
   void lose_last_event() noexcept;
   inline void raise_recorded(epoch covers) noexcept {
     recorded_.store(std::max(covers, recorded_.load(std::memory_order_relaxed)), std::memory_order_release);
@@ -269,7 +269,7 @@ private:
   std::atomic<std::uint64_t> id_;
   int const device_;
   CUcontext const context_;
-  pooled_event* const last_event_; // null of streams that never are mortal
+  pooled_event* const last_event_; // null for streams that are never mortal
   std::atomic<CUstream> handle_;
 
   int priority_ = 0;
@@ -282,10 +282,10 @@ private:
   std::atomic<bool> event_requested_{false};
   std::atomic<bool> cover_requested_{false};
   std::atomic<bool> prepared_;
-  // Written often: not beside what every free reads.
+  // Written often, so kept on another cache line than what every free reads.
   alignas(64) std::atomic<std::uint32_t> unrecorded_frees_{0};
   std::atomic<std::size_t> unrecorded_bytes_{0};
-  // A mortal stream's frees since an event was recorded, and the number of them that may come before the next one.
+  // For a mortal stream: frees and bytes since the last event, and the number of frees that may precede the next one.
   std::atomic<std::uint32_t> uncovered_frees_{0};
   std::atomic<std::size_t> uncovered_bytes_{0};
   std::atomic<std::uint32_t> silent_frees_{0};
@@ -295,13 +295,13 @@ private:
   std::array<recorded_event, max_events> ring_{};
   std::size_t first_ = 0;
   std::size_t size_ = 0;
-  pooled_event* own_events_ = nullptr; // spare; a few, so that streams of many threads rarely meet at the common ones
+  pooled_event* own_events_ = nullptr; // a few spares, so that threads rarely contend for the common ones
   int own_event_count_ = 0;
   epoch last_covers_ = 0;
   std::uint32_t covered_frees_ = 0;
   sync::time_point last_recorded_ = {};
   bool last_open_ = false;
-  std::atomic<bool> final_{false}; // nothing can be enqueued on the stream any more, and the last event covers all
+  std::atomic<bool> final_{false}; // nothing is enqueued on the stream any more, and the last event covers all
 
   std::atomic<bool> behind_{false};
 

@@ -1,5 +1,5 @@
-// Locks, threads, thread index and the clock, as the shipped library has them: the standard library's.
-// `scheduled/sync.cppm` is this partition's other form, in which a seed decides who runs next.
+// Locks, threads, thread indices and the clock of the shipped library, built on the standard library.
+// `scheduled/sync.cppm` is this partition's other form, in which a seed decides which thread runs next.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -12,17 +12,17 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// A moment and a span of the library's clock, in nanoseconds.
+/// The library's clock, its time points and durations, in nanoseconds.
 using clock = std::chrono::steady_clock;
 using time_point = std::chrono::time_point<clock, std::chrono::nanoseconds>;
 using duration = std::chrono::nanoseconds;
 
 inline time_point now() noexcept { return clock::now(); }
 
-/// A place at which a schedule may switch threads; nothing in the shipped library.
+/// A place at which the scheduled form may switch threads; does nothing in the shipped library.
 inline void schedule_point() noexcept {}
 
-/// A plain mutual exclusion. Any thread.
+/// A plain mutex. Any thread.
 class mutex {
 public:
   inline void lock() { native_.lock(); }
@@ -37,7 +37,7 @@ private:
 /// A lock held for a scope.
 using lock = std::unique_lock<mutex>;
 
-/// A condition that threads wait for under a mutex; a wait may end early, so callers check what they wait for.
+/// A condition variable. A wait may end early, so callers check what they wait for.
 class condition {
 public:
   inline void wait(lock& held) {
@@ -50,7 +50,7 @@ public:
   inline void notify_all() noexcept { native_.notify_all(); }
 
 private:
-  // std::condition_variable, which is smaller and faster than the _any form, wants the native lock: lend it.
+  // Lends the native lock to std::condition_variable, which is smaller and faster than the _any form.
   template <class Wait> void wait_native(lock& held, Wait wait) {
     std::unique_lock<std::mutex> native{held.mutex()->native_, std::adopt_lock};
     wait(native);
@@ -59,8 +59,8 @@ private:
   std::condition_variable native_;
 };
 
-/// A mutual exclusion for short scopes: one exchange takes it, one store gives it back. Who finds it taken spins for a
-/// while and then yields its processor. Any thread.
+/// A mutex for short scopes: one exchange locks it, one store unlocks it. A thread that finds it locked spins for 100
+/// pauses and then yields its processor. Any thread.
 class spin_mutex {
 public:
   [[gnu::always_inline]] inline void lock() noexcept {
@@ -70,19 +70,19 @@ public:
   inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
 private:
-  // What is rare saves its callers' registers itself, here and elsewhere: they save none for it. Hidden, since a
-  // linker's stub that looks for it at the first call would not.
+  // Slow path. preserve_most: the callee saves the registers, so that the inlined fast path spills none; other slow
+  // paths do the same. Hidden visibility, since the linker's lazy-binding stub would not save them.
   [[clang::preserve_most, gnu::visibility("hidden")]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
 using spin_lock = std::unique_lock<spin_mutex>;
 
-/// A condition that threads wait for under spin mutexes, for long; as `condition`. Whoever notifies holds one of
-/// these.
+/// A condition variable for spin mutexes and long waits; otherwise as `condition`. The notifying thread holds one of
+/// the mutexes.
 class spin_condition {
 public:
-  /// The wait has begun before any of the locks is given up.
+  /// Begins the wait before it unlocks any of the locks.
   template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};
@@ -98,19 +98,19 @@ private:
   std::condition_variable native_;
 };
 
-/// A mutual exclusion that belongs to one thread: its owner takes it by two plain accesses. Others make the kernel stop
-/// all threads of the process for a moment (membarrier: some microseconds), once for all the locks they want. Without
-/// an owner, or such a kernel, an exchange takes it. The protocol: Dice, Huang, Yang, "Asymmetric Dekker
-/// synchronization" (2001).
+/// A mutex that belongs to one thread: this owner locks it by two plain accesses. Another thread makes the kernel stop
+/// all threads of the process for a moment (membarrier: some microseconds), once for all the locks that it wants.
+/// Without an owner, or without such a kernel, an exchange locks it. The protocol: Dice, Huang, Yang, "Asymmetric
+/// Dekker synchronization" (2001).
 class biased_mutex {
 public:
   biased_mutex() = default;
   biased_mutex(biased_mutex const&) = delete;
   biased_mutex& operator=(biased_mutex const&) = delete;
 
-  /// From now on it has an owner. Before anybody takes it.
+  /// Gives the mutex an owner. Called before any thread locks it.
   void enable_bias() noexcept;
-  /// By the owner, or by any thread where there is none.
+  /// Called by the owner, or by any thread if there is no owner.
   [[gnu::always_inline]] inline void lock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.lock();
@@ -125,8 +125,8 @@ public:
     taken_.store(false, std::memory_order_release);
   }
 
-  /// By others, one thread at a time: says that it wants the lock; then, for all of them together, stops who takes
-  /// them; then takes each.
+  /// For other threads than the owner, one at a time: calls request_revoke() for each mutex, then
+  /// fence_owner_threads() once for all of them, then lock_revoked() for each.
   inline void request_revoke() noexcept { revoke_requested_.store(true, std::memory_order_relaxed); }
   static void fence_owner_threads() noexcept;
   void lock_revoked() noexcept;
@@ -140,7 +140,7 @@ private:
   spin_mutex others_;
 };
 
-/// It is held for a scope. As std::scoped_lock, which compilers leave out of line where it is wanted most.
+/// Holds a biased_mutex for a scope. Like std::scoped_lock, which compilers do not inline on the hottest paths.
 class biased_lock {
 public:
   [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept : held_{held} { held_.lock(); }
@@ -152,13 +152,13 @@ private:
   biased_mutex& held_;
 };
 
-/// Threads of numbers below this own locks of theirs.
+/// Threads with an index below this have biased mutexes of their own.
 inline constexpr unsigned max_biased_threads = 64;
 
-/// How often a thread meets others at a lock before it is worth memory to keep them apart.
+/// The number of times that a thread finds a lock taken before memory is spent to keep threads apart.
 inline constexpr unsigned contention_threshold = 32;
 
-/// A thread of gpumem's own; join before destroying.
+/// A thread of gpumem's own; must be joined before it is destroyed.
 class thread {
 public:
   thread() = default;
@@ -170,8 +170,7 @@ private:
   std::thread native_;
 };
 
-/// Of a thread that is exiting and has given its number back, as the destructors of its last thread-local objects see
-/// it.
+/// The index of an exiting thread that has given its index back; destructors of its last thread_local objects see it.
 inline constexpr unsigned no_index = 1u << 31;
 
 namespace detail {
@@ -179,17 +178,18 @@ inline constinit thread_local unsigned own_index = no_index + 1; // none yet
 unsigned take_index() noexcept;
 } // namespace detail
 
-/// The calling thread's dense number: small, unique among live threads, taken over by the next new thread after exit.
+/// Returns the calling thread's dense index: small, unique among live threads, reused by the next new thread after
+/// exit.
 inline unsigned thread_index() noexcept {
   auto const number = detail::own_index;
   return number <= no_index ? number : detail::take_index();
 }
 
-/// Has the function called when the calling thread ends, before the destructors of thread_local objects that were
-/// constructed earlier. Also from such a destructor: the call then follows it. Throws std::bad_alloc.
+/// Registers a function that runs when the calling thread ends, before the destructors of thread_local objects that
+/// were constructed earlier. If such a destructor registers it, it runs after that destructor. Throws std::bad_alloc.
 void at_thread_exit(void (*function)() noexcept);
 
-/// Sleeps for about that long.
+/// Sleeps for about `span`.
 inline void sleep_for(duration span) { std::this_thread::sleep_for(span); }
 
 } // namespace gpumem::detail::sync

@@ -1,4 +1,4 @@
-// The timelines of streams by their handles, found without a lock.
+// The tables of timelines by stream handle, which are read without a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_table;
 import :cuda;
@@ -8,11 +8,11 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Timelines by a word: a hash that is read without a lock. An entry once written stays; its timeline can be replaced,
-/// or taken out, so a probe never stops early. Half of it stays empty, so that no probe is long.
+/// A hash table of timelines that is read without a lock. A key once written stays, so a probe never stops early; its
+/// timeline can be replaced or set to null. At least half of the slots stay empty, so that probes are short.
 export template <class Key> class timeline_table {
 public:
-  /// Null: not here. `key` is not null. Any thread.
+  /// Returns the timeline; null if there is none. `key` must not be null. Any thread.
   inline stream_timeline* find(Key key) const noexcept {
     for (std::size_t i = slot_of(key);; i = (i + 1) % size) {
       auto const seen = slots_[i].key.load(std::memory_order_acquire);
@@ -48,11 +48,10 @@ private:
   std::size_t used_ = 0;
 };
 
-/// The process's: by the handles of streams that are promised to live; those beyond what it holds are identified like
-/// foreign ones.
+/// The own and adopted streams of the process, by handle. Streams that do not fit are identified like foreign ones.
 export inline constinit timeline_table<CUstream> owned_handles;
-/// By the handle of every stream seen. The handle of a stream that has died may be that of another now, so that ids are
-/// compared. Those beyond what it holds the registry finds.
+/// All streams seen, by handle. The handle of a dead stream may belong to another stream by now, so callers compare
+/// ids. The registry finds the streams that do not fit.
 export inline constinit timeline_table<CUstream> seen_handles;
 
 } // namespace gpumem::detail

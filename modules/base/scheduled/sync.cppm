@@ -1,5 +1,5 @@
-// Locks, threads, thread index and the clock of the library that tests replay: real threads that pass one baton, so
-// that a seed decides who runs next at every lock, wait, driver call and mark.
+// Locks, threads, thread indices and the clock of the form of the library that tests replay: real threads pass one
+// baton, so that a seed decides which thread runs next at each lock, wait, driver call and other schedule point.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -10,7 +10,7 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// Virtual time: it advances a little at each mark, and to the next deadline when all threads wait.
+/// Virtual time: it advances by 100 ns at each schedule point, and to the next deadline when all threads wait.
 struct clock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -47,7 +47,7 @@ public:
   void notify_all() noexcept;
 
 private:
-  // A waiter's ticket is served once the counter has reached it.
+  // A waiting thread takes a ticket; it may go on once `served_` has reached that.
   std::uint64_t tickets_ = 0;
   std::uint64_t served_ = 0;
 };
@@ -67,11 +67,11 @@ public:
 
 private:
   void wait_for(std::uint64_t ticket);
-  std::uint64_t tickets_ = 0; // as of condition
+  std::uint64_t tickets_ = 0; // as in condition
   std::uint64_t served_ = 0;
 };
 
-/// As the shipped one; every owner takes it as the others do.
+/// Like the shipped one, but the owner locks it as other threads do.
 class biased_mutex {
 public:
   void enable_bias() noexcept {}
@@ -109,34 +109,35 @@ private:
 inline constexpr unsigned no_index = 1u << 31;
 unsigned thread_index() noexcept;
 
-/// Of threads that the schedule starts, within the schedule; of others never.
+/// The function runs within the schedule, at the end of threads that the schedule started; never for other threads.
 void at_thread_exit(void (*function)() noexcept);
 
 void sleep_for(duration span);
 
 } // namespace gpumem::detail::sync
 
-/// Runs real threads under one baton. A run replays exactly from its seed.
+/// Runs real threads that pass one baton. A run replays exactly from its seed.
 export namespace gpumem::detail::schedule {
 
 struct result {
-  std::uint64_t marks = 0;    ///< places at which the schedule could have switched
-  std::uint64_t switches = 0; ///< places at which it did
+  std::uint64_t marks = 0;    ///< schedule points that were passed
+  std::uint64_t switches = 0; ///< switches to another thread, at schedule points and waits
 };
 
-/// Runs the bodies as threads until all have returned, choosing by the seed: at one mark in `switch_one_in` who goes
-/// on, at each wait who is next. Rare switches find what takes long to go wrong, and cost less. A deadlock of all
-/// threads is printed with the seed and aborts. Not from within a run.
+/// Runs the bodies as threads until all have returned. The seed chooses the next thread at each wait and, on average,
+/// at one schedule point in `switch_one_in`. Rare switches find errors that take long to develop, and cost less. A
+/// deadlock of all threads is printed with the seed and aborts. Must not be called within a run.
 result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in = 1);
 
-/// Who goes on, where more than one thread can: a number below `candidates`. If `may_stay`, 0 is the thread that has
-/// the baton, and any other number a preemption.
+/// Chooses the thread that goes on if more than one can: returns a number below `candidates`. If `may_stay`, 0 is the
+/// thread that has the baton, and any other number is a preemption.
 using chooser = std::function<std::size_t(std::size_t candidates, bool may_stay)>;
 
-/// Runs the bodies by choices from outside, at every mark and wait. The same choices are the same run.
+/// Runs the bodies, and calls `choose` at every schedule point and wait. The same choices give the same run.
 result run(chooser choose, std::vector<std::function<void()>> bodies);
 
-/// For a driver that cannot proceed: lets other threads run and returns true once one of them has; false if none can.
+/// For a driver that cannot proceed: lets other threads run until one has passed a schedule point; false if none can
+/// run.
 bool blocked() noexcept;
 
 } // namespace gpumem::detail::schedule
