@@ -1,4 +1,4 @@
-// Defines the symbol by which objects built with another CCCL fail to link.
+// Defines the link guard: objects that were built with another version of CCCL need another symbol and fail to link.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/cccl.hpp>

@@ -1,4 +1,4 @@
-// Devices: one state each, made at first use.
+// Devices: one state per device, filled at first use.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -24,10 +24,10 @@ struct device_table {
   std::array<detail::device_state, max_devices> states;
 };
 
-// Constant-initialised: a forked child cannot find it half made.
+// Constant-initialised, so that a forked child cannot find it half constructed.
 constinit device_table devices;
 
-// Null of a device that was not used yet, and of none.
+// Returns null for a device that was not used yet, and for -1.
 detail::device_state* known_state(int ordinal) noexcept {
   if (ordinal < 0 || ordinal >= max_devices) return nullptr;
   auto& state = devices.states[static_cast<std::size_t>(ordinal)];
@@ -38,7 +38,7 @@ detail::device_state* device_state_of(int ordinal) {
   if (auto* const known = known_state(ordinal)) return known;
   auto const count = device::count();
   if (ordinal < 0 || ordinal >= count || ordinal >= max_devices) {
-    throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + " among " +
+    throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + "; the device count is " +
                                 std::to_string(count)};
   }
   sync::lock const held{devices.mutex};
@@ -75,7 +75,7 @@ bool device::was_reset() const noexcept {
   return answer == CUDA_ERROR_CONTEXT_IS_DESTROYED || (answer == CUDA_SUCCESS && now != state_->context_id);
 }
 
-// Handles that died with a context are invalid, or by now name other objects: any other error may come of a reset.
+// Handles of a destroyed context are invalid, or name other objects by now: any other error may come from a reset.
 CUresult device::interpret(CUresult answer) const noexcept {
   if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY || answer == CUDA_ERROR_OUT_OF_MEMORY) return answer;
   if (is_sticky(answer)) {
@@ -114,7 +114,7 @@ int device::count() {
   return count;
 }
 
-// The context of a device that was reset is still current.
+// After a reset of a device its context is still current.
 void device::throw_if_context_lost(CUcontext context, CUresult answer) {
   for (auto& state : devices.states) {
     if (!state.known.load(std::memory_order_acquire) || state.primary != context) continue;

@@ -1,4 +1,4 @@
-// Loading the driver, counting its calls, and knowing when it has gone.
+// Loads the driver, counts its calls, and notes when it may not be called any more.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -27,12 +27,12 @@ namespace {
 
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
-// Newer drivers give these names to forms with one more argument, for which the headers have names of their own.
+// Newer drivers give these names to functions with one more argument, which have other names in the headers.
 bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-// Counters of one thread index, kept when the thread ends: the next owner of the number adds to them.
+// The counters of one thread index. They stay when the thread ends: the next thread with the index adds to them.
 struct alignas(64) call_counters {
   std::array<std::atomic<std::uint64_t>, function_count> calls{};
   call_counters* next = nullptr;
@@ -53,7 +53,7 @@ call_counters& own_counters() {
   return *block;
 }
 
-// Functions to run before the driver goes; a handful of layers register once each.
+// The functions that run before the driver shuts down; a few parts of the library register one each.
 struct exit_list {
   std::mutex mutex;
   std::array<void (*)() noexcept, 16> functions{};
@@ -67,7 +67,7 @@ exit_list& exits() {
 
 bool is_loaded() noexcept { return loaded_driver.load(std::memory_order_acquire) != nullptr; }
 
-// In a forked child the threads that the functions would stop do not exist.
+// Does nothing in a forked child: the threads that the functions would stop do not exist there.
 void run_exit_functions() {
   if (driver_gone.load(std::memory_order_acquire)) return;
   for (auto& list = exits();;) {
@@ -90,11 +90,11 @@ void on_fork() {
   loaded_driver.store(&absent_driver);
 }
 
-// Registered before any fork of a process that has used gpumem.
+// Registered when the library is loaded, so before any fork of a process that has used gpumem.
 [[maybe_unused]] int const fork_handler = pthread_atfork(nullptr, nullptr, on_fork);
 
-// The constructors of CCCL's class ask the runtime for a text, whose locks may be held in a child by threads that are
-// not there: children throw copies of one that their parent made.
+// The constructors of CCCL's cuda_error ask the runtime for a text. In a child, the runtime's locks may be held by
+// threads that do not exist there. So children throw copies of an exception that their parent has made.
 std::atomic<cuda_error const*> made_for_children{nullptr};
 
 void prepare_fork() {
@@ -111,12 +111,12 @@ private:
   std::runtime_error text_; // copies without throwing, as an exception must
 };
 
-// The text of an error; after a sticky one it says that the process has to be restarted.
+// Returns the text of an error; after a sticky error it says that the process has to be restarted.
 std::string text_of(CUresult result, char const* what) {
   auto const text = std::string{what};
   if (forked()) {
     return text + ": CUDA error " + std::to_string(result) +
-           " in a process that was forked after gpumem was used, and cannot use it";
+           ": this process was forked after gpumem was used, so it cannot use gpumem";
   }
   if (result == CUDA_ERROR_DEINITIALIZED) return text + ": the process is exiting";
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
@@ -136,14 +136,14 @@ void count_driver_call(driver_function which) noexcept {
 void at_driver_exit(void (*function)() noexcept) {
   auto& list = exits();
   std::scoped_lock const held{list.mutex};
-  if (list.size == list.functions.size()) std::abort(); // a layer registers once, not once an object
-  // Without a driver there is still something to stop. One that is loaded later registers its own exit after this, and
-  // the loader then runs everything before that.
+  if (list.size == list.functions.size()) std::abort(); // a part registers once, not once per object
+  // Without a driver there are still functions to run at exit. If a driver is loaded later, its own exit handler would
+  // run before this one; so the loader registers run_exit_functions() again, which then runs first.
   if (list.size == 0 && !is_loaded()) std::atexit(run_exit_functions);
   list.functions[list.size++] = function;
 }
 
-// Fills the table; remembers why it could not.
+// Fills the table; keeps the error if it cannot.
 class driver_loader {
 public:
   driver_table table;
@@ -238,9 +238,10 @@ void driver_api::throw_cuda_error(CUresult result, char const* what) {
   auto const text = detail::text_of(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::error_of_child{*made, text};
-  // CCCL's constructor ends the process where the host has no memory for the text: then std::bad_alloc is thrown.
+  // CCCL's constructor ends the process if the host has no memory for the text. This trial allocation throws
+  // std::bad_alloc first.
   constexpr std::size_t more_than_a_text = 1024;
-  ::operator delete(::operator new(more_than_a_text)); // a call, which no compiler leaves out
+  ::operator delete(::operator new(more_than_a_text)); // a plain call, which no compiler may remove
   auto const status = detail::forked() ? CUDA_ERROR_DEINITIALIZED : result;
   throw cuda_error{static_cast<cudaError_t>(status), text.c_str()};
 }
@@ -265,7 +266,7 @@ bool driver_api::is_sticky(CUresult error) noexcept {
   case CUDA_ERROR_MPS_CLIENT_TERMINATED:
   case CUDA_ERROR_EXTERNAL_DEVICE:
   case CUDA_ERROR_UNKNOWN: return true;
-  default: return false; // a mistake of the call, or a want that passes
+  default: return false; // a wrong argument, or a lack of resources that may pass
   }
 }
 

@@ -1,4 +1,4 @@
-// The text of failures.
+// The texts and the exceptions of failures.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -17,9 +17,9 @@ std::string exhaustion_text(outcome what, out_of_memory_info const& f) {
   std::string text = "gpumem: out of memory (" + std::string{to_string(what)} + "): requested " + bytes(f.requested) +
                      " bytes, live " + bytes(f.live) + ", reserved " + bytes(f.reserved) + ", largest free range " +
                      bytes(f.largest_free);
-  if (f.free_ranges) text += " of " + bytes(f.free_ranges) + " that are " + bytes(f.free) + " together";
+  if (f.free_ranges) text += ", free " + bytes(f.free) + " in " + bytes(f.free_ranges) + " ranges";
   if (f.free_in_use) {
-    text += ", of which " + std::to_string(f.in_use_streams) + " streams may still use " + bytes(f.free_in_use);
+    text += ", free but still in use " + bytes(f.free_in_use) + " on " + std::to_string(f.in_use_streams) + " streams";
   }
   if (f.quarantined) text += ", quarantined " + bytes(f.quarantined);
   if (f.limit) text += ", limit " + bytes(f.limit);
@@ -74,7 +74,7 @@ void extend::throw_failure(failure const& why, out_of_memory_info const& info) {
   case outcome::driver_error: throw_cuda_error(static_cast<CUresult>(why.code), "gpumem: the device refused memory");
   case outcome::invalid_argument:
     throw std::invalid_argument{
-        "gpumem: an alignment must be a power of two, and a default stream of the current device"};
+        "gpumem: the alignment is not a power of two, or the stream is a default stream of another device"};
   default: throw acquire_error{why};
   }
 }

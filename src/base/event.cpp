@@ -1,4 +1,4 @@
-// Events of the user: an order is published after the driver has taken it, never before.
+// Events of the user. An order is published only after the driver has accepted it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -47,8 +47,8 @@ void event::record(stream_ref stream) {
   device_.throw_if_lost();
   auto const key = identify(stream, device_);
   auto& timeline = key.timeline();
-  // What a legacy event covers is not one stream's order, and what is captured does not happen: both tell pools
-  // nothing.
+  // An event on the null or legacy stream also covers other streams, and a captured event never runs: neither tells
+  // pools of an order.
   bool const captured = detail::is_capturing(key.handle());
   bool const tells =
       !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
@@ -68,12 +68,12 @@ void event::make_wait(stream_ref waiting) const {
   if (on_) key.timeline().add_dependency(on_->index(), covers_, before_);
 }
 
-// The driver would refuse, too, and spoil the capture.
+// The driver would fail as well, but also end the capture.
 void event::refuse_captured() const {
   if (in_capture_) throw acquire_error{failure{outcome::capture_unsupported}};
 }
 
-// Here and not with the stream: events are made of streams.
+// Defined here and not in stream.cpp, because :event imports :stream.
 void stream::wait(event const& happened) { happened.make_wait(*this); }
 
 bool event::is_done() const {

@@ -1,4 +1,4 @@
-// Own streams, and the identity of every stream.
+// gpumem's own streams, and the identification of all streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -25,7 +25,7 @@ using detail::timeline_registry;
 
 std::atomic<default_stream> meaning{default_stream::either};
 
-// What handle 0 means in this program.
+// Returns the stream that handle 0 means in this program; handle 0 if that is not known.
 CUstream resolve_default(CUstream handle) noexcept {
   if (handle != nullptr) return handle;
   switch (meaning.load(std::memory_order_relaxed)) {
@@ -55,7 +55,7 @@ stream_timeline& foreign_timeline_of(CUstream handle, device where) {
   return all.of_default(kind, where, handle);
 }
 
-// Whether a default stream captures, or another stream's capture forbids calls on it; an error counts as that.
+// Whether a default stream captures, or another stream's capture forbids calls on it; true also on an error.
 bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept {
   try {
     device_guard const scope{device{timeline.device()}};
@@ -63,7 +63,7 @@ bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept
   } catch (...) { return true; }
 }
 
-// A stream that captures may not be waited for; the attempt would end the capture.
+// Waits for a stream, unless it captures: the wait would end the capture.
 CUresult wait_outside_capture(CUstream handle) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (auto const asked = driver().stream_is_capturing(handle, &status); asked != CUDA_SUCCESS) return asked;
@@ -128,7 +128,7 @@ bool detail::is_capturing(CUstream handle) {
   if (known) check(lost_error_of(known->device()), "cuStreamIsCapturing");
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const result = driver().stream_is_capturing(handle, &status);
-  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even the question
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true; // another stream's capture forbids even this query
   check(known ? interpret(known->device(), result) : result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -149,7 +149,7 @@ stream_key extend::identify(stream_ref stream) {
   return identify(stream, device::current());
 }
 
-// Handle 0 is a legacy or a per-thread stream, as the caller was compiled: both are waited for.
+// Handle 0 is the legacy or the per-thread stream, depending on how the caller was compiled: waits for both.
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
@@ -192,7 +192,7 @@ stream& stream::operator=(stream&& other) noexcept {
 
 stream::~stream() { retire(); }
 
-// What is freed on a stream that is not used again is covered by an event recorded while it lives.
+// Records an event that covers all frees while the handle may still be used: no later call may come for the stream.
 void stream::retire() noexcept {
   if (!timeline_ || detail::forked()) return;
   auto& timeline = *std::exchange(timeline_, nullptr);

@@ -1,4 +1,4 @@
-// Epochs, events and clocks of a stream.
+// Timelines of streams: epochs, events and orders.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -26,7 +26,7 @@ namespace {
 inline constexpr std::uint32_t max_unrecorded_frees = 1024;
 inline constexpr sync::duration behind_after = std::chrono::microseconds{5};
 
-// Spare events of every context, newest first; a plain list, since a process has few contexts.
+// The spare events of all contexts, newest first. A plain list, since a process has few contexts.
 struct event_store {
   sync::mutex mutex;
   pooled_event* spare = nullptr;
@@ -128,8 +128,8 @@ bool stream_timeline::ordered_after(stream_timeline const& other, epoch e) const
   return clock_.at(other.index_) >= e;
 }
 
-// A few spare events: events are recorded inside frees, which allocate nothing. Streams come and go while events stay,
-// so no more are made than are missing. What one stream found there the events of others may have taken since.
+// Makes spare events, since events are recorded inside frees, which allocate nothing. It makes only as many as are
+// missing: streams come and go while events stay. It counts each time, since other streams take events as well.
 void stream_timeline::prepare_events() {
   if (kind() == stream_kind::host) return;
   prepared_.store(true, std::memory_order_relaxed);
@@ -138,7 +138,7 @@ void stream_timeline::prepare_events() {
   }
 }
 
-// Under events_mutex_. When the last one of its own goes, the next allocation sees to it that there are spares.
+// Under events_mutex_. When it takes the stream's last own event, the next allocation makes spares again.
 pooled_event* stream_timeline::acquire_event() noexcept {
   if (own_event_count_ <= 1) prepared_.store(false, std::memory_order_relaxed);
   if (own_event_count_ == 0) return take_spare_event(context_);
@@ -158,7 +158,7 @@ bool stream_timeline::captures(CUstream caller_handle) const noexcept {
   return answer != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-// The epoch is closed before the event is recorded: what is freed in it was enqueued before the record.
+// Closes the epoch before it records the event: all work before a free in that epoch was enqueued before the record.
 epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
   if (kind() == stream_kind::host || !driver_alive() || lost_error_of(device_) != CUDA_SUCCESS) return 0;
   relaxed_capture const relaxed;
@@ -166,8 +166,9 @@ epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
   auto* const event = acquire_event();
   if (!event) return 0;
   if (size_ == max_events) retire_completed();
-  // No place for more while so many are open; who still wants some then asks again. Else every free of the stream would
-  // come here until its work ends, and none stay near its thread.
+  // There is no room for another while max_events are open. The request is dropped, and a stream that still needs an
+  // event requests it again. Otherwise each free of the stream would come here until its work ends, and none would stay
+  // in the thread cache.
   bool const full = size_ == max_events;
   auto const on = recorded_on(caller_handle);
   if (full) event_requested_.store(false, std::memory_order_relaxed);
@@ -175,12 +176,12 @@ epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
     return_event(event);
     return 0;
   }
-  event_requested_.store(false, std::memory_order_relaxed); // who asks from here on means a later epoch
+  event_requested_.store(false, std::memory_order_relaxed); // a request from here on means a later epoch
   auto const uncovered = uncovered_frees_.exchange(0, std::memory_order_relaxed);
-  // A precise epoch is one that nobody else can have read: what others free on the stream meanwhile may come before
-  // work that this event covers.
+  // No other thread can have read a precise epoch: what other threads free on the stream meanwhile may come before work
+  // that this event covers.
   auto const covers = precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : advance_epoch();
-  // Another thread may have begun a capture meanwhile, which a query of its event would spoil.
+  // Another thread may have begun a capture meanwhile, which a query of its event would end.
   auto const result = interpret(device_, driver().event_record(event->handle, on));
   if (result != CUDA_SUCCESS || captures(on)) {
     uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
@@ -188,7 +189,7 @@ epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
     return 0;
   }
   count_covered(uncovered);
-  // Legacy events cover other streams' work too: never to be waited for.
+  // Events of the null and legacy streams also cover work of other streams, so no stream may wait for them.
   bool const waitable = precise && kind() != stream_kind::null && kind() != stream_kind::legacy;
   at(size_++) = {covers, event, waitable, sync::now()};
   raise_recorded(covers);
@@ -229,7 +230,7 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
   sync::lock const held{events_mutex_, std::try_to_lock};
   if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
   relaxed_capture const relaxed;
-  // A young event tells nothing: a stream without work takes 2 us to complete one.
+  // A recent event says nothing about the stream's work: even a stream without work takes 2 us to complete one.
   auto const long_ago = sync::now() - behind_after;
   bool const tells = size_ > 0 && at(0).recorded < long_ago;
   retire_completed();
@@ -240,7 +241,7 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
   return last_open_ ? std::optional{last_recorded_} : std::nullopt;
 }
 
-// A stream completes in order: where the oldest event is complete the newest is asked, and speaks for all between.
+// A stream completes its events in order: if the oldest is complete, asks the newest, which speaks for all between.
 void stream_timeline::retire_completed() noexcept {
   std::size_t done = 0;
   epoch seen = 0;
@@ -253,10 +254,10 @@ void stream_timeline::retire_completed() noexcept {
       done = size_;
       break;
     }
-    // Of a capture that came and went beside the record: no events.
+    // The event belongs to a capture that began and ended beside its record, so it covers nothing.
     if (result == CUDA_ERROR_CAPTURED_EVENT) captured = true;
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_CAPTURED_EVENT) continue;
-    // An error is not "complete": the device is lost, and nothing of it is reused.
+    // An error does not mean "complete": if the device is lost, none of its memory is reused.
     interpret(device_, result);
     break;
   }
@@ -276,7 +277,7 @@ void stream_timeline::publish_completed(epoch e) noexcept {
   while (seen < e && !completed_.compare_exchange_weak(seen, e, std::memory_order_acq_rel)) {}
 }
 
-// A wait on handle 0 would be one on the legacy stream, a barrier between all blocking streams.
+// A wait on handle 0 would be a wait on the legacy stream: a barrier between all blocking streams.
 bool stream_timeline::insert_wait(stream_timeline& waiting, CUstream caller_handle, epoch e) noexcept {
   if (waiting.kind() == stream_kind::null) return false;
   {
@@ -289,7 +290,7 @@ bool stream_timeline::insert_wait(stream_timeline& waiting, CUstream caller_hand
   try {
     waiting.add_dependency(index_, e, {});
   } catch (...) {
-    return false; // the wait stands; only the knowledge of it is lost
+    return false; // the driver has the wait; only the note of the order is lost
   }
   return true;
 }

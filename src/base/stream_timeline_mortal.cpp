@@ -1,4 +1,4 @@
-// Timelines of streams that may die: their last event, the end of a stream, and the next one.
+// Timelines of mortal streams: the last event, the end of a stream, and the reuse for the next one.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -19,7 +19,7 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// The legacy stream is that of the current context.
+// Makes a context current for a scope: CU_STREAM_LEGACY means the legacy stream of the current context.
 class current_context {
 public:
   explicit current_context(CUcontext context) noexcept : pushed_{driver().ctx_push_current(context) == CUDA_SUCCESS} {}
@@ -57,18 +57,19 @@ void stream_timeline::count_covered(std::uint32_t frees) noexcept {
   uncovered_bytes_.store(0, std::memory_order_relaxed);
 }
 
-// Under events_mutex_. The epoch that the last event now covers; 0: it could not be recorded.
+// Records the last event again, under events_mutex_. Returns the epoch that it now covers; 0 if it could not be
+// recorded.
 epoch stream_timeline::record_again(CUstream caller_handle) noexcept {
   auto const on = recorded_on(caller_handle);
   if (!last_event_ || captures(on)) return 0;
   auto const uncovered = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   auto const covers = advance_epoch();
   auto const result = interpret(device_, driver().event_record(last_event_->handle, on));
-  if (result != CUDA_SUCCESS) { // what the event covered before it still covers
+  if (result != CUDA_SUCCESS) { // the event still covers what it covered before
     uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
     return 0;
   }
-  if (captures(on)) { // another thread has begun it meanwhile
+  if (captures(on)) { // another thread has begun a capture meanwhile
     uncovered_frees_.fetch_add(uncovered, std::memory_order_relaxed);
     lose_last_event();
     return 0;
@@ -97,7 +98,7 @@ void stream_timeline::record_requested(CUstream caller_handle) noexcept {
   if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire)) tell();
 }
 
-// Under events_mutex_, with captures relaxed.
+// Under events_mutex_, inside a relaxed_capture.
 void stream_timeline::poll_last() noexcept {
   if (!last_open_) return;
   auto const result = interpret(device_, driver().event_query(last_event_->handle));
@@ -107,8 +108,8 @@ void stream_timeline::poll_last() noexcept {
   lose_last_event();
 }
 
-// The frees that the event covered are uncovered again. Their number is not known: a count of 1 says that there are
-// some.
+// The frees that the event covered count as uncovered again. Their number is not known: a count of 1 says that there
+// are some.
 void stream_timeline::lose_last_event() noexcept {
   last_open_ = false;
   uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
@@ -121,7 +122,7 @@ void stream_timeline::query_legacy() noexcept {
   relaxed_capture const relaxed;
   auto const covers = advance_epoch();
   current_context const here{context_};
-  // The question whether it captures disturbs no capture; the one whether it is idle does.
+  // To ask whether the stream captures does not end a capture; to ask whether it is idle does.
   bool const idle =
       here.pushed() && !captures(CU_STREAM_LEGACY) && driver().stream_query(CU_STREAM_LEGACY) == CUDA_SUCCESS;
   if (idle) publish_completed(covers);
@@ -157,8 +158,8 @@ bool stream_timeline::is_reusable() noexcept {
   return size_ == 0 && !last_open_ && uncovered_frees() == 0;
 }
 
-// Stale tags and orders of the earlier stream name epochs that are complete, and stay true. The id comes last: a call
-// that finds it finds the rest.
+// Old tags and orders of the earlier stream name epochs that are complete, so they stay true. The id is stored last: a
+// call that sees it sees all other members as well.
 void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {
   {
     sync::lock const held{clock_mutex_};

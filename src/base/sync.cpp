@@ -1,4 +1,4 @@
-// Locks that are found taken, and dense thread index.
+// The slow paths of locks, and dense thread indices.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cxxabi.h>
@@ -73,11 +73,11 @@ struct number_holder {
   }
 };
 
-// Whether the kernel stops owners; asked once.
+// Whether the kernel can stop the owners of biased mutexes; asked once.
 bool owners_can_be_stopped() noexcept {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-  return false; // it does not know of the kernel's part
+  return false; // ThreadSanitizer does not see the order that the kernel makes
 #endif
 #endif
   static bool const registered = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
@@ -87,12 +87,12 @@ bool owners_can_be_stopped() noexcept {
 } // namespace
 
 void spin_mutex::lock_taken() noexcept {
-  // Looked at without writing: the line stays shared while somebody else has the lock.
+  // Waits by reading only: the cache line stays shared while another thread holds the lock.
   do wait_while(taken_);
   while (!try_lock());
 }
 
-// Whoever notifies takes the inner lock, which a waiter holds from before it gives up the outer one.
+// Takes the inner lock, which a waiting thread holds from before it unlocks the outer one: no notification is lost.
 void spin_condition::notify_all() noexcept {
   std::scoped_lock const inner{mutex_};
   native_.notify_all();
@@ -100,10 +100,11 @@ void spin_condition::notify_all() noexcept {
 
 void biased_mutex::enable_bias() noexcept { biased_ = owners_can_be_stopped(); }
 
-// Behind it every owner either sees that the lock is wanted, or is seen to have it.
+// After it, each owner either sees the request, or is seen to hold the lock.
 void biased_mutex::fence_owner_threads() noexcept {
   if (!owners_can_be_stopped()) return;
-  while (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) std::this_thread::yield(); // no memory
+  while (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0)
+    std::this_thread::yield(); // the kernel has no memory
 }
 
 void biased_mutex::lock_revoked() noexcept {

@@ -1,4 +1,4 @@
-// Finding timelines, and passing those of dead streams on.
+// Finds timelines, and reuses those of dead streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -25,11 +25,11 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t wanted_spare_timelines = 2;
-inline constexpr int max_tries = 2; // of dead streams, each a poll
-// Beyond either, streams are known to die with frees that no event covers.
+inline constexpr int max_tries = 2; // dead timelines that are tried for a new stream; each try is a poll
+// From either of these limits on, lost_events_seen is set: too many streams die with frees that no event covers.
 inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
 
-// The calling thread's default streams, linked.
+// The list of the calling thread's default streams.
 thread_local stream_timeline* own_defaults = nullptr;
 
 int device_of_context(CUcontext context) {
@@ -105,7 +105,7 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   sync::lock const held{mutex_};
   auto* const before = find(handle);
   if (before && before->id() == id) return *before; // another thread was faster
-  // As a rule the stream before it is over: then nothing but the id changes.
+  // Usually all work of the previous stream is complete: then only the timeline's id changes.
   if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
     before->rebind(stream_kind::foreign, id, handle);
     return *before;
@@ -128,7 +128,7 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
   for (auto* each = own_defaults; each; each = each->next) {
     if (each->kind() == kind && each->device() == where.ordinal() && each->id() == id) return *each;
   }
-  // Once more after end_thread, too: a thread_local object may use a default stream when it is destroyed.
+  // This happens again after end_thread() if the destructor of a thread_local object uses a default stream.
   if (!own_defaults) sync::at_thread_exit(end_thread);
   sync::lock const held{mutex_};
   auto& timeline = take(kind, id, where.ordinal(), where.context(), handle);
@@ -149,7 +149,7 @@ bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept
   return false;
 }
 
-// An event that is recorded at the end of a thread completes after the thread is gone, as on an H200.
+// An event that is recorded at the end of a thread still completes after the thread is gone (as seen on an H200).
 void timeline_registry::end_thread() noexcept {
   auto* at = std::exchange(own_defaults, nullptr);
   if (forked() || !driver_alive()) return;
@@ -167,7 +167,7 @@ void timeline_registry::end_thread() noexcept {
   }
 }
 
-// A timeline with frees that no event covers is never over: it serves no other stream.
+// A timeline with frees that no event covers is never known to be complete, so it is not reused.
 void timeline_registry::retire(stream_timeline& dead) noexcept {
   if (dead.uncovered_frees() == 0) return dead_.push_front(dead);
   ++stranded_;
@@ -194,8 +194,8 @@ stream_timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int
   return *found;
 }
 
-// The newest comes first: its memory is what the next stream of a program that makes one for each request asks for.
-// Those that were tried in vain come last, so that one that runs for long does not stand before the others.
+// Tries the newest first: a program that makes a stream for each request next asks for the memory that the newest dead
+// stream freed. A timeline that is not reusable yet moves to the end, so that one with long work does not block others.
 stream_timeline* timeline_registry::take_dead(CUcontext context) noexcept {
   for (int tries = 0; tries < max_tries && dead_.first; ++tries) {
     auto& newest = dead_.pop();
@@ -237,7 +237,7 @@ void timeline_registry::make_spares(int device, CUcontext context) noexcept {
       spare_.push_back(make(stream_kind::foreign, 0, device, context, nullptr, true));
     }
   } catch (...) {
-    // The next stream that is seen first tries again.
+    // The next new stream tries again.
   }
 }
 
@@ -263,7 +263,7 @@ stream_timeline& timeline_registry::acquire_own(device where, int priority) {
   try {
     auto const id = id_of(handle);
     sync::lock const held{mutex_};
-    idle_.reserve(timelines_.size() + 1); // so that giving back cannot fail
+    idle_.reserve(timelines_.size() + 1); // so that release_own() cannot fail
     auto* const before = find(handle);
     auto& timeline = make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
     timeline.set_priority(priority);

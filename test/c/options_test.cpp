@@ -160,7 +160,7 @@ TEST_F(c_options, contradicting_options_are_refused) {
   expect_refused("quarantine=1MiB", "not hardened");
   gpumem_pool* pool = nullptr;
   EXPECT_EQ(gpumem_make_pool(7, nullptr, &pool), GPUMEM_INVALID_ARGUMENT);
-  EXPECT_THAT(gpumem_last_error(), HasSubstr("there is no device 7 among 2"));
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("there is no device 7; the device count is 2"));
   EXPECT_EQ(gpumem_make_pool(-1, nullptr, &pool), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("there is no device -1"));
   EXPECT_EQ(pool, nullptr);

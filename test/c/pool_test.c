@@ -129,7 +129,8 @@ static void options_that_are_refused(void) {
     EXPECT(pool == (gpumem_pool*)&failures);
   }
   gpumem_pool* pool = NULL;
-  EXPECT_REFUSED(gpumem_make_pool(7, NULL, &pool), GPUMEM_INVALID_ARGUMENT, "there is no device 7 among 2");
+  EXPECT_REFUSED(gpumem_make_pool(7, NULL, &pool), GPUMEM_INVALID_ARGUMENT,
+                 "there is no device 7; the device count is 2");
   EXPECT_REFUSED(gpumem_make_pool(-1, NULL, &pool), GPUMEM_INVALID_ARGUMENT, "there is no device -1");
   EXPECT(pool == NULL && simulated_device_bytes() == 0);
 }

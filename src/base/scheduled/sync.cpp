@@ -1,5 +1,5 @@
-// The baton: one participant runs, the others sleep on a futex; whoever holds the baton picks the next by the seed, or
-// as it is told from outside.
+// The baton of the scheduled form: one participant runs, the others sleep on a futex. The holder of the baton picks the
+// next participant by the seed, or by a chooser.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <linux/futex.h>
@@ -48,7 +48,7 @@ struct participant {
   }
 };
 
-// All state below is touched by the baton's holder alone, but for the list of participants while a thread joins it.
+// Only the holder of the baton uses this state, except for the list of participants while a thread joins it.
 struct baton {
   std::mutex joining;
   std::vector<participant*> participants;
@@ -81,7 +81,8 @@ baton& the_baton() {
 thread_local participant* self = nullptr;
 thread_local void (*exit_function)() noexcept = nullptr;
 
-// A thread that the schedule did not start (the main thread, as a rule) takes part from its first use.
+// Returns the calling thread's participant. A thread that the schedule did not start (usually the main thread) takes
+// part from its first call.
 participant& own() {
   if (!self) {
     auto& b = the_baton();
@@ -95,7 +96,7 @@ participant& own() {
 
 bool can_run(participant const& p, time_point now) { return !p.ready || p.deadline <= now || (*p.ready)(); }
 
-// Fills `candidates`, advancing the clock to the next deadline if nobody can run now.
+// Fills `candidates`; advances the clock to the next deadline if no thread can run now. False if none can run then.
 bool find_candidates() {
   auto& b = the_baton();
   for (bool advanced = false;; advanced = true) {
@@ -129,7 +130,7 @@ participant* pick(participant const* holder) {
   return among[b.choose(among.size(), may_stay)];
 }
 
-// Hands the baton on and returns when it comes back.
+// Passes the baton on and returns when it comes back.
 void pass(participant& from) {
   auto& b = the_baton();
   if (!find_candidates()) report_deadlock();
@@ -266,7 +267,7 @@ void sleep_for(duration span) {
 namespace gpumem::detail::schedule {
 namespace {
 
-// On one processor, until all have returned.
+// Runs the bodies on one processor until all have returned.
 result run_all(std::vector<std::function<void()>>& bodies) {
   auto& b = sync::the_baton();
   sync::own();
@@ -276,7 +277,7 @@ result run_all(std::vector<std::function<void()>>& bodies) {
   CPU_SET(sched_getcpu(), &one);
   if (pinned) sched_setaffinity(0, sizeof one, &one);
   auto const marks = b.marks, switches = b.switches;
-  // Who waits for them comes back when all are done, not in between.
+  // The calling thread goes on when all are done, not in between.
   std::size_t running = bodies.size();
   std::vector<sync::thread> threads;
   threads.reserve(bodies.size());
