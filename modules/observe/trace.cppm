@@ -1,4 +1,4 @@
-// Allocation traces in RMM's log format: one record a call, a reader and a writer. Data only, no device.
+// Allocation traces in RMM's log format, with one row per call: a reader and a writer. They use no device.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -11,14 +11,13 @@ import :std;
 
 namespace gpumem::extend {
 
-/// What a row of a trace tells of.
+/// The kind of call that a row of a trace records.
 export enum class trace_action : std::uint8_t { allocate, free, allocate_failure };
 
-/// One row. Pointer and stream are the recorded values, never to be dereferenced; 0 is written as `(nil)` and
-/// `0`.
+/// One row. Pointer and stream are recorded values and must not be dereferenced; 0 is written as `(nil)` and `0`.
 export struct trace_record {
   std::uint64_t thread = 0;
-  std::uint64_t microseconds = 0; ///< since midnight of the recording
+  std::uint64_t microseconds = 0; ///< since the midnight before the recording
   trace_action action = trace_action::allocate;
   std::uint64_t pointer = 0;
   std::uint64_t bytes = 0;
@@ -45,7 +44,7 @@ private:
   std::string reason_;
 };
 
-/// A formatted row with its line end, in place: no heap.
+/// A formatted row with its line end. The text lies inside the object: no heap memory.
 export class trace_row {
 public:
   inline std::string_view text() const noexcept { return {text_.data(), size_}; }
@@ -57,24 +56,23 @@ private:
   std::size_t size_ = 0;
 };
 
-/// The row of `record`. Allocates nothing; safe from any thread.
+/// Returns the formatted row of `record`. Allocates nothing. Any thread.
 export trace_row format_row(const trace_record& record) noexcept;
 
-/// Reads a whole trace from memory, row by row. Strict: whatever is not a row of the format, a last row
-/// without its line end included (a file cut short looks so), throws `trace_error`. Lines may end in LF or CR
-/// LF.
+/// Reads a whole trace from memory, row by row. Strict: throws `trace_error` for any line that is not a row of the
+/// format, also for a last line without a line end, as in a file that was cut short. Lines may end in LF or CR LF.
 export class trace_reader {
 public:
-  /// Reads `text`; `name` stands for the file in errors. Checks the header at once.
+  /// Reads `text`; `name` is the file name in errors. Checks the header at once.
   explicit trace_reader(std::string text, std::string name = "trace");
-  /// Reads what is left of `input` into memory first.
+  /// Reads the rest of `input` into memory first.
   explicit trace_reader(std::istream& input, std::string name = "trace");
 
   /// Fills `record` with the next row; false at the end. After an error the reader is at its end.
   bool next(trace_record& record);
-  /// All rows that are left.
+  /// Returns all remaining rows.
   std::vector<trace_record> read_all();
-  /// The line of the row that `next` gave last, the header being line 1.
+  /// Returns the line number of the row that next() returned last; the header is line 1.
   inline std::size_t line() const noexcept { return line_; }
   inline const std::string& name() const noexcept { return name_; }
 
@@ -89,8 +87,8 @@ private:
   std::size_t line_ = 0;
 };
 
-/// Writes a trace to a stream: the header on construction, then a row a call. A failed write is left in the
-/// state of the stream. Not thread-safe.
+/// Writes a trace to a stream: the header on construction, then one row per call. A failed write sets the state of the
+/// stream. Not thread-safe.
 export class trace_writer {
 public:
   explicit trace_writer(std::ostream& output);

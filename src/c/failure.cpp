@@ -1,4 +1,4 @@
-// The calling thread's last failure.
+// Keeps the calling thread's last failure.
 // SPDX-License-Identifier: Apache-2.0
 #include "failure.hpp"
 
@@ -17,7 +17,7 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-// The enums are one list: C code compares what it gets with its own.
+// Both enums have the same values: C code compares an outcome of the library with its own enum.
 static_assert(GPUMEM_GRANTED == static_cast<int>(outcome::granted));
 static_assert(GPUMEM_STOPPED == static_cast<int>(outcome::stopped));
 static_assert(GPUMEM_DEADLINE == static_cast<int>(outcome::deadline));
@@ -31,7 +31,7 @@ static_assert(GPUMEM_DEVICE_LOST == static_cast<int>(outcome::device_lost));
 static_assert(GPUMEM_INVALID_ARGUMENT == static_cast<int>(outcome::invalid_argument));
 static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
 
-// An array, because a string could itself run out of memory, and would be destroyed before others are.
+// An array, because a string could itself run out of memory, and would be destroyed before other thread-local objects.
 thread_local std::array<char, 1024> sentence{};
 thread_local bool misused = false;
 
@@ -46,7 +46,7 @@ outcome outcome_of_driver(int code) noexcept {
   return driver_api::is_sticky(result) ? outcome::device_lost : outcome::driver_error;
 }
 
-// What a hardened pool finds overwritten is no failure of the call that finds it.
+// Overwritten bytes that a hardened pool finds are not a failure of the call that finds them.
 bool found_later(misuse::kind what) noexcept {
   return what == misuse::kind::overrun || what == misuse::kind::underrun || what == misuse::kind::use_after_free;
 }

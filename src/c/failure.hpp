@@ -1,4 +1,4 @@
-// How a call of the C ABI fails: a code for the caller, and a sentence that the calling thread keeps.
+// Failures of calls of the C ABI: an outcome for the caller, and a text that the calling thread keeps.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,22 +6,23 @@
 
 namespace gpumem::c {
 
-/// Keeps "function: why" and gives GPUMEM_INVALID_ARGUMENT.
+/// Keeps "function: why" and returns GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome refuse(char const* function, char const* why) noexcept;
 
-/// Keeps what the exception being handled says and gives its outcome.
+/// Keeps the text of the exception being handled and returns its outcome.
 gpumem_outcome refuse_exception() noexcept;
 
+/// Returns the text that the calling thread keeps.
 char const* last_sentence() noexcept;
 
-/// Makes misuse an outcome of the call instead of the end of the process. This library's handler only: other copies of
-/// gpumem in the process have their own.
+/// Makes misuse an outcome of the call instead of the end of the process. Sets the handler of this library only: other
+/// copies of gpumem in the process have their own.
 void catch_misuse() noexcept;
 
-/// Whether a misuse was reported on this thread since the last question; its sentence is then kept.
+/// Whether a misuse was reported on this thread since the last call of this function; its text is then kept.
 bool take_misuse() noexcept;
 
-/// Thrown where a call within has failed and has kept its sentence.
+/// Thrown if an inner call has failed and has kept its text.
 struct refused_call {
   gpumem_outcome what;
 };
@@ -29,7 +30,7 @@ inline void require(gpumem_outcome outcome) {
   if (outcome != GPUMEM_GRANTED) throw refused_call{outcome};
 }
 
-/// Does the work; what it throws, and misuse that it is told of, become the outcome.
+/// Runs the work. An exception that it throws, or a misuse that is reported meanwhile, becomes the outcome.
 template <class Work> gpumem_outcome outcome_of(Work work) noexcept {
   take_misuse();
   try {

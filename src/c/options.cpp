@@ -1,4 +1,4 @@
-// Reading the options of a pool.
+// Parses the options of a pool.
 // SPDX-License-Identifier: Apache-2.0
 #include "options.hpp"
 
@@ -31,28 +31,28 @@ std::string_view trimmed(std::string_view text) noexcept {
 
 std::size_t size_of(std::string_view option, std::string_view value) {
   if (auto const bytes = parse_size(value)) return *bytes;
-  refuse(option, "is no size: '" + std::string{value} + "'; write 4096, 512MiB, 1.5GiB or 2GB");
+  refuse(option, "is not a size: '" + std::string{value} + "'; write 4096, 512MiB, 1.5GiB or 2GB");
 }
 
 reuse_policy reuse_policy_of(std::string_view option, std::string_view value) {
   if (value == "ordered"sv) return reuse_policy::ordered;
   if (value == "completed"sv) return reuse_policy::completed;
   if (value == "wait"sv) return reuse_policy::wait;
-  refuse(option, "is own, completed or wait, not '" + std::string{value} + "'");
+  refuse(option, "must be ordered, completed or wait, not '" + std::string{value} + "'");
 }
 
 bool switch_of(std::string_view option, std::string_view value) {
   if (value == "on"sv || value == "off"sv) return value == "on"sv;
-  refuse(option, "is on or off, not '" + std::string{value} + "'");
+  refuse(option, "must be on or off, not '" + std::string{value} + "'");
 }
 
-// from_chars reads "nan" and "inf" too.
+// The range is checked, since from_chars also accepts "nan" and "inf".
 double share_of(std::string_view option, std::string_view value) {
   double share = 0;
   auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), share);
   bool const whole = error == std::errc{} && end == value.data() + value.size();
   if (whole && share >= 0 && share <= 1) return share;
-  refuse(option, "is a number between 0 and 1, not '" + std::string{value} + "'; write 0.1");
+  refuse(option, "must be a number from 0 to 1, not '" + std::string{value} + "'; write 0.1");
 }
 
 struct known_option {
@@ -87,11 +87,11 @@ void read_option(std::string_view text, pool_options& options, seen_options& see
   if (found == known_options.end()) {
     std::string names;
     for (auto const& known : known_options) names += (names.empty() ? "" : ", ") + std::string{known.name};
-    refuse(name, "is unknown; there are " + names);
+    refuse(name, "is unknown; the options are " + names);
   }
   auto& before = seen[static_cast<std::size_t>(found - known_options.begin())];
   if (before) refuse(name, "is given twice");
-  if (value.empty()) refuse(name, "is empty");
+  if (value.empty()) refuse(name, "has an empty value");
   before = true;
   found->set(options, name, value);
 }

@@ -1,4 +1,4 @@
-// The options of a pool, written as text.
+// Parses the options of a pool from text.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace gpumem::c {
 
-/// What the text says ("limit=8GiB,cross_stream=ordered"), over the options given. Throws std::invalid_argument with a
-/// sentence that names the option.
+/// Returns `options` with the changes of the text ("limit=8GiB,cross_stream=ordered"). Throws std::invalid_argument
+/// with a text that names the option.
 pool_options parse_options(std::string_view text, pool_options options = {});
 
 } // namespace gpumem::c

@@ -33,7 +33,7 @@ constexpr char const* no_pool = "the pool is NULL";
 
 gpumem::stream_ref stream_of(void* stream) noexcept { return gpumem::stream_ref{static_cast<CUstream>(stream)}; }
 
-/// Copies the fields that both sides know, but for the size, which stays the caller's. False if there are none.
+/// Copies the fields that both sides know, except `size`, which stays the caller's. False if there are none.
 template <class Struct> bool copy_known(Struct const& ours, Struct* theirs) noexcept {
   constexpr auto first = sizeof(std::size_t);
   if (theirs->size < first + sizeof(std::uint64_t)) return false;
@@ -147,7 +147,7 @@ gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream)
 
 gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) noexcept {
   if (!pool) return refuse("gpumem_synchronize", no_pool);
-  constexpr std::uint64_t longest = 3'600'000'000'000; // an hour, which any clock can be set forward by
+  constexpr std::uint64_t longest = 3'600'000'000'000; // an hour: no clock overflows if that is added
   return outcome_of([&] {
     if (pool->resource.synchronize(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
     gpumem::extend::throw_failure({gpumem::outcome::deadline, 0, 0});

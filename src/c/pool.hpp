@@ -1,4 +1,4 @@
-// Making a pool of the C ABI from options that were already read.
+// Makes a pool of the C ABI from options that were already parsed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace gpumem::c {
 
-/// One reference is the caller's. Throws what the pool's constructor throws.
+/// Returns a pool whose one reference the caller owns. Throws what the pool's constructor throws.
 gpumem_pool* make_pool(int device, pool_options options);
 
 } // namespace gpumem::c

@@ -1,4 +1,4 @@
-// Which streams use which blocks until their free.
+// The streams that PyTorch has recorded for blocks, until the blocks are freed.
 // SPDX-License-Identifier: Apache-2.0
 #include "recorded_streams.hpp"
 
@@ -14,7 +14,7 @@ void recorded_streams::add(void* block, void* stream) {
   if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
 }
 
-// Whoever frees a block is ordered after whoever recorded a use of it, so a zero is not seen too early.
+// The free of a block is ordered after all recordings for it, so the free cannot read a zero that is out of date.
 std::vector<void*> recorded_streams::take(void* block) noexcept {
   if (blocks_.load(std::memory_order_acquire) == 0) return {};
   std::scoped_lock const held{mutex_};

@@ -1,4 +1,4 @@
-// Which streams use which blocks until their free.
+// The streams that PyTorch has recorded for blocks, until the blocks are freed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace gpumem::c {
 
-/// The streams that PyTorch recorded for each live block. They are looked at when the block is freed, because PyTorch
-/// promises to wait for what they have been given by then, not by the time of the recording. Any thread.
+/// The streams that PyTorch has recorded for each live block. They are used when the block is freed, because PyTorch
+/// promises to wait for the work that they have been given by then, not by the time of the recording. Any thread.
 class recorded_streams {
 public:
-  /// Once is enough for each stream. Throws std::bad_alloc.
+  /// Adds a stream of a block; a second time changes nothing. Throws std::bad_alloc.
   void add(void* block, void* stream);
 
-  /// The block's streams, which are then forgotten. One load where there are none for any block.
+  /// Removes and returns the streams of the block. Costs one load if no block has any.
   std::vector<void*> take(void* block) noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// Reading sizes exactly: a double would lose the last digits of a large one.
+// Parses sizes exactly: a double would lose the last digits of a large size.
 // SPDX-License-Identifier: Apache-2.0
 #include "size.hpp"
 
@@ -30,7 +30,7 @@ constexpr std::array<unit, 11> units{{{"", 1},
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-/// Digits from the front of the text, and what they say; false if they do not fit.
+/// Removes digits from the front of the text and adds them to `value`; false if that does not fit.
 bool take_whole(std::string_view& text, std::uint64_t& value) noexcept {
   for (; !text.empty() && is_digit(text.front()); text.remove_prefix(1)) {
     auto const digit = static_cast<std::uint64_t>(text.front() - '0');
@@ -39,7 +39,7 @@ bool take_whole(std::string_view& text, std::uint64_t& value) noexcept {
   return true;
 }
 
-/// The same of a fraction.
+/// Removes digits from the front of the text and returns their value as decimals after a point.
 long double take_fraction(std::string_view& text) noexcept {
   long double value = 0, place = 0.1L;
   for (; !text.empty() && is_digit(text.front()); text.remove_prefix(1), place /= 10) {

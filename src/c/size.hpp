@@ -1,4 +1,4 @@
-// Sizes as people write them.
+// Parses sizes with units.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace gpumem::c {
 
-/// The bytes of "4096", "4096B", "1.5MiB", "1 GiB", "2GB" (binary units by their i, decimal ones without), to the
-/// nearest byte; nothing if it is no size, or does not fit.
+/// Returns the bytes of "4096", "4096B", "1.5MiB", "1 GiB", "2GB" (binary units have an i, decimal ones do not),
+/// rounded to the nearest byte; nothing if the text is not a size or does not fit.
 std::optional<std::size_t> parse_size(std::string_view text) noexcept;
 
 } // namespace gpumem::c

@@ -15,7 +15,7 @@ using gpumem::c::torch_pools;
 
 namespace {
 
-/// Want of memory, with the sentence that C callers are told.
+/// Thrown if there is no memory, with the text of gpumem_last_error.
 class torch_out_of_memory final : public std::bad_alloc {
 public:
   torch_out_of_memory() : text_{gpumem_last_error()} {}
@@ -25,7 +25,7 @@ private:
   std::runtime_error text_; // copies without throwing, as an exception must
 };
 
-/// The only types thrown are those of the standard library and what is made of them: others are this library's secret.
+/// Throws only types of the standard library and types derived from them: PyTorch knows no others.
 void raise_unless_granted(gpumem_outcome outcome) {
   if (outcome == GPUMEM_GRANTED) return;
   if (outcome == GPUMEM_EXHAUSTED || outcome == GPUMEM_TOO_LARGE) throw torch_out_of_memory{};
@@ -33,7 +33,7 @@ void raise_unless_granted(gpumem_outcome outcome) {
   throw std::runtime_error{gpumem_last_error()};
 }
 
-/// Does the work with the pools; in a forked child nothing.
+/// Runs the work with the pools; does nothing in a forked child.
 template <class Work> gpumem_outcome outcome_with_pools(Work work) noexcept {
   return outcome_of([&] {
     if (!gpumem::detail::forked()) work(torch_pools::instance());

@@ -1,4 +1,4 @@
-// PyTorch's pools.
+// PyTorch's pools, one per device.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_pools.hpp"
 
@@ -24,11 +24,11 @@ namespace {
 
 constexpr std::uint64_t max_sync_time = 1'000'000'000; // nanoseconds, as long as a pool waits at out-of-memory
 
-/// PyTorch's handle 0 is the legacy stream on every thread; gpumem's is another on each.
+/// PyTorch's handle 0 is the legacy stream on every thread; gpumem's handle 0 is a different stream on each.
 void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
 bool is_default(void* stream) noexcept { return stream == GPUMEM_STREAM_LEGACY || stream == GPUMEM_STREAM_PER_THREAD; }
 
-/// Makes the device current where the stream is a default stream, whose device that says.
+/// Makes the device current if the stream is a default stream, which always belongs to the current device.
 class device_of_stream {
 public:
   device_of_stream(int device, void* stream) {
@@ -52,10 +52,11 @@ std::size_t share(double fraction, std::size_t total) {
 void wait_for(int device, void* stream) {
   gpumem::device const where{device};
   device_guard const scope{where};
-  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(), "cuStreamSynchronize");
+  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(),
+                    "cuStreamSynchronize");
 }
 
-/// Frees once the streams have done everything: the way out where no event can be recorded on them.
+/// Waits until the streams have completed all work, then frees. Used if the free could not be ordered after them.
 gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes, int device,
                               std::span<void* const> streams) noexcept {
   auto const waited = outcome_of([&] {
@@ -84,7 +85,7 @@ bool torch_pools::any_made() const noexcept {
 
 void torch_pools::configure(char const* options) {
   auto text = options ? std::string{options} : text_of_environment();
-  parse_options(text); // says now what is wrong with it
+  parse_options(text); // throws now if the text is wrong
   std::scoped_lock const held{mutex_};
   if (any_made()) throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
   options_ = std::move(text);
@@ -93,7 +94,7 @@ void torch_pools::configure(char const* options) {
 void torch_pools::set_fraction(double fraction, int device) {
   auto const slot = slot_of(device);
   if (!(fraction > 0 && fraction <= 1)) {
-    throw std::invalid_argument{"gpumem: a fraction of a device's memory is more than 0 and at most 1"};
+    throw std::invalid_argument{"gpumem: the memory fraction must be more than 0 and at most 1"};
   }
   std::scoped_lock const held{mutex_};
   if (made(device)) {
@@ -136,7 +137,7 @@ void* torch_pools::allocate(std::size_t bytes, int device, void* stream) {
   return pointer;
 }
 
-// PyTorch frees in destructors: there is nobody to tell.
+// PyTorch frees in destructors, which cannot report a failure: it is printed.
 void torch_pools::free(void* pointer, std::size_t bytes, int device, void* stream) noexcept {
   if (!pointer || !driver_api::driver_alive()) return;
   auto* const on = named(stream);
@@ -156,7 +157,8 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
                gpumem_last_error());
 }
 
-// The recorded streams' work so far is what reuse has to wait for. False: it is not known what to wait for.
+// Makes the reuse of the block wait for the work that the recorded streams have been given so far. False if that failed
+// for a stream.
 bool torch_pools::record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept {
   bool all = true;
   for (auto* const other : users) {
@@ -193,7 +195,7 @@ void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
   std::scoped_lock const held{mutex_};
   auto const found = graphs_.find({device, graph});
   if (found == graphs_.end() || found->second.captures == 0) {
-    throw std::invalid_argument{"gpumem: the end of a capture that has not begun"};
+    throw std::invalid_argument{"gpumem: end_allocate_to_pool without begin_allocate_to_pool"};
   }
   --found->second.captures;
 }
@@ -214,7 +216,7 @@ void torch_pools::trim() noexcept {
     auto* const pool = pools_[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
     std::size_t given_back = 0;
     if (!pool || holds_graphs(device)) continue;
-    gpumem_synchronize(pool, max_sync_time); // what is not complete by then stays
+    gpumem_synchronize(pool, max_sync_time); // memory whose uses are not complete by then stays
     gpumem_trim(pool, 0, &given_back);
   }
 }

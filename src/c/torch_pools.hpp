@@ -1,4 +1,4 @@
-// PyTorch's pools: one a device, made at its first allocation and never given back.
+// PyTorch's pools: one per device, made at the first allocation on it and never destroyed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,18 +18,18 @@
 
 namespace gpumem::c {
 
-/// Throws what outcome_of understands. Any thread.
+/// The pools of all devices. Its functions throw exceptions that outcome_of() makes outcomes of. Any thread.
 class torch_pools {
 public:
-  /// The process's; never destroyed, since PyTorch frees tensors until its very end.
+  /// Returns the one instance of the process; never destroyed, since PyTorch frees tensors until the process ends.
   static torch_pools& instance();
 
   void configure(char const* options);
   void set_fraction(double fraction, int device);
 
-  /// The device's pool, made now if need be.
+  /// Returns the device's pool; makes it if there is none.
   gpumem_pool* of(int device);
-  /// The same, or null if it was not made yet.
+  /// Returns the device's pool; null if it was not made yet.
   gpumem_pool* made(int device);
 
   void* allocate(std::size_t bytes, int device, void* stream);
@@ -39,7 +39,7 @@ public:
   void begin_graph(int device, gpumem_torch_pool_id graph);
   void end_graph(int device, gpumem_torch_pool_id graph);
   void release_graph(int device, gpumem_torch_pool_id graph) noexcept;
-  /// Gives back what is unused on devices without graphs.
+  /// Gives unused memory back on devices without graphs.
   void trim() noexcept;
 
 private:
@@ -56,7 +56,7 @@ private:
   bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
   std::array<std::atomic<gpumem_pool*>, max_devices> pools_{};
-  std::mutex mutex_; // of what follows; never held while a pool is called but for making one
+  std::mutex mutex_; // guards the members below; held during no call of a pool, except to make one
   std::array<double, max_devices> fractions_{};
   std::optional<std::string> options_;
   std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_;

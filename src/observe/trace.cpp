@@ -1,4 +1,4 @@
-// Parsing and formatting of allocation traces.
+// Parses and formats allocation traces.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -32,7 +32,7 @@ inline constexpr std::array<std::string_view, trace_columns> trace_column_names{
 inline constexpr std::string_view trace_null_pointer = "(nil)";
 inline constexpr std::array<std::string_view, 3> trace_action_names{"allocate", "free", "allocate failure"};
 
-// Digits only, all of them, and it must fit: from_chars alone would stop at the first other character.
+// Accepts only a text of digits whose value fits: from_chars alone would stop at the first other character.
 bool parse_trace_number(std::string_view text, std::uint64_t& value, int base) {
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value, base);
@@ -52,7 +52,7 @@ bool parse_trace_pointer(std::string_view text, std::uint64_t& value) {
   return text.starts_with("0x") && parse_trace_hexadecimal(text, value);
 }
 
-// HH:MM:SS.ffffff; recordings longer than a day go on counting hours.
+// Parses HH:MM:SS.ffffff. In recordings longer than a day the hours go on beyond 23.
 bool parse_trace_time(std::string_view text, std::uint64_t& microseconds) {
   constexpr std::size_t tail = sizeof(":MM:SS.ffffff") - 1;
   constexpr std::uint64_t max_hours = 5'124'095'575; // the last whole hour whose microseconds fit
@@ -93,7 +93,7 @@ std::size_t split_trace_row(std::string_view row, std::array<std::string_view, t
   }
 }
 
-// The column that does not hold what it should.
+// Returns the first column with a wrong value; nothing if all are right.
 std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view, trace_columns>& fields,
                                               trace_record& record) {
   if (!parse_trace_number(fields[0], record.thread, 10)) return 0;
@@ -105,7 +105,7 @@ std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view,
   return std::nullopt;
 }
 
-// A field as an error message can show it: short, and printable.
+// Returns a field in the form in which an error message shows it: short and printable.
 std::string quoted_trace_text(std::string_view text) {
   constexpr std::size_t max_shown = 40;
   std::string shown = "'";

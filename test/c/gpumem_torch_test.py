@@ -243,10 +243,10 @@ class RecordStream(Plugged):
 class Configuration(Plugged):
     @alone
     def test_options_that_are_refused(self):
-        for options, text in (("limt=1GiB", "'limt' is unknown"), ("limit=much", "'limit' is no size: 'much'"),
+        for options, text in (("limt=1GiB", "'limt' is unknown"), ("limit=much", "'limit' is not a size: 'much'"),
                               ("limit", "has no value"), ("limit=1,limit=2", "given twice"),
-                              ("cross_stream=yes", "own, completed or wait"), ({"limit": ""}, "is empty"),
-                              ({"effort": float("nan")}, "a number between 0 and 1, not 'nan'"),
+                              ("cross_stream=yes", "ordered, completed or wait"), ({"limit": ""}, "has an empty value"),
+                              ({"effort": float("nan")}, "a number from 0 to 1, not 'nan'"),
                               ({"pages": 0}, "on or off, not '0'"), (",", "missing between commas")):
             self.assert_refused("invalid_argument", text, gpumem_torch.configure, options)
         self.assert_refused("invalid_argument", "no device -1", gpumem_torch.statistics, -1)

@@ -114,14 +114,14 @@ TEST_F(c_options, pool_allocates_chunks_if_its_limit_is_below_a_page) {
 }
 
 TEST_F(c_options, unknown_options_are_refused) {
-  expect_refused("limt=8GiB", "'limt' is unknown; there are cross_stream, effort, guard, hardened, history, "
+  expect_refused("limt=8GiB", "'limt' is unknown; the options are cross_stream, effort, guard, hardened, history, "
                               "initial_size, limit, name, pages, poison, quarantine, release_threshold");
   expect_refused("page=off", "'page' is unknown");
   expect_refused("=3", "'' is unknown");
   expect_refused("limit", "'limit' has no value");
   expect_refused("effort", "'effort' has no value");
-  expect_refused("limit=", "'limit' is empty");
-  expect_refused("pages=", "'pages' is empty");
+  expect_refused("limit=", "'limit' has an empty value");
+  expect_refused("pages=", "'pages' has an empty value");
   expect_refused("limit=8GiB,limit=9GiB", "'limit' is given twice");
   expect_refused("pages=on,pages=on", "'pages' is given twice");
   expect_refused("limit=8GiB,", "missing between commas");
@@ -129,15 +129,15 @@ TEST_F(c_options, unknown_options_are_refused) {
 }
 
 TEST_F(c_options, malformed_sizes_and_words_are_refused) {
-  expect_refused("limit=8 gigs", "'limit' is no size: '8 gigs'");
+  expect_refused("limit=8 gigs", "'limit' is not a size: '8 gigs'");
   for (auto const* size : {"-1", "1.5", "1.GiB", ".5GiB", "1e9", "0x10", "99999999999999999999", "99999999TiB"}) {
-    expect_refused(("limit=" + std::string{size}).c_str(), "is no size");
+    expect_refused(("limit=" + std::string{size}).c_str(), "is not a size");
   }
-  expect_refused("hardened=yes", "'hardened' is on or off, not 'yes'");
-  expect_refused("pages=no", "'pages' is on or off, not 'no'");
-  expect_refused("pages=0", "'pages' is on or off, not '0'");
-  expect_refused("pages=Off", "'pages' is on or off, not 'Off'");
-  expect_refused("cross_stream=maybe", "'cross_stream' is own, completed or wait, not 'maybe'");
+  expect_refused("hardened=yes", "'hardened' must be on or off, not 'yes'");
+  expect_refused("pages=no", "'pages' must be on or off, not 'no'");
+  expect_refused("pages=0", "'pages' must be on or off, not '0'");
+  expect_refused("pages=Off", "'pages' must be on or off, not 'Off'");
+  expect_refused("cross_stream=maybe", "'cross_stream' must be ordered, completed or wait, not 'maybe'");
 }
 
 TEST_F(c_options, effort_outside_0_to_1_is_refused) {
@@ -149,7 +149,7 @@ TEST_F(c_options, effort_outside_0_to_1_is_refused) {
       expect_refused(options.c_str(), "'1' has no value");
     } else {
       expect_refused(options.c_str(),
-                     ("'effort' is a number between 0 and 1, not '" + std::string{text} + "'").c_str());
+                     ("'effort' must be a number from 0 to 1, not '" + std::string{text} + "'").c_str());
     }
   }
 }

@@ -117,10 +117,11 @@ static void options_that_are_refused(void) {
     char const* sentence;
   } const wrong[] = {
       // options_test.cpp has the others.
-      {"limt=8GiB", "'limt' is unknown; there are cross_stream, effort, guard, hardened, history, initial_size, "},
-      {"limit=8 gigs", "'limit' is no size: '8 gigs'"},
-      {"effort=nan", "'effort' is a number between 0 and 1, not 'nan'"},
-      {"pages=no", "'pages' is on or off, not 'no'"},
+      {"limt=8GiB",
+       "'limt' is unknown; the options are cross_stream, effort, guard, hardened, history, initial_size, "},
+      {"limit=8 gigs", "'limit' is not a size: '8 gigs'"},
+      {"effort=nan", "'effort' must be a number from 0 to 1, not 'nan'"},
+      {"pages=no", "'pages' must be on or off, not 'no'"},
       {"limit=1MiB,initial_size=2MiB", "initial_size is larger than its limit"},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {

@@ -1,4 +1,4 @@
-// The one way by which CCCL enters gpumem and code that shares types with it: version check and link guard.
+// Includes CCCL, for gpumem and for code that shares types with it, with a version check and a link guard.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,8 +14,8 @@
 #include <cuda/std/span>
 #include <cuda/stream>
 
-// Objects built with different CCCL versions would share types silently: each refers to a symbol that carries the
-// version, and only the version that the library was built with is defined.
+// Objects built with different CCCL versions must not share types. Each refers to a symbol with the version in its
+// name, and the library defines only the symbol of its own version: other objects fail to link.
 #define GPUMEM_DETAIL_CONCAT_(a, b) a##b
 #define GPUMEM_DETAIL_CONCAT(a, b) GPUMEM_DETAIL_CONCAT_(a, b)
 #define GPUMEM_CCCL_LINK_GUARD GPUMEM_DETAIL_CONCAT(gpumem_built_with_cccl_, CCCL_VERSION)

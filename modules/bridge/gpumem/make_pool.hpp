@@ -1,4 +1,4 @@
-// A pool for code that cannot import the module.
+// Makes a pool, for code that cannot import the module.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace gpumem {
 
-/// A pool over a device's memory, as pool_resource{device{ordinal}, options}: over virtual pages where the device has
-/// them, unless the options say otherwise. Throws std::invalid_argument, cuda_error, out_of_memory.
+/// Returns a pool over a device's memory, like pool_resource{device{ordinal}, options}: over virtual pages if the
+/// device has them, unless the options say otherwise. Throws std::invalid_argument, cuda_error, out_of_memory.
 any_pool make_pool(int device, pool_options options = {});
 
 } // namespace gpumem

@@ -1,4 +1,4 @@
-// What can become of a request for memory, as C++ and nvcc code see it.
+// The outcomes of a request for memory, for C++ and nvcc code.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace gpumem {
 
-/// What became of a request for memory: exactly one of these.
+/// The result of a request for memory: exactly one of these.
 enum class outcome : std::uint8_t {
   granted,             ///< memory was given
   stopped,             ///< a stop was requested before the grant was decided
@@ -23,7 +23,7 @@ enum class outcome : std::uint8_t {
   driver_error,        ///< another error of the driver
 };
 
-/// A request that was not granted. The resource is as it was before it.
+/// A request that was not granted. The resource is as it was before the request.
 struct failure {
   outcome reason = outcome::exhausted;
   int code = 0;              ///< the driver's error (CUresult), if one was the cause

@@ -1,4 +1,4 @@
-// What a gpumem resource offers beyond CCCL's concept, carried through CCCL's erased types as a property.
+// The services of a gpumem resource, which go beyond CCCL's concept. CCCL's erased types carry them as a property.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,28 +12,28 @@
 namespace gpumem {
 namespace extend {
 
-/// A change in the work of a holder: it is made or about to be gone, it begins to wait for something that is not
-/// memory, it goes on, or it has freed its memory after its request was preempted.
+/// A change of a holder: it was made, or is about to be destroyed; it begins to wait for something other than memory,
+/// or goes on; or it has freed its memory after its request was preempted.
 enum class holder_event : unsigned char { begins, ends, waits, resumes, rolled_back };
 
-/// Functions of one resource type over its state. Keys and waiters are opaque here: they are the module's.
+/// Functions of one resource type over its state. Keys and waiters are opaque here: only the module has their types.
 struct services_table {
-  /// The type served. A property that somebody's adaptor forwards names another type than the adaptor's, and is then
-  /// ignored: it would bypass the adaptor.
+  /// The type of the resource. If a foreign adaptor forwards this property, the type differs from the adaptor's. The
+  /// services are then ignored, since they would bypass the adaptor.
   std::type_info const* type;
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
   /// The same behind all requests that wait. Returns null and writes `why` if there is no memory; otherwise writes the
-  /// stream's key to `key`, a std::optional<stream_key>. Null where the resource is not gpumem's.
+  /// stream's key to `key`, a std::optional<stream_key>. Null if the resource is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
                            std::size_t alignment) noexcept;
-  /// The device's ordinal, or -1 for memory of no device.
+  /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// Null where the resource cannot let requests wait.
+  /// These two are null if the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change in the work of a holder. Null if the resource does not use it.
@@ -55,20 +55,20 @@ struct services {
 
 } // namespace extend
 
-/// An owning, erased resource that keeps gpumem's services. Never empty, unless moved from.
+/// An owning, type-erased resource that keeps gpumem's services. Never empty, unless moved from.
 using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, extend::services>;
 
-/// The same without ownership: 16 bytes, no count.
+/// The same without ownership: 16 bytes, no reference count.
 using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, extend::services>;
 
-// The module's interface holds these and any_memory. Made here too, since clang emits a friend of theirs,
-// try_get_property, for a unit that includes CCCL and imports gpumem only if that unit's headers have made them.
+// The module's interface instantiates these and any_memory. They are instantiated here too: for a unit that includes
+// CCCL and imports gpumem, clang emits their friend try_get_property only if the unit's headers instantiate them.
 static_assert(sizeof(any_pool) > sizeof(pool_ref));
 static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<extend::services>));
 
 namespace extend {
 
-/// The services of an erased resource, or an empty handle if they belong to another type than the one erased.
+/// Returns the services of an erased resource; an empty handle if they belong to another type than the erased one.
 template <class Erased> services_handle find_services(Erased const& resource) noexcept {
   services_handle found;
   if constexpr (cuda::has_property<Erased, services>) {
@@ -76,7 +76,7 @@ template <class Erased> services_handle find_services(Erased const& resource) no
   } else if (auto const maybe = try_get_property(resource, services{})) {
     found = *maybe;
   }
-#ifndef __CUDA_ARCH__ // nvcc's pass for the device, which only parses this, has no type_info
+#ifndef __CUDA_ARCH__ // nvcc's device pass, which only parses this, has no type_info
   if (!found.table || *found.table->type != resource.type()) return {};
 #endif
   return found;
@@ -84,8 +84,8 @@ template <class Erased> services_handle find_services(Erased const& resource) no
 
 } // namespace extend
 
-/// Allocates in stream order from an erased resource without throwing: bytes, alignment a power of two. For code that
-/// cannot import the module. Any thread.
+/// Allocates in stream order from an erased resource without throwing. `alignment` must be a power of two. For code
+/// that cannot import the module. Any thread.
 template <class Erased>
 cuda::std::expected<void*, failure> try_allocate_erased(Erased& resource, cuda::stream_ref stream, std::size_t bytes,
                                                         std::size_t alignment = 256) noexcept {

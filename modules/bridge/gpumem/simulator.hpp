@@ -1,4 +1,4 @@
-// The simulated device: load it in place of the driver, steer it, and read what it found.
+// The simulated device: load it in place of the driver, control it, and read what it found.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,7 +24,7 @@ struct services;
 
 namespace gpumem::simulator {
 
-/// What the control functions throw: no library, a real driver in the process, a refused call.
+/// Thrown by the control functions: the library is missing, the process has a real driver, or the call was refused.
 struct error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -35,50 +35,52 @@ enum class stepping { automatic, manual };
 
 struct options {
   int devices = 1;
-  std::size_t capacity = std::size_t{80} << 30; // bytes a device; address space only
+  std::size_t capacity = std::size_t{80} << 30; // bytes per device; address space only
   std::uint64_t seed = 1;
   stepping mode = stepping::automatic;
-  std::chrono::milliseconds stall_timeout{10'000}; // how long a stuck host call waits for other threads before it fails
-  bool virtual_memory = true; // false: devices on which addresses and physical memory are not told apart
+  std::chrono::milliseconds stall_timeout{
+      10'000};                // how long a blocked host call waits for other threads before it fails
+  bool virtual_memory = true; // false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
-/// nothing. Throws `error` if a real driver is loaded, or if the library is not found: it is looked for at
+/// nothing. Throws `error` if a real driver is loaded, or if the library is not found. It is searched at
 /// GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or installed.
 void load(const options& how = {});
 
 /// Whether load() has succeeded in this process.
 [[nodiscard]] bool loaded() noexcept;
 
-/// Whether this machine has a device, by its device files; loads no driver.
+/// Whether this machine has a device, judged by its device files; loads no driver.
 [[nodiscard]] bool available_real_device();
 
-/// load() where there is no real device; whether the simulated one serves now.
+/// Calls load() if there is no real device. Returns whether the simulated device is in use.
 bool auto_load(const options& how = {});
 
-/// Everything as new: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts
-/// stay retained. Throws `error` while a host call waits or device work runs on another thread.
+/// Resets everything: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts stay
+/// retained. Throws `error` while a host call waits or device work runs on another thread.
 void reset(const options& how = {});
 
-/// Lets all work finish and the host see it, then starts the sequence of chance at `number`.
+/// Lets all work finish and the host see it, then restarts the random sequence with the seed `number`.
 void seed(std::uint64_t number);
 
-/// Runs up to `operations` operations; how many ran.
+/// Runs up to `operations` operations; returns how many ran.
 std::uint64_t step(std::uint64_t operations = 1);
 
-/// Runs until nothing can; how many operations are left waiting.
+/// Runs until no operation can run; returns how many still wait.
 std::uint64_t run_until_idle();
 
-/// The `nth` allocation from now (1 is the next), of any kind of memory, is out of memory.
+/// Makes the `nth` allocation from now (1 is the next), of any kind of memory, run out of memory.
 void fail_allocation(std::uint64_t nth);
 
-/// The `nth` call from now of the driver function `name` (without version suffix) returns `result`.
+/// Makes the `nth` call from now of the driver function `name` (without version suffix) return `result`.
 void fail_call(const std::string& name, std::uint64_t nth, CUresult result);
 
-/// Every call fails with `result` until the device is reset (by the driver or by reset()).
+/// Makes every call fail with `result` until the device is reset (by the driver or by reset()).
 void sticky_error(CUresult result);
 
-/// The event's record, the pending one or else the next, never completes, nor does its stream go beyond it.
+/// Makes the event's pending record, or its next one if none is pending, never complete. Its stream does not go beyond
+/// that record.
 void never_complete(CUevent event);
 
 /// Bytes that a piece of work reads or writes.
@@ -90,9 +92,9 @@ struct touch {
 [[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
 [[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
 
-/// Device work on `stream`: touches what is declared, takes `duration` of simulated time, and runs `function`
-/// when the device gets to it, on whichever thread lets the device run; `function` must not throw and may
-/// call no driver.
+/// Enqueues device work on `stream`: it touches the declared bytes and takes `duration` of simulated time. When the
+/// device reaches it, `function` runs on the thread that lets the device run; it must not throw and must not call the
+/// driver.
 void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},
@@ -100,8 +102,8 @@ void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chron
 
 enum class finding_kind {
   unordered_access, // work on two streams touches the same bytes, in no order
-  unordered_reuse,  // a block was granted before its last use is done
-  unordered_free,   // a block was freed before a use elsewhere is done
+  unordered_reuse,  // a block was granted before its last use was complete
+  unordered_free,   // a block was freed before a use on another stream was complete
   use_after_free,
   unallocated_access,
   double_free,
@@ -114,14 +116,14 @@ enum class finding_kind {
   call_in_host_function,
   deadlock,
   unmapped_access,      // work touches reserved addresses at which nothing is mapped
-  access_without_right, // the device was given no access to the mapping, or may only read it
-  premature_unmap,      // a mapping went, or the right to it, before the host had seen a use through it complete
+  access_without_right, // the device has no access to the mapping, or may only read it
+  premature_unmap,      // a mapping, or the access to it, was removed before the host had seen a use of it complete
   dead_memory_handle,   // the handle of physical memory was used after its release
-  early_pool_destroy,   // a memory pool was destroyed before the host had seen its frees done
+  early_pool_destroy,   // a memory pool was destroyed before the host had seen its frees complete
 };
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 
-/// One side of a finding. Stream 0 is the host; else it is the id that cuStreamGetId tells.
+/// One side of a finding. Stream 0 is the host; otherwise it is the id that cuStreamGetId returns.
 struct party {
   std::uint64_t stream = 0;
   std::uint64_t operation = 0; // counted from 1 on each stream
@@ -134,9 +136,9 @@ struct finding {
   party later;
   std::uint64_t block_address = 0;
   std::uint64_t block_bytes = 0;
-  std::uint64_t block_number = 0; // of the allocation, counted since the reset
+  std::uint64_t block_number = 0; // number of the allocation since the reset
   std::string missing;            // the order that is missing
-  std::string text;               // all of it, in a sentence
+  std::string text;               // the whole finding as a sentence
 };
 
 struct summary {
@@ -153,21 +155,20 @@ struct summary {
   std::uint64_t mappings = 0;                  // of physical memory at reserved addresses, now
 };
 
-/// What was found and counted since the last reset; findings stay until taken.
+/// Returns what was found and counted since the last reset; findings stay until they are taken.
 [[nodiscard]] summary report();
 
-/// Starts the counts of driver calls anew.
+/// Sets the counts of driver calls to 0.
 void clear_driver_calls();
 
-/// The findings, which are then forgotten. Those never taken are printed at the end of the process.
+/// Returns the findings and forgets them. Findings that are never taken are printed at the end of the process.
 std::vector<finding> take_findings();
 
-/// Throws `error` with the text of every finding, if there is one.
+/// Throws `error` with the texts of all findings, if there are any.
 void expect_silent();
 
-/// For a test that schedules its threads itself. `on_call` runs at each driver call, outside all locks.
-/// `on_block` runs when a host call cannot go on: it lets other threads run, and returns false if there is
-/// none that can.
+/// For a test that schedules its threads itself. `on_call` runs at each driver call, outside all locks. `on_block` runs
+/// when a host call cannot go on: it lets other threads run, and returns false if none can run.
 void set_schedule_hooks(void (*on_call)(void*), bool (*on_block)(void*), void* context);
 
 namespace detail {
@@ -177,10 +178,10 @@ void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, st
 void use_recorded(CUstream stream, void* pointer) noexcept;
 } // namespace detail
 
-/// A resource that tells the simulated device of each allocation and free of the one it wraps: a write of the
-/// whole block at that point of the stream, or by the host for the `_sync` forms and for memory that the host
-/// can touch. Copies are interchangeable; two made apart are not. Without the simulated device it only
-/// forwards.
+/// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each counts as a
+/// write of the whole block at that point of the stream; or by the host, for the `_sync` functions and for memory that
+/// the host can access. Copies compare equal; two that were made separately do not. Without the simulated device it
+/// only forwards.
 template <class Resource> class checked {
 public:
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
@@ -238,7 +239,7 @@ public:
     return a.owner_ == b.owner_ && a.resource_ == b.resource_;
   }
 
-  // The table behind `services` would bypass this adaptor, so it is not carried through.
+  // The table of `services` would bypass this adaptor, so the property is not forwarded.
   template <class Property>
     requires(!std::is_same_v<Property, extend::services> &&
              !std::is_same_v<Property, cuda::mr::dynamic_accessibility_property> &&

@@ -19,7 +19,7 @@
 #include <thrust/system/cuda/execution_policy.h>
 
 #include <cuda_runtime_api.h>
-// Thrust's containers call allocators from functions for both sides; these are the host's alone.
+// Thrust's containers call allocators from __host__ __device__ functions; these allocators run only on the host.
 #define GPUMEM_DETAIL_UNCHECKED _Pragma("nv_exec_check_disable")
 #define GPUMEM_DETAIL_BOTH_SIDES __host__ __device__
 #else
@@ -29,17 +29,17 @@
 
 namespace gpumem {
 
-/// What a thrust_allocator holds: any resource whose memory Thrust's device system can reach.
+/// What a thrust_allocator holds: any resource whose memory Thrust's device system can access.
 #if THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
 using thrust_resource = cuda::mr::any_resource<cuda::mr::device_accessible>;
 #else
 using thrust_resource = cuda::mr::any_resource<cuda::mr::host_accessible>;
 #endif
 
-/// An allocator for thrust::device_vector and Thrust's policies over a resource: memory comes in the order of a stream,
-/// aligned to 256 bytes. Holds a copy of the resource; copies share it. Throws what the resource throws, and
-/// std::bad_array_new_length. The pointer is a parameter so that what nvcc and the host compiler make of it have
-/// different names: Thrust's own types differ between them.
+/// An allocator over a resource, for thrust::device_vector and Thrust's policies. Memory is valid in the order of a
+/// stream and aligned to 256 bytes. Holds a copy of the resource, which copies of the allocator share. Throws what the
+/// resource throws, and std::bad_array_new_length. `Pointer` is a parameter so that the instances of nvcc and of the
+/// host compiler have different names: Thrust's own types differ between them.
 template <class T, class Pointer = thrust::device_ptr<T>> class thrust_allocator {
 public:
   using value_type = T;
@@ -57,11 +57,11 @@ public:
     using other = thrust_allocator<U, thrust::device_ptr<U>>;
   };
 
-  /// Over memory of the device that is current now: the calls make it current where it is not.
+  /// Uses memory of the device that is current now: later calls make that device current if it is not.
   thrust_allocator(cuda::stream_ref stream, thrust_resource resource)
       : stream_{stream}, resource_{std::move(resource)}, device_{current()} {}
 
-  // NOLINTBEGIN(modernize-use-equals-default): nvcc marks only those for both sides that are written out
+  // NOLINTBEGIN(modernize-use-equals-default): nvcc ignores __host__ __device__ on defaulted ones
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator(thrust_allocator const& other)
       : stream_{other.stream_}, resource_{other.resource_}, device_{other.device_} {}
@@ -135,13 +135,13 @@ private:
 };
 
 #if defined(__CUDACC__) && THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
-/// A policy that runs Thrust's algorithms on the stream, with temporary memory from the resource. Each algorithm waits
-/// on the host for its end.
+/// Returns a policy that runs Thrust's algorithms on the stream, with temporary memory from the resource. Each
+/// algorithm waits on the host for its end.
 inline auto exec_policy(cuda::stream_ref stream, thrust_resource resource) {
   return thrust::cuda::par(thrust_allocator<char>{stream, std::move(resource)}).on(stream.get());
 }
 
-/// The same, where algorithms that need not wait on the host do not.
+/// The same, but algorithms that need not wait on the host do not wait.
 inline auto exec_policy_nosync(cuda::stream_ref stream, thrust_resource resource) {
   return thrust::cuda::par_nosync(thrust_allocator<char>{stream, std::move(resource)}).on(stream.get());
 }
