@@ -178,8 +178,8 @@ export std::uint64_t driver_calls(std::string_view name) noexcept;
 export void check(CUresult result, char const* what);
 
 /// Throws cuda_error with `what`; after a sticky error the text also says that the process has to be restarted. In a
-/// forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED, and the text gives the result as a number,
-/// since a call of the driver or the runtime could wait there for ever.
+/// forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED. The text then gives the result as a
+/// number, since a call of the driver or the runtime could wait for ever in the child.
 export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
 
 /// Whether an error of the driver means that the context cannot be used any more.

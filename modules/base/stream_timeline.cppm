@@ -77,7 +77,7 @@ enum class stream_kind : std::uint8_t {
 //
 // Without set_default_stream(), handle 0 is the thread's per-thread stream or the legacy stream. An event on the legacy
 // stream would be a barrier between all blocking streams. So events of such a timeline are recorded on the per-thread
-// stream, which waits for all work that any thread has enqueued on the legacy stream so far (as seen on an H200).
+// stream. That waits for all work that any thread has enqueued on the legacy stream so far (as seen on an H200).
 class stream_timeline {
 public:
   // `last`: an event of the context if the stream is or may become mortal; otherwise null.
@@ -257,7 +257,7 @@ private:
   epoch end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept;
   // Notes that an event covers `frees` more frees, and sets how many silent ones may follow. Under events_mutex_.
   void count_covered(std::uint32_t frees) noexcept;
-  // Discards the last event: a capture that began and ended beside its record took it, so it covers nothing. Under
+  // Discards the last event: a capture that began and ended during its record took it, so it covers nothing. Under
   // events_mutex_.
   void lose_last_event() noexcept;
   inline void raise_recorded(epoch covers) noexcept {

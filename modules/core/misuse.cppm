@@ -21,7 +21,7 @@ struct misuse {
   enum class kind : std::uint8_t {
     foreign_pointer, ///< the resource never gave out this pointer
     double_free,     ///< the pointer was freed before
-    wrong_size,      ///< freed with other bytes than it was allocated with
+    wrong_size,      ///< the size passed to the free is not that of the allocation
     use_after_close, ///< the resource was closed
     bad_stream,      ///< a stream that cannot be identified: a dead handle, or a default stream of another device
     // Found by hardened pools, some time after the error:
@@ -35,7 +35,7 @@ struct misuse {
   std::size_t expected = 0; ///< bytes of the block, if known
   std::uint64_t stream = 0; ///< id of the stream passed to the call, if known
   char const* resource = "";
-  // Of hardened pools:
+  // Set by hardened pools:
   std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's start
   std::size_t overwritten = 0; ///< number of overwritten bytes, of those that were checked
   block_event const* history = nullptr; ///< of the memory, the oldest first; valid until the handler returns

@@ -254,7 +254,7 @@ void stream_timeline::retire_completed() noexcept {
       done = size_;
       break;
     }
-    // The event belongs to a capture that began and ended beside its record, so it covers nothing.
+    // The event belongs to a capture that began and ended during its record, so it covers nothing.
     if (result == CUDA_ERROR_CAPTURED_EVENT) captured = true;
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_CAPTURED_EVENT) continue;
     // An error does not mean "complete": if the device is lost, none of its memory is reused.

@@ -23,8 +23,8 @@ struct services_table {
   std::type_info const* type;
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
-  /// The same behind all requests that wait. Returns null and writes `why` if there is no memory; otherwise writes the
-  /// stream's key to `key`, a std::optional<stream_key>. Null if the resource is not gpumem's.
+  /// The same, but gives memory only if no other request waits. Returns null and writes `why` if it gives none;
+  /// otherwise writes the stream's key to `key`, a std::optional<stream_key>. Null if the resource is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
