@@ -48,7 +48,7 @@ public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  /// These two are those of the first part. A request has one part, unless it is made by acquire_all.
+  /// stream() and alignment() are those of the first part. A request has one part, unless acquire_all made it.
   inline stream_key const& stream() const noexcept { return first_.stream; }
   inline std::size_t alignment() const noexcept { return first_.alignment; }
   /// Returns the sum of all parts.
