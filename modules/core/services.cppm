@@ -18,13 +18,13 @@ namespace gpumem {
 export {
   using gpumem::statistics;
 
-  /// An owning, erased, device-accessible resource with gpumem's services; `acquire`, `trim` and `statistics_of` work
-  /// on it and on what is narrowed from it. Never empty, unless moved from; copying it may allocate on the host. A unit
-  /// that includes CCCL's headers, imports gpumem and asks for a property with try_get_property includes
-  /// <gpumem/services.hpp>.
+  /// An owning, type-erased, device-accessible resource with gpumem's services. `acquire`, `trim` and `statistics_of`
+  /// work on it, and on erased types with fewer properties that are made from it. Never empty, unless moved from; a copy
+  /// may allocate on the host. A translation unit that includes CCCL's headers, imports gpumem and calls
+  /// try_get_property must include <gpumem/services.hpp>.
   using gpumem::any_pool;
 
-  /// The same without ownership: 16 bytes; what it refers to must outlive it.
+  /// The same without ownership: 16 bytes. The resource to which it refers must outlive it.
   using gpumem::pool_ref;
 }
 
