@@ -67,15 +67,15 @@ TEST(fork, child_gets_errors_as_exceptions) {
   gpumem::stream stream{gpumem::device{0}};
   EXPECT_EQ(in_child([] {
               return tells([] { gpumem::driver_api::check(CUDA_ERROR_INVALID_VALUE, "a call"); },
-                           CUDA_ERROR_DEINITIALIZED, {"a call", "error 1 ", "forked"});
+                           CUDA_ERROR_DEINITIALIZED, {"a call", "error 1", "forked"});
             }),
             0);
   EXPECT_EQ(
-      in_child([&] { return tells([&] { resource.allocate(stream, 1); }, CUDA_ERROR_DEINITIALIZED, {"error 4 "}); }),
+      in_child([&] { return tells([&] { resource.allocate(stream, 1); }, CUDA_ERROR_DEINITIALIZED, {"error 4"}); }),
       0);
   EXPECT_EQ(in_child([&] {
               return tells([&] { gpumem::sync_wait(gpumem::completion(stream)); }, CUDA_ERROR_DEINITIALIZED,
-                           {"error 4 "});
+                           {"error 4"});
             }),
             0);
 }

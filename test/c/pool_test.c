@@ -305,7 +305,7 @@ static void* use_shared_pool(void* context) {
     if (gpumem_free_sized(shared_pool, stream, pointer, bytes) != GPUMEM_GRANTED) return context;
     // Each thread has its own last error.
     char sentence[32];
-    snprintf(sentence, sizeof sentence, "no size: '%zux'", bytes);
+    snprintf(sentence, sizeof sentence, "not a size: '%zux'", bytes);
     char options[32];
     snprintf(options, sizeof options, "limit=%zux", bytes);
     gpumem_pool* none = NULL;

@@ -119,7 +119,7 @@ TEST_F(virtual_memory, invalid_properties_of_handles_are_refused) {
   properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
   testing::internal::CaptureStderr();
   EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("virtual memory of the host"), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("virtual memory on the host"), std::string::npos);
 }
 
 TEST_F(virtual_memory, granularity_is_two_mebibytes) {
