@@ -26,6 +26,7 @@ import :hardening;
 import :holder;
 import :misuse;
 import :pool_engine;
+import :request_queue;
 import :pool_options;
 import :pool_upstream;
 import :pressure_call;
@@ -117,20 +118,21 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
 }
 
 bool pool_state::admit(waiter& item) noexcept {
-  using waiting = pool_engine::waiting;
+  using waiting = request_queue::waiting;
   if (!waiter_list::holds(item) && is_beyond_device(item)) {
     item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
     return false;
   }
-  auto turn = engine_->begin_turn(item);
-  while (turn.what == waiting::turn) turn = engine_->end_turn(item, turn, try_in_turn(item));
+  auto& requests = engine_->requests();
+  auto turn = requests.begin_turn(item);
+  while (turn.what == waiting::turn) turn = requests.end_turn(item, turn, try_in_turn(item));
   if (turn.what == waiting::last) dispose();
   return turn.what == waiting::parked;
 }
 
 expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
   if (item.asks_for_turn() || item.has_parts()) {
-    if (auto const checked = engine_->may_go_on(item); !checked) return checked;
+    if (auto const checked = engine_->requests().may_go_on(item); !checked) return checked;
   }
   return item.allocate_parts([this](request_part const& one) { return try_part(one); },
                              [this](request_part const& one) {
@@ -159,13 +161,13 @@ bool pool_state::is_beyond_device(waiter const& item) noexcept try {
 bool pool_state::cancel_waiter(waiter& item) noexcept {
   if (forked()) return false;
   bool last = false;
-  bool const withdrawn = engine_->cancel_waiter(item, last);
+  bool const withdrawn = engine_->requests().cancel(item, last);
   if (last) dispose();
   return withdrawn;
 }
 
 void pool_state::on_holder_event(holder& unit, holder_event what) noexcept {
-  if (!forked()) engine_->on_holder_event(unit, what);
+  if (!forked()) engine_->requests().on_holder_event(unit, what);
 }
 
 void pool_state::refuse_requests() noexcept {
@@ -213,7 +215,7 @@ statistics pool_state::read_statistics() {
 }
 
 std::string pool_state::describe_waiting() {
-  return forked() ? std::string{} : engine_->describe_waiting(read_statistics().live);
+  return forked() ? std::string{} : engine_->requests().describe(read_statistics().live);
 }
 
 std::optional<block_info> pool_state::find(void const* pointer) {
@@ -255,14 +257,15 @@ namespace gpumem {
 
 pressure_callback::pressure_callback(detail::pool_state& pool, executor& where,
                                      detail::pressure_call::function free_some)
-    : pool_{&pool}, call_{std::make_shared<detail::pressure_call>(pool.engine(), where, std::move(free_some))} {
+    : pool_{&pool},
+      call_{std::make_shared<detail::pressure_call>(pool.engine().requests(), where, std::move(free_some))} {
   detail::throw_if_child();
-  pool.engine().add_pressure_call(*call_);
+  pool.engine().requests().add_pressure_call(*call_);
 }
 
 pressure_callback::~pressure_callback() {
   if (!call_ || detail::forked()) return;
-  (*pool_)->engine().remove_pressure_call(*call_);
+  (*pool_)->engine().requests().remove_pressure_call(*call_);
   call_->end();
 }
 

@@ -10,18 +10,16 @@ import :block_info;
 import :deferred_release;
 import :device;
 import :error;
-import :holder;
 import :peak_tracker;
 import :pool_backend;
 import :pool_counters;
 import :pool_options;
+import :pool_parts;
 import :pool_shard;
 import :pool_upstream;
-import :pressure_call;
-import :pressure_list;
 import :range_allocator;
 import :range_search;
-import :reuse_rules;
+import :request_queue;
 import :shard_list;
 import :size_class;
 import :std;
@@ -43,7 +41,7 @@ enum class free_result : std::uint8_t { refused, done, last };
 /// upstream, waits or synchronisation. Nothing in a free allocates host memory. Disposes of itself after close().
 export class pool_engine final : private deferred_release,
                                  private pool_backend::observer,
-                                 public pressure_call::observer {
+                                 private request_queue::owner {
 public:
   /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
@@ -53,7 +51,7 @@ public:
     auto const size = size_class::of(bytes, largest_numbered_.load(std::memory_order_relaxed));
     auto const thread = sync::thread_index();
     if (alignment <= granule && !key.is_host()) [[likely]] {
-      if (auto* const cached = caches_.pop(key.timeline(), size, bytes, thread)) return cached->pointer();
+      if (auto* const cached = parts_.caches.pop(key.timeline(), size, bytes, thread)) return cached->pointer();
     }
     return allocate_slow(key, size, bytes, alignment);
   }
@@ -69,14 +67,14 @@ public:
   [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
     auto const thread = sync::thread_index();
-    auto& shard = shards_.shard_of(thread);
+    auto& shard = parts_.shards.shard_of(thread);
     auto* const freed = shard.find_live(pointer);
     bool const may = freed && may_cache(*freed, key, bytes);
     // The epoch is read after all that the caller has enqueued, and before anything becomes of the block.
     stream_use const use{&key.timeline(), end_use(key, freed, bytes)};
     if (!may) [[unlikely]]
       return {use, {false, nullptr}, {freed, &shard}};
-    return {use, caches_.insert(*freed, use, thread), {freed, &shard}};
+    return {use, parts_.caches.insert(*freed, use, thread), {freed, &shard}};
   }
   /// `cached`: what `try_cache` has done for the same call.
   free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -105,47 +103,21 @@ public:
   /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
   bool synchronize(sync::duration longest);
   statistics read_statistics();
-  /// `live`: bytes, as the users see them. Throws std::bad_alloc.
-  std::string describe_waiting(std::size_t live);
   pool_counters read_counters();
   /// Whether every byte is in exactly one place: granted + cached + free = reserved, no overlap, free lists and
   /// neighbours agree, and what is cached is within the budget.
   bool is_consistent();
 
   /// None over upstreams without one.
-  inline std::optional<device> where() const noexcept { return backend_.where(); }
-  inline pool_options const& options() const noexcept { return options_; }
-  inline pool_upstream& upstream() noexcept { return backend_.upstream(); }
-  inline bool lost() const noexcept { return backend_.lost(); }
+  inline std::optional<device> where() const noexcept { return parts_.backend.where(); }
+  inline pool_options const& options() const noexcept { return parts_.options; }
+  inline pool_upstream& upstream() noexcept { return parts_.backend.upstream(); }
+  inline bool lost() const noexcept { return parts_.backend.lost(); }
 
-  /// The outcome of a request that asks to wait.
-  enum class waiting : std::uint8_t {
-    parked,   ///< it waits, and may be gone
-    answered, ///< by complete(), or it was cancelled
-    last,     ///< answered; the pool has neither handle nor block any more, and is the caller's to close
-    turn,     ///< the caller tries to allocate for it, and then calls end_turn
-  };
-  /// With what the pool knew when the turn began, of frees and completion.
-  struct turn {
-    waiting what;
-    std::uint64_t since = 0;
-  };
-  /// Takes back a part of a request of which another part was refused. That is not news for requests of several parts:
-  /// two of them would call each other for ever.
+  /// The requests that wait.
+  inline request_queue& requests() noexcept { return requests_; }
+  /// Takes back a part of a request of which another part was refused: see request_queue.
   void return_part(stream_key const& key, void* pointer) noexcept;
-  /// Whether there could be the memory for which a request asks: it asks for a turn alone, or is of several parts.
-  expected<void*, failure> may_go_on(waiter const& item) noexcept;
-  void on_holder_event(holder& unit, holder_event what) noexcept;
-  /// Throws std::bad_alloc.
-  void add_pressure_call(pressure_call& item);
-  void remove_pressure_call(pressure_call& item) noexcept;
-  /// As of waiting_state, without the attempt, which a hardened pool makes otherwise.
-  turn begin_turn(waiter& item) noexcept;
-  turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  /// `last`: as above.
-  bool cancel_waiter(waiter& item, bool& last) noexcept;
-  /// Requests wait: no thread keeps what it frees.
-  inline bool has_waiting() const noexcept { return admission_.load(std::memory_order_relaxed) == admission::queue; }
   /// From now on requests are refused with outcome::closed, and those that wait are answered with it.
   void refuse_requests() noexcept;
 
@@ -158,17 +130,12 @@ public:
 private:
   bool is_consistent_with(cache_counts const& cached);
   static void add_free_statistics(pool_shard& in, statistics& f, std::vector<stream_timeline const*>& users);
-  inline shard_list::search_order everywhere() const noexcept { return {shards_, *shards_.all().front()}; }
-  std::int64_t live_blocks() const noexcept;
-  std::size_t free_bytes() const noexcept;
-  std::size_t live_bytes() const noexcept;
 
   // pool_allocate.cpp: from a request to memory.
   expected<void*, failure> allocate_slow(stream_key const& key, size_class size, std::size_t bytes,
                                          std::size_t alignment) noexcept;
   expected<void*, failure> allocate_from_all_shards(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;
-  std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
   void* allocate_from_shard(allocation_request& request);
   void* search_all_shards(allocation_request const& request);
   void* search_own_shard(allocation_request const& request);
@@ -179,7 +146,7 @@ private:
   block& split_off(allocation_request const& request, placement place);
   static void count_steal(pool_shard& by) noexcept;
   [[gnu::always_inline]] inline void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-    if (!shards_.single()) return count_live_of_many(in, change, nearby);
+    if (!parts_.shards.single()) return count_live_of_many(in, change, nearby);
     live_.count_alone(in.live, change, nearby);
   }
   void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
@@ -189,49 +156,15 @@ private:
   void* search_after_sync(allocation_request const& request);
   bool sync_could_help(allocation_request const& request);
 
-  // pool_wait.cpp: requests that wait. While there is a queue all frees take the locks of all shards, and look at it.
-  enum class admission : std::uint8_t { open, queue, closed };
-  void wake_next(woken_waiters& woken) noexcept;
-  void give_turn(waiter& item, woken_waiters& woken) noexcept;
-  bool remove_waiter(waiter& item, woken_waiters& woken) noexcept;
-  turn wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept;
-  bool ends(waiter const& item) const noexcept;
-  void wake_ended(woken_waiters& woken) noexcept;
-  inline bool is_closed() const noexcept { return admission_.load(std::memory_order_relaxed) == admission::closed; }
-  std::size_t headroom(std::size_t its_own = 0) const noexcept;
-  bool fits(waiter const& item) const noexcept;
-  bool is_held() const noexcept;
-  bool waits_for_nothing(waiter const& item) const noexcept;
-  void close_admission(woken_waiters& woken) noexcept;
-  void notify_waiters() noexcept;
-  bool is_work_pending() const noexcept;
-  bool update_work_pending() noexcept;
-  turn new_turn(waiter const& item) noexcept;
-  void take_turn(waiter& item) noexcept;
-  void end_turn_of(waiter& item) noexcept;
-  bool may_stall() const noexcept;
-  void schedule_poll() noexcept;
-  waiter* next_to_abort() noexcept;
-  bool abort_one() noexcept; // false: none
-  waiter* next_to_poll_for() noexcept;
-  bool needs_poll() noexcept;
-  void poll_for_waiters() noexcept;
-  std::uint64_t change_count() const noexcept;
-  std::uint64_t change_count(waiter const& item) const noexcept;
-  // pool_stall.cpp: requests that wait in vain.
-  sync::time_point stalls_at() noexcept;
-  bool has_stalled() noexcept;
-  void watch_for_stall() noexcept;
-
+  // For the requests that wait.
+  void refuse_requests(woken_waiters& woken) noexcept;
+  void on_first_waiter() noexcept override;
+  bool has_deferred_frees() const noexcept override { return deferred_ != nullptr; }
+  void run_deferred_frees() noexcept override { run_deferred_frees(nullptr); }
   // Nobody is left whose end would be told.
-  inline bool is_unused() const noexcept { return no_handles_ && live_blocks() == 0 && queue_.empty(); }
-
-  // pool_pressure.cpp: asking others to free memory.
-  std::size_t wanted() const noexcept;
-  inline bool pressure_is_due() const noexcept { return pressure_list_.due() && wanted() > 0; }
-  void call_pressure() noexcept;
-  std::size_t begin_pressure(pressure_call& call) noexcept override;
-  void end_pressure(pressure_call& call, std::size_t freed) noexcept override;
+  inline bool is_unused() const noexcept override {
+    return no_handles_ && parts_.live_blocks() == 0 && requests_.empty();
+  }
 
   // pool_free.cpp: from live to free, and the events that is left of it.
   // Of a block that is the caller's, nothing changes behind his back.
@@ -267,7 +200,7 @@ private:
   }
   void drain_remote_frees_slow(pool_shard& in) noexcept;
   inline void drain_all_remote_frees() noexcept {
-    for (auto const& each : shards_.all()) drain_remote_frees(*each);
+    for (auto const& each : parts_.shards.all()) drain_remote_frees(*each);
   }
   free_result free_with_all_locks(free_call const& call) noexcept;
   free_result free_evicted_block(block& cached) noexcept;
@@ -279,7 +212,7 @@ private:
   stream_use record_event(free_call const& call) noexcept;
   // Whether a block that is freed stays apart, for the next who may have it as it is.
   inline bool goes_to_quick_list(block const& freed) const noexcept {
-    auto const max_streams = rules_.host_accessible() ? 0u : 1u; // the host waits for all of them
+    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // the host waits for all of them
     return freed.bytes <= size_class::largest_small && fast_path_ && freed.uses.size() <= max_streams;
   }
   range_allocator::coalescing coalescing_of(block const& freed) const noexcept;
@@ -291,7 +224,7 @@ private:
   }
   void check_thresholds_slow(block const& range) noexcept;
   void defer_free(block& freed, stream_key const& key) noexcept;
-  void run_deferred_frees(stream_key const* now = nullptr) noexcept;
+  void run_deferred_frees(stream_key const* now) noexcept;
 
   // pool_uses.cpp: recorded uses.
   void admit_use(stream_uses& uses, stream_key const& key, all_shards_lock& held);
@@ -311,43 +244,37 @@ private:
   inline bool records_events() const noexcept { return multi_stream_; }
   // Of a stream's frees, bytes: while there is memory few ask for events of them; near the limit all do.
   inline std::size_t event_threshold_bytes() const noexcept {
-    return std::max(backend_.chunks().reserved() / (backend_.chunks().near_limit() ? 256 : 2), granule);
+    return std::max(parts_.backend.chunks().reserved() / (parts_.backend.chunks().near_limit() ? 256 : 2), granule);
   }
   // Giving back begins an eighth beyond the threshold, and ends there.
   inline bool too_much_reserved() const noexcept {
-    auto const slack = options_.release_threshold / 8;
-    return backend_.chunks().reserved() > slack && backend_.chunks().reserved() - slack > options_.release_threshold;
+    auto const slack = parts_.options.release_threshold / 8;
+    return parts_.backend.chunks().reserved() > slack &&
+           parts_.backend.chunks().reserved() - slack > parts_.options.release_threshold;
   }
 
   // pool_release.cpp: what goes back.
   void expire() noexcept override;
   bool release_pass(all_shards_lock& held) noexcept;
-  void schedule_pass() noexcept;
-  void post_late_pass(sync::time_point when) noexcept;
+  void schedule_pass() noexcept override;
+  void post_late_pass(sync::time_point when) noexcept override;
   bool may_post(bool soon) noexcept;
   std::vector<stream_timeline*> streams_without_event() override;
 
-  pool_options const options_;
-  reuse_rules const rules_;
+  pool_parts parts_;
+  request_queue requests_;
   // The pool rounds sizes up to this one. Larger sizes are exact: rounding them wasted .01 to .02 of recorded traces.
   // Where threads have shards it rounds up to 1 MiB, since a thread stops the others for a block that it lacks.
   static constexpr std::size_t default_largest_numbered = std::size_t{256} << 10;
   std::atomic<std::size_t> largest_numbered_{default_largest_numbered};
-  // Looks may take this share of the time at least: without looks streams share nothing.
-  static constexpr double min_poll_share = 1.0 / 16;
-
-  pool_backend backend_; // has the upstream of what the shards have, and outlives them
-  shard_list shards_{std::max(options_.effort, min_poll_share)};
   std::atomic<bool> near_limit_{false}; // little is left of the limit: see chunk_list
   // Each free on a stream that may die records an event: memory is wanted back, or near its limit.
   std::atomic<bool> frees_record_{false};
-  std::atomic<admission> admission_{admission::open};
   sync::spin_condition evictions_done_; // what was evicted
 
   // What follows changes only under the locks of all shards.
   range_search const search_;
   peak_tracker live_;
-  thread_caches caches_;
   stream_timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
   bool multi_stream_ = false; // streams have been served
@@ -359,24 +286,7 @@ private:
   bool no_handles_ = false;
   unsigned eviction_waiters_ = 0; // who would fail, and waits for blocks that thread caches have evicted
   unsigned idle_passes_ = 0;      // of the library thread, since the last free that called for one
-  waiter_list queue_{options_.max_overtakes};
-  std::size_t upstream_limit_ = SIZE_MAX; // less than what upstream refused to the queue
-  holder_list holders_;
-  std::size_t preempted_ = 0; // bytes of holders whose requests were preempted, until their work is rolled back
-  pressure_list pressure_list_;
-  std::uint64_t changes_ = 1;          // that may let a request that waits go on
-  std::uint64_t returned_parts_ = 0;   // parts of requests of several
-  waiter const* multi_part_ = nullptr; // the request of several parts that tries to allocate them
-  bool work_was_pending_ = false;      // work on free memory, when that was looked at last
-  unsigned waiting_passes_ = 0;        // passes of the library thread, since something was new
-  std::uint64_t grants_ = 0;           // while requests wait, and requests that ended so that others can go on
-  std::uint64_t vain_ = 0;             // of the news: what requests of several parts have given back
-  std::uint64_t signs_ = 0;            // of work that goes on, when they were looked at last
-  sync::time_point quiet_since_{};     // no sign was new
 };
-
-/// Throws std::invalid_argument for what no pool can have as its limit.
-void check_limit(std::size_t limit);
 
 /// Polls, until `longest` has passed, until all that was freed on the streams so far is complete. False if that was not
 /// seen by then, or, once the rest is complete, if no event covers all of it. Records events on streams whose handles

@@ -51,10 +51,10 @@ expected<void*, failure> pool_engine::allocate_slow(stream_key const& key, size_
   allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
   if (near_limit_.load(std::memory_order_relaxed)) [[unlikely]]
     request.drop_rounding();
-  if (backend_.chunks().limit() && request.bytes > backend_.chunks().limit()) [[unlikely]]
+  if (parts_.backend.chunks().limit() && request.bytes > parts_.backend.chunks().limit()) [[unlikely]]
     return fail(request, outcome::too_large);
-  if (admission_.load(std::memory_order_relaxed) != admission::open) [[unlikely]] {
-    if (auto const why = refusal_at_admission(request)) return fail(request, *why);
+  if (!requests_.is_open()) [[unlikely]] {
+    if (auto const why = requests_.refusal_at_admission(request)) return fail(request, *why);
   }
   try {
     request.key.timeline().prepare();
@@ -71,27 +71,27 @@ expected<void*, failure> pool_engine::allocate_slow(stream_key const& key, size_
 }
 
 expected<void*, failure> pool_engine::fail(allocation_request const& request, outcome why) noexcept {
-  auto& shard = shards_.shard_of_thread();
-  auto const held = shards_.lock(shard);
+  auto& shard = parts_.shards.shard_of_thread();
+  auto const held = parts_.shards.lock(shard);
   shard.counts.failures += request.key.queues() != queueing::admitted;
   return unexpected<failure>{failure{why, 0, request.requested}};
 }
 
 expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_request& request) {
-  all_shards_lock held{shards_};
-  if (shards_.contended() && !has_waiting()) { // while requests wait threads meet anyhow
-    shards_.add_for_thread();
+  all_shards_lock held{parts_.shards};
+  if (parts_.shards.contended() && !requests_.has_waiting()) { // while requests wait threads meet anyhow
+    parts_.shards.add_for_thread();
     update_mode();
-    for (auto const& each : shards_.all()) live_.publish(each->live);
+    for (auto const& each : parts_.shards.all()) live_.publish(each->live);
   }
-  request.shard = &shards_.shard_of_thread();
+  request.shard = &parts_.shards.shard_of_thread();
   auto& shard = *request.shard;
   ++shard.counters.locked_calls;
-  shard.counters.all_locked_calls += !shards_.single();
+  shard.counters.all_locked_calls += !parts_.shards.single();
   add_stream(request.key.timeline());
-  caches_.ensure_storage(request.thread);
+  parts_.caches.ensure_storage(request.thread);
   expected<void*, failure> grown = nullptr;
-  bool alone = !shards_.single() && shard.steals >= max_steals && !steals_expired(shard);
+  bool alone = !parts_.shards.single() && shard.steals >= max_steals && !steals_expired(shard);
   for (bool searching = true; searching;) {
     if (deferred_) run_deferred_frees(&request.key);
     if (auto* const p = alone ? search_own_shard(request) : search_all_shards(request)) return p;
@@ -103,16 +103,16 @@ expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_reques
   }
   request.growth_failed = true;
   request.drop_rounding();
-  bool const cached_till_now = caches_.enabled();
+  bool const cached_till_now = parts_.caches.enabled();
   set_under_pressure(true);
   flush_thread_caches();
   if (cached_till_now) wait_for_evictions(held);
   if (auto* const p = search_all_shards(request)) return p;
-  if (auto const place = search_.find_with_wait(request, shard_list::search_order{shards_, shard}))
+  if (auto const place = search_.find_with_wait(request, shard_list::search_order{parts_.shards, shard}))
     return commit(request, place);
   if (grown.error().reason != outcome::device_lost) {
     // Pages are given up one by one, so at once; chunks all, so last.
-    if (backend_.paged() && (grown = grow_in_place(request, held))) return grown;
+    if (parts_.backend.paged() && (grown = grow_in_place(request, held))) return grown;
     if (request.key.may_wait()) {
       if (auto* const p = sync_and_retry(request, held)) return p;
     }
@@ -127,7 +127,7 @@ expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_reques
 void pool_engine::wait_for_evictions(all_shards_lock& held) {
   auto const on_the_way = [&] {
     bool any = false;
-    backend_.chunks().visit([&](chunk const& parent) {
+    parts_.backend.chunks().visit([&](chunk const& parent) {
       range_allocator::visit(parent, [&](block const& each) { any |= each.state() == block_state::evicted; });
     });
     return any;
@@ -139,12 +139,12 @@ void pool_engine::wait_for_evictions(all_shards_lock& held) {
 
 // Memory from upstream, granted; null where others were faster: look again.
 expected<void*, failure> pool_engine::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
-  if (backend_.wait_for_growth(held)) return nullptr;
+  if (parts_.backend.wait_for_growth(held)) return nullptr;
   try {
-    auto const drawn = backend_.grow(request, held, exact);
+    auto const drawn = parts_.backend.grow(request, held, exact);
     if (!drawn) return unexpected<failure>{drawn.error()};
     auto* const allocated = *drawn ? commit(request, *drawn) : nullptr;
-    notify_waiters();
+    requests_.notify();
     flush_beyond_threshold();
     return allocated;
   } catch (...) {
@@ -155,8 +155,8 @@ expected<void*, failure> pool_engine::grow(allocation_request const& request, al
 
 // Growth in the place of what nobody uses.
 expected<void*, failure> pool_engine::grow_in_place(allocation_request const& request, all_shards_lock& held) {
-  if (auto const place = backend_.move_at_limit(request, held)) return commit(request, place);
-  backend_.release_for(request, held);
+  if (auto const place = parts_.backend.move_at_limit(request, held)) return commit(request, place);
+  parts_.backend.release_for(request, held);
   for (;;) {
     auto const grown = grow(request, held, true);
     if (!grown || *grown) return grown;
@@ -167,16 +167,16 @@ expected<void*, failure> pool_engine::grow_in_place(allocation_request const& re
 // Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
 // the way with all locks, which is as short then.
 [[gnu::always_inline]] void* pool_engine::allocate_from_shard(allocation_request& request) {
-  request.shard = shards_.uncontended_shard(request.thread);
-  if (!request.shard || !caches_.has_storage(request.thread)) [[unlikely]]
+  request.shard = parts_.shards.uncontended_shard(request.thread);
+  if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
     return nullptr;
   auto& shard = *request.shard;
-  auto const held = shards_.lock(shard);
+  auto const held = parts_.shards.lock(shard);
   if (!may_use_one_lock(request.key.timeline())) [[unlikely]]
     return nullptr;
   drain_remote_frees(shard);
   shard_span const among{&request.shard, 1};
-  auto const place = shards_.single() ? search_.find_without_poll(request, among) : search_.find(request, among);
+  auto const place = parts_.shards.single() ? search_.find_without_poll(request, among) : search_.find(request, among);
   if (!place) [[unlikely]]
     return nullptr;
   auto* const p = commit(request, place);
@@ -191,7 +191,7 @@ void* pool_engine::commit(allocation_request const& request, placement place) {
   taken.stream = &request.key.timeline();
   taken.class_number = request.class_number;
   ++from.live_blocks;
-  count_live(from, static_cast<std::int64_t>(request.requested), caches_.cached_requested_of(request.thread));
+  count_live(from, static_cast<std::int64_t>(request.requested), parts_.caches.cached_requested_of(request.thread));
   if (&from != request.shard) [[unlikely]]
     count_steal(*request.shard);
   ++from.counts.allocations;
@@ -208,7 +208,7 @@ void* pool_engine::commit(allocation_request const& request, placement place) {
     ++from.counters.quick_list_hits;
     return *place.range;
   }
-  if (backend_.growth().place_high(request.bytes, from)) [[unlikely]]
+  if (parts_.backend.growth().place_high(request.bytes, from)) [[unlikely]]
     place.offset = last_fit(*place.range, request.bytes, request.alignment);
   bool const span =
       fast_path_ && request.is_small() && place.range->bytes >= range_allocator::min_blocks_for_run * request.bytes;
@@ -224,7 +224,7 @@ void pool_engine::count_steal(pool_shard& by) noexcept {
 }
 
 void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  auto const slack = backend_.chunks().reserved() / (peak_fraction * shards_.all().size());
+  auto const slack = parts_.backend.chunks().reserved() / (peak_fraction * parts_.shards.all().size());
   live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 
@@ -232,7 +232,7 @@ void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::i
 void* pool_engine::search_all_shards(allocation_request const& request) {
   drain_all_remote_frees();
   do {
-    if (auto const place = search_.find(request, shard_list::search_order{shards_, *request.shard}))
+    if (auto const place = search_.find(request, shard_list::search_order{parts_.shards, *request.shard}))
       return commit(request, place);
   } while (flush_thread_caches());
   return nullptr;
@@ -243,7 +243,7 @@ void* pool_engine::search_all_shards(allocation_request const& request) {
 void* pool_engine::search_own_shard(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});
-  if (!place) place = backend_.migrate_chunk(request);
+  if (!place) place = parts_.backend.migrate_chunk(request);
   return place ? commit(request, place) : nullptr;
 }
 

@@ -44,46 +44,6 @@ namespace {
 // of their first 2,000 steps to it.
 inline constexpr std::size_t prepared_blocks = 1024, prepared_streams = 16;
 
-// What lies between the guards of a block and beside them is bounded, so that no sum overflows.
-void check_hardening(hardening_options const& asked, std::size_t limit) {
-  constexpr std::size_t max_bytes = std::size_t{1} << 30, max_events = std::size_t{1} << 24;
-  hardening_options const usual;
-  bool const changed = asked.guard != usual.guard || asked.quarantine != usual.quarantine ||
-                       asked.poison != usual.poison || asked.history != usual.history;
-  if (!asked.enabled && changed) {
-    throw std::invalid_argument{
-        "gpumem: a pool that is not hardened has neither guard, quarantine, poison nor history"};
-  }
-  if (asked.guard > max_bytes || asked.poison > max_bytes || asked.history > max_events) {
-    throw std::invalid_argument{
-        "gpumem: a pool's guard and poison must each be 1 GiB at most, and its history 16,777,216 events"};
-  }
-  if (asked.enabled && limit && limit / granule <= 2 * ((asked.guard + granule - 1) / granule)) {
-    throw std::invalid_argument{"gpumem: a hardened pool's limit leaves no room between two guards"};
-  }
-}
-
-pool_options checked_options(pool_options options, bool paged) {
-  if (options.cross_stream > reuse_policy::wait)
-    throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
-  if (options.limit && options.initial_size > options.limit) {
-    throw std::invalid_argument{"gpumem: a pool's initial_size is larger than its limit"};
-  }
-  if (options.initial_size > PTRDIFF_MAX) {
-    throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
-  }
-  if (!(options.effort >= 0 && options.effort <= 1)) {
-    throw std::invalid_argument{"gpumem: a pool's effort must be between 0 and 1"};
-  }
-  if (options.stall_timeout < std::chrono::nanoseconds{0}) {
-    throw std::invalid_argument{"gpumem: a pool's stall_timeout must not be negative"};
-  }
-  if (!paged) options.effort = 0; // a chunk moves nowhere
-  check_limit(options.limit);
-  check_hardening(options.hardened, options.limit);
-  return options;
-}
-
 void add(statistics& sum, statistics const& part) noexcept {
   for (auto const each :
        {&statistics::allocations, &statistics::frees, &statistics::failures, &statistics::upstream_allocations,
@@ -113,31 +73,23 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
 } // namespace
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : options_{checked_options(std::move(options), upstream->paged())},
-      rules_{options_.cross_stream, upstream->host_accessible()},
-      backend_{std::move(upstream), options_, rules_, shards_, *this}, search_{options_.cross_stream, rules_} {
+    : parts_{std::move(upstream), std::move(options), *this}, requests_{parts_, *this},
+      search_{parts_.options.cross_stream, parts_.rules} {
   default_executor(); // started here, because frees and destructors may not
   retry_releases();
-  reserve(options_.initial_size);
-}
-
-void check_limit(std::size_t limit) {
-  if (limit > PTRDIFF_MAX) {
-    throw std::invalid_argument{"gpumem: a pool's limit must be less than half the address space"};
-  }
-  if (limit && limit < granule) throw std::invalid_argument{"gpumem: a pool's limit must be 256 bytes at least"};
+  reserve(parts_.options.initial_size);
 }
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
   auto const fail = [&](failure const& why) { throw_failure({why.reason, why.code, bytes}); };
-  all_shards_lock held{shards_};
-  auto const limit = backend_.chunks().limit();
+  all_shards_lock held{parts_.shards};
+  auto const limit = parts_.backend.chunks().limit();
   if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
-  if (bytes > backend_.chunks().reserved()) {
-    shards_.shard_of_thread().ranges.reserve_metadata(prepared_blocks, prepared_streams);
-    caches_.ensure_storage(sync::thread_index());
+  if (bytes > parts_.backend.chunks().reserved()) {
+    parts_.shards.shard_of_thread().ranges.reserve_metadata(prepared_blocks, prepared_streams);
+    parts_.caches.ensure_storage(sync::thread_index());
   }
-  auto const missing = backend_.grow_to(bytes, shards_.shard_of_thread(), held);
+  auto const missing = parts_.backend.grow_to(bytes, parts_.shards.shard_of_thread(), held);
   if (!missing) fail(missing.error());
   if (*missing > 0) flush_beyond_threshold();
   return *missing;
@@ -146,59 +98,40 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
 void pool_engine::set_limit(std::size_t bytes) {
   check_limit(bytes);
   woken_waiters woken;
-  all_shards_lock const held{shards_};
-  backend_.set_limit(bytes);
+  all_shards_lock const held{parts_.shards};
+  parts_.backend.set_limit(bytes);
   update_mode();
-  ++changes_;
-  wake_ended(woken);
-  wake_next(woken);
+  requests_.count_change();
+  requests_.wake_ended(woken);
+  requests_.wake_next(woken);
 }
 
 bool pool_engine::pin(void const* pointer, std::size_t bytes) {
-  all_shards_lock held{shards_};
-  return backend_.pin(pointer, bytes, held);
+  all_shards_lock held{parts_.shards};
+  return parts_.backend.pin(pointer, bytes, held);
 }
 
 void pool_engine::unpin(void const* pointer, std::size_t bytes) {
   woken_waiters woken;
-  all_shards_lock held{shards_};
-  backend_.unpin(pointer, bytes, held);
-  ++changes_;
-  wake_next(woken);
+  all_shards_lock held{parts_.shards};
+  parts_.backend.unpin(pointer, bytes, held);
+  requests_.count_change();
+  requests_.wake_next(woken);
 }
 
 expected<int, failure> pool_engine::export_page(void const* pointer) {
-  all_shards_lock held{shards_};
-  return backend_.export_page(pointer, held);
+  all_shards_lock held{parts_.shards};
+  return parts_.backend.export_page(pointer, held);
 }
 
 std::optional<block_info> pool_engine::find(void const* pointer) {
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   drain_all_remote_frees();
-  auto const* const parent = backend_.chunks().find_containing(pointer);
+  auto const* const parent = parts_.backend.chunks().find_containing(pointer);
   auto const* const found = parent ? range_allocator::find_containing(*parent, pointer) : nullptr;
   if (!found || found->state() == block_state::hole) return std::nullopt;
   if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
   return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
-}
-
-std::int64_t pool_engine::live_blocks() const noexcept {
-  std::int64_t sum = 0;
-  for (auto const& each : shards_.all()) sum += each->live_blocks;
-  return sum;
-}
-
-// Requested.
-std::size_t pool_engine::live_bytes() const noexcept {
-  auto sum = -caches_.snapshot().cached_requested;
-  for (auto const& each : shards_.all()) sum += each->live.bytes;
-  return static_cast<std::size_t>(sum);
-}
-
-std::size_t pool_engine::free_bytes() const noexcept {
-  std::size_t sum = 0;
-  for (auto const& each : shards_.all()) sum += each->ranges.free_bytes();
-  return sum;
 }
 
 // What is free, in how many pieces, and what of it streams still use, as far as is known. `users`: of streams, each as
@@ -232,7 +165,7 @@ statistics pool_engine::read_statistics() {
   std::int64_t live = 0;
   std::size_t not_free = 0;
   std::vector<stream_timeline const*> users;
-  for (auto const& each : shards_.all()) {
+  for (auto const& each : parts_.shards.all()) {
     sync::spin_lock const held{each->mutex};
     if (fast_path_) drain_remote_frees(*each);
     add(f, each->counts);
@@ -242,13 +175,13 @@ statistics pool_engine::read_statistics() {
     f.coalesces_refused += each->ranges.refused_coalesces();
     f.largest_free = std::max(f.largest_free, each->ranges.largest_free());
     add_free_statistics(*each, f, users);
-    f.reserved = backend_.chunks().reserved() + backend_.chunks().releasing();
-    f.limit = backend_.chunks().limit();
-    f.peak_reserved = backend_.chunks().peak();
+    f.reserved = parts_.backend.chunks().reserved() + parts_.backend.chunks().releasing();
+    f.limit = parts_.backend.chunks().limit();
+    f.peak_reserved = parts_.backend.chunks().peak();
   }
   std::ranges::sort(users, {}, &stream_timeline::index);
   f.in_use_streams = static_cast<std::size_t>(std::ranges::unique(users).begin() - users.begin());
-  auto const cached = caches_.snapshot();
+  auto const cached = parts_.caches.snapshot();
   f.live = static_cast<std::size_t>(std::max(live - cached.cached_requested, std::int64_t{0}));
   f.cached = cached.cached();
   f.allocated = not_free - std::min(not_free, cached.cached());
@@ -257,9 +190,8 @@ statistics pool_engine::read_statistics() {
   f.reuse_thread_cache = cached.allocations;
   f.frees += cached.frees;
   f.peak_live = std::max(f.live, live_.peak());
-  if (!has_waiting()) return f;
-  all_shards_lock const held{shards_};
-  auto const waiting = queue_.read_statistics();
+  if (!requests_.has_waiting()) return f;
+  auto const waiting = requests_.read_statistics();
   f.waiting = waiting.requests;
   f.waiting_bytes = waiting.bytes;
   f.oldest_wait_ns = static_cast<std::uint64_t>(waiting.oldest.count());
@@ -267,9 +199,9 @@ statistics pool_engine::read_statistics() {
 }
 
 pool_counters pool_engine::read_counters() {
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   pool_counters counters;
-  for (auto const& each : shards_.all()) {
+  for (auto const& each : parts_.shards.all()) {
     counters.quick_list_hits += each->counters.quick_list_hits;
     counters.locked_calls += each->counters.locked_calls;
     counters.all_locked_calls += each->counters.all_locked_calls;
@@ -281,18 +213,18 @@ pool_counters pool_engine::read_counters() {
     counters.flushed += each->counters.flushed;
     counters.promoted += each->counters.promoted;
   }
-  counters.shards = shards_.all().size();
-  auto const cached = caches_.snapshot();
+  counters.shards = parts_.shards.all().size();
+  auto const cached = parts_.caches.snapshot();
   counters.thread_cache_hits = cached.allocations;
   counters.over_budget = cached.over_budget;
   return counters;
 }
 
 bool pool_engine::is_consistent() {
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   drain_all_remote_frees();
   bool consistent = false;
-  caches_.visit_locked([&](cache_counts const& cached) { consistent = is_consistent_with(cached); });
+  parts_.caches.visit_locked([&](cache_counts const& cached) { consistent = is_consistent_with(cached); });
   return consistent;
 }
 
@@ -300,7 +232,7 @@ bool pool_engine::is_consistent_with(cache_counts const& cached) {
   std::size_t free = 0, small = 0, larger = 0, taken = 0;
   std::int64_t live = 0;
   bool consistent = true;
-  backend_.chunks().visit([&](chunk const& parent) {
+  parts_.backend.chunks().visit([&](chunk const& parent) {
     auto end = parent.base;
     std::size_t not_free = 0;
     block const* lower = nullptr;
@@ -325,14 +257,15 @@ bool pool_engine::is_consistent_with(cache_counts const& cached) {
   });
   std::size_t in_lists = 0, reserved = 0;
   std::int64_t counted = -cached.cached_requested;
-  for (auto const& each : shards_.all()) {
+  for (auto const& each : parts_.shards.all()) {
     each->ranges.lists().visit([&](free_list& one) { in_lists += checked_bytes(one, consistent); });
     reserved += each->reserved;
     counted += each->live.bytes;
   }
-  return consistent && free == in_lists && free == free_bytes() && taken + free == backend_.chunks().reserved() &&
-         reserved == backend_.chunks().reserved() && small == cached.usage[size_class::small].in_use &&
-         small + larger == cached.cached() && caches_.is_balanced(cached) && live == counted;
+  return consistent && free == in_lists && free == parts_.free_bytes() &&
+         taken + free == parts_.backend.chunks().reserved() && reserved == parts_.backend.chunks().reserved() &&
+         small == cached.usage[size_class::small].in_use && small + larger == cached.cached() &&
+         parts_.caches.is_balanced(cached) && live == counted;
 }
 
 } // namespace gpumem::detail

@@ -36,11 +36,11 @@ free_result pool_engine::free_slow(stream_key const& key, void* pointer, std::op
   if (cached.freed.that) return free_uncached(call, cached.freed);
   // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
   // near the limit a thread may have nothing else, and stealing stops all of them.
-  auto const seen = shards_.find_live(pointer);
+  auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !near_limit_.load(std::memory_order_relaxed) || !may_cache(*seen.that, key, bytes)) {
     return free_uncached(call, seen);
   }
-  auto const result = caches_.insert(*seen.that, cached.use, sync::thread_index());
+  auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
   auto const ended = result.evicted ? free_evicted_block(*result.evicted) : free_result::done;
   return result.inserted ? ended : free_uncached(call, seen);
 }
@@ -51,13 +51,13 @@ free_result pool_engine::free_uncached(free_call const& call, shard_list::lookup
 
 // Under the lock of the block's shard alone, where nothing calls for all of them; else, and of a misuse, false.
 [[gnu::always_inline]] bool pool_engine::free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept {
-  if (!seen.that || call.key.capturing() || caches_.budget_exhausted()) [[unlikely]]
+  if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
     return false;
   auto& shard = *seen.shard;
   sync::spin_lock held{shard.mutex, std::try_to_lock};
   if (!held) {
     if (push_remote_free(call, seen)) return true;
-    held = shards_.lock(shard);
+    held = parts_.shards.lock(shard);
   }
   auto& freed = *seen.that;
   if (!goes_to_quick_list(freed)) freed.prefetch_neighbours(); // they are looked at when the rest is done
@@ -71,12 +71,12 @@ free_result pool_engine::free_uncached(free_call const& call, shard_list::lookup
 // Where somebody has the lock, and events is of use: what is left to do waits for the next who takes it. Mimalloc's
 // lists of thread-delayed frees (Leijen, Zorn, de Moura 2019).
 bool pool_engine::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
-  auto const threshold = caches_.event_threshold_bytes();
+  auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
   auto& timeline = *call.use.timeline;
   bool const many = timeline.count_unrecorded(1, seen.that->bytes, threshold);
   auto const use = many || timeline.event_requested() ? record_event(call) : call.use;
-  return caches_.push_remote_free(*seen.that, use, seen.shard->remote_frees);
+  return parts_.caches.push_remote_free(*seen.that, use, seen.shard->remote_frees);
 }
 
 // Under the shard's lock, while the pool is calm, or under all.
@@ -95,18 +95,18 @@ void pool_engine::drain_remote_frees_slow(pool_shard& in) noexcept {
 free_result pool_engine::free_with_all_locks(free_call const& call) noexcept {
   auto const& key = call.key;
   woken_waiters woken;
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   drain_all_remote_frees();
   if (deferred_ && !key.capturing()) run_deferred_frees(&key);
   auto* const freed = checked_block(key, call.pointer, call.bytes);
   if (!freed) return free_result::refused;
   auto& shard = *freed->parent->shard;
-  shard.counters.all_locked_calls += !shards_.single();
+  shard.counters.all_locked_calls += !parts_.shards.single();
   add_stream(key.timeline());
   finish_free(*freed, call, shard);
-  if (caches_.budget_exhausted()) flush_thread_caches();
-  wake_next(woken);
-  if (may_stall()) schedule_pass(); // it may have been the last that went on
+  if (parts_.caches.budget_exhausted()) flush_thread_caches();
+  requests_.wake_next(woken);
+  if (requests_.may_stall()) schedule_pass(); // it may have been the last that went on
   return is_unused() ? free_result::last : free_result::done;
 }
 
@@ -114,7 +114,7 @@ free_result pool_engine::free_with_all_locks(free_call const& call) noexcept {
 free_result pool_engine::free_evicted_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
   {
-    auto const held = shards_.lock(shard);
+    auto const held = parts_.shards.lock(shard);
     if (may_use_one_lock(*cached.uses.begin()->timeline)) [[likely]] {
       ++shard.counters.locked_calls;
       free_cached_block(cached);
@@ -124,19 +124,19 @@ free_result pool_engine::free_evicted_block(block& cached) noexcept {
     }
   }
   woken_waiters woken;
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   ++shard.counters.locked_calls;
-  shard.counters.all_locked_calls += !shards_.single();
+  shard.counters.all_locked_calls += !parts_.shards.single();
   if (deferred_) run_deferred_frees();
   add_stream(*cached.uses.begin()->timeline);
   free_cached_block(cached);
   if (eviction_waiters_ > 0) evictions_done_.notify_all();
-  wake_next(woken);
+  requests_.wake_next(woken);
   return is_unused() ? free_result::last : free_result::done;
 }
 
 block* pool_engine::checked_block(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  auto* const found = shards_.find_live(pointer).that;
+  auto* const found = parts_.shards.find_live(pointer).that;
   if (!found || !found->is_live()) return explain_misuse(key, pointer, bytes);
   if (bytes && *bytes != found->requested) return explain_misuse(key, pointer, bytes);
   return found;
@@ -144,10 +144,10 @@ block* pool_engine::checked_block(stream_key const& key, void* pointer, std::opt
 
 block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   auto const refuse = [&](misuse::kind what, std::size_t expected) -> block* {
-    report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), options_.name.c_str()});
+    report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), parts_.options.name.c_str()});
     return nullptr;
   };
-  auto const* const parent = backend_.chunks().find_containing(pointer);
+  auto const* const parent = parts_.backend.chunks().find_containing(pointer);
   auto const* const found = parent ? range_allocator::find_containing(*parent, pointer) : nullptr;
   if (!found || found->state() == block_state::hole) return refuse(misuse::kind::foreign_pointer, 0);
   std::size_t const requested = found->requested;
@@ -165,7 +165,7 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
   if (key.capturing()) [[unlikely]]
     return defer_free(freed, key);
   if (!freed.uses.empty()) [[unlikely]]
-    rules_.prune(freed.uses);
+    parts_.rules.prune(freed.uses);
   // What the host frees nobody uses any more, but for recorded uses.
   if (!key.is_host()) [[likely]]
     freed.uses.add(record_event_if_due(call, freed.bytes, in));
@@ -195,7 +195,7 @@ bool pool_engine::passes_event_threshold(stream_timeline& timeline, std::size_t 
 
 stream_use pool_engine::record_event(free_call const& call) noexcept {
   auto& timeline = *call.use.timeline;
-  if (call.key.has_handle() && options_.cross_stream != reuse_policy::ordered && !lost()) {
+  if (call.key.has_handle() && parts_.options.cross_stream != reuse_policy::ordered && !lost()) {
     if (auto const recorded = timeline.record_at_free(call.key.handle())) return {&timeline, recorded};
   }
   return call.use;
@@ -205,7 +205,7 @@ stream_use pool_engine::record_event(free_call const& call) noexcept {
 // stream's work is over, so it is not done while the stream is behind.
 [[gnu::always_inline]] range_allocator::coalescing pool_engine::coalescing_of(block const& freed) const noexcept {
   if (!multi_stream_) return range_allocator::coalescing::any;
-  if (backend_.chunks().limit() != 0)
+  if (parts_.backend.chunks().limit() != 0)
     return range_allocator::coalescing::same_streams; // what nobody uses is for all there
   bool const over = freed.uses.size() == 1 && !freed.uses.begin()->timeline->is_behind();
   return over ? range_allocator::coalescing::unused : range_allocator::coalescing::same_streams;
@@ -228,13 +228,14 @@ void pool_engine::free_cached_block(block& cached) noexcept {
 }
 
 void pool_engine::check_thresholds_slow(block const& range) noexcept {
-  ++changes_;
-  if (under_pressure_ && !has_waiting()) {
-    auto const capacity = backend_.chunks().limit() ? backend_.chunks().limit() : backend_.chunks().reserved();
-    auto const allocated = backend_.chunks().reserved() - free_bytes();
+  requests_.count_change();
+  if (under_pressure_ && !requests_.has_waiting()) {
+    auto const capacity =
+        parts_.backend.chunks().limit() ? parts_.backend.chunks().limit() : parts_.backend.chunks().reserved();
+    auto const allocated = parts_.backend.chunks().reserved() - parts_.free_bytes();
     set_under_pressure(capacity - std::min(capacity, allocated) < capacity / 16);
   }
-  bool const whole = backend_.paged() ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
+  bool const whole = parts_.backend.paged() ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
   if (!whole || !too_much_reserved()) return;
   idle_passes_ = 0;
   schedule_pass();
@@ -247,7 +248,7 @@ void pool_engine::defer_free(block& freed, stream_key const& key) noexcept {
   freed.stream->retain();
   freed.next = std::exchange(deferred_, &freed);
   update_mode();
-  notify_waiters();
+  requests_.notify();
 }
 
 // `now`: the stream of a call that was given its handle.
@@ -260,13 +261,13 @@ void pool_engine::run_deferred_frees(stream_key const* now) noexcept {
     auto const ended = !timeline.is_mortal() ? timeline.current_epoch()
                        : given               ? now->end_use(freed->bytes, true)
                                              : timeline.end_use(std::nullopt, freed->bytes, false);
-    rules_.prune(freed->uses);
+    parts_.rules.prune(freed->uses);
     freed->uses.add({&timeline, ended});
     timeline.release();
     free_block(*freed);
   }
   update_mode();
-  notify_waiters();
+  requests_.notify();
 }
 
 } // namespace gpumem::detail

@@ -80,34 +80,35 @@ bool pool_engine::synchronize(sync::duration longest) {
   timeline_registry::cover_own_defaults();
   std::vector<stream_timeline*> open;
   {
-    all_shards_lock const held{shards_};
+    all_shards_lock const held{parts_.shards};
     run_deferred_frees();
     flush_thread_caches();
-    open = reuse_rules::streams_in_use(false, everywhere());
+    open = reuse_rules::streams_in_use(false, parts_.everywhere());
   }
   return wait_for_streams(open, longest) && !lost();
 }
 
 // Whether completion of what is open could bring this request about, by itself or by making room for growth.
 bool pool_engine::sync_could_help(allocation_request const& request) {
-  if (!reuse_rules::may_complete(everywhere())) return false;
-  if (backend_.paged() && free_bytes() + backend_.chunks().headroom() >= request.bytes) return true;
+  if (!reuse_rules::may_complete(parts_.everywhere())) return false;
+  if (parts_.backend.paged() && parts_.free_bytes() + parts_.backend.chunks().headroom() >= request.bytes) return true;
   std::size_t run = 0;
-  backend_.chunks().visit([&](chunk const& each) { run = std::max(run, range_allocator::largest_run(each)); });
-  if (run >= request.bytes && (options_.cross_stream != reuse_policy::ordered || request.key.is_host())) return true;
-  return backend_.chunks().largest_idle(0, [](chunk const&) { return true; }) != nullptr;
+  parts_.backend.chunks().visit([&](chunk const& each) { run = std::max(run, range_allocator::largest_run(each)); });
+  if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
+    return true;
+  return parts_.backend.chunks().largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
 // Polls for up to a second. Memory that completes is looked at, at once; chunks that become idle the caller gives back.
 void* pool_engine::sync_and_retry(allocation_request const& request, all_shards_lock& held) {
   auto const deadline = sync::now() + max_sync_time;
-  rules_.poll_streams(nullptr, everywhere());
+  parts_.rules.poll_streams(nullptr, parts_.everywhere());
   for (sync::duration sleep = 20us; sync_could_help(request); sleep = std::min(2 * sleep, max_sleep)) {
     if (lost() || sync::now() >= deadline) return nullptr;
     held.unlock();
     sync::sleep_for(sleep);
     held.lock();
-    rules_.poll_streams(nullptr, everywhere());
+    parts_.rules.poll_streams(nullptr, parts_.everywhere());
     if (auto* const p = search_after_sync(request)) return p;
   }
   return search_after_sync(request);

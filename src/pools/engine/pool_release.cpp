@@ -5,6 +5,7 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <new>
+#include <optional>
 #include <vector>
 module gpumem:pool_release.impl;
 import :deferred_release;
@@ -32,13 +33,13 @@ inline constexpr auto max_pause = 1ms;
 std::size_t pool_engine::trim(std::size_t keep) {
   timeline_registry::cover_own_defaults();
   woken_waiters woken;
-  all_shards_lock held{shards_};
+  all_shards_lock held{parts_.shards};
   run_deferred_frees();
   flush_thread_caches();
-  rules_.poll_streams(nullptr, everywhere());
-  auto const given = backend_.release(keep, held);
-  ++changes_;
-  wake_next(woken);
+  parts_.rules.poll_streams(nullptr, parts_.everywhere());
+  auto const given = parts_.backend.release(keep, held);
+  requests_.count_change();
+  requests_.wake_next(woken);
   return given;
 }
 
@@ -54,7 +55,7 @@ bool pool_engine::may_post(bool soon) noexcept {
 // The pause grows with the passes that found nothing new for requests that wait, or else with those that gave back.
 void pool_engine::schedule_pass() noexcept {
   if (!may_post(true)) return;
-  auto const passes = has_waiting() ? ++waiting_passes_ : idle_passes_;
+  auto const passes = requests_.has_waiting() ? requests_.count_pass() : idle_passes_;
   start_timer(*this, sync::now() + std::min<sync::duration>(min_pause * passes, max_pause));
 }
 
@@ -66,28 +67,25 @@ void pool_engine::post_late_pass(sync::time_point when) noexcept {
 // A pass of the library thread: looks at what has completed for requests that wait; gives back what is beyond the
 // threshold, or all of a closed pool, as it completes.
 void pool_engine::expire() noexcept {
-  call_pressure();
-  while (abort_one()) {}
-  poll_for_waiters();
+  requests_.run_pass();
   bool done = false, answered_meanwhile = false;
   {
-    all_shards_lock held{shards_};
-    auto const beyond = [this] { return backend_.chunks().reserved() > options_.release_threshold; };
+    all_shards_lock held{parts_.shards};
+    auto const beyond = [this] { return parts_.backend.chunks().reserved() > parts_.options.release_threshold; };
     pass_queued_ = false;
     pass_running_ = true;
-    bool const may_go_on = !(backend_.closed() || beyond()) || release_pass(held);
+    bool const may_go_on = !(parts_.backend.closed() || beyond()) || release_pass(held);
     pass_running_ = false;
-    done = backend_.closed() && backend_.chunks().empty();
-    bool const looks_on =
-        (beyond() && idle_passes_ < max_idle_passes) || needs_poll() || next_to_abort() || pressure_is_due();
-    bool const more = backend_.closed() ? !done : looks_on;
-    bool const now = !process_is_exiting() && (may_go_on || !backend_.closed());
+    done = parts_.backend.closed() && parts_.backend.chunks().empty();
+    bool const looks_on = (beyond() && idle_passes_ < max_idle_passes) || requests_.needs_pass();
+    bool const more = parts_.backend.closed() ? !done : looks_on;
+    bool const now = !process_is_exiting() && (may_go_on || !parts_.backend.closed());
     if (more && now) schedule_pass();
-    if (now) watch_for_stall();
-    if (more && !now && backend_.closed()) {
+    if (now) requests_.watch_for_stall();
+    if (more && !now && parts_.backend.closed()) {
       defer_release();
       request_events();
-      answered_meanwhile = !process_is_exiting() && reuse_rules::may_complete(everywhere());
+      answered_meanwhile = !process_is_exiting() && reuse_rules::may_complete(parts_.everywhere());
     }
   }
   if (answered_meanwhile) return retry_releases();
@@ -98,10 +96,10 @@ void pool_engine::expire() noexcept {
 bool pool_engine::release_pass(all_shards_lock& held) noexcept {
   try {
     flush_thread_caches(); // near the threshold frees are kept apart again
-    rules_.poll_streams(nullptr, everywhere());
-    backend_.release(backend_.closed() ? 0 : options_.release_threshold, held);
-    bool const open = reuse_rules::may_complete(everywhere());
-    bool const stuck = !open && !reuse_rules::streams_in_use(false, everywhere()).empty();
+    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+    parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold, held);
+    bool const open = reuse_rules::may_complete(parts_.everywhere());
+    bool const stuck = !open && !reuse_rules::streams_in_use(false, parts_.everywhere()).empty();
     idle_passes_ = open ? idle_passes_ + 1 : max_idle_passes;
     return !stuck;
   } catch (std::bad_alloc const&) {
@@ -111,15 +109,43 @@ bool pool_engine::release_pass(all_shards_lock& held) noexcept {
 }
 
 std::vector<stream_timeline*> pool_engine::streams_without_event() {
-  return reuse_rules::streams_in_use(true, everywhere());
+  return reuse_rules::streams_in_use(true, parts_.everywhere());
+}
+
+void pool_engine::refuse_requests() noexcept {
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  refuse_requests(woken);
+}
+
+void pool_engine::refuse_requests(woken_waiters& woken) noexcept {
+  requests_.set_closed();
+  update_mode();
+  flush_thread_caches();
+  requests_.count_change();
+  requests_.wake_ended(woken);
+}
+
+void pool_engine::return_part(stream_key const& key, void* pointer) noexcept {
+  all_shards_lock const held{parts_.shards};
+  auto& freed = *parts_.shards.find_live(pointer).that;
+  requests_.return_part([&] {
+    finish_free(freed, {key, pointer, std::nullopt, {&key.timeline(), end_use(key, &freed, std::nullopt)}},
+                *freed.parent->shard);
+  });
+}
+
+void pool_engine::on_first_waiter() noexcept {
+  set_under_pressure(true);
+  flush_thread_caches();
 }
 
 bool pool_engine::drop_last_handle() noexcept {
   timeline_registry::cover_own_defaults();
   woken_waiters woken;
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   no_handles_ = true;
-  close_admission(woken);
+  refuse_requests(woken);
   return is_unused();
 }
 
@@ -127,19 +153,19 @@ void pool_engine::close() noexcept {
   retry_releases();
   bool done = false;
   {
-    all_shards_lock held{shards_};
-    backend_.set_closed();
+    all_shards_lock held{parts_.shards};
+    parts_.backend.set_closed();
     if (!driver_alive()) return defer_release(); // no call may be made any more
     run_deferred_frees();
     if (pass_queued_ && try_cancel_timer(*this)) pass_queued_ = false;
     if (pass_queued_ || pass_running_) return; // the pass takes over
     try {
-      rules_.poll_streams(nullptr, everywhere());
+      parts_.rules.poll_streams(nullptr, parts_.everywhere());
     } catch (std::bad_alloc const&) {
       // The library thread looks again.
     }
-    backend_.release(0, held);
-    done = backend_.chunks().empty();
+    parts_.backend.release(0, held);
+    done = parts_.backend.chunks().empty();
     idle_passes_ = 0;
     if (!done) schedule_pass();
   }

@@ -23,14 +23,14 @@ inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 } // namespace
 
 stream_uses pool_engine::uses_of(void const* pointer) noexcept {
-  all_shards_lock const held{shards_};
-  auto const* const used = shards_.find_live(pointer).that;
+  all_shards_lock const held{parts_.shards};
+  auto const* const used = parts_.shards.find_live(pointer).that;
   return used ? used->uses : stream_uses{};
 }
 
 bool pool_engine::record_use(stream_key const& key, void* pointer) {
   key.timeline().prepare();
-  all_shards_lock held{shards_};
+  all_shards_lock held{parts_.shards};
   if (!key.capturing()) run_deferred_frees(&key);
   auto* const used = checked_block(key, pointer, std::nullopt);
   if (!used) return false;

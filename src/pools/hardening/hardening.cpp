@@ -161,7 +161,7 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
     lock const held{mutex_};
     quarantine_.put(*freed);
   }
-  advance(&key, engine_.has_waiting() ? 0 : options_.quarantine);
+  advance(&key, engine_.requests().has_waiting() ? 0 : options_.quarantine);
   bool last = false;
   {
     lock const held{mutex_};

@@ -1,7 +1,6 @@
-// Requests that wait in vain: whether the work that holds the memory goes on, and the text that tells of it.
+// The text that tells of requests that wait, and of the scopes that hold memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -9,9 +8,11 @@ module;
 #include <string>
 #include <utility>
 #include <vector>
-module gpumem:pool_stall.impl;
-import :pool_engine;
+module gpumem:request_queue_report.impl;
+import :request_queue;
 import :holder;
+import :pool_options;
+import :pool_parts;
 import :shard_list;
 import :sync;
 import :waiter;
@@ -40,29 +41,18 @@ std::string waiter_text(waiter const& item, sync::time_point now) {
 
 } // namespace
 
-// When the requests that wait count as stalled if nothing is granted or freed until then. What has happened since the
-// last look counts as having happened now, so that no free has to take the time.
-sync::time_point pool_engine::stalls_at() noexcept {
-  auto const signs = change_count() - returned_parts_ - vain_ + grants_;
-  if (std::exchange(signs_, signs) != signs) quiet_since_ = sync::now();
-  return quiet_since_ + std::min<sync::duration>(options_.stall_timeout, std::chrono::years{1}); // no sum overflows
+waiting_statistics request_queue::read_statistics() noexcept {
+  all_shards_lock const held{parts_.shards};
+  return queue_.read_statistics();
 }
 
-bool pool_engine::has_stalled() noexcept {
-  return options_.stall_timeout > sync::duration{0} && stalls_at() <= sync::now();
-}
-
-void pool_engine::watch_for_stall() noexcept {
-  if (has_waiting() && options_.stall_timeout > sync::duration{0}) post_late_pass(stalls_at());
-}
-
-std::string pool_engine::describe_waiting(std::size_t live) {
+std::string request_queue::describe(std::size_t live) {
   auto const now = sync::now();
   std::vector<std::pair<std::size_t, std::string>> holding;
   std::vector<holder const*> asking;
   std::string waiting;
   std::size_t requests = 0, outside = live;
-  all_shards_lock const held{shards_};
+  all_shards_lock const held{parts_.shards};
   for (auto const* at = queue_.first(); at; at = waiter_list::after(*at)) {
     ++requests;
     waiting += "\ngpumem:   " + waiter_text(*at, now);
@@ -75,8 +65,8 @@ std::string pool_engine::describe_waiting(std::size_t live) {
     if (bytes > 0) holding.emplace_back(bytes, "\ngpumem:   " + holder_text(each, asks));
   });
   std::ranges::sort(holding, std::greater{}, &std::pair<std::size_t, std::string>::first);
-  auto text = "gpumem: " + options_.name + ": " + std::to_string(requests) + " requests wait; " + bytes_text(live) +
-              " are live, " + std::to_string(outside) + " of them outside scopes";
+  auto text = "gpumem: " + parts_.options.name + ": " + std::to_string(requests) + " requests wait; " +
+              bytes_text(live) + " are live, " + std::to_string(outside) + " of them outside scopes";
   for (auto const& each : holding) text += each.second;
   return text + waiting;
 }

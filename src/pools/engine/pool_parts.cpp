@@ -1,0 +1,97 @@
+// The parts of a pool, as its options ask.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+module gpumem:pool_parts.impl;
+import :pool_parts;
+import :block;
+import :pool_backend;
+import :pool_options;
+import :pool_upstream;
+import :reuse_rules;
+import :shard_list;
+import :thread_caches;
+
+namespace gpumem::detail {
+namespace {
+
+// What lies between the guards of a block and beside them is bounded, so that no sum overflows.
+void check_hardening(hardening_options const& asked, std::size_t limit) {
+  constexpr std::size_t max_bytes = std::size_t{1} << 30, max_events = std::size_t{1} << 24;
+  hardening_options const usual;
+  bool const changed = asked.guard != usual.guard || asked.quarantine != usual.quarantine ||
+                       asked.poison != usual.poison || asked.history != usual.history;
+  if (!asked.enabled && changed) {
+    throw std::invalid_argument{
+        "gpumem: a pool that is not hardened has neither guard, quarantine, poison nor history"};
+  }
+  if (asked.guard > max_bytes || asked.poison > max_bytes || asked.history > max_events) {
+    throw std::invalid_argument{
+        "gpumem: a pool's guard and poison must each be 1 GiB at most, and its history 16,777,216 events"};
+  }
+  if (asked.enabled && limit && limit / granule <= 2 * ((asked.guard + granule - 1) / granule)) {
+    throw std::invalid_argument{"gpumem: a hardened pool's limit leaves no room between two guards"};
+  }
+}
+
+pool_options checked_options(pool_options options, bool paged) {
+  if (options.cross_stream > reuse_policy::wait)
+    throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
+  if (options.limit && options.initial_size > options.limit) {
+    throw std::invalid_argument{"gpumem: a pool's initial_size is larger than its limit"};
+  }
+  if (options.initial_size > PTRDIFF_MAX) {
+    throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
+  }
+  if (!(options.effort >= 0 && options.effort <= 1)) {
+    throw std::invalid_argument{"gpumem: a pool's effort must be between 0 and 1"};
+  }
+  if (options.stall_timeout < std::chrono::nanoseconds{0}) {
+    throw std::invalid_argument{"gpumem: a pool's stall_timeout must not be negative"};
+  }
+  if (!paged) options.effort = 0; // a chunk moves nowhere
+  check_limit(options.limit);
+  check_hardening(options.hardened, options.limit);
+  return options;
+}
+
+} // namespace
+
+void check_limit(std::size_t limit) {
+  if (limit > PTRDIFF_MAX) {
+    throw std::invalid_argument{"gpumem: a pool's limit must be less than half the address space"};
+  }
+  if (limit && limit < granule) throw std::invalid_argument{"gpumem: a pool's limit must be 256 bytes at least"};
+}
+
+pool_parts::pool_parts(std::unique_ptr<pool_upstream> upstream, pool_options asked, pool_backend::observer& watcher)
+    : options{checked_options(std::move(asked), upstream->paged())},
+      rules{options.cross_stream, upstream->host_accessible()},
+      backend{std::move(upstream), options, rules, shards, watcher}, shards{std::max(options.effort, min_poll_share)} {}
+
+std::int64_t pool_parts::live_blocks() const noexcept {
+  std::int64_t sum = 0;
+  for (auto const& each : shards.all()) sum += each->live_blocks;
+  return sum;
+}
+
+// Requested.
+std::size_t pool_parts::live_bytes() const noexcept {
+  auto sum = -caches.snapshot().cached_requested;
+  for (auto const& each : shards.all()) sum += each->live.bytes;
+  return static_cast<std::size_t>(sum);
+}
+
+std::size_t pool_parts::free_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : shards.all()) sum += each->ranges.free_bytes();
+  return sum;
+}
+
+} // namespace gpumem::detail
