@@ -131,6 +131,7 @@ private:
   static std::size_t rounded(waiter const& item) noexcept;
   std::uint64_t change_count() const noexcept;
   std::uint64_t change_count(waiter const& item) const noexcept;
+  std::uint64_t frees_of_others() const noexcept;
 
   // request_queue_passes.cpp
   bool is_work_pending() const noexcept;

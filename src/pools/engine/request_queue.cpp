@@ -58,8 +58,11 @@ std::uint64_t request_queue::change_count() const noexcept {
 }
 
 std::uint64_t request_queue::change_count(waiter const& item) const noexcept {
-  return item.has_parts() ? change_count() - returned_parts_ : change_count();
+  return item.has_parts() ? frees_of_others() : change_count();
 }
+
+// The changes but for the parts that requests of several blocks give back.
+std::uint64_t request_queue::frees_of_others() const noexcept { return change_count() - returned_parts_; }
 
 // Bytes that there could be, beside what is set aside.
 std::size_t request_queue::headroom(std::size_t its_own) const noexcept {

@@ -63,7 +63,7 @@ bool request_queue::may_stall() const noexcept {
 bool request_queue::needs_pass() noexcept { return needs_poll() || next_to_abort() || pressure_is_due(); }
 
 void request_queue::watch_for_stall() noexcept {
-  if (has_waiting() && stall_.enabled()) owner_.post_late_pass(stall_.stalls_at(change_count() - returned_parts_));
+  if (has_waiting() && stall_.enabled()) owner_.post_late_pass(stall_.stalls_at(frees_of_others()));
 }
 
 // By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.
@@ -91,8 +91,7 @@ waiter* request_queue::next_to_abort() noexcept {
   if (queue_.set_aside() > 0) return nullptr;
   auto held = queue_.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
   holders_.visit_marked([&](holder const& each) { held += each.held(); });
-  if ((held == 0 || held != parts_.live_bytes()) && !stall_.has_stalled(change_count() - returned_parts_))
-    return nullptr;
+  if ((held == 0 || held != parts_.live_bytes()) && !stall_.has_stalled(frees_of_others())) return nullptr;
   if (yielding.last) return yielding.last;
   auto* const last = queue_.last_with_memory();
   return last ? last : first;
