@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the includes, formats the sources and runs clang-tidy over every unit of build/release, which has to be built.
+# Checks includes, lengths, exported names and comments, formats the sources, and runs clang-tidy over every unit of
+# build/release, which has to be built.
 # SPDX-License-Identifier: Apache-2.0
 # usage: lint.sh [--check]
 set -euo pipefail
@@ -9,7 +10,9 @@ major=$("$CXX" -dM -E -x c++ /dev/null | sed -n 's/^#define __clang_major__ //p'
 format=(-i)
 [[ ${1-} != --check ]] || format=(--dry-run --Werror)
 status=0
-python3 test/static/includes/check_includes.py . || status=1
+for check in includes length surface prose; do
+  python3 "test/static/$check/check_$check.py" . || status=1
+done
 find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
   -print0 | xargs -0 -r "clang-format-$major" "${format[@]}" || status=1
 
