@@ -19,7 +19,7 @@ TOKEN = re.compile(r'R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)"'  # a raw string
                    r"|(?P<comment>//[^\n]*|/\*.*?\*/)", re.S)
 MARKER = re.compile(r"^\s*(?:///?<?|/\*+|\*+/?)? ?")
 QUOTED = re.compile(r"`[^`]*`")
-SENTENCE = re.compile(r"""(?:^|(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]?[A-Z0-9`])""")
+SENTENCE = re.compile(r"""(?:^|(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]?(?:[A-Z0-9`]|[a-z]\w*[_(]))""")
 SUBJECT = "begin with the subject: the thread, the block, the call"
 ACTOR = "name the thread, the stream, the caller, the pool"
 NUMBER = "say the number, or the name of the constant"
