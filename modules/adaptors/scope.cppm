@@ -82,10 +82,10 @@ private:
 /// has begun can end and free its memory. The pool assumes that a scope frees nothing while a request of it waits. Work
 /// that runs concurrently needs a scope for each of its parts.
 ///
-/// The pool prevents deadlocks between scopes that wait. If an older request waits, and the memory of younger scopes
-/// that also wait and can roll back (see with_retry) would satisfy it, their requests end with outcome::preempted: one
-/// after another, the youngest first. If scopes that wait hold all memory of the pool and none can roll back, the
-/// youngest request of a scope that holds memory ends with outcome::stalled.
+/// The pool prevents deadlocks between scopes that wait. If an older request waits, the pool looks at younger scopes
+/// that also wait and can roll back (see with_retry). If the memory of these scopes would satisfy the request, their
+/// requests end with outcome::preempted: one after another, the youngest first. If scopes that wait hold all memory of
+/// the pool and none can roll back, the youngest request of a scope that holds memory ends with outcome::stalled.
 ///
 /// The pool takes memory without a scope as held by work that still runs, until no grant or free has happened for the
 /// pool's `stall_timeout`. Then a request ends as above; if no waiting scope holds memory, the first request in the

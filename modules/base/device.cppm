@@ -32,9 +32,9 @@ export struct device_memory {
 /// works together with the runtime API.
 ///
 /// A reset of the primary context (cudaDeviceReset, cuDevicePrimaryCtxReset) ends all streams, events and blocks that
-/// gpumem has on the device, and so does a sticky error. The device is then lost to gpumem until the process ends.
-/// gpumem notices a reset when it next asks the driver about the device; until then a pool may grant memory that no
-/// longer exists. Afterwards calls throw cuda_error with a text that names the cause, and frees only update counts. Any
+/// gpumem has on the device, and so does a sticky error. The device is then lost until the process ends. A reset is
+/// noticed when gpumem next asks the driver about the device; until then a pool may grant memory that no longer
+/// exists. Afterwards calls throw cuda_error with a text that names the cause, and frees only update counts. Any
 /// thread.
 export class device {
 public:

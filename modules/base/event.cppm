@@ -22,8 +22,8 @@ stream_point point_of(event const& of);
 } // namespace detail
 
 /// A pooled event without timing. If it is recorded on one stream and another stream waits for it, every pool knows
-/// that order: memory freed on the first stream before the record may be reused on the second. Move-only; record and
-/// wait from one thread at a time.
+/// that order. Memory freed on the first stream before the record may then be reused on the second. Move-only; record
+/// and wait from one thread at a time.
 export class event {
 public:
   /// Throws cuda_error, std::bad_alloc.

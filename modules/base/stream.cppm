@@ -16,7 +16,7 @@ namespace extend {
 export class stream_key;
 export stream_key identify(stream_ref handle, device where);
 export stream_key identify(stream_ref handle);
-/// What the library knows of a stream; opaque.
+/// The library's knowledge of a stream; opaque.
 export using stream_timeline = detail::stream_timeline;
 } // namespace extend
 
@@ -24,8 +24,8 @@ namespace detail {
 stream_key wait_without_identity(CUstream handle) noexcept;
 }
 
-/// What handle 0 means. A call cannot tell: that depends on whether its caller was compiled with per-thread default
-/// streams.
+/// The meaning of handle 0. A call cannot tell it: it depends on whether the caller was compiled with per-thread
+/// default streams.
 export enum class default_stream : std::uint8_t {
   either,     ///< not known: other streams reuse memory freed on it after both possible streams have done their work
   legacy,     ///< the device's legacy stream, `cudaStreamLegacy`: one stream for all threads

@@ -36,8 +36,8 @@ private:
 /// gone. The destructor frees in the order of the block's stream, with the stream's handle, which must live until then,
 /// as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream() with
 /// another stream. A block of a thread's default stream may be destroyed on another thread: it is then freed without
-/// the handle, and other streams reuse it once an event that the first thread records later is complete. One thread at
-/// a time.
+/// the handle. Other streams reuse it once an event that the first thread records later is complete. One thread at a
+/// time.
 export class allocation {
 public:
   allocation() noexcept = default;

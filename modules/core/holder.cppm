@@ -9,8 +9,8 @@ import :sync;
 
 namespace gpumem::extend {
 
-/// A unit of work that holds memory of one resource and may wait for more: the base of a scope's state. Of two holders
-/// of the same priority, the one made earlier is older and its requests go first. Any thread.
+/// A unit of work that holds memory of one resource and may wait for more: the base of a scope's state. If two holders
+/// have the same priority, the one made earlier is older and its requests go first. Any thread.
 export class holder {
 public:
   holder(holder const&) = delete;

@@ -19,8 +19,8 @@ export {
   using gpumem::statistics;
 
   /// An owning, type-erased, device-accessible resource with gpumem's services. `acquire`, `trim` and `statistics_of`
-  /// work on it, and on erased types with fewer properties that are made from it. Never empty, unless moved from; a copy
-  /// may allocate on the host. A translation unit that includes CCCL's headers, imports gpumem and calls
+  /// work on it, and on erased types with fewer properties that are made from it. Never empty, unless moved from; a
+  /// copy may allocate on the host. A translation unit that includes CCCL's headers, imports gpumem and calls
   /// try_get_property must include <gpumem/services.hpp>.
   using gpumem::any_pool;
 
@@ -37,7 +37,7 @@ export {
 }
 using gpumem::extend::find_services;
 
-/// What the author of a resource writes: a state with two functions and a device. `where` returns a device, or an empty
+/// The state that the author of a resource writes: two functions and a device. `where` returns a device, or an empty
 /// std::optional if the memory belongs to no device: streams are then identified by the current device. `try_allocate`
 /// returns `bytes` > 0 bytes, aligned to a power of two, valid in the stream's order (for the host's key: at once). If
 /// it fails it changes nothing. `deallocate` takes back what `try_allocate` returned. Any thread.

@@ -209,8 +209,8 @@ export struct waiting_statistics {
 
 /// Parked requests by priority, and within one priority in order of arrival; guarded by the lock of the resource that
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
-/// A turn goes to the first request without one. If there is no memory for that request, a later one that needs less
-/// may overtake it: one of the next `max_overtakes`, and only while no request before it has been overtaken
+/// A turn goes to the first request without one. If there is no memory for that request, one of the next
+/// `max_overtakes` that needs less may overtake it. It may do so only while no request before it has been overtaken
 /// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it is
 /// refused nevertheless, all requests that got a turn meanwhile count as having overtaken it. Once it was overtaken
 /// `max_overtakes` times, no other request gets a turn beside it.

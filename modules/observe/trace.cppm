@@ -59,8 +59,8 @@ private:
 /// Returns the formatted row of `record`. Allocates nothing. Any thread.
 export trace_row format_row(const trace_record& record) noexcept;
 
-/// Reads a whole trace from memory, row by row. Strict: throws `trace_error` for any line that is not a row of the
-/// format, also for a last line without a line end, as in a file that was cut short. Lines may end in LF or CR LF.
+/// Reads a whole trace from memory, row by row. Throws `trace_error` for any line that is not a row of the format, also
+/// for a last line without a line end, as in a file that was cut short. Lines may end in LF or CR LF.
 export class trace_reader {
 public:
   /// Reads `text`; `name` is the file name in errors. Checks the header at once.

@@ -25,7 +25,7 @@ namespace gpumem {
 ///
 /// A shared handle of 8 bytes: copies refer to the same pool and compare equal. The pool lives until its last handle is
 /// gone and its last block is freed. The call that ends it waits on the host for the streams on which its memory was
-/// freed, unless their frees are known to be complete: driver 580 crashes if a pool is destroyed earlier. Any thread.
+/// freed, unless their frees are known to be complete. Driver 580 crashes if a pool is destroyed earlier. Any thread.
 export class async_resource : public detail::owned_driver_pool<async_resource, mr::device_accessible> {
 public:
   /// The memory may be used in the order of the stream on which it was allocated.

@@ -9,8 +9,8 @@ import :resource;
 namespace gpumem {
 
 /// Allocates from a device's default pool, or from any pool of device memory by its handle, as async_resource does from
-/// its own. A view does not own the pool, and changes its settings only on request: the release threshold of the
-/// default pool, for example, stays at the driver's 0 unless the program has raised it. The pool must outlive the
+/// its own. A view does not own the pool, and changes its settings only on request. So the release threshold of the
+/// default pool stays at the driver's 0 unless the program has raised it. The pool must outlive the
 /// view's blocks. Destroy it only after the host has seen their frees complete. A block must be freed through a view of
 /// the same pool; an async_resource that owns that pool is a different resource.
 ///

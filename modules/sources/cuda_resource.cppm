@@ -17,9 +17,9 @@ device_source& cuda_source(device where);
 ///
 /// A free waits on the host for its stream. It does not rely on cuMemFree, which waits for the device as well but does
 /// not promise to for every kind of memory. `deallocate_sync` waits only as cuMemFree does. A free on a capturing
-/// stream is deferred to a call outside a capture: any call for own and adopted streams; for others a call on the same
-/// stream, or any call after an event shows that the stream's work is complete. After the device is lost, a free makes
-/// no driver call and only updates the statistics.
+/// stream is deferred to a call outside a capture. For own and adopted streams any call does; for others a call on the
+/// same stream, or any call after an event shows that the stream's work is complete. After the device is lost, a free
+/// makes no driver call and only updates the statistics.
 ///
 /// Statistics: live and reserved bytes and their peaks, allocations, frees, failures; common to all cuda_resource
 /// objects of a device. A value type; all objects of one device are equal. Any thread.

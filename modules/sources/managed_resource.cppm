@@ -13,7 +13,7 @@ device_source& managed_source(device where);
 } // namespace detail
 
 /// Managed memory, attached to all streams: one address for the host and all devices. Its pages move to the processor
-/// that touches them. The host, and work on any stream, may touch the memory as soon as an allocation returns; on
+/// that touches them. The host, and work on any stream, may touch the memory as soon as an allocation returns. On
 /// devices without concurrent managed access the host may not touch it while work runs. Alignments above 256
 /// over-allocate.
 ///

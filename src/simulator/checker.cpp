@@ -235,8 +235,8 @@ void checker::grant_run(const actor& who, const run& at, const block_name& made)
   segments_.erase(std::next(first), last);
 }
 
-/// Returns the blocks of the owner if they hold `address`, otherwise those of the resource with the newest block there,
-/// as an equal resource may free it; null if there are none.
+/// Returns the blocks of the owner if they hold `address`, otherwise those of the resource with the newest block there;
+/// null if there are none. An equal resource may free another's block.
 checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) {
   auto own = blocks_.find(owner);
   if (own != blocks_.end() && own->second.contains(address)) return &own->second;

@@ -122,9 +122,8 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///                          pages to where memory is missing, before it makes new ones; 0: none; 1: no bound, so the
 ///                          pool reserves the least
 ///   cross_stream=wait      which memory is reused that another stream freed: ordered (only memory whose uses the
-///   stream
-///                          is ordered after), completed (also memory whose uses the host has seen complete), wait (the
-///                          default: also other memory, after a wait that is inserted into the stream)
+///                          stream is ordered after), completed (also memory whose uses the host has seen complete),
+///                          wait (the default: also other memory, after a wait that is inserted into the stream)
 ///   name=training          the pool's name in reports
 ///   hardened=on            find misuse: double frees anywhere, overwritten guards, writes after a free. Overwritten
 ///                          bytes are reported on stderr, with the allocations and frees of the memory

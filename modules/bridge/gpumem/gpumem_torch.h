@@ -13,8 +13,8 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /// For all functions: any thread. Stream NULL is the legacy default stream of the device, as in PyTorch, whichever
-/// device is current. Functions marked *throws* are for PyTorch's C++ only, which learns of a failure in no other way:
-/// they throw a std::exception (std::bad_alloc if there is no memory), and Python sees a RuntimeError with the text of
+/// device is current. Functions marked *throws* are for PyTorch's C++ only, which learns of a failure in no other way.
+/// They throw a std::exception (std::bad_alloc if there is no memory), and Python sees a RuntimeError with the text of
 /// gpumem_last_error. For that the library uses the system's libstdc++ and libgcc_s, as PyTorch does: if it were linked
 /// with copies of its own, an exception would end the process.
 struct CUstream_st; // what a CUstream or cudaStream_t points to
@@ -49,8 +49,8 @@ void* gpumem_torch_allocate(size_t bytes, int device, struct CUstream_st* stream
 /// set_record_stream_fn.
 void gpumem_torch_record_stream(void* pointer, struct CUstream_st* stream);
 
-/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, more than 0 and at most 1;
-/// the smaller of this and the option `limit` counts. *Throws* once the device has its pool. For
+/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, more than 0 and at most 1.
+/// The smaller of this and the option `limit` counts. *Throws* once the device has its pool. For
 /// set_memory_fraction_fn.
 void gpumem_torch_memory_fraction(double fraction, int device);
 

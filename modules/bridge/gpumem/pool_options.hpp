@@ -33,14 +33,14 @@ struct pool_options {
   /// It begins when an eighth more is reserved, so that memory that comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
-  /// it makes new ones: from 0 (makes new pages at once) to 1 (no bound, so it reserves the least). A page counts as
-  /// 40 us. The pool can save 50 ms of this time, and starts with them. New pages are paid from the same time, but are
+  /// it makes new ones. 0: it makes new pages at once; 1: no bound, so it reserves the least. A page counts as 40 us.
+  /// The pool can save 50 ms of this time, and starts with them. New pages are paid from the same time, but are
   /// never refused for it. Polls for the completed work of other streams take at most the same share, or 1/16 if that
   /// is more. A pool over chunks moves nothing, nor does one whose threads have shards, or one with
   /// reuse_policy::ordered.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device has them and `limit` is at least
-  /// one page; otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
+  /// one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
   /// `cudaDeviceEnablePeerAccess` opens only chunks to other devices: a program that needs either must set false.
   /// `export_page` exports pages, and virtual_pages_options name the devices that may access them. A pool over a given
   /// upstream ignores this option.
@@ -51,10 +51,10 @@ struct pool_options {
   /// freed memory is kept for the waiting request.
   unsigned max_overtakes = 16;
   /// If requests wait and nothing is granted or freed for this time, one of them ends with outcome::stalled, whatever
-  /// work holds the memory: after this time at the earliest, after twice this time at the latest. `scope` says which
-  /// one. 0: a request ends only if scopes that wait hold all memory. The time should be longer than the work takes
-  /// between two frees. In a hardened pool, where memory counts as freed when it leaves the quarantine, it should also
-  /// be longer than any kernel.
+  /// work holds the memory. It ends after this time at the earliest, after twice this time at the latest. `scope` says
+  /// which one. 0: a request ends only if scopes that wait hold all memory. The time should be longer than the work
+  /// takes between two frees. In a hardened pool, where memory counts as freed when it leaves the quarantine, it should
+  /// also be longer than any kernel.
   std::chrono::nanoseconds stall_timeout = {};
   std::string name = "pool"; ///< in reports
   hardening_options hardened = {};

@@ -12,8 +12,8 @@
 namespace gpumem {
 namespace extend {
 
-/// A change of a holder: it was made, or is about to be destroyed; it begins to wait for something other than memory,
-/// or goes on; or it has freed its memory after its request was preempted.
+/// A change of a holder. In the order below: it was made; it is about to be destroyed; it begins to wait for something
+/// other than memory; it goes on. `rolled_back`: it has freed its memory after its request was preempted.
 enum class holder_event : unsigned char { begins, ends, waits, resumes, rolled_back };
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: only the module has their types.

@@ -179,8 +179,8 @@ void use_recorded(CUstream stream, void* pointer) noexcept;
 } // namespace detail
 
 /// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each counts as a
-/// write of the whole block at that point of the stream; or by the host, for the `_sync` functions and for memory that
-/// the host can access. Copies compare equal; two that were made separately do not. Without the simulated device it
+/// write of the whole block at that point of the stream. For the `_sync` functions, and for memory that the host can
+/// access, the host writes. Copies compare equal; two that were made separately do not. Without the simulated device it
 /// only forwards.
 template <class Resource> class checked {
 public:

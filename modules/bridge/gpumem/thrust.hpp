@@ -29,7 +29,7 @@
 
 namespace gpumem {
 
-/// What a thrust_allocator holds: any resource whose memory Thrust's device system can access.
+/// The resource that a thrust_allocator holds: any whose memory Thrust's device system can access.
 #if THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
 using thrust_resource = cuda::mr::any_resource<cuda::mr::device_accessible>;
 #else

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 # The folders whose comments keep the rules; others can be read by naming them.
-FOLDERS = ["modules/containers", "modules/thrust", "src/adaptors", "src/base", "src/containers", "src/core",
-           "src/coroutines", "src/observe", "src/sources", "test/allocators", "test/consumer", "test/observe",
-           "test/readme", "test/seeds", "bench/waiting"]
+FOLDERS = ["modules/adaptors", "modules/base", "modules/bridge", "modules/containers", "modules/core",
+           "modules/coroutines", "modules/observe", "modules/sources", "modules/thrust", "src/adaptors", "src/base",
+           "src/c", "src/containers", "src/core", "src/coroutines", "src/observe", "src/simulator", "src/sources",
+           "test/allocators", "test/consumer", "test/observe", "test/readme", "test/seeds", "bench/waiting"]
 SUFFIXES = {".cppm", ".cpp", ".hpp", ".h", ".cu"}
 MAX_WORDS = 30
 
@@ -19,7 +20,7 @@ TOKEN = re.compile(r'R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)"'  # a raw string
                    r"|(?P<comment>//[^\n]*|/\*.*?\*/)", re.S)
 MARKER = re.compile(r"^\s*(?:///?<?|/\*+|\*+/?)? ?")
 QUOTED = re.compile(r"`[^`]*`")
-SENTENCE = re.compile(r"""(?:^|(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]?(?:[A-Z0-9`]|[a-z]\w*[_(]))""")
+SENTENCE = re.compile(r"""(?:^|(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(*]?(?:[A-Z0-9_]|[a-z]\w*[_(]))""")
 SUBJECT = "begin with the subject: the thread, the block, the call"
 ACTOR = "name the thread, the stream, the caller, the pool"
 NUMBER = "say the number, or the name of the constant"

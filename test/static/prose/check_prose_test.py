@@ -52,7 +52,7 @@ class CheckProse(unittest.TestCase):
         words = "word " * 29
         self.finds(f"/// A {words}end. More.", (1, f"\"A word word …\": 31 {SPLIT}"))
         self.finds(f"/// A {words}.\n/// More.")
-        self.finds(f"/// A {words}. find_extent() {words}. map_all {words}.")
+        self.finds(f"/// A {words}. find_extent() {words}. map_all {words}. `where` {words}. *Throws* {words}.")
         self.finds(f"// A {words}end.")
 
     def test_lines_of_a_list_or_table_are_no_sentence(self):
