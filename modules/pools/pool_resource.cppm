@@ -1,4 +1,4 @@
-// The pool: sub-allocates what it draws from an upstream, in stream order.
+// The handle of a pool, which allocates blocks out of the memory of its upstream, in stream order.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -34,14 +34,14 @@ namespace gpumem {
 
 namespace detail {
 
-/// The counted state behind the handles of one pool.
+/// The state that the handles of one pool share; it counts them.
 export class pool_state final {
 public:
   pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options);
   pool_state(pool_state const&) = delete;
   pool_state& operator=(pool_state const&) = delete;
 
-  // The engine counts live blocks; these are the handles.
+  // Count the handles; the engine counts the live blocks.
   void add_handle() noexcept { handles().fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
 
@@ -85,7 +85,7 @@ private:
     auto const cached = engine_->try_cache(key, pointer, bytes);
     if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
   }
-  // Apart, so that a free that is kept near its thread saves no registers.
+  // Not inlined, so that a free that the thread cache takes saves no registers.
   void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                       pool_engine::cached_free const& cached) noexcept;
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
@@ -94,7 +94,7 @@ private:
   bool is_beyond_device(waiter const& item) noexcept;
   void dispose() noexcept;
 
-  std::atomic<std::int64_t> plain_handles_{0}; // of a hardened pool none: one look tells it from an open one
+  std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is hardened or has no handle: one test finds both
   pool_engine* const engine_;
   std::unique_ptr<hardening> const hardening_;
   std::atomic<std::int64_t> hardened_handles_{0};
@@ -118,7 +118,7 @@ public:
         value{std::move(upstream)} {
     attach(services_of(value));
   }
-  /// Draws pages of the device instead.
+  /// Gets pages of the device instead of chunks of `instead`.
   held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
       : held_upstream{std::move(instead)} {
     use_pages(where, std::move(pages));
@@ -126,7 +126,7 @@ public:
   Upstream value;
 };
 
-// Pages where the device has virtual memory and the options let them be used; otherwise, chunks.
+// Returns an upstream of pages if the device has virtual memory and the options allow pages; otherwise one of chunks.
 std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
                                           virtual_pages_options pages);
 
@@ -145,14 +145,15 @@ template <class Self, class Upstream> struct pool_base<Self, Upstream, true, tru
   using type = resource_base<Self, pool_state, mr::device_accessible, mr::host_accessible>;
 };
 
-// The parts of a pool's calls that do not depend on its upstream.
+// The parts of a pool's calls that do not depend on the type of its upstream.
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept;
 void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 
 } // namespace detail
 
-/// Keeps a function with a pool, as pool_resource::on_pressure says, and the pool alive. Once it is destroyed the
-/// function does not run any more: the destructor waits while it runs elsewhere. Move-only.
+/// Keeps a pressure callback registered (see pool_resource::on_pressure), and its pool alive. The destructor ends the
+/// registration: the function does not run afterwards, and the destructor waits while another thread runs it.
+/// Move-only.
 export class [[nodiscard]] pressure_callback {
 public:
   pressure_callback() noexcept = default;
@@ -174,121 +175,82 @@ private:
   std::shared_ptr<detail::pressure_call> call_;
 };
 
-/// A pool over virtual pages of a device, or over any resource: best fit to within a thirty-second of the size,
-/// coalescing, blocks in multiples of 256 bytes and, up to 256 KiB, of 64 sizes (1 MiB and 80 once threads have
-/// shards), any alignment. Of another resource it draws chunks of a sixth of what it has, 2 to 512 MiB, or larger for a
-/// larger request. Of pages it maps what a request lacks beside free memory of the same stream, for which each of the
-/// first streams has a part of the addresses to itself. Before that it moves free pages there, as far as `effort` lets
-/// it. Pages move while no thread has a shard of its own, and not with `reuse_policy::ordered`.
+/// A pool over any resource, or over virtual pages of a device: keeps freed blocks for later requests. Any thread.
 ///
-/// The pool keeps what is freed. Threads keep some of it near them, for the same stream and size or a little less,
-/// until a request would have to grow the pool: of blocks up to 64 KiB a hundredth of what is reserved, 64 MiB at most;
-/// of those up to 256 KiB, and of the last eight larger ones up to 1 MiB, up to half of it each, but 4 MiB for each
-/// shard at most, or 16 MiB of the former where there are several shards. A request that finds no memory asks the
-/// driver what other streams have completed. If that takes more than `effort`, or 1/16, of the time, the pool grows
-/// instead, unless the limit forbids it.
+/// Stream order: free a block on a stream that is ordered after its allocation. Other streams get the memory only after
+/// its free and the uses that `record_use` declares: by the order that events give, by completed events, or by a wait
+/// that the pool inserts (see reuse_policy).
 ///
-/// A block goes to another stream only behind its last use: because that stream is already ordered after it (by a
-/// gpumem::event), because the host has seen it complete, or, last of all, behind a wait that the pool inserts. Being
-/// granted counts as a use: free a block on a stream that is ordered after the one it was granted to.
+/// Errors: a request for more than the limit is `too_large`; one that finds no memory is `exhausted`. A request by
+/// `acquire` waits instead, in order of priority and then of arrival. It is `exhausted` only if no live block is left,
+/// and without a limit `too_large` beyond the device's memory. Memory that is freed outside the pool does not wake it.
+/// A thread that waits for memory that it holds itself waits for ever, unless there is a `stall_timeout`. A `hardened`
+/// pool also reports double frees, frees of a wrong size and overwritten bytes to the misuse handler.
 ///
-/// A request by `acquire` that finds no memory waits until there is some, in order of priority and then of arrival. A
-/// free sets bytes aside for the first request, which then allocates where its executor resumes it, and waits on if the
-/// bytes lie in pieces. A later request for less may overtake it, at most `max_overtakes` times. The freeing thread
-/// makes no call on the stream of a request. Where only the end of some work is missing the library thread polls for
-/// it; with `reuse_policy::completed` a request gets nothing that is still in use. While a request waits threads keep
-/// no blocks near them. `allocate` and `try_allocate` do not queue: they overtake all that wait, which counts, or are
-/// `exhausted`. A request for more than the limit or the device has is `too_large` at once. A request that cannot be
-/// met while no block is live is `exhausted`. Without a limit requests wait when the device is full; what others free
-/// of the device does not wake them. A thread that waits for memory which it holds itself waits for ever, unless a
-/// `stall_timeout` ends its request.
-///
-/// Threads that meet at its lock get parts of it of their own (shards), each with chunks or addresses of its own; what
-/// one has free the others use before they grow, but not again and again. A shard has sixteen million blocks at most,
-/// free ranges among them; a request beyond that fails as one beyond the host's memory does.
-///
-/// With `hardened` it finds what its callers do wrong, at the price of some driver calls in each call, and reports it
-/// to the misuse handler with the history of the memory:
-/// - a free of a pointer that is not live, anywhere, by however many threads at once, or of another size; also after
-///   the address was granted again, as far as the history reaches;
-/// - bytes overwritten before or behind a block: guards lie around each and are looked at before its reuse;
-/// - bytes overwritten after the free, of the whole block or, of one larger than `poison`, of half of that at each of
-///   its ends: they are filled behind the work of the stream that frees, stay in a quarantine while that holds less
-///   than it may, and are looked at then. Fresh memory is filled too, so that reading it shows.
-/// What is quarantined is first in, first out; it counts as granted, and goes where a request would else fail.
-/// `synchronize` looks at all of it, `trim` at what is complete, and the end of the pool at the rest. Nothing waits for
-/// the device but `synchronize`, `trim`, a little, and a request that would else fail. What `allocate_sync` gives is
-/// guarded but not filled; memory given to a stream of another device is neither. What is freed by identity, by the
-/// host, after `record_use`, in a capture, or on a stream of another device or of which no order after the grant is
-/// known, is filled only when the host has seen its use complete. A capture is asked of the driver on each call, also
-/// of own streams, and nothing is enqueued into one.
-///
-/// A shared handle of 8 bytes: copies are the same pool and compare equal. The pool lives until its last handle is gone
-/// and its last block is freed; then its chunks go back upstream once the host has seen all use complete. A free
-/// makes no driver call, but where another stream wants the memory, and where an event is due on a stream that may die
-/// (see `stream`); it allocates no host memory. Any thread.
+/// Ownership: a handle of 8 bytes; copies are the same pool and compare equal. The pool lives until its last handle is
+/// gone and its last block is freed; its memory goes upstream when the host has seen all uses complete.
 export template <mr::resource Upstream>
 class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream>::type {
   using base = detail::pool_base<pool_resource, Upstream>::type;
 
 public:
-  /// The memory is valid in the order of the stream it was given to.
+  /// An allocated block is valid in the order of its stream.
   static constexpr bool stream_ordered = true;
 
-  /// Draws `options.initial_size` at once. Throws std::invalid_argument for options that contradict each other, and as
-  /// `throw_failure`.
+  /// Reserves `options.initial_size` at once. Throws std::invalid_argument for options that contradict each other, and
+  /// what `throw_failure` throws if the upstream has no memory.
   explicit pool_resource(Upstream upstream, pool_options options = {})
       : state_{new detail::pool_state{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
                                       std::move(options)}} {}
 
-  /// A pool over virtual pages of a device: one run of addresses, backed page by page, that grows at its end by what is
-  /// missing there, and gives back whole pages out of its middle. Chunks of cuda_resource where the device has no
-  /// virtual memory, where `options.pages` is false, and where the limit is less than a page of 2 MiB and the pages are
-  /// to be nothing special. Throws as the other, and std::invalid_argument for what virtual_pages refuses and for
-  /// options of pages where `options.pages` is false.
+  /// Makes a pool over virtual pages of a device: addresses to which the pool maps pages as it grows, and from which it
+  /// unmaps whole pages, also in the middle. The pool uses chunks of cuda_resource instead if the device has no virtual
+  /// memory, if `options.pages` is false, or if the limit is less than a page of 2 MiB and `pages` asks for nothing.
+  /// Throws what the other constructor throws, and std::invalid_argument for what virtual_pages refuses or if `pages`
+  /// asks for something and `options.pages` is false.
   explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})
     requires std::same_as<Upstream, cuda_resource>
       : state_{new detail::pool_state{detail::held_pages(where, options, std::move(pages)), std::move(options)}} {}
 
   using base::deallocate;
-  /// The same without the size.
+  /// Frees a block whose size the caller does not know.
   void deallocate(stream_ref stream, void* pointer) noexcept { detail::pool_deallocate(*state_, stream, pointer); }
 
-  /// Declares that all use of the block on this stream is enqueued: its free need not be ordered after it, reuse will
-  /// be. At most three streams' uses are kept apart; a further stream first waits for one of them. Throws cuda_error,
-  /// std::bad_alloc, std::invalid_argument.
+  /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
+  /// orders reuse after them. A block keeps the uses of at most three streams apart; a fourth stream first waits for
+  /// one of these. Throws cuda_error, std::bad_alloc, std::invalid_argument.
   void record_use(void* pointer, stream_ref stream) { detail::pool_record_use(*state_, pointer, stream); }
 
-  /// Draws, in one piece, what is missing until so many bytes are reserved, so that requests find them; returns how
-  /// many that were. With them come the host's records of a thousand blocks and sixteen streams. What is beyond the
-  /// release threshold may go back again. Throws as `throw_failure`, also where that is more than the limit, and
-  /// std::bad_alloc. Any thread.
+  /// Reserves memory in one piece until the pool has `bytes` in all, and prepares the host's records of a thousand
+  /// blocks and sixteen streams. Returns the bytes that were missing. Memory beyond the release threshold may go back
+  /// again. Throws what `throw_failure` throws, also if `bytes` is more than the limit, and std::bad_alloc. Any thread.
   std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
 
-  /// Another limit than that of the options, bytes; 0: none. Of what is reserved beyond it nothing is taken back, but
-  /// nothing more is drawn; `trim` gives back what is free. Requests that wait for more than the limit end with
+  /// Changes the limit of the options, in bytes; 0: no limit. The pool keeps memory that it has reserved beyond the new
+  /// limit, but reserves no more; `trim` gives back what is free. Requests that wait for more than the limit end with
   /// outcome::too_large. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
-  /// From now on requests are refused with outcome::closed, and those that wait are answered with it. Frees, `trim` and
-  /// statistics go on. Any thread.
+  /// Ends all waiting and later requests with outcome::closed. Frees, `trim` and statistics still work. Any thread.
   void close() noexcept { state_->refuse_requests(); }
 
-  /// From now on, until the result is destroyed, `free_some(wanted)` is called where requests wait for `wanted` bytes
-  /// that there are not: for spilling and for caches that can do with less. It runs on `where`, never in a call of the
-  /// pool, one call at a time, and returns how many bytes it has freed. While it frees some and requests wait it is
-  /// called again; otherwise, when the next request begins to wait. It may free and allocate, and must not wait for the
-  /// pool's memory. An exception counts as nothing freed. Throws std::bad_alloc. Any thread.
+  /// Registers a pressure callback until the result is destroyed: for spilling, and for caches that can shrink. The
+  /// pool calls `free_some(wanted)` if requests wait and `wanted` bytes are missing. The function runs on `where`,
+  /// never inside a call of the pool, one call at a time, and returns the bytes that it has freed. If it freed any and
+  /// requests still wait, the pool calls it again; otherwise when the next request begins to wait. The function may
+  /// allocate and free, but must not wait for memory of the pool. An exception counts as 0 bytes. Throws
+  /// std::bad_alloc. Any thread.
   pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
     return {*state_, where,
             [free_some = std::move(free_some)](std::size_t wanted, auto&) { return free_some(wanted); }};
   }
 
-  /// The same with a function that returns something to await that gives the bytes freed, as a task<std::size_t>. It
-  /// begins on `where`, goes on where that resumes it, and counts as one call until that has come. It may wait for
-  /// copies, and for memory of another pool: a small one, reserved in advance, that only such functions use. Until it
-  /// ends no request that waits is told to give way or ends as stalled. The destructor of the result waits for that
-  /// too, and must run neither where the function goes on nor, once it has suspended, in the function itself.
+  /// Registers a function that returns an awaitable of the bytes freed, such as task<std::size_t>. It starts on
+  /// `where`; the awaitable decides which thread resumes it. It counts as one call until the bytes are known. It may
+  /// wait for copies, and for memory of another pool: a small one, reserved in advance, that only such functions use.
+  /// Until it ends, no waiting request is preempted or ends as stalled. The destructor of the result waits for this end
+  /// too: it must not run on the thread that resumes the function, nor in the function itself after its first
+  /// suspension.
   template <std::invocable<std::size_t> F>
     requires(!std::convertible_to<std::invoke_result_t<F&, std::size_t>, std::size_t>)
   pressure_callback on_pressure(executor& where, F free_some) {
@@ -300,34 +262,35 @@ public:
             }};
   }
 
-  /// Waits on the host, `longest` at most, until all work has completed that keeps free memory from going upstream.
-  /// False if that was not seen: the time passed, or no event covers some free on a raw stream. The stream's next call
-  /// or its thread's end then records one. Throws std::bad_alloc.
+  /// Blocks the calling thread, `longest` at most, until all work that keeps free memory from going upstream is
+  /// complete. Returns false if the time passed before, or if no event covers a free on a raw stream; the next call on
+  /// that stream, or the end of its thread, then records one. Throws std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
-  /// Keeps the pages in which the bytes lie from going upstream, until as many calls of `unpin`: for whoever registers
-  /// memory with a network, or maps it elsewhere. False, and nothing is pinned, where they are not all the pool's. Over
-  /// chunks live memory stays anyhow. Any thread.
+  /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network or map it
+  /// elsewhere. Each pin() needs its own unpin(). Returns false, and pins nothing, if a part is not the pool's. In a
+  /// pool over chunks live memory stays in any case. Any thread.
   bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
   void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
 
-  /// A file descriptor by which another process can map the page in which the pointer lies, which is pinned from then
-  /// on; the caller closes it. Of pools over pages with `exportable`. Throws as `throw_failure`.
+  /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
+  /// Pins the page. Needs a pool over pages with `exportable`. Throws what `throw_failure` throws.
   int export_page(void const* pointer) {
     auto const made = state_->export_page(pointer);
     if (!made) throw_failure(made.error());
     return *made;
   }
 
-  /// The block, live or free, in which the pointer lies; nothing if it is not the pool's.
+  /// Returns the block, live or free, that holds the address; nullopt if it is not the pool's.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
 
-  /// The allocations and frees, as far as a hardened pool remembers them, of blocks in which the pointer lay, the
-  /// oldest first. Throws std::bad_alloc. Any thread.
+  /// Returns the allocations and frees of blocks that held the address, the oldest first, as far as a hardened pool
+  /// remembers them; nothing for other pools. Throws std::bad_alloc. Any thread.
   std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
 
-  /// The scopes that hold memory, the largest first, and the requests that wait, in order: a line of text for each. For
-  /// people, where a request has ended with outcome::stalled. Throws std::bad_alloc. Any thread.
+  /// Returns a text with one line for each scope that holds memory, the largest first, and for each request that waits,
+  /// in order. It is meant for people, after a request has ended with outcome::stalled. Throws std::bad_alloc. Any
+  /// thread.
   std::string describe_waiting() const { return state_->describe_waiting(); }
 
   Upstream const& upstream() const noexcept {
@@ -343,7 +306,7 @@ private:
   state_ptr<detail::pool_state> state_;
 };
 
-/// Over virtual pages, unless the options say otherwise.
+/// A pool that is made for a device uses virtual pages, unless the options say otherwise.
 export pool_resource(gpumem::device) -> pool_resource<cuda_resource>;
 export pool_resource(gpumem::device, pool_options) -> pool_resource<cuda_resource>;
 export pool_resource(gpumem::device, pool_options, virtual_pages_options) -> pool_resource<cuda_resource>;

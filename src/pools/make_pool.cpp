@@ -1,4 +1,4 @@
-// The maker of pools for code that cannot import the module.
+// Makes pools for code that cannot import the module.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/make_pool.hpp>
@@ -11,7 +11,7 @@ import :pool_resource;
 
 namespace gpumem {
 
-// Declared in a header, which no module owns.
+// extern "C++": a header declares it, so it belongs to no module.
 extern "C++" any_pool make_pool(int ordinal, pool_options options) {
   return any_pool{pool_resource<cuda_resource>{device{ordinal}, std::move(options)}};
 }

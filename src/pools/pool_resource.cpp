@@ -1,4 +1,4 @@
-// The counted state of a pool, and its calls that do not depend on the upstream.
+// The state that a pool's handles share, and the calls of a pool that do not depend on the type of its upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -46,7 +46,7 @@ bool is_special(virtual_pages_options const& pages) noexcept {
          pages.on_unmapping;
 }
 
-// Pages could grant nothing under a limit of less than one page.
+// Under a limit of less than one page a pool over pages could allocate nothing.
 bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
   bool const special = is_special(pages);
   if (!options.pages && special) throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};
@@ -54,7 +54,7 @@ bool draws_pages(gpumem::device where, pool_options const& options, virtual_page
   return options.pages && !too_small && virtual_pages::supported(where);
 }
 
-// Asked here, because a pool that draws nothing yet would otherwise fail only at its first allocation.
+// Checks the device here: a pool without an initial size would otherwise fail only at its first allocation.
 pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options options) {
   throw_if_child();
   if (auto const ordinal = upstream->device(); ordinal >= 0) device{ordinal}.require();
@@ -90,7 +90,7 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
           },
           this)} {}
 
-// In a forked child what the state would give back is the parent's.
+// Does nothing in a forked child: the memory that the state would give back belongs to the parent.
 void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (hardening_) {
@@ -148,14 +148,14 @@ expected<void*, failure> pool_state::try_part(request_part const& one) noexcept 
   return engine_->try_allocate(key, one.bytes, one.alignment);
 }
 
-// A limit was looked at before, and asks nothing of the driver. Managed memory may be more than the device has.
+// With a limit the limit decides, without a driver call. Managed memory may be larger than the device's memory.
 bool pool_state::is_beyond_device(waiter const& item) noexcept try {
   auto const& upstream = engine_->upstream();
   bool const of_device = where() && upstream.device_accessible() && !upstream.host_accessible();
   if (engine_->options().limit != 0 || !of_device) return false;
   return item.bytes() > where()->memory().total;
 } catch (...) {
-  return false; // the attempt tells what is wrong
+  return false; // the attempt to allocate reports the error
 }
 
 bool pool_state::cancel_waiter(waiter& item) noexcept {
@@ -176,7 +176,7 @@ void pool_state::refuse_requests() noexcept {
 
 bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   if (!driver_alive()) return false;
-  longest = std::min<std::chrono::nanoseconds>(longest, std::chrono::years{1}); // no sum overflows
+  longest = std::min<std::chrono::nanoseconds>(longest, std::chrono::years{1}); // so that no sum overflows
   auto const deadline = sync::now() + longest;
   bool const looked_at = !hardening_ || hardening_->synchronize(longest);
   return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
