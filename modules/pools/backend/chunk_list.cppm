@@ -1,4 +1,4 @@
-// The chunks that a pool has drawn from its upstream.
+// The chunks that a pool has from its upstream, and the sums of their bytes.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:chunk_list;
 import :block;
@@ -7,29 +7,29 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A pool's chunks. Guarded by the lock of the pool that keeps it.
+/// A pool's chunks, and the limit on their bytes. Changes need the locks of all shards; reads need any one of them.
 export class chunk_list {
 public:
-  /// `limit`: most bytes that may be reserved, 0 for none.
+  /// `limit`: most bytes that may be reserved; 0: no limit.
   explicit chunk_list(std::size_t limit) noexcept : limit_{limit} {}
 
-  /// How much to draw for a request of `need` bytes by a shard that has so much: more, so that growth is rare, but
-  /// never beyond the limit; 0 where even the request is beyond it.
+  /// Returns the size of the next chunk for a request of `need` bytes by a shard that has `has` bytes. It is more than
+  /// `need`, so that growth is rare, but stays within the limit; 0 if `need` is beyond the limit.
   std::size_t growth(std::size_t need, std::size_t has) const noexcept;
 
   /// Throws std::bad_alloc.
   chunk& add(void* base, std::size_t bytes);
-  /// Takes it out; what is leaving still counts against the limit until it has left.
+  /// Removes a chunk from the list, and returns it. Its bytes count against the limit until end_release().
   chunk begin_release(chunk const& which) noexcept;
-  /// Pages of a chunk.
+  /// Begins to release pages of a chunk that stays.
   void begin_release(std::size_t bytes) noexcept {
     reserved_ -= bytes;
     releasing_ += bytes;
   }
   void end_release(std::size_t bytes) noexcept { releasing_ -= bytes; }
-  /// So many bytes more in a chunk.
+  /// Counts bytes that were added to a chunk.
   void add_reserved(std::size_t bytes) noexcept;
-  /// A chunk that is empty.
+  /// Removes an empty chunk.
   void erase(chunk const& which) noexcept;
 
   inline std::size_t reserved() const noexcept { return reserved_; }
@@ -38,27 +38,28 @@ public:
   /// Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
-  /// The most that may be reserved, in granules.
+  /// Returns the most bytes that may be reserved, in whole granules.
   inline std::size_t max_reserved() const noexcept {
     return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule;
   }
-  /// What may be drawn beside what is reserved and what is leaving.
+  /// Returns the bytes that may still be reserved: the limit less the reserved bytes and those being released.
   std::size_t headroom() const noexcept;
-  /// Whether little is left of the limit: how much the device has left nobody tells before a request fails.
+  /// Returns whether less than a quarter of the limit is left. Without a limit false: how much memory the device has
+  /// left shows only when a request fails.
   inline bool near_limit() const noexcept {
     auto const max_bytes = limit();
     return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / 4;
   }
   inline bool empty() const noexcept { return chunks_.empty(); }
 
-  /// The chunk in which the address lies, or null.
+  /// Returns the chunk that holds the address; null if none does.
   chunk* find_containing(void const* pointer) const noexcept;
   template <class Visit> void visit(Visit visitor) const {
     for (auto const& each : chunks_) visitor(*each);
   }
 
-  /// The largest chunk without live blocks for which `may(chunk)` holds and without which at least `keep` bytes remain
-  /// reserved, or null.
+  /// Returns the largest chunk without live blocks for which `may(chunk)` is true and without which at least `keep`
+  /// bytes remain reserved; null if there is none.
   template <class May> chunk* largest_idle(std::size_t keep, May may) const {
     chunk* best = nullptr;
     for (auto const& each : chunks_) {

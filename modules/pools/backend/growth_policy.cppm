@@ -1,4 +1,4 @@
-// How a pool that draws pages grows.
+// The growth policy of pools over pages: how much to map for a request, where, and in pages of which size.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -15,53 +15,53 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// What to map for a request, in bytes.
+/// How much to map for a request, in bytes, and where.
 export struct growth_plan {
-  std::optional<page_extent> hole; ///< in these addresses; none: at the end
+  std::optional<page_extent> hole; ///< addresses in which to map; none: at the end of the mapped addresses
   std::size_t bytes;
-  std::size_t least;         ///< where the device has not so much
-  std::uintptr_t beside = 0; ///< where free memory begins that the request is to have with it; 0: there is none
-  bool downwards = false;    ///< that memory is above the hole: what is mapped ends there
+  std::size_t least;         ///< bytes to map if the device has less than `bytes`
+  std::uintptr_t beside = 0; ///< start of the free range that the new pages extend; 0: there is none
+  bool downwards = false;    ///< that range is above the hole: the new pages end where it starts
 
-  /// Where in the hole so many bytes go.
+  /// Returns the offset at which `mapped` bytes go into the hole.
   inline std::size_t offset(std::size_t mapped) const noexcept {
     return downwards ? hole->end() - mapped : hole->offset;
   }
 };
 
-/// How much is mapped for a request, where, and in pages of which size. Decides, and changes nothing of the pool. Each
-/// call but `page_size` is under the locks of the shards that it is given. Sizes are in bytes.
+/// Decides how much to map for a request, where, and in pages of which size; changes nothing in the pool. The caller
+/// holds the locks of the shards that it passes; page_size() needs no lock. Sizes are in bytes.
 ///
-/// Each stream has a segment of the addresses as its own: its memory grows there, beside what it has freed, and joins.
-/// Where streams grew side by side, none of them got back a range as large as it had freed.
+/// Each stream has a segment of the addresses of its own. Its memory grows there, beside ranges that it has freed, and
+/// coalesces with them. When streams grew side by side, none of them got back a range as large as it had freed.
 export class growth_policy {
 public:
-  /// Refers to all of them.
+  /// Keeps references to all arguments.
   growth_policy(chunk_list const& chunks, shard_list const& shards, reuse_rules const& rules) noexcept
       : chunks_{chunks}, shards_{shards}, rules_{rules} {}
 
-  /// Whether the range is free, and either the stream alone or no stream has uses of it left.
+  /// Returns whether the range is free, and only this stream or no stream has uses of it left.
   bool usable(block const* range, stream_key const& key) const;
-  /// Where and how much to map for a request; if not `exact`, with what those who ask next are to find. Where the least
-  /// is missing; if that is the same, in the stream's segment. Nothing: the addresses come to an end, and no hole is
-  /// large enough.
+  /// Returns where and how much to map for a request; nullopt if the addresses are used up and no hole is large enough.
+  /// Prefers the place where the fewest bytes are missing, and among equal places one in the stream's segment. Unless
+  /// `exact`, adds memory for later requests.
   std::optional<growth_plan> plan(allocation_request const& request, pool_shard const& in, bool exact) const;
-  /// Whether a block lies at the end of the range that it is cut from. The large ones do: beside what is mapped next,
-  /// so that there they can grow when they are free again. Not under a limit: there more pages were partly in use, for
-  /// which some of a recorded trace failed.
+  /// Returns whether to split the block off the upper end of its range. Large blocks go there: the next pages are
+  /// mapped beside them, so that their range can grow after their free. Not under a limit: there it left more pages
+  /// partly in use, and some requests of a recorded trace failed.
   inline bool place_high(std::size_t bytes, pool_shard const& in) const noexcept {
     return !chunks_.limit() && bytes >= in.reserved / large_part;
   }
-  /// The smallest page that is worth moving; from others larger ones are made.
+  /// Returns the smallest page that is worth moving; in place of smaller ones the pool makes new, larger ones.
   std::size_t min_moved_page(virtual_pages const& of) const noexcept { return usual_page(of) / 4 * 3; }
-  /// Returns the size of the pages for a growth by `bytes`. Each page costs the same: there are `most` of them at most,
-  /// but no page is larger than 32 MiB.
+  /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size, so there
+  /// are at most `max_pages`; but no page is larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
-  /// Returns the size that follows from what is mapped alone.
+  /// Returns the page size that follows from the mapped bytes alone.
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:
-  static constexpr std::size_t large_part = 16; // of what is reserved
+  static constexpr std::size_t large_part = 16; // large: at least this part of the shard's reserved bytes
   block* usable_end(allocation_request const& request, pool_shard const& in) const;
   std::size_t shortfall(allocation_request const& request, pool_shard const& in, block const* end, bool exact) const;
   struct candidate;

@@ -1,4 +1,4 @@
-// How a pool draws from its upstream, and gives back.
+// The part of a pool that gets memory from the upstream and gives it back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -23,13 +23,13 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Draws chunks, or pages behind what is free at the end of a shard's addresses and in holes, and gives back what
-/// nobody uses. What changes anything is called under the locks of all shards; with `held` they are given up around
-/// calls upstream, which one thread at a time makes, and for waits. What it tells may be read under any of them;
-/// `upstream`, `paged`, `where`, `lost` and the limit by any thread. Sizes are in bytes.
+/// Gets chunks from the upstream, or maps pages at the end of a shard's addresses and in holes, and gives back unused
+/// memory. Calls that change anything need the locks of all shards. Those that take `held` unlock it during waits and
+/// calls upstream; one thread at a time grows the pool or changes its pages. Reads need the lock of any shard;
+/// `upstream`, `paged`, `where`, `lost` and the limit need none. Sizes are in bytes.
 export class pool_backend {
 public:
-  /// Whom it concerns how much is reserved: is told of each change before the locks are given up.
+  /// Is told of each change of the reserved bytes before the locks are unlocked.
   class observer {
   public:
     virtual void on_reserved_changed() noexcept = 0;
@@ -38,78 +38,81 @@ public:
     ~observer() = default;
   };
 
-  /// Refers to all but the upstream, which it keeps.
+  /// Keeps references to all arguments but the upstream, which it owns.
   pool_backend(std::unique_ptr<pool_upstream> upstream, pool_options const& options, reuse_rules const& rules,
                shard_list& shards, observer& watcher);
 
   inline pool_upstream& upstream() noexcept { return *upstream_; }
   inline bool paged() const noexcept { return upstream_->paged(); }
-  /// None over upstreams without one.
+  /// Returns the upstream's device; nullopt if the upstream has none.
   inline std::optional<device> where() const noexcept { return device_; }
   inline bool lost() const noexcept { return device_ && device_->lost(); }
   inline chunk_list const& chunks() const noexcept { return chunks_; }
   inline growth_policy const& growth() const noexcept { return growth_; }
   void set_limit(std::size_t bytes) noexcept { chunks_.set_limit(bytes); }
 
-  /// Waits while another thread draws or gives back; whether one did.
+  /// Waits while another thread allocates a chunk, or maps, moves or unmaps pages. Returns whether it waited.
   bool wait_for_growth(all_shards_lock& held);
   inline bool growing() const noexcept { return growing_; }
-  /// Draws memory for a request, `exact` or with some to spare, while no other thread does, and joins it with what is
-  /// free beside it; an empty place where that is not enough, or memory has left meanwhile: look again. A failure
-  /// carries the bytes requested; what is too large for upstream is exhausted. Throws std::bad_alloc.
+  /// Gets memory for a request, and coalesces it with free neighbours; no other thread may be growing. Unless `exact`,
+  /// gets some to spare. Returns an empty placement if that is not enough or if it had to wait for a release: the
+  /// caller searches again. A failure carries the requested bytes; too_large from the upstream becomes exhausted.
+  /// Throws std::bad_alloc.
   expected<placement, failure> grow(allocation_request const& request, all_shards_lock& held, bool exact);
-  /// Draws until so many bytes are reserved; how many were missing. A failure is upstream's. Throws std::bad_alloc.
+  /// Gets memory until `bytes` are reserved. Returns the bytes that were missing, or the upstream's failure. Throws
+  /// std::bad_alloc.
   expected<std::size_t, failure> grow_to(std::size_t bytes, pool_shard& into, all_shards_lock& held);
-  /// A chunk out of another thread's shard, wholly free and one, that the stream may use at once; it is the
-  /// requester's from now on.
+  /// Moves a chunk from another shard to the request's shard: one that is a single free range, large enough, which the
+  /// stream may use at once. Returns the place in it; empty if there is no such chunk.
   placement migrate_chunk(allocation_request const& request);
 
-  /// Gives back unused memory, of which the host has seen every use complete, as long as at least `keep` bytes remain.
-  /// Returns the bytes given back.
+  /// Gives back unused memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns
+  /// the bytes given back.
   std::size_t release(std::size_t keep, all_shards_lock& held) noexcept;
-  /// Moves unused pages to the place of a request for whose growth there is no room. Returns an empty place, and moves
-  /// nothing, if they are not enough. Throws std::bad_alloc.
+  /// Moves unused pages together for a request that the pool cannot grow for. Returns the place in them; empty, and
+  /// nothing is moved, if they are not enough. Throws std::bad_alloc.
   placement move_at_limit(allocation_request const& request, all_shards_lock& held);
-  /// Gives unused memory back for a request for whose growth there is no room: as many pages as it lacks, or all
+  /// Gives unused memory back so that the pool can grow for the request: as many pages as are missing, or all unused
   /// chunks. Throws std::bad_alloc.
   void release_for(allocation_request const& request, all_shards_lock& held);
-  /// The pool has no users any more: what is on a lost device is over, and streams have no memory of their own.
+  /// Marks the pool as closed: it has no users any more. From then on memory on a lost device counts as complete, and
+  /// unused memory is given back whatever stream freed it.
   void set_closed() noexcept { closed_ = true; }
   inline bool closed() const noexcept { return closed_; }
 
-  /// As pool_engine's; they wait while memory is drawn or given back.
+  /// See pool_engine. All three wait as wait_for_growth() does.
   bool pin(void const* pointer, std::size_t bytes, all_shards_lock& held);
   void unpin(void const* pointer, std::size_t bytes, all_shards_lock& held);
   expected<int, failure> export_page(void const* pointer, all_shards_lock& held);
 
 private:
-  // Free memory side by side, by address.
+  // Adjacent free blocks whose uses are complete, as one run of addresses.
   struct idle_run {
     pool_shard* in;
-    block* last; // the highest of those that it is made of
+    block* last; // the highest of the blocks
     std::uintptr_t begin, end;
     inline std::size_t bytes() const noexcept { return end - begin; }
   };
-  // Whole pages of such, by offset in the shard's pages.
+  // Adjacent whole pages of an idle run, by offset in the shard's pages.
   struct page_run {
     pool_shard* shard;
-    block* last; // in which they end; it and those below it hold them
+    block* last; // the block in which the pages end; it and blocks below it hold them
     page_extent where;
     std::size_t pages = 1;
   };
   static void append(std::vector<page_run>& runs, page_run const& next);
-  // Whole pages of idle runs: until so many bytes are found, and never more than `most`.
+  // Which whole pages of idle runs to find: until `wanted` bytes are found, `max_bytes` and `max_pages` at most.
   struct page_query {
     std::size_t wanted;
-    std::size_t least = 0; // none if there are fewer bytes than that
+    std::size_t least = 0; // if there are fewer bytes, no page is found
     std::size_t max_bytes = SIZE_MAX;
-    std::uintptr_t excluded = 0; // where a block begins that stays
-    pool_shard* in = nullptr;    // of it alone; null: of all
-    std::size_t smallest = 0;
+    std::uintptr_t excluded = 0; // an address in the block that stays; 0: none
+    pool_shard* in = nullptr;    // only pages of this shard; null: of all shards
+    std::size_t smallest = 0;    // bytes of a page
     std::size_t max_pages = SIZE_MAX;
   };
 
-  // On a lost device nothing runs any more and nothing is seen to complete: a closed pool returns what it owes.
+  // On a lost device no work runs any more and no use is seen complete: a closed pool then gives back all memory.
   inline bool device_gone() const noexcept { return closed_ && lost(); }
   void wait_for_release(all_shards_lock& held);
   void end_growth() noexcept;
@@ -159,8 +162,8 @@ private:
 
   chunk_list chunks_;
   growth_policy growth_;
-  time_budget move_budget_;      // and the pages that are made instead
-  sync::spin_condition changed_; // growth ended, or memory has left
+  time_budget move_budget_;      // for moves, for polls before them, and for new pages
+  sync::spin_condition changed_; // notified when growing_ or chunks_.releasing() changes
   bool growing_ = false;
   bool closed_ = false;
 };

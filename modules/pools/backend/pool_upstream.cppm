@@ -1,4 +1,4 @@
-// A pool's upstream, its type erased.
+// The upstream of a pool behind a type-erased interface.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_upstream;
 import :chunk;
@@ -11,25 +11,26 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// A held copy of a pool's upstream, its type erased.
+/// Base of the object that holds a pool's copy of its upstream.
 export class pool_upstream {
 public:
   virtual ~pool_upstream() = default;
 
   inline bool stream_ordered() const noexcept { return stream_ordered_; }
-  /// The host may touch its memory at once, whatever stream it is given to.
+  /// The host may touch the memory at once, whatever stream it was allocated on.
   inline bool host_accessible() const noexcept { return host_accessible_; }
   inline bool device_accessible() const noexcept { return device_accessible_; }
   inline int device() const noexcept { return services_.table->device(services_.state); }
 
-  /// Whether it draws pages, in one run of addresses for each shard; else chunks.
+  /// Returns whether the pool maps pages, in one run of addresses per shard; otherwise it allocates chunks.
   inline bool paged() const noexcept { return paged_.has_value(); }
-  /// A run of addresses. Throws as the constructor of virtual_pages.
+  /// Makes the run of addresses of one shard. Throws what the constructor of virtual_pages throws.
   std::unique_ptr<virtual_pages> make_pages() const;
 
-  /// Memory aligned to the granule, valid in the order of the stream. Upstream may take its time: hold no lock.
+  /// Allocates memory that is aligned to the granule and valid in the order of the stream. The upstream may be slow:
+  /// the caller holds no lock.
   expected<void*, failure> allocate(stream_key const& stream, std::size_t bytes) noexcept;
-  /// Gives memory back of which the host has seen every use complete.
+  /// Gives back memory whose uses the host has seen complete.
   void deallocate(chunk const& done) noexcept;
 
 protected:

@@ -1,4 +1,4 @@
-// A request on its way through a pool, and what is found for it.
+// A request for memory inside a pool, and the place in a free range that is found for it.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:allocation_request;
 import :block;
@@ -10,18 +10,18 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Of one stream, checked and rounded up. One thread's, for the time of its call.
+/// A checked and rounded-up request of one stream. Only the calling thread uses it, during its call.
 export struct allocation_request {
   stream_key const& key;
   std::size_t requested;
   std::size_t bytes;         // rounded up
-  std::uint8_t class_number; // of thread caches, if that size has a number
+  std::uint8_t class_number; // of the size class, if `bytes` has one
   std::size_t alignment;
   unsigned thread;             // the calling thread's number
   pool_shard* shard = nullptr; // the calling thread's
-  bool growth_failed = false;  // as was found
+  bool growth_failed = false;  // the pool could not grow for this request
 
-  /// Where there is not so much: a medium size as if it were large.
+  /// Rounds a medium size only as a large one, where memory is short.
   inline void drop_rounding() noexcept {
     if (bytes <= size_class::largest_small) return;
     auto const exact = size_class::of(requested, size_class::largest_small);
@@ -31,8 +31,8 @@ export struct allocation_request {
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
-/// Where in which free range, and by which tier it is the stream's; or nowhere. Two words, so that it comes in
-/// registers: what was just written field by field and is then copied word by word stalls.
+/// A free range, an offset in it, and the reuse tier by which the stream gets it; empty if none was found. Two words,
+/// so that functions return it in registers: a copy through memory, written by fields and read by words, would stall.
 export struct placement {
   placement() = default;
   placement(block* in, std::size_t at, reuse_tier by) noexcept : range{in}, offset{at & max_offset}, how{by} {}

@@ -1,4 +1,4 @@
-// Where in a pool's free memory a request finds its place, by the cheapest tier.
+// Finds a free range for a request, by the cheapest reuse tier.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_search;
 import :allocation_request;
@@ -13,22 +13,23 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Finds what a stream may have, and leaves it where it is: an empty place where there is nothing. On its way it learns
-/// what has completed, and joins what nobody uses. Each call is under the locks of the shards that it is given; on
-/// streams it makes driver calls, and waits for nothing.
+/// Finds a place in the free ranges of shards, and leaves the range on its free list. Each search returns an empty
+/// placement if there is none. Searches may poll streams, promote ranges and coalesce them. The caller holds the locks
+/// of the shards that it passes. Searches make driver calls on streams, but wait for nothing.
 export class range_search {
 public:
-  /// Refers to all of them. `policy`: how far reuse across streams may go.
+  /// Keeps a reference to `rules`. `policy`: how far reuse across streams may go.
   range_search(reuse_policy policy, reuse_rules const& rules) noexcept : policy_{policy}, rules_{rules} {}
 
-  /// By the tiers that cost the stream nothing, as things are known.
+  /// Searches the tiers that need no wait, by what is known to be complete.
   [[gnu::always_inline]] inline placement find_without_poll(allocation_request const& request, shard_span among) const {
     auto const place = find_own_or_ready(request, among);
     return place ? place : find_ordered(request, among);
   }
-  /// The same, and after one look at what has completed where nothing is known. Throws std::bad_alloc.
+  /// Searches the same tiers; if they have nothing, polls the streams once and searches again. Throws std::bad_alloc.
   placement find(allocation_request const& request, shard_span among) const;
-  /// What streams still use, behind a wait on precise events that was enqueued. Empty also on an error of the driver.
+  /// Searches also ranges that other streams still use, and makes the request's stream wait for events of these uses.
+  /// Empty also on an error of the driver.
   placement find_with_wait(allocation_request const& request, shard_span among) const;
 
 private:

@@ -1,4 +1,4 @@
-// The order of a pool's free memory: which stream may use which range when, and how more is learnt of it.
+// The rules by which a stream may reuse free memory, and the polls that tell a pool which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:reuse_rules;
 import :pool_options;
@@ -10,11 +10,11 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// How a stream may come to use a free range, the cheapest first.
+/// How a stream may get a free range, the cheapest tier first.
 export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, wait, none };
 
-/// The rules of one pool. Each call is under the locks of the shards that it is given, or of those that its uses lie
-/// in; on streams it makes driver calls, and waits for nothing.
+/// The rules of one pool. The caller holds the locks of the shards that it passes, or of the shard in which the uses
+/// lie. Calls may make driver calls on streams, but wait for nothing.
 export class reuse_rules {
 public:
   /// `policy`: how far reuse across streams may go. `host_accessible`: the host may touch the memory at once.
@@ -25,40 +25,41 @@ public:
   inline bool host_accessible() const noexcept { return host_accessible_; }
   /// Whether a request needs memory of which the host has seen every use complete.
   inline bool needs_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
-  /// The first tier, `furthest` at most, by which the stream may use memory with these uses, or none.
+  /// Returns the cheapest tier, up to `last_tier`, by which the stream may use memory with these uses; `none` if no
+  /// such tier does.
   reuse_tier classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const;
 
-  /// Drops uses that the host has seen complete; with `reuse_policy::ordered` memory stays with the streams that freed
-  /// it.
+  /// Drops uses that the host has seen complete. Does nothing with `reuse_policy::ordered`, where memory stays with the
+  /// streams that freed it.
   void prune(stream_uses& uses) const noexcept {
     if (cross_stream_) uses.prune();
   }
-  /// What the host has seen complete belongs to nobody from now on, and joins what belongs to nobody. Whether there was
-  /// any.
+  /// Promotes ranges whose uses are complete, and coalesces them with ready neighbours. Returns whether there were any.
   bool promote_completed(shard_span among) const noexcept;
-  /// Joins free neighbours that the stream may use by these tiers. Across streams this is for a request that would else
-  /// fail: a range joined early is lost to each of its streams until the others are done.
+  /// Coalesces free neighbours that the stream may use by tiers up to `last_tier`. Across streams this is for a request
+  /// that would fail otherwise: none of the streams can use a joined range until the other streams are done.
   void coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among) const;
 
-  /// One poll of every stream whose frees stand in the way; returns their number. Where there is no events yet it is
-  /// recorded, late, on streams that are gpumem's or the asking one; the others are asked for it. Throws
-  /// std::bad_alloc.
+  /// Polls every stream with incomplete uses of free memory once, and returns their number. Where a use has no event
+  /// yet, records one late if the stream is gpumem's own or the asking one; otherwise requests one of the
+  /// stream's next free. Throws std::bad_alloc.
   std::size_t poll_streams(stream_key const* asking, shard_span among) const;
-  /// The same of all streams, the asking one too. Unless the asking stream is behind, young events are polled
-  /// for 4 us: a stream without work completes one in 2 us, which is little beside a move of pages. Throws
+  /// Polls all these streams, the asking one too. Unless the asking stream is behind, repeats the polls of young events
+  /// for up to 4 us: a stream without work completes an event in 2 us, and a move of pages costs far more. Throws
   /// std::bad_alloc.
   void poll_streams_for_moves(stream_key const& asking, shard_span among) const;
-  /// The streams whose uses of free memory the host has not seen complete, each once. Throws std::bad_alloc.
+  /// Returns the streams whose uses of free memory the host has not seen complete, each once; with `without_event` only
+  /// those with a use that no event covers. Throws std::bad_alloc.
   static std::vector<stream_timeline*> streams_in_use(bool without_event, shard_span among);
 
-  /// Whether some use of free memory is open of which polling can show that it is complete.
+  /// Returns whether polling can show that an open use of free memory is complete.
   static bool may_complete(shard_span among) noexcept;
 
-  /// Orders the stream after every use that it is not ordered after. False on an error of the driver.
+  /// Makes the stream wait for every use that it is not ordered after yet. Returns false on an error of the driver.
   static bool wait_for(stream_uses const& uses, stream_key const& key);
 
 private:
-  bool cross_stream_; // across streams
+  bool cross_stream_; // streams may reuse what other streams freed, when it is complete
   bool host_accessible_;
 };
 

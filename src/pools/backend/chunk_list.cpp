@@ -1,4 +1,4 @@
-// How much is drawn next, and where chunks lie.
+// The size of the next chunk, and the chunks by address.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -17,8 +17,9 @@ namespace {
 
 inline constexpr std::size_t chunk_step = std::size_t{2} << 20;
 inline constexpr std::size_t largest_step = std::size_t{512} << 20;
-// Larger chunks fragment less, and smaller ones reserve less that is never used: of the fractions and bounds tried on
-// recorded traces this one kept the most of what was reserved in use.
+// A new chunk has this part of the bytes that the shard has. Larger chunks fragment less; smaller ones reserve less
+// that is never used. Of the fractions and bounds tried on recorded traces this one kept the most reserved memory in
+// use.
 inline constexpr std::size_t growth_fraction = 6;
 
 std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return each->base; }

@@ -1,4 +1,4 @@
-// What is mapped, and in which pages.
+// Plans what a pool over pages maps for a request: how much, where, and in pages of which size.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -20,12 +20,12 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t spare_fraction = 8;
-inline constexpr std::size_t limit_pages = 4096;
-// The addresses have this many parts; each stream's segment begins at a multiple of such a part.
+inline constexpr std::size_t spare_fraction = 8; // one of several shards grows by this part of its bytes at least
+inline constexpr std::size_t limit_pages = 4096; // under a limit a page is this part of the limit, within bounds
+// Segments of streams start at multiples of this part of the addresses.
 inline constexpr std::size_t segments = 64;
-// A page is this part of the mapped bytes: larger pages left more of recorded traces unused, and of smaller ones more
-// moved.
+// A page is this part of the mapped bytes. On the recorded traces larger pages left more memory unused, and smaller
+// pages moved more often.
 inline constexpr std::size_t page_fraction = 150;
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
@@ -39,7 +39,7 @@ std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
   return bytes / of.granularity() * of.granularity();
 }
 
-// Whether the stream used the block last, so that what lies beside it is of its segment.
+// Returns whether the stream used the block last: then the addresses beside the block belong to the stream's segment.
 bool is_of(block const* neighbour, stream_key const& key) noexcept {
   if (!neighbour || neighbour->state() == block_state::hole) return false;
   if (!neighbour->is_free()) return neighbour->stream == &key.timeline();
@@ -48,7 +48,7 @@ bool is_of(block const* neighbour, stream_key const& key) noexcept {
 
 } // namespace
 
-// Free addresses, and whether they are of the stream's segment.
+// A plan, whether its addresses belong to the stream's segment, and how many addresses are free there.
 struct growth_policy::candidate {
   growth_plan plan;
   bool own_segment;
@@ -63,26 +63,26 @@ bool growth_policy::usable(block const* range, stream_key const& key) const {
   return range && range->is_free() && rules_.classify(range->uses, key, reuse_tier::same_stream) != reuse_tier::none;
 }
 
-// The range at the end of what is mapped, if the stream may use it at once.
+// Returns the range at the end of the mapped addresses if the stream may use it at once; otherwise null.
 block* growth_policy::usable_end(allocation_request const& request, pool_shard const& in) const {
   auto* const last = in.paged ? in.paged->last : nullptr;
   if (!usable(last, request.key)) return nullptr;
   return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
 }
 
-// Behind a usable range, or none, in whole pages.
+// Returns the bytes to map after the usable range `end`, which may be null, in whole pages.
 std::size_t growth_policy::shortfall(allocation_request const& request, pool_shard const& in, block const* end,
                                      bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
   auto wanted = least;
-  // Shards of many threads have some to spare: what one lacks it stops all of them for.
+  // With several shards each gets some to spare: for memory that its shard lacks, a thread locks all shards.
   if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
-// The hole for which the least is to be mapped, at its beginning or at its end; within the limit.
+// Returns the hole in which the fewest bytes are missing, at its start or at its end, within the limit.
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
                                                                  pool_shard const& in, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
@@ -105,8 +105,8 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
   return best;
 }
 
-// Addresses behind all that is mapped, far enough for what lies before them to grow. Segments end at half of the
-// addresses: what lies behind them stays in one piece for the largest requests.
+// Returns a new segment after all mapped addresses, at a distance in which the segment before it can grow. New
+// segments start in the lower half of the addresses only: the upper half stays in one piece for the largest requests.
 std::optional<page_extent> growth_policy::new_segment(allocation_request const& request, pool_shard const& in) const {
   if (!in.pages || in.ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
   auto const step = round_up(in.pages->address_space() / segments, in.pages->granularity());
@@ -136,7 +136,8 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
   return apart.hole && apart.bytes <= std::min(chunks_.headroom(), apart.hole->bytes) ? apart : best.plan;
 }
 
-// Pages grow with what is mapped. Under a limit they give way to others: of large ones few are wholly free.
+// Pages grow with the mapped bytes. They are smaller under a limit, where free pages must make way for other requests:
+// few large pages are wholly free.
 std::size_t growth_policy::page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept {
   auto const least = smallest_of(of);
   if (chunks_.limit()) {

@@ -1,4 +1,4 @@
-// A pool and its upstream's chunks: growth, and giving back.
+// Growth and release of pools over chunks, and the parts that pools over pages share with them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -35,8 +35,8 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
-// The longest burst of moves. With a tenth of it recorded traces of a fifth of a second reserved a quarter more: the
-// pages that they made instead stay scattered.
+// The longest burst of moves. With 5 ms recorded traces of 0.2 s reserved a quarter more: they made new pages instead,
+// which stay scattered.
 inline constexpr time_budget::nanoseconds max_burst = std::chrono::milliseconds{50};
 
 std::optional<device> device_of(pool_upstream const& upstream) {
@@ -73,7 +73,7 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
     auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks_.max_reserved() / unit * unit);
     if (wanted <= chunks_.reserved()) return std::size_t{0};
     auto const missing = wanted - chunks_.reserved();
-    if (missing > chunks_.headroom()) { // because of what has not left yet
+    if (missing > chunks_.headroom()) { // bytes that are being released still count
       wait_for_release(held);
       continue;
     }
@@ -101,8 +101,8 @@ expected<placement, failure> pool_backend::grow_chunk(allocation_request const& 
   return placement{*fresh, offset, reuse_tier::none};
 }
 
-// Draws without the lock, and only while nobody else does; where upstream has not so much, `least`. A chunk, wholly
-// free.
+// Allocates a chunk without the locks, while growing_ keeps other threads out. If the upstream has less than `bytes`,
+// tries `least`. Returns the chunk's only block, which is free.
 expected<block*, failure> pool_backend::allocate_chunk(stream_key const& key, pool_shard& into, std::size_t bytes,
                                                        std::size_t least, all_shards_lock& held) {
   growing_ = true;
@@ -136,7 +136,7 @@ void pool_backend::end_growth() noexcept {
   changed_.notify_all();
 }
 
-// Upstream's memory is valid in the order in which it was given.
+// Memory of the upstream is valid in the order of the stream it was allocated on: its first use.
 block& pool_backend::add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
   bool const ordered = upstream_->stream_ordered() && !key.is_host();
   auto& added = chunks_.add(base, bytes);
@@ -160,7 +160,7 @@ void pool_backend::count_growth(pool_shard& into, std::size_t bytes) noexcept {
 }
 
 placement pool_backend::migrate_chunk(allocation_request const& request) {
-  if (paged()) return {}; // they belong to the addresses where they are
+  if (paged()) return {}; // pages belong to the addresses of their shard
   std::size_t offset = 0;
   auto* const idle = chunks_.largest_idle(0, [&](chunk const& parent) {
     auto const& whole = *parent.first;
@@ -189,7 +189,7 @@ void pool_backend::release_for(allocation_request const& request, all_shards_loc
     release_chunks(0, held);
     return;
   }
-  wait_for_growth(held); // pages are looked at only at rest
+  wait_for_growth(held); // no other thread may change the pages meanwhile
   auto const plan = growth_.plan(request, *request.shard, true);
   evict_pages(request, plan, plan ? std::min(plan->bytes, chunks_.headroom()) : 0, held);
 }
@@ -201,7 +201,7 @@ bool pool_backend::idle_and_complete(chunk const& parent) const noexcept {
   return complete;
 }
 
-// The largest first.
+// Releases the largest idle chunk first.
 std::size_t pool_backend::release_chunks(std::size_t keep, all_shards_lock& held) noexcept {
   std::size_t given = 0;
   for (;;) {

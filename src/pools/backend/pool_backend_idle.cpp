@@ -1,4 +1,4 @@
-// Free memory of which nothing is in use any more: finding it, and letting its pages go.
+// Finds free memory whose uses are complete, and unmaps whole pages of it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -24,7 +24,7 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// From the top of free memory down: what lies side by side is one run.
+// Adds a run below those that were added before; joins it with the last one if they are adjacent.
 void pool_backend::append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
   if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
@@ -35,8 +35,8 @@ void pool_backend::append(std::vector<page_run>& runs, page_run const& next) {
   }
 }
 
-// What nobody uses is one where it lies side by side; with `reuse_policy::ordered` it stays with the streams that freed
-// it.
+// Coalesces adjacent ranges whose uses are complete. Does nothing with `reuse_policy::ordered` while the pool is open,
+// where memory stays with the streams that freed it.
 void pool_backend::coalesce_complete(pool_shard& in) {
   if (!in.paged || (options_.cross_stream == reuse_policy::ordered && !closed_)) return;
   auto const complete = [gone = device_gone()](block const& each) { return gone || each.uses.completed(); };
@@ -45,12 +45,12 @@ void pool_backend::coalesce_complete(pool_shard& in) {
   }
 }
 
-// Joins what is complete. Free memory side by side of which the host has seen every use complete, by address; without
-// the block in which the address `excluded` lies, if it is not 0.
+// Coalesces complete ranges, and returns the runs of free memory whose uses the host has seen complete, by address.
+// Leaves out the block that holds the address `excluded`, unless that is 0.
 std::vector<pool_backend::idle_run> pool_backend::idle_runs(std::uintptr_t excluded) {
   std::vector<idle_run> found;
   bool const gone = device_gone();
-  // What nobody uses lies on one free list then, so that the blocks of a large pool need not be walked over.
+  // After promotion all complete ranges are on the ready list, so that a large pool need not visit all its blocks.
   bool const on_one_list = !closed_ && !gone && options_.cross_stream != reuse_policy::ordered;
   if (on_one_list) rules_.promote_completed(shard_list::search_order{shards_, *shards_.all().front()});
   for (auto const& in : shards_.all()) {
@@ -73,7 +73,8 @@ std::vector<pool_backend::idle_run> pool_backend::idle_runs(std::uintptr_t exclu
     }
   }
   std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
-  // The lowest go first. Where the longest did, a recorded trace with blocks of most of the pool moved a quarter more.
+  // The lowest run goes first. With the longest first, a recorded trace with blocks of most of the pool moved a quarter
+  // more.
   std::ranges::sort(found, {}, &idle_run::begin);
   return found;
 }
@@ -104,8 +105,8 @@ std::vector<pool_backend::page_run> pool_backend::idle_pages(page_query const& q
   return found;
 }
 
-// Takes pages out of the ranges, and counts them as leaving; those that stay, since the host has no memory, out of the
-// list. How many bytes.
+// Makes holes of the pages, and counts them as being released. Returns their bytes. If the host has no memory for the
+// holes, removes the remaining pages from `idle`: they stay mapped.
 std::size_t pool_backend::detach_pages(std::vector<page_run>& idle) noexcept {
   std::size_t given = 0;
   auto detached = idle.begin();
@@ -135,7 +136,7 @@ std::size_t pool_backend::pages_in(std::vector<page_run> const& runs) noexcept {
   return sum;
 }
 
-// Without the lock.
+// Unmaps pages; called without the locks.
 void pool_backend::unmap(std::vector<page_run> const& detached) noexcept {
   for (auto const& each : detached) each.shard->pages->unmap(each.where.offset, each.where.bytes);
 }
@@ -157,14 +158,14 @@ std::size_t pool_backend::release_idle(page_query const& query, all_shards_lock&
   return given;
 }
 
-// Pages that are wholly free give way to others for a request; not those beside which it would grow. These may become a
-// part of a larger range before they are looked at. Where it has no place yet, to make a hole that is large enough.
-// `given`: before, for the same. How many bytes.
+// Unmaps wholly free pages, so that the pool can map others for a request, or to make a hole if there is no plan yet.
+// Keeps the range that the plan extends; it may become a part of a larger range before the search. `given`: bytes that
+// earlier calls unmapped for the same request. Returns the bytes that this call unmapped.
 std::size_t pool_backend::evict_pages(allocation_request const& request, std::optional<growth_plan> const& plan,
                                       std::size_t given, all_shards_lock& held) {
   poll_for_moves(request);
   auto const beyond =
-      chunks_.reserved() - std::min(chunks_.reserved(), chunks_.max_reserved()); // the limit was lowered
+      chunks_.reserved() - std::min(chunks_.reserved(), chunks_.max_reserved()); // more than 0: the limit was lowered
   auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
   auto const least = beyond > 0 ? 0 : lacking(needed);
   auto const more =

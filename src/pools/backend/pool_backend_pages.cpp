@@ -1,4 +1,4 @@
-// A pool and its pages: growth at the end or in holes, of pages that nobody uses elsewhere or of new ones.
+// Growth of pools over pages, at the end of the mapped addresses or in holes: by moved free pages, or by new ones.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -33,10 +33,10 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
-// What it costs to move or to make one, whatever its size: 33 and 27 us on an H200. A constant, so that neither reads a
-// clock.
+// The time to move a page or to make one, whatever its size: 33 us and 27 us on an H200. Not measured at each page, so
+// that neither reads a clock.
 inline constexpr time_budget::nanoseconds page_cost = std::chrono::microseconds{40};
-// Also of a look for pages to move, whatever comes of it.
+// The time of the polls before a move, charged even if no page moves.
 inline constexpr time_budget::nanoseconds poll_cost = page_cost / 4;
 
 } // namespace
@@ -52,10 +52,11 @@ void pool_backend::charge_moves(std::size_t pages) noexcept {
 
 void pool_backend::poll_for_moves(allocation_request const& request) {
   rules_.poll_streams_for_moves(request.key, shard_list::search_order{shards_, *request.shard});
-  if (affordable_pages() > 0) move_budget_.spend(poll_cost); // at the limit it is made all the same
+  if (affordable_pages() > 0) move_budget_.spend(poll_cost); // at the limit the polls are made even without budget
 }
 
-// Maps what is missing; the place is in that and in what is free before it. Empty where they do not make one.
+// Moves free pages or maps new ones for a request. Returns a place in them and their free neighbours; empty if these
+// are not enough.
 expected<placement, failure> pool_backend::grow_pages(allocation_request const& request, all_shards_lock& held,
                                                       bool exact) {
   auto& shard = *request.shard;
@@ -64,12 +65,13 @@ expected<placement, failure> pool_backend::grow_pages(allocation_request const& 
     if (auto const place = move_pages(request, held, false)) return place;
   }
   auto plan = growth_.plan(request, shard, exact);
-  // At the limit pages move instead, once all else has failed. What has made way may have been beside another hole, for
-  // which more is missing then.
+  // Unmaps free pages in place of those that it will map. Not at the limit: there move_at_limit() moves pages once all
+  // other ways have failed. An unmapped page may have lain beside another hole, in which more bytes are missing then:
+  // so each round plans again.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
     auto const more = evict_pages(request, plan, given, held);
     given += more;
-    auto const left = affordable_pages(); // larger pages than the smallest are charged as several
+    auto const left = affordable_pages(); // a large page is charged as several of the smallest size
     charge_moves(std::min(left, more / smallest_page));
     moving = more > 0 && left > 0;
     plan = growth_.plan(request, shard, exact);
@@ -96,13 +98,14 @@ placement pool_backend::move_at_limit(allocation_request const& request, all_sha
   return move_pages(request, held, true);
 }
 
-// Nobody has used new memory; what the request leaves of it is its stream's, in whose segment it lies. The stream's
-// first epoch is 1.
+// New memory has no uses. It counts as used by the request's stream at epoch 0, which is complete since the first epoch
+// is 1: so the rest goes to that stream's free list, in whose segment it lies.
 stream_uses pool_backend::fresh_uses(allocation_request const& request) const noexcept {
   return rules_.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }
 
-// In what has been mapped and what is free beside it; empty where that is not enough.
+// Coalesces new memory with usable neighbours. Returns the place of the request in the result; empty if it is too
+// small.
 placement pool_backend::placement_in(block& fresh, allocation_request const& request) const {
   auto& ranges = fresh.parent->shard->ranges;
   auto* range = &fresh;
@@ -115,9 +118,9 @@ placement pool_backend::placement_in(block& fresh, allocation_request const& req
   return {range, offset, reuse_tier::none};
 }
 
-// Moves unused pages to where memory is missing. A move costs two thirds of giving a page back and drawing another, or
-// less if the page is large. `at_limit`: pages would be given back otherwise, so the time for moves is not bounded.
-// Returns an empty place if the pages are not enough.
+// Moves unused pages to where memory is missing. A move costs two thirds of unmapping a page and making another, or
+// less if the page is large. `at_limit`: the pool would unmap pages otherwise, so the time for moves is not bounded.
+// Returns an empty placement if the pages are not enough.
 placement pool_backend::move_pages(allocation_request const& request, all_shards_lock& held, bool at_limit) {
   auto& shard = *request.shard;
   if (!shard.pages) return {};
@@ -149,8 +152,8 @@ placement pool_backend::move_pages(allocation_request const& request, all_shards
   return there ? placement_in(**there, request) : placement{};
 }
 
-// Maps in the gap or at the end, without the lock, and only while nobody else does; where the device has not so much,
-// `least`. The range that holds it.
+// Maps pages in the hole or at the end, without the locks, while growing_ keeps other threads out. If the device has
+// less than `bytes`, maps `least`. Returns the range that holds the pages.
 expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan const& plan, stream_uses const& uses,
                                                   all_shards_lock& held) {
   auto const affordable = affordable_pages();
@@ -163,7 +166,7 @@ expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan 
     auto const before = into.pages->pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
-      bool const fits_behind = wanted <= into.pages->address_space() - end; // else any hole does that is as large
+      bool const fits_behind = wanted <= into.pages->address_space() - end; // otherwise in any large enough hole
       auto const at = plan.hole     ? plan.offset(wanted)
                       : fits_behind ? end
                                     : into.pages->find_extent(wanted).value_or(end);
@@ -182,7 +185,7 @@ expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan 
   return accept_pages(into, made, uses, held);
 }
 
-// What was mapped while the lock was given up. The range that holds it.
+// Adds pages that were mapped or moved without the locks, and ends the growth. Returns the range that holds the pages.
 expected<block*, failure> pool_backend::accept_pages(pool_shard& into, expected<page_extent, failure> const& made,
                                                      stream_uses const& uses, all_shards_lock& held) {
   if (made) {
@@ -204,7 +207,7 @@ expected<block*, failure> pool_backend::accept_pages(pool_shard& into, expected<
   return unexpected<failure>{why};
 }
 
-// Nobody has used them, so every stream may, whatever the uses. Throws std::bad_alloc, and nothing is changed.
+// Adds mapped pages to the shard as a free range with these uses. If it throws std::bad_alloc, nothing is changed.
 block& pool_backend::add_pages(pool_shard& into, page_extent const& where, stream_uses const& uses) {
   into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
   into.address_space = into.pages->address_space();
@@ -226,7 +229,7 @@ block& pool_backend::add_pages(pool_shard& into, page_extent const& where, strea
       auto& hole = into.ranges.hole_at(address);
       added = &into.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
     } else {
-      // What the driver would not let go lies between: a hole.
+      // Addresses that the driver did not unmap lie in between: they become a hole.
       auto const gap = address - parent.end();
       added = &into.ranges.extend(parent, gap + where.bytes, uses);
       if (gap > 0) added = into.ranges.make_hole(*added, address - gap, gap).upper;
@@ -237,7 +240,8 @@ block& pool_backend::add_pages(pool_shard& into, page_extent const& where, strea
   return *added;
 }
 
-// Those in which the pointer lies, at rest; null of chunks, and of what is not the pool's.
+// Waits until no pages change. Returns the shard's pages that hold the address; null for chunks and for memory that is
+// not the pool's.
 virtual_pages* pool_backend::pages_of(void const* pointer, all_shards_lock& held) {
   wait_for_growth(held);
   auto const* const parent = chunks_.find_containing(pointer);
@@ -246,7 +250,7 @@ virtual_pages* pool_backend::pages_of(void const* pointer, all_shards_lock& held
 
 bool pool_backend::pin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
   if (auto* const pages = pages_of(pointer, held)) return pages->pin(pointer, bytes);
-  // A chunk stays as long as anything lives in it.
+  // A chunk stays as long as it has a live block.
   auto const* const parent = chunks_.find_containing(pointer);
   return parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
 }

@@ -1,4 +1,4 @@
-// Drawing from upstream and giving back.
+// Calls of a pool's upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -20,8 +20,8 @@ std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
-  // Without leave to touch the stream's handle: memory that is valid at once. Requests that wait in an upstream pool do
-  // not hold up this one.
+  // If the call may not use the stream's handle, asks for memory that is valid at once. Does not queue behind requests
+  // that wait in an upstream pool.
   auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
   return services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
 }

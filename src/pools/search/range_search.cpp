@@ -1,4 +1,4 @@
-// Own stream and nobody's, ordered before, completed, behind a wait.
+// The searches by reuse tier: the stream's own and ready ranges, ordered, completed, and after a wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -23,7 +23,8 @@ import :time_budget;
 namespace gpumem::detail {
 namespace {
 
-// An event recorded and queried, on an H200: a constant, since a thread may be stopped in between.
+// The time to record and query one event on an H200. Not measured at each poll: a preempted thread would count too
+// much.
 inline constexpr time_budget::nanoseconds poll_cost = std::chrono::nanoseconds{400};
 
 } // namespace
@@ -42,7 +43,7 @@ placement range_search::find_with_wait(allocation_request const& request, shard_
   return place && reuse_rules::wait_for(place.range->uses, request.key) ? place : placement{};
 }
 
-// The smallest range of the cheapest tier, of what other streams have freed, or several.
+// Returns the smallest range of the cheapest tier among the ranges that other streams, or several streams, have freed.
 placement range_search::find_cross_stream(allocation_request const& request, reuse_tier last_tier,
                                           shard_span among) const {
   placement best;
@@ -59,7 +60,7 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
     for (auto* const each : all.single_stream()) {
       if (each->empty() || (each->timeline() == &request.key.timeline() && !rules_.needs_host(request.key))) continue;
       auto const oldest = each->oldest()->uses.begin()->newest;
-      // By the oldest of a free list one knows whether any of it is complete, or ordered before.
+      // The oldest range of a free list tells whether any range on it is complete or ordered.
       bool const any =
           last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
           (!rules_.needs_host(request.key) && request.key.timeline().ordered_after(*each->timeline(), oldest));
@@ -70,20 +71,20 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
   return best;
 }
 
-// Neither the stream itself nor nobody has left anything that would do.
+// Searches what other streams have freed, after the stream's own and the ready ranges had no fit.
 placement range_search::find_ordered(allocation_request const& request, shard_span among) const {
   if (auto const place = find_cross_stream(request, reuse_tier::ordered, among)) return place;
   return rules_.promote_completed(among) ? find_own_or_ready(request, among) : placement{};
 }
 
-// After one look at what has completed. Streams that run short kernels would have a look for each of them: where polls
-// take too much of the time the pool grows instead, until each stream finds memory of its own.
+// Polls once, and searches again. Streams of short kernels would poll at each request. So if polls have used up their
+// share of the time, the pool grows instead, until each stream has enough memory of its own.
 placement range_search::find_after_poll(allocation_request const& request, shard_span among) const {
   auto& budget = request.shard->poll_budget;
   if (!budget.unlimited() && !request.growth_failed && budget.left(sync::now()) < time_budget::nanoseconds{0})
     return {};
   auto const cost = static_cast<double>(rules_.poll_streams(&request.key, among)) * poll_cost;
-  if (!request.growth_failed) budget.spend(cost); // at the limit polls are made all the same
+  if (!request.growth_failed) budget.spend(cost); // if the pool cannot grow, polls are free of charge
   rules_.promote_completed(among);
   rules_.coalesce_usable(request.key, reuse_tier::completed, among);
   auto const place = find_own_or_ready(request, among);

@@ -1,4 +1,4 @@
-// Who may use free memory when, and how a pool learns of completion.
+// Which stream may use free memory, and how a pool learns which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -20,10 +20,10 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Shorter than it takes to find a stream behind.
+// Shorter than the time after which a stream counts as behind.
 inline constexpr sync::duration max_poll_time = std::chrono::microseconds{4};
 
-// What completed belongs to nobody; each range comes by once, from the oldest on.
+// Promotes the complete ranges of one shard. Visits each range once, from the oldest to the newest.
 void promote_completed_in(pool_shard& in) noexcept {
   auto& all = in.ranges.lists();
   for (auto* const each : all.single_stream()) {
@@ -37,7 +37,7 @@ void promote_completed_in(pool_shard& in) noexcept {
     auto& visited = *range;
     range = range->newer;
     if (std::ranges::none_of(visited.uses, &stream_use::completed)) continue;
-    if (range && range == visited.upper) range = range->newer; // it may become a part of this one
+    if (range && range == visited.upper) range = range->newer; // prune() may join that range to this one
     in.ranges.prune(visited);
     ++in.counters.promoted;
   }
@@ -45,8 +45,8 @@ void promote_completed_in(pool_shard& in) noexcept {
 
 } // namespace
 
-// The host, and streams of a pool whose memory the host may touch, need what is complete; a wait on a stream is no
-// help.
+// The host can use only complete memory, and so can streams if the host may touch the memory at once: a wait on a
+// stream does not stop the host.
 reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const {
   if (needs_host(key)) return uses.completed() ? reuse_tier::completed : reuse_tier::none;
   if (uses.empty()) return reuse_tier::completed;
@@ -90,7 +90,7 @@ std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among
   if (!cross_stream_ && asking && !host) return 0;
   auto const* const own = asking ? &asking->timeline() : nullptr;
   for (auto* const timeline : streams_in_use(true, among)) {
-    if (timeline == own && !host) continue; // what a stream has freed it may use as it is
+    if (timeline == own && !host) continue; // the asking stream needs no event for its own frees
     timeline->cover(timeline == own && asking->has_handle() ? std::optional{asking->handle()} : std::nullopt);
   }
   auto const open = streams_in_use(false, among);
@@ -134,7 +134,7 @@ bool reuse_rules::may_complete(shard_span among) noexcept {
     for (auto const* const each : all.single_stream()) {
       for (auto const* range = each->newest(); range; range = range->older) {
         if (may(*range)) return true;
-        if (range->uses.completed()) break; // what is older is complete too
+        if (range->uses.completed()) break; // older ranges are complete too
       }
     }
     for (auto const* range = all.multi_stream().oldest(); range; range = range->newer) {
