@@ -1,4 +1,4 @@
-// Bytes that threads may keep together.
+// The bytes that all thread caches of a pool may hold together.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cache_budget;
 import :relaxed_atomic;
@@ -6,24 +6,24 @@ import :std;
 
 namespace gpumem::detail {
 
-/// So many bytes, of which each thread takes a part when it needs one: in quanta, so that threads rarely meet at what
-/// is left, and not beyond its share, since what a part has taken it keeps. Parts belong to the holders of their locks;
-/// any thread reads what they count.
+/// A number of bytes of which each thread cache claims a share as it needs it. A cache claims quanta, so that threads
+/// rarely write to the unclaimed rest at the same time. It keeps what it has claimed, so the share is bounded. The lock
+/// of the cache guards its share; any thread may read the numbers.
 export class cache_budget {
 public:
   struct share {
-    relaxed_atomic<std::int64_t> allowance; ///< taken, and not in use
-    std::atomic<std::int64_t> claimed{0};   ///< for what is in use or may be
+    relaxed_atomic<std::int64_t> allowance; ///< claimed bytes that are not in use
+    std::atomic<std::int64_t> claimed{0};   ///< bytes in use, and the allowance
     inline void uncharge(std::size_t bytes) noexcept { allowance += static_cast<std::int64_t>(bytes); }
   };
-  /// What parts have, as one finds it while threads go on: never more in use than is.
+  /// The sum of shares. If read while threads change them, `in_use` may be too small, but never too large.
   struct usage {
     std::size_t in_use = 0;
     std::int64_t allowance = 0;
     void add(share const& one) noexcept;
   };
 
-  /// From now on so many are in use; false: there is not so much.
+  /// Takes bytes into use, and claims more if needed. Returns false, and changes nothing, if the budget has too few.
   inline bool charge(share& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     if (need > 0) [[unlikely]] {
@@ -32,13 +32,15 @@ public:
     mine.allowance -= static_cast<std::int64_t>(bytes);
     return true;
   }
-  /// Nothing of a part is in use any more.
+  /// Gives back all that a share has claimed, when none of it is in use any more.
   void release(share& mine) noexcept;
 
-  /// In all, bytes, and of these at most for one part; what is in use beyond stays. One thread at a time.
+  /// Sets the bytes in all, and the most that one share may claim. Bytes already claimed beyond that stay claimed. One
+  /// thread at a time.
   void set_total(std::size_t bytes, std::size_t max_share) noexcept;
   inline std::int64_t unclaimed() const noexcept { return unclaimed_.load(std::memory_order_relaxed); }
-  /// What is in use, in reserve and left is the total. While nobody takes any.
+  /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to the total. No thread may claim
+  /// bytes meanwhile.
   inline bool is_balanced(usage const& shares) const noexcept {
     return static_cast<std::int64_t>(shares.in_use) + shares.allowance + unclaimed() == total_;
   }

@@ -1,4 +1,4 @@
-// The last large blocks that a thread has freed, and medium ones for which it had no other place.
+// The large cache of a thread: its last freed large blocks, and medium blocks that its stream caches had no room for.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:large_cache;
 import :block;
@@ -9,17 +9,18 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// A few freed blocks, found by stream and exact size. Of large blocks that are asked for again most are so at once: of
-/// recorded traces of training and inference the last eight serve a tenth to a half of all requests, and what is not
-/// kept any more is soon joined with its neighbours. Where they are not asked for, keeping is left out for a while.
-/// Guarded by the lock of its thread.
+/// Up to eight freed blocks, found by stream and exact size. Large blocks that are requested again mostly are so at
+/// once: on recorded traces of training and inference the last eight serve a tenth to a half of all requests. Evicted
+/// blocks soon coalesce with their neighbours. If the cached blocks are not requested, the cache takes no blocks for a
+/// while. Guarded by the lock of its thread cache.
 export class large_cache {
 public:
   static constexpr unsigned capacity = 8;
 
   inline bool empty() const noexcept { return used_ == 0; }
   inline bool full() const noexcept { return used_ == (1u << capacity) - 1; }
-  /// Whether blocks that were kept have been asked for, or it is time to try that again.
+  /// Returns whether to insert blocks: cached ones have been requested, or after 1,024 skipped ones it is time for a
+  /// new trial.
   inline bool enabled() noexcept {
     if (score_ > 0) [[likely]]
       return true;
@@ -30,49 +31,50 @@ public:
     return true;
   }
 
-  /// A block of that size that was kept for the stream, no longer kept; or null.
+  /// Removes and returns a block of this size that the stream has freed; null if there is none.
   [[gnu::always_inline]] inline block* pop(stream_timeline const& timeline, std::size_t bytes) noexcept {
     for (auto found = matching(fingerprint_of(timeline, bytes)) & used_; found; found &= found - 1) {
       auto const i = static_cast<unsigned>(std::countr_zero(found));
       auto& kept = *cells_[i];
       if (kept.bytes != bytes || kept.uses.begin()->timeline != &timeline) [[unlikely]]
-        continue; // of the same fingerprint
+        continue; // another block with the same fingerprint
       clear(i);
       score_ = std::min(score_ + hit_score, max_score);
       return &kept;
     }
     return nullptr;
   }
-  /// Keeps a block for the stream of its only use. There is place.
+  /// Inserts a block for the stream of its only use. The cache is not full.
   [[gnu::always_inline]] inline void insert(block& freed) noexcept {
     auto const i = static_cast<unsigned>(std::countr_one(used_));
     auto const fingerprint = fingerprint_of(*freed.uses.begin()->timeline, freed.bytes);
     cells_[i] = &freed;
-    // All fingerprints are written at once, as they are read: what is read wider than it was written has to wait for
-    // that.
+    // Writes all fingerprints at once, because pop() reads all at once: a load that is wider than the store before it
+    // stalls.
     fingerprints_ = cell_numbers == i ? fingerprints{} + fingerprint : fingerprints_;
     used_ |= 1u << i;
   }
-  /// The one whose turn it is, no longer kept: it was not asked for. Null where there is none, and keeping is of no use
-  /// either.
+  /// Removes and returns the next block in turn; null if the cache is empty. Lowers the score, because caching was
+  /// of no use.
   inline block* evict() noexcept {
     if (score_ > 0) score_ -= 1;
     return pop_any();
   }
-  /// As evict, for a flush, which does not tell whether it would have been asked for.
+  /// Removes and returns the next block in turn for a flush: keeps the score, because the block might have been
+  /// requested later. Null if the cache is empty.
   block* pop_any() noexcept;
 
 private:
   using fingerprints = std::uint32_t __attribute__((vector_size(capacity * sizeof(std::uint32_t))));
   using matches = bool __attribute__((ext_vector_type(capacity)));
-  // A use saves two calls of a shard, an eviction costs a part of one; that it is a fifth is a guess.
+  // A hit saves two calls of a shard; an eviction costs a part of one. That it costs a fifth of a hit is a guess.
   static constexpr int hit_score = 5, trial_score = 16, max_score = 256;
   static constexpr std::uint32_t max_skipped = 1024;
 
   static inline std::uint32_t fingerprint_of(stream_timeline const& timeline, std::size_t bytes) noexcept {
     return static_cast<std::uint32_t>(fibonacci_hash(bytes + reinterpret_cast<std::uintptr_t>(&timeline)) >> 32);
   }
-  // The cells of that fingerprint, a bit each; empty ones too.
+  // Returns a bit for each cell with this fingerprint, also for empty cells.
   inline std::uint32_t matching(std::uint32_t fingerprint) const noexcept {
     auto const same = __builtin_convertvector(fingerprints_ == fingerprint, matches);
     return std::bit_cast<std::uint8_t>(same);
@@ -82,8 +84,8 @@ private:
 
   fingerprints fingerprints_{};
   std::array<block*, capacity> cells_{};
-  std::uint32_t used_ = 0; // cells, a bit each
-  unsigned next_ = 0;      // the cell that goes next
+  std::uint32_t used_ = 0; // a bit for each cell
+  unsigned next_ = 0;      // the cell that is evicted next
   int score_ = max_score / 4;
   std::uint32_t skipped_ = 0;
 };

@@ -1,4 +1,4 @@
-// Freed blocks of one stream that a thread keeps, by size.
+// The stream cache: the small and medium blocks of one stream in a thread cache, by size class.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_cache;
 import :block;
@@ -8,19 +8,18 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Lists of small and medium blocks, and what was counted of the stream's frees. Guarded by the lock of its thread.
+/// Lists of small and medium blocks, and counts of the stream's frees. Guarded by the lock of its thread cache.
 export struct stream_cache {
   stream_timeline* timeline = nullptr;
-  std::uint32_t count = 0;            ///< of blocks
-  std::uint32_t unrecorded_frees = 0; ///< with those of large blocks
+  std::uint32_t count = 0;            ///< number of blocks
+  std::uint32_t unrecorded_frees = 0; ///< frees since the counts were passed on, also of large blocks
   std::size_t unrecorded_bytes = 0;
   std::uint32_t foreign_frees = 0;               ///< frees of other streams since the last of its own
-  std::uint64_t last_insert = 0;                 ///< after how many refusals of its thread
-  std::array<block*, size_class::count> lists{}; ///< the newest on top
+  std::uint64_t last_insert = 0;                 ///< the thread cache's over_budget at the last insert
+  std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
 
-  /// The newest block of that size, or where sizes are close of one of the next two, which are a quarter larger at
-  /// most; no longer kept; or null. Of random sizes that comes out of it many that a search among free ranges would
-  /// have cost.
+  /// Removes and returns the newest block of this class or, where the classes are close, of one of the next two, which
+  /// are at most a quarter larger; null if there is none. For random sizes this saves many searches of free ranges.
   [[gnu::always_inline]] inline block* pop_fitting(unsigned number) noexcept {
     if (lists[number]) [[likely]]
       return &pop(lists[number]);
@@ -41,11 +40,11 @@ export struct stream_cache {
     --count;
     return found;
   }
-  /// The largest. There is one.
+  /// Removes and returns a block of the largest class. The cache is not empty.
   block& pop_largest() noexcept;
 
 private:
-  static constexpr unsigned first_close = 8; // from there on two sizes more are a quarter more at most
+  static constexpr unsigned first_close = 8; // from this class on, two classes more are at most a quarter more
 };
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// Last freed blocks, kept near the threads that freed them.
+// The thread caches of a pool: recently freed blocks, kept for the thread that freed them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -16,35 +16,34 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Sums of what threads count for themselves; exact, whoever freed what, while none of them goes on.
+/// Sums of the counts of all thread caches; exact while no cache changes.
 export struct cache_counts {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
   std::uint64_t over_budget = 0;     ///< frees of small and medium blocks that found no budget for their size
-  std::int64_t cached_requested = 0; ///< requested bytes that the shards count as live, and that are not
-  std::array<cache_budget::usage, size_class::kinds> usage; ///< bytes, and what is in reserve for that
+  std::int64_t cached_requested = 0; ///< requested bytes that the shards count as live although they are cached
+  std::array<cache_budget::usage, size_class::kinds> usage; ///< cached bytes and allowances
   inline std::size_t cached() const noexcept {
     return usage[size_class::small].in_use + usage[size_class::medium].in_use + usage[size_class::large].in_use;
   }
 };
 
-/// Freed blocks by thread index and stream: small and medium ones by size, and the last others, large ones and medium
-/// ones that found no place there. They belong to the pool: anybody can flush them. A block goes out to the stream that
-/// freed it and to no other, so what that was given before is before the next use; for its own size, or for one a
-/// little smaller. What is kept comes out of a budget for each kind of size. Nothing here allocates but
-/// `ensure_storage`.
+/// Freed blocks by thread index and stream: stream caches hold small and medium blocks, the large cache the last large
+/// ones and medium ones without room elsewhere. The blocks belong to the pool: any thread can flush them. A block goes
+/// only to the stream that freed it, so it needs no wait; it serves requests of its own size or a little less. Each
+/// kind of size has a budget. Only `ensure_storage` allocates host memory.
 ///
-/// Each cache has a lock of its own, far from those of others, which belongs to its thread; threads of the highest
-/// numbers share cache. Whether to keep is asked under the lock: a flush that follows `set_limits(false)` finds every
-/// block that was put before, and none is put after (O11).
+/// Each cache has a lock, far from other caches' locks and biased to its thread; threads with the highest indices share
+/// caches. `enabled()` is checked under that lock. So a flush after `set_limits(false)` finds every block that was
+/// inserted before, and none is inserted afterwards (O11).
 export class thread_caches {
 public:
   thread_caches() noexcept;
   thread_caches(thread_caches const&) = delete;
   thread_caches& operator=(thread_caches const&) = delete;
 
-  /// Makes what the cache of the thread of number `thread`, the calling one, keeps blocks in, if there is none. Under
-  /// the pool's lock. Throws std::bad_alloc.
+  /// Allocates the storage of the calling thread's cache, if it has none. The caller holds the locks of all shards.
+  /// `thread`: the index of the calling thread. Throws std::bad_alloc.
   inline void ensure_storage(unsigned thread) {
     if (!has_storage(thread)) allocate_storage(cache_of(thread));
   }
@@ -52,8 +51,8 @@ public:
     return cache_of(thread).storage.load(std::memory_order_relaxed) != nullptr;
   }
 
-  /// A kept block of that size or a little more, granted to the stream again; or null. Any thread, of the index
-  /// `thread`.
+  /// Allocates a cached block of this size or a little more to the stream; null if there is none. Any thread; `thread`
+  /// is its index.
   [[gnu::always_inline]] inline block* pop(stream_timeline& timeline, size_class const& size, std::size_t requested,
                                            unsigned thread) noexcept {
     auto& mine = cache_of(thread);
@@ -69,12 +68,12 @@ public:
     return found ? &mark_allocated(mine, *found, timeline, requested) : nullptr;
   }
 
-  /// What became of a block that was put.
+  /// The result of an insert.
   struct result {
     bool inserted;
-    block* evicted; ///< another block, for which there is no place any more; or null
+    block* evicted; ///< another block, which the caller must free; or null
   };
-  /// Keeps a granted block whose last use, on its stream, is over by that use. Any thread, of the index `thread`.
+  /// Caches a live block whose last use, on its stream, is `use`. Any thread; `thread` is its index.
   [[gnu::always_inline]] inline result insert(block& freed, stream_use const& use, unsigned thread) noexcept {
     auto& timeline = *use.timeline;
     auto& mine = cache_of(thread);
@@ -91,8 +90,8 @@ public:
     return insert_large(mine, all->large_blocks, in, freed, use);
   }
 
-  /// Links a granted block whose use is over to others that are to be made free; false: not now, as nothing is kept.
-  /// Any thread; a flush that follows `set_limits(false)` comes after all of them.
+  /// Adds a live block, whose last use is `use`, to a shard's list of remote frees. Returns false, and adds nothing, if
+  /// caching is off. Any thread; a flush after `set_limits(false)` comes after all blocks that were added.
   inline bool push_remote_free(block& freed, stream_use const& use, std::atomic<block*>& to) noexcept {
     sync::biased_lock const held{cache_of(sync::thread_index()).mutex};
     if (!enabled()) return false;
@@ -103,27 +102,28 @@ public:
     return true;
   }
 
-  /// Whether any more are kept, most bytes of each kind, how many threads share those of small and medium blocks, and
-  /// after how many bytes freed a stream's free goes another way, on which events may be recorded. Under the pool's
-  /// lock.
+  /// Sets whether blocks are cached, the budget of each kind in bytes, and the number of threads that share the budgets
+  /// of small and medium blocks. After `event_threshold_bytes` a stream's free is not cached, so that it can record an
+  /// event; SIZE_MAX: no events. The caller holds the locks of all shards.
   void set_limits(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
                   std::size_t event_threshold_bytes) noexcept;
   inline bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
   inline std::size_t event_threshold_bytes() const noexcept {
     return event_threshold_bytes_.load(std::memory_order_relaxed);
   }
-  /// What is kept, in reserve near threads and left is the budget, and no more is kept. Within `visit_locked`.
+  /// Returns whether the cached bytes, allowances and unclaimed bytes add up to each budget. Called in `visit_locked`.
   bool is_balanced(cache_counts const& sum) const noexcept;
-  /// Many frees have found no budget since the last flush: it is where it is of no use.
+  /// Returns whether `max_budget_misses` frees of one cache have found no budget since the last flush: other caches
+  /// hold it for blocks that no request uses.
   inline bool budget_exhausted() const noexcept { return budget_exhausted_.load(std::memory_order_relaxed); }
-  /// Takes everything out: the blocks, linked by `next`. Under the pool's lock.
+  /// Removes and returns all blocks, linked by `next`. The caller holds the locks of all shards.
   block* flush() noexcept;
 
-  /// A thread's part of what shards count as live, and is not.
+  /// Returns the requested bytes that the shards count as live although they lie in this thread's cache.
   inline std::int64_t cached_requested_of(unsigned thread) const noexcept { return cache_of(thread).cached_requested; }
-  /// The sums as one finds them while threads go on. Any thread.
+  /// Returns the sums, which other threads may be changing. Any thread.
   cache_counts snapshot() const noexcept;
-  /// Calls `visitor(counts)` with the sums while no cache changes. Under the pool's lock.
+  /// Calls `visitor(counts)` with the sums while no cache changes. The caller holds the locks of all shards.
   template <class Visit> void visit_locked(Visit visitor) {
     lock_all();
     visitor(snapshot());
@@ -133,16 +133,16 @@ public:
 private:
   static constexpr unsigned biased_caches = sync::max_biased_threads;
   static constexpr unsigned shared_caches = biased_caches / 4;
-  static constexpr unsigned stream_cache_count = biased_caches / 4; // few where schedules are tried: streams meet there
-  // So rarely does a free go another way, on which events may be recorded.
+  static constexpr unsigned stream_cache_count = biased_caches / 4; // few in schedule tests, so that streams collide
+  // Every 64th free of a stream is not cached, so that it can record an event.
   static constexpr std::uint32_t event_threshold_frees = 64;
   static constexpr std::uint32_t max_foreign_frees = 16;
   static constexpr std::uint32_t max_budget_misses = 1 << 20;
-  // Of a cache: so often it looks for what is kept for streams that have left it, and after so many they have.
+  // Every 32nd free over budget searches for a stale stream cache: one without an insert for 4,096 frees over budget.
   static constexpr std::uint32_t stale_scan_interval = 32;
   static constexpr std::uint32_t stale_after = 4096;
 
-  // What a thread keeps.
+  // The blocks of one thread cache.
   struct alignas(false_sharing_distance) cache_storage {
     large_cache large_blocks;
     std::array<stream_cache, stream_cache_count> stream_caches;
@@ -150,14 +150,14 @@ private:
       return stream_caches[timeline.index() % stream_cache_count];
     }
   };
-  // Its lock's holder changes it; any thread reads the counts.
+  // The holder of the lock changes it; any thread may read the counts.
   struct alignas(false_sharing_distance) thread_cache {
     sync::biased_mutex mutex;
-    std::uint32_t budget_misses = 0; // budget, so often since the last flush
+    std::uint32_t budget_misses = 0; // frees since the last flush for which no budget was left
     relaxed_atomic<std::int64_t> cached_requested;
     relaxed_atomic<std::uint64_t> allocations, frees, over_budget;
     std::array<cache_budget::share, size_class::kinds> shares;
-    std::atomic<cache_storage*> storage{nullptr}; // of threads that have allocated
+    std::atomic<cache_storage*> storage{nullptr}; // null until the thread has allocated
   };
 
   static inline unsigned cache_index(unsigned number) noexcept {
@@ -178,10 +178,10 @@ private:
     if (found) mine.shares[size_class::large].uncharge(bytes);
     return found;
   }
-  // To whom it was kept for.
+  // Allocates a cached block to its stream.
   [[gnu::always_inline]] static inline block&
   mark_allocated(thread_cache& mine, block& found, stream_timeline& timeline, std::size_t requested) noexcept {
-    mine.cached_requested -= static_cast<std::int64_t>(requested); // beside what is no longer kept
+    mine.cached_requested -= static_cast<std::int64_t>(requested); // the shard still counts the last requested size
     found.uses.clear();
     found.requested = requested;
     found.stream = &timeline;
@@ -189,13 +189,13 @@ private:
     ++mine.allocations;
     return found;
   }
-  // On its way to be free.
+  // Marks a block that left the cache; its free is still to be done.
   static inline block& mark_evicted(thread_cache& mine, block& found) noexcept {
     found.set_state(block_state::evicted);
     mine.cached_requested -= static_cast<std::int64_t>(found.requested);
     return found;
   }
-  // None: a medium block for which there is no place; it may be kept among the last ones.
+  // Returns nullopt for a medium block without room in the stream cache: the large cache may take it.
   [[gnu::always_inline]] inline std::optional<result> insert_numbered(thread_cache& mine, cache_storage& all,
                                                                       stream_cache& in, block& freed,
                                                                       stream_use const& use) noexcept {
@@ -227,8 +227,8 @@ private:
     auto const bytes = freed.bytes;
     bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && large_blocks.enabled();
     if (!keeps && large_blocks.empty()) return {false, nullptr};
-    // Also where this one is too large: with what is kept it may become a larger range. Without that two of four
-    // recorded traces used .01 and .05 less of what is reserved.
+    // Evicts a block even if this one is too large to be cached: both may coalesce to a larger range. Without this two
+    // of four recorded traces used .01 and .05 less of the reserved memory.
     if (!keeps) return {false, evict(mine, large_blocks)};
     if (bind(in, timeline) ? event_due(in, timeline, bytes) : event_due_unbound(timeline, bytes)) [[unlikely]]
       return {false, nullptr};
@@ -245,15 +245,16 @@ private:
     large_blocks.insert(freed);
     return {true, evicted};
   }
-  // One stream for each stream cache.
+  // Gives the stream cache to the stream, if it is its own or empty. Returns whether it is the stream's.
   inline bool bind(stream_cache& one, stream_timeline& timeline) noexcept {
     return one.timeline == &timeline || bind_empty(one, timeline);
   }
-  // Whether this free should leave an event, which it does where it takes the pool's lock.
+  // Returns whether this free should record an event. It is not cached then: events are recorded under the shard's
+  // lock.
   [[gnu::always_inline]] inline bool event_due(stream_cache& one, stream_timeline& timeline,
                                                std::size_t bytes) noexcept {
     auto const threshold = event_threshold_bytes();
-    if (threshold == SIZE_MAX) return timeline.event_requested(); // nobody else would
+    if (threshold == SIZE_MAX) return timeline.event_requested(); // frees are not counted then
     one.unrecorded_bytes += bytes;
     bool const many = ++one.unrecorded_frees >= event_threshold_frees || one.unrecorded_bytes >= threshold;
     if (many) [[unlikely]]
@@ -275,7 +276,7 @@ private:
   }
 
   void allocate_storage(thread_cache& mine);
-  // Rare: see sync::spin_mutex.
+  // Slow paths: for the attributes see sync::spin_mutex.
   [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_empty(stream_cache& one,
                                                                       stream_timeline& timeline) const noexcept;
   [[clang::preserve_most, gnu::visibility("hidden")]] void flush_counters(stream_cache& one,
@@ -298,7 +299,7 @@ private:
   std::atomic<bool> enabled_{false};
   std::atomic<bool> budget_exhausted_{false};
   std::atomic<std::size_t> event_threshold_bytes_{0};
-  std::atomic<std::size_t> largest_{0}; // that is kept
+  std::atomic<std::size_t> largest_{0}; // bytes of the largest block that is cached
   std::array<cache_budget, size_class::kinds> budgets_;
 };
 

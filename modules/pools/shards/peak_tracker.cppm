@@ -1,22 +1,22 @@
-// How much is live, and was at most, where many threads count.
+// The peak of the live bytes of a pool, which the threads of many shards count.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:peak_tracker;
 import :std;
 
 namespace gpumem::detail {
 
-/// What one shard of a pool counts of live bytes, under its lock: those that threads keep near them too.
+/// The live bytes of one shard, guarded by its lock. Blocks in thread caches still count.
 export struct live_count {
   std::int64_t bytes = 0;
-  std::int64_t published = 0; ///< of these, what the meter knows
+  std::int64_t published = 0; ///< the part of `bytes` that the peak_tracker knows
 };
 
-/// Requested bytes that are live, at most. Shards tell of changes of some size only, so that their threads rarely meet
-/// here: the peak is exact to that size for each of them.
+/// Tracks the peak of the requested live bytes. Each shard publishes only changes larger than `slack`, so that threads
+/// rarely write here at the same time. So the peak is exact to `slack` per shard.
 export class peak_tracker {
 public:
-  /// Under the lock of the count. `slack`: the largest change that is not told of. `nearby`: bytes that count as live
-  /// and are kept near the calling thread.
+  /// Counts a change. The caller holds the lock of the count's shard. `slack`: the largest change that is not
+  /// published. `nearby`: bytes that count as live but lie in the calling thread's cache.
   inline void count(live_count& mine, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
     mine.bytes += change;
     auto const delta = mine.bytes - mine.published;
@@ -24,12 +24,12 @@ public:
     auto const all = publish(mine);
     if (change > 0) raise(all - nearby);
   }
-  /// The same while there is no other count; nothing is told.
+  /// Counts a change while the pool has only one shard; publishes nothing.
   inline void count_alone(live_count& mine, std::int64_t change, std::int64_t nearby) noexcept {
     mine.bytes += change;
     if (change > 0) raise(mine.bytes - nearby);
   }
-  /// Under the lock of the count. What is live as far as parts have told.
+  /// Publishes a count. The caller holds the lock of its shard. Returns the live bytes that all shards have published.
   inline std::int64_t publish(live_count& mine) noexcept {
     auto const delta = mine.bytes - std::exchange(mine.published, mine.bytes);
     return published_.fetch_add(delta, std::memory_order_relaxed) + delta;
@@ -43,7 +43,7 @@ private:
     while (seen < live && !peak_.compare_exchange_weak(seen, live, std::memory_order_relaxed)) {}
   }
 
-  alignas(64) std::atomic<std::int64_t> published_{0}; // threads meet here: not beside what all of them read
+  alignas(64) std::atomic<std::int64_t> published_{0}; // all threads write it: not on a cache line that all read
   std::atomic<std::int64_t> peak_{0};
 };
 

@@ -1,4 +1,4 @@
-// A part of a pool, with a lock of its own.
+// A shard: a part of a pool with a lock, chunks and free lists of its own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -16,39 +16,40 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Some of a pool's chunks, and what was counted of them. Guarded by its lock.
+/// Some of a pool's chunks, and the counts of their blocks. Guarded by `mutex`.
 export struct alignas(false_sharing_distance) pool_shard {
   explicit pool_shard(double poll_share) noexcept;
 
   sync::spin_mutex mutex;
   range_allocator ranges;
-  statistics counts; ///< sizes are filled in when asked for
+  statistics counts; ///< only counts; pool_engine::read_statistics() works out the sizes
   pool_counters counters;
   live_count live;
-  std::int64_t live_blocks = 0; ///< with those in thread caches
+  std::int64_t live_blocks = 0; ///< including blocks in thread caches
   std::size_t reserved = 0;
-  std::unique_ptr<virtual_pages> pages; ///< of pools that draw pages; one thread at a time calls it, without the lock
-  chunk* paged = nullptr;               ///< what is mapped of them, holes included
+  std::unique_ptr<virtual_pages> pages; ///< in pools over pages; one thread at a time calls it, without the lock
+  chunk* paged = nullptr;               ///< the chunk of the mapped pages, including holes; null: none yet
   alignas(128) std::atomic<block*> remote_frees{
-      nullptr};                         ///< linked by `next`; any thread puts, the lock's holder takes
-  alignas(128) time_budget poll_budget; ///< at requests that find nothing, for what has completed
-  unsigned steals = 0;                  ///< of its threads, in quick succession
-  std::uint64_t last_steal = 0;         ///< after how many locked calls it was the last time
+      nullptr};                         ///< linked by `next`; any thread adds, the lock's holder takes
+  alignas(128) time_budget poll_budget; ///< time for polls by requests that find no memory
+  unsigned steals = 0;                  ///< recent steals of its threads
+  std::uint64_t last_steal = 0;         ///< counters.locked_calls at the last steal
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
-  relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< from there on its blocks lie; of chunks, anywhere
+  relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< bytes from first_address that hold all blocks
 
-  /// As of its ranges; what it cannot have is not searched for: who holds the lock writes there all the time.
+  /// See range_allocator::find_live(). Does not search for addresses outside the shard: another thread that holds the
+  /// lock may write to the block table all the time.
   inline block* find_live(void const* pointer) const noexcept {
     bool const may_be = reinterpret_cast<std::uintptr_t>(pointer) - first_address < address_space;
     return may_be ? ranges.find_live(pointer) : nullptr;
   }
-  /// Of an address in its pages.
+  /// Returns the offset of an address in the shard's pages.
   inline std::size_t offset_of(std::uintptr_t address) const noexcept {
     return address - reinterpret_cast<std::uintptr_t>(pages->base());
   }
 };
 
-/// Shards to look into, one after the other.
+/// Shards to search, in this order.
 export using shard_span = std::span<pool_shard* const>;
 
 } // namespace gpumem::detail

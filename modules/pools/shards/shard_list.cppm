@@ -1,4 +1,4 @@
-// The shards of a pool, and which thread goes to which.
+// The shards of a pool, and the shard of each thread.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_list;
 import :block;
@@ -9,37 +9,38 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Shards: one at first; a thread that often finds its shard's lock taken is given one of its own. A block goes back to
-/// the shard it came from, whoever frees it.
+/// The shards of a pool: one at first. A thread that often finds its shard's lock taken gets a shard of its own. A
+/// block goes back to the shard that it came from, whichever thread frees it.
 export class shard_list {
 public:
-  static constexpr std::size_t max_shards = 65; ///< one, and one for each of as many threads as are told apart
+  static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 thread slots
 
-  /// `poll_share`: of the time of each shard that it may spend on polls.
+  /// `poll_share`: share of the time that each shard may spend on polls.
   explicit shard_list(double poll_share = 1) : poll_share_{poll_share} { add(); }
   shard_list(shard_list const&) = delete;
   shard_list& operator=(shard_list const&) = delete;
 
-  /// The calling thread's. Any thread.
+  /// Returns the calling thread's shard. Any thread.
   inline pool_shard& shard_of_thread() noexcept { return *own_slot().shard.load(std::memory_order_acquire); }
-  /// The same, of the thread of that index; null where it has met others there too often.
+  /// Returns the shard of the thread with this index; null if the thread has found locks taken `contention_threshold`
+  /// times.
   inline pool_shard* uncontended_shard(unsigned thread) noexcept {
     auto const& mine = slots_[thread % (max_shards - 1)];
     return mine.contention.load(std::memory_order_relaxed) < sync::contention_threshold
                ? mine.shard.load(std::memory_order_acquire)
                : nullptr;
   }
-  /// The shard of the thread of that index.
+  /// Returns the shard of the thread with this index.
   inline pool_shard& shard_of(unsigned thread) noexcept {
     return *slots_[thread % (max_shards - 1)].shard.load(std::memory_order_acquire);
   }
   inline bool single() const noexcept { return count_.load(std::memory_order_relaxed) == 1; }
-  /// They do not change under any of the locks; without one others may be added.
+  /// Returns all shards. None is added while the caller holds the lock of any shard.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
     return {shards_.data(), count_.load(std::memory_order_acquire)};
   }
 
-  /// All, beginning with one. Under any of the locks.
+  /// All shards in a search order that starts with `first`. The caller holds the lock of any shard.
   class search_order {
   public:
     search_order(shard_list const& list, pool_shard& first) noexcept;
@@ -56,15 +57,16 @@ public:
     return {one.mutex, std::adopt_lock};
   }
 
-  /// The calling thread has found the lock of a shard that it shares with others taken too often.
+  /// Returns whether the calling thread, while it shares its shard, has found locks taken `contention_threshold` times.
   inline bool contended() noexcept {
     return own_slot().contention.load(std::memory_order_relaxed) >= sync::contention_threshold;
   }
-  /// Gives it a shard of its own, where the host has memory for one. Under all locks.
+  /// Gives the calling thread a shard of its own, if the host has memory for one. The caller holds the locks of all
+  /// shards.
   void add_for_thread() noexcept;
 
-  /// Where the block lies that begins there and is not free. Without a lock: for whoever owns the block, and to be
-  /// looked at again under the shard's lock by others.
+  /// The block that starts at an address and is not free, and its shard; or nulls. Found without a lock: the result is
+  /// certain only for the owner of the block. Other callers check it again under the shard's lock.
   struct lookup {
     block* that = nullptr;
     pool_shard* shard = nullptr;
@@ -79,11 +81,11 @@ public:
 
 private:
   friend class all_shards_lock;
-  // A thread's: far from others', since it writes there when it frees what others have.
+  // The slot of a thread. Far from other slots, because the thread writes to it when it frees blocks of other shards.
   struct alignas(false_sharing_distance) thread_slot {
     std::atomic<pool_shard*> shard{nullptr};
-    std::atomic<pool_shard*> last_freed_shard{nullptr}; // last, what was not kept
-    std::atomic<std::uint32_t> contention{0};           // locks found taken, while it has no shard of its own
+    std::atomic<pool_shard*> last_freed_shard{nullptr}; // shard of the block that the last search found
+    std::atomic<std::uint32_t> contention{0};           // locks found taken while the slot has no shard of its own
     std::atomic<bool> owns_shard{false};
   };
 
@@ -98,7 +100,7 @@ private:
   std::array<thread_slot, max_shards - 1> slots_;
 };
 
-/// The locks of all shards, held together. What changes only under all of them may be read under any.
+/// Holds the locks of all shards. Data that changes only under all of them may be read under any one.
 export class all_shards_lock {
 public:
   explicit all_shards_lock(shard_list& of) : of_{&of} { lock(); }
@@ -116,7 +118,7 @@ public:
     if (!of_->single()) unlock_rest();
     first_.unlock();
   }
-  /// Gives them up for the time of the wait.
+  /// Unlocks all of them during the wait.
   inline void wait(sync::spin_condition& changed) { changed.wait(*this); }
   inline explicit operator bool() const noexcept { return static_cast<bool>(first_); }
 

@@ -1,4 +1,4 @@
-// Taking parts of what may be kept, and giving them back.
+// Claims shares of the budget of the thread caches, and gives them back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -20,7 +20,7 @@ bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
     if (claimable(mine) < amount) continue;
     if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
       mine.allowance += amount;
-      mine.claimed.fetch_add(amount, std::memory_order_release); // as usage reads
+      mine.claimed.fetch_add(amount, std::memory_order_release); // after the allowance: see usage::add()
       return true;
     }
     unclaimed_.fetch_add(amount, std::memory_order_relaxed);
@@ -41,7 +41,7 @@ void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept 
 }
 
 void cache_budget::usage::add(share const& one) noexcept {
-  // In this order.
+  // Reads `claimed` before the allowance: the other order could give more in use than there is.
   auto const claimed = one.claimed.load(std::memory_order_acquire);
   std::int64_t const spare = one.allowance;
   in_use += static_cast<std::size_t>(std::max(claimed - spare, std::int64_t{0}));

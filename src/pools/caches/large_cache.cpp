@@ -1,4 +1,4 @@
-// What of the recently freed goes first.
+// The order in which blocks leave the large cache.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <bit>
@@ -8,7 +8,7 @@ import :block;
 
 namespace gpumem::detail {
 
-// By turns: the oldest, but for what was put where one had been asked for.
+// Visits the cells in turn. So the oldest block goes first, unless it lies in a cell that a hit had emptied.
 block* large_cache::pop_any() noexcept {
   if (used_ == 0) return nullptr;
   auto const from_next = used_ >> next_ << next_;

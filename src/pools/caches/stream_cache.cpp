@@ -1,4 +1,4 @@
-// Taking out what is largest.
+// Finds the largest block of a stream cache.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Keeping and granting blocks near a thread.
+// The slow paths of the thread caches: events, evictions, limits and flushes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -21,10 +21,11 @@ import :stream_timeline;
 namespace gpumem::detail {
 namespace {
 
-// No block takes more of what large ones may: without that two of four recorded traces used .01 and .03 less of what
-// is reserved. With a ninth one of them used .02 more, and two others were a seventh slower on an H200.
+// The largest block that is cached, as a part of the budget of large blocks. Without this bound two of four recorded
+// traces used .01 and .03 less of the reserved memory. With a ninth one of them used .02 more, but two others were a
+// seventh slower on an H200.
 inline constexpr std::size_t large_fraction = 4;
-inline constexpr std::size_t always_cached = std::size_t{1} << 20; // where there is so much
+inline constexpr std::size_t always_cached = std::size_t{1} << 20; // bytes of a block, if the budget has them
 
 } // namespace
 
@@ -37,7 +38,7 @@ void thread_caches::allocate_storage(thread_cache& mine) {
   mine.storage.store(all_storage_.back().get(), std::memory_order_release);
 }
 
-// The first that comes while it is empty.
+// Gives an empty stream cache to the first stream that frees into it.
 bool thread_caches::bind_empty(stream_cache& one, stream_timeline& timeline) const noexcept {
   if (one.count > 0) return false;
   if (one.unrecorded_frees > 0) flush_counters(one, *one.timeline);
@@ -45,7 +46,8 @@ bool thread_caches::bind_empty(stream_cache& one, stream_timeline& timeline) con
   return true;
 }
 
-// Where enough have gathered this free leaves an event, as if somebody had asked.
+// Passes the counts of frees on to the timeline. If they reach its threshold, requests an event, which this free then
+// records.
 void thread_caches::flush_counters(stream_cache& one, stream_timeline& timeline) const noexcept {
   if (timeline.count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, event_threshold_bytes()))
     timeline.request_event();
@@ -59,7 +61,7 @@ block& thread_caches::pop_largest(thread_cache& mine, stream_cache& in) noexcept
   return mark_evicted(mine, found);
 }
 
-// As `event_due`, of a stream that has no stream cache there.
+// Same as event_due(), for a stream that has no stream cache here.
 bool thread_caches::event_due_unbound(stream_timeline& timeline, std::size_t bytes) const noexcept {
   auto const threshold = event_threshold_bytes();
   if (threshold != SIZE_MAX && timeline.count_unrecorded(1, bytes, threshold)) timeline.request_event();
@@ -73,13 +75,13 @@ block* thread_caches::evict(thread_cache& mine, large_cache& large_blocks) noexc
   return &mark_evicted(mine, *gone);
 }
 
-// Where only other streams come any more, what is kept for one goes, a block at a time.
+// Evicts a block of the stream that owns the stream cache, once 16 frees in a row were of other streams.
 block* thread_caches::evict_for_other_stream(thread_cache& mine, stream_cache& in) noexcept {
   return ++in.foreign_frees > max_foreign_frees ? &pop_largest(mine, in) : nullptr;
 }
 
-// There is no budget; `exhausted`: for nobody. A thread that has gone over to other streams gives up what it keeps for
-// the old ones.
+// Called for a free that found no budget; `exhausted`: the budget has too few unclaimed bytes for any thread. Every
+// 32nd such free evicts a block of a stream that the thread does not use any more.
 block* thread_caches::evict_over_budget(thread_cache& mine, cache_storage& all, bool exhausted) noexcept {
   ++mine.over_budget;
   if (exhausted) count_budget_miss(mine);
@@ -100,7 +102,7 @@ void thread_caches::set_limits(bool on, std::array<std::size_t, size_class::kind
     budgets_[kind].set_total(limits[kind], limits[kind] / threads);
   }
   auto const large = limits[size_class::large];
-  budgets_[size_class::large].set_total(large, large); // these few make way
+  budgets_[size_class::large].set_total(large, large); // no bound per thread: a large cache holds eight blocks only
   largest_.store(std::min(large, std::max(large / large_fraction, always_cached)), std::memory_order_relaxed);
   event_threshold_bytes_.store(event_threshold_bytes, std::memory_order_relaxed);
   enabled_.store(on, std::memory_order_relaxed);
@@ -112,7 +114,7 @@ block* thread_caches::flush() noexcept {
   lock_all();
   for (auto& each : caches_) {
     auto* const kept = each.storage.load(std::memory_order_relaxed);
-    if (!kept) continue; // no thread of this number has allocated
+    if (!kept) continue; // no thread with this index has allocated
     each.budget_misses = 0;
     all = evict_all(each, *kept, all);
     for (std::size_t kind = 0; kind < size_class::kinds; ++kind) budgets_[kind].release(each.shares[kind]);
@@ -121,7 +123,7 @@ block* thread_caches::flush() noexcept {
   return all;
 }
 
-// Everything, linked before others.
+// Removes all blocks of one cache, and links them before `others`.
 block* thread_caches::evict_all(thread_cache& from, cache_storage& all, block* others) noexcept {
   auto const link = [&](block& found) {
     found.next = others;

@@ -1,4 +1,4 @@
-// How long a shard may poll.
+// Makes a shard, with the time that it may spend on polls.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -9,7 +9,7 @@ import :time_budget;
 
 namespace gpumem::detail {
 
-// A burst of polls, before the next may come no sooner than the share says.
+// The longest burst of polls; later polls are limited to the share of the time.
 inline constexpr time_budget::nanoseconds max_poll_burst = std::chrono::microseconds{200};
 
 pool_shard::pool_shard(double poll_share) noexcept : poll_budget{poll_share, max_poll_burst, sync::now()} {}

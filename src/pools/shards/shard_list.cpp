@@ -1,4 +1,4 @@
-// More shards, and all of their locks.
+// Adds shards, finds blocks in them, and takes the locks of all of them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -41,12 +41,12 @@ void shard_list::lock_contended(pool_shard& one) noexcept {
 void shard_list::add_for_thread() noexcept {
   auto& mine = own_slot();
   mine.contention.store(0, std::memory_order_relaxed);
-  if (mine.owns_shard.load(std::memory_order_relaxed)) return; // another thread of this slot was faster
+  if (mine.owns_shard.load(std::memory_order_relaxed)) return; // another thread of this slot has added one
   try {
     add();
   } catch (std::bad_alloc const&) { return; }
   auto& made = *shards_[count_.load(std::memory_order_relaxed) - 1];
-  made.mutex.lock(); // the caller has all locks, this one too from now on
+  made.mutex.lock(); // the caller holds the locks of all shards, so also of this one
   mine.owns_shard.store(true, std::memory_order_relaxed);
   mine.shard.store(&made, std::memory_order_release);
 }
