@@ -1,4 +1,4 @@
-// A piece of a pool's memory.
+// The record of a block, and its states.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
 import :chunk;
@@ -9,47 +9,47 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// What all of a pool's blocks are multiples of, and aligned to; bytes.
+/// Sizes and addresses of all blocks are multiples of this many bytes.
 export inline constexpr std::size_t granule = 256;
 
 export class free_list;
 
-/// What becomes of a block. Only the holder of the pool's lock makes it free, or takes it from there; between granted
-/// and cached it goes in whatever thread has it.
+/// The state of a block. Only the holder of the lock of the block's shard makes a block free, or takes a free one.
+/// Between allocated and cached the state changes under the lock of a thread cache.
 export enum class block_state : std::uint8_t {
   free,
   allocated,
-  quick_listed, ///< small and free, and kept apart from its neighbours
+  quick_listed, ///< small and free, on a quick list: not coalesced with its neighbours
   cached,       ///< freed, and in a thread cache
-  evicted,      ///< no longer kept there, and on its way to be free
-  remote_freed, ///< freed while its shard's lock was taken: the lock's next holder makes it free
+  evicted,      ///< removed from a thread cache; the free is still to be done
+  remote_freed, ///< freed while its shard's lock was taken: the next holder of the lock makes it free
   deferred,     ///< freed by a stream that is capturing a graph: the free is still to be done
-  hole,         ///< its memory has left
+  hole,         ///< its pages are unmapped
 };
 
-/// Memory that is granted or free as one. The first two cache lines, a pair that processors fetch together, are what
-/// allocations and frees touch.
+/// A part of a chunk that is live, cached or free as one. Allocations and frees touch mostly the first two cache lines,
+/// a pair that processors fetch together.
 export struct alignas(128) block {
-  relaxed_atomic<std::uintptr_t> base; // looked at by who searches for another
+  relaxed_atomic<std::uintptr_t> base; // threads that search the block table for another block may read it
   std::size_t bytes = 0;
-  block* lower = nullptr; ///< neighbours in the chunk, of whatever state
+  block* lower = nullptr; ///< neighbours in the chunk, in any state
   block* upper = nullptr;
-  block* next = nullptr;                 ///< free: in its bin; else in the list of whoever keeps it
-  block** bin_link = nullptr;            ///< free: what points at it in its bin
-  relaxed_atomic<std::size_t> requested; ///< while granted; bytes
+  block* next = nullptr;                 ///< free: in its size bin; otherwise in the list that holds the block
+  block** bin_link = nullptr;            ///< free: the pointer to this block in its size bin
+  relaxed_atomic<std::size_t> requested; ///< while live; bytes
   relaxed_atomic<block_state> state_ = block_state::free;
-  relaxed_atomic<std::uint8_t> class_number; ///< of thread caches, for its size if that has a number; while granted
+  relaxed_atomic<std::uint8_t> class_number; ///< live or cached: of its size class; size_class::count if it has none
   std::uint16_t bin = 0;
-  std::uint32_t table_slot = 0; ///< where in the table of blocks, while it is there
+  std::uint32_t table_slot = 0; ///< index in the block table, while it is there
 
   chunk* parent = nullptr;
   free_list* list = nullptr; ///< while free
-  block* older = nullptr;    ///< while free, neighbours on the free list in order of free; of holes, in their list
+  block* older = nullptr;    ///< free: neighbours on the free list, by epoch; hole: neighbours on the list of holes
   block* newer = nullptr;
-  relaxed_atomic<stream_timeline*> stream; ///< the stream that it was given to; deferred, the stream that freed it
-  stream_uses uses; ///< free or cached: what must be over before reuse; granted: uses recorded so far
+  relaxed_atomic<stream_timeline*> stream; ///< the stream it was allocated on; deferred: the stream that freed it
+  stream_uses uses;                        ///< free or cached: uses that reuse must come after; live: recorded uses
 
-  block* pair_prev = nullptr; ///< free and with a free neighbour above: the list of these
+  block* pair_prev = nullptr; ///< free, and the upper neighbour is free too: neighbours on the list of such pairs
   block* pair_next = nullptr;
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
@@ -57,7 +57,7 @@ export struct alignas(128) block {
   inline block_state state() const noexcept { return state_; }
   inline void set_state(block_state next_state) noexcept { state_ = next_state; }
   inline bool is_free() const noexcept { return state() == block_state::free; }
-  /// A hint to the processor.
+  /// Asks the processor to fetch the records of both neighbours.
   inline void prefetch_neighbours() const noexcept {
     __builtin_prefetch(lower, 1);
     __builtin_prefetch(upper, 1);
@@ -67,12 +67,12 @@ export struct alignas(128) block {
 
 static_assert(sizeof(block) == 256);
 
-/// Whether `bytes` bytes so aligned lie in the block; `offset` is then where.
+/// Returns whether `bytes` bytes with this alignment fit into the block; sets `offset` to their place in it.
 export inline bool fits(block const& range, std::size_t bytes, std::size_t alignment, std::size_t& offset) noexcept {
   offset = (0 - range.base) & (alignment - 1);
   return offset <= range.bytes && bytes <= range.bytes - offset;
 }
-/// The highest offset of bytes that fit so.
+/// Returns the highest offset at which they fit.
 export inline std::size_t last_fit(block const& range, std::size_t bytes, std::size_t alignment) noexcept {
   return ((range.end() - bytes) & ~(alignment - 1)) - range.base;
 }

@@ -1,4 +1,4 @@
-// Where the records of a pool's blocks come from.
+// The block metadata: the memory of the records of a shard's blocks.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_metadata;
 import :block;
@@ -6,12 +6,12 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Block records, numbered by where they lie: side by side in addresses that are reserved at first, and become memory
-/// as it is needed. They stay while the pool lives, so a record may be looked at by a thread that comes too late.
-/// Guarded by the lock of the pool that keeps them, but for `at`.
+/// Block records, numbered by their place in one run of addresses, which is reserved at first and gets memory as
+/// needed. Records stay while the pool lives, so a thread may read one that was released meanwhile. Guarded by the lock
+/// of the shard, but for `at`.
 export class block_metadata {
 public:
-  /// Numbers have so many bits, and none is below the first: sixteen million records.
+  /// Bits of a record number; a shard has at most sixteen million records. Numbers below first_number are not used.
   static constexpr unsigned number_bits = 24;
   static constexpr std::uint32_t first_number = 2;
 
@@ -20,12 +20,12 @@ public:
   block_metadata& operator=(block_metadata const&) = delete;
   ~block_metadata();
 
-  /// Makes sure that so many can be taken. Throws std::bad_alloc, also where there are no more numbers or addresses.
+  /// Makes sure that `count` records can be taken. Throws std::bad_alloc, also if the numbers or addresses run out.
   inline void reserve(std::size_t count) {
     while (spare_count_ < count) [[unlikely]]
       grow();
   }
-  /// One that was reserved; without uses, on no free list.
+  /// Takes a reserved record, without uses and on no free list.
   inline block& allocate() noexcept {
     auto& taken = *spare_;
     spare_ = taken.next;
@@ -41,7 +41,7 @@ public:
   }
 
   inline std::uint32_t number_of(block const& one) const noexcept { return static_cast<std::uint32_t>(&one - base_); }
-  /// The record of that number. Any thread that has seen what was written after it was taken.
+  /// Returns the record with this number. Any thread that has seen a store made after the record was taken.
   inline block& at(std::uint32_t number) const noexcept { return base_[number]; }
 
 private:
@@ -51,10 +51,10 @@ private:
 
   block* base_ = nullptr;
   void* reserved_ = nullptr;
-  // Not beside what other threads read when they look for a block.
-  alignas(64) std::size_t next_ = first_number; // number that has no record yet
-  std::size_t backed_ = 0;                      // numbers that have memory
-  std::size_t end_ = 0;                         // that have an address
+  // Not on the cache line that other threads read when they search for a block.
+  alignas(64) std::size_t next_ = first_number; // the first number without a record
+  std::size_t backed_ = 0;                      // the first number without memory
+  std::size_t end_ = 0;                         // the first number without an address
   block* spare_ = nullptr;
   std::size_t spare_count_ = 0;
 };

@@ -1,4 +1,4 @@
-// Blocks by the pointers that were given out.
+// The block table: finds the blocks that are not free ranges by their addresses.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_table;
 import :block;
@@ -8,19 +8,19 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A hash from the address of every block that is not a part of free ranges to its record. Changed under the lock of
-/// the pool that keeps it; whoever owns a granted block may look it up without: its entry does not move, and tables
-/// that became too small are kept. Three quarters of it are empty at least, so that few searches look at a second
-/// entry; of a large one half, since a second entry costs less than one beyond the caches.
+/// A hash table from the start of each block that is not a free range to its record. Changes need the lock of the
+/// shard. The owner of a block may find it without the lock: its entry does not move, and outgrown tables are kept. At
+/// least three quarters of the table are empty, so that few searches read a second entry. In a large table at least
+/// half is: a second entry costs less than a table beyond the processor's caches.
 ///
-/// An entry is half a word, the record's number below and eight bits of the hash above: sixteen of them share a cache
-/// line, and rarely is a record looked at that is not the one.
+/// An entry has 32 bits: the record's number below, eight bits of the hash above. Sixteen share a cache line, and the
+/// hash bits save most reads of wrong records.
 export class block_table {
 public:
-  /// Of blocks that have these records.
+  /// Makes a table of blocks whose records are in `metadata`, to which it keeps a reference.
   explicit block_table(block_metadata const& metadata);
 
-  /// Makes sure that so many more can be inserted. Throws std::bad_alloc.
+  /// Makes sure that `count` more blocks can be inserted. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
     while (used_ + count > current_.load(std::memory_order_relaxed)->max_used) [[unlikely]]
       rebuild();
@@ -33,8 +33,8 @@ public:
       reclaim(in, freed.table_slot);
   }
 
-  /// The block that begins at the address and is not free, or null. Any thread that owns the block; under the lock,
-  /// any.
+  /// Returns the block that starts at the address and is in the table; null if there is none. The caller owns that
+  /// block or holds the lock of the shard; otherwise the result may be wrong as soon as it is returned.
   inline block* find(void const* pointer) const noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);
     auto const& in = *current_.load(std::memory_order_acquire);
@@ -53,7 +53,7 @@ public:
 private:
   using entry = std::uint32_t;
   static constexpr entry never_used = 0;
-  static constexpr entry erased = 1; // no block begins there
+  static constexpr entry erased = 1; // the block was erased; searches go on after it
   static_assert(block_metadata::first_number > erased);
   static constexpr entry number_mask = (entry{1} << block_metadata::number_bits) - 1;
   static constexpr std::size_t smallest = 256;
@@ -68,10 +68,10 @@ private:
     std::unique_ptr<std::atomic<entry>[]> entries;
   };
   static inline std::uint64_t hash_of(std::uintptr_t address) noexcept { return fibonacci_hash(address / granule); }
-  // Out of the middle of the hash, whose upper bits choose the slot.
+  // Bits from the middle of the hash, since its upper bits choose the slot.
   static inline entry fingerprint_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~number_mask; }
   inline block& block_of(entry one) const noexcept { return metadata_.at(one & number_mask); }
-  // Whether into an entry that was never used.
+  // Returns whether the entry was never used before.
   inline bool insert_in(table& in, block& added) noexcept {
     auto const hash = hash_of(added.base);
     auto i = in.slot_of(hash);
@@ -84,8 +84,8 @@ private:
     added.table_slot = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
-  // No search passes an entry behind which none was ever used: it, and what was erased just before, is as good as
-  // never used again.
+  // A search ends at an entry that was never used. So an erased entry before it, and erased entries right before that
+  // one, can count as never used again.
   inline void reclaim(table& in, std::size_t i) noexcept {
     for (; in.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & in.mask) {
       in.entries[i].store(never_used, std::memory_order_relaxed);
@@ -97,7 +97,7 @@ private:
   block_metadata const& metadata_;
   std::vector<std::unique_ptr<table>> tables_;
   std::atomic<table*> current_{nullptr};
-  alignas(64) std::size_t used_ = 0; // or erased; not beside what other threads read
+  alignas(64) std::size_t used_ = 0; // entries in use or erased; not on a cache line that other threads read
 };
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// What blocks are cut from.
+// The record of a chunk.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:chunk;
 import :std;
@@ -8,14 +8,14 @@ namespace gpumem::detail {
 export struct block;
 export struct pool_shard;
 
-/// Memory of a pool's upstream side by side; blocks are cut from it and never join beyond it.
+/// Contiguous memory of a pool's upstream. Blocks are split off it, and never coalesce across its ends.
 export struct alignas(64) chunk {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
-  std::size_t live_blocks = 0; ///< not free: granted, in a thread cache, or on the way
-  block* first = nullptr;      ///< by address
+  std::size_t live_blocks = 0; ///< blocks that are allocated, cached or still to be freed
+  block* first = nullptr;      ///< the lowest block
   block* last = nullptr;
-  pool_shard* shard = nullptr; ///< whose it is; no other's while it has live blocks
+  pool_shard* shard = nullptr; ///< its shard, which does not change while the chunk has live blocks
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 };

@@ -1,4 +1,4 @@
-// Free ranges that wait for the same: one stream, none, or several.
+// A free list: the free ranges that wait for the same stream, for none, or for several streams.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_list;
 import :block;
@@ -10,15 +10,15 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// Free ranges of the same order, by size, and, where it is one stream's, from the oldest epoch to the newest; small
-/// blocks of that order beside them. Guarded by the lock of the pool that keeps it.
+/// Free ranges by size and, if they wait for one stream, from the oldest epoch to the newest; and quick lists of small
+/// blocks that wait for the same. Guarded by the lock of the shard.
 export class free_list {
 public:
-  /// The one stream that all ranges here wait for; null: none, or several.
+  /// The one stream that all ranges here wait for; null: no stream, or several.
   inline stream_timeline* timeline() const noexcept { return timeline_; }
-  /// No range lies here.
+  /// Returns whether the list has no range.
   inline bool empty() const noexcept { return count_ == 0; }
-  /// Nor a small block.
+  /// Returns whether it has neither a range nor a small block.
   inline bool unused() const noexcept { return empty() && quick_.empty(); }
   inline std::size_t size() const noexcept { return count_; }
   inline size_bins& bins() noexcept { return bins_; }
@@ -28,12 +28,12 @@ public:
   inline block* oldest() const noexcept { return oldest_; }
   inline block* newest() const noexcept { return newest_; }
 
-  /// What is freed now is newest but for a few that came by another way.
+  /// Inserts a range in order of its epoch, which is mostly the newest.
   inline void insert(block& range) noexcept {
     link_in_order(range);
     bins_.insert(range);
   }
-  /// Beside a range of the same epoch that is here.
+  /// Inserts a range next to a range of the same epoch on this list.
   inline void insert_beside(block& range, block& there) noexcept {
     link_after(range, &there);
     bins_.insert(range);
@@ -42,7 +42,7 @@ public:
     unlink(range);
     bins_.remove(range);
   }
-  /// A range that is here has become larger by what waits for the same streams.
+  /// Updates the list after a range on it has grown by memory with the uses `by`, which are of the same streams.
   [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
     bins_.resized(range);
     bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
@@ -52,10 +52,12 @@ public:
     link_in_order(range);
   }
 
-  /// Some range here waits for what the host has not seen complete; `without_event`: and which no event covers.
+  /// Returns whether a range here has a use that the host has not seen complete; with `without_event` only uses that no
+  /// event covers count.
   bool in_use(bool without_event) const noexcept;
 
-  /// Counts a free of the stream that left no event; true once in a few: the counts are then to be passed on.
+  /// Counts a free of the stream for which no event was recorded. Returns true at every 32nd free, or after
+  /// `threshold_bytes`: then the caller passes the counts on to the timeline and resets them.
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;
@@ -94,7 +96,7 @@ private:
   std::size_t count_ = 0;
   block* oldest_ = nullptr;
   block* newest_ = nullptr;
-  block* late_ = nullptr; // where the last one was put that was not the newest
+  block* late_ = nullptr; // after which the last insert went that was not the newest
   size_bins bins_;
   quick_lists quick_;
 };

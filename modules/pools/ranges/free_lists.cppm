@@ -13,18 +13,18 @@ export class free_lists {
 public:
   free_lists();
 
-  /// Makes sure that so many streams never seen, and a few, can be given a free list. Throws std::bad_alloc.
+  /// Makes spare free lists for `streams` new streams, and at least two more. Throws std::bad_alloc.
   inline void reserve(std::size_t streams = 0) {
     auto const least = streams + min_spare;
     if (spare_.size() < least) [[unlikely]]
       refill(std::max(least, spare_batch));
   }
 
-  /// Of ranges that nobody uses.
+  /// The free list of ready ranges, which no stream uses.
   inline free_list& ready() noexcept { return ready_; }
-  /// Of ranges that several streams use; and of streams that could not be given a free list.
+  /// The free list of ranges that several streams use, and of streams for which there was no spare free list.
   inline free_list& multi_stream() noexcept { return multi_stream_; }
-  /// The stream's own, or null.
+  /// Returns the stream's own free list; null if it has none.
   inline free_list* find(stream_timeline const& timeline) const noexcept {
     for (auto i = timeline.index() & mask_;; i = (i + 1) & mask_) {
       auto* const seen = by_stream_[i];
@@ -32,7 +32,7 @@ public:
         return seen;
     }
   }
-  /// Where a range of this order belongs. Allocates nothing.
+  /// Returns the free list of ranges with these uses. Allocates no host memory.
   inline free_list& of(stream_uses const& uses) noexcept {
     if (uses.empty()) return ready_;
     if (uses.size() > 1) [[unlikely]]
@@ -42,7 +42,7 @@ public:
     return found ? *found : assign_to(timeline);
   }
 
-  /// Those of one stream each, in no order.
+  /// The free lists of one stream each, in no order.
   inline std::vector<free_list*> const& single_stream() const noexcept { return single_stream_; }
   template <class Visit> void visit(Visit visitor) {
     visitor(ready_);
@@ -62,7 +62,7 @@ private:
   std::vector<std::unique_ptr<free_list>> all_;
   std::vector<free_list*> single_stream_;
   std::vector<free_list*> spare_;
-  std::vector<free_list*> by_stream_; // open addressing, half empty at least
+  std::vector<free_list*> by_stream_; // hash table with open addressing, at least half empty
   std::size_t mask_;
 };
 

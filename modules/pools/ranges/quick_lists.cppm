@@ -1,4 +1,4 @@
-// Small blocks: a few sizes, cut side by side, and kept as they are when they are freed.
+// Quick lists: freed small blocks by size class, not coalesced yet.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:quick_lists;
 import :block;
@@ -7,20 +7,20 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Freed small blocks of the same order, by size, the last one first. They join no neighbours before `pop_all`: most
-/// are wanted again, and while they are apart neither their freeing nor their granting touches anything else. Quick Fit
-/// (Weinstock and Wulf 1988). Guarded by the lock of the pool that keeps it.
+/// Freed small blocks that wait for the same streams, by size class, the newest first. They coalesce only after
+/// `pop_all`: most are allocated again soon, and then neither the free nor the allocation touches other blocks. Quick
+/// Fit (Weinstock and Wulf 1988). Guarded by the lock of the shard.
 export class quick_lists {
 public:
   inline block* head(std::size_t bytes) const noexcept { return heads_[size_class::number_of_small(bytes)]; }
   inline bool empty() const noexcept { return bytes_ == 0; }
   inline std::size_t bytes() const noexcept { return bytes_; }
 
-  /// How many more of a size it takes.
+  /// Returns the number of blocks of this size that still fit.
   inline std::size_t room(std::size_t bytes) const noexcept {
     return max_per_class - counts_[size_class::number_of_small(bytes)];
   }
-  /// False: there are enough of its size. A stream that only frees has them for nobody.
+  /// Adds a block. Returns false if the list of its size is full: a stream that only frees would fill it without use.
   inline bool push(block& freed) noexcept {
     auto const size = size_class::number_of_small(freed.bytes);
     if (counts_[size] >= max_per_class) return false;
@@ -31,7 +31,7 @@ public:
     freed.set_state(block_state::quick_listed);
     return true;
   }
-  /// The last of its size.
+  /// Removes the newest block of its size, and marks it as allocated.
   inline void pop(block& listed) noexcept {
     auto const size = size_class::number_of_small(listed.bytes);
     --counts_[size];
@@ -39,7 +39,7 @@ public:
     bytes_ -= listed.bytes;
     listed.set_state(block_state::allocated);
   }
-  /// All of them, in front of others that are linked by `next`.
+  /// Removes all blocks and links them by `next` in front of `before`. Returns the first.
   block* pop_all(block* before) noexcept;
 
   template <class Visit> void visit(Visit visitor) const {

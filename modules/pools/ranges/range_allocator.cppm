@@ -1,4 +1,4 @@
-// The memory of a pool as blocks side by side, live and free, with the free ones on free lists.
+// The range allocator: splits blocks off the free ranges of a shard, and coalesces them when they are freed.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;
@@ -11,95 +11,99 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// Blocks linked to their neighbours, those that are not free by address, those that are by size and order. Guarded by
-/// the lock of the pool that keeps it, but for `find_live`.
+/// The blocks of one shard, linked to their neighbours. Free ranges are on free lists, all other blocks in the block
+/// table. Guarded by the lock of the shard, but for `find_live`. A call that throws std::bad_alloc changes nothing.
 export class range_allocator {
 public:
   range_allocator() = default;
   range_allocator(range_allocator const&) = delete;
   range_allocator& operator=(range_allocator const&) = delete;
 
-  /// Host memory for so many blocks and streams never seen, which would else be had bit by bit. Throws std::bad_alloc.
+  /// Allocates host memory at once for `blocks` more blocks and `streams` new streams. Throws std::bad_alloc.
   void reserve_metadata(std::size_t blocks, std::size_t streams) {
     metadata_.reserve(blocks);
     table_.reserve(blocks);
     lists_.reserve(streams);
   }
-  /// A new chunk, wholly free. Throws std::bad_alloc, and nothing is changed.
+  /// Adds a new chunk as one free block with these uses, and returns the block. Throws std::bad_alloc.
   block& add(chunk& parent, stream_uses const& uses);
-  /// So many bytes more behind the end of a chunk; they join a free last block of the same order. The block that holds
-  /// them. Throws std::bad_alloc, and nothing is changed.
+  /// Extends a chunk at its end by free bytes, which coalesce with a free last block that waits for the same streams.
+  /// Returns the block that holds them. Throws std::bad_alloc.
   block& extend(chunk& parent, std::size_t bytes, stream_uses const& uses);
-  /// A chunk of another map, wholly free as one block. Throws std::bad_alloc, and nothing is changed.
+  /// Takes over a chunk of another allocator that is one free block, and returns the block. Throws std::bad_alloc.
   block& adopt(chunk& parent, range_allocator& from);
-  /// Forgets a chunk without live blocks.
+  /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;
 
-  /// The block in which the address lies; time grows with the blocks of the chunk.
+  /// Returns the block that holds the address; takes time in proportion to the blocks of the chunk.
   static block* find_containing(chunk const& parent, void const* pointer) noexcept;
-  /// The block that begins there and is live, or kept apart, or null. Without the lock: for whoever owns the block.
+  /// Returns the block that starts at the address and is not a free range; null if there is none. Without the lock the
+  /// result is certain only for the owner of the block.
   inline block* find_live(void const* pointer) const noexcept { return table_.find(pointer); }
 
   inline free_lists& lists() noexcept { return lists_; }
   inline free_lists const& lists() const noexcept { return lists_; }
 
-  /// Cuts `bytes` at `offset` out of a free block and makes them live; what is left stays free, with the same uses.
-  /// Throws std::bad_alloc, and nothing is changed.
+  /// Splits a live block of `bytes` at `offset` off a free block; the rest stays free, with the same uses. Throws
+  /// std::bad_alloc.
   block& split_off(block& range, std::size_t offset, std::size_t bytes);
-  /// The same of the first bytes of a range, with some more blocks of that small size behind them, which stay apart.
+  /// Splits a live small block off the start of a range, and more blocks of its size after it, which go to a quick
+  /// list. Throws std::bad_alloc.
   block& split_run(block& range, std::size_t bytes);
-  /// How large a range is to be, in blocks, that a span is cut from it.
+  /// Least size of a range, in blocks, for split_run().
   static constexpr std::size_t min_blocks_for_run = 16;
-  /// Makes a small block that was kept apart live.
+  /// Makes the head of a quick list live.
   inline void pop_quick(block& spare) noexcept {
     lists_.of(spare.uses).quick().pop(spare);
     spare.uses.clear();
     free_bytes_ -= spare.bytes;
     ++spare.parent->live_blocks;
   }
-  /// Makes a live small block free, with the uses it has, and apart; false, and nothing is changed, where enough of its
-  /// size are.
+  /// Frees a live small block to a quick list, with its uses. Returns false, and changes nothing, if the list is full.
   inline bool push_quick(block& small) noexcept {
     if (!lists_.of(small.uses).quick().push(small)) return false;
     --small.parent->live_blocks;
     free_bytes_ += small.bytes;
     return true;
   }
-  /// What is kept apart joins its neighbours, as in `free`. Whether there was any.
+  /// Coalesces all blocks of the quick lists with their neighbours. Returns whether there were any.
   bool flush_quick_lists() noexcept;
-  /// Cuts so many bytes from the address `base` on out as a hole: memory that leaves, in a chunk that stays. They end
-  /// in the free block `last`, and lie in it and in free ones below it. The hole, with those beside it. Throws
-  /// std::bad_alloc, and nothing is changed.
+  /// Makes a hole of `bytes` from the address `base` on. They lie in the free block `last`, where they end, and in free
+  /// blocks below it. Returns the hole, which includes adjacent ones. Throws std::bad_alloc.
   block& make_hole(block& last, std::uintptr_t base, std::size_t bytes);
-  /// So many bytes of a hole, from an offset in it on, have memory again. Throws std::bad_alloc, and nothing is
-  /// changed.
+  /// Makes `bytes` of a hole, from `offset` on, free memory with these uses. Returns the block that holds them. Throws
+  /// std::bad_alloc.
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
-  /// A chunk that ends in a hole ends before it; one that is nothing else is empty.
+  /// Removes a hole at the end of a chunk from it. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;
-  /// The hole in which the address lies; time grows with the holes.
+  /// Returns the hole that holds the address; takes time in proportion to the number of holes.
   block& hole_at(std::uintptr_t address) noexcept;
   /// Visits every hole.
   template <class Visit> void visit_holes(Visit visitor) const {
     for (auto const* each = holes_; each; each = each->newer) visitor(*each);
   }
 
-  /// Makes a live block free, with the uses it has, joined with free neighbours, unless their uses are too many
-  /// together: with those that wait for the same streams, or with any. What it is then a part of. Allocates nothing.
+  /// Which free neighbours a freed block coalesces with: those that wait for the same streams; also ready ones that are
+  /// not much larger; or all.
   enum class coalescing : std::uint8_t { same_streams, unused, any };
+  /// Frees a live block with its uses, and coalesces it with these neighbours, unless they have uses on more than four
+  /// streams together. Returns the block that holds it. Allocates no host memory.
   block& free(block& freed, coalescing with) noexcept;
-  /// The host has seen every use of a free block complete: it joins what nobody uses. What it is then a part of.
+  /// Promotes a free block whose uses the host has seen complete, and coalesces it with ready neighbours. Returns the
+  /// block that holds it.
   block& mark_complete(block& range) noexcept;
-  /// Drops those uses of a free block that the host has seen complete; it joins what waits for the same streams then.
+  /// Drops the complete uses of a free block, and coalesces it with neighbours that wait for the same streams.
   void prune(block& range) noexcept;
-  /// Joins a free block with the free one above it; false, and nothing changed, if their uses are too many.
+  /// Joins a free block with the free one above it. Returns false, and changes nothing, if they have uses on more than
+  /// four streams.
   bool merge(block& lower) noexcept;
 
-  /// Joins free neighbours of which `may(block)` holds for both, everywhere.
+  /// Joins all free neighbours for which `may(block)` is true for both.
   template <class May> void coalesce_all(May may) {
     for (auto* at = pairs_; at;) {
       auto* next = at->pair_next;
       while (at->upper && at->upper->is_free() && may(*at) && may(*at->upper)) {
-        if (next == at->upper) next = next->pair_next; // it will be gone
+        if (next == at->upper) next = next->pair_next; // merge() erases that block
         if (!merge(*at)) break;
       }
       at = next;
@@ -115,11 +119,12 @@ public:
   inline std::uint64_t refused_coalesces() const noexcept { return refused_coalesces_; }
   inline std::size_t free_bytes() const noexcept { return free_bytes_; }
   std::size_t largest_free() noexcept;
-  /// The most free bytes side by side in a chunk, whatever their uses; time grows with its blocks.
+  /// Returns the most contiguous free bytes in a chunk, with any uses; takes time in proportion to its blocks.
   static std::size_t largest_run(chunk const& parent) noexcept;
 
 private:
-  // Whether free neighbours join. A small block takes no large range from all streams.
+  // Whether free neighbours join. A used block joins a ready one up to 16 times its size: otherwise a small block would
+  // keep a large range from all other streams.
   static constexpr std::size_t times_larger = 16;
   static inline bool may_coalesce(block const& one, block const& other, coalescing with) noexcept {
     if (with == coalescing::any || one.uses.same_streams(other.uses)) return true;
@@ -141,7 +146,7 @@ private:
   void insert(block& range, block* beside) noexcept;
   void extract(block& range) noexcept;
   void link_pair(block& lower) noexcept;
-  // It and the one above it are free, and on the list of these.
+  // Whether the block and its upper neighbour are free, and so on the list of pairs.
   inline bool is_pair(block const& lower) const noexcept {
     return pairs_ && lower.is_free() && lower.upper && lower.upper->is_free();
   }

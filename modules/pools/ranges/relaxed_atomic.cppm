@@ -1,17 +1,18 @@
-// A value that threads look at while another changes it.
+// An atomic value that one thread at a time changes and any thread may read.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:relaxed_atomic;
 import :std;
 
 namespace gpumem::detail {
 
-/// So far apart in memory is what one thread writes all the time from what others do, bytes. Processors fetch more than
-/// the line that was missed: with 128 bytes, which keep a pair of lines apart, each of 16 threads on an H200's host
-/// lost its own lines to neighbours that went through theirs in order, and all of them a third of their speed.
+/// The distance in bytes between data that different threads write all the time. Processors fetch more than the cache
+/// line that missed. With 128 bytes, a pair of lines, 16 threads on an H200's host lost a third of their speed: each
+/// lost its lines to neighbours that read theirs in order.
 export inline constexpr std::size_t false_sharing_distance = 512;
 
-/// An atomic whose accesses are all relaxed, and whose changes are those of one thread at a time, the holder of some
-/// lock: they read and write, and cost what those of a plain value cost. Where several threads do, changes may be lost.
+/// An atomic with relaxed loads and stores only, which cost as much as those of a plain value. One thread at a time,
+/// the holder of some lock, may change it: `+=`, `-=` and `++` load and then store, so concurrent changes would be
+/// lost.
 export template <class T> class relaxed_atomic {
 public:
   constexpr relaxed_atomic() noexcept = default;

@@ -1,4 +1,4 @@
-// Free blocks by size, found in constant time.
+// Size bins: free ranges by size, found in constant time.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:size_bins;
 import :block;
@@ -6,10 +6,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004): a bin for each size below 128 granules, and from
-/// there 64 bins to each power of two, so that the sizes in a bin differ by 1.6 % at most. A search takes the last that
-/// was put into the first bin where that is large enough: nearly the best fit. Guarded by the lock of the pool that
-/// keeps it.
+/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Below 128 granules each size has a bin; above, each
+/// power of two has 64 bins, so that the sizes in a bin differ by 1.6 % at most. A search looks at the last block put
+/// into each bin, from the smallest bin on, and takes the first that is large enough: nearly the best fit. Guarded by
+/// the lock of the shard.
 export class size_bins {
 public:
   inline size_bins() noexcept {
@@ -20,7 +20,7 @@ public:
   static constexpr unsigned exact_bins = 2u << steps_log2;
   static constexpr unsigned bin_count = 35u << steps_log2;
 
-  /// The bin of a size in bytes; the last holds all that is larger.
+  /// Returns the bin of a size in bytes; the last bin holds all larger sizes too.
   static inline unsigned bin_of(std::size_t bytes) noexcept {
     auto const granules = bytes / granule;
     auto const shift = static_cast<unsigned>(std::bit_width(granules | 1u << steps_log2)) - steps_log2 - 1;
@@ -47,7 +47,7 @@ public:
     word &= ~(emptied << one.bin % word_bits);
     used_words_ &= ~(std::uint64_t{word == 0} << one.bin / word_bits);
   }
-  /// To be called after a block's size has changed.
+  /// Moves a block to its bin after its size has changed.
   inline void resized(block& one) noexcept {
     auto const bin = bin_of(one.bytes);
     if (bin == one.bin) [[unlikely]]
@@ -56,7 +56,8 @@ public:
     insert_into(bin, one);
   }
 
-  /// A block in which so many bytes, whole granules, so aligned lie, and where. Null: there is none.
+  /// Returns a block into which `bytes`, a multiple of the granule, fit with this alignment, and sets `offset` to their
+  /// place in it. Null if there is none.
   inline block* find(std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
     auto const bin = next_used(bin_of(bytes));
     if (bin >= exact_bins || alignment > granule) return search(bin, bytes, alignment, offset);
@@ -64,7 +65,7 @@ public:
     return heads_[bin];
   }
 
-  /// Visits every block that may be of that size or larger.
+  /// Visits the blocks of the size's bin and of all higher bins; some blocks of the first may be smaller than `bytes`.
   template <class Visit> void visit_from(std::size_t bytes, Visit const& visitor) const {
     for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
       for (auto* each = heads_[bin]; each != &end_; each = each->next) visitor(*each);
@@ -79,12 +80,12 @@ private:
   static constexpr unsigned word_count = bin_count / word_bits;
   static_assert(bin_count % word_bits == 0 && word_count < word_bits);
 
-  // The first bin from there that is not empty, or bin_count.
+  // Returns the first bin from `from` on that is not empty; bin_count if all are empty.
   inline unsigned next_used(unsigned from) const noexcept {
     auto const word = from / word_bits;
     auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
     auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | sentinel));
-    auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits or none, where a choice would be a branch
+    auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits or none: a mask in place of a branch
     auto const next = word ^ ((word ^ beyond) & none);
     auto const bits = rest | (used_[beyond] & (0 - std::uint64_t{rest == 0}));
     return next * word_bits + static_cast<unsigned>(std::countr_zero(bits));
@@ -92,8 +93,8 @@ private:
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
   block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
 
-  // Sizes follow each other at random, and with them what is in a bin, so that there are no branches: every list ends
-  // at a block that is nobody's, and behind the last word is one that is never empty.
+  // The code has no branches on the contents of bins, since random sizes would mispredict them. So every list ends at
+  // the dummy block `end_`, and one more word after the last is never empty.
   static constexpr std::uint64_t sentinel = std::uint64_t{1} << word_count;
   std::uint64_t used_words_ = sentinel;
   std::array<std::uint64_t, word_count + 1> used_{};

@@ -1,4 +1,4 @@
-// What requests are rounded up to.
+// The size classes to which requests are rounded up.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:size_class;
 import :block;
@@ -6,25 +6,25 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A size of blocks: of small and medium ones multiples of 256 bytes up to 4 KiB, and from there eight to each power of
-/// two, so that an eighth of a block at most was not asked for; of large ones any multiple of 256 bytes. Sizes follow
-/// each other at random: what is worked out here has no branches.
+/// The size of a block, and the number of its class. Small and medium sizes are multiples of 256 bytes up to 4 KiB, and
+/// then eight per power of two, so that rounding wastes an eighth of a block at most. Large sizes are any multiples of
+/// 256 bytes. The code has no branches, since random sizes would mispredict them.
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;
   static constexpr std::size_t largest_medium = std::size_t{1} << 20;
   static constexpr unsigned small_count = 48;
-  static constexpr unsigned count = 80; ///< of small and medium sizes
+  static constexpr unsigned count = 80; ///< number of small and medium classes
 
-  /// By which blocks that are kept are told apart.
+  /// Each kind has a budget of its own in the thread caches.
   enum kind : std::uint8_t { small, medium, large };
   static constexpr std::size_t kinds = 3;
-  /// Of blocks of sizes with numbers.
+  /// Returns the kind of a block with a class number.
   static inline kind kind_of(std::size_t bytes) noexcept { return bytes <= largest_small ? small : medium; }
 
   std::size_t bytes;
-  std::uint8_t number; ///< of a small or medium size its own; of the others `count`
+  std::uint8_t number; ///< class number; `count` if the size has none
 
-  /// The size of a request of at least one byte, in a pool where sizes up to `largest` have numbers.
+  /// Returns the size for a request of at least one byte, in a pool where sizes up to `largest` have class numbers.
   static inline size_class of(std::size_t requested, std::size_t largest = largest_medium) noexcept {
     bool const numbered = requested <= largest;
     auto const fine = unit_log2_of(requested);
@@ -35,7 +35,7 @@ export struct size_class {
   }
   inline bool is_small() const noexcept { return number < small_count; }
   inline bool is_numbered() const noexcept { return number < count; }
-  /// The number of a small size.
+  /// Returns the class number of a small size.
   static inline unsigned number_of_small(std::size_t bytes) noexcept {
     auto const unit_log2 = unit_log2_of(bytes);
     return static_cast<unsigned>(number_of((bytes - 1) >> unit_log2, unit_log2));
@@ -46,7 +46,7 @@ private:
   static_assert(granule == 1u << granule_log2);
   static constexpr unsigned steps_log2 = 3;
 
-  // What sizes near this one are multiples of: a sixteenth of the power of two above, or a granule.
+  // Sizes near this one are multiples of 2 to this power: a sixteenth of the next power of two, at least a granule.
   static inline unsigned unit_log2_of(std::size_t bytes) noexcept {
     constexpr std::size_t least = granule << steps_log2;
     return static_cast<unsigned>(std::bit_width((bytes - 1) | least)) - steps_log2 - 1;

@@ -1,4 +1,4 @@
-// The order of a range of memory: which streams may still use it, and up to which of their epochs.
+// The uses of a block of memory: which streams may still use it, and up to which of their epochs.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_uses;
 import :std;
@@ -11,16 +11,16 @@ export struct stream_use {
   stream_timeline* timeline = nullptr;
   epoch newest = 0;
 
-  /// The host has seen the use complete.
+  /// Returns whether the host has seen the use complete.
   inline bool completed() const noexcept { return timeline->completed(newest); }
-  /// Some event covers the use, open or complete; only then can polling complete it.
+  /// Returns whether an event, open or complete, covers the use; otherwise polling events cannot complete it.
   inline bool has_event() const noexcept { return completed() || timeline->newest_recorded() >= newest; }
-  /// It is open, and polling can complete it.
+  /// Returns whether the use is open and polling can complete it.
   inline bool may_complete() const noexcept { return !completed() && timeline->can_complete(newest); }
 };
 
-/// At most four uses, one for each stream; the newest epoch stands for the older ones. No use: nobody uses the memory.
-/// Guarded by the lock of the pool that keeps it.
+/// Up to four uses, one per stream; the newest epoch of a stream stands for its older ones. Without uses the memory is
+/// ready. Guarded as the block that it belongs to: by the lock of its shard, or of its thread cache while it is cached.
 export class stream_uses {
 public:
   static constexpr std::size_t max_streams = 4;
@@ -33,7 +33,7 @@ public:
   inline bool empty() const noexcept { return size_ == 0; }
   inline std::size_t size() const noexcept { return size_; }
   inline void clear() noexcept { size_ = 0; }
-  /// One use and no other.
+  /// Replaces all uses by this one.
   inline void assign(stream_use const& only) noexcept {
     uses_[0] = only;
     size_ = 1;
@@ -41,14 +41,14 @@ public:
 
   stream_use const* find(stream_timeline const& timeline) const noexcept;
 
-  /// Adds a use; false, and nothing changed, if that would be a fifth stream.
+  /// Adds a use. Returns false, and changes nothing, if that would be a fifth stream.
   inline bool add(stream_use const& use) noexcept {
     if (size_ > 0) [[unlikely]]
       return add_to_others(use);
     assign(use);
     return true;
   }
-  /// Adds the uses of another set; false, and nothing changed, if that would make more than four streams.
+  /// Adds the uses of another set. Returns false, and changes nothing, if that would make more than four streams.
   inline bool join(stream_uses const& other) noexcept {
     if (other.size_ == 1 && size_ == 1 && other.uses_[0].timeline == uses_[0].timeline) [[likely]] {
       uses_[0].newest = std::max(uses_[0].newest, other.uses_[0].newest);
@@ -57,12 +57,12 @@ public:
     return other.size_ == 0 || join_many(other);
   }
   void remove(stream_timeline const& timeline) noexcept;
-  /// Drops what the host has seen complete.
+  /// Drops uses that the host has seen complete.
   void prune() noexcept;
 
-  /// The host has seen every use complete.
+  /// Returns whether the host has seen every use complete.
   bool completed() const noexcept;
-  /// Both name the same streams, at whatever epochs.
+  /// Returns whether both sets have the same streams; their epochs may differ.
   inline bool same_streams(stream_uses const& other) const noexcept {
     if (size_ != other.size_) return false;
     return size_ == 0 || (size_ == 1 ? uses_[0].timeline == other.uses_[0].timeline : same_many(other));
@@ -73,7 +73,7 @@ private:
   bool join_many(stream_uses const& other) noexcept;
   bool same_many(stream_uses const& other) const noexcept;
 
-  std::size_t size_ = 0; // before the uses: with the first of them on one cache line of a block
+  std::size_t size_ = 0; // before the uses, so that it shares a cache line of the block with the first use
   std::array<stream_use, max_streams> uses_{};
 };
 

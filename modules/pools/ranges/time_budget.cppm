@@ -1,4 +1,4 @@
-// How much of its time a pool spends on something.
+// A budget of the time that a pool may spend on moves or on polls.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -8,8 +8,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// A share of the time that passes, from 0 (nothing) to 1 (no bound). Time that is not used is saved, up to a bound;
-/// at first as much is saved. Guarded by its owner's lock.
+/// A share of the time that passes, from 0 (no time) to 1 (no bound). Unused time is saved up to `max_saved`, and the
+/// budget starts with that much. Guarded by the lock of its owner.
 export class time_budget {
 public:
   using nanoseconds = std::chrono::duration<double, std::nano>;

@@ -1,4 +1,4 @@
-// Memory of block records.
+// Reserves addresses for block records, and gives them memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -19,7 +19,7 @@ inline constexpr std::size_t huge_page = std::size_t{2} << 20;
 inline constexpr std::size_t backed_at_once = huge_page / sizeof(block);
 inline constexpr std::size_t grown_at_once = 256;
 
-// Of addresses, with what is lost as the first record is aligned.
+// Returns the bytes of addresses for `count` records, including the bytes lost by aligning the first one.
 constexpr std::size_t bytes_of(std::size_t count) noexcept { return count * sizeof(block) + huge_page; }
 
 } // namespace
@@ -30,7 +30,8 @@ block_metadata::~block_metadata() {
   if (reserved_) munmap(reserved_, bytes_of(end_));
 }
 
-// As many as there are numbers; where the process may have few addresses, a small part, as others need some.
+// Reserves addresses for all numbers. If the process may not have so many, tries a 64th and then halves of that, since
+// the rest of the process needs addresses too.
 void block_metadata::reserve_addresses() {
   constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
   for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
@@ -45,8 +46,8 @@ void block_metadata::reserve_addresses() {
   throw std::bad_alloc{};
 }
 
-// Many records are reached at random: in huge pages, where the system has them, that costs no walk through its tables.
-// Small pools stay small: the first records are in none.
+// Gives memory to the next 2 MiB of records. Records are reached at random, and huge pages save walks of the page
+// tables. The first 2 MiB use no huge page, so that small pools stay small.
 void block_metadata::add_memory() {
   if (!base_) reserve_addresses();
   auto* const begin = base_ + backed_;

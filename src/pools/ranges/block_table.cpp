@@ -1,4 +1,4 @@
-// Tables that grow.
+// Makes and grows the block table.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -24,8 +24,8 @@ block_table::block_table(block_metadata const& metadata) : metadata_{metadata} {
   current_.store(tables_.back().get(), std::memory_order_relaxed);
 }
 
-// The old table stays as it is for who is still reading it; the new one is twice as large, so all that were cost no
-// more than the last.
+// Makes a table of twice the size. Keeps the old one for threads that still read it: all old tables together are no
+// larger than the new one.
 void block_table::rebuild() {
   auto const& old = *current_.load(std::memory_order_relaxed);
   tables_.reserve(tables_.size() + 1);

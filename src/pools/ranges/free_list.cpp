@@ -1,4 +1,4 @@
-// Free ranges in order of their epochs.
+// Keeps the ranges of a free list in order of their epochs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -13,7 +13,7 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-// What comes late comes together, and from near the same time: the search begins where the last one ended.
+// Out-of-order frees come in runs with near epochs, so the search resumes where the last one ended.
 block* free_list::insertion_point(block const& range) noexcept {
   auto* at = late_ ? late_ : newest_;
   while (at && epoch_of(*at) > epoch_of(range)) at = at->older;
@@ -27,7 +27,7 @@ bool free_list::in_use(bool without_event) const noexcept {
     for (auto const& use : range->uses) {
       if (!use.completed() && !(without_event && use.has_event())) return true;
     }
-    if (timeline_) return false; // what is older is complete too, or covered
+    if (timeline_) return false; // older uses of the stream are complete too, or have an event
   }
   return false;
 }

@@ -1,4 +1,4 @@
-// Which free list is the one of a stream.
+// Assigns free lists to streams, and finds them by stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -26,7 +26,7 @@ free_list& free_lists::assign_to(stream_timeline& timeline) noexcept {
   auto& made = *spare_.back();
   spare_.pop_back();
   made.timeline_ = &timeline;
-  single_stream_.push_back(&made); // there is room
+  single_stream_.push_back(&made); // refill() has reserved room
   index(made);
   return made;
 }
@@ -37,7 +37,7 @@ void free_lists::index(free_list& one) noexcept {
   by_stream_[i] = &one;
 }
 
-// Streams come and go: free lists that stand empty serve the next, once there are many.
+// Makes spare free lists. From 64 streams on, takes back the empty lists of streams first, since streams come and go.
 void free_lists::refill(std::size_t spares) {
   constexpr std::size_t many = 64;
   if (single_stream_.size() >= many) reclaim();
@@ -60,7 +60,7 @@ void free_lists::refill(std::size_t spares) {
 void free_lists::reclaim() noexcept {
   auto const kept = std::partition(single_stream_.begin(), single_stream_.end(),
                                    [](free_list const* each) { return !each->unused(); });
-  spare_.insert(spare_.end(), kept, single_stream_.end()); // there is room for all
+  spare_.insert(spare_.end(), kept, single_stream_.end()); // refill() has reserved room for all
   single_stream_.erase(kept, single_stream_.end());
   std::ranges::fill(by_stream_, nullptr);
   for (auto* const each : single_stream_) index(*each);

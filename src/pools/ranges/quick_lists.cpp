@@ -1,4 +1,4 @@
-// Small blocks that are to join their neighbours.
+// Takes all blocks off the quick lists, so that they can coalesce.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Cutting, freeing and joining blocks.
+// Splits, frees and coalesces the blocks of a shard, and makes and fills holes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -14,7 +14,8 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-// What is inlined by force is on the way of every call that reaches a range, whose cost is its instructions.
+// always_inline, here and below: on the path of every call that reaches a free range, where instruction count is the
+// cost.
 [[gnu::always_inline]] void range_allocator::link_below(block& one, block& upper) noexcept {
   one.parent = upper.parent;
   one.lower = upper.lower;
@@ -23,7 +24,7 @@ namespace gpumem::detail {
   upper.lower = &one;
 }
 
-// The first bytes of a block become one of their own.
+// Splits the first bytes of a block off as a block of their own.
 [[gnu::always_inline]] block& range_allocator::split_front(block& whole, std::size_t bytes) noexcept {
   auto& cut_off = metadata_.allocate();
   cut_off.base = whole.base;
@@ -42,7 +43,7 @@ void range_allocator::link_above(block& one, block& lower) noexcept {
   lower.upper = &one;
 }
 
-// Takes out a block of which another has become a part.
+// Removes the record of a block that has become a part of a neighbour.
 [[gnu::always_inline]] void range_allocator::erase(block& joined) noexcept {
   (joined.lower ? joined.lower->upper : joined.parent->first) = joined.upper;
   (joined.upper ? joined.upper->lower : joined.parent->last) = joined.lower;
@@ -61,7 +62,7 @@ void range_allocator::unlink_pair(block& lower) noexcept {
   if (lower.pair_next) lower.pair_next->pair_prev = lower.pair_prev;
 }
 
-// A block becomes one that can be found.
+// Marks a block as free and puts it on its free list: after `beside`, if that is given.
 [[gnu::always_inline]] void range_allocator::insert(block& range, block* beside) noexcept {
   range.set_state(block_state::free);
   if (beside) {
@@ -73,7 +74,7 @@ void range_allocator::unlink_pair(block& lower) noexcept {
   if (range.lower && range.lower->is_free()) link_pair(*range.lower);
 }
 
-// And no longer one.
+// Takes a block off its free list.
 [[gnu::always_inline]] void range_allocator::extract(block& range) noexcept {
   range.list->remove(range);
   if (is_pair(range)) unlink_pair(range);
@@ -81,7 +82,8 @@ void range_allocator::unlink_pair(block& lower) noexcept {
   range.set_state(block_state::allocated);
 }
 
-// The free neighbour above becomes a part of a block that is on no free list; false if their uses are too many.
+// Joins the upper neighbour to a block that is on no free list. Returns false if both have uses on more than four
+// streams.
 bool range_allocator::merge_upper(block& range) noexcept {
   auto& upper = *range.upper;
   if (!range.uses.join(upper.uses)) {
@@ -95,7 +97,8 @@ bool range_allocator::merge_upper(block& range) noexcept {
   return true;
 }
 
-// A block on no list becomes a part of a free neighbour that waits for the same streams, where that lies.
+// Joins a block that is on no list to a free neighbour that waits for the same streams. The neighbour keeps its place
+// on its list, unless a later epoch moves it.
 [[gnu::always_inline]] block& range_allocator::merge_into_lower(block& lower, block& by) noexcept {
   lower.bytes += by.bytes;
   lower.list->grow(lower, by.uses);
@@ -115,7 +118,7 @@ bool range_allocator::merge_upper(block& range) noexcept {
   return upper;
 }
 
-// Joins a block that is not on a free list with its neighbours; the whole is on one then.
+// Coalesces a block that is on no free list with its neighbours, and puts the result on a free list.
 [[gnu::always_inline]] block& range_allocator::coalesce(block& freed, coalescing with) noexcept {
   auto* const upper = freed.upper;
   auto* const lower = freed.lower;
@@ -127,7 +130,7 @@ bool range_allocator::merge_upper(block& range) noexcept {
   } else if (free_above && may_coalesce(freed, *upper, with)) {
     merge_upper(freed);
   }
-  // By now it may wait for more streams.
+  // The uses of `freed` may be more now than at the start.
   if (free_below && lower->uses.same_streams(freed.uses)) return merge_into_lower(*lower, freed);
   if (joins_below) {
     extract(*lower);
@@ -162,8 +165,8 @@ block& range_allocator::add(chunk& parent, stream_uses const& uses) {
 }
 
 block& range_allocator::extend(chunk& parent, std::size_t bytes, stream_uses const& uses) {
-  metadata_.reserve(4); // three for a hole that the caller may carve from it
-  lists_.reserve(1);    // the one may be given away before the caller carves
+  metadata_.reserve(4); // three of them for a hole that the caller may make in it
+  lists_.reserve(1);    // one more, because this call may use one before the caller makes a hole
   auto& more = metadata_.allocate();
   more.base = parent.end();
   more.bytes = bytes;
@@ -204,8 +207,8 @@ block* range_allocator::find_containing(chunk const& parent, void const* pointer
   return nullptr;
 }
 
-// The range keeps what is left of it, in its place among those freed before and after; what is left on both sides of
-// the cut lies beside it.
+// The rest keeps the range's record, and its place on the free list in order of epoch. If bytes are left on both sides,
+// the upper rest is put on the list beside it.
 [[gnu::always_inline]] block& range_allocator::split(block& range, std::size_t offset, std::size_t bytes) {
   metadata_.reserve(2);
   lists_.reserve();
@@ -255,7 +258,7 @@ block& range_allocator::split_run(block& range, std::size_t bytes) {
   auto const uses = range.uses;
   auto& taken = split_off(range, 0, (more + 1) * bytes);
   taken.bytes = bytes;
-  for (auto i = more; i > 0; --i) { // the one beside it is to go out next
+  for (auto i = more; i > 0; --i) { // from the top down, so that the block beside `taken` is allocated next
     auto& spare = metadata_.allocate();
     spare.base = taken.base + i * bytes;
     spare.bytes = bytes;
@@ -282,7 +285,7 @@ bool range_allocator::flush_quick_lists() noexcept {
 }
 
 block& range_allocator::make_hole(block& last, std::uintptr_t base, std::size_t bytes) {
-  metadata_.reserve(3); // each cut asks for two; the first and the last of them take one each
+  metadata_.reserve(3); // each split() reserves two; only the first and the last one use one each
   lists_.reserve();
   auto end = base + bytes;
   for (auto* at = &last;;) {

@@ -1,4 +1,4 @@
-// Bins and their bitmaps.
+// Searches of the size bins for aligned blocks, for sizes beyond the exact bins, and for the largest block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -12,7 +12,7 @@ import :block;
 
 namespace gpumem::detail {
 
-// The smallest of a bin that is large enough.
+// Returns the smallest block of a bin that is large enough, the lowest of equal ones; null if there is none.
 block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
   block* best = nullptr;
   for (auto* each = head; each != &end_; each = each->next) {
@@ -26,12 +26,12 @@ block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment,
 }
 
 block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
-  // To compare more of a bin costs a cache line each and finds little that is better.
+  // Looks at the head of each bin only: each further block costs a cache line, and is rarely a better fit.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
     if (fits(*heads_[bin], bytes, alignment, offset)) [[likely]]
       return heads_[bin];
   }
-  // What was looked at is all too small, or does not lie well.
+  // All heads are too small, or do not fit the alignment.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
     if (auto* const found = find_in(heads_[bin], bytes, alignment, offset)) return found;
   }

@@ -1,4 +1,4 @@
-// Joining and pruning the order of memory.
+// Adds, joins and drops uses of memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
