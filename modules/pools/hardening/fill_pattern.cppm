@@ -1,4 +1,4 @@
-// What a hardened pool writes to memory that is nobody's, and how it reads it again.
+// The patterns that a hardened pool writes to guards and freed bytes, and how it reads and compares them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:fill_pattern;
 import :std;
@@ -6,7 +6,8 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Bytes that look wrong: as numbers they are huge, as pointers they point nowhere. Fresh memory has the guards' too.
+/// Bytes that look wrong: as numbers they are huge, and as pointers invalid. Newly allocated blocks are filled with the
+/// pattern of the guards.
 export enum class fill_pattern : unsigned char { guard = 0xfa, poison = 0xdf };
 
 /// Bytes of memory, of a device or of the host.
@@ -15,15 +16,15 @@ export struct byte_run {
   std::size_t bytes = 0;
 };
 
-/// Writes the pattern in the order of the stream, which the caller may touch; false if the driver refuses. No capture
-/// may go on there.
+/// Enqueues a write of the pattern on the stream. Returns false if the driver refuses. The caller may use the stream's
+/// handle, and the stream is not capturing.
 export bool fill(stream_key const& on, byte_run what, fill_pattern with) noexcept;
-/// The same by the host, now.
+/// Writes the pattern by the host at once.
 export void fill_by_host(byte_run what, fill_pattern with) noexcept;
-/// Copies to page-locked memory in the order of the stream; false if the driver refuses.
+/// Enqueues a copy to page-locked memory on the stream. Returns false if the driver refuses.
 export bool read_back(stream_key const& on, byte_run what, char* into) noexcept;
 
-/// How many bytes are not what the pattern makes them; `first` and `last` are then where the outermost of them are.
+/// The number of bytes that differ from a pattern, and the offsets of the first and the last of them.
 export struct corruption {
   std::size_t bytes = 0;
   std::size_t first = 0;

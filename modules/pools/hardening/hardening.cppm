@@ -1,4 +1,4 @@
-// The layer of a hardened pool between its users and its engine: guards, quarantine, history, and who owns what.
+// The layer of a hardened pool between its users and its engine: guards, quarantine, history and live blocks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>
@@ -21,33 +21,50 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// To the engine its blocks are live until they leave the quarantine; then the host frees them, so no order is lost.
-/// Driver calls that enqueue work are made without its lock, but for those of the quarantine's own stream. Any thread.
+/// Finds and reports misuse of a pool:
+/// - a free of a pointer that is not live, of a wrong size, or of a block that several threads free at once; also after
+///   the address was allocated again, as far as the history reaches;
+/// - bytes overwritten before or after a block, in its guards;
+/// - bytes overwritten after the free. A block is poisoned after the work of the stream that frees it, and checked when
+///   it leaves the quarantine. New blocks are filled too, so that reads of uninitialized bytes show.
+///
+/// The quarantine is first in, first out. Its blocks count as allocated, and are freed early for a request that would
+/// fail otherwise. `synchronize` checks all of them, `trim` the complete ones, the end of the pool the rest. Only
+/// `synchronize`, `trim` (up to 1 ms) and a request that would fail otherwise wait for the device.
+///
+/// The host fills memory that it can touch. Otherwise memory of `allocate_sync` gets guards but no fill, and memory of
+/// a stream of another device gets neither. A block is poisoned only when the host has seen its uses complete if it was
+/// freed by the host, by identity, after `record_use`, in a capture, on a stream of another device, or on a stream
+/// without a known order after the allocation. Each call asks the driver whether the stream is capturing, also of own
+/// streams; nothing is enqueued into a capture.
+///
+/// To the engine a block is live until it leaves the quarantine. Then the host frees it, so that its order is kept.
+/// Driver calls that enqueue work are made without the lock, but for those of the quarantine's own stream. Any thread.
 export class hardening final : private deferred_release {
 public:
-  /// `ended(whom)` is called once: after abandon(), when the last block has gone back. Throws what a quarantine throws,
-  /// std::invalid_argument, std::bad_alloc.
+  /// Calls `ended(state)` once, after drop_last_handle(), when the last block has gone back to the engine. Throws what
+  /// the constructor of quarantine throws, std::invalid_argument, std::bad_alloc.
   hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state);
 
-  /// Waits, for a second at most, only if the key allows it.
+  /// Waits for blocks in quarantine, one second at most, and only if the key allows it.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// May be its end, after abandon().
+  /// After drop_last_handle() this object may be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  /// Throws as the engine's.
+  /// Throws what pool_engine::record_use() throws.
   void record_use(stream_key const& key, void* pointer);
 
-  /// Looks at all that is complete and gives it to the engine.
+  /// Checks all complete blocks in quarantine, and frees them to the engine.
   void flush() noexcept;
-  /// The same of everything, for which it waits at most so long; false if that was not enough.
+  /// Waits, at most `longest`, until all blocks in quarantine have gone to the engine. Returns whether they have.
   bool synchronize(sync::duration longest) noexcept;
 
   std::optional<block_info> find(void const* pointer);
   /// Throws std::bad_alloc.
   std::vector<block_event> history(void const* pointer);
-  /// The engine's statistics as the users see them.
+  /// Returns the engine's statistics with the numbers that the users see.
   statistics amend(statistics seen);
 
-  /// No handle is left.
+  /// Called when no handle is left.
   void drop_last_handle() noexcept;
 
 private:
@@ -86,8 +103,8 @@ private:
   void* const state_;
 
   sync::mutex mutex_;
-  // What follows changes only under the lock.
-  std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_; // by what the users have
+  // Guarded by mutex_.
+  std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_; // by the address that the user has
   quarantine quarantine_;
   block_history history_;
   std::size_t live_ = 0;
@@ -95,7 +112,7 @@ private:
   std::uint64_t allocations_ = 0;
   std::uint64_t frees_ = 0;
   std::uint64_t failures_ = 0;
-  std::size_t held_blocks_ = 0; // blocks, with those that are being freed
+  std::size_t held_blocks_ = 0; // live blocks, and those that are being freed
   std::uint64_t released_ = 0;
   bool no_handles_ = false;
   bool closing_ = false;

@@ -1,4 +1,4 @@
-// Patterns by the driver, and by the host.
+// Writes, copies and compares the patterns of hardened pools.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -17,8 +17,8 @@ import :stream_timeline;
 namespace gpumem::detail {
 namespace {
 
-// While it lives, what the thread enqueues is the pool's own work: to the simulated device, where that is the driver,
-// no use of memory by somebody to whom it was not granted.
+// While an object lives, the thread enqueues work of the pool itself. If the simulator is the driver, it does not take
+// this work for a use of memory that is not allocated.
 class own_work {
 public:
   own_work() noexcept { tell(1); }
@@ -63,7 +63,7 @@ bool read_back(stream_key const& on, byte_run what, char* into) noexcept {
   return enqueue(on, [&] { return driver().memcpy_dtoh_async(into, address(what.data), what.bytes, on.handle()); });
 }
 
-// As a rule nothing is wrong: each byte then equals the one behind it.
+// Mostly all bytes are right. So first compares each byte with the next one, by a single memcmp.
 corruption compare(char const* data, std::size_t bytes, fill_pattern with) noexcept {
   auto const right = static_cast<unsigned char>(with);
   auto const wrong = [&](std::size_t i) { return static_cast<unsigned char>(data[i]) != right; };

@@ -1,4 +1,4 @@
-// Where a block's guards are, and what they tell.
+// Finds the guards of a block, and checks its bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -11,7 +11,8 @@ import :guarded_block;
 namespace gpumem::detail {
 namespace {
 
-// How much of each end of the bytes is looked at; a small block is all begin.
+// The number of the user's bytes that are checked at the start and at the end. All bytes of a small block count as its
+// start.
 struct ends {
   std::size_t begin, end;
 };

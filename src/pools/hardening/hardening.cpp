@@ -1,4 +1,4 @@
-// Allocating from a hardened pool and freeing to it.
+// Allocations and frees of hardened pools.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -37,7 +37,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-inline constexpr sync::duration max_sync_time = 1s;    // at out-of-memory, as the engine's own
+inline constexpr sync::duration max_sync_time = 1s;    // if memory is exhausted; same as the engine's
 inline constexpr std::size_t max_reported_events = 16; // events in a report
 
 guard_layout layout_of(hardening_options const& options) noexcept {
@@ -50,8 +50,8 @@ std::optional<device> device_for(pool_engine& engine) {
   throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
 }
 
-// A capture that was begun on the raw handle of an own stream, or joined, only the driver knows of; of other streams
-// it has been asked. Where it does not answer the stream is not to be touched either.
+// Returns whether the stream is capturing, or the driver does not say. For own streams asks the driver, which alone
+// knows of a capture that was begun on the raw handle or joined; for other streams the key has the driver's answer.
 bool captures(stream_key const& key) noexcept {
   if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
   try {
@@ -76,7 +76,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   try {
     result = allocate(key, bytes, alignment);
   } catch (std::bad_alloc const&) {
-    // Of the host.
+    // The host has no memory: exhausted.
   }
   if (!result) {
     lock const held{mutex_};
@@ -106,7 +106,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   }
   fill_guards(fresh, key);
   lock const held{mutex_};
-  fresh.live = true; // only now: somebody may free what lay there before a second time
+  fresh.live = true; // not earlier: another thread may wrongly free an earlier block at this address
   ++held_blocks_;
   ++allocations_;
   live_ += bytes;
@@ -115,8 +115,8 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   return fresh.user;
 }
 
-// Where the engine has nothing left, what is quarantined goes to it as it completes. A request that may not wait takes
-// what is complete now.
+// Allocates from the engine. If it has no memory, frees quarantined blocks to it as they complete; for a request that
+// may not wait, only those that are complete now.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
   auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
@@ -130,9 +130,9 @@ expected<void*, failure> hardening::draw(stream_key const& key, std::size_t tota
   return result;
 }
 
-// What the host may touch at once the host fills, since nobody else uses it. What a stream is given is filled in its
-// order, and what the host is given has its guards filled by the quarantine's stream. A stream of another device may
-// not reach the memory.
+// Fills a new block. The host fills memory that it may touch, because no stream uses it. Otherwise the block's stream
+// fills it; for a request of the host, the quarantine's stream fills the guards alone. A stream of another device fills
+// nothing, since it might not reach the memory.
 void hardening::fill_guards(guarded_block& fresh, stream_key const& key) noexcept {
   auto const runs = fresh.all(layout_);
   if (by_host_) {
@@ -170,7 +170,8 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
   if (last) close();
 }
 
-// The block becomes this thread's, or a misuse was reported. Of several threads that free it one gets it.
+// Ends the life of a block and returns it; null if a misuse was reported. If several threads free the block at once,
+// one of them gets it.
 guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   lock held{mutex_};
   auto* const found = find_containing(pointer);
@@ -190,7 +191,8 @@ guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optio
 }
 
 guarded_block* hardening::find_containing(void const* pointer) noexcept {
-  // An aligned block lies behind its front: what it covers begins before what its user has.
+  // The map has the users' addresses, but a block starts before its user's bytes: so the next higher one may hold the
+  // pointer.
   auto above = blocks_.upper_bound(reinterpret_cast<std::uintptr_t>(pointer));
   if (above != blocks_.end() && above->second->holds(pointer)) return above->second.get();
   if (above == blocks_.begin()) return nullptr;
@@ -198,8 +200,8 @@ guarded_block* hardening::find_containing(void const* pointer) noexcept {
   return below.holds(pointer) ? &below : nullptr;
 }
 
-// What was freed before is a second free, whatever lies there now: also a free with another size than the block's that
-// was an earlier block's.
+// Explains a wrong free. It is a double free if the history has a free of this pointer, whatever block is there now;
+// for a live block with another size, only if an earlier block there was freed with this size.
 misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
   auto const* const found = find_containing(pointer);
   misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), found ? found->bytes : 0};
@@ -213,7 +215,7 @@ misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes)
   return wrong;
 }
 
-// The handler runs without the lock.
+// Reports a misuse with its history. Unlocks while the handler runs.
 void hardening::report(misuse what, lock& held) noexcept {
   std::array<block_event, max_reported_events> events{};
   what.events = history_.newest(what.pointer, events.data(), events.size());
@@ -224,8 +226,9 @@ void hardening::report(misuse what, lock& held) noexcept {
   held.lock();
 }
 
-// On the stream of the free: poison, where the stream may be given work and comes after all that was done to the block,
-// and events of that. Else the quarantine sees to it: the user may have made an order of which nobody was told.
+// Enqueues the poison on the stream of the free, if that may get work and is ordered after the allocation's fill, and
+// if no other use was recorded. Then records an event. Otherwise the quarantine poisons the block later: the user may
+// have ordered streams without telling gpumem.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (freed.has_recorded_uses) freed.uses = engine_.uses_of(freed.base());
   if (key.is_host()) return;
@@ -241,7 +244,7 @@ void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (after) freed.granted_use = {};
   auto const recorded = capturing || !key.has_handle() ? epoch{0} : timeline.record_later(key.handle());
   auto const ended = recorded ? recorded : key.end_use(freed.allocated, true);
-  freed.uses.add({&timeline, ended}); // there is room: three uses at most are declared
+  freed.uses.add({&timeline, ended}); // there is room: a block has at most three recorded uses
 }
 
 void hardening::record_use(stream_key const& key, void* pointer) {

@@ -1,4 +1,4 @@
-// What leaves the quarantine of a hardened pool, what was found there, and the pool's end.
+// The way of blocks out of the quarantine, the reports of overwritten bytes, and the end of a hardened pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -36,7 +36,8 @@ inline constexpr sync::duration max_pause = 1ms; // of the library thread
 
 } // namespace
 
-// On a lost device nothing runs any more, and nothing is seen to complete: a pool that ends returns what it owes.
+// Advances the quarantine, and frees the blocks that leave it. On a lost device no work runs and no use is seen
+// complete: so a pool that ends frees all blocks unchecked.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   guarded_block* outgoing = nullptr;
   {
@@ -51,7 +52,8 @@ void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   }
 }
 
-// It is forgotten before the engine has it, which may grant it at once to somebody else.
+// Reports overwritten bytes, forgets the block, and then frees it to the engine: not earlier, because the engine may
+// allocate its memory again at once.
 void hardening::release(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;
@@ -80,7 +82,8 @@ void hardening::report_corruption(guarded_block const& outgoing, lock& held) noe
   say(misuse::kind::use_after_free, found.after_free, signed_size(found.after_free.first));
 }
 
-// Until something, or everything, has gone back to the engine; whether anything has.
+// Advances the quarantine until the goal or the deadline is reached, or the device is lost. Returns whether any block
+// has gone to the engine.
 bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   auto const state = [this] {
     lock const held{mutex_};
@@ -96,7 +99,7 @@ bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   }
 }
 
-// Its own copies are short, so they are worth some looks.
+// Polls for up to 1 ms, since the quarantine's copies are short.
 void hardening::flush() noexcept { drain(sync::now() + max_flush_time, until::nothing_is_left); }
 
 bool hardening::synchronize(sync::duration longest) noexcept {
@@ -138,7 +141,7 @@ void hardening::drop_last_handle() noexcept {
   if (last) close();
 }
 
-// What is not complete yet the library thread looks at when it is.
+// Ends the pool now if all blocks are complete; otherwise the library thread goes on in expire().
 void hardening::close() noexcept {
   retry_releases();
   advance(nullptr, 0);
@@ -154,7 +157,8 @@ bool hardening::end_if_empty() noexcept {
   return true;
 }
 
-// Blocks that no event covers would be looked at in vain: the pool is left behind until that changes.
+// A pass of the library thread. If only blocks without an event are left, passes are of no use: defers the release
+// until that changes.
 void hardening::expire() noexcept {
   advance(nullptr, 0);
   if (end_if_empty()) return;

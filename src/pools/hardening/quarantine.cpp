@@ -1,4 +1,4 @@
-// The way through the quarantine: complete, poisoned, copied, compared.
+// The way of a block through the quarantine: it completes, is poisoned, copied and compared.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -22,15 +22,15 @@ import :stream_timeline;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t max_visited = 64; // by one call, so that calls stay short
+inline constexpr std::size_t max_visited = 64; // blocks that one call visits, so that calls stay short
 inline constexpr std::size_t least_staging = std::size_t{1} << 20;
 
 std::size_t staging_for(guard_layout const& layout) noexcept {
   return std::max(2 * layout.guard + granule + layout.poison, least_staging);
 }
 
-// Hands on those of the oldest whose last use the host has seen complete; those that `take` leaves stay. Blocks that
-// are still in use do not hold up those behind them: where they are all that is looked at, they go to the end.
+// Visits the oldest 64 blocks, and calls `take` for those whose uses are complete; a block stays if `take` returns
+// false. If all 64 are still in use they go to the end of the list, so that they do not hold up the blocks after them.
 template <class List, class Take> void for_each_complete(List& from, Take take) noexcept {
   List staying;
   bool stuck = true;
@@ -113,7 +113,7 @@ guarded_block* quarantine::give_up() noexcept {
   return out.first;
 }
 
-// Polls what the oldest blocks wait for, and sees to it that there is something to poll.
+// Polls the streams that the oldest blocks wait for, and records or requests missing events.
 void quarantine::poll(list const& oldest, stream_key const* asking) noexcept {
   stream_timeline const* polled = nullptr;
   auto const poll_use = [&](stream_use const& use) {
@@ -149,7 +149,7 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
   if (sent_.first && sent_until_ == 0) sent_until_ = record_epoch();
 }
 
-// What no free's stream could poison; from then on it is kept as the others.
+// Poisons blocks that the stream of their free could not poison. From then on they are kept as the other blocks.
 void quarantine::poison_complete() noexcept {
   for_each_complete(unpoisoned_, [&](guarded_block& each) {
     poison(each);
@@ -170,9 +170,9 @@ void quarantine::poison(guarded_block& complete) noexcept {
   }
 }
 
-// Copies what is to be compared, behind all that was filled on the same stream; false: not now.
+// Enqueues the copy of a block, after all fills on the same stream. Returns false if there is no room for it now.
 bool quarantine::send(guarded_block& outgoing) noexcept {
-  if (sent_until_ != 0) return false; // one after the other
+  if (sent_until_ != 0) return false; // the copies before must end first
   auto const runs = outgoing.all(layout_);
   auto const needed = runs[0].bytes + runs[1].bytes;
   if (needed > staging_bytes_ - staged_) return false;
@@ -182,14 +182,14 @@ bool quarantine::send(guarded_block& outgoing) noexcept {
     copied = copied && read_back(own_->key(), run, staging_ + staged_);
     staged_ += run.bytes;
   }
-  // What cannot be read is not judged.
+  // A block that cannot be read is not checked.
   if (!copied) outgoing.guards_filled = outgoing.poisoned = false;
   sent_bytes_ += outgoing.allocated;
   sent_.push(outgoing);
   return true;
 }
 
-// The epoch of the own stream that tells when all enqueued so far is over.
+// Returns an epoch of the own stream; when it is complete, all work enqueued so far is.
 epoch quarantine::record_epoch() noexcept {
   auto& timeline = own_->key().timeline();
   auto const recorded = timeline.record_later(timeline.handle());
@@ -244,7 +244,8 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
   return found;
 }
 
-// Nobody waits for it: the guards are nobody's to touch, and whoever is given the block later comes after it.
+// No stream waits for this fill: users must not touch the guards, and the block is not reused before the fill is
+// complete.
 void quarantine::fill_guards_alone(guarded_block& fresh) noexcept {
   fresh.guards_filled = true;
   for (auto const& run : fresh.guards(layout_))
