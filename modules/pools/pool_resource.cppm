@@ -178,8 +178,8 @@ private:
 /// A pool over any resource, or over virtual pages of a device: keeps freed blocks for later requests. Any thread.
 ///
 /// Stream order: free a block on a stream that is ordered after its allocation. Other streams get the memory only after
-/// its free and the uses that `record_use` declares: by the order that events give, by completed events, or by a wait
-/// that the pool inserts (see reuse_policy).
+/// its free and the uses that `record_use` declares. The pool relies on the order that events give, on completed
+/// events, or on a wait that it inserts (see reuse_policy).
 ///
 /// Errors: a request for more than the limit is `too_large`; one that finds no memory is `exhausted`. A request by
 /// `acquire` waits instead, in order of priority and then of arrival. It is `exhausted` only if no live block is left,
@@ -263,7 +263,7 @@ public:
   }
 
   /// Blocks the calling thread, `longest` at most, until all work that keeps free memory from going upstream is
-  /// complete. Returns false if the time passed before, or if no event covers a free on a raw stream; the next call on
+  /// complete. Returns false if the time passed before, or if no event covers a free on a raw stream. The next call on
   /// that stream, or the end of its thread, then records one. Throws std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 

@@ -18,8 +18,8 @@ export struct stream_cache {
   std::uint64_t last_insert = 0;                 ///< the thread cache's over_budget at the last insert
   std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
 
-  /// Removes and returns the newest block of this class or, where the classes are close, of one of the next two, which
-  /// are at most a quarter larger; null if there is none. For random sizes this saves many searches of free ranges.
+  /// Removes and returns the newest block of this class; null if there is none. From first_close on also tries the next
+  /// two classes, which are at most a quarter larger: for random sizes this saves many searches of free ranges.
   [[gnu::always_inline]] inline block* pop_fitting(unsigned number) noexcept {
     if (lists[number]) [[likely]]
       return &pop(lists[number]);

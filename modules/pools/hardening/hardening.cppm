@@ -33,10 +33,10 @@ namespace gpumem::detail {
 /// `synchronize`, `trim` (up to 1 ms) and a request that would fail otherwise wait for the device.
 ///
 /// The host fills memory that it can touch. Otherwise memory of `allocate_sync` gets guards but no fill, and memory of
-/// a stream of another device gets neither. A block is poisoned only when the host has seen its uses complete if it was
-/// freed by the host, by identity, after `record_use`, in a capture, on a stream of another device, or on a stream
-/// without a known order after the allocation. Each call asks the driver whether the stream is capturing, also of own
-/// streams; nothing is enqueued into a capture.
+/// a stream of another device gets neither. The stream of the free cannot poison a block that is freed by the host, by
+/// identity, after `record_use` or in a capture. Nor can a stream of another device, or one without a known order after
+/// the allocation. The pool poisons such a block when the host has seen its uses complete. Each call asks the driver
+/// whether the stream is capturing, also of own streams; nothing is enqueued into a capture.
 ///
 /// To the engine a block is live until it leaves the quarantine. Then the host frees it, so that its order is kept.
 /// Driver calls that enqueue work are made without the lock, but for those of the quarantine's own stream. Any thread.

@@ -68,13 +68,13 @@ public:
   }
   /// Coalesces all blocks of the quick lists with their neighbours. Returns whether there were any.
   bool flush_quick_lists() noexcept;
-  /// Makes a hole of `bytes` from the address `base` on. They lie in the free block `last`, where they end, and in free
-  /// blocks below it. Returns the hole, which includes adjacent ones. Throws std::bad_alloc.
+  /// Makes a hole of `bytes` from the address `base` on. They end in the free block `last`; those below it lie in free
+  /// blocks too. Returns the hole, which includes adjacent ones. Throws std::bad_alloc.
   block& make_hole(block& last, std::uintptr_t base, std::size_t bytes);
   /// Makes `bytes` of a hole, from `offset` on, free memory with these uses. Returns the block that holds them. Throws
   /// std::bad_alloc.
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
-  /// Removes a hole at the end of a chunk from it. A chunk that is only a hole becomes empty.
+  /// Shortens a chunk by the hole at its end, if there is one. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;
   /// Returns the hole that holds the address; takes time in proportion to the number of holes.
   block& hole_at(std::uintptr_t address) noexcept;

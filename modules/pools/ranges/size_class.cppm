@@ -7,7 +7,7 @@ import :std;
 namespace gpumem::detail {
 
 /// The size of a block, and the number of its class. Small and medium sizes are multiples of 256 bytes up to 4 KiB, and
-/// then eight per power of two, so that rounding wastes an eighth of a block at most. Large sizes are any multiples of
+/// then eight per power of two: rounding wastes an eighth of a block at most. Large sizes are any multiples of
 /// 256 bytes. The code has no branches, since random sizes would mispredict them.
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;

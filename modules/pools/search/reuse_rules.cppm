@@ -45,7 +45,7 @@ public:
   /// stream's next free. Throws std::bad_alloc.
   std::size_t poll_streams(stream_key const* asking, shard_span among) const;
   /// Polls all these streams, the asking one too. Unless the asking stream is behind, repeats the polls of young events
-  /// for up to 4 us: a stream without work completes an event in 2 us, and a move of pages costs far more. Throws
+  /// for up to 4 us. A stream without work completes an event in 2 us, and a move of pages costs far more. Throws
   /// std::bad_alloc.
   void poll_streams_for_moves(stream_key const& asking, shard_span among) const;
   /// Returns the streams whose uses of free memory the host has not seen complete, each once; with `without_event` only

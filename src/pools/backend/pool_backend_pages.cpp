@@ -99,7 +99,7 @@ placement pool_backend::move_at_limit(allocation_request const& request, all_sha
 }
 
 // New memory has no uses. It counts as used by the request's stream at epoch 0, which is complete since the first epoch
-// is 1: so the rest goes to that stream's free list, in whose segment it lies.
+// is 1. So the rest of it goes to the free list of that stream, in whose segment it lies.
 stream_uses pool_backend::fresh_uses(allocation_request const& request) const noexcept {
   return rules_.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }

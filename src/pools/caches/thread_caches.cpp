@@ -22,8 +22,8 @@ namespace gpumem::detail {
 namespace {
 
 // The largest block that is cached, as a part of the budget of large blocks. Without this bound two of four recorded
-// traces used .01 and .03 less of the reserved memory. With a ninth one of them used .02 more, but two others were a
-// seventh slower on an H200.
+// traces used .01 and .03 less of the reserved memory. With a ninth in place of a quarter one of them used .02 more,
+// but two others were a seventh slower on an H200.
 inline constexpr std::size_t large_fraction = 4;
 inline constexpr std::size_t always_cached = std::size_t{1} << 20; // bytes of a block, if the budget has them
 
@@ -75,13 +75,13 @@ block* thread_caches::evict(thread_cache& mine, large_cache& large_blocks) noexc
   return &mark_evicted(mine, *gone);
 }
 
-// Evicts a block of the stream that owns the stream cache, once 16 frees in a row were of other streams.
+// Evicts a block of the stream that owns the stream cache, if the last 16 frees or more were of other streams.
 block* thread_caches::evict_for_other_stream(thread_cache& mine, stream_cache& in) noexcept {
   return ++in.foreign_frees > max_foreign_frees ? &pop_largest(mine, in) : nullptr;
 }
 
 // Called for a free that found no budget; `exhausted`: the budget has too few unclaimed bytes for any thread. Every
-// 32nd such free evicts a block of a stream that the thread does not use any more.
+// 32nd such free looks for a stream that the thread does not use any more, and evicts a block of it.
 block* thread_caches::evict_over_budget(thread_cache& mine, cache_storage& all, bool exhausted) noexcept {
   ++mine.over_budget;
   if (exhausted) count_budget_miss(mine);

@@ -200,8 +200,8 @@ guarded_block* hardening::find_containing(void const* pointer) noexcept {
   return below.holds(pointer) ? &below : nullptr;
 }
 
-// Explains a wrong free. It is a double free if the history has a free of this pointer, whatever block is there now;
-// for a live block with another size, only if an earlier block there was freed with this size.
+// Explains a wrong free. It is a double free if the history has a free of this pointer, whatever block is there now. If
+// that is a live block, it is a double free only if an earlier block there was freed with this size.
 misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
   auto const* const found = find_containing(pointer);
   misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), found ? found->bytes : 0};

@@ -130,7 +130,7 @@ bool range_allocator::merge_upper(block& range) noexcept {
   } else if (free_above && may_coalesce(freed, *upper, with)) {
     merge_upper(freed);
   }
-  // The uses of `freed` may be more now than at the start.
+  // Compares again, since merge_upper() may have added uses to `freed`.
   if (free_below && lower->uses.same_streams(freed.uses)) return merge_into_lower(*lower, freed);
   if (joins_below) {
     extract(*lower);
