@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests, the planted faults and the benchmarks on a GPU, on one page. Builds a bundle of static programs and runs it
-# here, or says how to run it on another machine, which needs a GPU and its driver and no toolchain.
+# Runs tests, planted faults and benchmarks on a GPU and prints one page. Builds a bundle of static programs. Runs it
+# here, or says how to run it on another machine, which needs a GPU and its driver but no toolchain.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,7 +19,7 @@ TEXT
 
 has_device() { ls /dev/nvidia[0-9]* >/dev/null 2>&1; }
 
-# The files lie as in the tree where a script looks for its neighbours.
+# Scripts that look for neighbouring files find them in the same layout as in the source tree.
 make_bundle() {
   local ninja
   cmake --preset gpu
@@ -38,7 +38,8 @@ make_bundle() {
   bash "$root/test/mutants/make_gpu_mutants.sh" "$root" "$build" "$ninja" "$bundle/mutants"
 }
 
-# What gpumem-bench links and loads: Google Benchmark, RMM where it was built, and what builds PyTorch's peer there.
+# Copies what gpumem-bench links or loads: Google Benchmark, RMM if it was built, and the sources from which PyTorch's
+# peer is built on the machine with the GPU.
 cp_peers() {
   cp -L "$(ldd "$build/bench/gpumem-bench" | awk '/libbenchmark/ { print $3 }')" "$bundle"
   cp "$root"/bench/peers/{peer.h,torch.cpp,torch.sh} "$bundle"

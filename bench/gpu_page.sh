@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs what lies beside it, the bundle that bench/gpu.sh makes, on this machine's GPU: one page, and the whole output of
-# each part in logs/. Arguments are the replay's (--resource all). GPUMEM_GPU_RUNS says how often the tests run (1),
-# GPUMEM_GPU_LOGS where the logs go, and GPUMEM_GPU_PARTS which parts run: those whose log's name matches this regular
-# expression (all). Fails where a part does; a part that cannot run here is skipped, by name.
+# Runs the bundle that bench/gpu.sh made, from the bundle's folder, on this machine's GPU. Prints one page and writes
+# the whole output of each part to logs/. Arguments are passed to the replay tool (--resource all). Variables:
+# GPUMEM_GPU_RUNS, how many times each test runs (1); GPUMEM_GPU_LOGS, the folder of the logs; GPUMEM_GPU_PARTS, a
+# regular expression of the log names whose parts run (all). Fails if a part fails. A part that cannot run here is
+# reported as skipped.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -18,7 +19,7 @@ if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
 fi
 mkdir -p "$logs"
 
-# part NAME LOG COMMAND...: 77 is the exit status of what cannot run here.
+# part NAME LOG COMMAND...: runs a part. Exit status 77 means that it cannot run here.
 part() {
   local name=$1 log=$logs/$2 status=0
   [[ $2 =~ $wanted ]] || return 0
@@ -34,7 +35,7 @@ part() {
   esac
 }
 
-# Every run is a process of its own: what a test leaves behind must not hurt at the process's end either.
+# Each run is a process of its own, so that errors at process exit are found too.
 run_test() {
   local run
   for ((run = 1; run <= runs; ++run)); do
@@ -42,19 +43,19 @@ run_test() {
   done
 }
 
-# Shown whole, since the page is for these.
+# Runs a part and prints its whole log: its table belongs on the page.
 table() {
   part "$@"
   [[ ! $2 =~ $wanted ]] || sed 's/^/  /' "$logs/$2"
 }
 
-# The peers that are here, for --resource: each with a comma before it.
+# Prints the names of the peers that are here, for --resource, each with a comma before it.
 peer_names() {
   [[ ! -f $here/libgpumem_peer_rmm.so ]] || printf ',rmm_pool,rmm_binning'
   [[ ! -f $here/libgpumem_peer_torch.so ]] || printf ',torch'
 }
 
-# As a peer; without PyTorch it is left out.
+# Builds PyTorch's allocator as a peer; skipped without PyTorch.
 build_torch_peer() {
   if ! command -v python3 >/dev/null || ! python3 -c 'import torch' 2>/dev/null; then
     echo "no PyTorch here"
@@ -81,19 +82,19 @@ part "PyTorch's allocator" torch_peer.txt build_torch_peer
 for library in "$here"/libgpumem_peer_*.so; do
   [[ -f $library ]] && peers+=(--peer "$library")
 done
-# RMM's arena does not come to an end with 50,000 live blocks.
+# RMM's arena does not finish with 50,000 live blocks.
 table allocators bench.txt "$here/gpumem-bench" --device cuda "${peers[@]}" --benchmark_filter=-live_50000/rmm_arena
 table replay replay.txt "$here/gpumem-replay" --device cuda "${peers[@]}" "$@" "$here"/traces/*.csv.gz
-# PyTorch reads its allocator's form once a process.
+# PyTorch reads PYTORCH_CUDA_ALLOC_CONF once per process, so expandable segments need a run of their own.
 torch=$here/libgpumem_peer_torch.so
 expandable=(env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
   "$here/gpumem-replay" --device cuda --peer "$torch" --resource torch)
 if [[ -f $torch ]]; then
-  # As the replay's defaults are: its arguments may name other resources.
+  # With the replay's default options only: the arguments of this script may name other resources.
   table "PyTorch, expandable segments" torch_expandable.txt "${expandable[@]}" "$here"/traces/*.csv.gz
 fi
 
-# Kernels in flight keep memory from other streams, so these rows are of all traces that have several.
+# Kernels in flight keep freed memory from other streams, so these rows use all traces that have several streams.
 several=("$here"/traces/{etl_skew,multi_stream_infer,prefetch_streams,two_models}.csv.gz)
 kernels=(--work 20 --every 2)
 pools=pool,pool_effort_0,pool_effort_1
@@ -102,7 +103,7 @@ table "work in flight" work.txt "$here/gpumem-replay" --device cuda "${peers[@]}
 if [[ -f $torch ]]; then
   table "work in flight, expandable" work_expandable.txt "${expandable[@]}" "${kernels[@]}" "${several[@]}"
 fi
-# A pass takes as long as the recorded program did: all traces together half a minute.
+# A pass takes as long as the recorded program ran: half a minute for all traces together.
 table "recorded pace" pace.txt "$here/gpumem-replay" --device cuda --resource "$pools,driver_pool" \
   --pace recorded --repeat 2 "$here"/traces/*.csv.gz
 if ((${#failed[@]})); then

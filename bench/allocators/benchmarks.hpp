@@ -1,4 +1,4 @@
-// The rows: which workloads there are, and their registration for one resource.
+// The list of workloads, and the registration of one row per workload for a resource.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace bench {
 
-/// Registers every row for the resource that `make(device)` gives, as workload/resource.
+/// Registers every workload for the resource that `make(device)` returns, named workload/resource.
 template <class Make> class benchmarks {
 public:
   benchmarks(std::string name, context& with, Make make)
@@ -24,13 +24,13 @@ public:
   void add_all() const {
     add_calls();
     add_threads();
-    if (!with_->simulated) add_kernel_overlaps(); // kernels do not run there
+    if (!with_->simulated) add_kernel_overlaps(); // the simulated device runs no kernels
   }
 
 private:
   static constexpr std::size_t kib = 1024, mib = kib * kib;
 
-  // A row over a resource of its own.
+  // Registers a row that makes a resource of its own.
   template <class Row> void add(std::string const& workload, int repeat, Row const& row) const {
     auto const guarded = [row, with = with_, make = make_](benchmark::State& state) {
       try {

@@ -1,4 +1,4 @@
-// Rows of one thread: what a call costs on the average, and what the slowest cost.
+// Rows of one thread: the mean cost of a call, and the quantiles of single calls.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace bench {
 
-/// An allocation and its free, of one size, again and again.
+/// Allocates and frees one block of one size, repeatedly.
 template <class Resource>
 void one_size(benchmark::State& state, context& with, Resource& resource, gpumem::stream_ref stream,
               std::size_t bytes) {
@@ -36,7 +36,7 @@ void one_size(benchmark::State& state, context& with, Resource& resource, gpumem
   });
 }
 
-/// The same by `co_await`, with the memory at hand.
+/// The same with `co_await` while the pool has free memory.
 template <class Resource>
 void awaited(benchmark::State& state, context& with, Resource& resource, gpumem::stream_ref stream, std::size_t bytes) {
   measure(state, with, 1, [&](std::size_t operations) {
@@ -48,7 +48,7 @@ void awaited(benchmark::State& state, context& with, Resource& resource, gpumem:
   });
 }
 
-/// The two calls of the driver by which a raw handle is identified, as often as operations would make them.
+/// Calls the two driver functions that identify a raw stream handle, once per operation.
 inline void stream_queries(benchmark::State& state, context& with, gpumem::stream_ref stream) {
   measure(state, with, 1, [&](std::size_t operations) {
     unsigned long long id = 0;
@@ -63,7 +63,7 @@ inline void stream_queries(benchmark::State& state, context& with, gpumem::strea
   });
 }
 
-/// Random replacement among `slots` blocks that live.
+/// Random replacement among `slots` live blocks.
 template <class Resource>
 void live(benchmark::State& state, context& with, Resource& resource, std::size_t slots, size_distribution sizes,
           std::size_t streams) {
@@ -82,7 +82,7 @@ void live(benchmark::State& state, context& with, Resource& resource, std::size_
   }
 }
 
-/// Nanoseconds of single calls, less what reading the clock costs.
+/// Nanoseconds of single calls, without the time that reading the clock takes.
 class call_latencies {
 public:
   explicit call_latencies(std::size_t calls) { taken_.reserve(calls); }
@@ -108,7 +108,7 @@ private:
   std::vector<double> taken_;
 };
 
-/// The distribution of single calls, 1,000 blocks living.
+/// The distribution of the times of single calls, with 1,000 live blocks.
 template <class Resource>
 void call_distribution(benchmark::State& state, context& with, Resource& resource, size_distribution sizes,
                        std::size_t streams) {

@@ -1,4 +1,4 @@
-// What every row is given: the device, streams, and how much to do.
+// What every row gets: the device, the streams, and the length of a sample.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,19 +14,20 @@
 
 namespace bench {
 
-/// Streams are made once: they are never destroyed before exit, and a row starts with all of them idle.
+/// The streams are made once and live until exit. Each row starts with all of them idle.
 struct context {
   gpumem::device device;
   bool simulated;
-  std::size_t operations; ///< of one measured sample and thread, at least
-  double shortest;        ///< sample on a real device, seconds
+  std::size_t operations; ///< minimum per sample and thread
+  double shortest;        ///< minimum seconds of a sample on a real device
   std::vector<gpumem::stream> streams;
 
   std::span<gpumem::stream const> first(std::size_t count) const { return std::span{streams}.first(count); }
   void synchronize() {
     for (auto& each : streams) each.synchronize();
   }
-  /// How many operations make a sample, where the fewest took so many seconds. Even: an allocation has its free.
+  /// Returns the number of operations of a sample, given the seconds that `operations` of them took. The number is
+  /// even, since each allocation has its free.
   std::size_t enough(double seconds) const {
     if (simulated) return operations;
     auto const times = std::clamp(shortest / std::max(seconds, 1e-6), 1.0, 1e4);
@@ -35,9 +36,9 @@ struct context {
   }
 };
 
-/// Measures samples of `run(operations)`, which gives seconds, after one that warms up and one that tells how many
-/// operations are long enough. `threads` do so many each. Of the median: nanoseconds of one operation, and millions a
-/// second.
+/// Measures samples of `run(operations)`, which returns seconds. Two runs come first: one warms up, one determines how
+/// many operations make a sample long enough. Each of `threads` threads does that many. Records nanoseconds per
+/// operation, and millions of operations per second, of the median sample.
 template <class Run> void measure(benchmark::State& state, context const& with, std::size_t threads, Run const& run) {
   run(with.operations);
   auto const operations = with.enough(run(with.operations));

@@ -1,5 +1,5 @@
-// What an allocator does to the device: kernels that take, use and give back memory, against the same kernels on memory
-// allocated before.
+// How an allocator delays the device: kernels on memory that is allocated and freed around each, compared with the same
+// kernels on memory allocated beforehand.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,9 +18,10 @@ namespace bench {
 constexpr std::size_t overlap_steps = 2'000;
 constexpr size_distribution overlap_sizes{std::size_t{256} << 10, std::size_t{64} << 20};
 
-/// Each step allocates on one of the streams, runs a kernel there and frees. Each metric is a median, against that of
-/// as many samples without a resource between them. `warm`: of one resource after its first; `cold`: of the first
-/// samples of some; `cold_reserved`: the same where they have reserved memory before, if they can.
+/// Each step allocates on one of the streams, runs a kernel there and frees. Each metric is a median of `often`
+/// samples, divided by the median of the same samples without a resource. `warm`: one resource that has run twice
+/// before. `cold`: the first sample of a new resource. `cold_reserved`: the same after `reserve`, for resources that
+/// have it.
 template <class Make>
 void kernel_overlap(benchmark::State& state, context& with, Make const& make, std::size_t streams,
                     double microseconds) {

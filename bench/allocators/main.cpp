@@ -1,4 +1,4 @@
-// gpumem-bench: what allocations cost over gpumem's pool and over other allocators, side by side in one run.
+// gpumem-bench: the cost of allocations over gpumem's pool and over other allocators, in one run.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <benchmark/benchmark.h>
@@ -77,7 +77,7 @@ int run(arguments const& asked, bench::formats const& format) {
     std::fprintf(format.console ? stdout : stderr,
                  "%s, operations are single calls: an allocation and its free are two\n", where.name.c_str());
   }
-  std::unique_ptr<bench::report> shown, written; // null: Google Benchmark's own
+  std::unique_ptr<bench::report> shown, written; // null: Google Benchmark's own reporter
   if (format.csv_shown) {
     shown = std::make_unique<bench::csv_reporter>(where.simulated);
   } else if (where.simulated) {
@@ -105,7 +105,7 @@ int main(int count, char** values) {
   app.add_option("--milliseconds", asked.milliseconds, "that a stretch takes at least, on a real device (50)")
       ->check(CLI::Range(0.0, 10'000.0));
   auto const format = bench::formats_of({values, static_cast<std::size_t>(count)});
-  benchmark::Initialize(&count, values); // takes its own options out
+  benchmark::Initialize(&count, values); // removes Google Benchmark's options from the arguments
   CLI11_PARSE(app, count, values);
   try {
     return run(asked, format);

@@ -1,4 +1,4 @@
-// The metric of rows, by name: a row notes some of them, and CSV has a column for each.
+// The metrics of the rows, by name: a row records some of them, and the CSV output has a column for each.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,7 +13,7 @@ enum class metric : unsigned char {
   ns_per_op,
   mops,
   filled_by_reserved,
-  alloc_p50, // the quantiles of a call stand together, in this order
+  alloc_p50, // the quantiles of a call follow each other in this order
   alloc_p99,
   alloc_p999,
   alloc_max,
@@ -27,7 +27,7 @@ enum class metric : unsigned char {
   reserved_mib,
 };
 
-/// In the order of `metric`.
+/// Names in the order of `metric`.
 inline constexpr std::array<char const*, 15> metric_names{
     "ns_per_op", "Mops",       "filled/reserved", "alloc_p50", "alloc_p99", "alloc_p99.9",   "alloc_max",   "free_p50",
     "free_p99",  "free_p99.9", "free_max",        "cold",      "warm",      "cold_reserved", "reserved_MiB"};

@@ -1,4 +1,4 @@
-// A queue from one thread and its stream to another: what one allocates, the other frees.
+// A queue from one thread and its stream to another: the first allocates blocks, the second frees them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace bench {
 
-/// One producer, one consumer. Blocks are handed over in batches, each behind an event that orders the consumer's
-/// stream after the producer's, as programs do it.
+/// One producer, one consumer. Blocks are handed over in batches, each with an event that orders the consumer's stream
+/// after the producer's, as real programs do.
 class producer_consumer {
 public:
   static constexpr std::size_t batch = 64;
@@ -25,7 +25,7 @@ public:
     for (std::size_t i = 0; i < batches; ++i) handed_.emplace_back(where);
   }
 
-  /// A batch goes with its last block. Throws cuda_error.
+  /// Adds a block; the last block of a batch publishes the batch. Throws cuda_error.
   void push(block const& one, gpumem::stream const& from) {
     auto const at = made_++;
     while (at - popped_.load(std::memory_order_acquire) >= capacity) std::this_thread::yield();
@@ -34,7 +34,7 @@ public:
     event_of(at).record(from);
     pushed_.store(made_, std::memory_order_release);
   }
-  /// Throws cuda_error.
+  /// Waits for a block and returns it. Throws cuda_error.
   block pop(gpumem::stream const& to) {
     auto const at = popped_.load(std::memory_order_relaxed);
     while (pushed_.load(std::memory_order_acquire) <= at) std::this_thread::yield();
@@ -51,7 +51,7 @@ private:
 
   std::vector<gpumem::event> handed_;
   std::array<block, capacity> ring_{};
-  std::size_t made_ = 0; // of the producer alone
+  std::size_t made_ = 0; // used by the producer only
   alignas(64) std::atomic<std::size_t> pushed_{0};
   alignas(64) std::atomic<std::size_t> popped_{0};
 };

@@ -1,4 +1,4 @@
-// Reports of rows: names alone, or comma-separated values.
+// Reporters for the rows: names only, or comma-separated values.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,9 +20,9 @@ namespace bench {
 /// The outputs for which the user asked for CSV. Google Benchmark removes its options from the arguments, and the
 /// program cannot read them from the library afterwards.
 struct formats {
-  bool console; ///< the standard output is a table to read
+  bool console; ///< the standard output is a table for people
   bool csv_shown;
-  bool csv_written; ///< to the file of --benchmark_out
+  bool csv_written; ///< CSV goes to the file of --benchmark_out
 };
 
 inline formats formats_of(std::span<char* const> arguments) {
@@ -42,7 +42,7 @@ inline formats formats_of(std::span<char* const> arguments) {
           .csv_written = written == "csv" && !file.empty()};
 }
 
-/// Knows whether a row has failed.
+/// Records whether a row has failed.
 class report : public benchmark::BenchmarkReporter {
 public:
   bool failed() const noexcept { return failed_; }
@@ -66,7 +66,7 @@ private:
   bool failed_ = false;
 };
 
-/// The simulated device has no speed: rows run, and no metric is shown.
+/// For the simulated device, whose times mean nothing: rows run, and no metric is printed.
 class dry_run_reporter final : public report {
 public:
   bool ReportContext(Context const&) override {
@@ -81,8 +81,9 @@ public:
   }
 };
 
-/// A line for each row, all with the same columns, empty where the row has no such metric, as all are on the simulated
-/// device. Google Benchmark's own reporter ends the program where a row has a metric that the first one has not.
+/// Prints one line per row, all with the same columns. A column is empty where the row has no such metric, and always
+/// on the simulated device. Google Benchmark's own reporter ends the program if a row has a metric that the first row
+/// lacks.
 class csv_reporter final : public report {
 public:
   explicit csv_reporter(bool simulated) : simulated_{simulated} {}

@@ -1,4 +1,4 @@
-// Threads that start a sample of work together; how long it took from the first start to the last end.
+// Threads that start a sample of work together, and the time from the first start to the last end.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,14 +14,15 @@ namespace bench {
 
 using clock = std::chrono::steady_clock;
 
-/// How long the work took.
+/// Returns how many seconds `work` took.
 template <class Work> double seconds_of(Work const& work) {
   auto const begin = clock::now();
   work();
   return std::chrono::duration<double>(clock::now() - begin).count();
 }
 
-/// Runs `prepare(i)`, which gives the work of thread i, then all work at once; seconds. Rethrows what a thread threw.
+/// Runs `prepare(i)`, which returns the work of thread i, in each thread; then runs all work at once. Returns seconds.
+/// Rethrows an exception of a thread.
 template <class Prepare> double run_together(std::size_t threads, Prepare const& prepare) {
   struct span {
     clock::time_point begin, end;

@@ -1,4 +1,4 @@
-// Rows of many threads: each on its own stream, all on one, and some that free what others allocate.
+// Rows of several threads: each on its own stream, all on one stream, and pairs where one frees the other's blocks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +17,7 @@ namespace bench {
 constexpr std::size_t thread_slots = 200;
 constexpr size_distribution thread_sizes{256, std::size_t{1} << 20};
 
-/// Random replacement by each thread among blocks of its own; on streams of their own, or all on the first.
+/// Each thread replaces random blocks of its own. Each thread has its own stream, or all share the first.
 template <class Resource>
 void threads(benchmark::State& state, context& with, Resource& resource, std::size_t count, bool one_stream) {
   measure(state, with, count, [&](std::size_t operations) {
@@ -34,7 +34,7 @@ void threads(benchmark::State& state, context& with, Resource& resource, std::si
   });
 }
 
-/// Pairs of threads: one allocates on its stream, the other frees on its own.
+/// Pairs of threads: one allocates on its stream, the other frees on its own stream.
 template <class Resource>
 void producer_consumer_pairs(benchmark::State& state, context& with, Resource& resource, std::size_t pairs) {
   auto const workload = make_workload(3, thread_slots, 1, thread_sizes, std::size_t{1} << 14);

@@ -1,4 +1,4 @@
-// Random replacement among blocks that live, drawn before the clock starts: sizes, places and streams from a seed.
+// Random replacement among live blocks. Sizes, slots and streams are drawn from a seed before the clock starts.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace bench {
 
-/// Sizes of blocks in bytes; as many between 1 and 2 KiB as between 1 and 2 MiB.
+/// Block sizes in bytes, logarithmically uniform: as many between 1 and 2 KiB as between 1 and 2 MiB.
 struct size_distribution {
   std::size_t smallest;
   std::size_t largest;
 };
 
-/// One free and one allocation in its place.
+/// One step: frees the block in the slot and allocates a new one there.
 struct replacement {
   std::uint32_t slot;
   std::uint32_t stream;
@@ -40,7 +40,7 @@ inline std::vector<replacement> make_workload(std::uint64_t seed, std::size_t sl
   return drawn;
 }
 
-/// Blocks of one thread that live in numbered places, each freed on the stream that it was allocated on.
+/// The live blocks of one thread, by slot. Each is freed on the stream on which it was allocated.
 template <class Resource, class Stream> class live_set {
 public:
   live_set(Resource& from, std::span<Stream const> streams, std::size_t slots)
@@ -51,7 +51,7 @@ public:
     for (auto& each : blocks_) free(each);
   }
 
-  /// Throws std::runtime_error if there is no memory.
+  /// Throws std::runtime_error if the resource has no memory.
   inline void replace(replacement const& next) {
     auto& block = blocks_[next.slot];
     free(block);
@@ -67,7 +67,7 @@ public:
       live_ += like.bytes;
     }
   }
-  /// Bytes that lived when it was filled.
+  /// Live bytes after all slots were first filled.
   std::size_t filled_bytes() const noexcept { return live_; }
 
 private:

@@ -1,4 +1,5 @@
-// gpumem-completion-bench: from the end of a kernel to the coroutine that waited for it, and what the wait costs.
+// gpumem-completion-bench: the time from a kernel's end until the coroutine that awaits it goes on, and the processor
+// time of the wait.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 
@@ -28,8 +29,8 @@ using microseconds = std::chrono::duration<double, std::micro>;
 
 constexpr std::size_t pool_threads = 4;
 
-// One row: how many wait at once, each on a stream of its own, and how; without a latency a thread blocks in the
-// driver.
+// One row: the number of concurrent waiters, each on its own stream, and how they wait. Without an urgency the thread
+// blocks in the driver.
 struct scenario {
   char const* name;
   std::size_t waiters;
@@ -44,7 +45,8 @@ constexpr scenario scenarios[] = {
     {"64 on 4 threads, low", 64, latency::low, 50},   {"64 on 4 threads, balanced", 64, latency::balanced, 50},
 };
 
-// Microseconds from the launch to the code behind the wait, less the kernel's own; and processor time over time.
+// Latencies: microseconds from the launch until after the wait, without the kernel's own time. Cores: processor time
+// divided by elapsed time.
 struct statistics {
   std::vector<double> latencies;
   double cores = 0;
@@ -76,7 +78,7 @@ public:
     std::vector<gpumem::stream> streams;
     std::vector<std::vector<double>> each(what.waiters);
     for (std::size_t i = 0; i < what.waiters; ++i) streams.emplace_back(device_);
-    run(what, kernel, streams, each, rounds_ / 10 + 1); // what first uses make
+    run(what, kernel, streams, each, rounds_ / 10 + 1); // warm-up: what the first uses create
     for (auto& one : each) one.clear();
     cores_used const cores;
     run(what, kernel, streams, each, rounds_);
@@ -97,7 +99,7 @@ private:
     gpumem::sync_wait(gpumem::when_all(std::move(waiting)));
   }
 
-  // One waiter resumes on the library thread, more of them on the pool.
+  // One waiter resumes on the library's thread, several on the thread pool.
   task<> wait(scenario const& what, replay::work_kernel const& kernel, gpumem::stream& on, std::vector<double>& seen,
               std::size_t rounds) {
     for (std::size_t i = 0; i < rounds; ++i) {
@@ -121,7 +123,7 @@ double quantile(std::vector<double> const& sorted, double part) {
   return sorted[std::min(sorted.size() - 1, static_cast<std::size_t>(part * static_cast<double>(sorted.size())))];
 }
 
-// What an armed reactor costs is in the rows; this is what it costs when nothing is.
+// Processor time while no wait is pending; the rows show it with pending waits.
 double idle_cores() {
   cores_used const cores;
   std::this_thread::sleep_for(std::chrono::milliseconds{200});
@@ -139,7 +141,7 @@ void print_times(bench& all, std::string const& device) {
   std::printf("%-34s %10s %10s %10.2f\n", "nothing armed", "", "", idle_cores());
 }
 
-// The simulated device has no speed: what ends is counted, and nothing else is said.
+// The simulated device has no meaningful times, so only the completed waits are counted.
 void print_counts(bench& all) {
   std::puts("the simulated device: waits are counted, no times are shown");
   for (auto const& each : scenarios) std::printf("%-34s %zu waits\n", each.name, all.measure(each).latencies.size());

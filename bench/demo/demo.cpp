@@ -1,4 +1,5 @@
-// Two coroutines await memory on streams of their own, sort there, and wait for the GPU; then what that took.
+// Two coroutines await memory on streams of their own, sort there and await the GPU. Then the pool's statistics are
+// printed.
 // SPDX-License-Identifier: Apache-2.0
 #include "sort.hpp"
 
@@ -30,7 +31,7 @@ gpumem::task<bool> sort_some(pool memory, std::size_t count, bool simulated) {
     demo::sort_on_device(stream, memory, on_host.keys, count);
   }
   gpumem::driver_api::check(driver.memcpy_dtoh_async(keys.data(), address, block.bytes(), stream.get()), "copy out");
-  co_await gpumem::completion(stream); // does
+  co_await gpumem::completion(stream); // waits for the GPU
   co_return std::is_sorted(keys.begin(), keys.end());
 }
 

@@ -1,4 +1,4 @@
-// The sort of the simulated device, whose memory the host can touch.
+// The sort for the simulated device, whose memory the host can access.
 // SPDX-License-Identifier: Apache-2.0
 #include "sort.hpp"
 

@@ -1,4 +1,4 @@
-// Sorting in stream order, by the device or, where kernels do not run, by the host.
+// Sorts in stream order: on the device, or on the host where the simulated device runs no kernels.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,14 +8,14 @@
 
 namespace demo {
 
-/// Enqueues a sort by Thrust, whose scratch memory comes from the resource.
+/// Enqueues a Thrust sort, which gets its scratch memory from `scratch`.
 void sort_on_device(cuda::stream_ref stream, gpumem::pool_ref scratch, unsigned* keys, std::size_t count);
 
-/// What a host function sorts; to be kept until it has run.
+/// The argument of the host function that sorts. Must live until that function has run.
 struct host_sort {
   unsigned* keys;
   std::size_t count;
-  /// For the driver: `data` is a host_sort.
+  /// The host function for the driver: `data` points to a host_sort.
   static void run(void* data);
 };
 

@@ -1,4 +1,4 @@
-// The sort on the device: compiled by nvcc, with memory from a resource that was made in a module.
+// The sort on the device: compiled by nvcc, with memory from a resource that a module made.
 // SPDX-License-Identifier: Apache-2.0
 #include "sort.hpp"
 

@@ -1,4 +1,4 @@
-// The driver's pool as a peer: cuMemAllocFromPoolAsync and cuMemFreeAsync, and nothing between.
+// The driver's pool as a peer: calls cuMemAllocFromPoolAsync and cuMemFreeAsync directly.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

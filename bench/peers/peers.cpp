@@ -1,4 +1,4 @@
-// Making and loading peers.
+// Makes peers, and loads them from shared libraries.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

@@ -1,4 +1,4 @@
-// Allocators of others behind one table, so that they are measured in the same run by the same loops.
+// Other allocators behind one table of functions, so that the same loops measure them in the same run.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -14,13 +14,13 @@ export module peers;
 
 import gpumem;
 
-/// Allocators that gpumem is measured beside.
+/// Allocators that gpumem is compared with.
 namespace peers {
 
-/// One of them, made: what a replay or a benchmark needs of a resource. Copies are the same allocator. Any thread.
+/// A peer as a resource: what a replay or a benchmark needs of one. Copies refer to the same allocator. Thread-safe.
 export class peer_resource {
 public:
-  /// Throws std::runtime_error if the peer cannot be had.
+  /// Throws std::runtime_error if the peer cannot be made.
   peer_resource(gpumem_peer const& table, gpumem::device device);
 
   inline gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::stream_ref stream, std::size_t bytes) noexcept {
@@ -32,7 +32,7 @@ public:
     table_->deallocate(self_.get(), pointer, bytes, stream.get());
   }
 
-  /// Only what is reserved: a peer's calls are not weighed down with counting.
+  /// Only the peak of reserved bytes is filled: counting live bytes would slow down the peer's calls.
   gpumem::statistics statistics() const;
 
 private:
@@ -40,10 +40,11 @@ private:
   std::shared_ptr<void> self_;
 };
 
-/// The driver's own pool, called without anything between, that keeps all it has.
+/// Returns the driver's own pool, called directly; it keeps all memory that it has reserved.
 export gpumem_peer const& driver_pool() noexcept;
 
-/// The peers of a shared library that exports `gpumem_bench_peers`; it stays loaded. Throws std::runtime_error.
+/// Returns the peers of a shared library that exports `gpumem_bench_peers`. The library stays loaded. Throws
+/// std::runtime_error.
 export std::vector<gpumem_peer const*> load_peers(std::string const& file);
 
 export using ::gpumem_peer;

@@ -1,4 +1,4 @@
-// RMM's pool, arena and binning as peers. Compiled against RMM's own headers and the CCCL that they bring.
+// RMM's pool, arena and binning resources as peers. Compiled with RMM's own headers and the CCCL that comes with RMM.
 // SPDX-License-Identifier: Apache-2.0
 #include "peer.h"
 
@@ -20,7 +20,8 @@ namespace {
 
 constexpr std::size_t initial_pool = std::size_t{256} << 20;
 
-// cudaMalloc, and the most that was held of it: its calls take tens of microseconds, so counting costs nothing.
+// cudaMalloc with a count of the peak bytes. Its calls take tens of microseconds, so the cost of counting is
+// negligible.
 struct counted_device {
   rmm::mr::cuda_memory_resource upstream;
   std::atomic<std::size_t> now{0}, peak{0};

@@ -1,4 +1,4 @@
-// PyTorch's caching allocator as a peer, called from C++. PYTORCH_CUDA_ALLOC_CONF chooses its form, as ever.
+// PyTorch's caching allocator as a peer, called from C++. PYTORCH_CUDA_ALLOC_CONF selects its variant, as usual.
 // SPDX-License-Identifier: Apache-2.0
 #include "peer.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// The allocator is one for the process: `self` is the device's number, one above so that it is not null.
+// PyTorch has one allocator per process, so `self` is the device number plus one, which is never null.
 int device_of(void* self) { return static_cast<int>(reinterpret_cast<std::size_t>(self)) - 1; }
 
 void* make(int device) {

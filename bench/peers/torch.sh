@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds PyTorch's allocator as a peer, against the PyTorch of the Python that is found first.
+# Builds PyTorch's allocator as a peer, against the PyTorch of the first python3 in PATH.
 # SPDX-License-Identifier: Apache-2.0
 # usage: torch.sh OUTPUT_FOLDER
 set -euo pipefail

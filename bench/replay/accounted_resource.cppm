@@ -1,4 +1,4 @@
-// Figures for a resource that keeps none of its own, as the sources do that are values.
+// Statistics for resources that keep none, as sources are plain values.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -12,11 +12,11 @@ import gpumem;
 
 namespace replay {
 
-/// Forwards and counts what is live: two atomic additions a call, small beside a call of the driver. What the upstream
-/// draws from the device is taken to be each block in multiples of `granule`. Copies share their counts.
+/// Forwards calls and counts live bytes: two atomic additions per call, little beside a driver call. Assumes that the
+/// upstream takes a multiple of `granule` from the device for each block. Copies share their counts.
 export template <class Upstream> class accounted_resource {
 public:
-  static constexpr std::size_t granule = 256; ///< what the driver promises to align to
+  static constexpr std::size_t granule = 256; ///< the alignment that the driver guarantees
 
   explicit accounted_resource(Upstream upstream) : upstream_{upstream} {}
 
@@ -30,7 +30,7 @@ public:
   }
 
   inline void deallocate(gpumem::stream_ref stream, void* pointer, std::size_t bytes) noexcept {
-    // first, as another thread may get the same memory at once
+    // counted before the free, since another thread may get the same memory at once
     counts_->live.subtract(bytes);
     counts_->allocated.subtract(rounded(bytes));
     upstream_.deallocate(stream, pointer, bytes);
@@ -62,7 +62,7 @@ private:
     gauge allocated;
   };
 
-  // granted blocks only, which are far from overflow
+  // Only for blocks that were allocated, whose sizes are far from overflow.
   static constexpr std::size_t rounded(std::size_t bytes) noexcept { return (bytes + granule - 1) / granule * granule; }
 
   Upstream upstream_;

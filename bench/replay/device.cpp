@@ -1,4 +1,4 @@
-// Choosing a device, and the loading of the simulated one.
+// Chooses a device, and loads the simulated driver.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

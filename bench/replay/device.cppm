@@ -1,4 +1,4 @@
-// Which device a replay runs on.
+// The device on which a replay runs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -14,11 +14,11 @@ namespace replay {
 export struct chosen_device {
   gpumem::device device;
   bool simulated = false;
-  std::string name; ///< as people know it
+  std::string name; ///< product name, for people
 };
 
-/// Loads the simulated driver if it is chosen; to be called before anything else asks for a driver. Throws
-/// cuda_error, std::runtime_error.
+/// Loads the simulated driver if it is chosen. Call it before any other use of a driver. Throws cuda_error,
+/// std::runtime_error.
 export chosen_device choose_device(device_choice choice);
 
 } // namespace replay

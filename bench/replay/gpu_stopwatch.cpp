@@ -1,4 +1,4 @@
-// The brackets of a timeline.
+// Start and end of a measured pass, by events.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -49,7 +49,7 @@ void gpu_stopwatch::begin() {
 double gpu_stopwatch::end() {
   auto const& driver = gpumem::driver_api::driver();
   each_stream([&](CUstream stream) {
-    // one event serves all: a wait is for what was recorded when it was enqueued
+    // one event is enough: a wait refers to the recording at the time when it was enqueued
     gpumem::driver_api::check(driver.event_record(join_.get(), stream), "record an event");
     gpumem::driver_api::check(driver.stream_wait_event(control_.get(), join_.get(), 0), "wait for an event");
   });

@@ -1,4 +1,4 @@
-// How long the device took for what was enqueued on a group of streams, by events of the device.
+// Measures with device events how long the device took for the work that was enqueued on a group of streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -15,8 +15,8 @@ import :streams;
 
 namespace replay {
 
-/// Brackets a pass: all streams wait for one start, one end waits for all streams. The events are raw ones,
-/// so that a pool does not learn of the order that they make.
+/// Brackets a pass: all streams wait for one start event, and one end event waits for all streams. The events are raw
+/// driver events, so that a pool does not learn the order that they make.
 export class gpu_stopwatch {
 public:
   /// Throws cuda_error.
@@ -24,9 +24,9 @@ public:
   gpu_stopwatch(gpu_stopwatch const&) = delete;
   gpu_stopwatch& operator=(gpu_stopwatch const&) = delete;
 
-  /// Before the pass, the streams being idle; throws cuda_error.
+  /// Call before the pass, with idle streams. Throws cuda_error.
   void begin();
-  /// After the pass: waits for the device; milliseconds since begin. Throws cuda_error.
+  /// Call after the pass: waits for the device and returns milliseconds since `begin`. Throws cuda_error.
   double end();
 
 private:

@@ -1,4 +1,4 @@
-// JSON fields, and the writing of a file in one piece.
+// Writes the results as JSON, and writes a file atomically.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -76,7 +76,7 @@ nlohmann::ordered_json object_of(result const& row) {
 std::string format_json(std::span<result const> results) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (result const& row : results) all.push_back(detail::object_of(row));
-  // a file name need not be UTF-8
+  // `replace`: a file name need not be UTF-8
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

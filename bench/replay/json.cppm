@@ -1,4 +1,4 @@
-// The results as programs read them.
+// The results as JSON, for programs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -11,12 +11,12 @@ import :result;
 
 namespace replay {
 
-/// An array with one object for each trace and resource. Units are in the names; what was not measured is
-/// absent.
+/// Returns an array with one object per trace and resource. Field names include the units; values that were not
+/// measured are absent.
 export std::string format_json(std::span<result const> results);
 
-/// Writes `text` to `path` so that there is never half of it: to a file beside it, renamed at the end. Throws
-/// std::runtime_error with the path.
+/// Writes `text` to `path` atomically: writes a temporary file beside it and renames that. Throws std::runtime_error
+/// with the path.
 export void write_whole(std::string const& path, std::string const& text);
 
 } // namespace replay

@@ -1,4 +1,4 @@
-// gpumem-replay: what a recorded trace costs over each memory resource.
+// gpumem-replay: replays recorded traces over memory resources and prints what the calls cost.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <exception>
@@ -19,7 +19,7 @@ std::vector<replay::loaded_trace> load(replay::options const& chosen) {
   return traces;
 }
 
-// All is measured before anything is printed, so that no table is a part of one.
+// Measures everything before anything is printed, so that no table is printed in part.
 std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen) {
   replay::chosen_device const where = replay::choose_device(chosen.device);
   std::size_t const passes = replay::passes_of(chosen, where.simulated);

@@ -1,4 +1,4 @@
-// From the costs of passes to a row of the table.
+// Computes a row of the table from the costs of its passes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

@@ -1,4 +1,4 @@
-// What a resource costs on a trace: which passes run over it, and what is made of them.
+// Measures what a resource costs on a trace: chooses the passes and computes the row of the table from them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -24,26 +24,26 @@ import :work;
 
 namespace replay {
 
-/// How many steps of progress one assignment takes.
+/// Returns the number of progress steps for one trace over one resource.
 export std::size_t passes_of(options const& chosen, bool simulated);
 
-/// Times of passes at the recorded pace, the cold one first, from the nanoseconds of their calls, `clock` of which are
-/// the clock's.
+/// Returns the times of passes at the recorded pace, the cold pass first, from the nanoseconds of their calls. `clock`
+/// is the cost of reading the clock that each of these includes.
 export measured_times paced_times_of(std::vector<pass_cost> const& passes,
                                      std::vector<std::vector<double>> const& calls, double clock);
 
 namespace detail {
 
-/// A row with all that is known before anything runs.
+/// Returns a row with all fields that are known before anything runs.
 result describe(run_config const& what);
 
-/// Nanoseconds that it takes to read the clock.
+/// Returns the nanoseconds that it takes to read the clock.
 double clock_cost();
 
-/// Times of the calls and of the passes, the cold one first.
+/// Returns the times of the calls and of the passes, the cold pass first.
 measured_times times_of(std::vector<pass_cost> const& passes, std::uint64_t operations, std::vector<double> calls);
 
-/// Driver calls for 1,000 operations: of the cold pass, of the warm ones together.
+/// Sets the driver calls per 1,000 operations: of the cold pass, and of all warm passes together.
 void set_driver_calls(result& row, std::vector<pass_cost> const& passes);
 
 device_time_ratios ratios_of(std::vector<double> const& milliseconds, std::vector<double> const& preallocated);
@@ -52,7 +52,7 @@ inline bool runs_paced(options const& chosen) { return chosen.pace == pace_choic
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
 template <class Figures> void set_memory(result& row, Figures const& statistics, std::uint64_t failures) {
-  if (statistics.peak_live != 0) row.peak_live_bytes = statistics.peak_live; // a peer does not count
+  if (statistics.peak_live != 0) row.peak_live_bytes = statistics.peak_live; // a peer does not count live bytes
   row.peak_reserved_bytes = statistics.peak_reserved;
   row.failures = failures;
 }
@@ -63,7 +63,7 @@ template <class Resource> void clear_pass(Resource& resource, plan const& operat
   on.synchronize();
 }
 
-// The passes that show what calls cost: no work, and a pass of its own for the single calls.
+// Passes without kernels, which show the cost of calls. Single calls are timed in an additional pass.
 template <class Make> void measure_calls(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
@@ -89,8 +89,8 @@ template <class Make> void measure_calls(run_config const& what, replay_session&
   row.times = times_of(passes, operations.operations.size(), std::move(calls));
 }
 
-// The passes at the recorded pace: what calls cost a program that does more than allocate. Each is timed, so there is
-// no pass of its own for them.
+// Passes at the recorded pace: the cost of calls in a program that does more than allocate. Every call is timed anyway,
+// so there is no additional pass for single calls.
 template <class Make> void measure_paced(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
@@ -111,8 +111,8 @@ template <class Make> void measure_paced(run_config const& what, replay_session&
   if (!what.where->simulated) row.times = paced_times_of(passes, calls, clock_cost());
 }
 
-// The passes with kernels between the operations, which also hold memory back as real work does: driver
-// calls, memory and failures are theirs.
+// Passes with kernels between the operations, which keep freed memory from other streams as real work does. The row's
+// driver calls, memory and failures come from these passes.
 template <class Make> void measure_work(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   work_kernel const kernel{what.where->device, what.chosen->work->microseconds};
@@ -140,9 +140,9 @@ template <class Make> void measure_work(run_config const& what, replay_session& 
 
 } // namespace detail
 
-/// Measures one trace over the resource that `make(device, limit_bytes)` gives, 0 being no limit. Throws
-/// cuda_error, out_of_memory for a resource that cannot even be made, std::runtime_error for what is no lack
-/// of memory.
+/// Measures one trace over the resource that `make(device, limit_bytes)` returns; a limit of 0 means none. Throws
+/// cuda_error; out_of_memory if the resource cannot be made; std::runtime_error for failures other than a lack of
+/// memory.
 export template <class Make> result measure(run_config const& what, Make const& make) {
   result row = detail::describe(what);
   replay_session on{what};

@@ -1,4 +1,4 @@
-// The command line of the replay tool.
+// Parses the command line of the replay tool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -35,15 +35,15 @@ std::string known_names(std::span<resource_name const> known) {
 
 bool limit_fits(options const& chosen, resource_name const& resource) { return !chosen.limit || resource.takes_limit; }
 
-// An option that takes several names swallows the traces that follow it; no resource has a dot or a slash in
-// its name.
+// CLI11 takes all words after an option with several names, including the traces. Words with a dot or a slash are
+// traces: no resource name contains either.
 void return_swallowed_traces(options& chosen) {
   auto const is_file = [](std::string const& word) { return word.find_first_of("./") != std::string::npos; };
   std::copy_if(chosen.resources.begin(), chosen.resources.end(), std::back_inserter(chosen.traces), is_file);
   std::erase_if(chosen.resources, is_file);
 }
 
-// `all` means all that can do what is asked; a resource asked for by name must be able to.
+// `all` means all resources that can do what was asked; a resource that is named must be able to do it.
 void resolve_resources(options& chosen, std::span<resource_name const> known) {
   std::vector<std::string> resolved;
   auto const add = [&](std::string_view name) {
@@ -68,8 +68,8 @@ void resolve_resources(options& chosen, std::span<resource_name const> known) {
   chosen.resources = std::move(resolved);
 }
 
-// Kernels that fill the time between calls would be compared with kernels back to back; threads that wait for a time
-// would wait for processors too, where there are fewer of these.
+// Kernels at the recorded pace would be compared with kernels back to back. Several threads that spin until a time
+// would compete for processors if there are fewer processors than threads.
 void check_pace(options const& chosen) {
   if (chosen.pace == pace_choice::full) return;
   if (chosen.work) throw usage_error("--pace recorded and --work exclude each other");
@@ -150,7 +150,7 @@ limit_choice parse_limit(std::string const& text) {
   try {
     bytes = gpumem::parse_bytes(text);
   } catch (std::invalid_argument const&) {
-    // told below, with what else it may be
+    // reported below, in the message that names both forms
   }
   if (bytes == 0) {
     throw usage_error("--limit: '" + text + "' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
@@ -177,7 +177,7 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   detail::raw_options raw;
   CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.", "gpumem-replay"};
   detail::declare(app, chosen, raw, known);
-  app.allow_extras(); // told below by name, before what else may be missing
+  app.allow_extras(); // reported below by name, before a missing trace is
   std::reverse(arguments.begin(), arguments.end());
   try {
     app.parse(std::move(arguments));

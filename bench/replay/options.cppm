@@ -1,4 +1,4 @@
-// What a person asks of the replay tool.
+// The options of the replay tool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -16,22 +16,22 @@ namespace replay {
 
 export enum class device_choice { cuda, simulated, automatic };
 
-/// When the calls of a pass come.
+/// When the calls of a pass are made.
 export enum class pace_choice {
-  full,     ///< each as soon as the one before it has returned
-  recorded, ///< each when the trace says, or as soon as possible after that
+  full,     ///< each as soon as the previous one has returned
+  recorded, ///< each at its time in the trace, or as soon as possible after it
 };
 
-/// The most that a pool may reserve: bytes, or a factor of each trace's peak live.
+/// The limit on what a pool may reserve: bytes, or a factor of each trace's peak live bytes.
 export struct limit_choice {
   std::uint64_t bytes = 0;
-  double factor = 0; ///< in use if not 0
+  double factor = 0; ///< used if not 0
 
   std::uint64_t of(std::uint64_t peak_live_bytes) const;
   friend bool operator==(limit_choice const&, limit_choice const&) = default;
 };
 
-/// Kernels between the operations: one of `microseconds` after every `every`-th allocation.
+/// Kernels between the operations: one kernel of `microseconds` after every `every`-th allocation.
 export struct work_choice {
   double microseconds = 0;
   unsigned every = 1;
@@ -39,7 +39,7 @@ export struct work_choice {
   friend bool operator==(work_choice const&, work_choice const&) = default;
 };
 
-/// A resource that can be asked for by name.
+/// A resource that can be selected by name.
 export struct resource_name {
   std::string_view name;
   bool takes_limit = false;
@@ -47,8 +47,8 @@ export struct resource_name {
 
 export struct options {
   std::vector<std::string> traces;
-  std::vector<std::string> resources; ///< names that exist, each once
-  std::vector<std::string> peers;     ///< libraries with allocators of others
+  std::vector<std::string> resources; ///< existing names, each once
+  std::vector<std::string> peers;     ///< paths of libraries with other allocators
   device_choice device = device_choice::automatic;
   unsigned threads = 1;
   unsigned repeat = 5;
@@ -56,22 +56,24 @@ export struct options {
   bool foreign = false;
   std::optional<work_choice> work;
   pace_choice pace = pace_choice::full;
-  std::string json; ///< empty: none
+  std::string json; ///< output file; empty: none
 };
 
-/// A command line that cannot be obeyed.
+/// An error in the command line.
 export class usage_error : public std::runtime_error {
 public:
   using std::runtime_error::runtime_error;
 };
 
-/// "1.5GiB", a whole number of bytes from 1024 up, or below that a factor: "1.05". Throws usage_error.
+/// Parses "1.5GiB" or a number: a whole number from 1024 up means bytes, a smaller one a factor, as in "1.05". Throws
+/// usage_error.
 export limit_choice parse_limit(std::string const& text);
 
-/// The libraries that --peer names, ahead of the rest: what is in them are resources too. Throws usage_error.
+/// Returns the libraries that --peer names. They are parsed before the rest, since their allocators are valid resource
+/// names. Throws usage_error.
 export std::vector<std::string> parse_peers(std::vector<std::string> arguments);
 
-/// The options, or, when help was asked for, its text. Throws usage_error.
+/// The options, or the help text if it was asked for. Throws usage_error.
 export struct parsed_options {
   options chosen;
   std::optional<std::string> help;

@@ -1,4 +1,4 @@
-// One run through a plan over a resource: the loop that is timed, and nothing else in it.
+// One run through a plan over a resource: the timed loop.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -20,18 +20,18 @@ namespace replay {
 export struct pass_state {
   explicit pass_state(plan const& of) : blocks(of.blocks) {}
 
-  std::vector<void*> blocks; ///< by block number; null while none, or when it could not be had
+  std::vector<void*> blocks; ///< by block number; null if there is no block or its allocation failed
   std::uint64_t failures = 0;
-  std::optional<gpumem::failure> fatal; ///< the first failure that is not a lack of memory
+  std::optional<gpumem::failure> fatal; ///< the first failure other than a lack of memory
 };
 
-/// Watches nothing.
+/// A watch that does nothing.
 export struct no_timer {
   inline void before(operation const&) noexcept {}
   inline void after(operation const&, void*) noexcept {}
 };
 
-/// Notes the nanoseconds of each call, the clock included.
+/// Stores the nanoseconds of each call, including the clock.
 export class call_timer {
 public:
   explicit call_timer(std::size_t calls) { nanoseconds_.reserve(calls); }
@@ -48,7 +48,7 @@ private:
   std::vector<double> nanoseconds_;
 };
 
-/// Runs the plan. `streams` are by stream number. The free of a block that could not be had is left out.
+/// Runs the plan. `streams` are indexed by stream number. Skips the free of a block whose allocation failed.
 export template <class Resource, class Watch>
 void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams, pass_state& state,
               Watch& watch) {
@@ -73,7 +73,7 @@ void run_pass(Resource& resource, plan const& of, std::span<gpumem::stream_ref c
   }
 }
 
-/// Frees what the plan leaves live, so that the next pass begins as this one did.
+/// Frees the blocks that the plan leaves live, so that the next pass starts from the same state.
 export template <class Resource>
 void free_live_at_end(Resource& resource, plan const& of, std::span<gpumem::stream_ref const> streams,
                       pass_state& state) {

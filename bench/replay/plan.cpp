@@ -1,4 +1,4 @@
-// From rows to operations, with every contradiction of a trace found before anything runs.
+// Makes operations from the rows of a trace; reports every contradiction of the trace before anything runs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -39,7 +39,7 @@ private:
     std::uint64_t bytes = 0;
     std::uint32_t block = 0;
     std::uint32_t stream = 0;
-    std::size_t line = 0; // of the allocation while live, of the free afterwards
+    std::size_t line = 0; // of the allocation while the block is live, of the free afterwards
     bool live = false;
   };
 
@@ -95,8 +95,8 @@ private:
     plan_.operations.push_back({record.bytes, state.block, stream_number(record.stream), 0});
   }
 
-  // Times are those of a clock that begins anew at midnight. Rows of several threads may be out of order by a little:
-  // what seems to be half a day later or more was earlier, and is due with the row before it.
+  // Recorded times start again at midnight. Rows of several threads may be slightly out of order: a time that seems
+  // half a day later or more was in fact earlier. It is set to the time of the row before it.
   std::uint64_t since_first(std::uint64_t recorded) {
     constexpr std::uint64_t day = 86'400'000'000;
     std::uint64_t const time = recorded % day;
@@ -109,7 +109,7 @@ private:
     return elapsed_;
   }
 
-  // The last slot freed comes first, as it would in a program that keeps its pointers in few places.
+  // Reuses the slot that was freed last, as a program does that keeps its pointers in few places.
   std::uint32_t take_slot() {
     if (free_slots_.empty()) return plan_.blocks++;
     std::uint32_t const slot = free_slots_.back();
@@ -135,8 +135,8 @@ private:
   std::unordered_map<std::uint64_t, std::uint32_t> streams_;
   std::vector<std::uint32_t> free_slots_;
   std::uint64_t live_bytes_ = 0;
-  std::uint64_t latest_ = 0;  // time of day of the latest row so far, in microseconds
-  std::uint64_t elapsed_ = 0; // from the first row to that one
+  std::uint64_t latest_ = 0;  // time of day of the latest row, in microseconds
+  std::uint64_t elapsed_ = 0; // microseconds from the first row to the latest
 };
 
 } // namespace detail

@@ -1,5 +1,4 @@
-// A trace made ready to replay: dense numbers for blocks and streams, all checks done, so that a pass only
-// runs.
+// A trace prepared for replay: blocks and streams are numbered from 0, and all checks are done before a pass runs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -11,7 +10,7 @@ export module replay:plan;
 
 namespace replay {
 
-/// One call of a pass. A block number is a slot of an array, reused once its block was freed.
+/// One call of a pass. A block number is a slot of an array; the slot is reused after the block's free.
 export struct operation {
   std::uint64_t bytes = 0;
   std::uint32_t block = 0;
@@ -23,22 +22,22 @@ export struct operation {
 
 export struct plan {
   std::vector<operation> operations;
-  std::vector<std::uint64_t> microseconds; ///< of each operation, since the first was recorded; they never fall
-  std::vector<operation> live_at_end;      ///< frees of the blocks that the trace leaves live, on their own streams
-  std::uint32_t blocks = 0;                ///< slots that a pass needs: most blocks live at once
-  std::uint32_t streams = 0;               ///< streams of the trace, 0 being one if it occurs
-  std::uint64_t allocations = 0;           ///< among the operations
-  std::uint64_t peak_live_bytes = 0;       ///< most requested bytes live at once
-  std::uint64_t recorded_failures = 0;     ///< rows `allocate failure`; there is nothing to replay in them
-  std::uint64_t recorded_nulls = 0;        ///< allocations and frees of nothing, `(nil)` and 0 bytes; not replayed
+  std::vector<std::uint64_t> microseconds; ///< of each operation, since the first row; never decreasing
+  std::vector<operation> live_at_end;      ///< frees of the blocks that the trace leaves live, each on its own stream
+  std::uint32_t blocks = 0;                ///< slots that a pass needs: the most blocks live at once
+  std::uint32_t streams = 0;               ///< streams of the trace; stream 0 counts if it occurs
+  std::uint64_t allocations = 0;           ///< number of allocations among the operations
+  std::uint64_t peak_live_bytes = 0;       ///< the most requested bytes live at once
+  std::uint64_t recorded_failures = 0;     ///< rows `allocate failure`, which are not replayed
+  std::uint64_t recorded_nulls = 0;        ///< allocations and frees of `(nil)` or 0 bytes, which are not replayed
 };
 
-/// Reads and checks a trace. Throws gpumem::extend::trace_error, with `name` and the line, for a malformed row and
-/// for rows that contradict each other: a free of an unknown or of a freed pointer or of another size, an
-/// allocation at a live pointer.
+/// Reads and checks a trace. Throws gpumem::extend::trace_error with `name` and the line for a malformed row and for
+/// rows that contradict each other. These are frees of an unknown or freed pointer or with another size, and
+/// allocations at a live pointer.
 export plan make_plan(std::string text, std::string const& name);
 
-/// Throws gpumem::extend::trace_error, with `name`, if the plan has no times: if all was recorded at one moment.
+/// Throws gpumem::extend::trace_error with `name` if all rows have the same time.
 export void require_times(plan const& of, std::string const& name);
 
 } // namespace replay

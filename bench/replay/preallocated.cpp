@@ -1,4 +1,4 @@
-// The passes over preallocated memory.
+// Runs the reference passes over memory that is allocated beforehand.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -23,7 +23,7 @@ namespace replay {
 
 namespace detail {
 
-inline constexpr std::uint64_t touched_bytes = 256; // a kernel writes one word; this keeps blocks on lines of their own
+inline constexpr std::uint64_t touched_bytes = 256; // a kernel writes one word; blocks do not share cache lines
 
 class device_slab {
 public:
@@ -39,7 +39,7 @@ public:
       gpumem::device_guard const here{device_};
       gpumem::driver_api::driver().mem_free(address_);
     } catch (...) {
-      // only a lost device refuses; its memory is gone with it
+      // fails only if the device is lost; its memory is lost with it
     }
   }
   std::byte* data() const noexcept { return reinterpret_cast<std::byte*>(address_); }

@@ -1,4 +1,4 @@
-// What `--work` is compared with: the same kernels on memory that was allocated before.
+// The reference for `--work`: the same kernels on memory that was allocated beforehand.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -16,8 +16,8 @@ import :work;
 
 namespace replay {
 
-/// Launches the kernel after every N-th allocation of a pass, whether it could be met or not, so that every
-/// pass over a plan holds the same work.
+/// Launches the kernel after every N-th allocation of a pass, even if the allocation failed, so that every pass over a
+/// plan does the same work.
 export class work_timer {
 public:
   work_timer(work_kernel const& kernel, unsigned every, std::span<gpumem::stream_ref const> streams)
@@ -34,10 +34,10 @@ private:
   std::span<gpumem::stream_ref const> streams_;
 };
 
-/// The kernels of one pass of one thread.
+/// Returns the number of kernels of one pass of one thread.
 export std::uint64_t launches_of(plan const& operations, unsigned every);
 
-/// Device milliseconds of each of `repeat` passes that only launch, after one that warms up. Throws
+/// Returns the device milliseconds of each of `repeat` passes that only launch kernels, after a warm-up pass. Throws
 /// cuda_error.
 export std::vector<double> time_preallocated(run_config const& what, replay_session& on, work_kernel const& kernel,
                                              gpu_stopwatch& line);

@@ -1,4 +1,4 @@
-// Drawing of the progress line.
+// Draws the progress line.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

@@ -1,4 +1,4 @@
-// How far the tool is, shown on a terminal and nowhere else.
+// A progress line, shown only on a terminal.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -11,16 +11,16 @@ export module replay:progress;
 
 namespace replay {
 
-/// One line that is written over and over, and cleared at the end. Use from one thread.
+/// One line that is overwritten at each step and cleared at the end. Not thread-safe.
 export class progress {
 public:
-  /// Shows on `terminal` if that is one; null shows nothing.
+  /// Shows the line on `terminal` if that is a terminal; null shows nothing.
   progress(std::size_t steps, std::FILE* terminal);
   progress(progress const&) = delete;
   progress& operator=(progress const&) = delete;
   ~progress();
 
-  /// What the step that begins now is about.
+  /// Starts the next step; `what` describes it.
   void step(std::string_view what);
 
 private:

@@ -1,4 +1,4 @@
-// The table of contents of the replay tool: what it is made of, from the ground up.
+// The partitions of the replay tool, each after those that it uses.
 // SPDX-License-Identifier: Apache-2.0
 export module replay;
 

@@ -1,4 +1,4 @@
-// Running one pass on the session.
+// Runs one pass on a session.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

@@ -1,5 +1,4 @@
-// All that surrounds the passes over one resource: its threads, their streams, and what they keep between
-// operations.
+// What the passes over one resource share: threads, their streams, and their state between operations.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -24,14 +23,14 @@ import :thread_team;
 
 namespace replay {
 
-/// A trace, ready to run.
+/// A trace with its plan.
 export struct loaded_trace {
   std::string name;
   std::string file;
   plan operations;
 };
 
-/// One trace over one resource, and how. What it points to must outlive it.
+/// One trace over one resource, with the options. The objects that it points to must outlive it.
 export struct run_config {
   loaded_trace const* trace = nullptr;
   std::string_view resource;
@@ -40,42 +39,43 @@ export struct run_config {
   progress* shown = nullptr;
 };
 
-/// What one pass cost.
+/// The cost of one pass.
 export struct pass_cost {
-  double nanoseconds = 0; ///< from the first start to the last end, host time
+  double nanoseconds = 0; ///< from the first start to the last end, by the host's clock
   std::uint64_t driver_calls = 0;
 };
 
-/// Lives longer than the resources that are used on its streams. One thread, the first member of its team.
+/// Must outlive the resources that are used on its streams. Not thread-safe: only the thread that made it, which is the
+/// first member of the team, calls it.
 export class replay_session {
 public:
   /// Throws cuda_error.
   explicit replay_session(run_config const& what);
 
-  /// What one member works with.
+  /// What one thread of the team uses.
   struct member {
     unsigned number = 0;
     std::span<gpumem::stream_ref const> streams;
     pass_state& state;
   };
 
-  /// Runs `body` in all threads at once; `step` is what progress shows. Rethrows what a member threw; throws
-  /// std::runtime_error for a failure that is no lack of memory.
+  /// Runs `body` in all threads at once; progress shows `step`. Rethrows an exception of a thread. Throws
+  /// std::runtime_error for a failure other than a lack of memory.
   pass_cost run(std::string_view step, std::function<void(member)> const& body);
 
   std::span<stream_set const> sets() const noexcept { return sets_; }
-  /// Visits the members one after the other, from the calling thread.
+  /// Calls `visit` for each member in turn, on the calling thread.
   void each_member(std::function<void(member)> const& visit);
-  /// Waits for all streams; throws cuda_error.
+  /// Waits for all streams. Throws cuda_error.
   void synchronize() const;
-  /// Allocations not met since the last call.
+  /// Returns the number of failed allocations since the last call.
   std::uint64_t take_failures();
 
 private:
   void check_fatal() const;
 
   run_config what_;
-  gpumem::device_guard here_; // for the owner's thread, as programs have it
+  gpumem::device_guard here_; // makes the device current in the owner's thread, as programs do
   std::vector<stream_set> sets_;
   std::vector<pass_state> states_;
   thread_team team_;

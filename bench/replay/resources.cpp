@@ -1,4 +1,4 @@
-// The table of resources; the loops over each are compiled here.
+// The table of resources; the timed loops over each resource are instantiated here.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -73,7 +73,7 @@ template <class Make> resource_entry entry_of(resource_name name, Make make) {
   return {name, [make](run_config const& what) { return measure(what, make); }};
 }
 
-// All that can be replayed over: one line each, and then the peers of --peer.
+// All resources that can be replayed, one line each; the peers of --peer follow.
 std::vector<resource_entry>& resource_table() {
   static std::vector<resource_entry> table{
       entry_of(make_cuda::name, make_cuda{}),

@@ -1,4 +1,4 @@
-// The resources that can be replayed over, by name: one table.
+// The table of resources that can be replayed, by name.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -15,13 +15,14 @@ import :result;
 
 namespace replay {
 
-/// Adds the allocators of these libraries to the table; before anything else here. Throws std::runtime_error.
+/// Adds the allocators of these libraries to the table. Call it before the other functions here. Throws
+/// std::runtime_error.
 export void add_peers(std::vector<std::string> const& libraries);
 
-/// The names, in the order of the table, for the command line.
+/// Returns the names in the order of the table, for the command line.
 export std::vector<resource_name> resource_names();
 
-/// Measures one trace over the resource that the assignment names.
+/// Measures one trace over the resource that `what` names.
 export result measure_by_name(run_config const& what);
 
 } // namespace replay

@@ -1,4 +1,4 @@
-// What one trace over one resource came to.
+// The result of one trace over one resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -15,32 +15,32 @@ export module replay:result;
 
 namespace replay {
 
-/// Nanoseconds of one call, the clock included.
+/// Nanoseconds of one call, including the clock.
 export struct call_times {
   double p50 = 0;
   double p99 = 0;
   double max = 0;
-  double clock = 0; ///< of them, what reading the clock takes
+  double clock = 0; ///< the part that reading the clock takes
 };
 
-/// Device time of the kernels of `--work`, over the same kernels on memory allocated before.
+/// Device time of a pass with the kernels of `--work`, divided by that of the same kernels on preallocated memory.
 export struct device_time_ratios {
   double cold = 0;
   double warm = 0; ///< median
   double preallocated_milliseconds = 0;
 };
 
-/// The time of a pass at the recorded pace, and the share that its calls took. The clock's cost is taken out of each
-/// call.
+/// The time of a pass at the recorded pace, and the share of it that the calls took. The clock's cost is subtracted
+/// from each call.
 export struct pace_times {
-  double share_cold = 0;   ///< the calls' part of the pass's time
+  double share_cold = 0;   ///< the calls' share of the pass's time
   double share_warm = 0;   ///< median
-  double seconds_warm = 0; ///< the pass itself, median: the recorded time if calls do not hold it up
+  double seconds_warm = 0; ///< of a pass, median: equals the recorded time unless calls delay it
 };
 
-/// All that is measured in time; a simulated device has none of it.
+/// All measured times; empty on a simulated device.
 export struct measured_times {
-  double cold = 0; ///< ns an operation, each thread; at the recorded pace, of the calls alone
+  double cold = 0; ///< ns per operation and thread; at the recorded pace, of the calls alone
   double warm = 0; ///< the same, median of the warm passes
   call_times call;
   std::optional<device_time_ratios> device_time;
@@ -57,27 +57,27 @@ export struct result {
   bool foreign_streams = false;
   double work_microseconds = 0; ///< 0: none
   unsigned work_every = 0;
-  double recorded_seconds = 0;   ///< of the trace, if it was replayed at that pace; 0: at full pace
+  double recorded_seconds = 0;   ///< of the trace, if it was replayed at the recorded pace; 0: at full pace
   std::uint64_t limit_bytes = 0; ///< 0: none
   std::uint64_t operations = 0;  ///< of one pass of one thread
   std::uint64_t streams = 0;     ///< of one thread
   std::optional<measured_times> times;
-  double driver_calls_cold = 0; ///< for 1,000 operations, the kernels of `--work` left out
+  double driver_calls_cold = 0; ///< per 1,000 operations, without the kernels of `--work`
   double driver_calls_warm = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t peak_reserved_bytes = 0;
-  std::uint64_t failures = 0;           ///< allocations not met, cold and warm passes, all threads
-  std::uint64_t blocks_live_at_end = 0; ///< that the trace leaves live; of one pass of one thread
+  std::uint64_t failures = 0;           ///< failed allocations of cold and warm passes, all threads
+  std::uint64_t blocks_live_at_end = 0; ///< blocks that the trace leaves live; of one pass of one thread
   std::uint64_t recorded_failures = 0;
 
-  /// Peak live / peak reserved; 0 if nothing was ever reserved.
+  /// Returns peak live / peak reserved; 0 if nothing was reserved.
   double utilization() const {
     return peak_reserved_bytes == 0 ? 0
                                     : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
   }
 };
 
-/// The value below which the fraction lies (nearest rank); 0 of nothing. Reorders the values.
+/// Returns the nearest-rank percentile for `fraction`; 0 if there are no values. Reorders the values.
 export template <class Value> Value percentile(std::span<Value> values, double fraction) {
   if (values.empty()) return {};
   auto const rank = static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(values.size())));
@@ -86,7 +86,7 @@ export template <class Value> Value percentile(std::span<Value> values, double f
   return *at;
 }
 
-/// The middle value; the mean of the two middle ones if there are two. 0 of nothing.
+/// Returns the median; the mean of the two middle values for an even number of them. 0 if there are no values.
 export inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

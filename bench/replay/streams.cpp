@@ -1,4 +1,4 @@
-// Making and ending the streams of a replay.
+// Makes and destroys the streams of a replay.
 // SPDX-License-Identifier: Apache-2.0
 module;
 

@@ -1,4 +1,4 @@
-// The streams that the streams of a trace become.
+// The streams on which a trace is replayed.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -14,8 +14,7 @@ import gpumem;
 
 namespace replay {
 
-/// The streams of one thread: gpumem's own, or raw handles of the driver. Must outlive the resources used on
-/// them.
+/// The streams of one thread: gpumem's own, or raw driver handles. Must outlive the resources used on them.
 export class stream_set {
 public:
   /// Throws cuda_error.

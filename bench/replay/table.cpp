@@ -1,4 +1,4 @@
-// Columns, widths and numbers of the tables.
+// Formats the columns and numbers of the tables.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -29,7 +29,7 @@ std::string decimals(double value, int digits) {
   return text.data();
 }
 
-// 12345678 as 12,345,678
+// 12345678 becomes 12,345,678.
 std::string grouped(std::uint64_t value) {
   std::string text = std::to_string(value);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
@@ -76,7 +76,7 @@ std::span<column const> columns() {
 
 using line = std::vector<std::string>;
 
-// Numbers to the right, the first column to the left.
+// Aligns the first column left, the others right.
 std::string aligned(std::vector<line> const& lines) {
   std::vector<std::size_t> widths(lines.front().size());
   for (line const& cells : lines) {

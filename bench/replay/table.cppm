@@ -1,4 +1,4 @@
-// The results as people read them.
+// The results as tables, for people.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -11,7 +11,7 @@ import :result;
 
 namespace replay {
 
-/// One table a resource, one row a trace. Columns that no result has a figure for are left out.
+/// Returns one table per resource, with one row per trace. Columns without any value are left out.
 export std::string format_tables(std::span<result const> results);
 
 } // namespace replay

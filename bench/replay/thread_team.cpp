@@ -1,4 +1,4 @@
-// Starting, timing and ending the threads of a team.
+// Starts, times and ends the threads of a team.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -20,7 +20,7 @@ namespace replay {
 thread_team::thread_team(unsigned size, member_setup const& setup) : spans_(size), start_(size), finish_(size) {
   for (unsigned member = 1; member < size; ++member) {
     threads_.emplace_back([this, member, setup] {
-      // a member that cannot be set up still has to meet the others, and throws in its first pass
+      // a member whose setup fails must still meet the others at the barriers; it throws in its first pass
       bool served = false;
       try {
         setup([&] {

@@ -1,4 +1,4 @@
-// Threads that start a pass together and are kept between passes.
+// Threads that start a pass together and live across passes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -14,11 +14,12 @@ export module replay:thread_team;
 
 namespace replay {
 
-/// `size` members, the thread that owns the team being the first.
+/// `size` members; the thread that owns the team is the first.
 export class thread_team {
 public:
   using member_setup = std::function<void(std::function<void()> const& member)>;
-  /// `setup` surrounds the life of each member but the first; it is to call the function that it is given.
+  /// `setup` runs in each member's thread except the first. It must call the function that it gets, which is the
+  /// member's life.
   thread_team(unsigned size, member_setup const& setup);
   thread_team(thread_team const&) = delete;
   thread_team& operator=(thread_team const&) = delete;
@@ -26,8 +27,8 @@ public:
 
   unsigned size() const noexcept { return static_cast<unsigned>(spans_.size()); }
 
-  /// Runs `body(member)` in all members at once; returns nanoseconds from the first start to the last end.
-  /// Rethrows what a member threw once all have ended. From the owner's thread.
+  /// Runs `body(member)` in all members at once. Returns nanoseconds from the first start to the last end. Rethrows an
+  /// exception of a member after all have ended. Call it from the owner's thread.
   double run(std::function<void(unsigned)> const& body);
 
 private:
@@ -44,7 +45,7 @@ private:
   std::vector<span> spans_;
   std::barrier<> start_;
   std::barrier<> finish_;
-  std::function<void(unsigned)> const* body_ = nullptr; // null at `start_`: the members leave
+  std::function<void(unsigned)> const* body_ = nullptr; // null at `start_`: the members end
   std::vector<std::thread> threads_;
 };
 

@@ -1,4 +1,4 @@
-// Reading and unpacking of trace files.
+// Reads and unpacks trace files.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -46,11 +46,11 @@ std::string read_bytes(std::string const& path) {
 
 bool is_gzip(std::string_view bytes) { return bytes.starts_with("\x1f\x8b"); }
 
-// zlib's own gzread passes over what follows the last member, so this goes one level lower.
+// zlib's gzread ignores bytes after the last gzip member, so this uses inflate directly.
 class gzip_reader {
 public:
   gzip_reader(std::string const& path, std::string_view packed) : path_{path}, packed_{packed} {
-    // 16 asks for the gzip wrapper with its checksum
+    // 16 selects the gzip format with its checksum
     if (inflateInit2(&stream_, MAX_WBITS + 16) != Z_OK) fail_in_file(path_, 0, "cannot be unpacked: no memory");
   }
   gzip_reader(gzip_reader const&) = delete;

@@ -14,7 +14,7 @@ namespace replay {
 
 namespace detail {
 
-// Written by hand, so that the tool needs no nvcc; the driver compiles it for the device it finds.
+// PTX by hand, so that the tool needs no nvcc; the driver compiles it for the device.
 inline constexpr char const* work_ptx = R"(
 .version 7.0
 .target sm_70
@@ -56,7 +56,7 @@ work_kernel::~work_kernel() {
     gpumem::device_guard const here{device_};
     gpumem::driver_api::driver().module_unload(module_);
   } catch (...) {
-    // only a lost device refuses; its modules are gone with it
+    // fails only if the device is lost; its modules are lost with it
   }
 }
 

@@ -1,4 +1,4 @@
-// Device work between the operations: a kernel that is busy for a given time and touches the block.
+// Device work between the operations: a kernel that runs for a given time and writes to the block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -15,8 +15,8 @@ import :plan;
 
 namespace replay {
 
-/// The kernel, loaded into the device's primary context through the driver table, so that a simulated driver
-/// can stand in. Launches are safe from any thread.
+/// The kernel, loaded into the device's primary context through the driver table, so that it works with a simulated
+/// driver too. Launches are thread-safe.
 export class work_kernel {
 public:
   /// Throws cuda_error.
@@ -25,7 +25,7 @@ public:
   work_kernel& operator=(work_kernel const&) = delete;
   ~work_kernel();
 
-  /// Enqueues it on the stream; it writes the first word of the block. Throws cuda_error.
+  /// Enqueues the kernel on the stream; it writes the first word of the block. Throws cuda_error.
   void launch(gpumem::stream_ref stream, void* block, std::uint64_t bytes) const;
 
 private:
@@ -35,7 +35,7 @@ private:
   CUfunction function_ = nullptr;
 };
 
-/// Counts the allocations of a pass and tells after which of them a kernel runs.
+/// Counts the allocations of a pass and returns whether a kernel runs after one.
 export class kernel_interval {
 public:
   explicit kernel_interval(unsigned every) : every_{every} {}

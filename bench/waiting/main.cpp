@@ -1,6 +1,6 @@
-// gpumem-waiting-bench: tasks whose batches are together four times the memory that there is. Each takes its batch in
-// three parts, with a kernel after each. Compared: tasks that wait for memory, a static partition of the memory into
-// slots, and tasks that give all back and begin again where there is no memory.
+// gpumem-waiting-bench: tasks whose batches together need four times the available memory. Each task allocates its
+// batch in three parts and runs a kernel after each. Three ways are compared: tasks that wait for memory; a static
+// partition of the memory into slots; and tasks that free all their parts and start again when an allocation fails.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 
@@ -40,13 +40,13 @@ constexpr std::size_t most_slots = 16, executor_threads = 4;
 struct setting {
   std::size_t tasks = 64;
   std::size_t limit = std::size_t{4} << 30;
-  double sigma = .5; // of the logarithm of a batch
+  double sigma = .5; // standard deviation of the logarithm of a batch's size
   double kernel_microseconds = 5'000;
   unsigned rounds = 5;
   std::uint64_t seed = 1;
 };
 
-// Lognormal, of four times the limit together; none larger than the limit.
+// Draws lognormal sizes whose sum is four times the limit; none exceeds 15/16 of the limit.
 std::vector<std::size_t> draw_batches(setting const& with) {
   std::mt19937_64 random{with.seed};
   std::lognormal_distribution<double> sizes{0, with.sigma};
@@ -67,7 +67,7 @@ std::size_t part_of(std::size_t batch, std::size_t which) {
 
 struct outcome_of_run {
   double seconds = 0;
-  std::size_t again = 0; // times that a task began again
+  std::size_t again = 0; // how many times tasks started again
 };
 
 class bench {
@@ -90,7 +90,7 @@ public:
     });
   }
 
-  // Nothing where a batch is larger than a slot.
+  // Returns null if the largest batch exceeds a slot.
   std::optional<outcome_of_run> partition(std::size_t slots) {
     auto const slot_bytes = with_.limit / slots / 512 * 512;
     if (largest() + shares.size() * 512 > slot_bytes) return std::nullopt;
@@ -185,13 +185,13 @@ outcome_of_run median(std::vector<outcome_of_run> runs) {
   return runs[runs.size() / 2];
 }
 
-// Alternated, since machines change from minute to minute.
+// The ways alternate, since the speed of a machine changes from minute to minute.
 void run(bench& all, setting const& with, bool times) {
   std::vector<outcome_of_run> waiting, throwing;
   std::map<std::size_t, std::vector<outcome_of_run>> slots;
   for (unsigned round = 0; round <= with.rounds; ++round) {
     auto const one = all.waiting(), other = all.throwing();
-    if (round > 0) waiting.push_back(one), throwing.push_back(other); // the first warms up
+    if (round > 0) waiting.push_back(one), throwing.push_back(other); // the first round warms up
     for (std::size_t n = 1; n <= most_slots; ++n) {
       auto const seen = all.partition(n);
       if (seen && round > 0) slots[n].push_back(*seen);
@@ -233,7 +233,7 @@ int main(int count, char** arguments) {
   app.add_option("--rounds", with.rounds, "rounds that are measured")->check(CLI::PositiveNumber);
   app.add_option("--seed", with.seed, "of the batches");
   CLI11_PARSE(app, count, arguments);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // streams that share a queue wait for each other's kernels
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // streams that share a hardware queue wait for each other's kernels
   try {
     auto const where = replay::choose_device(choice);
     bench all{where.device, with};
