@@ -9,11 +9,11 @@ build=$root/build/gpu bundle=$root/build/gpu/bundle
 usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh gpu [bundle|run|all] [REPLAY ARGUMENT...]
-  bundle  build all that is run into build/gpu/bundle, which can be carried away: programs static but for the driver and
-          libc, and the C library, which shares the C++ runtime with PyTorch
-  run     run it and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, allocators, and traces
-          back to back, with work in flight and at their recorded pace; needs a GPU
-  all     both; without a GPU the bundle, and how to run it (the default)
+  bundle  build all programs into build/gpu/bundle, which can be copied to another machine. They are static except for
+          the driver and libc; the C library shares the C++ runtime with PyTorch
+  run     run the bundle and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, allocators, and
+          traces at full speed, with work in flight and at their recorded pace; needs a GPU
+  all     both (the default); without a GPU only the bundle, and how to run it
 TEXT
 }
 
@@ -51,9 +51,9 @@ cp_peers() {
 
 say_how() {
   cat <<TEXT
-There is no NVIDIA device here. The bundle is in
+This machine has no NVIDIA device. The bundle is in
   $bundle
-Carry the folder to a machine with one, and there:
+Copy the folder to a machine with an NVIDIA device and run there:
   bash bundle/gpu_page.sh [REPLAY ARGUMENT...]
 TEXT
 }

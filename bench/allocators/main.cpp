@@ -75,7 +75,7 @@ int run(arguments const& asked, bench::formats const& format) {
   register_rows(with, asked.peers);
   if (!where.simulated) {
     std::fprintf(format.console ? stdout : stderr,
-                 "%s, operations are single calls: an allocation and its free are two\n", where.name.c_str());
+                 "%s; an allocation and its free count as two operations\n", where.name.c_str());
   }
   std::unique_ptr<bench::report> shown, written; // null: Google Benchmark's own reporter
   if (format.csv_shown) {
@@ -91,7 +91,7 @@ int run(arguments const& asked, bench::formats const& format) {
 } // namespace
 
 int main(int count, char** values) {
-  CLI::App app{"What allocations cost over gpumem's pool and over other allocators. Google Benchmark's options "
+  CLI::App app{"Measures the cost of allocations over gpumem's pool and other allocators. Google Benchmark's options "
                "(--benchmark_filter=REGEX, --benchmark_format=csv, …) work too."};
   arguments asked;
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
@@ -100,9 +100,9 @@ int main(int count, char** values) {
   app.add_option("--device", asked.device, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
   app.add_option("--peer", asked.peers, "shared library with other allocators, see bench/peers")
       ->check(CLI::ExistingFile);
-  app.add_option("--operations", asked.operations, "of one measured stretch and thread, at least (40000)")
+  app.add_option("--operations", asked.operations, "operations per sample and thread, at least (40000)")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1'000'000'000}));
-  app.add_option("--milliseconds", asked.milliseconds, "that a stretch takes at least, on a real device (50)")
+  app.add_option("--milliseconds", asked.milliseconds, "milliseconds per sample on a real device, at least (50)")
       ->check(CLI::Range(0.0, 10'000.0));
   auto const format = bench::formats_of({values, static_cast<std::size_t>(count)});
   benchmark::Initialize(&count, values); // removes Google Benchmark's options from the arguments

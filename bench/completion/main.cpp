@@ -138,7 +138,7 @@ void print_times(bench& all, std::string const& device) {
                 seen.cores);
     std::fflush(stdout);
   }
-  std::printf("%-34s %10s %10s %10.2f\n", "nothing armed", "", "", idle_cores());
+  std::printf("%-34s %10s %10s %10.2f\n", "no wait pending", "", "", idle_cores());
 }
 
 // The simulated device has no meaningful times, so only the completed waits are counted.
@@ -150,14 +150,14 @@ void print_counts(bench& all) {
 } // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app{"How long after the end of a kernel a coroutine goes on that waited for it, and what the wait costs."};
+  CLI::App app{"The time from the end of a kernel until a coroutine that awaits it goes on, and the cost of the wait."};
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
                                                              {"simulated", replay::device_choice::simulated}};
   auto choice = replay::device_choice::automatic;
   std::size_t rounds = 2'000;
   app.add_option("--device", choice, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
-  app.add_option("--rounds", rounds, "waits of each waiter")->check(CLI::PositiveNumber);
+  app.add_option("--rounds", rounds, "number of waits of each waiter")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, count, arguments);
   try {
     auto const where = replay::choose_device(choice);

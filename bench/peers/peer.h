@@ -1,5 +1,5 @@
-/* What a bench asks of an allocator of another library: a table of functions in a shared library of its own, plain C,
- * so that a peer can be built with another compiler and another CCCL than gpumem's.
+/* The interface of an allocator that is compared with gpumem: a table of functions that a shared library exports. It is
+ * plain C, so that a peer can be built with another compiler and another CCCL than gpumem's.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef GPUMEM_BENCH_PEER_H
 #define GPUMEM_BENCH_PEER_H
@@ -9,17 +9,17 @@
 extern "C" {
 #endif
 
-/** One allocator. Its functions throw nothing; `self` is what `make` gave. */
+/** One allocator. Its functions never throw; `self` is the result of `make`. */
 struct gpumem_peer {
   char const* name;
-  void* (*make)(int device); /**< null: it cannot be had */
+  void* (*make)(int device); /**< null: not available on this device */
   void (*destroy)(void* self);
   void* (*allocate)(void* self, size_t bytes, CUstream stream); /**< null: no memory */
   void (*deallocate)(void* self, void* pointer, size_t bytes, CUstream stream);
-  size_t (*peak_reserved)(void* self); /**< most bytes held of the device since `make` */
+  size_t (*peak_reserved)(void* self); /**< the most bytes reserved from the device since `make` */
 };
 
-/** What a peer's library exports: its table, and how many are in it. */
+/** Exported by the shared library: returns its allocators, and their number in `count`. */
 __attribute__((visibility("default"))) struct gpumem_peer const* gpumem_bench_peers(size_t* count);
 
 #ifdef __cplusplus

@@ -21,7 +21,7 @@ namespace peers {
 
 peer_resource::peer_resource(gpumem_peer const& table, gpumem::device device)
     : table_{&table}, self_{table.make(device.ordinal()), table.destroy} {
-  if (!self_) throw std::runtime_error(std::string{table.name} + " cannot be had on this device");
+  if (!self_) throw std::runtime_error(std::string{table.name} + " is not available on this device");
 }
 
 gpumem::statistics peer_resource::statistics() const {

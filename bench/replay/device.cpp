@@ -44,7 +44,7 @@ std::string device_name(gpumem::device device) {
 chosen_device choose_device(device_choice choice) {
   bool const simulated = detail::serve_simulated(choice);
   if (!gpumem::driver_api::driver_available()) {
-    throw std::runtime_error("there is no CUDA driver here; --device simulated needs none");
+    throw std::runtime_error("no CUDA driver found; --device simulated needs none");
   }
   gpumem::device const device{0};
   return {device, simulated, simulated ? "the simulated device" : detail::device_name(device)};

@@ -83,7 +83,7 @@ struct raw_options {
 };
 
 CLI::Option* declare_peers(CLI::App& app, std::vector<std::string>& peers) {
-  return app.add_option("--peer", peers, "shared library with allocators of others to replay over, see bench/peers")
+  return app.add_option("--peer", peers, "shared library with other allocators, see bench/peers")
       ->type_name("FILE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
@@ -98,7 +98,7 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
       ->type_name("NAME")
       ->delimiter(',');
   declare_peers(app, chosen.peers);
-  app.add_option("--device", chosen.device, "device to run on; auto takes CUDA where there is one")
+  app.add_option("--device", chosen.device, "device to run on; auto uses a CUDA device if there is one")
       ->type_name("cuda|simulated|auto")
       ->transform(CLI::CheckedTransformer(devices).description(""));
   app.add_option("--threads", chosen.threads, "threads; each replays the whole trace on streams of its own (1)")
@@ -108,25 +108,25 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000).description(""));
   app.add_option("--limit", raw.limit,
-                 "most that a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
+                 "limit on what a resource may reserve: bytes (1.5GiB), or a factor of the trace's peak live (1.05)")
       ->type_name("BYTES|FACTOR");
   app.add_flag("--foreign", chosen.foreign, "use raw stream handles in place of gpumem's own streams");
   auto* const work = app.add_option("--work", raw.work,
-                                    "run a kernel of so long between the operations, and compare "
+                                    "run kernels of this duration between the operations, and compare "
                                     "with the same kernels on preallocated memory")
                          ->type_name("MICROSECONDS")
                          ->check(CLI::Range(0.001, 1e6).description(""));
-  app.add_option("--every", raw.every, "a kernel after every N-th allocation (1)")
+  app.add_option("--every", raw.every, "run a kernel after every N-th allocation (1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->needs(work);
   std::map<std::string, pace_choice> const paces{{"full", pace_choice::full}, {"recorded", pace_choice::recorded}};
   app.add_option("--pace", chosen.pace,
-                 "when calls come: one after the other (full), or when the trace says (recorded), to show the share of "
+                 "when calls are made: at once (full), or at the recorded times (recorded), which shows the share of "
                  "time that they take (full)")
       ->type_name("full|recorded")
       ->transform(CLI::CheckedTransformer(paces).description(""));
-  app.add_option("--json", chosen.json, "write the results there as well")->type_name("FILE");
+  app.add_option("--json", chosen.json, "also write the results to this file")->type_name("FILE");
 }
 
 } // namespace detail

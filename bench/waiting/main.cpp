@@ -200,7 +200,7 @@ void run(bench& all, setting const& with, bool times) {
   auto const shown = [times](char const* name, outcome_of_run const& seen) {
     if (times) std::printf("%-28s %8.1f ms", name, seen.seconds * 1e3);
     if (!times) std::printf("%-28s", name);
-    std::printf(" %8zu times begun again\n", seen.again);
+    std::printf(" %8zu restarts\n", seen.again);
   };
   shown("tasks that wait", median(waiting));
   std::optional<outcome_of_run> best;
@@ -209,9 +209,9 @@ void run(bench& all, setting const& with, bool times) {
     shown(("partition of " + std::to_string(n) + " slots").c_str(), seen);
     if (!best || seen.seconds < best->seconds) best = seen;
   }
-  shown("tasks that begin again", median(throwing));
+  shown("tasks that restart", median(throwing));
   if (times && best) {
-    std::printf("waiting / best partition %.2f, waiting / beginning again %.2f\n",
+    std::printf("waiting / best partition %.2f, waiting / restarting %.2f\n",
                 median(waiting).seconds / best->seconds, median(waiting).seconds / median(throwing).seconds);
   }
 }
@@ -219,19 +219,19 @@ void run(bench& all, setting const& with, bool times) {
 } // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app{"Tasks whose batches are together four times the memory that there is, and how they get by."};
+  CLI::App app{"Compares ways to run tasks that together need four times the available memory."};
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
                                                              {"simulated", replay::device_choice::simulated}};
   auto choice = replay::device_choice::automatic;
   setting with;
   app.add_option("--device", choice, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
-  app.add_option("--tasks", with.tasks, "how many tasks")->check(CLI::PositiveNumber);
-  app.add_option("--limit", with.limit, "bytes of memory")->transform(CLI::AsSizeValue(false));
-  app.add_option("--sigma", with.sigma, "of the logarithm of a batch")->check(CLI::NonNegativeNumber);
-  app.add_option("--kernel", with.kernel_microseconds, "microseconds of a kernel")->check(CLI::PositiveNumber);
-  app.add_option("--rounds", with.rounds, "rounds that are measured")->check(CLI::PositiveNumber);
-  app.add_option("--seed", with.seed, "of the batches");
+  app.add_option("--tasks", with.tasks, "number of tasks")->check(CLI::PositiveNumber);
+  app.add_option("--limit", with.limit, "bytes that all tasks share")->transform(CLI::AsSizeValue(false));
+  app.add_option("--sigma", with.sigma, "standard deviation of the logarithm of batch sizes")->check(CLI::NonNegativeNumber);
+  app.add_option("--kernel", with.kernel_microseconds, "microseconds per kernel")->check(CLI::PositiveNumber);
+  app.add_option("--rounds", with.rounds, "number of measured rounds")->check(CLI::PositiveNumber);
+  app.add_option("--seed", with.seed, "seed of the batch sizes");
   CLI11_PARSE(app, count, arguments);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // streams that share a hardware queue wait for each other's kernels
   try {

@@ -296,7 +296,7 @@ TEST_F(program, peer_libraries_run_with_kernels_and_at_the_recorded_pace) {
 
 TEST_F(program, refuses_libraries_without_the_requested_peer) {
   std::string const trace = file("small.csv", small_trace);
-  expect_refusal({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "absent"}, "absent cannot be had");
+  expect_refusal({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "absent"}, "absent is not available");
   expect_refusal({trace, "--peer", trace}, "no peers in " + trace);
   expect_refusal({trace, "--peer", path("none.so")}, "none.so");
 }

@@ -1,5 +1,5 @@
-// The counting operators. The simulated device, a shared library, allocates as it pleases: only callers in this program
-// count. Sized and aligned deletes reach free() through the plain one.
+// The operators new and delete that count. Only calls from this program's own code count: the simulated device is a
+// shared library and may allocate. The sized and aligned deletes reach free() through the plain delete.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocation_count.hpp"
 
@@ -21,7 +21,7 @@ thread_local std::size_t count = 0;
 
 std::size_t test::host_allocations() noexcept { return count; }
 
-#if __has_feature(thread_sanitizer) // has operators of its own, and calls this
+#if __has_feature(thread_sanitizer) // it has its own operators and calls this hook
 extern "C" void __sanitizer_malloc_hook(void const volatile*, std::size_t) { ++count; }
 #else
 void* operator new(std::size_t bytes) {

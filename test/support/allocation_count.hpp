@@ -1,4 +1,4 @@
-// Counts what the calling thread allocates on the host; one source of a program defines the operators.
+// Counts the host allocations of the calling thread. allocation_count.cpp defines the operators for the whole program.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace test {
 
-/// Calls of operator new from this program's own code on this thread since it began.
+/// Returns how many times this program's own code has called operator new on this thread.
 std::size_t host_allocations() noexcept;
 
 } // namespace test

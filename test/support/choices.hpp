@@ -1,4 +1,4 @@
-// Every sequence of choices of a program, one a run, depth first.
+// Enumerates all sequences of scheduling choices of a program depth first, one per run.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,10 +8,11 @@
 
 namespace gpumem_test {
 
-// Answers what a schedule asks (gpumem::detail::schedule::chooser): a run takes the choices of the one before up to the
-// last that has an alternative, and takes that; beyond it, always the first. A run takes the baton from threads that
-// could go on `most_preemptions` times at most (Musuvathi and Qadeer's context bounding: few suffice for most faults,
-// and the runs are polynomial in the places); where it must go to another thread, it goes to each.
+// Answers the questions of a schedule (gpumem::detail::schedule::chooser). A run repeats the choices of the previous
+// run up to the last one with an untried alternative, takes that, and afterwards always takes the first. A run preempts
+// a thread that could go on at most `most_preemptions` times. This is Musuvathi and Qadeer's context bounding: few
+// preemptions suffice for most faults, and the number of runs is polynomial in the number of places. Where the thread
+// cannot go on, every other thread is tried.
 class choices {
 public:
   explicit choices(unsigned most_preemptions) : most_{most_preemptions} {}
@@ -30,7 +31,7 @@ public:
     return taken;
   }
 
-  // Whether there is a run that has not been; the next is that one.
+  // Advances to the next run; returns whether there is one that has not been made.
   bool next() {
     at_ = preemptions_ = 0;
     while (!path_.empty() && path_.back().taken + 1 == path_.back().options) path_.pop_back();
@@ -39,10 +40,10 @@ public:
     return true;
   }
 
-  // The same choices led to another place: the program keeps something from run to run.
+  // True if the same choices led to other options: the program keeps state from run to run.
   bool diverged() const { return diverged_ || at_ < path_.size(); }
   std::size_t places() const { return path_.size(); }
-  // Where the baton went to another than the first, for the message of a failure.
+  // Returns the places where another thread than the first was chosen, for the message of a failure.
   std::string to_text() const {
     std::string text;
     for (std::size_t i = 0; i < path_.size(); ++i) {

@@ -1,11 +1,11 @@
-// Coroutines and awaitables with which tests start, park, resume and move others. Include it after `import gpumem;`: it
-// includes nothing itself.
+// Coroutines and awaitables with which tests start, park, resume and move other coroutines. Include it after `import
+// gpumem;`: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// Parks the coroutine that awaits it, for the test to resume or to destroy.
+/// Parks the coroutine that awaits it; the test resumes or destroys it.
 struct parked {
   std::coroutine_handle<>* place;
   bool await_ready() const noexcept { return false; }
@@ -13,7 +13,7 @@ struct parked {
   void await_resume() const noexcept {}
 };
 
-/// A coroutine that runs at once and stays at its end; the test destroys it, wherever it is.
+/// A coroutine that starts at once and stays suspended at its end. The test destroys it, wherever it is suspended.
 class started {
 public:
   struct promise_type {
@@ -40,7 +40,7 @@ private:
 /// Runs a task until it suspends.
 inline started start(gpumem::task<> what) { co_await static_cast<gpumem::task<>&&>(what); }
 
-/// Goes on where the executor runs.
+/// Resumes the awaiting coroutine on the executor.
 class hop final : public gpumem::extend::work_item {
 public:
   explicit hop(gpumem::executor& to) noexcept : to_{to} {}
@@ -57,8 +57,8 @@ private:
   std::coroutine_handle<> continuation_;
 };
 
-/// A stop token whose stop has not been requested when it is asked, and has when the callback is made: which it calls
-/// in its constructor.
+/// A stop token that reports no stop when asked, and whose stop is requested before the callback is registered: the
+/// callback's constructor calls the function.
 struct late_token {
   template <class Function> struct callback_type {
     callback_type(late_token, Function f) noexcept { f(); }

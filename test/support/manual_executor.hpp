@@ -1,11 +1,11 @@
-// An executor that runs when the test says so. Include it after `import gpumem;` and after <atomic> and <thread>: it
-// includes nothing itself.
+// An executor that runs work only when the test says so. Include it after `import gpumem;` and after <atomic> and
+// <thread>: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// Takes what is posted, and runs it when told to.
+/// Queues posted work items, and runs them when the test asks for it.
 class manual_executor final : public gpumem::executor {
 public:
   void post(gpumem::extend::work_item& item) noexcept override {

@@ -1,5 +1,5 @@
-// A resource that lets requests wait: host memory up to a capacity, first come first served. Include it after
-// `import gpumem;` and after <cstdlib>, <mutex>, <utility>: it includes nothing itself.
+// A resource whose requests can wait: host memory up to a capacity, first come first served. Include it after `import
+// gpumem;` and after <cstdlib>, <mutex>, <utility>: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -44,7 +44,7 @@ public:
   bool cancel_waiter(gpumem::extend::waiter& request) noexcept {
     gpumem::detail::sync::lock held{mutex_};
     if (!queue_.remove(request)) return false;
-    serve(held); // it may have been what the others waited behind
+    serve(held); // the later requests may have waited only for this one
     return true;
   }
 
@@ -75,7 +75,7 @@ public:
     return queue_.empty();
   }
 
-  /// Refuses all requests that wait, and all later ones.
+  /// Refuses all waiting and all later requests.
   void close() noexcept {
     gpumem::detail::sync::lock held{mutex_};
     closed_ = true;
@@ -131,7 +131,7 @@ private:
   gpumem::extend::state_ptr<parking_state> state_;
 };
 
-/// An adaptor that counts what is granted, wherever it waited.
+/// The state of an adaptor that counts the grants, whether or not a request waited.
 template <class Upstream>
 class counting_state final : public gpumem::extend::shared_state, public gpumem::extend::grant_hook {
 public:

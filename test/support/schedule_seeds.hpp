@@ -1,4 +1,4 @@
-// The seeds of a test under schedules, and which of them it was that crashed or hung.
+// The seeds of a test under schedules; prints the seed at which the test crashed or hung.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,19 +14,20 @@
 
 namespace test {
 
-/// GPUMEM_SEED=n runs that seed alone, GPUMEM_SEEDS=n so many from 1: what the seeds before have left may matter.
+/// GPUMEM_SEED=n runs only seed n; GPUMEM_SEEDS=n runs the seeds 1 to n, since a failure may depend on state that
+/// earlier seeds left.
 class schedule_seeds {
 public:
-  /// As many as that where nothing else is asked for. A seed that takes longer than `most_seconds` is taken to hang.
+  /// `count` is used if neither variable is set. A seed that takes longer than `most_seconds` counts as hanging.
   explicit schedule_seeds(std::uint64_t count, unsigned most_seconds = 60)
       : only_{number_from("GPUMEM_SEED", 0)}, count_{only_ ? 1 : number_from("GPUMEM_SEEDS", count)},
         most_seconds_{most_seconds} {}
 
-  /// One seed was asked for: what many seeds meet with cannot be expected.
+  /// True if a single seed was asked for: then a test must not expect events that only many seeds produce.
   bool alone() const noexcept { return only_ != 0; }
   std::uint64_t count() const noexcept { return count_; }
 
-  /// Calls with each seed, until a fatal failure. A seed that crashes or hangs is told.
+  /// Calls `run` with each seed until a fatal failure. Prints a seed that crashes or hangs.
   template <class Run> void each(Run run) const {
     for (auto const signal : {SIGABRT, SIGALRM, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
     auto const first = only_ ? only_ : 1;

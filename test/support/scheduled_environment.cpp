@@ -1,4 +1,4 @@
-// The simulated device under schedules: a call that cannot go on lets other threads run.
+// Makes the simulated device the driver of a test under schedules: a call that has to wait lets other threads run.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// A stop source for tests under a schedule: the standard's waits in its callback's destructor where no schedule sees
-// it. Include it after `import gpumem;` and after <algorithm>, <memory>, <mutex>, <utility> and <vector>: it includes
-// nothing itself.
+// A stop source for tests under a schedule. The standard one cannot be used: the destructor of its callback waits in a
+// way that the schedule does not see. Include it after `import gpumem;` and after <algorithm>, <memory>, <mutex>,
+// <utility> and <vector>: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,7 +19,7 @@ class scheduled_stop_source {
     gpumem::detail::sync::condition returned;
     std::vector<callback_base*> waiting;
     callback_base* running = nullptr;
-    unsigned runner = 0; // the thread that calls it
+    unsigned runner = 0; // index of the thread that calls it
     bool requested = false;
   };
 
@@ -50,7 +50,7 @@ public:
       ~callback_type() {
         gpumem::detail::sync::lock held{state_->guard};
         std::erase(state_->waiting, static_cast<callback_base*>(this));
-        if (state_->runner == gpumem::detail::sync::thread_index()) return; // destroyed by its own call
+        if (state_->runner == gpumem::detail::sync::thread_index()) return; // the callback destroys itself
         while (state_->running == static_cast<callback_base*>(this)) state_->returned.wait(held);
       }
 

@@ -1,4 +1,4 @@
-// A test on the simulated device: two devices, and silence of its checker at the end.
+// A fixture on the simulated device: two devices, and its checker must report nothing at the end.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include <string>
 
-/// Loads the simulated device, once a program: gpumem's own streams live as long as the process.
+/// Loads the simulated device once per program, since gpumem's own streams live as long as the process.
 class simulated : public testing::Test {
 protected:
   static void SetUpTestSuite() {
@@ -23,6 +23,6 @@ protected:
     for (auto const& finding : gpumem::simulator::take_findings()) ADD_FAILURE() << finding.text;
   }
 
-  /// Bytes of device memory held of the driver, on all devices.
+  /// Returns the bytes of device memory that are allocated from the driver, on all devices.
   static std::size_t device_bytes() { return gpumem::simulator::report().bytes_allocated; }
 };

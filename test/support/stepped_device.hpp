@@ -1,4 +1,4 @@
-// A test on two simulated devices that it steps by hand, so that work ends when it says so.
+// A fixture with two simulated devices that the test steps by hand, so that work completes only when the test says so.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// A timer that tests start. Include it after `import gpumem;` and after <functional> and <utility>: it includes nothing
+// A timer for tests. Include it after `import gpumem;` and after <functional> and <utility>: it includes nothing
 // itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -1,5 +1,5 @@
-// What tests post to executors. Include it after `import gpumem;` and after <functional> and <utility>: it includes
-// nothing itself.
+// A work item that tests post to executors. Include it after `import gpumem;` and after <functional> and <utility>: it
+// includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
