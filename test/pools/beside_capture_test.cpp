@@ -1,4 +1,4 @@
-// Calls of the library beside a capture of the user's: the capture goes on, and what was captured runs.
+// Calls of the library while the user captures a stream: the capture stays valid, and the captured work runs.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -24,7 +24,7 @@ using gpumem::stream_ref;
 namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-// How a capture was begun, and on which kind of stream.
+// The mode of a capture, and the flags of its stream.
 struct begun {
   CUstreamCaptureMode mode;
   unsigned flags;
@@ -43,7 +43,7 @@ protected:
     simulated_test::TearDown();
   }
 
-  // The calls on a thread of their own, while this one captures; then the graph runs.
+  // Runs the calls on another thread while this one captures, then launches the graph.
   void expect_undisturbed(std::function<void()> const& calls) {
     ++value_;
     gpumem::driver_api::check(gpumem::driver_api::driver().memset_d8_async(target_, 0, 64, own_.get()),
@@ -124,7 +124,7 @@ TEST_P(beside_capture, every_pool_call_leaves_the_capture_valid) {
     auto const foreign = make_foreign(), blocking = make_foreign(CU_STREAM_DEFAULT);
     std::array const streams{stream_ref{own_}, stream_ref{other_}, foreign, blocking, stream_ref{CU_STREAM_PER_THREAD}};
     auto* const used = pool.allocate(own_, MiB);
-    for (auto const on : streams) pool.record_use(used, on); // more than are kept apart
+    for (auto const on : streams) pool.record_use(used, on); // more streams than a block's uses keep separately
     pool.deallocate(own_, used, MiB);
     for (auto const on : streams) {
       pool.deallocate(on, pool.allocate(on, 8 * MiB), 8 * MiB);

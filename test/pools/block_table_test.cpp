@@ -1,4 +1,4 @@
-// Blocks by address, where only the address tells them apart.
+// The block table: finds blocks by address, also if their hashes collide.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -21,10 +21,10 @@ using gpumem::detail::block_table;
 using gpumem::detail::granule;
 using gpumem::detail::block_metadata;
 
-// Addresses whose hashes are small numbers: of all tables the first slot, and all of one mark.
+// Returns addresses whose hashes are small numbers: all have the first slot of any table, and the same tag.
 std::vector<std::uintptr_t> alike(std::size_t count) {
   constexpr std::uint64_t factor = 0x9e3779b97f4a7c15u;
-  std::uint64_t inverse = factor; // Newton's steps double the bits that are right
+  std::uint64_t inverse = factor; // each Newton step doubles the number of correct bits
   for (int i = 0; i < 6; ++i) inverse *= 2 - factor * inverse;
   std::vector<std::uintptr_t> found;
   for (std::uint64_t hash = 1; found.size() < count; ++hash) {
@@ -59,7 +59,7 @@ TEST(block_table, blocks_with_equal_hashes_are_found) {
   EXPECT_EQ(table.find(at(addresses[2])), blocks[2]);
 }
 
-// More than get memory at once, in a table that is large.
+// A large table, with more blocks than the metadata allocates memory for at once.
 TEST(block_table, growth_keeps_all_blocks) {
   constexpr std::size_t count = 100'000;
   block_metadata metadata;
@@ -89,7 +89,7 @@ TEST(block_metadata_test, released_records_are_reused) {
   EXPECT_EQ(again, sorted);
 }
 
-// A process that may have few addresses has fewer records, and is told.
+// If the process may use few addresses, fewer records fit and `reserve` throws.
 TEST(block_metadata_test, allocator_can_use_its_whole_address_range) {
   std::size_t pages = 0;
   std::ifstream{"/proc/self/statm"} >> pages;

@@ -1,4 +1,4 @@
-// Credit: taken in quanta, never more than there is, and none of it lost.
+// The budget of the thread caches: claimed in quanta, never exceeded, and none of it lost.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

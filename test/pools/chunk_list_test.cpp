@@ -1,4 +1,4 @@
-// How much a pool draws, and what counts against its limit.
+// How many bytes a pool gets from its upstream at a time, and which bytes count towards its limit.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 

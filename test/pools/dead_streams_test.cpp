@@ -1,4 +1,4 @@
-// Memory and bookkeeping of streams that die: raw streams, threads with default streams, adopted streams.
+// Memory and bookkeeping of streams that are destroyed: raw streams, default streams of ended threads, adopted streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/allocation_count.hpp"
 #include "raw_streams.hpp"
@@ -28,7 +28,7 @@ using gpumem_test::destroy;
 using gpumem_test::make_foreign;
 using gpumem_test::timelines;
 
-// A stream that dies when the scope ends, and with it all of its work is over.
+// A stream that is synchronized and destroyed at the end of the scope.
 class request_stream {
 public:
   request_stream() : handle_{make_foreign()} {}
@@ -46,7 +46,7 @@ private:
 
 class dead_streams : public gpumem_test::raw_stream_test {
 protected:
-  // One request: a block, work on it, and its free.
+  // One request: allocates a block, uses it and frees it.
   template <class Pool> static void serve(Pool& pool, stream_ref on, std::size_t bytes) {
     auto* const p = pool.allocate(on, bytes);
     simulator::work(on, {simulator::write(p, bytes)});
@@ -54,7 +54,7 @@ protected:
   }
 };
 
-// Memory of one request at a time, over each kind of pool.
+// One request at a time reserves memory for one request, in each kind of pool.
 template <class Pool> void expect_one_request_is_reserved(Pool pool, std::size_t bytes) {
   simulator::checked checked{pool};
   for (int i = 0; i < 400; ++i) {
@@ -112,7 +112,7 @@ TEST_F(dead_streams, ended_threads_leave_no_memory_of_their_default_streams_behi
   }
 }
 
-// Many timelines are there to be taken: the one of the thread that ended last has the memory.
+// Many timelines are free to be reused; the timeline of the thread that ended last owns the memory.
 TEST_F(dead_streams, many_ended_threads_leave_no_memory_behind) {
   constexpr int many = 100;
   pool_resource pool{device};
@@ -160,7 +160,7 @@ TEST_F(dead_streams, request_at_the_limit_is_granted_beside_a_long_kernel) {
   }
 }
 
-// A burst of destructors: each of the frees may be the last.
+// Destructors free many blocks in a row, and each free may be the stream's last.
 TEST_F(dead_streams, each_free_of_a_burst_records_an_event) {
   pool_resource pool{device, {.limit = 1024 * MiB}};
   auto const s = make_foreign();
@@ -191,7 +191,7 @@ TEST_F(dead_streams, memory_of_a_hundred_frees_can_all_go_to_another_stream) {
   EXPECT_EQ(pool.statistics().reserved, reserved);
 }
 
-// 64 records stand behind a long kernel, so that the ring has no place for more.
+// 64 events behind a long kernel fill the timeline's ring of events.
 TEST_F(dead_streams, full_event_ring_loses_no_free) {
   pool_resource pool{device};
   auto const s = make_foreign();
@@ -226,7 +226,8 @@ TEST_F(dead_streams, memory_of_a_running_dead_stream_is_not_given_to_the_next_wi
   destroy(next);
 }
 
-// What another stream and an event of the user's knew of the first stream is true of it alone.
+// Another stream's order after the first stream, and the user's event, say nothing about the next stream with the same
+// handle.
 TEST_F(dead_streams, order_after_a_dead_stream_is_no_order_after_the_next_with_its_handle) {
   pool_resource pool{device};
   simulator::checked checked{pool};
@@ -248,7 +249,7 @@ TEST_F(dead_streams, order_after_a_dead_stream_is_no_order_after_the_next_with_i
   destroy(next);
 }
 
-// Nor is the next stream ordered after what the first one waited for.
+// The next stream is not ordered after the work for which the first one waited.
 TEST_F(dead_streams, next_stream_with_a_handle_inherits_no_order) {
   pool_resource pool{device};
   simulator::checked checked{pool};
@@ -293,7 +294,8 @@ TEST_F(dead_streams, timeline_of_a_live_block_serves_no_other_stream) {
       << "all work of a thread that has ended is covered by its last event";
 }
 
-// Frees that no event covers stay: at most one in 64, and once enough have stayed each free leaves an event.
+// A free that no event covers keeps its memory reserved. This happens to at most one free in 64; once enough memory is
+// kept, each free records an event.
 TEST_F(dead_streams, memory_freed_without_an_event_is_bounded) {
   constexpr int frees = 1000;
   pool_resource pool{device};
@@ -328,8 +330,7 @@ TEST_F(dead_streams, long_lived_stream_records_an_event_at_one_free_in_64) {
   destroy(s);
 }
 
-// What calls cost after many streams: of the driver and of the host's memory, and how many timelines there are to
-// visit.
+// The cost of calls after many streams: driver calls, host allocations, and the number of timelines to visit.
 TEST_F(dead_streams, calls_need_no_more_work_after_35000_streams_and_1000_threads) {
   constexpr int calls_of_each = 20;
   struct cost {
@@ -370,7 +371,7 @@ TEST_F(dead_streams, calls_need_no_more_work_after_35000_streams_and_1000_thread
   }
   auto const last = costs();
   for (std::size_t i = 0; i < first.size(); ++i) {
-    // One more each at most: the last stream that was served may be another one.
+    // one more per call at most: the stream that was served last may be a different one
     EXPECT_LE(last[i].driver_calls, first[i].driver_calls + calls_of_each) << "call " << i;
     EXPECT_LE(last[i].allocations, first[i].allocations + calls_of_each) << "call " << i;
   }

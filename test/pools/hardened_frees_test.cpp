@@ -1,4 +1,4 @@
-// Frees that a hardened pool refuses: of blocks that are freed already, and of pointers that are no block's.
+// Frees that a hardened pool refuses: of blocks that are already free, and of pointers that are no block.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 

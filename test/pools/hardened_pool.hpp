@@ -1,5 +1,5 @@
-// What the tests of hardened pools share: a handler that keeps what it is told, and device work that writes bytes. To
-// be included behind `import gpumem;`.
+// Shared parts of the tests of hardened pools: a handler that stores reports, and device work that writes bytes.
+// Include it after `import gpumem;`.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,7 +8,7 @@ namespace gpumem_test {
 namespace simulator = gpumem::simulator;
 constexpr std::chrono::seconds long_enough{10};
 
-// A report with its own copy of the events, which the handler's lives no longer than.
+// A report with a copy of its events: the handler's events live only during the call.
 struct told_misuse : gpumem::misuse {
   std::vector<gpumem::block_event> seen;
 };
@@ -21,7 +21,7 @@ inline void keep(gpumem::misuse const& m) noexcept {
   told.push_back({m, {m.history, m.history + m.events}});
 }
 
-// What was told since the last question.
+// Returns the reports since the last call.
 inline std::vector<told_misuse> take_reports() {
   std::scoped_lock const held{told_guard};
   return std::exchange(told, {});
@@ -46,19 +46,19 @@ protected:
     simulated_test::TearDown();
   }
 
-  // The one report that there is.
+  // Returns the only report.
   static told_misuse only() {
     auto all = take_reports();
     EXPECT_EQ(all.size(), 1u);
     return all.empty() ? told_misuse{} : all.front();
   }
 
-  // Work that writes bytes, of which the simulated device is told nothing: it would find them itself.
+  // Work that writes bytes without telling the simulated device's checker, which would report the fault itself.
   static void scribble(gpumem::stream_ref on, void* first, std::size_t bytes, char with = 1) {
     simulator::work(on, {}, {}, [=] { std::memset(first, with, bytes); });
   }
 
-  // Waits until all is looked at, while the device runs.
+  // Waits until the pool has checked all blocks, while the device runs.
   template <class Pool> static bool synchronized(Pool& of) {
     gpumem_test::running_device const running;
     return of.synchronize(long_enough);

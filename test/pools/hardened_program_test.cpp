@@ -1,4 +1,4 @@
-// Hardened pools on a device that runs by chance: correct programs, in which nothing is to be found, and little memory.
+// Hardened pools on a device that completes work at random: correct programs must cause no report, with little memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -28,7 +28,8 @@ using gpumem::hardening_options;
 using gpumem::outcome;
 using gpumem::pool_resource;
 
-// Random blocks of several streams, each given and freed in order; the simulated device judges the pool's own work too.
+// Allocates and frees random blocks on several streams in stream order. The simulated device checks the pool's own work
+// too.
 void run_program(std::uint64_t seed, gpumem::device device,
                  simulator::checked<pool_resource<gpumem::cuda_resource>> r) {
   struct block {

@@ -1,4 +1,4 @@
-// Threads that misuse a hardened pool, under schedules: what was planted is found, all of it, and nothing else.
+// Threads that misuse a hardened pool, under schedules: the pool must report every planted misuse and nothing else.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -30,7 +30,7 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t kinds = static_cast<std::size_t>(misuse::kind::use_after_free) + 1;
 using tally = std::array<int, kinds>;
-tally told{}; // one thread runs at a time
+tally told{}; // no lock: one thread runs at a time
 
 void count(tally& in, misuse::kind what) noexcept { ++in[static_cast<std::size_t>(what)]; }
 
@@ -39,7 +39,7 @@ struct block {
   std::size_t bytes = 0;
 };
 
-// One thread's blocks: written by the device in order and freed, some of them wrongly.
+// The blocks of one thread: the device writes them in order, and some are freed wrongly.
 class misuser {
 public:
   misuser(std::uint64_t seed, pool_resource<gpumem::cuda_resource> pool, gpumem::stream& on)
@@ -57,7 +57,7 @@ public:
   tally const& planted() const { return planted_; }
 
 private:
-  // The simulated device is told nothing of what it would find itself.
+  // Writes without telling the simulated device's checker, which would report the fault itself.
   void scribble(char* first, std::size_t bytes) {
     simulator::work(on_, {}, {}, [=] { std::memset(first, 5, bytes); });
   }
@@ -83,7 +83,7 @@ private:
     pool_.deallocate(on_, b.data, b.bytes);
   }
 
-  // Both at once.
+  // Frees the block on two threads at once.
   void free_twice(block b) {
     gpumem::detail::sync::thread other{[&] { pool_.deallocate(on_, b.data, b.bytes); }};
     pool_.deallocate(on_, b.data, b.bytes);
@@ -156,7 +156,8 @@ TEST_F(hardened_schedule, every_planted_misuse_is_found_and_nothing_else) {
   }
 }
 
-// A raw stream, with a block that is freed in a capture: no event covers that free before a later call with the handle.
+// A raw stream, and a block that is freed during a capture: no event covers that free until a later call with the
+// handle.
 class uncovered_free : public hardened_schedule {
 protected:
   using pool_type = pool_resource<gpumem::cuda_resource>;

@@ -1,4 +1,4 @@
-// What a hardened pool finds, and that it says so with the memory's history.
+// The faults that a hardened pool finds, and the history of the memory in its reports.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -174,7 +174,7 @@ TEST_F(hardening_test, memory_freed_by_the_host_is_checked) {
   p[1000] = 1;
   r.deallocate_sync(p, 1000);
   r.deallocate_sync(q, 1000);
-  r.deallocate(s, r.allocate(s, 1000), 1000); // any call fills what is complete
+  r.deallocate(s, r.allocate(s, 1000), 1000); // any call poisons freed blocks whose uses are complete
   simulator::run_until_idle();
   q[0] = 1;
   EXPECT_TRUE(synchronized(r));
@@ -238,7 +238,7 @@ TEST_F(hardening_test, block_freed_by_its_destructor_is_poisoned_on_its_foreign_
   EXPECT_NE(p[0], 7) << "the destructor frees with the handle";
   r.deallocate(on, r.allocate(on, 10), 10); // records an event
   simulator::run_until_idle();
-  r.deallocate(s, r.allocate(s, 10), 10); // finds it complete
+  r.deallocate(s, r.allocate(s, 10), 10); // sees the event complete
   simulator::run_until_idle();
   EXPECT_EQ(static_cast<unsigned char>(p[0]), 0xdf);
   scribble(s, p + 5, 1);

@@ -1,4 +1,4 @@
-// The host without memory: correct frees succeed, and requests are refused.
+// Without host memory, correct frees succeed and requests fail.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -12,7 +12,7 @@
 
 import gpumem;
 
-// Where this program's own code lies: the simulated device, a library, has memory all the time.
+// The address range of this program's code: only its calls fail. The simulated device, a library, always gets memory.
 extern "C" char const __executable_start;
 extern "C" char const etext;
 
@@ -66,7 +66,7 @@ private:
   gpumem::misuse_handler before_ = nullptr;
 };
 
-// More streams that the library has not seen than it keeps timelines for.
+// More new streams than the library keeps timelines in reserve.
 TEST_F(host_memory_shortage, free_on_an_unknown_stream_needs_no_host_memory) {
   pool_resource pool{device};
   simulator::checked checked{pool};
@@ -118,7 +118,7 @@ TEST_F(host_memory_shortage, free_on_a_capturing_stream_needs_no_host_memory) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
-// A driver's error has a text, for which there is no memory either.
+// The text of a driver error needs host memory too.
 TEST_F(host_memory_shortage, driver_error_without_host_memory_fails_the_request_only) {
   pool_resource pool{device};
   for (auto const* const call : {"cuStreamGetId", "cuStreamGetCtx", "cuStreamIsCapturing"}) {

@@ -1,4 +1,4 @@
-// The last large blocks of a thread: found by stream and size, gone by turns, left out where they are not asked for.
+// The large cache of a thread: finds blocks by stream and size, evicts in turn, and disables itself without hits.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -27,7 +27,7 @@ protected:
   void fill() {
     while (!cache.full()) cache.insert(freed((count + 1) * MiB, a));
   }
-  // How many went, 1000 at most.
+  // Returns the number of evictions until the cache disables itself, at most 1000.
   int evict_while_worthwhile() {
     int evicted = 0;
     for (; cache.enabled() && evicted < 1000; ++evicted) {
@@ -59,7 +59,7 @@ TEST_F(large_cache_test, block_is_found_once_by_stream_and_exact_size) {
   EXPECT_TRUE(cache.empty());
 }
 
-// The fingerprints by which they are looked for may be the same: here an address and a size make up for each other.
+// Blocks are looked up by fingerprints, which may collide: here the difference in address cancels that in size.
 TEST_F(large_cache_test, blocks_with_equal_fingerprints_are_distinguished) {
   auto const apart = reinterpret_cast<std::uintptr_t>(&of(a)) - reinterpret_cast<std::uintptr_t>(&of(b));
   auto& first = freed(2 * MiB, a);
@@ -82,7 +82,7 @@ TEST_F(large_cache_test, blocks_are_evicted_in_turn) {
   EXPECT_EQ(count, gpumem::detail::large_cache::capacity);
   EXPECT_EQ(cache.evict(), &made[0]);
   EXPECT_EQ(cache.pop(of(a), 2 * MiB), &made[1]);
-  fill(); // in both places
+  fill(); // in both places that became free
   EXPECT_EQ(cache.evict(), &made[count - 1]) << "where the second was";
   EXPECT_EQ(cache.evict(), &made[2]);
   for (std::size_t left = gpumem::detail::large_cache::capacity - 2; left > 0; --left)

@@ -1,4 +1,4 @@
-// Handle 0: no free puts a barrier between other streams, and what it means can be said.
+// Handle 0: frees on it put no barrier between other streams, and its meaning can be set.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -52,11 +52,11 @@ protected:
   void* flag_ = nullptr;
 };
 
-// A kernel on x waits for one on y: what stands between them for the device hangs a correct program.
+// A kernel on x waits for one on y: a barrier between them on the device would hang a correct program.
 TEST_F(legacy_stream, frees_on_handle_0_do_not_order_other_streams) {
   pool_resource pool{device};
   auto const x = make_blocking(), y = make_blocking();
-  for (auto const bytes : {64 * MiB, 128 * MiB}) { // a second stream asks
+  for (auto const bytes : {64 * MiB, 128 * MiB}) { // b is a second stream that allocates
     pool.deallocate(null, pool.allocate(null, bytes), bytes);
     pool.deallocate(b, pool.allocate(b, bytes), bytes);
   }
@@ -85,7 +85,7 @@ TEST_F(legacy_stream, end_of_a_thread_does_not_order_other_streams) {
   for (auto const each : {x, y}) gpumem::driver_api::driver().stream_destroy(each);
 }
 
-// Either of the two streams that it may be can still be at work.
+// Handle 0 may be either of the two default streams, and either can still be busy.
 TEST_F(legacy_stream, memory_freed_on_handle_0_is_complete_after_both_default_streams) {
   for (auto const means : {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
     *static_cast<std::uint32_t volatile*>(flag_) = 0;
@@ -102,7 +102,7 @@ TEST_F(legacy_stream, memory_freed_on_handle_0_is_complete_after_both_default_st
   }
 }
 
-// The question whether the legacy stream is idle would end a capture of a blocking stream.
+// Querying the legacy stream would invalidate a capture of a blocking stream.
 TEST_F(legacy_stream, capture_of_a_blocking_stream_stays_valid) {
   pool_resource pool{device};
   pool.deallocate(null, pool.allocate(null, 64 * MiB), 64 * MiB);
@@ -135,7 +135,7 @@ TEST_F(legacy_stream, set_default_stream_selects_the_meaning_of_handle_0) {
   EXPECT_NE(gpumem::extend::identify(null, device), gpumem::extend::identify(per_thread, device));
 }
 
-// What one thread frees on the legacy stream another has at once.
+// Memory that one thread frees on the legacy stream is available to another thread at once.
 TEST_F(legacy_stream, threads_reuse_memory_of_the_legacy_stream) {
   gpumem::set_default_stream(default_stream::legacy);
   pool_resource pool{device};

@@ -1,4 +1,4 @@
-// Requests for several blocks, of which all are granted or none.
+// Requests for several blocks: either all are granted or none.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,7 +29,7 @@ using gpumem_test::MiB;
 
 class pool_acquire_all : public gpumem_test::waiting_fixture {
 protected:
-  // Two blocks on two streams.
+  // A request for two blocks on two streams.
   class pair {
   public:
     template <class Pool>

@@ -1,4 +1,4 @@
-// A fixture that reads how a pool served its calls. To be included behind `import gpumem;`.
+// A fixture that reads the pool's counters. Include it after `import gpumem;`.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// What calls cost, counted: allocations on the host, driver calls, records.
+// The cost of calls in counts: host allocations, driver calls, recorded events.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -28,7 +28,7 @@ using test::host_allocations;
 
 class pool_counts : public pool_counters_test {};
 
-// Frees of every kind, in an order that joins, leaves gaps, spans streams, is under pressure and past the threshold.
+// Frees of every kind: they coalesce, leave gaps, span streams, happen under pressure and above the release threshold.
 TEST_F(pool_counts, free_makes_no_host_allocation) {
   pool_resource r{upstream, {.limit = 8 * MiB, .release_threshold = 4 * MiB}};
   std::vector<void*> blocks;
@@ -51,7 +51,7 @@ TEST_F(pool_counts, reuse_by_the_same_stream_makes_no_driver_call) {
   r.deallocate(a, r.allocate(a, 1000), 1000);
   r.deallocate(b, r.allocate(b, 1000), 1000);
   auto const before = gpumem::driver_api::driver_calls();
-  constexpr int few = 500; // fewer frees than after which a record is due
+  constexpr int few = 500; // fewer frees than until the next event is due
   for (int i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
 }
@@ -61,7 +61,7 @@ TEST_F(pool_counts, thread_cache_hit_takes_no_shard_lock) {
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   auto const counters = counters_of(r);
   auto const calls = gpumem::driver_api::driver_calls(), allocations = host_allocations();
-  constexpr std::uint64_t few = 50; // one free in 64 records an event
+  constexpr std::uint64_t few = 50; // fewer than the 64 frees until the next event
   for (std::uint64_t i = 0; i < few; ++i) r.deallocate(a, r.allocate(a, 1000), 1000);
   EXPECT_EQ(host_allocations(), allocations);
   EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
@@ -70,7 +70,7 @@ TEST_F(pool_counts, thread_cache_hit_takes_no_shard_lock) {
   EXPECT_EQ(r.statistics().reuse_thread_cache, counters.thread_cache_hits + few);
 }
 
-// Blocks that are too large to be kept near a thread.
+// Blocks that are too large for the thread caches.
 TEST_F(pool_counts, free_list_hit_takes_one_lock_and_makes_no_driver_call) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   for (int i = 0; i < 2; ++i) r.deallocate(a, r.allocate(a, 8 * MiB), 8 * MiB);
@@ -84,13 +84,13 @@ TEST_F(pool_counts, free_list_hit_takes_one_lock_and_makes_no_driver_call) {
   EXPECT_EQ(counters_of(r).thread_cache_hits, counters.thread_cache_hits);
 }
 
-// Only the driver knows which stream a raw handle is, and whether it is capturing.
+// Only the driver can tell which stream a raw handle is, and whether it is capturing.
 TEST_F(pool_counts, reuse_on_a_foreign_stream_makes_two_driver_calls) {
   pool_resource r{upstream, {.initial_size = 64 * MiB}};
   CUstream handle = nullptr;
   driver_function<decltype(cuStreamCreate)>("cuStreamCreate")(&handle, CU_STREAM_NON_BLOCKING);
   cuda::stream_ref const foreign{handle};
-  // After its first 4,096 frees a stream records at every 64th.
+  // After its first 4,096 frees a stream records an event at every 64th.
   for (int i = 0; i < 4200; ++i) r.deallocate(foreign, r.allocate(foreign, 1000), 1000);
   auto const spoken = gpumem::driver_api::driver_calls("cuEventRecord");
   while (gpumem::driver_api::driver_calls("cuEventRecord") == spoken)
@@ -106,9 +106,9 @@ TEST_F(pool_counts, reuse_on_a_foreign_stream_makes_two_driver_calls) {
 }
 
 TEST_F(pool_counts, reuse_from_another_stream_makes_one_record_and_one_wait) {
-  pool_resource r{device, {.limit = 8 * MiB, .effort = 0}};                     // moves would record too
-  for (auto* const on : {&a, &b}) r.deallocate(*on, r.allocate(*on, 256), 256); // frees record events from now on
-  for (int i = 0; i < 2; ++i) {                                                 // what is free goes back
+  pool_resource r{device, {.limit = 8 * MiB, .effort = 0}};                     // moved pages would record events too
+  for (auto* const on : {&a, &b}) r.deallocate(*on, r.allocate(*on, 256), 256); // with two streams frees record events
+  for (int i = 0; i < 2; ++i) {                                                 // returns all free memory
     r.trim();
     simulator::run_until_idle();
   }
@@ -120,7 +120,8 @@ TEST_F(pool_counts, reuse_from_another_stream_makes_one_record_and_one_wait) {
     auto& on = i % 2 ? b : a;
     auto const recorded = records(), waited = waits();
     void* const block = r.allocate(on, 8 * MiB);
-    simulator::work(on, {simulator::write(block, 8 * MiB)}, std::chrono::seconds{1}); // no hope of completion
+    simulator::work(on, {simulator::write(block, 8 * MiB)}, std::chrono::seconds{1}); // does not complete during the
+                                                                                      // test
     r.deallocate(on, block, 8 * MiB);
     EXPECT_LE(records() - recorded, 1u);
     EXPECT_EQ(waits() - waited, i > 0 ? 1u : 0u);
@@ -145,7 +146,7 @@ TEST_F(pool_counts, requests_after_reserve_make_no_host_allocation) {
   EXPECT_EQ(host_allocations(), before);
 }
 
-// The same requests over and over: what a pass needs is there after the first few.
+// The same requests repeatedly: after the first few passes the pool has all memory that a pass needs.
 TEST_F(pool_counts, million_warm_operations_allocate_nothing_upstream) {
   pool_resource r{upstream};
   struct block {

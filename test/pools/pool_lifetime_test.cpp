@@ -1,4 +1,4 @@
-// How long a pool lives, and what becomes of its chunks.
+// The lifetime of a pool, and the release of its chunks.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -142,7 +142,7 @@ TEST_F(pool_lifetime, forked_child_allocates_and_frees_nothing) {
   r.deallocate(s, p, 1000);
 }
 
-// Ends the process with a static pool, a live block and work that is still to run.
+// Ends the process with a static pool, a live block and pending work.
 [[noreturn]] void exit_with_static_pool() {
   gpumem::pool_options options;
   options.release_threshold = 0;

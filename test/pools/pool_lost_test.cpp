@@ -1,4 +1,4 @@
-// A lost device: nothing is granted, nothing counts as complete, frees are bookkeeping.
+// A lost device: requests fail, no work counts as complete, and frees only update the pool's records.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -23,7 +23,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_lost = gpumem_test::simulated_test;
 
-// One test: a device stays lost for the rest of the process.
+// All in one test, since a device stays lost for the rest of the process.
 TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
   auto const device = gpumem::device::current();
   gpumem::stream const a{device}, b{device};
@@ -52,7 +52,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
     };
     auto const waits = test::start(wait());
     simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
-    auto const refused = r.try_allocate(b, 1024); // polls what a has left, and learns of the loss
+    auto const refused = r.try_allocate(b, 1024); // polls the free of a and learns of the loss
     ASSERT_FALSE(refused);
     EXPECT_TRUE(device.lost());
     EXPECT_EQ(r.try_allocate(a, 1024).error().reason, outcome::device_lost) << "its own memory, even";

@@ -1,4 +1,4 @@
-// What callers do wrong is told with the block's facts, and changes nothing.
+// Misuse by callers is reported with the facts of the block, and changes nothing.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 

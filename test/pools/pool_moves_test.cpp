@@ -1,4 +1,4 @@
-// Free pages move to where memory is missing before others are made, as long as the time for it lasts.
+// Free pages are moved to where memory is needed before new pages are made, within the time budget.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -31,16 +31,16 @@ protected:
   static bool is_consistent(pool& r) {
     return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().is_consistent();
   }
-  // Records an event behind what is free, which is complete then; the next poll finds that.
+  // Records an event after the frees, whose work is complete; the next poll sees it.
   static void poll(pool& r) {
     EXPECT_EQ(r.trim(r.statistics().reserved), 0u);
     simulator::run_until_idle();
   }
-  // Pages made and released so far.
+  // Returns the number of pages made plus the number released.
   static std::uint64_t made() {
     return gpumem::driver_api::driver_calls("cuMemCreate") + gpumem::driver_api::driver_calls("cuMemRelease");
   }
-  // Four blocks of 4 MiB side by side, of which the first and the third are free again.
+  // Allocates four neighbouring blocks of 4 MiB, frees the first and the third, and returns the others.
   std::vector<void*> every_second_of_four(pool& r) {
     std::vector<void*> blocks;
     for (int i = 0; i < 4; ++i) blocks.push_back(r.allocate(a, 4 * MiB));
@@ -51,7 +51,7 @@ protected:
   }
 };
 
-// Pages that give way were beside the hole in which they would have been missed.
+// A past fault: the pool moved pages away from beside the hole where it then needed them.
 TEST_F(pool_moves, pool_stays_small_at_the_end_of_its_addresses) {
   constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;
   pool r{device, {.effort = 1}, {.address_space = addresses}};
@@ -128,7 +128,7 @@ TEST_F(pool_moves, page_moves_only_after_its_uses_are_complete) {
   r.deallocate(a, beside, 256);
 }
 
-// What cannot be mapped elsewhere goes back, and the request has new pages.
+// A page that cannot be mapped at its new place is released, and the request gets new pages.
 TEST_F(pool_moves, pages_are_created_if_none_can_move) {
   pool r{device, {.effort = 1}};
   auto const blocks = every_second_of_four(r);
@@ -141,7 +141,7 @@ TEST_F(pool_moves, pages_are_created_if_none_can_move) {
   for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
 }
 
-// At the end all four pages would be missing, in the hole one.
+// At the end of the pool all four pages would be missing, in the hole only one.
 TEST_F(pool_moves, growth_fills_the_hole_with_the_least_missing) {
   for (double const how : {0., 1.}) {
     pool r{device, {.effort = how}};
@@ -178,7 +178,7 @@ TEST_F(pool_moves, large_blocks_are_at_the_end_of_free_memory) {
   for (auto* const each : {small, large, aligned, between, below}) r.deallocate(a, each);
 }
 
-// There fewer pages are partly in use so.
+// Large blocks at the beginning leave fewer pages partly used.
 TEST_F(pool_moves, large_blocks_are_at_the_beginning_under_a_limit) {
   pool r{device, {.initial_size = 64 * MiB, .limit = 128 * MiB, .effort = 1}};
   auto* const small = r.allocate(a, 2 * MiB);
@@ -190,7 +190,7 @@ TEST_F(pool_moves, large_blocks_are_at_the_beginning_under_a_limit) {
   for (auto* const each : {small, large, free}) r.deallocate(a, each);
 }
 
-// A request of one stream, with the end of the pool beside what another has freed.
+// Stream b requests memory; the free end of the pool lies after memory that stream a freed.
 TEST_F(pool_moves, freed_pages_before_a_growing_range_do_not_move) {
   gpumem::pool_resource r{device, {.effort = 1, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const below = r.allocate(a, 4 * MiB);
@@ -204,7 +204,8 @@ TEST_F(pool_moves, freed_pages_before_a_growing_range_do_not_move) {
   r.deallocate(b, large, 6 * MiB);
 }
 
-// Complete memory is ready, and yet coalesces with what was just freed: no other stream could want it.
+// Complete memory is ready, but still coalesces with memory that the stream has just freed: no other stream could want
+// it.
 TEST_F(pool_moves, memory_freed_by_one_stream_becomes_one_range) {
   pool r{device, {.effort = 1}};
   auto* const below = r.allocate(a, 4 * MiB);

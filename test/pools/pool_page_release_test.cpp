@@ -1,4 +1,4 @@
-// Which pages a pool over virtual pages unmaps and gives back, when, and which stay.
+// Which pages a pool over virtual pages releases and when, and which pages stay.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -72,7 +72,8 @@ TEST_F(pool_page_release, pages_stay_mapped_until_the_host_has_seen_completion) 
   EXPECT_EQ(simulator::report().mappings, 0u);
 }
 
-// With reuse_policy::ordered memory stays with the streams that freed it, and pages go in which that of several lies.
+// With reuse_policy::ordered memory stays with the streams that freed it. A page is released even if it holds memory of
+// several streams.
 TEST_F(pool_page_release, pages_shared_by_streams_go_and_the_rest_stays_with_its_stream) {
   gpumem::pool_resource r{device, {.cross_stream = gpumem::reuse_policy::ordered}};
   auto* const keep = r.allocate(a, 256);
@@ -160,7 +161,7 @@ TEST_F(pool_page_release, pages_beyond_the_release_threshold_go_back_beside_live
   EXPECT_TRUE(wait_for_device_bytes(4 * MiB));
 }
 
-// What comes and goes within an eighth above the threshold stays.
+// Memory that fluctuates by up to 1/8 above the threshold stays reserved.
 TEST_F(pool_page_release, pages_a_little_beyond_the_release_threshold_stay) {
   gpumem::pool_resource r{device, {.release_threshold = 32 * MiB}};
   auto* const most = r.allocate(a, 32 * MiB);

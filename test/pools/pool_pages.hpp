@@ -1,4 +1,4 @@
-// A fixture for pools over virtual pages. To be included behind `import gpumem;`.
+// A fixture for pools over virtual pages. Include it after `import gpumem;`.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +18,7 @@ protected:
   static bool is_consistent(pool& r) {
     return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().is_consistent();
   }
-  // Four blocks of 4 MiB side by side.
+  // Allocates four neighbouring blocks of 4 MiB.
   std::vector<void*> four(pool& r) {
     std::vector<void*> blocks;
     for (int i = 0; i < 4; ++i) blocks.push_back(r.allocate(a, 4 * MiB));

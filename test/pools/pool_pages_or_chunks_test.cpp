@@ -1,4 +1,4 @@
-// A pool over a device maps pages, or allocates chunks where its options or the device say so.
+// A pool over a device maps pages, or allocates chunks if its options or the device require it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -49,7 +49,7 @@ TEST_F(pool_pages_or_chunks, pool_maps_pages_unless_the_options_say_chunks) {
 
 TEST_F(pool_pages_or_chunks, pool_allocates_chunks_where_the_limit_is_less_than_a_page) {
   EXPECT_EQ(drawn_with({.limit = 2 * MiB - 1}), a_chunk);
-  // With options for pages the pool allocates no chunks, and so has no memory.
+  // With options that need pages the pool allocates no chunks, and therefore gets no memory.
   gpumem::pool_resource pool{device, {.limit = 1 * MiB}, {.exportable = true}};
   EXPECT_FALSE(pool.try_allocate(s, 1000, 256));
 }

@@ -1,4 +1,4 @@
-// How a pool over virtual pages grows: where it maps pages, and what it gives up for them at its limit.
+// How a pool over virtual pages grows: where it maps pages, and which pages it releases for them at its limit.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -21,7 +21,7 @@ TEST_F(pool_pages, pool_grows_at_its_end_by_the_shortfall) {
   EXPECT_EQ(r.statistics().reserved, 2 * MiB);
   auto* const end = r.allocate(a, 2 * MiB);
   r.deallocate(a, end, 2 * MiB);
-  auto* const second = r.allocate(a, 6 * MiB); // of which 2 MiB are there
+  auto* const second = r.allocate(a, 6 * MiB); // 2 MiB of them are free already
   EXPECT_EQ(second, at(first, 2 * MiB));
   EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   EXPECT_EQ(device_bytes(), 8 * MiB);
@@ -45,8 +45,8 @@ TEST_F(pool_pages, growth_of_another_stream_uses_complete_memory_at_the_end) {
   r.deallocate(b, q, 6 * MiB);
 }
 
-// While pages are mapped others free. What they keep arrives when growth crosses the threshold, and takes in what is
-// free beside it.
+// Blocks are freed into a thread cache while pages are mapped. When growth crosses the threshold the cache is flushed,
+// and its blocks coalesce with free neighbours.
 TEST_F(pool_pages, growth_is_granted_before_cached_blocks_are_flushed_into_it) {
   std::function<void()> meanwhile = [] {};
   auto const on_mapped = [&](void*, std::size_t) {
@@ -54,7 +54,7 @@ TEST_F(pool_pages, growth_is_granted_before_cached_blocks_are_flushed_into_it) {
     return true;
   };
   gpumem::pool_resource r{device, {.release_threshold = 2 * MiB}, {.on_mapped = on_mapped}};
-  auto* const last = r.allocate(a, 1 * MiB); // a large part of the pool, and so at its end
+  auto* const last = r.allocate(a, 1 * MiB); // a large part of the pool, and therefore placed at its end
   auto* const first = r.allocate(a, 1 * MiB);
   ASSERT_EQ(last, at(first, 1 * MiB));
   meanwhile = [&] {
@@ -90,7 +90,7 @@ TEST_F(pool_pages, pages_fill_holes_at_the_end_of_the_addresses) {
   for (int i : {0, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
-// What is missing at the end would not do by itself elsewhere.
+// The bytes that are missing at the end would not be enough for the block in a hole elsewhere.
 TEST_F(pool_pages, pages_fill_a_hole_up_to_free_memory_at_the_end_of_the_addresses) {
   gpumem::pool_resource r{device, {}, {.address_space = 18 * MiB}};
   auto const blocks = four(r);
@@ -106,7 +106,7 @@ TEST_F(pool_pages, pages_fill_a_hole_up_to_free_memory_at_the_end_of_the_address
   r.deallocate(a, blocks[0], 4 * MiB);
 }
 
-// It was mapped where it did not fit, given back, and mapped again, for ever.
+// A past fault: pages were mapped where the block did not fit, released and mapped again, without end.
 TEST_F(pool_pages, request_fails_at_the_end_of_the_addresses_if_no_hole_fits) {
   for (double const effort : {0., 1.}) {
     gpumem::pool_resource r{device, {.effort = effort}, {.address_space = 18 * MiB}};
@@ -127,7 +127,7 @@ TEST_F(pool_pages, free_pages_are_evicted_at_the_limit) {
   auto const blocks = four(r);
   for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
   a.synchronize();
-  auto* const large = r.allocate(a, 8 * MiB); // 8 MiB are free, not in one piece
+  auto* const large = r.allocate(a, 8 * MiB); // 8 MiB are free, but not contiguous
   EXPECT_EQ(large, at(blocks[3], 4 * MiB));
   EXPECT_EQ(r.statistics().reserved, 16 * MiB);
   EXPECT_EQ(r.statistics().peak_reserved, 16 * MiB);
@@ -168,7 +168,7 @@ TEST_F(pool_pages, pages_move_beside_new_ones_if_the_limit_allows_some) {
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
-// At the end eight pages would be missing, where the block was that has gone only six.
+// At the end 8 MiB would be missing, in place of the freed block only 6 MiB.
 TEST_F(pool_pages, pages_fill_the_hole_between_free_memory_at_the_limit) {
   gpumem::pool_resource r{device, {.limit = 10 * MiB}};
   auto* const below = r.allocate(a, 1 * MiB);
@@ -224,7 +224,7 @@ TEST_F(pool_pages, mapping_callback_is_called) {
     EXPECT_TRUE(is_consistent(r));
     r.deallocate(a, p, 8 * MiB);
     a.synchronize();
-    told = 8 * MiB; // what was refused is not told of again
+    told = 8 * MiB; // a refused mapping is not reported as unmapped
     r.trim();
   }
   EXPECT_EQ(told, 0u);

@@ -1,5 +1,5 @@
-// What a pool spends on sharing: whose memory a stream takes, when the pool polls for completion, where it grows. The
-// clock is the schedules', so that time passes only where a test lets it.
+// The cost and benefit of sharing: whose memory a stream takes, when the pool polls for completion, where it grows.
+// Time is that of the schedules: it passes only where a test lets it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -27,24 +27,24 @@ protected:
       gpumem::detail::sync::schedule_point();
   }
   static std::uint64_t polls() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
-  // Pages made and released so far.
+  // Returns the number of pages made plus the number released.
   static std::uint64_t made() {
     return gpumem::driver_api::driver_calls("cuMemCreate") + gpumem::driver_api::driver_calls("cuMemRelease");
   }
-  // Records an event behind what is free, and polls it.
+  // Records an event after the frees and polls it.
   static void poll(pool& r) { EXPECT_EQ(r.trim(r.statistics().reserved), 0u); }
-  // Two polls show work that is open for long.
+  // Two polls show that the work takes long.
   static void poll_twice(pool& r) {
     poll(r);
     let_pass(10us);
     poll(r);
   }
-  // Frees a block whose use is still to run.
+  // Frees a block whose use has not run yet.
   static void free_in_use(pool& r, cuda::stream_ref on, void* p, std::size_t bytes) {
     simulator::work(on, {simulator::write(p, bytes)});
     r.deallocate(on, p, bytes);
   }
-  // Another stream uses the pool too, and leaves nothing of its own.
+  // Lets another stream use the pool too, without leaving memory of its own.
   void share(pool& r) const { r.deallocate_sync(r.allocate(b, 4 * MiB), 4 * MiB); }
 
   gpumem::device device = gpumem::device::current();
@@ -118,7 +118,7 @@ TEST_F(pool_policy, request_that_finds_memory_does_not_poll) {
   r.deallocate(b, below, 4 * MiB);
 }
 
-// A poll of 64 streams costs 25.6 us, and 200 us are saved at most.
+// A poll of 64 streams costs 25.6 us, and reuse saves at most 200 us.
 TEST_F(pool_policy, pool_grows_if_polls_take_too_much_time) {
   pool r{device, {.effort = 0}};
   std::vector<gpumem::stream> streams;
@@ -162,7 +162,7 @@ TEST_F(pool_policy, polls_at_the_limit_ignore_their_cost) {
   for (auto* const each : live) r.deallocate(b, each, 2 * MiB);
 }
 
-// Of the first two blocks the second lies behind the first: there was one stream till then.
+// The second block lies directly after the first, since the pool had one stream until then.
 TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
   pool r{device, {.effort = 0}};
   auto* const first = r.allocate(a, 4 * MiB);
@@ -187,7 +187,7 @@ TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
   for (auto* const each : of_b) r.deallocate(b, each, 4 * MiB);
 }
 
-// Each round makes eight pages of 2 MiB and moves four. What is saved at first pays for 1,250, and for the polls.
+// Each round makes eight pages of 2 MiB and moves four. The initial time budget pays for 1,250 pages and for the polls.
 TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   constexpr int most = 1250 / 12, least = 1250 / 16;
   pool r{device, {.effort = 1e-9}};

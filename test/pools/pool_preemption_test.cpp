@@ -1,4 +1,4 @@
-// Younger work that is preempted for older work: which, when, and how often.
+// Younger work that is preempted for older work: which work, when, and how often.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,7 +29,7 @@ namespace simulator = gpumem::simulator;
 
 using pool_preemption = gpumem_test::waiting_fixture;
 
-// Work that can be rolled back, holds one block and waits for another.
+// Work that can be rolled back: it holds one block and waits for another.
 template <class Scope>
 gpumem::task<> one_and_other(Scope work, gpumem::stream& on, std::size_t one, std::size_t other,
                              gpumem::executor& where, int& rolled_back) {
@@ -42,7 +42,7 @@ gpumem::task<> one_and_other(Scope work, gpumem::stream& on, std::size_t one, st
 
 TEST_F(pool_preemption, preemption_frees_contiguous_memory_for_older_work) {
   pool_resource pool{device, {.initial_size = 100 * MiB, .limit = 100 * MiB, .pages = false}};
-  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  auto const other = pool.acquire(a, 10 * MiB).wait(); // outside a scope: it may be freed at any time
   scope old{pool, "old"}, young{pool, "young"};
   auto held = old.acquire(a, 20 * MiB).wait();
   auto gap = pool.acquire(a, 30 * MiB).wait();
@@ -68,7 +68,7 @@ TEST_F(pool_preemption, preemption_frees_contiguous_memory_for_older_work) {
 
 TEST_F(pool_preemption, work_is_preempted_between_requests_without_a_scope) {
   pool_resource pool{device, {.limit = 100 * MiB}};
-  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  auto const other = pool.acquire(a, 10 * MiB).wait(); // outside a scope: it may be freed at any time
   scope work{pool};
   int rolled_back = 0;
   auto const second = test::start(one_and_other(work, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
@@ -87,7 +87,7 @@ TEST_F(pool_preemption, destroyed_victim_is_replaced_by_another) {
   auto second = test::start(one_and_other(young, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
   auto third = test::start(one_and_other(youngest, a, 40 * MiB, 50 * MiB + 1, executor, rolled_back));
   request first{*this, old, a, 80 * MiB};
-  while (!executor.posted()) std::this_thread::yield(); // the youngest is told, and does not run
+  while (!executor.posted()) std::this_thread::yield(); // the youngest has been asked to roll back, but does not run
   third.destroy();
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(first.ended(), outcome::granted) << "the other gives way";

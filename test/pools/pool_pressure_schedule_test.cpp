@@ -1,5 +1,5 @@
-// Functions that free memory and await something, which end while their callback is taken back and requests wait, under
-// schedules; each run replays by its seed.
+// Pressure callbacks that are coroutines, unregistered while they run and while requests wait, under schedules. Each
+// run can be replayed by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -38,8 +38,8 @@ struct result_of_seed {
   unsigned begun = 0, ended = 0, granted = 0, cut = 0;
 };
 
-// One thread's requests wait for what a function frees, which hops twice before it has, on another thread; a third
-// thread takes the callback back meanwhile.
+// One thread's requests wait for memory that a callback frees. The callback runs on another thread and suspends twice
+// before it frees. A third thread unregisters the callback meanwhile.
 class program {
 public:
   program(std::uint64_t seed, std::vector<gpumem::stream>& streams) : seed_{seed}, streams_{streams} {}
@@ -85,13 +85,13 @@ private:
     }
   }
   void take_back() {
-    auto const calls = frees_ ? 1 + seed_ / 3 % 2 : 1; // at least, before it is taken back
+    auto const calls = frees_ ? 1 + seed_ / 3 % 2 : 1; // minimum number of calls before it is unregistered
     while (result_.begun < calls && !asked_) gpumem::detail::sync::schedule_point();
     for (auto i = seed_ / 6 % 20; i > 0; --i) gpumem::detail::sync::schedule_point();
     result_.cut = result_.begun > result_.ended;
     spiller_ = {};
     gone_ = true;
-    shared_.close(); // requests that wait end
+    shared_.close(); // ends the waiting requests
   }
 
   std::uint64_t const seed_;

@@ -1,4 +1,4 @@
-// Functions that free memory for requests that wait, and await something before they have.
+// Pressure callbacks that are coroutines: they await something before they free memory for waiting requests.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,7 +29,7 @@ using gpumem_test::MiB;
 
 class pool_pressure : public gpumem_test::waiting_fixture {
 protected:
-  // Goes on from where the function awaits.
+  // Resumes the callback where it awaits.
   void go_on() { std::exchange(place, nullptr).resume(); }
 
   std::coroutine_handle<> place;
@@ -39,7 +39,7 @@ TEST_F(pool_pressure, pressure_ends_when_an_awaiting_callback_returns) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope caches{pool}, work{pool};
   auto cached = caches.acquire(a, 80 * MiB).wait();
-  auto const mark = caches.waiting_elsewhere(); // all memory is held by work that waits
+  auto const mark = caches.waiting_elsewhere(); // now work that waits holds all memory
   int calls = 0;
   auto const spiller = pool.on_pressure(executor, [&](std::size_t wanted) -> task<std::size_t> {
     ++calls;
@@ -95,7 +95,7 @@ TEST_F(pool_pressure, coroutine_callback_that_awaits_nothing_acts_like_a_functio
 
 TEST_F(pool_pressure, callback_can_wait_for_memory_of_another_pool) {
   pool_resource reserve{device, {.limit = 10 * MiB}};
-  auto staged = reserve.acquire(b, 10 * MiB).wait(); // by an earlier call
+  auto staged = reserve.acquire(b, 10 * MiB).wait(); // allocated by an earlier call
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto cached = pool.acquire(a, 80 * MiB).wait();
   int began = 0;
@@ -132,7 +132,7 @@ TEST_F(pool_pressure, callback_can_destroy_itself_before_it_awaits) {
     first.emplace(*this, pool, b, 60 * MiB);
     run_until([&] { return place != nullptr; });
   }
-  go_on(); // the pool is gone
+  go_on(); // the pool is already destroyed
   EXPECT_EQ(calls, 1);
 }
 

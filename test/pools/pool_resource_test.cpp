@@ -66,7 +66,7 @@ TEST_F(pool_interface, blocks_of_different_sizes_share_one_chunk) {
   r.deallocate(s, q);
   EXPECT_EQ(r.statistics().live, 0u);
   EXPECT_EQ(r.statistics().allocated, 0u);
-  EXPECT_EQ(r.trim(2 * MiB), 0u); // what threads have kept comes back
+  EXPECT_EQ(r.trim(2 * MiB), 0u); // flushes the thread caches
   EXPECT_EQ(r.statistics().largest_free, 2 * MiB);
   EXPECT_EQ(r.statistics().peak_live, f.live);
   EXPECT_EQ(r.statistics().frees, 2u);
@@ -277,7 +277,7 @@ TEST_F(pool_interface, trim_returns_idle_and_complete_chunks) {
   EXPECT_TRUE(upstream.state().returns().at(0).by_host && upstream.state().returns().at(1).by_host);
 }
 
-// gpumem records no event on a foreign stream outside a call that was given it.
+// gpumem records no event on a foreign stream, except in a call that gets this stream.
 TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams) {
   CUstream foreign = nullptr;
   ASSERT_EQ(gpumem::driver_api::driver().stream_create(&foreign, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);

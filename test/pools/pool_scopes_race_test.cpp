@@ -1,4 +1,5 @@
-// Units of work that want more than there is, on free threads: all end, and nothing is lost.
+// Units of work that want more memory than the pool has, on free-running threads: all of them end, and no memory is
+// lost.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/pool_options.hpp>
 #include <gpumem/services.hpp>
@@ -37,7 +38,7 @@ protected:
     for (int i = 0; i < 4; ++i) streams.emplace_back(gpumem::device{0});
   }
 
-  // Takes its batch in three parts, and other threads run in between.
+  // Allocates its batch in three parts; other threads run in between.
   task<> parts(gpumem::scope<pool_type> work, gpumem::stream& on, std::size_t batch) {
     std::array<gpumem::allocation, 3> held;
     std::size_t at = 0;
@@ -54,7 +55,7 @@ protected:
     co_await test::hop{threads};
     for (int i = 0; i < 20; ++i) {
       gpumem::scope work{pool};
-      auto const batch = (1 + random() / 64 % 5) * 10 * unit; // alone it finds memory in one piece
+      auto const batch = (1 + random() / 64 % 5) * 10 * unit; // so that it finds contiguous memory when it runs alone
       auto& on = streams[random() / 64 % streams.size()];
       co_await gpumem::with_retry(
           work, [this, work, &on, batch] { return parts(work, on, batch); }, [this] { ++again; }, &threads);

@@ -1,5 +1,5 @@
-// Crowds of scopes under schedules: work that waits, gives way, waits elsewhere, is stopped, late or destroyed, beside
-// a device that is behind; each run replays by its seed.
+// Many scopes under schedules, with a device that lags behind: their work waits, is preempted, waits elsewhere, is
+// stopped, late or destroyed. Each run can be replayed by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 #include "property/random_source.hpp"
@@ -52,8 +52,8 @@ gpumem::reuse_policy how_of(std::uint64_t seed) {
                     gpumem::reuse_policy::ordered}[seed / 4 % 3];
 }
 
-// With reuse_policy::ordered a stream gets what others have freed once whole chunks are free, which weights keep from
-// that.
+// With reuse_policy::ordered a stream gets memory that other streams freed only when whole chunks are free. Weights
+// would prevent that, since they hold memory all the time.
 scope_form form_of(std::uint64_t seed) {
   return {.weights = seed % 4 == 1 && how_of(seed) != gpumem::reuse_policy::ordered,
           .marks = seed % 4 == 2,

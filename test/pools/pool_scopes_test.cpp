@@ -1,4 +1,5 @@
-// Units of work over one pool: what each holds, whose requests go first, and how work that waits for itself ends.
+// Units of work over one pool: which memory each holds, whose requests go first, and how deadlocks among them are
+// resolved.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -127,7 +128,7 @@ TEST_F(pool_scopes, request_waits_for_freed_memory_to_complete) {
 TEST_F(pool_scopes, stall_is_found_despite_cached_blocks_of_other_sizes) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   pool.deallocate(a, pool.allocate(a, 1000), 1000);
-  pool.deallocate(a, pool.allocate(a, 990), 990); // of the block that the thread has kept
+  pool.deallocate(a, pool.allocate(a, 990), 990); // takes the block from the thread cache
   scope only{pool};
   auto held = only.acquire(a, 60 * MiB).wait();
   request asks{*this, only, a, 60 * MiB};
@@ -168,7 +169,7 @@ TEST_F(pool_scopes, scope_marked_as_waiting_elsewhere_counts_as_waiting) {
   EXPECT_EQ(plain.ended(), outcome::stalled) << "only the weights hold memory";
 }
 
-// Holds what it is granted until both parts are there.
+// Holds the first part until it has both.
 gpumem::task<int> two_parts(auto& work, gpumem::stream& on, std::size_t each, gpumem::executor& where, int& began) {
   ++began;
   auto const one = co_await work.acquire(on, each, {.resume_on = &where});
@@ -200,7 +201,7 @@ TEST_F(pool_scopes, younger_work_is_preempted_and_tried_again) {
 TEST_F(pool_scopes, older_request_preempts_younger_work_that_waits) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   scope old{pool, "old"}, young{pool, "young"};
-  auto const other = pool.acquire(a, 10 * MiB).wait(); // may be freed, but when?
+  auto const other = pool.acquire(a, 10 * MiB).wait(); // outside a scope: it may be freed at any time
   int began = 0, rolled_back = 0, ended = 0;
   auto held = old.acquire(a, 20 * MiB).wait();
   auto const wait_for = [&](gpumem::task<int> body) -> gpumem::task<> {
@@ -254,7 +255,7 @@ TEST_F(pool_scopes, preemption_begins_only_after_pressure_callbacks) {
   auto const mark = caches.waiting_elsewhere();
   int calls = 0;
   auto const spiller = pool.on_pressure(executor, [&](std::size_t) -> std::size_t {
-    if (++calls == 1) return 20 * MiB; // a lie
+    if (++calls == 1) return 20 * MiB; // a false claim
     if (calls > 2) return 0;
     cached.reset();
     return 20 * MiB;
@@ -304,8 +305,8 @@ TEST_F(pool_scopes, pressure_callback_can_destroy_itself_and_the_pool) {
     spiller = pool.on_pressure(executor, [&, state](std::size_t wanted) {
       ++calls;
       first.reset();
-      state->deallocate(gpumem::extend::stream_key::host(), std::exchange(cached, nullptr)); // no work on it is left
-      spiller = {};                                                                          // the last handle
+      state->deallocate(gpumem::extend::stream_key::host(), std::exchange(cached, nullptr)); // no work on it is pending
+      spiller = {};                                                                          // drops the last handle
       return wanted;
     });
     first.emplace(*this, pool, b, 60 * MiB);

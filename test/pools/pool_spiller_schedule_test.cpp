@@ -1,5 +1,5 @@
-// Work that waits beside a cache whose spilling raises the peak, under schedules: all work is served and the limit
-// holds. A run replays by GPUMEM_SEEDS, with those before it.
+// Work that waits beside a cache that needs more memory to spill, under schedules: all work is served and the limit
+// holds. GPUMEM_SEEDS=n replays run n after the runs before it.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 #include "property/random_source.hpp"

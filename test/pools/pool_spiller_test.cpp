@@ -1,4 +1,4 @@
-// A function that frees memory for requests that wait, and needs memory of the same pool to do so.
+// A pressure callback that needs memory of the same pool in order to free memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -30,7 +30,7 @@ namespace simulator = gpumem::simulator;
 
 class pool_spiller : public gpumem_test::waiting_fixture {
 protected:
-  // Copies a block of 10 MiB to the host by way of another of the pool, if it gets one, and frees both.
+  // Copies a block of 10 MiB to the host through another block of the pool, if it gets one, and frees both.
   template <class Pool> std::size_t spill(Pool& pool) {
     if (cached.empty()) return 0;
     EXPECT_FALSE(pool.try_allocate(a, 101 * MiB - pool.statistics().live)) << "more than there is";

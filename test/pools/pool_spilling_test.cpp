@@ -1,4 +1,4 @@
-// Functions that free memory for requests that wait: when they are asked, and on which stream they free.
+// Pressure callbacks: when the pool calls them, and on which stream they free.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,7 +29,7 @@ namespace simulator = gpumem::simulator;
 
 class pool_spilling : public gpumem_test::waiting_fixture {
 protected:
-  test::manual_executor spills; // where the function runs
+  test::manual_executor spills; // runs the callback
 };
 
 TEST_F(pool_spilling, callback_is_called_again_after_a_turn_that_failed) {
@@ -73,7 +73,7 @@ TEST_F(pool_spilling, memory_spilled_on_another_stream_is_used_after_its_work) {
     return first.ended().has_value();
   });
   EXPECT_EQ(first.ended(), outcome::granted);
-  use(first.block()); // the simulated device's checker tells if it is not behind the work on b
+  use(first.block()); // the checker reports a fault if it is not ordered after the work on b
   free_used(first.block());
   simulator::run_until_idle();
 }

@@ -1,5 +1,5 @@
-// Requests that wait for work of which the pool hears nothing more. The clock is the schedules', so that time passes
-// only where a test lets it.
+// Requests that wait while the pool hears nothing more from the work that holds its memory. Time is that of the
+// schedules: it passes only where a test lets it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -34,7 +34,7 @@ protected:
   using pool_type = pool_resource<gpumem::cuda_resource>;
 
   void TearDown() override {
-    for (int i = 0; i < 3; ++i) { // the pools give back
+    for (int i = 0; i < 3; ++i) { // the pools release their memory
       simulator::run_until_idle();
       gpumem::detail::sync::sleep_for(1s);
     }
@@ -43,7 +43,7 @@ protected:
   pool_type make_pool(bool hardened = false) const {
     return pool_type{device, {.limit = 100 * MiB, .stall_timeout = 1s, .hardened = {.enabled = hardened}}};
   }
-  // Every millisecond the device does what it has to do, and requests that have a turn take it.
+  // Lets time pass: each millisecond the device runs, and requests that have a turn resume.
   void let_pass(std::chrono::milliseconds time) {
     for (; time > 0ms; time -= 1ms) {
       gpumem::detail::sync::sleep_for(1ms);
@@ -239,7 +239,7 @@ TEST_F(pool_stalls, stall_timeout_does_not_delay_earlier_polls) {
   pool_type pool{device, {.limit = 100 * MiB, .cross_stream = gpumem::reuse_policy::completed, .stall_timeout = 1h}};
   auto block = pool.acquire(a, 60 * MiB).wait(), rest = pool.acquire(a, 30 * MiB).wait();
   request first{*this, pool, b, 60 * MiB};
-  let_pass(100ms); // the next pass is an hour from now
+  let_pass(100ms); // the next scheduled check is an hour away
   device_runs = false;
   use(block);
   free_used(block);

@@ -1,4 +1,4 @@
-// Which freed blocks the thread caches of a pool keep, for which requests, and when they are evicted.
+// Which freed blocks the thread caches keep, which requests they serve, and when they evict blocks.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -45,7 +45,7 @@ TEST_F(pool_thread_caches, last_large_blocks_are_cached) {
   r.deallocate(b, other, MiB);
 }
 
-// One size after the other, of which none comes again.
+// Each size is requested once.
 TEST_F(pool_thread_caches, large_blocks_without_hits_are_not_cached_for_long) {
   pool_resource r{upstream, {.initial_size = 512 * MiB}};
   std::size_t most = 0;
@@ -61,7 +61,7 @@ TEST_F(pool_thread_caches, large_blocks_without_hits_are_not_cached_for_long) {
   EXPECT_EQ(counters_of(r).flushed, flushed) << "nor put there first";
 }
 
-// Of 4 MiB for large blocks none may take more than one.
+// Large blocks have a budget of 4 MiB, and each may take 1 MiB at most.
 TEST_F(pool_thread_caches, large_blocks_are_evicted_at_the_end_of_their_budget) {
   pool_resource r{upstream, {.initial_size = 512 * MiB}};
   std::vector<void*> blocks(6);
@@ -89,7 +89,7 @@ TEST_F(pool_thread_caches, medium_blocks_beyond_their_budget_are_cached_as_large
   for (auto* const each : blocks) r.deallocate(a, each, MiB / 4);
 }
 
-// Ten times 900 KiB: of the size that they are rounded up to nine would fit.
+// Ten blocks of 900 KiB: rounded up to their size class only nine would fit.
 TEST_F(pool_thread_caches, near_the_limit_medium_blocks_are_not_rounded_up) {
   for (std::size_t const count : {1, 10}) {
     auto const limit = count * 900 * KiB;
@@ -117,7 +117,7 @@ TEST_F(pool_thread_caches, miss_takes_a_block_of_the_next_two_size_classes) {
     if (hit) EXPECT_EQ(p, q);
     if (hit) EXPECT_EQ(r.find(q)->allocated, kept);
     r.deallocate(a, q, wanted);
-    r.trim(SIZE_MAX); // what is kept comes back
+    r.trim(SIZE_MAX); // flushes the thread caches
     return hit;
   };
   for (std::size_t const size : {8 * KiB, 64 * KiB, 128 * KiB}) {
@@ -131,7 +131,7 @@ TEST_F(pool_thread_caches, miss_takes_a_block_of_the_next_two_size_classes) {
   EXPECT_FALSE(asked_for(2 * MiB, MiB));
 }
 
-// Sixteen streams later their numbers meet where a thread keeps small blocks.
+// Streams whose numbers differ by 16 share a stream cache.
 TEST_F(pool_thread_caches, large_blocks_of_streams_that_share_a_cache_are_kept_together) {
   pool_resource r{device, {.initial_size = 512 * MiB}};
   std::vector<gpumem::stream> streams;
@@ -140,7 +140,7 @@ TEST_F(pool_thread_caches, large_blocks_of_streams_that_share_a_cache_are_kept_t
   for (int round = 0; round < 50; ++round) {
     for (auto const& each : streams) r.deallocate(each, r.allocate(each, 1000), 1000);
     auto const before = counters_of(r).thread_cache_hits;
-    for (int i = 0; i < 6; ++i) { // the first and the last of them
+    for (int i = 0; i < 6; ++i) { // three of the first streams and three of the last
       auto const& on = streams[static_cast<std::size_t>(i < 3 ? i : 34 + i)];
       r.deallocate(on, r.allocate(on, MiB / 2 + 256), MiB / 2 + 256);
     }
@@ -149,7 +149,7 @@ TEST_F(pool_thread_caches, large_blocks_of_streams_that_share_a_cache_are_kept_t
   EXPECT_GE(near, 49u * 6u * 9 / 10) << "but for those frees that recorded an event";
 }
 
-// What rounding up wastes of larger ones is more than what it is good for.
+// For larger sizes the memory that rounding wastes would outweigh its benefit.
 TEST_F(pool_thread_caches, sizes_up_to_a_quarter_of_a_mebibyte_are_rounded_up) {
   pool_resource r{device, {.initial_size = 256 * MiB}};
   auto const granted = [&](std::size_t bytes) {
@@ -170,7 +170,7 @@ TEST_F(pool_thread_caches, cached_blocks_raise_no_peak) {
   for (auto* const each : kept) r.deallocate(a, each, MiB / 4);
   ASSERT_EQ(r.statistics().cached, MiB / 2);
   auto* const live = r.allocate(a, MiB);
-  r.trim(128 * MiB); // sweeps
+  r.trim(128 * MiB); // flushes the thread caches
   EXPECT_EQ(r.statistics().cached, 0u);
   EXPECT_EQ(r.statistics().peak_live, MiB);
   r.deallocate(a, live, MiB);
@@ -202,7 +202,7 @@ TEST_F(pool_thread_caches, cached_bytes_stay_within_the_budget_at_every_instant)
   for (auto* const each : live) r.deallocate(a, each);
 }
 
-// All of the budget is in what was kept for the first.
+// The blocks that were cached for the first stream use the whole budget.
 TEST_F(pool_thread_caches, blocks_cached_for_a_stream_that_a_thread_has_left_are_evicted) {
   constexpr std::size_t bytes = 64 * 1024;
   pool_resource r{device, {.initial_size = 64 * MiB}};
@@ -221,7 +221,7 @@ TEST_F(pool_thread_caches, blocks_cached_for_a_stream_that_a_thread_has_left_are
   EXPECT_GE(r.statistics().cached, 3 * MiB) << "what is not in the way stays";
 }
 
-// The host never sees anything of the stream complete.
+// The host never sees any work of the stream complete.
 TEST_F(pool_thread_caches, frees_behind_endless_work_are_cached) {
   pool_resource r{device, {.initial_size = 64 * MiB}};
   r.deallocate(b, r.allocate(b, 1000), 1000);
@@ -234,7 +234,7 @@ TEST_F(pool_thread_caches, frees_behind_endless_work_are_cached) {
   EXPECT_GE(rounds(1000), 970u);
 }
 
-// The same of medium blocks, of which the last few are kept elsewhere.
+// The same for medium blocks, the last few of which are kept in the large cache.
 TEST_F(pool_thread_caches, medium_blocks_for_a_stream_that_a_thread_has_left_are_evicted) {
   constexpr std::size_t bytes = MiB / 4;
   pool_resource r{device, {.initial_size = 64 * MiB}};
@@ -253,7 +253,7 @@ TEST_F(pool_thread_caches, medium_blocks_for_a_stream_that_a_thread_has_left_are
   EXPECT_GE(round(b), 15u);
 }
 
-// Among so many streams is one whose number meets that of the first where a thread keeps blocks.
+// One of the 16 other streams shares a stream cache with the first.
 TEST_F(pool_thread_caches, stream_cache_is_handed_to_a_more_active_stream) {
   constexpr std::size_t bytes = 1000;
   pool_resource r{device, {.initial_size = 64 * MiB}};
@@ -268,7 +268,7 @@ TEST_F(pool_thread_caches, stream_cache_is_handed_to_a_more_active_stream) {
   std::vector<gpumem::stream> others;
   for (int i = 0; i < 16; ++i) others.emplace_back(device);
   for (auto const& each : others) EXPECT_GE(near_of(each, 100), 50u);
-  // In turns both stay: the stream that has the place keeps it while it comes.
+  // If both streams alternate, the cache stays with the stream that has it as long as it is used.
   ASSERT_GE(near_of(a, 100), 50u);
   std::uint64_t near = 0;
   for (int i = 0; i < 50; ++i) {

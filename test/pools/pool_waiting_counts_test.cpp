@@ -1,4 +1,4 @@
-// What it costs to wait for a pool's memory: calls of the driver, and allocations on the host.
+// The cost of waiting for a pool's memory: driver calls, and host allocations.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 #include "../support/allocation_count.hpp"
@@ -49,7 +49,7 @@ TEST_F(pool_waiting_counts, no_poll_is_made_while_only_a_free_can_help) {
   std::atomic<bool> passed{false};
   test::timed_item later{[&] { passed = true; }};
   gpumem::detail::start_timer(later,
-                              gpumem::detail::sync::now() + std::chrono::milliseconds{2}); // a poll would come before
+                              gpumem::detail::sync::now() + std::chrono::milliseconds{2}); // later than a poll would be
   while (!passed) std::this_thread::yield();
   gpumem::detail::cancel_timer(later);
   EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
@@ -64,9 +64,9 @@ TEST_F(pool_waiting_counts, request_with_a_deadline_makes_no_host_allocation) {
     auto const mine = co_await pool.acquire(a, 60 * MiB, {.resume_on = &executor, .deadline = in_an_hour});
     allocations = test::host_allocations() - before;
   };
-  for (int i = 0; i < 8; ++i) { // what is made at first use
+  for (int i = 0; i < 8; ++i) { // warm-up: what first uses create
     simulator::run_until_idle();
-    gpumem::extend::identify(a, device).timeline().poll(); // events come back
+    gpumem::extend::identify(a, device).timeline().poll(); // events return to their pool
     auto block = pool.acquire(a, 60 * MiB).wait();
     auto const running = test::start(body());
     block.reset();

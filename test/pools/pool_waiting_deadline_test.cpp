@@ -1,5 +1,5 @@
-// Requests that wait for a pool's memory until a deadline. The clock is the schedules', so that time passes only where
-// a test lets it.
+// Requests that wait for a pool's memory until a deadline. Time is that of the schedules: it passes only where a test
+// lets it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -38,10 +38,10 @@ protected:
   }
   void TearDown() override {
     gpumem::simulator::run_until_idle();
-    pass(now() + 100ms); // the pool gives back
+    pass(now() + 100ms); // the pool releases its memory
     waiting_fixture::TearDown();
   }
-  // Returns once the library thread has seen all that was due.
+  // Returns after the library thread has handled everything that was due by `deadline`.
   static void pass(time_point deadline) { gpumem::detail::sync::sleep_for(deadline - now() + 1ms); }
 };
 

@@ -1,4 +1,4 @@
-// Every way in which the wait for a pool's memory ends without memory, or is not begun.
+// Every way in which a wait for a pool's memory ends without memory, or does not begin.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -159,7 +159,7 @@ TEST_F(pool_waiting_ends, last_handle_ends_waiting_requests) {
   request first{*this, *pool, b, 6 * MiB}, second{*this, *pool, b, 6 * MiB}, third{*this, *pool, b, 6 * MiB};
   pool.reset();
   block.reset();
-  second.destroy(); // in its turn
+  second.destroy(); // destroyed while it has a turn
   run_all();
   EXPECT_EQ(first.ended(), outcome::closed);
   EXPECT_EQ(third.ended(), outcome::closed);
@@ -210,7 +210,7 @@ TEST_F(pool_waiting_ends, request_succeeds_if_only_its_rounding_exceeds_the_limi
   constexpr std::size_t unit = 1024;
   pool_resource pool{device, {.initial_size = 11 * unit, .limit = 36 * unit, .pages = false}};
   auto block = pool.acquire(a, 11 * unit).wait();
-  request first{*this, pool, a, 24 * unit + 1}, second{*this, pool, b, 36 * unit}; // the first takes 26 KiB
+  request first{*this, pool, a, 24 * unit + 1}, second{*this, pool, b, 36 * unit}; // rounding makes the first 26 KiB
   block.reset();
   auto const ended = [](request& which) { return which.ended().has_value(); };
   run_until([&] {

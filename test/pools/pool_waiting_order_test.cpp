@@ -1,4 +1,4 @@
-// Requests that wait for a pool's memory: in which order they are served, and which may overtake.
+// The order in which requests that wait for a pool's memory are served, and which requests may overtake.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -75,7 +75,7 @@ TEST_F(pool_waiting_order, request_is_overtaken_at_most_max_overtakes_times) {
 }
 
 TEST_F(pool_waiting_order, freed_memory_is_kept_for_a_request_that_was_overtaken_often) {
-  // 7.98 MiB are free for a request of 8 MiB, and others ask for 1 MiB at a time.
+  // 7.98 MiB are free; the first request wants 8 MiB, and the others 1 MiB each.
   pool_resource pool{device, {.initial_size = 16 * MiB, .limit = 16 * MiB, .pages = false}};
   auto rest = pool.acquire(a, 8 * MiB + 20480).wait();
   request first{*this, pool, a, 8 * MiB};
@@ -168,7 +168,7 @@ TEST_F(pool_waiting_order, lowered_limit_ends_every_request_that_exceeds_it) {
   EXPECT_FALSE(third.ended());
 }
 
-// A coroutine keeps memory while it waits for a task of a queue, which waits for that memory. Neither can go on.
+// A coroutine holds memory while it waits for a task, and the task's request waits for that memory. Neither can go on.
 TEST_F(pool_waiting_order, others_are_served_beside_two_that_wait_for_each_other) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 2}};
   std::stop_source source;
@@ -223,7 +223,7 @@ TEST_F(pool_waiting_order, requests_served_during_a_failed_turn_count_as_overtak
   request first{*this, pool, a, 3 * MiB};
   std::deque<request> small;
   for (int i = 0; i < 100; ++i) small.emplace_back(*this, pool, b, MiB);
-  for (auto const i : {0, 2, 4, 6}) blocks[i].reset(); // in pieces
+  for (auto const i : {0, 2, 4, 6}) blocks[i].reset(); // frees memory that is not contiguous
   std::size_t granted = 0;
   for (int i = 0; i < 200; ++i) {
     run_all();

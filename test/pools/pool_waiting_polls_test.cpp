@@ -1,5 +1,5 @@
-// How often the library thread polls for what completes, and that others have that thread meanwhile. The clock is the
-// schedules', so that time passes only where a test lets it.
+// How often the library thread polls for completion, and that other users of that thread run meanwhile. Time is that of
+// the schedules: it passes only where a test lets it.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -27,7 +27,7 @@ using gpumem::detail::sync::now;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-// Two pools with a request each that waits for the end of work, for so long that the polls are rare.
+// Two pools, each with one request that has waited for device work long enough that polls are rare.
 class pool_waiting_polls : public gpumem_test::waiting_fixture {
 protected:
   using pool_type = pool_resource<gpumem::cuda_resource>;
@@ -40,7 +40,7 @@ protected:
     }
     first.emplace(*this, *pools[0], b, 60 * MiB);
     second.emplace(*this, *pools[1], b, 60 * MiB);
-    for (int i = 0; i < 3; ++i) { // turns that come too early
+    for (int i = 0; i < 3; ++i) { // for turns that come too early
       gpumem::detail::sync::sleep_for(1ms);
       run_all();
     }
@@ -49,7 +49,7 @@ protected:
   void TearDown() override {
     for (auto* const one : {&first, &second}) one->reset();
     for (auto& one : pools) one.reset();
-    let_pass(); // the pools give back
+    let_pass(); // the pools release their memory
     waiting_fixture::TearDown();
   }
 

@@ -1,5 +1,5 @@
-// Tasks under memory pressure against the order that is promised. One thread, and gpumem's own by the clock of
-// schedules, so that each run replays by its seed.
+// Checks the promised order of requests under memory pressure. One thread runs, and gpumem's own thread runs by the
+// clock of the schedules, so that each run can be replayed by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 #include "property/random_source.hpp"
@@ -62,7 +62,7 @@ protected:
     }
     return wrong;
   }
-  // The thread of the run keeps the baton until it sleeps.
+  // Runs on one thread, which keeps the processor until it sleeps.
   static void run_alone(std::function<void()> body) {
     gpumem::detail::schedule::run([](std::size_t, bool) { return 0; }, {std::move(body)});
   }

@@ -1,5 +1,5 @@
-// What a pool says of the work that holds its memory and of the requests that wait. The clock is the schedules', so
-// that the text is the same each time.
+// The text in which a pool reports the work that holds its memory and the requests that wait. Time is that of the
+// schedules, so that the text is always the same.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,13 +29,13 @@ using gpumem_test::MiB;
 class pool_waiting_report : public gpumem_test::waiting_fixture {
 protected:
   void TearDown() override {
-    for (int i = 0; i < 3; ++i) { // the pools give back
+    for (int i = 0; i < 3; ++i) { // the pools release their memory
       gpumem::simulator::run_until_idle();
       gpumem::detail::sync::sleep_for(1s);
     }
     waiting_fixture::TearDown();
   }
-  // A mebibyte as the text has it.
+  // Returns `count` MiB as the report prints them.
   static std::string MiB_text(std::size_t count) { return std::to_string(count * MiB); }
 };
 

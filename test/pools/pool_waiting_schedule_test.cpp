@@ -1,4 +1,5 @@
-// Random requests for a pool's memory under schedules, beside a device that is behind; each run replays by its seed.
+// Random requests for a pool's memory under schedules, with a device that lags behind. Each run can be replayed by its
+// seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -38,7 +39,7 @@ using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
 constexpr std::size_t members = 3, unit = 256, limit = 64 * unit;
 
-// What makes reuse wrong shows: device work on all that is granted.
+// Enqueues device work on each granted block, so that the checker finds wrong reuse.
 void use(gpumem::allocation const& block) {
   if (block.bytes() > 0) simulator::work(block.stream(), {simulator::write(block.data(), block.bytes())});
 }
@@ -51,7 +52,7 @@ pool make_pool(std::uint64_t seed) {
               {.limit = seed % 2 ? limit : limit / 2, .pages = false, .cross_stream = how, .max_overtakes = overtakes}};
 }
 
-// What is wrong once no request waits any more; empty: nothing.
+// Returns what is wrong after all requests have ended; empty if nothing is.
 std::string wrong_in(pool& one) {
   auto const left = one.statistics();
   std::string wrong;
@@ -88,7 +89,7 @@ result_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& stre
   return result;
 }
 
-// Two threads that wait for each other's memory, or for a third one's, until the pool closes.
+// Two threads that wait for each other's memory, or for a third request's, until the pool closes.
 std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& streams) {
   simulator::seed(seed);
   auto shared = make_pool(seed);

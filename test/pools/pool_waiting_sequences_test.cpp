@@ -1,5 +1,5 @@
-// Three requests for a small pool's memory, in every sequence of what can happen to them, up to a length. One thread:
-// gpumem's own thread runs while the test sleeps, by the clock of schedules.
+// Three requests for a small pool's memory, in every sequence of events up to a length. One thread runs; gpumem's own
+// thread runs while the test sleeps, by the clock of the schedules.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/choices.hpp"
 
@@ -41,24 +41,24 @@ struct settings {
   char const* name;
   gpumem::reuse_policy how;
   unsigned max_overtakes;
-  bool works;      // the device has work with each block, which ends when the program says so
+  bool works;      // the device works on each block until the program lets it complete
   bool everything; // also closing, requests that do not wait, and more stops and destructions
   std::size_t length;
 };
 
-// The pool of one run, with all its memory in the hands of three holders.
+// The pool of one run; three holders have all its memory at first.
 class scene {
 public:
   scene(settings const& with, std::array<gpumem::stream, 2>& streams, pool& from)
       : with_{with}, streams_{streams}, pool_{from} {
-    pool_.deallocate_sync(pool_.allocate_sync(4 * MiB), 4 * MiB); // one chunk
+    pool_.deallocate_sync(pool_.allocate_sync(4 * MiB), 4 * MiB); // makes one chunk
     for (std::size_t i = 0; i < 3; ++i) {
       blocks_[i] = pool_.acquire(streams_[i % 2], i == 2 ? 2 * MiB : MiB).wait();
       if (with_.works) simulator::work(blocks_[i].stream(), {simulator::write(blocks_[i].data(), blocks_[i].bytes())});
     }
   }
 
-  // One of what can happen now; false: nothing can.
+  // Does one of the events that are possible now; returns false if the sequence ends.
   bool step(gpumem_test::choices& path) {
     list_what_can_happen();
     auto const taken = path.choose(can_.size() + 1, false);
@@ -70,7 +70,7 @@ public:
     return true;
   }
 
-  // Everything is freed, and the device idle, so that no request has to wait.
+  // Frees all blocks while the device becomes idle, so that no request has to wait.
   void finish() {
     for (int round = 0; round < 20 && !free_all(); ++round) let_device_run();
     for (auto& each : requests_) {
@@ -84,7 +84,7 @@ public:
     if (!engine.is_consistent()) wrong_ += "inconsistent; ";
     if (engine.requests().has_waiting()) wrong_ += "a request still waits; ";
     simulator::run_until_idle();
-    pool_.synchronize({}); // records what is to be seen complete
+    pool_.synchronize({}); // records the events to be polled
     simulator::run_until_idle();
     if (pool_.trim(); pool_.statistics().reserved > 0) wrong_ += "memory stays in use; ";
     for (auto const& each : simulator::take_findings()) wrong_ += each.text + "; ";
@@ -101,8 +101,8 @@ private:
   void add(char const* what, std::size_t which, std::function<void()> act) {
     can_.emplace_back(what + std::string(1, static_cast<char>('a' + which)), std::move(act));
   }
-  // Some is left out, so that the sequences can be longer: what happens while no request is open, and of stops and
-  // destructions one each, or two.
+  // Some events are left out so that sequences can be longer: those while no request is open, and more than one stop
+  // and one destruction, or two.
   void list_what_can_happen() {
     can_.clear();
     for (std::size_t i = 0; i < requests_.size(); ++i) list_what_can_happen_to(i);
@@ -131,13 +131,15 @@ private:
   void allocate() {
     if (auto const got = pool_.try_allocate(streams_[0], MiB)) pool_.deallocate(streams_[0], *got, MiB);
   }
-  // Whether no request is open any more.
+  // Returns whether all requests have ended.
   bool free_all() {
     for (auto& each : blocks_) each.reset();
     bool ended = true;
     for (auto& each : requests_) {
       if (!each) continue;
-      for (int i = 0; i < 100 && each->called(); ++i) each->resume(); // one that is called for ever stays open
+      for (int i = 0; i < 100 && each->called(); ++i)
+        each->resume(); // a request that is resumed again and again stays
+                        // open
       each->block().reset();
       ended = ended && !each->open();
     }
@@ -203,7 +205,9 @@ protected:
     std::uint64_t runs = 0;
     std::optional<pool> shared;
     do {
-      if (!shared) shared.emplace(make_pool(with)); // as few as need be: to make one takes most of the time
+      if (!shared)
+        shared.emplace(make_pool(with)); // reused in as many runs as possible, since making a pool takes
+                                         // most of the time
       scene one{with, streams, *shared};
       for (std::size_t i = 0; i < with.length && one.wrong().empty() && one.step(path); ++i) {}
       if (one.wrong().empty()) one.finish();
@@ -228,7 +232,7 @@ TEST_F(pool_waiting_sequences, every_request_ends_once) {
                     {"longer, completed", reuse_policy::completed, 1, true, false, 6}};
   for (auto& each : all) {
     if (asked) each.length = std::strtoul(asked, nullptr, 10);
-    // The thread of the run keeps the baton until it sleeps.
+    // the thread of the run keeps the processor until it sleeps
     gpumem::detail::schedule::run([](std::size_t, bool) { return 0; }, {[&] { run_all(each); }});
   }
 }

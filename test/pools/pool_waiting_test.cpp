@@ -1,4 +1,4 @@
-// Requests that wait for a pool's memory, step by step: how a wait begins, goes on, and is met.
+// Requests that wait for a pool's memory, step by step: how a wait begins, continues and is served.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 

@@ -1,4 +1,4 @@
-// Ends of work that holds memory for which others wait: by exceptions, inside a stop, and before it begins again.
+// Ends of work that holds memory for which other requests wait: by exceptions, inside a stop, and before it restarts.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,7 +29,7 @@ using gpumem_test::MiB;
 
 class pool_work_ends : public gpumem_test::waiting_fixture {
 protected:
-  // Holds one block, waits for another, and tells with which reason it ended.
+  // Holds one block, waits for another, and stores the outcome in `reason`.
   template <class Scope> gpumem::task<> two_blocks(Scope work, std::size_t each) {
     auto const body = [&]() -> gpumem::task<> {
       ++begun;
@@ -79,7 +79,7 @@ TEST_F(pool_work_ends, memory_freed_inside_a_stop_goes_to_the_next_request) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   std::optional block{pool.acquire(a, 100 * MiB).wait()};
   std::stop_source source;
-  // The next in line is stopped by the same stop, before the block is freed or after it.
+  // The same stop also ends the next request in line, before or after the block is freed.
   std::stop_callback const frees{source.get_token(), [&] { block.reset(); }};
   request first{*this, pool, b, 60 * MiB, source.get_token()}, second{*this, pool, b, 80 * MiB};
   source.request_stop();

@@ -1,4 +1,4 @@
-// What is quarantined: how much, how long, what it counts as, and that none of it is lost.
+// The quarantine: its size, how long blocks stay, how it is counted, and that no block is lost.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -33,7 +33,7 @@ using gpumem::pool_options;
 using gpumem::pool_resource;
 using pool = pool_resource<recording_upstream>;
 
-constexpr std::size_t guards = 512; // around each block
+constexpr std::size_t guards = 512; // bytes around each block
 
 class quarantine_test : public hardened_test {
 protected:
@@ -45,7 +45,7 @@ TEST_F(quarantine_test, quarantine_holds_its_bytes_and_counts_them) {
   for (int i = 0; i < 100; ++i) {
     r.deallocate(s, r.allocate(s, 1024), 1024);
     simulator::run_until_idle();
-    // One is on its way in, one on its way out.
+    // One block may be entering and one leaving.
     ASSERT_LE(r.statistics().quarantined, 12 * (1024 + guards));
   }
   auto const f = r.statistics();
@@ -96,7 +96,7 @@ TEST_F(quarantine_test, trim_releases_complete_memory_of_the_quarantine) {
   r.deallocate(s, r.allocate(s, 100 * KiB), 100 * KiB);
   EXPECT_EQ(r.trim(), 0u) << "nothing has run";
   EXPECT_GT(r.statistics().quarantined, 0u);
-  // Its copies run, and then the chunk's own event.
+  // First the copies of the check run, then the chunk's own event.
   for (int i = 0; i < 3 && r.statistics().reserved > 0; ++i) {
     simulator::run_until_idle();
     r.trim();
@@ -174,7 +174,7 @@ TEST_F(quarantine_test, forked_child_does_not_change_the_quarantine) {
   r.deallocate(s, p, 1000);
 }
 
-// Ends the process with a static pool, a live block and one that is quarantined behind work that is still to run.
+// Ends the process with a static pool, a live block, and a quarantined block whose work is pending.
 [[noreturn]] void exit_with_static_pool() {
   static gpumem::stream const stream{gpumem::device{0}};
   static pool r{recording_upstream{}, {.hardened = {.enabled = true}}};
@@ -182,7 +182,7 @@ TEST_F(quarantine_test, forked_child_does_not_change_the_quarantine) {
   auto* const p = r.allocate(stream, 1000);
   simulator::work(stream, {simulator::write(p, 1000)});
   r.deallocate(stream, p, 1000);
-  { // the library's thread has this one
+  { // the library's thread is busy with this one
     pool other{recording_upstream{}, {.hardened = {.enabled = true}}};
     other.deallocate(stream, other.allocate(stream, 1000), 1000);
   }
@@ -196,7 +196,7 @@ TEST_F(quarantine_death_test, process_with_a_quarantine_exits) {
   EXPECT_EXIT(exit_with_static_pool(), testing::ExitedWithCode(7), "");
 }
 
-// No work may come into the graph, however the capture is known.
+// The pool must add no work to the graph, however the capture was begun.
 class quarantine_in_capture : public quarantine_test, public testing::WithParamInterface<int> {
 protected:
   void begin(CUstream on) {
@@ -231,7 +231,7 @@ TEST_P(quarantine_in_capture, free_in_a_capture_adds_no_work_and_is_completed_la
   r.deallocate(on, p, 1000);
   r.deallocate(on, p, 1000);
   EXPECT_EQ(only().what, misuse::kind::double_free);
-  r.deallocate(t, r.allocate(t, 10), 10); // another stream's calls go on
+  r.deallocate(t, r.allocate(t, 10), 10); // calls on another stream succeed
   auto const graph = end(raw);
   EXPECT_EQ(nodes_of(graph), 0u);
   gpumem::driver_api::driver().graph_destroy(graph);
@@ -244,7 +244,7 @@ TEST_P(quarantine_in_capture, free_in_a_capture_adds_no_work_and_is_completed_la
 
 INSTANTIATE_TEST_SUITE_P(begun, quarantine_in_capture, testing::Values(0, 1, 2));
 
-// Where the host can touch the memory it paints and looks itself.
+// If the host can access the memory, the pool writes and checks the patterns on the host.
 class quarantine_of_host_memory : public hardened_test {
 protected:
   template <class Upstream> void expect_quarantined(Upstream memory) {

@@ -1,13 +1,13 @@
-// What a test knows of the requests that wait for a pool's memory, and what their order promises. Include it after
+// A model of the queue of requests that wait for a pool's memory, and of the promises of their order. Include it after
 // waiting_request.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace gpumem_test {
 
-// Memory as the test counts it: of all that there may be, what is not live and not set aside.
+// Memory as the test counts it: free are the bytes that are neither live nor set aside.
 struct memory_count {
-  std::size_t most = 0; // the limit, or what is reserved where that is more
+  std::size_t most = 0; // the limit, or the reserved bytes if these are more
   std::size_t live = 0;
 };
 
@@ -18,11 +18,11 @@ public:
     std::uint64_t arrival;
     unsigned overtaken = 0;
     unsigned attempts =
-        0; // of what may count as having overtaken it: allocations that got nothing, turns beside its own
+        0; // events that may count as overtaking: failed allocations, and turns of other requests during its own
     unsigned turns_before = 0;
     bool turn = false;
-    bool refused = false;     // in its turn: it lacked more than bytes
-    bool was_refused = false; // at any time
+    bool refused = false;     // during its turn: more than bytes was missing
+    bool was_refused = false; // refused at any time
   };
 
   queue_model(unsigned max_overtakes, std::function<void(char const*)> wrong)
@@ -34,12 +34,12 @@ public:
     row_.insert(std::ranges::find_if(row_, [&](place const& each) { return each.that->priority() < one.priority(); }),
                 last);
   }
-  // It is decided, or gone.
+  // Removes a request that has ended or was destroyed.
   void leave(waiting_request const& one) {
     end_turn(one);
     std::erase_if(row_, [&](place const& each) { return each.that == &one; });
   }
-  // It was refused in its turn, and waits again.
+  // Returns a request to the line that was refused during its turn.
   void refuse(waiting_request const& one) {
     end_turn(one);
     auto* const at = find(one);
@@ -56,7 +56,7 @@ public:
     return at && at->turn;
   }
 
-  // Its turn has come. `bytes_decide`: nothing else does, but for those that were refused.
+  // Gives a turn to the request. `bytes_decide`: only bytes decide, except for refused requests.
   void call(waiting_request& one, memory_count const& memory, bool bytes_decide) {
     auto const at = std::ranges::find(row_, &one, &place::that);
     if (at == row_.end() || at->turn) return wrong_("called without need");
@@ -72,24 +72,24 @@ public:
     overtakes_ += passed > 0;
     give_turn(*at);
   }
-  // To be told that it cannot be met: it overtakes nothing.
+  // Gives it a turn to be told that it cannot be granted: it overtakes no request.
   void call_to_end(waiting_request const& one) { give_turn(*find(one)); }
-  // By an allocation that does not wait.
+  // An allocation that does not wait overtakes all.
   void overtake_all() {
     for (auto& each : row_) {
       if (!each.turn && ++each.overtaken > most_) wrong_("overtaken too often by allocations that do not wait");
     }
   }
-  // One that may count as if it had.
+  // A failed allocation, which may count as overtaking.
   void attempt_to_overtake_all() {
     for (auto& each : row_) each.attempts += !each.turn;
   }
-  // Where nothing but bytes decides, each that may have a turn has it.
+  // Expects that each request that may have a turn has one, if only bytes decide.
   void expect_nobody_waits_in_vain(memory_count const& memory) const {
     unsigned passed = 0;
     auto const held_up = [this](place const& each) { return each.overtaken + each.attempts >= most_; };
     if (std::ranges::any_of(row_, [&](place const& each) { return each.turn && each.was_refused && held_up(each); })) {
-      return; // it has its turn alone
+      return; // it has the only turn
     }
     for (auto const& each : row_) {
       if (each.turn) continue;
@@ -117,7 +117,7 @@ private:
 
   unsigned const most_;
   std::function<void(char const*)> const wrong_;
-  std::vector<place> row_; // in the order in which they are to be served
+  std::vector<place> row_; // in the order of service
   std::uint64_t arrivals_ = 0, overtakes_ = 0;
   unsigned turns_ = 0;
   std::size_t set_aside_ = 0;

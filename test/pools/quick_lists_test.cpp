@@ -1,4 +1,4 @@
-// Small blocks: their sizes, how they are cut side by side and kept apart, and what becomes of them when memory runs
+// Small blocks: their sizes, how they are split into runs and kept in quick lists, and what happens when memory runs
 // short.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
@@ -124,14 +124,14 @@ TEST_F(quick_lists_test, list_keeps_a_bounded_number_of_blocks) {
   EXPECT_EQ(kept, 64u);
   EXPECT_EQ(map.lists().ready().quick().room(KiB), 0u);
   EXPECT_EQ(map.free_bytes(), parent.bytes);
-  auto& next = map.split_run(*parent.last, KiB); // none beside it
+  auto& next = map.split_run(*parent.last, KiB); // no block of the run is free beside it
   EXPECT_EQ(next.bytes, KiB);
   map.free(next, range_allocator::coalescing::same_streams);
   EXPECT_TRUE(map.flush_quick_lists());
   EXPECT_EQ(sizes(), std::vector<std::size_t>{256 * KiB});
 }
 
-// What comes out of the quick lists is older than what was freed since.
+// Blocks from the quick lists are older than those freed since.
 TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
   gpumem::stream const on{gpumem::device::current()};
   auto& order = on.key().timeline();
@@ -149,7 +149,7 @@ TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
     else
       map.free(*live[i], range_allocator::coalescing::same_streams);
   };
-  for (std::size_t i = 0; i < 64; i += 4) put(i, 100 - i, true); // every fourth, with neighbours that live
+  for (std::size_t i = 0; i < 64; i += 4) put(i, 100 - i, true); // every fourth block, with live neighbours
   for (std::size_t i = 2; i < 64; i += 4) put(i, 30 + i, false);
   EXPECT_TRUE(map.flush_quick_lists());
   auto const& own = *map.lists().find(order);
@@ -188,7 +188,7 @@ TEST_F(small_blocks, small_blocks_are_split_off_one_range) {
   for (auto* const each : blocks) r.deallocate(a, each, KiB);
 }
 
-// More of them than threads may keep near them.
+// More small blocks than the thread caches may keep.
 TEST_F(small_blocks, small_blocks_stay_with_a_stream_that_still_runs) {
   pool_resource r{upstream, {.initial_size = 16 * MiB}};
   r.deallocate(b, r.allocate(b, KiB), KiB);
@@ -229,7 +229,7 @@ TEST_F(small_blocks, small_blocks_go_back_with_their_chunk) {
   EXPECT_EQ(r.statistics().reserved, 0u);
 }
 
-// At the limit any stream may have them, when their stream is done.
+// At the limit any stream may take them after the work of their stream.
 TEST_F(small_blocks, quick_lists_serve_other_streams_at_the_limit) {
   pool_resource r{upstream, {.initial_size = 4 * MiB, .limit = 4 * MiB}};
   auto blocks = many(r, a, 4096);
@@ -252,7 +252,7 @@ TEST_F(small_blocks, double_free_of_a_small_block_is_found) {
   pool_resource r{upstream};
   auto blocks = many(r, a, 4096);
   for (auto* const each : blocks) r.deallocate(a, each, KiB);
-  r.deallocate(a, blocks.back(), KiB); // the last is apart, the first ones are near the thread
+  r.deallocate(a, blocks.back(), KiB); // the last is in a quick list, the first in the thread cache
   r.deallocate(a, blocks.front(), KiB);
   gpumem::set_misuse_handler(before);
   ASSERT_EQ(told.size(), 2u);

@@ -1,4 +1,4 @@
-// Blocks side by side: cut, freed, joined, on free lists by size and by whom they wait for.
+// Blocks of a chunk: split, freed, coalesced, and kept on free lists by size and by the streams that use them.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -29,13 +29,14 @@ constexpr auto unused = range_allocator::coalescing::unused;
 class range_allocator_test : public gpumem_test::simulated_test {
 protected:
   block& whole() { return map.add(parent, {}); }
-  // The free block that a search of the common free list gives.
+  // Returns the free block that a search of the common free list finds.
   block* find(std::size_t bytes, std::size_t alignment = 256) {
     std::size_t offset = 0;
     return map.lists().ready().bins().find(bytes, alignment, offset);
   }
   static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
-  // The stream is idle. What it has not come to may not be complete: the next stream has its timeline.
+  // Publishes completion for an idle stream. Later epochs must not be complete, since the next stream reuses its
+  // timeline.
   static void complete_up_to(gpumem::stream const& s, gpumem::extend::epoch last) {
     while (of(s).current_epoch() <= last) of(s).advance_epoch();
     of(s).publish_completed(last);
@@ -99,7 +100,7 @@ TEST_F(range_allocator_test, smallest_sufficient_range_is_found) {
   EXPECT_EQ(find(4096), nullptr);
 }
 
-// The sizes of a large bin differ: what a search looks at first may be too small, or lie badly.
+// Blocks in a large bin differ in size: the first ones that a search visits may be too small or unaligned.
 TEST_F(range_allocator_test, bin_is_searched_to_its_end) {
   chunk large{.base = std::uintptr_t{1} << 30, .bytes = std::size_t{64} << 20};
   std::vector<block*> blocks, walls;
@@ -118,7 +119,7 @@ TEST_F(range_allocator_test, bin_is_searched_to_its_end) {
   EXPECT_EQ(find(256, large.bytes), blocks[0]) << "the only one in which so aligned an address lies";
 }
 
-// Nothing lies behind the last bin.
+// There is no bin after the last one.
 TEST_F(range_allocator_test, search_ends_with_the_largest_bin) {
   gpumem::detail::size_bins bins;
   block small, large;
@@ -293,7 +294,7 @@ TEST_F(range_allocator_test, hole_can_span_memory_of_several_streams) {
   EXPECT_EQ(map.free_bytes(), 4096u);
 }
 
-// Against a plain map of bytes.
+// Compares the allocator with a plain map of bytes.
 TEST_F(range_allocator_test, random_splits_and_coalescing_keep_every_byte_once) {
   chunk large{.base = std::uintptr_t{1} << 32, .bytes = std::size_t{1} << 20};
   map.add(large, {});

@@ -1,4 +1,4 @@
-// Tests of streams that their user makes and destroys, beside a kernel that runs until the test ends it.
+// A fixture for streams that the user makes and destroys, with a kernel that runs until the test ends it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -35,7 +35,7 @@ protected:
     simulated_test::TearDown();
     gpumem::driver_api::driver().mem_free_host(flag_);
   }
-  // Kernels that are run from now on run until end_long().
+  // Kernels of run_long() run until end_long() from here on.
   void begin_long() { *static_cast<std::uint32_t volatile*>(flag_) = 0; }
   void run_long(gpumem::stream_ref on) {
     driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(

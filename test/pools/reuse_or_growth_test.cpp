@@ -1,4 +1,5 @@
-// When a pool reuses memory of other streams and when it grows: below its limit, and where addresses or the device end.
+// When a pool reuses memory of other streams and when it grows: below its limit, and where addresses or the device's
+// memory end.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -31,7 +32,7 @@ TEST_F(reuse_or_growth, filling_a_pool_makes_no_poll) {
   for (auto* const each : blocks) r.deallocate(a, each, 8 * MiB);
   a.synchronize();
   auto const reserved = r.statistics().reserved;
-  r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // records an event, should it have grown
+  r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // records an event if the pool has grown
   simulator::run_until_idle();
   auto const grown = r.statistics().reserved;
   EXPECT_LE(grown, reserved + 512 * MiB) << "no more than was asked for";
@@ -42,13 +43,13 @@ TEST_F(reuse_or_growth, filling_a_pool_makes_no_poll) {
   EXPECT_EQ(r.statistics().reserved, grown) << "one poll finds what is complete";
 }
 
-// Eight streams have memory for four.
+// Eight streams share memory for four.
 TEST_F(reuse_or_growth, streams_reuse_memory_of_others_where_the_addresses_or_the_device_end) {
   constexpr std::size_t bytes = 8 * MiB, left = 32 * MiB;
   std::vector<gpumem::stream> streams;
   for (int i = 0; i < 8; ++i) streams.emplace_back(device);
   auto const creations = [] { return gpumem::driver_api::driver_calls("cuMemCreate"); };
-  gpumem_test::running_device const running; // for waits of the host
+  gpumem_test::running_device const running; // so that waits of the host end
   auto const rounds = [&](auto& r) {
     auto const before = creations();
     for (int i = 0; i < 200; ++i) {
@@ -73,7 +74,8 @@ TEST_F(reuse_or_growth, streams_reuse_memory_of_others_where_the_addresses_or_th
   EXPECT_LE(last.statistics().peak_reserved, left);
 }
 
-// One that fails asks the driver a few times, however often it comes; and gets memory as soon as there is some.
+// After one failure, requests that fail make few driver calls, however many there are. A request succeeds as soon as
+// there is memory.
 TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_calls) {
   constexpr int failing = 100;
   auto const used_before = device_bytes();
@@ -87,7 +89,7 @@ TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_call
     std::ranges::transform(names, counts.begin(), [](auto* each) { return gpumem::driver_api::driver_calls(each); });
     return counts;
   };
-  EXPECT_FALSE(r.try_allocate(a, 256 * MiB)); // finds out
+  EXPECT_FALSE(r.try_allocate(a, 256 * MiB)); // learns that the device is full
   auto const before = calls();
   for (int i = 0; i < failing; ++i) EXPECT_FALSE(r.try_allocate(i % 2 == 0 ? a : b, 256 * MiB));
   auto const after = calls();
@@ -113,7 +115,7 @@ TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_call
   r.deallocate(b, first, 32 * MiB);
 }
 
-// Pages that move would take from the one what they give to the other.
+// Moving pages would take memory from one stream to give it to another.
 TEST_F(reuse_or_growth, streams_that_do_not_share_reserve_their_own_memory) {
   gpumem::stream c{device}, d{device};
   std::array const streams{&a, &b, &c, &d};

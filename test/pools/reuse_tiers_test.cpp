@@ -1,4 +1,4 @@
-// Reuse is in order: each reuse tier, and each schedule that breaks a naive pool.
+// Reuse keeps stream order: each reuse tier, and each schedule that breaks a naive pool.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -33,14 +33,14 @@ protected:
   static void destroy(cuda::stream_ref foreign) {
     function<decltype(cuStreamDestroy)>("cuStreamDestroy_v2")(foreign.get());
   }
-  // Device work that ends once the flag is written.
+  // Enqueues device work that ends after the flag is written.
   void wait_for_flag(cuda::stream_ref on) {
     function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2")(on.get(), flag, 1, CU_STREAM_WAIT_VALUE_GEQ);
   }
   void write_flag(cuda::stream_ref on, unsigned value = 1) {
     function<decltype(cuStreamWriteValue32)>("cuStreamWriteValue32_v2")(on.get(), flag, value, 0);
   }
-  // Closed pools are done with the device before the next test steps it.
+  // Closed pools must finish with the device before the next test steps it.
   void TearDown() override {
     EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), upstream.state().draws().size()));
     simulated_test::TearDown();
@@ -51,7 +51,7 @@ protected:
     simulator::run_until_idle();
   }
 
-  // Whether the stream would get so many bytes now.
+  // Returns whether the stream would get `bytes` now.
   template <class Pool> static bool can_have(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
     auto const got = pool.try_allocate(on, bytes);
     if (got) pool.deallocate(on, *got, bytes);
@@ -94,7 +94,8 @@ TEST_F(reuse_tiers_test, stream_reuses_memory_after_an_event_of_another) {
 TEST_F(reuse_tiers_test, event_recorded_before_the_free_orders_nothing) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const p = r.allocate(a, 1 * MiB);
-  auto* const keep = r.allocate(a, 1 * MiB); // so that the chunk cannot go back upstream and come as another's
+  auto* const keep = r.allocate(a, 1 * MiB); // so that the chunk cannot return to the upstream and be allocated as
+                                             // another
   gpumem::event early{device};
   early.record(a);
   r.deallocate(a, p, 1 * MiB);
@@ -121,7 +122,7 @@ TEST_F(reuse_tiers_test, wait_is_inserted_if_no_other_tier_has_memory) {
   auto* const p = checked.allocate(a, 1 * MiB);
   auto* const q = checked.allocate(a, 1 * MiB);
   simulator::work(a, {simulator::write(p, 1 * MiB)});
-  EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under pressure: frees record events
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)); // from here on under memory pressure: frees record events
   checked.deallocate(a, p, 1 * MiB);
   auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
   auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
@@ -151,7 +152,7 @@ TEST_F(reuse_tiers_test, reuse_policy_is_obeyed) {
   checked_completed.deallocate(b, p, 1 * MiB);
 }
 
-// A persistent kernel follows the free, and only the other stream's work, which comes later, ends it.
+// A persistent kernel follows the free, and only later work of the other stream ends it.
 TEST_F(reuse_tiers_test, event_recorded_after_the_free_is_not_waited_for) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
@@ -165,7 +166,7 @@ TEST_F(reuse_tiers_test, event_recorded_after_the_free_is_not_waited_for) {
   EXPECT_TRUE(can_have(r, b, 1 * MiB));
 }
 
-// The same when the stream is foreign and left no event at all: the host's wait for it is bounded.
+// The same if the stream is foreign and recorded no event: the host waits for a bounded time.
 TEST_F(reuse_tiers_test, host_wait_for_frees_without_an_event_is_bounded) {
   pool_resource r{upstream, {.limit = 1 * MiB}};
   simulator::checked checked{r};
@@ -184,7 +185,7 @@ TEST_F(reuse_tiers_test, event_on_the_legacy_stream_is_not_waited_for) {
   simulator::checked checked{r};
   cuda::stream_ref const legacy{CU_STREAM_LEGACY};
   auto* const p = checked.allocate(legacy, 1 * MiB);
-  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free records
+  EXPECT_FALSE(can_have(r, b, 1)); // under memory pressure: the free records an event
   auto const blocking = make_foreign(CU_STREAM_DEFAULT);
   wait_for_flag(blocking);
   checked.deallocate(legacy, p, 1 * MiB);
@@ -292,7 +293,7 @@ TEST_F(reuse_tiers_test, memory_used_by_six_streams_is_reused_after_one_wait) {
     simulator::work(user, {simulator::read(p, 1 * MiB)});
     checked.record_use(p, user);
   }
-  EXPECT_FALSE(can_have(r, b, 1)); // under pressure: the free records an event at once
+  EXPECT_FALSE(can_have(r, b, 1)); // under memory pressure: the free records an event at once
   checked.deallocate(a, p, 1 * MiB);
   EXPECT_EQ(checked.allocate(b, 1 * MiB), p);
   EXPECT_EQ(r.statistics().reuse_waited, 1u);
@@ -321,7 +322,7 @@ TEST_F(reuse_tiers_test, coalesced_memory_is_ordered_after_the_uses_of_all_its_p
   for (auto*& part : parts) part = checked.allocate(a, 1 * MiB);
   gpumem::event ready{device};
   ready.record(a);
-  EXPECT_FALSE(can_have(r, c, 1 * MiB)); // under pressure
+  EXPECT_FALSE(can_have(r, c, 1 * MiB)); // under memory pressure
   cuda::stream_ref const users[] = {a, b, c};
   b.wait(ready);
   c.wait(ready);

@@ -1,31 +1,31 @@
-// What a test knows of the requests of many scopes, and what their order promises. Under a schedule, whose
-// threads pass one baton: no lock guards it. Include it after `import gpumem;`, <optional> and the standard headers of
-// scope_workers.hpp: it includes nothing itself.
+// The test's records of the requests of many scopes, and checks of their promised order. Used under a schedule, where
+// one thread runs at a time, so it has no lock. Include it after `import gpumem;`, <optional> and the standard headers
+// of scope_workers.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace gpumem_test {
 
-// A request as its member sees it.
+// A request as the member that made it sees it.
 struct scope_request {
   int priority = 0;
-  std::uint64_t least_age = 0, most_age = UINT64_MAX; // between which its age lies
+  std::uint64_t least_age = 0, most_age = UINT64_MAX; // bounds of its age
   bool scoped = false;
   bool may_give_way = false;
   gpumem::detail::sync::time_point deadline = gpumem::detail::sync::time_point::max();
 
   bool open = false;
-  bool waits = false; // its member has seen it suspended, and not called since
+  bool waits = false; // its member has seen it suspended and not resumed since
   bool had_older = false;
   std::uint64_t begun = 0, seen_at = 0; // counts of begun requests
   unsigned overtaken = 0;
 };
 
-// What one run may meet with.
+// The events that may happen in one run.
 struct scope_form {
-  bool weights = false; // memory that was not got through a scope is held all the time
-  bool marks = false;   // scopes that hold memory say that they wait for something else
-  bool apart = false;   // memory in use keeps what is free beside it for the streams that freed it
+  bool weights = false; // memory allocated outside a scope is held all the time
+  bool marks = false;   // scopes that hold memory declare that they wait for something else
+  bool apart = false;   // memory in use keeps free memory beside it for the streams that freed it
   bool closes = false;
   unsigned max_overtakes = 0;
 };
@@ -34,17 +34,17 @@ class scope_book {
 public:
   using tally = std::map<std::string, std::uint64_t>;
 
-  // `shows`: each event is printed.
+  // `shows`: prints each event.
   scope_book(scope_form form, std::size_t members, bool shows) : form_{form}, places_(members), shows_{shows} {}
 
-  // Work of that age begins, or has ended.
+  // Work with that age begins, or has ended.
   void begin_work(std::size_t member, int priority, std::uint64_t age) {
     places_[member].work = {priority, age};
     for (auto& each : places_) each.request.had_older |= each.request.open && goes_first({priority, age}, each.request);
   }
   void end_work(std::size_t member) {
     places_[member].work.reset();
-    places_[member].request.open = false; // it may have been destroyed
+    places_[member].request.open = false; // the request may have been destroyed
     places_[member].stops = false;
   }
 
@@ -63,7 +63,7 @@ public:
     }
     tell(member, "asks", bytes);
   }
-  // It is suspended, and its executor has nothing to run.
+  // The request is suspended, and its executor has nothing to run.
   void see_waiting(std::size_t member) {
     auto& one = places_[member].request;
     if (!one.open || one.waits) return;
@@ -72,7 +72,7 @@ public:
     if (one.seen_at == 0) one.seen_at = begun_;
     tell(member, "waits");
   }
-  // Its executor has it.
+  // The executor has the request to resume.
   void see_called(std::size_t member) { places_[member].request.waits = false; }
 
   void end(std::size_t member, gpumem::outcome how) {
@@ -86,7 +86,7 @@ public:
     count_overtaking(member);
   }
 
-  // Whether a stop of it may be asked for; then it is.
+  // Notes that the request is going to be stopped.
   void note_stop(std::size_t member) { places_[member].stops = true; }
   void note_close() { closed_ = true; }
   bool closed() const { return closed_; }
@@ -115,7 +115,7 @@ private:
   static bool goes_first(work const& one, scope_request const& other) {
     return one.priority > other.priority || (one.priority == other.priority && one.age < other.most_age);
   }
-  // For certain.
+  // Returns whether `one` certainly goes after `other`.
   static bool goes_after(scope_request const& one, scope_request const& other) {
     return one.priority < other.priority || (one.priority == other.priority && one.least_age > other.most_age);
   }
@@ -145,7 +145,7 @@ private:
     }
   }
 
-  // A turn may be given to another between the moment at which the pool gives one and that at which the test sees it.
+  // Another request may get a turn between the time when the pool gives one and the time when the test sees it.
   void count_overtaking(std::size_t member) {
     auto const& by = places_[member].request;
     bool counted = false;

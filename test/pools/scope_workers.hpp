@@ -1,12 +1,12 @@
-// Workers at random: each does work after work that gets its memory through a scope of its own, and is preempted, waits
-// elsewhere, is stopped, late or destroyed by chance. Include it after scope_book.hpp, chance.hpp, coroutine_probes.hpp
-// and scheduled_stop_source.hpp: it includes nothing itself.
+// Random workers: each does work that gets its memory through a scope. The work is preempted, waits elsewhere, is
+// stopped, late or destroyed at random. Include it after scope_book.hpp, chance.hpp, coroutine_probes.hpp and
+// scheduled_stop_source.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace gpumem_test {
 
-// Runs on the thread that waits for it.
+// Runs work items on the thread that waits for it.
 class member_executor final : public gpumem::executor {
 public:
   member_executor(scope_book& book, std::size_t member) : book_{book}, member_{member} {}
@@ -55,7 +55,7 @@ template <class Pool> class scope_member {
   using scope = gpumem::scope<Pool>;
 
 public:
-  // One work asks for `most` units at most. `others`: the members, of which it stops some.
+  // Each work requests at most `most` units. `others`: all members, some of which this one stops.
   scope_member(Pool pool, std::size_t unit, std::size_t most, std::vector<gpumem::stream>& streams,
                scope_form const& form, scope_book& book, std::vector<std::unique_ptr<scope_member>>& others,
                std::uint64_t seed)
@@ -70,7 +70,7 @@ public:
   }
 
 private:
-  // What one work asks for.
+  // What one work requests.
   struct plan {
     std::array<std::size_t, 3> parts{};
     gpumem::stream* on = nullptr;
@@ -83,7 +83,7 @@ private:
     auto const count = 1 + random_.below(one.parts.size());
     auto left = most_ - random_.below(most_ - count + 1) / 2;
     for (std::size_t i = 0; i < count; ++i) {
-      auto const units = (left + count - i - 1) / (count - i); // the smallest last, so that there is a place for it
+      auto const units = (left + count - i - 1) / (count - i); // the smallest last, so that it fits
       one.parts.at(i) = unit_ * units;
       left -= units;
     }
@@ -94,14 +94,14 @@ private:
     return one;
   }
 
-  // To its end, or until it is destroyed on the way.
+  // Runs one work until it ends or is destroyed.
   void one_work() {
     stop_source_.emplace();
     bool ended = false;
     auto const whole = [&]() -> gpumem::task<> {
       try {
         co_await some_work();
-      } catch (gpumem::acquire_error const&) {} // the book has its reason
+      } catch (gpumem::acquire_error const&) {} // the book has recorded the reason
       ended = true;
     };
     {
@@ -140,7 +140,7 @@ private:
     auto const block = co_await ask(pool_, what, what.parts[0], {.priority = what.priority, .least_age = age});
     pause();
   }
-  // Without a wait while the mark lives.
+  // Work that declares a wait elsewhere, and waits for no memory while it does.
   gpumem::task<> marked(plan what) {
     scope work = begin(what, "marked");
     auto const block = co_await ask(work, what, what.parts[0], of(work, false));

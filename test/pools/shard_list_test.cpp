@@ -1,4 +1,4 @@
-// Shards: which thread gets one, where blocks go back to, and what moves between them.
+// Shards: which thread gets one, to which shard blocks return, and what moves between shards.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 
@@ -26,15 +26,16 @@ protected:
   template <class Pool> static auto& engine_of(Pool& pool) {
     return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
   }
-  // Two threads at one lock until each has a shard of its own, or is as good as alone; then `work(thread)`.
+  // Lets two threads contend for one lock until each has a shard of its own, or one minute has passed; then runs
+  // `work(thread)`.
   template <class Pool, class Work> void make_shards(Pool& pool, Work const& work) {
     auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1};
     std::barrier together{2};
     auto const body = [&](int number) {
       auto const& on = number == 0 ? a : b;
       together.arrive_and_wait();
-      // Larger than what is kept near a thread; what is consistent is looked at under the lock, so that two meet there
-      // however the host schedules them.
+      // The blocks are too large for the thread caches. is_consistent() holds the lock for long, so that the two
+      // threads meet there however the host schedules them.
       while (engine_of(pool).read_counters().shards < 2 && std::chrono::steady_clock::now() < given_up) {
         pool.deallocate(on, pool.allocate(on, 5 * MiB), 5 * MiB);
         EXPECT_TRUE(engine_of(pool).is_consistent());
@@ -63,7 +64,9 @@ TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
   std::barrier together{2};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    for (int i = 0; i < 20; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // ends with memory of its own
+    for (int i = 0; i < 20; ++i)
+      r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // so that it ends with memory in
+                                                          // its own shard
     together.arrive_and_wait();
     if (number == 0) {
       for (auto& each : blocks) each = r.allocate(a, bytes);
@@ -73,7 +76,7 @@ TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
       auto const cached = r.statistics().cached;
       for (auto* const each : blocks) r.deallocate(b, each, bytes);
       EXPECT_EQ(r.statistics().cached, cached);
-      // But for frees that are to record an event.
+      // Except for frees that record an event.
       for (int i = 0; i < 10 && r.statistics().cached <= cached; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
       EXPECT_GT(r.statistics().cached, cached) << "of its own it does";
     }
@@ -92,7 +95,7 @@ TEST_F(shard_list_test, threads_that_contend_get_shards_and_take_one_lock) {
     rounds(10);
     together.arrive_and_wait();
     if (number == 0) {
-      rounds(10); // it may have met the other in the last call, and ends with memory of its own
+      rounds(10); // the last call may have met the other thread; afterwards it has memory in its own shard
       auto const before = engine_of(r).read_counters();
       rounds(1000);
       auto const after = engine_of(r).read_counters();
@@ -120,7 +123,7 @@ TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
   EXPECT_EQ(granted(), 960 * KiB);
 }
 
-// A notification under one of the locks is heard as soon as that is released.
+// A notification under one of the locks is received as soon as that lock is released.
 TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
   namespace detail = gpumem::detail;
   constexpr int threads = 40, rounds = 2'000;
@@ -129,7 +132,7 @@ TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
   std::vector<std::thread> owners;
   for (int i = 0; i < threads; ++i) {
     owners.emplace_back([&] {
-      gpumem::detail::sync::thread_index(); // each has one of its own
+      gpumem::detail::sync::thread_index(); // gives each thread its own index
       all.arrive_and_wait();
       detail::all_shards_lock const held{list};
       list.add_for_thread();
@@ -179,10 +182,10 @@ TEST_F(shard_list_test, each_shard_has_a_cache_budget) {
   EXPECT_LE(alone, 4 * MiB);
   make_shards(r, [](int) {});
   auto together = alone;
-  // The other thread has to give back what it has of the budget, and frees that are to record an event are not cached.
+  // The other thread has to release its share of the budget, and frees that record an event are not cached.
   for (int i = 0; i < 100 && together <= alone + MiB; ++i) {
     gpumem::simulator::run_until_idle();
-    r.trim(SIZE_MAX); // of its own shard is what it keeps: that stays
+    r.trim(SIZE_MAX); // the blocks that it caches are from its own shard and stay
     together = keep();
   }
   auto const count = engine_of(r).read_counters().shards;
@@ -200,7 +203,7 @@ TEST_F(shard_list_test, freed_block_goes_back_to_its_shard) {
     blocks[number] = r.allocate(on, 8 * MiB);
     on.key().wait_on_host();
     together.arrive_and_wait();
-    r.deallocate(on, blocks[1 - number], 8 * MiB); // the other's
+    r.deallocate(on, blocks[1 - number], 8 * MiB); // the other thread's block
     EXPECT_TRUE(engine_of(r).is_consistent());
   });
   EXPECT_EQ(r.statistics().live, 0u);
@@ -213,7 +216,9 @@ TEST_F(shard_list_test, each_shard_releases_its_idle_pages) {
   gpumem::pool_resource r{device};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    for (int i = 0; i < 10; ++i) r.deallocate(on, r.allocate(on, 16 * MiB), 16 * MiB); // ends with memory of its own
+    for (int i = 0; i < 10; ++i)
+      r.deallocate(on, r.allocate(on, 16 * MiB), 16 * MiB); // so that it ends with memory in
+                                                            // its own shard
   });
   a.synchronize();
   b.synchronize();
@@ -226,12 +231,12 @@ TEST_F(shard_list_test, each_shard_releases_its_idle_pages) {
   EXPECT_EQ(device_bytes(), 0u);
 }
 
-// One thread has its shard's lock most of the time; the other frees what it allocates.
+// One thread holds its shard's lock most of the time; the other frees the blocks that it allocates.
 TEST_F(shard_list_test, free_that_finds_the_lock_taken_becomes_a_remote_free) {
   pool_resource r{gpumem::cuda_resource{device}, {.initial_size = 64 * MiB}};
   std::vector<std::atomic<void*>> handed(64);
   std::atomic<bool> ended{false};
-  r.deallocate(b, r.allocate(b, MiB), MiB); // a second stream: events are of use
+  r.deallocate(b, r.allocate(b, MiB), MiB); // with a second stream, events are useful
   std::thread other{[&] {
     while (!ended) {
       for (auto& each : handed) {
@@ -239,7 +244,7 @@ TEST_F(shard_list_test, free_that_finds_the_lock_taken_becomes_a_remote_free) {
       }
     }
   }};
-  auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1}; // the other may begin late
+  auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1}; // the other thread may start late
   auto const lacks = [&] {
     return engine_of(r).read_counters().remote_frees == 0 && std::chrono::steady_clock::now() < given_up;
   };
@@ -265,11 +270,11 @@ TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
   std::barrier turn{2};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    on.key().wait_on_host(); // else what it has freed is its stream's
+    on.key().wait_on_host(); // otherwise the freed memory stays with its stream
     turn.arrive_and_wait();
     for (int part = 0; part < 2; ++part) {
       if (part == number) {
-        // What it has borrowed until it had memory of its own is long ago.
+        // The steals from the time before it had its own shard are long past.
         for (int i = 0; i < 1000; ++i) r.deallocate(on, r.allocate(on, 4 * MiB), 4 * MiB);
         auto const reserved = r.statistics().reserved;
         auto* const p = r.allocate(on, 32 * MiB);
@@ -283,8 +288,8 @@ TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
   EXPECT_GT(engine_of(r).read_counters().steals, 0u);
 }
 
-// Three neighbours that wait for several streams, of which the one in the middle becomes like the others once one of
-// its streams is done: it takes the upper one in, which the walk would have come to next.
+// Three neighbouring ranges wait for several streams. When one stream completes, the middle range has the same uses as
+// its neighbours and merges with the upper one, which the walk would have visited next.
 TEST_F(shard_list_test, promotion_continues_behind_a_range_that_was_merged) {
   using gpumem::detail::stream_use;
   constexpr std::size_t part = 4096;

@@ -1,4 +1,4 @@
-// Work that is preempted for older work, beside a cache that frees memory when asked, and takes more of it to do so.
+// Work that is preempted for older work, beside a cache that frees memory on request and needs more memory to do so.
 // Include it after `import gpumem;`, chance.hpp and the standard headers of pool_spiller_schedule_test.cpp: it includes
 // nothing itself.
 // SPDX-License-Identifier: Apache-2.0
@@ -6,7 +6,8 @@
 
 namespace gpumem_test {
 
-// Events by name, and what went wrong. Under a schedule, whose threads pass one baton: no lock guards it.
+// Counts of events by name, and the faults found. Used under a schedule, where one thread runs at a time, so it has no
+// lock.
 class spiller_notes {
 public:
   explicit spiller_notes(bool shows) : shows_{shows} {}
@@ -30,7 +31,7 @@ inline void pause(random_source& random) {
   for (auto times = random.below(12); times > 0; --times) gpumem::detail::sync::schedule_point();
 }
 
-// Blocks that could be given up. To copy one to the host it wants another block of the same pool.
+// A cache of blocks that can be freed. To copy one to the host it needs another block of the same pool.
 template <class Pool> class spilled_cache {
 public:
   spilled_cache(Pool pool, std::size_t block, std::size_t limit, std::uint64_t seed, spiller_notes& notes)
@@ -38,7 +39,7 @@ public:
     if (random_.one_in(2)) mark_.emplace(scope_.waiting_elsewhere());
   }
 
-  // Where there is memory; work does so as well.
+  // Adds a block if the pool has memory; work calls this too.
   void add(gpumem::stream& on) {
     auto got = scope_.acquire(on, block_).try_now();
     if (got) blocks_.push_back(std::move(*got));
@@ -48,7 +49,7 @@ public:
     if (spilling_) notes_.wrong("asked again meanwhile");
     spilling_ = true;
     std::size_t freed = 0;
-    auto const enough = random_.one_in(2) ? wanted : 1; // or one block a call
+    auto const enough = random_.one_in(2) ? wanted : 1; // or one block per call
     while (freed < enough && !blocks_.empty()) freed += spill_one();
     notes_.tell("asks to spill", wanted);
     spilling_ = false;
@@ -96,7 +97,7 @@ template <class Pool> class spiller_member {
   using scope = gpumem::scope<Pool>;
 
 public:
-  // A work takes `most` units at most.
+  // Each work takes at most `most` units.
   spiller_member(Pool pool, spilled_cache<Pool>& cache, gpumem::stream& on, std::size_t unit, std::size_t most,
                  std::uint64_t seed, spiller_notes& notes)
       : pool_{std::move(pool)}, cache_{cache}, on_{on}, unit_{unit}, most_{most}, random_{seed}, notes_{notes} {}
@@ -116,7 +117,7 @@ private:
   gpumem::task<> whole() {
     scope work{pool_};
     auto const count = 1 + random_.below(3);
-    auto const largest = most_ / count; // so that there is a place beside its own blocks
+    auto const largest = most_ / count; // so that there is room beside its own blocks
     auto const each = unit_ * (largest - random_.below(largest / 2 + 1));
     int ends = 0;
     auto const undo = [&] {

@@ -1,4 +1,4 @@
-// The ends of streams as objects outside the pools see them: blocks, waits, sources, threads and closed pools.
+// The end of a stream, as seen by objects outside the pools: blocks, waits, sources, threads and closed pools.
 // SPDX-License-Identifier: Apache-2.0
 #include "raw_streams.hpp"
 
@@ -37,7 +37,7 @@ gpumem::task<> wait_for(stream_ref stream, std::atomic<bool>& over) {
   over = true;
 }
 
-// Its thread waits for the stream's work so far.
+// A thread that waits for the work that the stream has so far.
 class waiter {
 public:
   waiter(gpumem::device device, CUstream stream)
@@ -47,13 +47,15 @@ public:
         }} {
     while (gpumem::driver_api::driver_calls("cuEventRecord") == metadata_) std::this_thread::yield();
     auto const rounds = gpumem::detail::completion_rounds(device);
-    while (gpumem::detail::completion_rounds(device) < rounds + 2) std::this_thread::yield(); // it is armed
+    while (gpumem::detail::completion_rounds(device) < rounds + 2)
+      std::this_thread::yield(); // now the wait is
+                                 // registered
   }
   bool over() const noexcept { return over_; }
   void join() { thread_.join(); }
 
 private:
-  std::uint64_t const metadata_; // before the thread has armed its wait
+  std::uint64_t const metadata_; // before the thread registers its wait
   std::atomic<bool> over_{false};
   std::thread thread_;
 };
@@ -87,7 +89,7 @@ TEST_F(stream_ends, wait_for_handle_0_does_not_order_blocking_streams) {
   gpumem::driver_api::driver().launch_host_func(y, [](void* at) { *static_cast<bool*>(at) = true; }, &reached);
   simulator::run_until_idle();
   EXPECT_TRUE(reached) << "y runs beside x";
-  waits.join(); // it waits for the two streams that handle 0 may be, and for no other
+  waits.join(); // it waits only for the two streams that handle 0 may mean
   end_long();
   simulator::run_until_idle();
   destroy(stream_ref{x});
@@ -124,7 +126,7 @@ TEST_F(stream_ends, block_of_a_stream_beyond_the_table_is_freed_by_its_handle) {
   for (auto const s : streams) destroy(stream_ref{s});
 }
 
-// Constructed before its thread uses a default stream, and destroyed after.
+// Constructed before its thread uses a default stream, and destroyed after that.
 struct late_free {
   pool_resource<cuda_resource>* pool = nullptr;
   void* block = nullptr;
@@ -158,7 +160,9 @@ TEST_F(stream_ends, closed_pool_returns_its_pages_once_the_thread_has_ended) {
   std::thread thread{[&] {
     gpumem::device_guard const here{device};
     stream_ref const on{CU_STREAM_PER_THREAD};
-    for (int i = 0; i < 4097; ++i) pool->deallocate(on, pool->allocate(on, 4096), 4096); // few leave an event by now
+    for (int i = 0; i < 4097; ++i)
+      pool->deallocate(on, pool->allocate(on, 4096), 4096); // few of these frees record an
+                                                            // event by now
     std::vector<void*> blocks;
     for (int i = 0; i < 30; ++i) blocks.push_back(pool->allocate(on, MiB));
     for (auto* const each : blocks) pool->deallocate(on, each, MiB);
@@ -232,13 +236,13 @@ TEST_F(stream_ends, event_recorded_into_a_capture_shows_no_completion) {
   gpumem::driver_api::driver().graph_destroy(graph);
   end_long();
   simulator::run_until_idle();
-  pool.deallocate(on, pool.allocate(on, 512), 512); // the free in the capture is done now
+  pool.deallocate(on, pool.allocate(on, 512), 512); // completes the free that was deferred in the capture
   simulator::run_until_idle();
   EXPECT_TRUE(pool.synchronize(1s));
   EXPECT_EQ(pool.trim(), pool.statistics().peak_reserved) << "all of it was seen complete";
 }
 
-// `allocate` waits for memory that is free but in use, and so do those that may block.
+// `allocate` waits for memory that is free but in use; requests that may block do so too.
 TEST_F(stream_ends, buffers_and_blocking_requests_wait_for_freed_memory_at_the_limit) {
   gpumem_test::running_device const running;
   pool_resource pool{device, {.limit = 64 * MiB}};
@@ -250,7 +254,7 @@ TEST_F(stream_ends, buffers_and_blocking_requests_wait_for_freed_memory_at_the_l
     pool.deallocate(lasting, block, 60 * MiB);
     std::atomic<bool> answered{false};
     auto const queries = gpumem::driver_api::driver_calls("cuEventQuery");
-    std::thread ends{[&] { // once the request has asked for the kernel again and again
+    std::thread ends{[&] { // ends the kernel after the request has polled it 10 times
       while (!answered && gpumem::driver_api::driver_calls("cuEventQuery") < queries + 10) std::this_thread::yield();
       end_long();
     }};

@@ -1,4 +1,4 @@
-// The order of a range: joins keep the newest epoch of each stream, four streams at most.
+// The stream uses of a range: coalescing keeps the newest epoch of each stream, for at most four streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "upstream.hpp"
 

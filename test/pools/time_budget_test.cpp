@@ -1,4 +1,4 @@
-// The time that a pool spends on moving pages, and on looking for what has completed.
+// The budget of the time that a pool spends on moving pages and on polling for completion.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

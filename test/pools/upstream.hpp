@@ -1,4 +1,4 @@
-// An upstream for tests of pools: device memory whose calls are told, counted, and made to fail; and the fixture.
+// An upstream for tests of pools: device memory whose calls are recorded, counted, and made to fail; and the fixture.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -25,23 +25,23 @@
 
 namespace gpumem_test {
 
-// A function of the driver that is loaded.
+// Returns a function of the loaded driver.
 template <class Function> Function* driver_function(char const* name) {
   return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
 }
 
-// One call upstream: of a block drawn or given back, by the host's forms or in stream order.
+// One call of the upstream: an allocation or a free, synchronous or in stream order.
 struct upstream_call {
   void* pointer;
   std::size_t bytes;
   bool by_host;
 };
 
-// What the handles of one upstream share. Pools may give back from the library's thread.
+// The state that the handles of one upstream share. Pools may free from the library's thread.
 class upstream_state {
 public:
   std::size_t capacity = SIZE_MAX;
-  std::function<void()> on_draw; // runs before each draw
+  std::function<void()> on_draw; // runs before each allocation
 
   std::vector<upstream_call> draws() const {
     std::scoped_lock const held{mutex_};
@@ -51,7 +51,7 @@ public:
     std::scoped_lock const held{mutex_};
     return returns_;
   }
-  // Whether so many have come back before long.
+  // Returns whether `count` frees have been made within 10 ms.
   bool wait_for_returns(std::size_t count) {
     std::unique_lock held{mutex_};
     return returned_.wait_for(held, std::chrono::milliseconds{10}, [&] { return returns_.size() >= count; });
@@ -66,7 +66,7 @@ private:
   std::size_t drawn_ = 0;
 };
 
-// A resource of CCCL's shape, not gpumem's, over the driver's memory; stream-ordered as far as a pool knows.
+// A resource by CCCL's concept, not gpumem's, over device memory. To a pool it looks stream-ordered.
 class recording_upstream {
 public:
   recording_upstream() : state_{std::make_shared<upstream_state>()} {}
@@ -103,8 +103,8 @@ private:
   std::shared_ptr<upstream_state> state_;
 };
 
-// Lets the device run until so many chunks have come back; the library's thread may still be recording behind the work.
-// False after ten seconds.
+// Lets the device run until `count` chunks were freed; the library's thread may still be recording events. Returns
+// false after ten seconds.
 inline bool wait_for_releases(upstream_state& state, std::size_t count) {
   for (int i = 0; i < 1000; ++i) {
     gpumem::simulator::run_until_idle();
@@ -113,7 +113,7 @@ inline bool wait_for_releases(upstream_state& state, std::size_t count) {
   return false;
 }
 
-// Steps the device until it ends.
+// Steps the device during its lifetime.
 class running_device {
 public:
   ~running_device() {
@@ -131,7 +131,7 @@ private:
   }};
 };
 
-// A block granted to a stream, used there and freed there, the use still to run.
+// Allocates a block on a stream, uses it and frees it there, with the use still pending.
 template <class Pool> void* freed_in_use(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
   auto* const p = pool.allocate(on, bytes);
   gpumem::simulator::work(on, {gpumem::simulator::write(p, bytes)});
@@ -139,7 +139,7 @@ template <class Pool> void* freed_in_use(Pool& pool, cuda::stream_ref on, std::s
   return p;
 }
 
-// Device work runs only when a test says so; nothing may be found that a test does not expect.
+// Device work runs only when a test steps it; every finding that a test does not expect is a failure.
 class simulated_test : public testing::Test {
 protected:
   static void SetUpTestSuite() { gpumem::simulator::load({.devices = 2, .mode = gpumem::simulator::stepping::manual}); }
@@ -148,7 +148,7 @@ protected:
     for (auto const& found : gpumem::simulator::take_findings()) ADD_FAILURE() << found.text;
   }
   static std::size_t device_bytes() { return gpumem::simulator::report().bytes_allocated; }
-  // Of pools that have ended the library's thread gives back what completes late. False after a second.
+  // The library's thread releases memory of destroyed pools when late work completes. Returns false after a second.
   static bool wait_for_device_bytes(std::size_t bytes) {
     for (int i = 0; i < 1000 && device_bytes() > bytes; ++i) {
       gpumem::simulator::run_until_idle();

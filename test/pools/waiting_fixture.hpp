@@ -1,4 +1,4 @@
-// What the tests of waiting for a pool's memory share: streams, an executor that the test runs, and requests that tell
+// A fixture for tests of waiting for a pool's memory: streams, an executor that the test runs, and requests that record
 // how they ended. Include it after `import gpumem;` and the support headers: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -13,11 +13,11 @@ protected:
     EXPECT_FALSE(executor.run_one()) << "something was posted and not run";
     auto const drawn = upstream.state().draws().size();
     EXPECT_TRUE(wait_for_releases(upstream.state(), drawn));
-    EXPECT_TRUE(drawn > 0 || wait_for_device_bytes(before_)); // the library thread has no context to free by
+    EXPECT_TRUE(drawn > 0 || wait_for_device_bytes(before_)); // the library thread has no context in which to free
     simulated_test::TearDown();
   }
 
-  // A coroutine that asks for memory, keeps it, and tells how that ended. Destroyed wherever it is.
+  // A coroutine that requests memory, keeps it, and records the outcome. It can be destroyed at any suspension.
   class request {
   public:
     template <class Pool>
@@ -40,7 +40,7 @@ protected:
       options.resume_on = &where;
       return options;
     }
-    // The pool's handle may go while the request waits.
+    // The pool's handle may be destroyed while the request waits.
     template <class Pool>
     gpumem::task<> run(Pool const& pool, gpumem::stream& on, std::size_t bytes, gpumem::acquire_options options,
                        std::stop_token token) {
@@ -65,7 +65,7 @@ protected:
   void run_all() {
     while (executor.run_one()) {}
   }
-  // While gpumem's own thread does its part.
+  // Runs posted items until `done`, while gpumem's own thread runs.
   template <class Done> void run_until(Done done) {
     auto const end = gpumem::detail::sync::now() + std::chrono::seconds{20};
     while (!done()) {
@@ -73,8 +73,8 @@ protected:
       ASSERT_LT(gpumem::detail::sync::now(), end) << "it does not come";
     }
   }
-  // Returns after the passes of the library thread that were due within their longest pause when this was called, and
-  // those that they made due.
+  // Returns after the library thread has done the passes that were due within its longest pause from now, and the
+  // passes that these made due.
   static void let_the_library_thread_poll() {
     class mark final : public gpumem::detail::timer {
     public:
@@ -85,17 +85,17 @@ protected:
       mark end;
       gpumem::detail::start_timer(end, gpumem::detail::sync::now() + std::chrono::milliseconds{2});
       while (!end.passed) std::this_thread::yield();
-      gpumem::detail::cancel_timer(end); // it may still return from its function
+      gpumem::detail::cancel_timer(end); // its function may still be returning
     }
   }
-  // Whether the stream would get so many bytes now.
+  // Returns whether the stream would get `bytes` now.
   template <class Pool> static bool can_have(Pool& pool, cuda::stream_ref on, std::size_t bytes) {
     auto const got = pool.try_allocate(on, bytes);
     if (got) pool.deallocate(on, *got, bytes);
     return got.has_value();
   }
 
-  // Device work on a block, of which the simulated device's checker is told; and its end.
+  // Enqueues device work on a block, with the simulated device's checker informed; free_used() ends the block.
   void use(gpumem::allocation& block) {
     gpumem::simulator::detail::allocated(owner_, block.stream().get(), false, block.data(), block.bytes());
     gpumem::simulator::work(block.stream(), {gpumem::simulator::write(block.data(), block.bytes())});
@@ -104,7 +104,7 @@ protected:
     gpumem::simulator::detail::freed(owner_, block.stream().get(), false, block.data(), block.bytes());
     block.reset();
   }
-  // Bytes of the device that were in use before the test.
+  // Returns the bytes of the device that were in use before the test.
   std::size_t before() const { return before_; }
 
   gpumem::device device = gpumem::device::current();

@@ -1,6 +1,6 @@
-// One program of tasks under memory pressure: they ask a pool at random, hold, free, are stopped and destroyed, beside
-// requests that do not wait, limits that change, and a device that is behind. Include it after queue_model.hpp and
-// chance.hpp: it includes nothing itself.
+// A random program of tasks under memory pressure: they request memory, hold and free it, and are stopped and
+// destroyed. Meanwhile other requests do not wait, limits change, and the device lags behind. Include it after
+// queue_model.hpp and chance.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,11 +14,11 @@ using tally = std::map<std::string, std::uint64_t>;
 
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
-// What a seed decides at first.
+// The settings that a seed chooses at first.
 struct form {
   reuse_policy how;
   bool pages;  // sizes of whole pages, which do not fragment
-  bool prompt; // the device does its work at once, so that only bytes decide
+  bool prompt; // the device works at once, so that only bytes decide
 };
 inline constexpr form forms[] = {
     {reuse_policy::wait, true, true},        {reuse_policy::wait, true, true},      {reuse_policy::wait, true, false},
@@ -28,7 +28,7 @@ inline constexpr form forms[] = {
 
 class waiting_program {
 public:
-  // `alone`: gpumem's own thread does not come between, so that it is known when a request was called.
+  // `alone`: gpumem's own thread does not run in between, so that it is known when a request got its turn.
   waiting_program(std::uint64_t seed, std::vector<gpumem::stream>& streams, bool alone, tally& counts, bool tells)
       : random_{seed}, form_{form_of(seed)}, streams_{streams}, alone_{alone}, counts_{counts}, tells_{tells} {}
 
@@ -124,7 +124,7 @@ private:
     after(one);
     note_calls();
   }
-  // Looks at how it has ended, if it has.
+  // Checks how the request has ended, if it has.
   void after(asked& one) {
     if (one.that.open()) return;
     auto const how = std::min(*one.that.ended(), outcome::exhausted);
@@ -172,7 +172,7 @@ private:
     std::erase_if(asked_, [&](auto const& each) { return each.get() == &one; });
     note_calls();
   }
-  // Without waiting, past those that wait.
+  // Allocates without waiting, past the waiting requests.
   void allocate() {
     auto const bytes = some_size();
     auto& on = some_stream();
@@ -191,7 +191,7 @@ private:
     pool_.deallocate(on, *got, bytes);
     note_calls();
   }
-  // Without waiting, behind those that wait.
+  // Tries in line, without waiting, behind the waiting requests.
   void try_in_line() {
     auto got = pool_.acquire(some_stream(), some_size()).try_now();
     if (!got) return;
@@ -220,7 +220,7 @@ private:
       if (that_cannot_be_met(each->that) && !each->that.called()) wrong("not told that it cannot be met");
     }
   }
-  // A request may end for it once all is freed.
+  // A request may end because of this after all memory is freed.
   void refuse_upstream() {
     tell("upstream has no more");
     simulator::fail_allocation(1);
@@ -232,13 +232,13 @@ private:
     gpumem::detail::sync::sleep_for(std::chrono::milliseconds{2});
     note_calls();
   }
-  // The library thread polls for what has completed.
+  // Lets the library thread poll for completion.
   void poll_again() {
     gpumem::detail::sync::sleep_for(std::chrono::microseconds{20 + random_.below(2000)});
     note_calls();
   }
 
-  // All that the device and those that are called can do is done.
+  // Lets the device and all requests that have a turn finish.
   void synchronize() {
     come_to_rest(false);
     if (form_.pages && !closed_) line_.expect_nobody_waits_in_vain(memory());
@@ -253,7 +253,7 @@ private:
     auto& engine = static_cast<gpumem::detail::pool_state*>(pool_.services().state)->engine();
     if (!engine.is_consistent()) wrong("inconsistent");
     for (auto const& each : simulator::take_findings()) wrong(each.text);
-    simulator::fail_allocation(0); // of the next program
+    simulator::fail_allocation(0); // so that the next program's do not fail
   }
   void come_to_rest(bool frees) {
     for (int quiet = 0, round = 0; quiet < 3 && wrong_.empty(); ++quiet) {
@@ -267,13 +267,13 @@ private:
     }
   }
 
-  // The requests that the last step has called, in the order of their turns.
+  // Records the requests that the last step gave a turn, in the order of their turns.
   void note_calls() {
     if (called_.empty()) return;
     auto const now = memory();
     for (auto* const each : std::exchange(called_, {})) {
       auto const* const at = line_.find(*each);
-      if (!at) continue; // it is gone, or has been stopped
+      if (!at) continue; // it was destroyed or stopped
       bool const ends = closed_ || each->bytes() > limit_;
       if (tells_) std::printf("  calls %zu\n", each->bytes());
       if (ends) {

@@ -1,5 +1,5 @@
-// A coroutine that asks a pool for memory, and an executor to itself, so that a test sees when it is called and says
-// when it resumes. Include it after `import gpumem;` and coroutine_probes.hpp: it includes nothing itself.
+// A coroutine that requests memory from a pool, with an executor of its own, so that a test sees when it is to resume
+// and decides when it does. Include it after `import gpumem;` and coroutine_probes.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,7 +7,7 @@ namespace gpumem_test {
 
 class waiting_request final : private gpumem::executor {
 public:
-  // `told` is called where the request is called, under a lock of gpumem's.
+  // `told` is called when the request is to resume, under a lock of gpumem.
   template <class Pool>
   waiting_request(Pool& pool, gpumem::stream& on, std::size_t bytes, int priority = 0,
                   std::function<void(waiting_request&)> told = {})
@@ -20,15 +20,15 @@ public:
 
   std::size_t bytes() const { return bytes_; }
   int priority() const { return priority_; }
-  // Neither ended nor destroyed.
+  // Returns whether the request has neither ended nor been destroyed.
   bool open() const { return running_ && ends_ == 0; }
-  // It is to resume: its turn has come, or it was stopped.
+  // Returns whether it is to resume: its turn has come, or it was stopped.
   bool called() const { return item_ != nullptr; }
   void resume() { std::exchange(item_, nullptr)->resume(); }
   void stop() { source_.request_stop(); }
   bool stopped() const { return source_.stop_requested(); }
   void destroy() { running_.reset(); }
-  // How it ended, and how often.
+  // The outcome, and how many times it ended.
   std::optional<gpumem::outcome> ended() const { return ended_; }
   unsigned ends() const { return ends_; }
   gpumem::allocation& block() { return block_; }

@@ -1,5 +1,5 @@
-// Small programs of two threads, two streams and four operations, in every interleaving of their marks with few
-// preemptions. The device is slow, so that what is freed is in use until a thread waits for it.
+// Runs small programs of two threads, two streams and four operations in every interleaving of their schedule points
+// with few preemptions. The device is slow: freed memory stays in use until a thread waits for it.
 // SPDX-License-Identifier: Apache-2.0
 #include "../property/region_upstream.hpp"
 #include "../../support/choices.hpp"
@@ -37,7 +37,7 @@ using gpumem_test::program;
 using gpumem_test::programs;
 using gpumem_test::pool_fixture;
 
-// The device is slow: it gets to its work only while a thread sleeps.
+// A slow device: it works only while a thread sleeps.
 gpumem::detail::sync::time_point device_ran;
 void run_device_late(void*) {
   if (gpumem::detail::sync::now() < device_ran ||
@@ -48,9 +48,9 @@ void run_device_late(void*) {
 }
 
 std::string run_once(program const& what, choices& path) {
-  gpumem::detail::sync::sleep_for(std::chrono::milliseconds{100}); // gpumem's own threads come to rest
+  gpumem::detail::sync::sleep_for(std::chrono::milliseconds{100}); // until gpumem's own threads are idle
   fixed().synchronize();
-  device_ran = gpumem::detail::sync::time_point::max(); // not meanwhile
+  device_ran = gpumem::detail::sync::time_point::max(); // the device does not run during the program
   auto const made = what.prepare();
   auto const guarded = [&](void (*body)(pool_fixture&)) {
     return [&made, body] {
@@ -68,7 +68,7 @@ std::string run_once(program const& what, choices& path) {
   return made->finish();
 }
 
-// What the first run finds new, later ones find as it is.
+// Runs the program once beforehand, so that one-time initialization is the same in all counted runs.
 void warm_up(program const& what) {
   choices first{1};
   do { ASSERT_EQ(run_once(what, first), "") << what.name; } while (first.next());

@@ -1,5 +1,5 @@
-// Where a small program of two threads and two streams plays: a pool, what lives in it, and what must hold at the end.
-// Include it after `import gpumem;`, the headers that interleavings_test.cpp includes before: it includes nothing.
+// The setting of a small program with two threads and two streams: a pool, its live blocks, and checks at the end.
+// Include it after `import gpumem;` and the headers that interleavings_test.cpp includes before: it includes nothing.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,7 +8,7 @@ namespace gpumem_test {
 namespace simulator = gpumem::simulator;
 inline constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-// What lives as long as the process: the simulated device's checker keeps something of every owner of blocks.
+// Objects that all runs share, since the simulated device's checker keeps a record for each owner of blocks.
 struct shared_fixtures {
   gpumem::device device = gpumem::device::current();
   std::vector<gpumem::stream> all = make(6);
@@ -28,7 +28,7 @@ struct shared_fixtures {
     one.base = p;
     return one;
   }
-  // Whatever was enqueued is complete, and known to be.
+  // Waits until all enqueued work is complete and the timelines know it.
   void synchronize() {
     simulator::run_until_idle();
     for (auto const& each : all) {
@@ -52,7 +52,7 @@ public:
     fixed().memory.capacity = capacity;
     hold(gpumem::pool_resource{fixed().upstream, options});
   }
-  // Over pages of the device.
+  // Makes a pool over pages of the device.
   explicit pool_fixture(gpumem::pool_options const& options) {
     hold(gpumem::pool_resource{fixed().device, options, {.address_space = 32 * MiB}});
   }
@@ -60,7 +60,8 @@ public:
   static gpumem::stream& a() { return fixed().all[0]; }
   static gpumem::stream& b() { return fixed().all[1]; }
 
-  // A block, and work on it; or null. No request may fail for want of memory that no thread holds.
+  // Allocates a block and enqueues work on it; returns null if the request failed. A request must not fail while no
+  // thread holds memory.
   void* allocate(gpumem::stream const& on, std::size_t bytes) {
     auto const seen = taken_;
     bool const others = users_ > 0;
@@ -86,19 +87,19 @@ public:
   void work(gpumem::stream const& on, void* p, std::size_t bytes) {
     simulator::work(on, {simulator::write(p, bytes)}, std::chrono::microseconds{1});
   }
-  // The one is ordered after all that was enqueued on the other.
+  // Orders `to` after all work that was enqueued on `from`.
   void order(gpumem::stream const& from, gpumem::stream const& to) {
     gpumem::event happened{fixed().device};
     happened.record(from);
     happened.make_wait(to);
   }
   void trim() { state_->trim(0); }
-  // The pool has one for each thread.
+  // Drops one handle; the pool has one per thread.
   void drop_handle() {
     auto const one = std::exchange(handles_.back(), nullptr);
     handles_.pop_back();
   }
-  // A graph of nothing; requests may fail meanwhile.
+  // Captures an empty graph. Requests may fail meanwhile.
   void capture(gpumem::stream& which) {
     ++taken_, ++users_;
     which.begin_capture();
@@ -109,9 +110,9 @@ public:
     if (failure_.empty()) failure_ = std::move(text);
   }
 
-  std::vector<void*> kept; // for the threads to free
+  std::vector<void*> kept; // blocks that the threads free
 
-  // Frees what is left, and tells what is wrong; empty: nothing.
+  // Frees all blocks and returns what is wrong; empty if nothing is.
   std::string finish() {
     while (!live_.empty()) free(*live_.begin()->second.on, live_.begin()->first);
     fixed().synchronize();
@@ -142,9 +143,9 @@ private:
 
   std::vector<std::shared_ptr<void>> handles_;
   gpumem::detail::pool_state* state_ = nullptr;
-  std::map<void*, block> live_; // one thread runs at a time
-  int users_ = 0;               // blocks, and requests under way
-  int taken_ = 0;               // requests so far
+  std::map<void*, block> live_; // no lock: one thread runs at a time
+  int users_ = 0;               // live blocks and running requests
+  int taken_ = 0;               // number of requests so far
   std::string failure_;
 };
 

@@ -7,7 +7,7 @@ namespace gpumem_test {
 
 using made_scene = std::unique_ptr<pool_fixture>;
 
-// `prepare` is one thread's; what it keeps, the two free.
+// `prepare` runs on one thread; the two threads may free the blocks in `kept`.
 struct program {
   char const* name;
   unsigned most_preemptions;
@@ -16,17 +16,17 @@ struct program {
   void (*second)(pool_fixture&);
 };
 
-// With five preemptions the runs take many minutes; with as many as there can be, centuries.
+// With five preemptions the runs take many minutes; without a bound, centuries.
 inline constexpr unsigned few = 3, every = ~0u;
 
-// One block is all there is.
+// The limit is the size of one block.
 inline constexpr program one_block{
     "one block for both", few,
     [] { return std::make_unique<pool_fixture>(1 * MiB, gpumem::pool_options{.limit = 1 * MiB}); },
     [](pool_fixture& s) { s.free(s.a(), s.allocate(s.a(), 1 * MiB)); },
     [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
-// What one thread got the other frees, elsewhere, and takes again.
+// One thread allocates a block; the other frees it on another stream and allocates it again.
 inline constexpr program handed_over{"a block handed over", few,
                                      [] {
                                        auto made = std::make_unique<pool_fixture>(
@@ -44,7 +44,7 @@ inline constexpr program handed_over{"a block handed over", few,
                                        s.allocate(s.b(), 512 * KiB);
                                      }};
 
-// Both streams have freed, and each thread asks for more than its stream has.
+// Both streams have freed memory, and each thread asks for more than its stream has.
 inline constexpr program crossed{
     "steals across streams", few,
     [] {
@@ -61,7 +61,7 @@ inline constexpr program crossed{
       s.allocate(s.b(), 1 * MiB);
     }};
 
-// Frees side by side, by two threads on two streams, far from the limit, where they record no event: of these every
+// Two threads free neighbouring blocks on two streams, far from the limit, where frees record no event. Every
 // interleaving is run.
 inline constexpr program freed_beside{"frees side by side", every,
                                       [] {
@@ -82,7 +82,7 @@ inline constexpr program freed_beside{"frees side by side", every,
                                         s.free(s.a(), s.kept[3]);
                                       }};
 
-// Chunks go upstream while a request needs them.
+// Chunks are returned to the upstream while a request needs them.
 inline constexpr program trimmed{"a trim beside requests", few,
                                  [] {
                                    auto made =
@@ -96,7 +96,7 @@ inline constexpr program trimmed{"a trim beside requests", few,
                                    s.allocate(s.b(), 1 * MiB);
                                  }};
 
-// There is room for one growth, and for two requests in it.
+// The pool can grow once, and the growth has room for two requests.
 inline constexpr program grown{
     "growth at the limit", few,
     [] { return std::make_unique<pool_fixture>(2 * MiB, gpumem::pool_options{.limit = 2 * MiB}); },
@@ -106,7 +106,7 @@ inline constexpr program grown{
     },
     [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
-// Pages go while the other stream's work on them is still to run, and while the other thread maps.
+// Pages are released while the other stream's work on them is pending, and while the other thread maps pages.
 inline constexpr program paged{"pages that give way", few,
                                [] {
                                  auto made = std::make_unique<pool_fixture>(gpumem::pool_options{.limit = 4 * MiB});
@@ -119,12 +119,12 @@ inline constexpr program paged{"pages that give way", few,
                                },
                                [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 3 * MiB)); }};
 
-// Of five streams that have freed side by side a range keeps four apart.
+// Five streams free neighbouring blocks; a range keeps the uses of only four streams separately.
 inline constexpr program many_streams{
     "more streams than a range keeps uses of", few - 1,
     [] {
       auto made = std::make_unique<pool_fixture>(16 * MiB, gpumem::pool_options{.limit = 16 * MiB});
-      made->allocate(pool_fixture::a(), 16 * MiB - 5 * 128 * KiB); // so it stays under pressure
+      made->allocate(pool_fixture::a(), 16 * MiB - 5 * 128 * KiB); // so that the pool stays under memory pressure
       for (int i = 0; i < 5; ++i) made->kept.push_back(made->allocate(pool_fixture::a(), 128 * KiB));
       made->allocate(pool_fixture::a(), 1 * MiB);
       for (int i = 1; i < 6; ++i) made->order(pool_fixture::a(), fixed().all[i]);
@@ -140,7 +140,7 @@ inline constexpr program many_streams{
     },
     [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 5 * 128 * KiB)); }};
 
-// The last handle goes while blocks are freed, which may be kept near their thread before that and not after.
+// The last handle is dropped while blocks are freed. Frees before that may be cached, frees after it may not.
 inline constexpr program closed{"the end of a pool beside frees", few,
                                 [] {
                                   auto made = std::make_unique<pool_fixture>(4 * MiB, gpumem::pool_options{});
@@ -157,7 +157,7 @@ inline constexpr program closed{"the end of a pool beside frees", few,
                                   s.drop_handle();
                                 }};
 
-// An order is told while the stream that it is for asks for memory, from another thread.
+// One thread tells the pool an order of a stream while another thread requests memory on that stream.
 inline constexpr program told{"an order told beside a request", few,
                               [] {
                                 auto made =
@@ -171,7 +171,7 @@ inline constexpr program told{"an order told beside a request", few,
                               },
                               [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
-// The pool records an event on a stream of gpumem's own while the other thread captures it.
+// The pool records an event on one of gpumem's own streams while the other thread captures that stream.
 inline constexpr program captured{
     "a capture beside a request", few,
     [] {
@@ -181,8 +181,8 @@ inline constexpr program captured{
     },
     [](pool_fixture& s) { s.capture(s.a()); }, [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 1 * MiB)); }};
 
-// Of large blocks that a thread keeps the third makes way for the first, which lies between the others: no request may
-// miss it on its way.
+// The third large block that a thread caches evicts the first, which lies between the other two. A request must find it
+// on its way to the shard.
 inline constexpr program made_way{"a kept block that makes way", few - 1,
                                   [] {
                                     auto made = std::make_unique<pool_fixture>(
@@ -192,7 +192,7 @@ inline constexpr program made_way{"a kept block that makes way", few - 1,
                                     return made;
                                   },
                                   [](pool_fixture& s) {
-                                    s.allocate(s.a(), 4 * KiB); // from then on the thread keeps what it frees
+                                    s.allocate(s.a(), 4 * KiB); // from here on the thread caches its frees
                                     for (int i : {1, 0, 2}) {
                                       s.free(s.a(), s.kept[i]);
                                       s.kept[i] = nullptr;

@@ -1,4 +1,4 @@
-// Forking, and results through a pipe.
+// Forks children, and reads their results through pipes.
 // SPDX-License-Identifier: Apache-2.0
 #include "forked_runs.hpp"
 
@@ -30,7 +30,7 @@ std::size_t usable_processors() {
   return static_cast<std::size_t>(CPU_COUNT(&usable));
 }
 
-// The schedule keeps all threads of a child on the processor on which it finds itself.
+// A schedule keeps all threads of a child on the processor on which the child starts.
 void move_to_processor(std::size_t index) {
   cpu_set_t usable, one;
   if (sched_getaffinity(0, sizeof usable, &usable) != 0) return;
@@ -104,7 +104,7 @@ void forked_runs::start(std::uint64_t seed) {
   int ends[2];
   if (pipe(ends) != 0) throw std::system_error{errno, std::generic_category(), "pipe"};
   auto const slot = started_++ % processors_;
-  // Without the fork handlers: gpumem would take the child for one that may not use the driver.
+  // _Fork skips the fork handlers: with them gpumem would treat the child as one that must not use the driver.
   auto const process = _Fork();
   if (process < 0) throw std::system_error{errno, std::generic_category(), "fork"};
   if (process == 0) {

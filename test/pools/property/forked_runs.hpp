@@ -1,5 +1,5 @@
-// Programs in forked children: each starts from the same state, so that a seed replays alone, and a crash names its
-// seed.
+// Runs programs in forked children. Each starts from the same state, so that a seed can be replayed alone, and a crash
+// names its seed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace gpumem_test {
 
-// Runs work for seeds in children of this process, one a processor, and hands their results on in the order of the
-// seeds. This process may have one thread only.
+// Runs `work` for seeds in children, one per processor, and returns their results in the order of the seeds. This
+// process must have only one thread.
 class forked_runs {
 public:
   using work = std::function<program_result(std::uint64_t seed)>;
@@ -28,7 +28,7 @@ public:
   std::size_t at_once() const noexcept { return processors_; }
   std::size_t running() const noexcept { return running_.size(); }
   void start(std::uint64_t seed);
-  // The result of the one that was started first; a child that crashed, or hung for half a minute, has failed.
+  // Returns the result of the child that was started first. A child that crashed, or ran for half a minute, has failed.
   program_result finish_first();
 
 private:

@@ -1,4 +1,5 @@
-// What a random program does seldom: kernels that wait for others, captures, streams that die, pages that must stay.
+// The rare operations of a random program: kernels that wait for other streams, captures, destroyed streams, pinned
+// pages.
 // SPDX-License-Identifier: Apache-2.0
 #include "random_source.hpp"
 #include "program.hpp"
@@ -27,8 +28,8 @@ import gpumem;
 
 namespace gpumem_test {
 
-// A persistent kernel: what the stream was given after a free ends only when another stream gets to work that comes
-// later. No wait and no call of the pool's may keep the thread from giving it.
+// A persistent kernel: work that follows a free on its stream ends only after later work of another stream. No wait and
+// no call of the pool may keep the thread from enqueuing that work.
 template <class Memory> void random_program<Memory>::spin_and_allocate(actor& self) {
   auto& f = fixed();
   auto const bytes = 1 + self.random.below(256 * 1024);
@@ -54,7 +55,7 @@ template <class Memory> void random_program<Memory>::spin_and_allocate(actor& se
   leave(to);
 }
 
-// Its handle's value comes back at once as another stream.
+// Destroys a stream; another stream gets the same handle at once.
 template <class Memory> void random_program<Memory>::recycle_stream(actor& self) {
   auto const which = self.random.one_in(2) ? foreign_c : foreign_d;
   {
@@ -69,7 +70,7 @@ template <class Memory> void random_program<Memory>::recycle_stream(actor& self)
   recycling_[which] = false;
 }
 
-// Some blocks of one stream, used and freed there; the work is still to run when this returns.
+// Allocates, uses and frees some blocks on one stream. Their work may still be pending when this returns.
 template <class Memory> void random_program<Memory>::serve_some(actor& self, cuda::stream_ref on) {
   auto const many = 1 + self.random.below(3);
   for (std::uint64_t i = 0; i < many; ++i) {
@@ -81,11 +82,11 @@ template <class Memory> void random_program<Memory>::serve_some(actor& self, cud
   }
 }
 
-// A stream for one request, which dies whether its work is over or not.
+// A stream for one request, destroyed whether or not its work is complete.
 template <class Memory> void random_program<Memory>::live_shortly(actor& self) {
   auto const made = stream_fixtures::make_stream(self.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
   serve_some(self, cuda::stream_ref{made});
-  if (self.random.one_in(2)) gpumem::stream::adopt(made); // the end of a promise
+  if (self.random.one_in(2)) gpumem::stream::adopt(made); // ends the promise that the stream lives
   stream_fixtures::destroy_stream(made);
   count("streams that lived shortly");
 }
@@ -99,7 +100,8 @@ template <class Memory> void random_program<Memory>::live_shortly_as_a_thread(ac
   count("threads that lived shortly");
 }
 
-// What is captured has not run, and its stream's events are the graph's: the free waits for a call outside.
+// Captured work has not run, and the events of a capturing stream belong to the graph: a later call outside completes
+// the free.
 template <class Memory> void random_program<Memory>::free_in_capture(actor& self) {
   auto& f = fixed();
   auto const bytes = 1 + self.random.below(64 * 1024);
@@ -116,7 +118,7 @@ template <class Memory> void random_program<Memory>::free_in_capture(actor& self
   count("frees in a capture");
 }
 
-// Pinned pages stay, whichever stream frees the blocks in them, and whatever is given back meanwhile.
+// Pinned pages stay mapped, whichever stream frees the blocks in them, and whatever memory is released meanwhile.
 template <class Memory> void random_program<Memory>::pin(actor& self) {
   if constexpr (!std::same_as<Memory, page_memory>) return;
   auto const block = pick(self);

@@ -1,4 +1,4 @@
-// What the threads of a random program do: uses, orders, frees elsewhere, trims.
+// The frequent operations of a random program: uses, orders, frees on other streams, trims.
 // SPDX-License-Identifier: Apache-2.0
 #include "random_source.hpp"
 #include "program.hpp"
@@ -27,7 +27,8 @@ import gpumem;
 namespace gpumem_test {
 
 namespace {
-constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // what is kept near a thread is asked for again
+constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // sizes that are requested again, to hit the thread
+                                                               // caches
 } // namespace
 
 template <class Memory> void random_program<Memory>::allocate(actor& self) {
@@ -48,7 +49,7 @@ template <class Memory> void random_program<Memory>::allocate(actor& self) {
   put(block);
 }
 
-// What a thread has freed it asks for again, on the same stream.
+// Frees and allocates the same size on the same stream repeatedly.
 template <class Memory> void random_program<Memory>::churn(actor& self) {
   auto const which = enter(self);
   auto const bytes = self.random.of(often);
@@ -106,7 +107,7 @@ template <class Memory> void random_program<Memory>::free_elsewhere(actor& self)
   leave(block->home);
 }
 
-// As an allocation's destructor does.
+// Frees as the destructor of an allocation does.
 template <class Memory> void random_program<Memory>::free_by_identity(actor& self) {
   auto const block = pick(self);
   if (!block) return;
@@ -132,7 +133,7 @@ template <class Memory> void random_program<Memory>::free_by_host(actor& self) {
   leave(block->home);
 }
 
-// A use elsewhere that the free need not be ordered after.
+// Uses the block on another stream, and declares that use in place of ordering the free after it.
 template <class Memory> void random_program<Memory>::record_use(actor& self) {
   auto block = pick(self);
   if (!block) return;

@@ -48,7 +48,7 @@ template <class Memory> void random_program<Memory>::leave(int which) {
   --users_[which];
 }
 
-// Takes a block that the thread may use; the block keeps its stream in use.
+// Takes a block that the thread may use; its stream stays in use meanwhile.
 template <class Memory> std::optional<live_block> random_program<Memory>::pick(actor& self) {
   auto const start = self.random.next();
   std::scoped_lock const held{mutex_};
@@ -70,10 +70,10 @@ template <class Memory> void random_program<Memory>::put(live_block const& block
 
 template <class Memory> void random_program<Memory>::body(int thread) {
   try {
-    gpumem::device_guard const here{fixed().device}; // the work of default streams is the current device's
+    gpumem::device_guard const here{fixed().device}; // default streams belong to the current device
     actor self{thread, random_source{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
     for (int i = 0; i < how_.operations; ++i) step(self);
-    // What only this thread can free.
+    // Blocks that only this thread can free.
     for (;;) {
       std::unique_lock held{mutex_};
       auto const own = std::ranges::find(blocks_, thread, &live_block::thread);
@@ -92,7 +92,7 @@ template <class Memory> void random_program<Memory>::body(int thread) {
   } catch (std::exception const& e) { fail(std::string{"an exception: "} + e.what()); }
 }
 
-// Frees what is left, closes the pool, and sees that everything goes back upstream.
+// Frees all blocks, closes the pool, and checks that all memory returns to the upstream.
 template <class Memory> program_result random_program<Memory>::finish() {
   auto& f = fixed();
   for (auto const& block : blocks_) {
@@ -134,7 +134,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   if (statistics.limit && statistics.peak_reserved > statistics.limit) fail("more was reserved than the limit");
   checked_.reset();
   pool_.reset();
-  // The end of a promise is where the last frees of a raw stream are covered by an event.
+  // Adopting a raw stream and dropping the result ends a promise; an event then covers the stream's last frees.
   for (auto const which : {foreign_c, foreign_d}) gpumem::stream::adopt(foreign_[which]);
   if (auto const stuck = simulator::run_until_idle()) fail(std::to_string(stuck) + " operations never ran");
   for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i)
@@ -167,7 +167,7 @@ program_result run_over(std::uint64_t seed, program_options const& how, program_
   return one.finish();
 }
 
-// One program in three is over pages.
+// One program in three uses pages.
 program_result run_program(std::uint64_t seed, program_options const& how, program_runner const& run) {
   prepare_programs();
   simulator::seed(seed);

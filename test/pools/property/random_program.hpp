@@ -1,4 +1,4 @@
-// One random program over a pool: what is live in it, which thread uses which stream, what it saw. Include it after
+// One random program over a pool: its live blocks, which thread uses which stream, and its result. Include it after
 // `import gpumem;`, the headers beside it and the standard's: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -11,13 +11,13 @@ inline constexpr std::size_t MiB = std::size_t{1} << 20;
 struct live_block {
   void* pointer = nullptr;
   std::size_t bytes = 0;
-  int home = 0;      // its stream; -1: the host
-  int thread = -1;   // the only one that may use it: its stream means another stream to others
-  bool read = false; // by recorded uses, so that nothing else may write it before its free
+  int home = 0;      // the block's stream; -1: the host
+  int thread = -1;   // the only thread that may use it, since its stream handle means another stream to other threads
+  bool read = false; // recorded uses read it, so no other work may write it before its free
 };
 
-// What the pool of a program draws from: parts of a region, or pages of the device. Each makes the pool, and tells what
-// has not gone back.
+// The memory of a program's pool: parts of a region, or pages of the device. Each class makes the pool and counts the
+// memory that has not returned.
 class region_memory {
 public:
   using pool = gpumem::pool_resource<simulator::checked<region_upstream>>;
@@ -59,7 +59,7 @@ public:
   std::size_t outstanding() { return simulator::report().mappings; }
 };
 
-// One program: a pool, what is live in it, and the streams that come and go.
+// One program: a pool, its live blocks, and the streams that it makes and destroys.
 template <class Memory> class random_program {
 public:
   random_program(std::uint64_t seed, program_options const& how) : seed_{seed}, how_{how} {
@@ -116,7 +116,7 @@ private:
     }
   }
 
-  // A stream that is in use is not recycled.
+  // Marks a stream as used; a stream in use is not recycled.
   int enter(actor& self);
   void enter(int which);
   void leave(int which);
@@ -167,7 +167,7 @@ private:
   std::array<bool, stream_choices> recycling_{};
   std::optional<pool> pool_;
   std::optional<simulator::checked<pool>> checked_;
-  std::mutex mutex_; // never held at a mark
+  std::mutex mutex_; // never held at a schedule point
   std::vector<live_block> blocks_;
   std::uint64_t trace_ = 0xcbf29ce484222325u;
   program_result result_;

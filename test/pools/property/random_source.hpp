@@ -1,4 +1,4 @@
-// What a random program draws its choices from: the same on every machine.
+// The random numbers of a random program, the same on every machine.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace gpumem_test {
 
-// SplitMix64.
+// The SplitMix64 generator.
 class random_source {
 public:
   explicit random_source(std::uint64_t seed) : state_{seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du} {}

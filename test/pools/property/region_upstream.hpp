@@ -1,4 +1,4 @@
-// An upstream for the property test: hands out parts of one region, in stream order, the same way for every seed.
+// An upstream for the property test: hands out parts of one region in stream order, repeatably for each seed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace gpumem_test {
 
-// What the handles of one upstream share.
+// The state that the handles of one upstream share.
 struct region {
   std::uintptr_t base = 0;
-  std::size_t capacity = 0; // most that is handed out at once
-  unsigned fail_every = 0;  // every so-manieth draw fails; 0: none
+  std::size_t capacity = 0; // the most bytes handed out at once
+  unsigned fail_every = 0;  // every n-th allocation fails; 0: none
 
   void* draw(std::size_t bytes) {
     std::scoped_lock const held{mutex_};
@@ -46,10 +46,10 @@ private:
   std::mutex mutex_;
   std::size_t drawn_ = 0;
   unsigned draws_ = 0;
-  std::map<std::uintptr_t, std::size_t> given_; // first fit
+  std::map<std::uintptr_t, std::size_t> given_; // live parts; allocation is first fit
 };
 
-// With gpumem::simulator::checked around it, memory counts as written where it was given, by that stream.
+// Inside gpumem::simulator::checked, memory counts as written by the stream of its allocation.
 class region_upstream {
 public:
   explicit region_upstream(region& of) : region_{&of} {}

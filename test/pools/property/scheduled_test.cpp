@@ -1,5 +1,5 @@
-// The property test of the pool: correct programs under a schedule that a seed decides, judged by the simulated device.
-// `--seed N`, or GPUMEM_SEED, replays one; `--seeds N` or GPUMEM_SEEDS says how many.
+// The property test of the pool: correct programs under schedules that depend on a seed, checked by the simulated
+// device. `--seed N` or GPUMEM_SEED replays one seed; `--seeds N` or GPUMEM_SEEDS sets the number of seeds.
 // SPDX-License-Identifier: Apache-2.0
 #include "forked_runs.hpp"
 
@@ -22,12 +22,12 @@ using gpumem_test::program_result;
 
 std::optional<std::uint64_t> only_seed;
 #if __has_feature(address_sanitizer)
-std::uint64_t seeds = 4'000; // each takes several times as long
+std::uint64_t seeds = 4'000; // each takes several times as long with the sanitizer
 #else
 std::uint64_t seeds = 10'000;
 #endif
 
-// How rare switches are is the seed's choice too.
+// The seed also chooses how rarely threads switch.
 constexpr unsigned rarities[] = {1, 6, 20, 60, 150};
 
 program_result run_scheduled(std::uint64_t seed) {

@@ -1,5 +1,5 @@
-// The streams of the random programs, of every kind. Include it after `import gpumem;` and after <atomic>, <cstdint>,
-// <cuda.h> and <dlfcn.h>: it includes nothing itself.
+// The streams of the random programs, one or more of every kind. Include it after `import gpumem;` and after <atomic>,
+// <cstdint>, <cuda.h> and <dlfcn.h>: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,8 +9,8 @@ template <class Function> Function* driver_function(char const* name) {
   return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
 }
 
-// The streams of a program. Null and per-thread mean another stream to each thread; `spin` is one thread's own, on
-// which it lets the device wait for what it enqueues only later.
+// The streams of a program. Null and per-thread are different streams in each thread. One thread owns `spin`, on which
+// the device waits for work that is enqueued later.
 enum stream_choice : int {
   own_a,
   own_b,
@@ -24,7 +24,7 @@ enum stream_choice : int {
   stream_choices
 };
 
-// What lives as long as the process.
+// Objects that live as long as the process.
 struct stream_fixtures {
   static constexpr std::size_t region_bytes = std::size_t{256} << 20;
   static constexpr std::uint32_t most_flags = 4096;
@@ -51,7 +51,7 @@ struct stream_fixtures {
     gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&p, bytes), "cuMemAlloc");
     return p;
   }
-  // A word of its own for each wait: a write that comes late must not undo another's.
+  // Each wait has a word of its own, so that a late write cannot undo another one.
   std::uintptr_t flag(std::uint32_t value) const { return flags + value % most_flags * sizeof value; }
   void wait_for_flag(CUstream stream, std::uint32_t value) const {
     static auto* const wait = driver_function<decltype(cuStreamWaitValue32)>("cuStreamWaitValue32_v2");

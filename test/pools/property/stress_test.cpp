@@ -1,4 +1,5 @@
-// The same programs with threads that run as they like: for the sanitizers, which a baton would blind.
+// The same programs on free-running threads, for the sanitizers: under a schedule one thread runs at a time, which
+// hides races.
 // SPDX-License-Identifier: Apache-2.0
 #include "program.hpp"
 

@@ -1,5 +1,5 @@
-// Very many operations of threads that run as they like, on the simulated device: what goes wrong once in a million.
-// Not a test of ctest, since it takes minutes: `cmake --build --preset release --target pool_soak`, and --help.
+// A long run of free-running threads on the simulated device, to find faults that occur once in a million operations.
+// Not run by ctest, since it takes minutes: `cmake --build --preset release --target pool_soak`, and --help.
 // SPDX-License-Identifier: Apache-2.0
 #include "../property/random_source.hpp"
 #include "../property/region_upstream.hpp"
@@ -43,7 +43,7 @@ bool run(shape const& what, settings const& how, std::vector<gpumem::stream>& st
   gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&base, memory.capacity), "cuMemAlloc");
   memory.base = base;
   bool const well = soak{what, how, gpumem::pool_resource{blank_upstream{memory}, options}, streams}.run();
-  // The library's thread may still give back: the region stays until it has.
+  // The library's thread may still release memory; the region must live until it has.
   for (int i = 0; i < 10'000 && memory.drawn() > 0; ++i) {
     simulator::run_until_idle();
     gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});

@@ -1,4 +1,4 @@
-// What a soak does: sizes, how much lives at once, how often memory goes to another stream or thread, or back.
+// The settings of a soak run: sizes, live bytes, and how often memory moves to another stream or thread or is released.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,13 +11,13 @@ inline constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 struct shape {
   char const* name;
-  std::size_t smallest, largest; // as many requests between them of each power of two
-  std::size_t most_live;         // bytes of each thread
+  std::size_t smallest, largest; // bounds; each power of two between them is equally likely
+  std::size_t most_live;         // bytes per thread
   std::size_t limit;             // of the pool; 0: none
   bool pages;
-  std::uint64_t elsewhere_one_in; // requests on another stream than the thread's
-  std::uint64_t handed_one_in;    // frees by the next thread, on its stream
-  std::uint64_t ebb_every;        // operations of a thread: all free all, and the pool is trimmed
+  std::uint64_t elsewhere_one_in; // one request in n is on another stream than the thread's
+  std::uint64_t handed_one_in;    // one free in n is made by the next thread on its stream
+  std::uint64_t ebb_every;        // after n operations of a thread all threads free all blocks, and the pool is trimmed
 };
 
 inline constexpr shape shapes[] = {

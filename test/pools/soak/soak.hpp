@@ -1,7 +1,7 @@
-// One soak: its threads, their blocks, and what it counts. Every block bears its owner's stamp, which must be there
-// when it is freed; of each thirty-second of the time the simulated device's checker is told, as work on the whole
-// block; the pool's books are looked at now and then. Include it after `import gpumem;` and what main.cpp includes
-// before: it includes nothing itself.
+// One soak run: its threads, their blocks, and its counts. Every block carries its owner's stamp, which is checked at
+// its free. The simulated device's checker is told of one block in 32, as work on the whole block. The pool's
+// consistency is checked every 65,536 operations. Include it after `import gpumem;` and what main.cpp includes before:
+// it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,7 +9,7 @@ namespace gpumem_test {
 
 namespace simulator = gpumem::simulator;
 inline constexpr std::uint64_t told_one_in = 32, checked_every = 1 << 16;
-inline constexpr double least_steals = 1, least_growth = .1; // of a hundred
+inline constexpr double least_steals = 1, least_growth = .1; // percent
 
 struct settings {
   std::uint64_t operations = 100'000'000;
@@ -17,7 +17,7 @@ struct settings {
   std::uint64_t seed = 1;
 };
 
-// Memory that upstream gives bears no stamps.
+// An upstream whose memory carries no stamps.
 class blank_upstream : public region_upstream {
 public:
   using region_upstream::region_upstream;
@@ -30,10 +30,10 @@ struct block {
   std::byte* pointer;
   std::size_t bytes;
   unsigned stream;
-  bool told; // to the checker
+  bool told; // the checker knows of it
 };
 
-// At a block's begin: whose it is, or on which stream it was freed.
+// At the start of a block: its owner, or the stream on which it was freed.
 struct stamp {
   std::uint64_t live; // 0: free
   std::uint64_t stream;
@@ -49,7 +49,7 @@ public:
       : what_{what}, how_{how}, pool_{std::move(pool)}, streams_{streams}, handed_(how.threads),
         together_{how.threads} {}
 
-  // Whether all was well.
+  // Returns whether no fault was found.
   bool run() {
     auto const begun = std::chrono::steady_clock::now();
     std::vector<std::thread> threads;
@@ -163,7 +163,7 @@ private:
     waiting_ = true;
   }
 
-  // All give back what they have, as at the end of a step of a program, and one sees to it that it goes upstream.
+  // All threads free all blocks, as at the end of a step of a program, and one thread trims the pool.
   void ebb(unsigned number, std::vector<block> const& all) {
     for (auto const& each : all) free(each, each.stream);
     together_.arrive_and_wait();
@@ -176,7 +176,8 @@ private:
     together_.arrive_and_wait();
   }
 
-  // Frees on its own stream, behind the work on the other, what the thread before has handed over.
+  // Frees the blocks that the previous thread has handed over, on this thread's stream, ordered after the work on the
+  // other stream.
   void take_handed(unsigned number) {
     if (!waiting_.load(std::memory_order_relaxed)) return;
     std::deque<block> mine;
@@ -206,10 +207,10 @@ private:
   shape const& what_;
   settings const& how_;
   Pool pool_;
-  std::vector<gpumem::stream>& streams_; // each thread's, in their order
+  std::vector<gpumem::stream>& streams_; // one per thread, in the order of the threads
   std::vector<std::deque<block>> handed_;
   std::barrier<> together_;
-  std::atomic<bool> waiting_{false}; // a thread has been handed a block
+  std::atomic<bool> waiting_{false}; // some thread has been handed a block
   std::atomic<bool> well_{true};
   std::mutex mutex_;
   counted all_;
