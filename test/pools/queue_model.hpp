@@ -17,8 +17,7 @@ public:
     waiting_request* that;
     std::uint64_t arrival;
     unsigned overtaken = 0;
-    unsigned attempts =
-        0; // events that may count as overtaking: failed allocations, and turns of other requests during its own
+    unsigned attempts = 0; // possible overtakings: failed allocations, and turns of other requests during its own
     unsigned turns_before = 0;
     bool turn = false;
     bool refused = false;     // during its turn: more than bytes was missing

@@ -317,7 +317,7 @@ TEST_F(reuse_tiers_test, coalesced_memory_is_ordered_after_the_uses_of_all_its_p
   gpumem::stream c{device};
   pool_resource r{upstream, {.initial_size = 64 * MiB, .limit = 64 * MiB}};
   simulator::checked checked{r};
-  auto* const rest = checked.allocate(a, 61 * MiB); // most of it: the pool stays under pressure
+  auto* const rest = checked.allocate(a, 61 * MiB); // most of it: the pool stays under memory pressure
   void* parts[3];
   for (auto*& part : parts) part = checked.allocate(a, 1 * MiB);
   gpumem::event ready{device};
