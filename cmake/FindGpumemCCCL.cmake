@@ -1,4 +1,5 @@
-# Finds cuda.h (>= 13.0), the static CUDA runtime beside it and the headers of CCCL (>= 3.5.0): target gpumem_cccl.
+# Finds cuda.h (>= 13.0), the static CUDA runtime beside it, and the headers of CCCL (>= 3.5.0). Defines the target
+# gpumem_cccl.
 # SPDX-License-Identifier: Apache-2.0
 #
 # CCCL's own package files are not found in the wheels of some versions, and a toolkit carries a CCCL that is too
@@ -49,7 +50,7 @@ function(gpumem_accept_cuda result directory)
   endif()
 endfunction()
 
-# The roots of the toolkits that the environment names.
+# The root folders of the toolkits that the environment names.
 set(gpumem_toolkits)
 foreach(gpumem_wheels IN ITEMS "${GPUMEM_WHEELS}" "$ENV{GPUMEM_WHEELS}")
   if(gpumem_wheels)
@@ -78,7 +79,7 @@ find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
   PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda
   PATH_SUFFIXES cccl include/cccl include VALIDATOR gpumem_accept_cccl
   DOC "Folder of CCCL's headers, 3.5.0 or newer (it holds cuda/, thrust/ and cub/)")
-# CCCL's cuda_error asks the runtime for its text. In a program that links the shared runtime the archive adds nothing.
+# CCCL's cuda_error gets its text from the runtime. If a program links the shared runtime, the archive adds nothing.
 find_library(GPUMEM_CUDART NAMES cudart_static
   HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
   DOC "The CUDA runtime, libcudart_static.a")
@@ -99,7 +100,7 @@ find_package_handle_standard_args(GpumemCCCL
 `pip install --target DIR nvidia-cuda-cccl==13.3.5.0.6` and pass -DGPUMEM_WHEELS=DIR, \
 or pass -DGPUMEM_CCCL_INCLUDE_DIR and -DGPUMEM_CUDA_INCLUDE_DIR.")
 
-# Two versions in one program compile in silence and differ in their layouts.
+# Two CCCL versions in one program compile without a message, but differ in their layouts.
 if(GpumemCCCL_FOUND AND CCCL_FOUND AND DEFINED CCCL_VERSION AND NOT CCCL_VERSION VERSION_EQUAL GpumemCCCL_VERSION)
   set(GpumemCCCL_FOUND FALSE)
   message(FATAL_ERROR "two CCCL trees in one build: find_package(CCCL) gave ${CCCL_VERSION}, gpumem uses "

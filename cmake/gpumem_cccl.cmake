@@ -1,4 +1,4 @@
-# The CUDA and CCCL headers for the project's own build; the wheels of the set-up are looked at first.
+# Finds the CUDA and CCCL headers for the project's own build, first in the wheels that the set-up installed.
 # SPDX-License-Identifier: Apache-2.0
 if(NOT GPUMEM_WHEELS AND EXISTS "${PROJECT_SOURCE_DIR}/.tools/wheels/nvidia")
   set(GPUMEM_WHEELS "${PROJECT_SOURCE_DIR}/.tools/wheels")

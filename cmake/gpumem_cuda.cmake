@@ -1,4 +1,4 @@
-# nvcc, if there is one, and the libraries that it compiles.
+# Finds nvcc, and adds libraries that it compiles.
 # SPDX-License-Identifier: Apache-2.0
 #
 # No enable_language(CUDA): the project has to configure without nvcc too, and CMake's test of the CUDA compiler
@@ -12,8 +12,8 @@ function(gpumem_accept_nvcc result file)
   endif()
 endfunction()
 
-# Of the toolkit whose headers are used: another one's would put its own CCCL before the one that was found. Else of the
-# toolkits that the environment names, which the finder of the headers has collected.
+# Prefers the nvcc of the toolkit whose headers are used: another one would put its own CCCL before the one that was
+# found. Otherwise takes one of the toolkits that the environment names, which FindGpumemCCCL.cmake has collected.
 find_program(GPUMEM_NVCC nvcc HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/.." ${gpumem_toolkits} PATHS /usr/local/cuda PATH_SUFFIXES bin
   VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
 
@@ -27,8 +27,8 @@ endif()
 mark_as_advanced(GPUMEM_NVCC)
 
 # gpumem_add_cuda_library(<name> SOURCES <file.cu>... [LIBRARIES <library>...])
-# A static library of .cu files, compiled by nvcc with the project's compiler as host compiler; folders and
-# definitions come from LIBRARIES. Only where GPUMEM_CUDA_FOUND.
+# Adds a static library of .cu files. nvcc compiles them, with the project's compiler as host compiler; include folders
+# and definitions come from LIBRARIES. Requires GPUMEM_CUDA_FOUND.
 function(gpumem_add_cuda_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
   if(NOT GPUMEM_CUDA_FOUND)

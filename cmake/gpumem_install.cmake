@@ -1,4 +1,4 @@
-# Installs the library, the sources of its modules (whoever imports them compiles them anew) and the package files.
+# Installs the library, the sources of its modules (an importing project compiles them again) and the package files.
 # SPDX-License-Identifier: Apache-2.0
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -12,7 +12,7 @@ install(TARGETS gpumem gpumem_thrust gpumem_simulator EXPORT gpumem
 install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "${gpumem_package}"
   CXX_MODULES_DIRECTORY modules)
 
-# The C ABI is a package of its own beside it: who uses it needs no CUDA headers, no modules and no C++ compiler.
+# The C ABI is a separate package: its users need no CUDA headers, no modules and no C++ compiler.
 set(gpumem_c_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem_c")
 install(TARGETS gpumem_c EXPORT gpumem_c
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
@@ -20,11 +20,11 @@ install(TARGETS gpumem_c EXPORT gpumem_c
 install(EXPORT gpumem_c NAMESPACE gpumem:: FILE gpumem_cConfig.cmake DESTINATION "${gpumem_c_package}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" DESTINATION "${gpumem_c_package}")
-# It looks for the library two folders up.
+# The Python module looks for the library two folders up.
 install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
 
-# Loaded by name at run time, never linked; its path is compiled into the programs that use it.
+# The simulated driver is loaded by name at run time and never linked. Programs that use it contain its path.
 install(TARGETS gpumem_simulator_driver LIBRARY DESTINATION "${gpumem_simulator_folder}")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")
 

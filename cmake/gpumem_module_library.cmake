@@ -1,8 +1,10 @@
-# Libraries of modules; and the module library: one list of files, as many targets as there are forms of it.
+# Functions that add libraries of modules, and the module library itself: one list of files, and one target for each
+# variant.
 # SPDX-License-Identifier: Apache-2.0
 
 # gpumem_reduce_bmis(<target>)
-# The target's own build writes BMIs without what nobody can see of them; whoever installs decides for himself.
+# Makes the project's own build write BMIs without the parts that importers cannot see. Installed targets do not have
+# this option; their users decide.
 function(gpumem_reduce_bmis target)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
     target_compile_options(${target} PRIVATE -fexperimental-modules-reduced-bmi)
@@ -10,10 +12,11 @@ function(gpumem_reduce_bmis target)
 endfunction()
 
 # gpumem_add_implementation_partitions(<target> PRIMARY <interface> FILES <file>... [MODULES_OF <target>...])
-# Implementation partitions of the target's module. Nobody imports them, so they are compiled to objects and nothing
-# else: in a file set each would get a BMI too, which takes as long again to write. They find the interfaces in the
-# target's own folder, and those of other modules in their targets' folders, and are compiled after the primary
-# interface, which imports every other one. The files' properties belong to the calling folder: one such target in each.
+# Adds implementation partitions of the target's module. No file imports them, so they are compiled only to objects: in
+# a file set each would get a BMI too, which doubles the time. They find the interfaces in the target's own folder, and
+# those of other modules in their targets' folders. They are compiled after the primary interface, which imports all
+# other interfaces. The properties of the files belong to the calling folder, so each folder can have only one such
+# target.
 function(gpumem_add_implementation_partitions target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PRIMARY" "FILES;MODULES_OF")
   cmake_path(RELATIVE_PATH arg_PRIMARY BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" OUTPUT_VARIABLE primary)
@@ -31,8 +34,8 @@ function(gpumem_add_implementation_partitions target)
 endfunction()
 
 # gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...])
-# A static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
-# GPUMEM_IMPLEMENTATIONS (paths under src/), and the files of its own form, named the same way.
+# Adds a static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
+# GPUMEM_IMPLEMENTATIONS (paths under src/), and from the additional files of this variant, named the same way.
 function(gpumem_add_module_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "INTERFACES;IMPLEMENTATIONS")
   set(headers ${GPUMEM_HEADERS})
@@ -49,9 +52,9 @@ function(gpumem_add_module_library name)
   gpumem_add_implementation_partitions(${name}
     PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
-  # For gpumem_c, and for shared libraries of others; a program's linker takes the indirections out again.
+  # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  # Installed, the same target comes from the finder that the package ships.
+  # In the installed package, the finder that it contains defines the same target.
   target_link_libraries(${name} PUBLIC
     "$<BUILD_INTERFACE:gpumem_cccl>" "$<INSTALL_INTERFACE:gpumem::cccl>" Threads::Threads ${CMAKE_DL_LIBS})
 endfunction()

@@ -1,25 +1,26 @@
-# One function for a test.
+# gpumem_add_test() and what it needs.
 # SPDX-License-Identifier: Apache-2.0
 if(GPUMEM_BUILD_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)
-  # Half of what most tests take to compile, read once.
+  # Precompiled headers: they take half of the compile time of most tests.
   file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/test_headers.cpp" CONTENT "")
   add_library(gpumem_test_headers OBJECT "${PROJECT_BINARY_DIR}/test_headers.cpp")
   target_link_libraries(gpumem_test_headers PRIVATE GTest::gmock)
   target_precompile_headers(gpumem_test_headers PRIVATE
     <gtest/gtest.h> <algorithm> <atomic> <chrono> <functional> <memory> <string> <thread> <vector>)
-  # What the sanitizer presets build: the tests labelled `property`; all that suit a sanitizer are the second target.
+  # The sanitizer presets build the first target, the tests labelled `property`. The second has all tests that suit a
+  # sanitizer.
   add_custom_target(gpumem_property_tests)
   add_custom_target(gpumem_sanitize_tests)
 endif()
 
 # gpumem_add_test(<name> SOURCES <file>... [LIBRARY gpumem|gpumem_scheduled] [LIBRARIES <library>...]
 #                 [LABELS <label>...] [TIMEOUT <seconds>] [ENVIRONMENT <name=value>...])
-# The program test_<name> from sources under test/, with GoogleMock's main unless one source has its own; each test
-# in it is a test of ctest. The label `property` also builds and runs it under a sanitizer: with gpumem_scheduled under
-# the address sanitizer, where a failing seed replays, with free threads under the thread sanitizer, from which a schedule
-# hides races. `sanitize` only says that it suits them.
+# Adds the program test_<name> from sources under test/, with GoogleMock's main unless one source has its own main. Each
+# test in it is a test of ctest. The label `property` also builds and runs it under a sanitizer. With gpumem_scheduled
+# that is the address sanitizer, where a failing seed can be replayed; with free threads it is the thread sanitizer,
+# since a schedule hides races. The label `sanitize` only says that the tests suit a sanitizer.
 function(gpumem_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;TIMEOUT" "SOURCES;LIBRARIES;LABELS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
@@ -42,7 +43,8 @@ function(gpumem_add_test name)
   target_precompile_headers(test_${name} REUSE_FROM gpumem_test_headers)
   gtest_discover_tests(test_${name} TEST_LIST test_${name}_names DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${arg_TIMEOUT})
-  # Lists do not survive gtest_discover_tests; ctest reads this file after the one that names the tests.
+  # gtest_discover_tests cannot pass lists, so the properties are in this file, which ctest reads after the list of
+  # tests.
   set(properties "${CMAKE_CURRENT_BINARY_DIR}/test_${name}_properties.cmake")
   file(CONFIGURE OUTPUT "${properties}" @ONLY CONTENT [[
 if(test_@name@_names)

@@ -1,4 +1,4 @@
-# What every target of the project is compiled with, and the compilers that are refused.
+# The compiler options of all targets, and the compilers that are refused.
 # SPDX-License-Identifier: Apache-2.0
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   message(FATAL_ERROR "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules. "
@@ -7,7 +7,7 @@ elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_CXX_COMPILER_VERSION 
   message(FATAL_ERROR "gpumem needs clang 19 or newer; ${CMAKE_CXX_COMPILER} is "
                       "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}.")
 elseif(NOT CMAKE_CXX_COMPILER_CLANG_SCAN_DEPS)
-  # Said here, because CMake itself would go on and report that it cannot find Threads.
+  # Checked here, because CMake itself would go on and report that it cannot find Threads.
   message(FATAL_ERROR "${CMAKE_CXX_COMPILER} comes without clang-scan-deps, which modules need: "
                       "install it (Debian: clang-tools-19).")
 elseif(NOT CMAKE_GENERATOR MATCHES "Ninja")
@@ -22,12 +22,12 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_SCAN_FOR_MODULES ON)
-# A ccache before 4.14 hands out stale objects of files that import a module.
+# A ccache before 4.14 returns stale objects for files that import a module.
 set(CMAKE_CXX_COMPILER_LAUNCHER "")
 
 find_package(Threads REQUIRED)
 
-# In the build only: the installed package must not bring its warnings to others.
+# Only in the build: the installed package must not add warnings to its users' projects.
 add_compile_options("$<BUILD_INTERFACE:-Wall>" "$<BUILD_INTERFACE:-Wextra>")
 
 set(GPUMEM_SANITIZE "" CACHE STRING "Sanitizers for everything built: empty, address,undefined or thread")

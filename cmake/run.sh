@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one front to everything: sets the machine up, then builds and does the job that it is asked for.
+# The entry point for all jobs: sets the machine up, then builds and runs the requested job.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,7 +19,7 @@ test libraries), says what is missing, and installs that: Debian packages with a
 TEXT
 }
 
-# configure PRESET: anew when the tools have changed since the last time.
+# configure PRESET: configures, from scratch if the tools have changed since the last time.
 configure() {
   local fresh=()
   if [[ -f build/$1/CMakeCache.txt ]] && ! cmp -s .tools/environment "build/$1/environment"; then
@@ -65,7 +65,7 @@ case $command in
     bash cmake/setup/lint.sh "$@"
     ;;
   gpu)
-    # On the machine with the GPU a bundle needs no tools.
+    # A bundle needs no tools on the machine with the GPU.
     [[ ${1-} == run ]] || set_up test
     bash bench/gpu.sh "$@"
     ;;

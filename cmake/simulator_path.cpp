@@ -1,4 +1,4 @@
-// Where the installed package keeps the simulated device; compiled into each program that links gpumem::simulator.
+// The path of the simulated device in the installed package; compiled into each program that links gpumem::simulator.
 // SPDX-License-Identifier: Apache-2.0
 extern "C" {
 extern const char* const gpumem_simulator_installed_path;

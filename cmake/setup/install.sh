@@ -1,13 +1,13 @@
-# Installs what the probes missed: Debian packages with apt-get, wheels from PyPI into .tools/.
+# Installs what the probes did not find: Debian packages with apt-get, wheels from PyPI into .tools/.
 # SPDX-License-Identifier: Apache-2.0
 
-# The command that becomes root, empty for root itself; fails where there is none.
+# Prints the command that becomes root; empty for root itself. Fails if there is none.
 privilege() {
   if ((EUID == 0)); then return; fi
   type -P sudo
 }
 
-# pip of the system if it has one, else of a virtual environment of the project.
+# Finds pip: the system's if it has one, otherwise that of a virtual environment of the project.
 pip_command() {
   if [[ -x .tools/venv/bin/python ]]; then
     pip=(.tools/venv/bin/python -m pip)
@@ -20,7 +20,7 @@ pip_command() {
 
 installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
-# Wheels need pip; on a system without one, Debian's python3-venv brings it.
+# Wheels need pip; if the system has none, Debian's python3-venv provides it.
 want_pip() {
   ((${#wheels[@]} == 0)) || pip_command || packages+=(python3-venv)
 }
@@ -32,7 +32,7 @@ say_plan() {
   if ((${#wheels[@]})); then printf 'gpumem: wheels from PyPI, into %s: %s\n' "$wheel_root" "${wheels[*]}"; fi
 }
 
-# stop REASON: for systems on which the packages of the plan cannot be installed from here.
+# stop REASON: ends the set-up on systems where the packages of the plan cannot be installed from here.
 stop() {
   fail "$1: install the above by your own means, then call this again." \
     "The probes look at CXX, CUDACXX, CUDA_HOME, CUDA_PATH, GPUMEM_CCCL_INCLUDE_DIR and PATH."
@@ -56,7 +56,7 @@ install_packages() {
 install_wheels() {
   pip_command || fail "python3 has neither pip nor venv" "see .tools/probe.log"
   "${pip[@]}" install --upgrade --target "$wheel_root" "${wheels[@]}"
-  # CMake's own CUDA support looks for these two names, which the wheels lack.
+  # CMake's own CUDA support needs these two names, which the wheels lack.
   local toolkit=$wheel_root/nvidia/cu13
   if [[ -e $toolkit/lib/libcudart.so.13 ]]; then
     ln -sfn lib "$toolkit/lib64"

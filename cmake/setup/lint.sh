@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks includes, lengths, exported names and comments, formats the sources, and runs clang-tidy over every unit of
-# build/release, which has to be built.
+# build/release. Build that first.
 # SPDX-License-Identifier: Apache-2.0
 # usage: lint.sh [--check]
 set -euo pipefail
@@ -16,7 +16,7 @@ done
 find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
   -print0 | xargs -0 -r "clang-format-$major" "${format[@]}" || status=1
 
-# gpumem_scheduled compiles the same files again: once is enough.
+# gpumem_scheduled compiles the same files a second time, which need not be checked again.
 mkdir -p build/lint
 python3 - <<'PYTHON' >build/lint/files
 import json

@@ -1,4 +1,4 @@
-# Finds the tools by trying them: each probe compiles, links or runs what the project will.
+# Finds the tools by trying them: each probe compiles, links or runs something that the project needs.
 # SPDX-License-Identifier: Apache-2.0
 # Results: found_* (paths) and the arrays missing (for people), packages (Debian), wheels (PyPI).
 
@@ -11,7 +11,7 @@ clang_to_install=19
 probes=$PWD/cmake/setup/probes
 wheel_root=$PWD/.tools/wheels
 
-# quietly COMMAND...: its output goes to the log of the probes.
+# quietly COMMAND...: runs the command with its output in the log of the probes.
 quietly() {
   {
     printf '+ %s\n' "$*"
@@ -19,12 +19,12 @@ quietly() {
   } >>.tools/probe.log 2>&1
 }
 
-# at_least MINIMUM VERSION
+# at_least MINIMUM VERSION: succeeds if VERSION is MINIMUM or newer.
 at_least() { [[ $2 =~ ^[0-9] && $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
 
 clang_major() { "$1" -dM -E -x c++ /dev/null 2>/dev/null | sed -n 's/^#define __clang_major__ //p'; }
 
-# A clang that compiles and links coroutines and scans modules.
+# Succeeds for a clang that compiles and links coroutines and scans modules.
 probe_clang() {
   local major scan
   major=$(clang_major "$1") && [[ $major -ge 19 ]] || return 1
@@ -34,10 +34,11 @@ probe_clang() {
     quietly "$scan" -format=p1689 -- "$1" -std=c++20 -c "$probes/coroutine.cpp" -o "$scratch/coroutine.o"
 }
 
-# toolkit_of NVCC CLANG: the folder over bin/ and include/, as nvcc itself sees it (it may be a script or a link somewhere else).
+# toolkit_of NVCC CLANG: prints the folder that contains bin/ and include/, as nvcc itself sees it. (nvcc may be a
+# script or a link in another place.)
 toolkit_of() { "$1" --dryrun -ccbin "$2" -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p'; }
 
-# An nvcc that takes that clang as host compiler and whose program links and starts.
+# Succeeds for an nvcc that accepts this clang as host compiler and whose program links and starts.
 probe_nvcc() {
   local nvcc=$1 clang=$2 top library
   top=$(toolkit_of "$nvcc" "$clang") && [[ -n $top ]] || return 1
@@ -57,7 +58,7 @@ probe_sanitizers() {
   done
 }
 
-# probe_library FILE [FLAG...]
+# probe_library FILE [FLAG...]: compiles and links a probe.
 probe_library() { quietly "$found_cxx" -std=c++20 "$probes/$1.cpp" "${@:2}" -o "$scratch/$1"; }
 
 find_first() {
@@ -68,7 +69,7 @@ find_first() {
   return 1
 }
 
-# candidates NAME...: the absolute paths of those that exist, in that order, each once.
+# candidates NAME...: prints the absolute paths of those that exist, in this order, each once.
 candidates() {
   local name path
   for name in "$@"; do
@@ -76,7 +77,7 @@ candidates() {
   done | awk '!seen[$0]++'
 }
 
-# The first pair that works together wins: each nvcc refuses clangs that are too new for it.
+# Takes the first pair that works together: each nvcc refuses clangs that are too new for it.
 find_compilers() {
   local clang nvcc clangs nvccs
   found_cxx='' found_nvcc='' found_cuda=''
@@ -85,7 +86,7 @@ find_compilers() {
     nvcc /usr/local/cuda/bin/nvcc "$wheel_root/nvidia/cu13/bin/nvcc")
   for clang in "${clangs[@]}"; do
     probe_clang "$clang" || continue
-    # Kept without an nvcc too, if the nvcc that would be installed takes it.
+    # Kept even without an nvcc, if the nvcc that would be installed accepts it.
     if [[ -z $found_cxx && $(clang_major "$clang") -le 20 ]]; then found_cxx=$clang; fi
     for nvcc in "${nvccs[@]}"; do
       if probe_nvcc "$nvcc" "$clang"; then
@@ -109,7 +110,7 @@ find_cccl() {
   done
 }
 
-# find_tool NAME MINIMUM PATH...: the first that runs and is new enough.
+# find_tool NAME MINIMUM PATH...: prints the first tool that runs and is new enough.
 find_tool() {
   local tool version
   for tool in "${@:3}"; do
@@ -121,7 +122,7 @@ find_tool() {
   done
 }
 
-# lacks DESCRIPTION: notes it; what would bring it is added by the caller.
+# lacks DESCRIPTION: records what is missing; the caller adds the package that provides it.
 lacks() { missing+=("$1"); }
 
 probe_build_tools() {
@@ -180,7 +181,7 @@ probe_lint_tools() {
   done
 }
 
-# probe_all build|test|lint
+# probe_all build|test|lint: runs the probes for a command.
 probe_all() {
   missing=() packages=() wheels=()
   mkdir -p .tools

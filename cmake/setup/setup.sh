@@ -1,4 +1,4 @@
-# Brings the machine to where the project builds: probes, says what is missing, installs it, probes again.
+# Prepares the machine for the build: probes the tools, reports what is missing, installs it, and probes again.
 # SPDX-License-Identifier: Apache-2.0
 # Sourced with the project's root as the working directory.
 source cmake/setup/probe.sh
@@ -9,7 +9,8 @@ fail() {
   exit 1
 }
 
-# PATH without .tools/bin, which a sourced .tools/environment puts there: its links would be linked to themselves.
+# Prints PATH without .tools/bin, which a sourced .tools/environment adds: otherwise its links would be linked to
+# themselves.
 path_of_system() {
   local folders list=() folder
   IFS=: read -ra folders <<<"$PATH"
@@ -17,7 +18,7 @@ path_of_system() {
   (IFS=: && printf '%s\n' "${list[*]}")
 }
 
-# What an earlier set-up depends on; where it is unchanged, nothing is probed again.
+# Prints a hash of everything that an earlier set-up depends on. If it is unchanged, nothing is probed again.
 setup_key() {
   local tool
   {
@@ -27,14 +28,14 @@ setup_key() {
     if [[ -f .tools/environment ]]; then
       cat .tools/environment
       source .tools/environment
-      # A tool that was removed or replaced since shows here.
+      # Changes if a tool was removed or replaced.
       stat -Lc '%n %s %Y' "$CXX" "$CUDACXX" "$(type -P cmake)" "$(type -P ninja)" "$GPUMEM_CUDA_INCLUDE_DIR/cuda.h" \
         "$GPUMEM_CCCL_INCLUDE_DIR" 2>&1 || true
     fi
   } | sha256sum
 }
 
-# The file that says which tools were found; people can source it as well.
+# Writes the file with the tools that were found; people can source it too.
 write_environment() {
   local cmake_folder
   cmake_folder=$(dirname "$found_cmake")
@@ -48,7 +49,7 @@ write_environment() {
   } >.tools/environment
 }
 
-# set_up build|test|lint: afterwards the environment names every tool that the command needs.
+# set_up build|test|lint: sets the environment so that it names every tool that the command needs.
 set_up() {
   local level=$1 key
   PATH=$(path_of_system)

@@ -13,7 +13,8 @@ import gpumem;
 
 namespace {
 
-/// Room for one block at a time: further requests wait. Trims, keeps statistics, finds, takes frees without size.
+/// An upstream with room for one block: further requests wait. It can trim, keeps statistics, finds blocks, and accepts
+/// frees without size.
 class narrow_state : public gpumem::extend::shared_state {
 public:
   gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const&, std::size_t bytes,
@@ -122,7 +123,7 @@ template <class Adaptor> void expect_counts_at_the_grant(Adaptor subject, gpumem
   first.reset();
   waiting.join();
   EXPECT_TRUE(resumed);
-  auto const after = subject.counters(); // of two threads: the peaks are not exact
+  auto const after = subject.counters(); // two threads allocate, so the peaks are not exact
   EXPECT_EQ(after.bytes.value, 0);
   EXPECT_EQ(after.bytes.total, 150);
   EXPECT_EQ(after.allocations.value, 0);
@@ -165,7 +166,7 @@ TEST_F(adaptor_base, adaptor_forwards_what_its_upstream_can_do) {
   EXPECT_EQ(subject.find(p)->bytes, 77u);
   subject.record_use(p, stream_);
   EXPECT_EQ(subject.upstream().upstream().used, p);
-  subject.deallocate(stream_, p); // without the size: counted all the same
+  subject.deallocate(stream_, p); // counted without a size too
   EXPECT_EQ(subject.counters(), (gpumem::allocation_counts{{0, 77, 77}, {0, 1, 1}}));
 }
 
@@ -195,7 +196,7 @@ TEST_F(adaptor_base, adaptor_lives_until_its_last_block_is_freed) {
     gpumem::statistics_adaptor subject{narrow_resource{}};
     kept = subject.acquire(stream_, 16).wait();
   }
-  kept.reset(); // under a sanitizer: the state was there, and is gone
+  kept.reset(); // the state still exists here; otherwise a sanitizer reports it
   EXPECT_FALSE(kept);
 }
 

@@ -1,4 +1,4 @@
-// Requests that are refused on purpose: which those are, and that each way to ask for memory meets them.
+// failing_adaptor: which requests it refuses, and that every way to request memory is affected.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/upstream.hpp"
 
@@ -33,7 +33,7 @@ using gpumem_test::MiB;
 
 class failing_adaptor_test : public gpumem_test::waiting_fixture {
 protected:
-  // The numbers of the requests, of so many, that are refused.
+  // Returns which of the next `requests` requests are refused, counted from 1.
   template <class Subject> std::vector<int> refused_of(Subject& subject, int requests) {
     std::vector<int> refused;
     for (int i = 1; i <= requests; ++i) {

@@ -1,4 +1,4 @@
-// The limit of a limiting_adaptor, and in which order requests wait for it.
+// The limit of a limiting_adaptor, and the order in which requests wait for it.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/upstream.hpp"
 
@@ -29,7 +29,7 @@ using gpumem_test::MiB;
 
 class limiting_adaptor_test : public gpumem_test::waiting_fixture {
 protected:
-  // Over any upstream that has 100 MiB.
+  // `below` is any upstream with 100 MiB.
   template <class Upstream> void expect_waits_in_line(Upstream below) {
     limiting_adaptor subject{std::move(below), {.limit = 100 * MiB}};
     auto block = subject.acquire(a, 60 * MiB).wait();
@@ -224,7 +224,7 @@ TEST_F(limiting_adaptor_test, lowered_limit_delays_a_turn) {
   auto other = subject.acquire(a, 60 * MiB).wait();
   request third{*this, subject, b, 60 * MiB};
   other.reset();
-  subject.set_limit(90 * MiB); // in its turn
+  subject.set_limit(90 * MiB); // while the request has a turn
   run_all();
   EXPECT_FALSE(third.ended());
   block.reset();
@@ -278,7 +278,7 @@ TEST_F(limiting_adaptor_test, lives_until_its_last_block_is_freed) {
     kept = std::move(second.block());
   }
   EXPECT_TRUE(kept);
-  kept.reset(); // under a sanitizer: the state was there, and is gone
+  kept.reset(); // the state still exists here; otherwise a sanitizer reports it
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// What it costs to wait for a limiting_adaptor: allocations on the host, and calls of the driver in a free.
+// The cost of waiting for a limiting_adaptor: host allocations, and driver calls in a free.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/upstream.hpp"
 #include "../support/allocation_count.hpp"
@@ -26,7 +26,7 @@ namespace simulator = gpumem::simulator;
 
 class limiting_counts : public gpumem_test::waiting_fixture {
 protected:
-  // Of a request that waits, once what is made at first use is there.
+  // Returns the host allocations of a request that waits, after a warm-up.
   template <class Resource> std::optional<std::size_t> allocations_of_a_wait(Resource subject) {
     std::optional<std::size_t> allocations;
     auto body = [&]() -> gpumem::task<> {
@@ -36,7 +36,7 @@ protected:
     };
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::extend::identify(a, device).timeline().poll(); // events come back
+      gpumem::extend::identify(a, device).timeline().poll(); // events return to their pool
       auto block = subject.acquire(a, 60 * MiB).wait();
       auto const running = test::start(body());
       block.reset();

@@ -1,4 +1,4 @@
-// Every way in which the wait for a limiting_adaptor ends without memory, at its limit and at its upstream.
+// Every way in which a wait for a limiting_adaptor ends without memory, at its limit and at its upstream.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/upstream.hpp"
 
@@ -156,7 +156,7 @@ TEST_F(limiting_ends, request_ends_with_the_failure_of_its_upstream) {
   upstream.state().on_draw = nullptr;
 }
 
-// Where upstream has less than the limit and cannot let requests wait.
+// The upstream has less memory than the limit and does not let requests wait.
 
 TEST_F(limiting_ends, request_ends_exhausted_at_once_if_no_block_is_live) {
   upstream.state().capacity = 50 * MiB;
@@ -198,7 +198,8 @@ TEST_F(limiting_ends, request_ends_exhausted_if_all_is_freed_and_upstream_refuse
 TEST_F(limiting_ends, request_ends_exhausted_when_the_last_other_request_is_refused) {
   upstream.state().capacity = 50 * MiB;
   request first{*this, subject, b, 60 * MiB, {}, false};
-  upstream.state().on_draw = [&] { // of a request that upstream will refuse, another begins to wait
+  upstream.state().on_draw = [&] { // while the upstream handles a request that it will refuse, another request begins
+                                   // to wait
     upstream.state().on_draw = nullptr;
     first.begin();
     EXPECT_FALSE(first.ended());

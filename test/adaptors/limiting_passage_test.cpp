@@ -1,4 +1,4 @@
-// Requests that a limiting_adaptor lets through, and that then wait at its upstream.
+// Requests that pass a limiting_adaptor's limit and then wait at its upstream.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/upstream.hpp"
 
@@ -26,7 +26,7 @@ using gpumem::pool_resource;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-// A pool of 60 MiB, of which 40 are granted, under a limit of 100.
+// A pool of 60 MiB, of which 40 MiB are allocated, under a limit of 100 MiB.
 class limiting_passage : public gpumem_test::waiting_fixture {
 protected:
   void TearDown() override {
@@ -39,7 +39,7 @@ protected:
     pool = pool_resource{device};
     waiting_fixture::TearDown();
   }
-  // One waits at the pool, the other at the limit; the first ends in this way, and the other goes on.
+  // `first` waits at the pool and `second` at the limit. `first` ends with outcome `why`, and `second` goes on.
   template <class End> void expect_makes_room(request& first, outcome why, End end) {
     request second{*this, subject, b, 40 * MiB};
     EXPECT_EQ(subject.in_use(), 70 * MiB);
@@ -100,7 +100,7 @@ TEST_F(limiting_passage, destroyed_operation_ends_the_wait_upstream) {
 
 TEST_F(limiting_passage, operation_destroyed_in_its_turn_returns_its_bytes) {
   request first{*this, subject, b, 30 * MiB};
-  block.reset(); // the pool gives a turn
+  block.reset(); // the pool gives the request a turn
   EXPECT_EQ(subject.in_use(), 30 * MiB);
   first.destroy();
   EXPECT_EQ(subject.in_use(), 0u);
@@ -134,7 +134,8 @@ TEST_F(limiting_passage, closed_upstream_ends_all_waits) {
   EXPECT_EQ(subject.in_use(), 40 * MiB);
 }
 
-// Upstream tells of it without its lock: the next, which is called inside, goes through the same lock.
+// The upstream reports the end without holding its lock: the next request, which is resumed inside, takes the same
+// lock.
 TEST_F(limiting_passage, request_fails_if_upstream_closed_before_it_got_there) {
   auto other = subject.acquire(a, 15 * MiB).wait();
   request first{*this, subject, b, 50 * MiB};

@@ -1,4 +1,4 @@
-// Crowds that wait for limiting_adaptors on free-running threads, for the sanitizers.
+// Many requests that wait for limiting_adaptors on free-running threads, for the sanitizers.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/pool_options.hpp>
 #include <gpumem/services.hpp>
@@ -34,7 +34,7 @@ namespace {
 constexpr int members = 4, requests = 1000;
 constexpr std::size_t unit = 256;
 
-// `make` makes a stack.
+// `make` returns a stack of adaptors.
 template <class Make> void expect_nothing_lost(Make make) {
   test::limited_stacks stacks{.limit = 64 * unit, .least = 40 * unit};
   auto const shared = make(stacks);

@@ -1,4 +1,4 @@
-// Crowds that wait for limiting_adaptors under schedules; each run replays by its seed.
+// Many requests that wait for limiting_adaptors under schedules. Each run can be replayed by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -71,7 +71,7 @@ result_of_seed run_workers(std::uint64_t seed, std::vector<gpumem::stream>& stre
   return result;
 }
 
-// Two threads that wait for each other's memory, or for a third one's, while the limit changes, until the adaptor
+// Two threads that wait for each other's memory, or for a third request's, while the limit changes, until the adaptor
 // closes.
 template <class Subject>
 std::string run_until_closed(std::uint64_t seed, std::vector<gpumem::stream>& streams, Subject shared,
@@ -111,7 +111,7 @@ protected:
   void SetUp() override {
     for (std::size_t i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
   }
-  // `make` makes a stack.
+  // `make` returns a stack of adaptors.
   template <class Make> void expect_nothing_lost(std::uint64_t most, Make make) {
     test::schedule_seeds const seeds{most, 5};
     auto const count = seeds.count();

@@ -1,14 +1,14 @@
-// Upstreams that tell whether a limit was exceeded, and the stacks over them in which random requests wait. Include
-// it after `import gpumem;` and waiter_races.hpp: it includes nothing itself.
+// Upstreams that detect whether a limit was exceeded, and the stacks of adaptors over them in which random requests
+// wait. Include it after `import gpumem;` and waiter_races.hpp: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// What is granted at the moment, and was at most.
+/// The bytes that are granted now, and their peak.
 class granted_bytes {
 public:
-  /// Adds them unless that is more than the capacity.
+  /// Adds the bytes unless the sum exceeds the capacity; returns whether it did.
   bool add_within(std::size_t capacity, std::size_t bytes) noexcept {
     gpumem::detail::sync::lock const held{mutex_};
     if (now_ + bytes > capacity) return false;
@@ -29,8 +29,8 @@ private:
   std::size_t most_ = 0;
 };
 
-/// An adaptor that counts what its upstream grants, and refuses what would be more than a capacity. It lets requests
-/// wait if its upstream does.
+/// An adaptor that counts what its upstream grants, and refuses requests beyond a capacity. It lets requests wait if
+/// its upstream does.
 template <class Upstream>
 class counted_state final : public gpumem::extend::shared_state, public gpumem::extend::grant_hook {
   using inner = Upstream::state_type;
@@ -99,8 +99,8 @@ private:
   gpumem::extend::state_ptr<counted_state<Upstream>> state_;
 };
 
-/// What random requests wait in: limits of `limit` bytes over what is counted, which grants `least` to one request at
-/// least.
+/// The stacks for random requests: limits of `limit` bytes over counted upstreams, which can grant at least `least`
+/// bytes to one request.
 struct limited_stacks {
   std::size_t limit;
   std::size_t least;
@@ -121,7 +121,7 @@ struct limited_stacks {
     return gpumem::limiting_adaptor{counted{std::move(inner), between}, options()};
   }
 
-  /// What is wrong once nothing waits any more; empty: nothing.
+  /// Returns what is wrong when no request waits any more; empty if nothing is.
   template <class Subject> std::string wrong_in(Subject const& subject) const {
     std::string wrong;
     if (subject.in_use() != 0) wrong += "bytes were lost; ";

@@ -1,4 +1,4 @@
-// Logs: what is written is what a trace reader reads.
+// Logs: a trace reader can read what the adaptor writes.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -91,7 +91,7 @@ TEST_F(logging_adaptor, writes_to_a_file_and_to_several_sinks) {
     gpumem::logging_adaptor subject{gpumem::host_resource{},
                                     {gpumem::extend::log_sink{path_}, gpumem::extend::log_sink{text}}};
     subject.deallocate_sync(subject.allocate_sync(8), 8);
-  } // the last handle hands over what is left
+  } // the last handle writes the buffered rest
   EXPECT_EQ(read(text.str()).size(), 2u);
   EXPECT_EQ(contents(path_), text.str());
 }

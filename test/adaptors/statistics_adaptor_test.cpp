@@ -79,18 +79,19 @@ TEST_F(statistics_adaptor, last_counters_cannot_be_popped) {
 }
 
 TEST_F(statistics_adaptor, two_stacked_adaptors_both_count) {
-  gpumem::statistics_adaptor<decltype(subject_)> outer{subject_}; // without the type it would be a copy
+  gpumem::statistics_adaptor<decltype(subject_)> outer{subject_}; // without the type the declaration would copy
+                                                                  // subject_
   void* const a = outer.allocate_sync(mib);
   void* const b = outer.allocate_sync(mib);
   outer.deallocate_sync(a, mib);
-  give(b, mib); // past the outer one
+  give(b, mib); // bypasses the outer one
   EXPECT_EQ(outer.counters(), (allocation_counts{{imib, 2 * imib, 2 * imib}, {1, 2, 2}}));
   EXPECT_EQ(subject_.counters(), (allocation_counts{{0, 2 * imib, 2 * imib}, {0, 2, 2}}));
   EXPECT_TRUE(outer.upstream() == subject_);
 }
 
 TEST_F(statistics_adaptor, totals_of_threads_are_exact_and_peaks_close) {
-  constexpr int threads = 80; // more than there are slots
+  constexpr int threads = 80; // more threads than slots
   constexpr std::int64_t rounds = 200, size = 1000;
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) {

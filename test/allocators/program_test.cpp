@@ -1,4 +1,4 @@
-// gpumem-bench as people run it, on the simulated device.
+// gpumem-bench as users run it, on the simulated device.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ protected:
     return all;
   }
 
-  // The exit code; what was printed is in the file "out".
+  // Returns the exit code; the output is in the file "out".
   int run(lines const& arguments) const {
     std::string command = "'" GPUMEM_BENCH_PROGRAM "' --device simulated --operations 200";
     for (auto const& each : arguments) command += " '" + each + "'";
@@ -45,7 +45,7 @@ protected:
   std::filesystem::path folder_;
 };
 
-// Each kind of row that runs there: a pair of calls, live blocks, single calls, threads.
+// One row of each kind that runs on the simulated device: pairs of calls, live blocks, single calls, threads.
 std::string rows_of(std::string const& resources) {
   return "--benchmark_filter=(one_size_256B|live_1000_small|call_times|threads_2_one_stream)/(" + resources + ")/";
 }

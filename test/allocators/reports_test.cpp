@@ -1,4 +1,4 @@
-// The CSV of gpumem-bench: one set of columns, whichever statistics a row has.
+// The CSV output of gpumem-bench: all rows have the same columns, whichever metrics they have.
 // SPDX-License-Identifier: Apache-2.0
 #include <benchmark/benchmark.h>
 #include <gtest/gtest.h>

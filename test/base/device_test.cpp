@@ -43,7 +43,7 @@ TEST(device, many_threads_construct_the_same_device) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back([i] { EXPECT_NE(device{i % 2}.context(), nullptr); });
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(gpumem::driver_api::driver_calls("cuDevicePrimaryCtxRetain"), 2u); // once each, for the process
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuDevicePrimaryCtxRetain"), 2u); // once per device and process
 }
 
 TEST(device, converts_to_and_from_device_ref) {
@@ -54,7 +54,7 @@ TEST(device, converts_to_and_from_device_ref) {
 
 TEST(device, current_device_is_the_first_without_a_context) {
   std::thread{[] {
-    EXPECT_EQ(device::current(), device{0}); // as the runtime API does
+    EXPECT_EQ(device::current(), device{0}); // as in the CUDA runtime
     CUcontext now = nullptr;
     gpumem::driver_api::driver().ctx_get_current(&now);
     EXPECT_EQ(now, device{0}.context());
@@ -74,7 +74,7 @@ TEST(device, guard_makes_a_device_current_for_a_scope) {
     }
     CUcontext now = nullptr;
     gpumem::driver_api::driver().ctx_get_current(&now);
-    EXPECT_EQ(now, nullptr); // as it was
+    EXPECT_EQ(now, nullptr); // unchanged
   }}.join();
 }
 

@@ -1,4 +1,4 @@
-// The driver's table and its counts.
+// The table of driver functions, and its counts of calls.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>

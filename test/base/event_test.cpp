@@ -1,4 +1,4 @@
-// Events: what they capture, what they tell, and when.
+// Events: which work they cover, which orders the library learns from them, and when.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -53,7 +53,7 @@ TEST_F(event_test, orders_a_stream_from_the_wait_on) {
   auto const before = from.current_epoch();
   happened.record(a);
   auto const after = from.current_epoch();
-  EXPECT_NE(before, after); // what is freed after the record is another epoch
+  EXPECT_NE(before, after); // frees after the record belong to a new epoch
   EXPECT_FALSE(to.ordered_after(from, before));
   b.wait(happened);
   EXPECT_TRUE(to.ordered_after(from, before));
@@ -72,7 +72,7 @@ TEST_F(event_test, second_record_replaces_the_first) {
 
   stream c{first};
   auto const of_b = to.current_epoch();
-  happened.record(b); // another stream now
+  happened.record(b); // records on another stream
   c.wait(happened);
   EXPECT_TRUE(c.key().timeline().ordered_after(to, of_b));
 }
@@ -90,7 +90,7 @@ TEST_F(event_test, includes_the_earlier_orders_of_its_stream) {
   auto const later = from.current_epoch();
   event third{first};
   third.record(a);
-  b.wait(third); // b learns more, after `second` was recorded
+  b.wait(third); // b learns an order after `second` was recorded
   stream d{first};
   d.wait(second);
   EXPECT_FALSE(d.key().timeline().ordered_after(from, later));
@@ -128,7 +128,7 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
     auto const freed = from.current_epoch();
     if (known) {
       a.begin_capture();
-    } else { // behind gpumem's back
+    } else { // without gpumem's knowledge
       gpumem::driver_api::check(
           gpumem::driver_api::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
     }
@@ -138,7 +138,7 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
     EXPECT_THROW(happened.is_done(), gpumem::acquire_error);
     happened.record(b);
     a.wait(happened);
-    gpumem::driver_api::driver().graph_destroy(a.end_capture()); // whole
+    gpumem::driver_api::driver().graph_destroy(a.end_capture()); // the capture is complete
     EXPECT_FALSE(from.completed(freed));
   }
 }
@@ -155,7 +155,7 @@ TEST_F(event_test, moved_event_keeps_its_record) {
   auto const freed = a.key().timeline().current_epoch();
   happened.record(a);
   event other{std::move(happened)};
-  EXPECT_FALSE(happened.valid()); // NOLINT(bugprone-use-after-move): what is tested
+  EXPECT_FALSE(happened.valid()); // the moved-from state is tested
   b.wait(other);
   EXPECT_TRUE(b.key().timeline().ordered_after(a.key().timeline(), freed));
   happened = std::move(other);

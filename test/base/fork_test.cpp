@@ -1,4 +1,5 @@
-// Errors of a forked child, told without the runtime: a lock that it takes is held there for ever.
+// Errors in a forked child are reported without calling the CUDA runtime: a lock that the runtime held at the fork
+// stays locked in the child.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -21,12 +22,12 @@ namespace {
 
 std::mutex runtime;
 
-// A thread is inside the runtime at each fork. Registered before gpumem's, so that it runs after that.
+// At each fork a thread holds the runtime's lock. Registered before gpumem's handler, so that it runs after that.
 [[maybe_unused]] int const registered = pthread_atfork([] { runtime.lock(); }, [] { runtime.unlock(); }, nullptr);
 
 } // namespace
 
-// In place of the runtime's own.
+// Replaces the runtime's function.
 char const* cudaGetErrorString(cudaError_t) {
   std::scoped_lock const held{runtime};
   return "told by the runtime";
@@ -34,11 +35,11 @@ char const* cudaGetErrorString(cudaError_t) {
 
 namespace {
 
-// How a child ends that runs the function: its result, or -1 where it hangs.
+// Runs the function in a child; returns its result, or -1 if it hangs.
 template <class Function> int in_child(Function run) {
   auto const pid = fork();
   if (pid == 0) {
-    alarm(10); // far above what it takes
+    alarm(10); // seconds, far more than it needs
     _exit(run());
   }
   int status = 0;
@@ -46,7 +47,7 @@ template <class Function> int in_child(Function run) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// 0 if that throws a cuda_error with this status and all of these words.
+// Returns 0 if `call` throws a cuda_error with this status and all these words.
 template <class Function> int tells(Function call, CUresult status, std::initializer_list<char const*> words) {
   try {
     call();

@@ -1,4 +1,4 @@
-// A machine without a driver: everything says so, and nothing breaks.
+// A machine without a driver: every call reports this, and none crashes.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

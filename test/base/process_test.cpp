@@ -1,4 +1,4 @@
-// The ends of processes: exit with everything running, and fork.
+// The end of a process with running threads and pending work, and fork.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -28,7 +28,7 @@ class process : public testing::Test {
 protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
   std::chrono::steady_clock::time_point const began = std::chrono::steady_clock::now();
-  // Far above what an exit takes, far below a hang.
+  // Returns whether less than 20 s have passed: far more than an exit needs, far less than a hang.
   bool in_time() const { return std::chrono::steady_clock::now() - began < 20s; }
 };
 
@@ -38,7 +38,7 @@ task<> wait_for_memory(test::parking_resource resource, gpumem::stream_ref strea
   auto const block = co_await resource.acquire(stream, 100, {.deadline = deadline});
 }
 
-// Work that never ends, a coroutine that waits for it, and one that waits for memory.
+// Work that never completes, a coroutine that waits for it, and a coroutine that waits for memory.
 struct everything_running {
   gpumem::stream stream{gpumem::device{0}};
   gpumem::event never{gpumem::device{0}};
@@ -67,7 +67,7 @@ TEST_F(process, exits_with_static_objects_that_die_before_the_driver) {
 TEST_F(process, exits_with_static_objects_that_die_after_the_driver) {
   EXPECT_EXIT(
       {
-        static std::optional<everything_running> all; // constructed before the driver's exit is registered
+        static std::optional<everything_running> all; // constructed before the driver registers its exit function
         all.emplace();
         std::exit(0);
       },
@@ -118,7 +118,7 @@ TEST_F(process, exits_while_the_library_thread_never_returns) {
 TEST_F(process, exits_while_a_timer_callback_never_returns) {
   EXPECT_EXIT(
       {
-        // Constructed before the driver's exit is registered, and destroyed after that.
+        // Constructed before the driver registers its exit function, and destroyed after that has run.
         static struct endless final : gpumem::detail::timer {
           std::atomic<bool> busy{false};
           void expire() noexcept override {
@@ -171,7 +171,7 @@ TEST_F(process, makes_no_driver_call_after_the_driver_ended) {
   EXPECT_TRUE(in_time());
 }
 
-// What a forked child may do: nothing that asks the driver, and everything without a hang.
+// Checks calls in a forked child: those that need the driver fail, and none hangs.
 int child(everything_running& all) {
   if (gpumem::driver_api::driver_alive()) return 1;
   auto const calls = gpumem::driver_api::driver_calls();
@@ -194,7 +194,7 @@ TEST_F(process, forked_child_refuses_to_allocate_and_exits) {
       {
         static everything_running all;
         auto const pid = fork();
-        if (pid == 0) std::exit(child(all)); // with all destructors
+        if (pid == 0) std::exit(child(all)); // runs all destructors
         int status = 0;
         waitpid(pid, &status, 0);
         bool const alive = gpumem::driver_api::driver_alive() && all.resource.state().used() == 100;

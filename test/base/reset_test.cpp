@@ -1,5 +1,5 @@
-// A device whose primary context was reset under gpumem: the first call that asks the driver says so, and so does every
-// later one.
+// A device whose primary context was reset without gpumem's knowledge: the first call that needs the driver reports it,
+// and so does every later one.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -28,7 +28,7 @@ namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
 constexpr std::size_t bytes = 1000;
 
-// A device is lost for the rest of the process: each test takes one of its own.
+// Each test takes a device of its own, since a lost device stays lost for the rest of the process.
 class own_device {
 public:
   own_device() : device{next_++} {}
@@ -40,7 +40,7 @@ public:
         reinterpret_cast<decltype(&cuDevicePrimaryCtxReset)>(dlsym(library, "cuDevicePrimaryCtxReset_v2"));
     ASSERT_EQ(reset(device.ordinal()), CUDA_SUCCESS);
   }
-  // Another part of the program goes on with the device, as the runtime does by itself.
+  // Another part of the program goes on with the device, as the CUDA runtime does by itself.
   CUcontext activate() const {
     CUcontext context = nullptr;
     EXPECT_EQ(gpumem::driver_api::driver().device_primary_ctx_retain(&context, device.ordinal()), CUDA_SUCCESS);
@@ -74,7 +74,7 @@ struct objects : own_device {
   }
 };
 
-// The text of the exception; "" if there is none.
+// Returns the text of the exception; empty if there is none.
 template <class Function> std::string told(Function run) {
   try {
     run();
@@ -91,7 +91,7 @@ struct call {
   void (*make)(objects& o);
 };
 
-// Calls that ask the driver or give something.
+// Calls that need the driver or return a new object or memory.
 constexpr call calls[] = {
     {"stream", [](objects& o) { gpumem::stream{o.device}; }},
     {"stream::synchronize", [](objects& o) { o.a.synchronize(); }},
@@ -115,7 +115,7 @@ constexpr call calls[] = {
     {"allocate of the driver", [](objects& o) { o.cuda.allocate(o.a, bytes); }},
     {"allocate of the driver's pool", [](objects& o) { o.async.allocate(o.a, bytes); }},
     {"acquire",
-     [](objects& o) { // a device that is taken to be full is not waited for
+     [](objects& o) { // without a wait: the device counts as full
        auto const got = o.pages.acquire(o.a, 64 * MiB).wait_until(gpumem::detail::sync::now());
        if (!got) gpumem::extend::throw_failure(got.error());
      }},
@@ -127,12 +127,12 @@ constexpr call calls[] = {
 
 class device_reset : public testing::TestWithParam<bool> {
 protected:
-  // Addresses are all that many devices cost.
+  // The devices cost only addresses.
   static void SetUpTestSuite() { simulator::load({.devices = 64, .capacity = 256 * MiB}); }
   void TearDown() override {
     for (auto const& found : simulator::take_findings()) ADD_FAILURE() << found.text;
   }
-  // Alone, or with another part of the program that goes on using the device.
+  // Resets the device; with the parameter set another part of the program goes on using it.
   static void reset_device(objects& o) {
     o.reset();
     if (GetParam()) o.activate();
@@ -142,7 +142,7 @@ protected:
 INSTANTIATE_TEST_SUITE_P(context, device_reset, testing::Bool(),
                          [](auto const& of) { return of.param ? "is_active_again" : "stays_destroyed"; });
 
-// The first call may still pass dead handles to the driver; none of the later ones may.
+// The first call may still pass stale handles to the driver, later ones must not.
 TEST_P(device_reset, every_call_after_a_reset_fails_as_device_lost) {
   for (auto const& first : calls) {
     objects o;
@@ -183,7 +183,7 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
   EXPECT_EQ(gpumem::driver_api::driver_calls(), before) << "what is gone is not touched";
 }
 
-// Raw streams die with the device, and so do adopted ones, whatever their owner has promised.
+// Raw streams end with the device's context, and so do adopted ones, even though their owner promised that they live.
 TEST_P(device_reset, streams_of_the_caller_are_not_destroyed_after_a_reset) {
   objects o;
   gpumem::device_guard const scope{o.device};
@@ -208,7 +208,7 @@ TEST_P(device_reset, memory_allocated_after_a_reset_is_not_freed) {
   gpumem::device_guard const scope{o.device};
   CUdeviceptr others = 0;
   auto* const mine = GetParam() ? by_host : o.drawn;
-  while (others != reinterpret_cast<CUdeviceptr>(mine)) { // until there is no memory left
+  while (others != reinterpret_cast<CUdeviceptr>(mine)) { // until the freed address is allocated again
     ASSERT_EQ(gpumem::driver_api::driver().mem_alloc(&others, bytes), CUDA_SUCCESS);
   }
   if (GetParam()) {
@@ -248,7 +248,9 @@ TEST_P(device_reset, waits_for_the_device_end_with_the_reset) {
   std::string text;
   std::thread waiting{[&] { gpumem::sync_wait(wait_for(o.a, text)); }};
   auto const rounds = gpumem::detail::completion_rounds(o.device);
-  while (gpumem::detail::completion_rounds(o.device) < rounds + 2) std::this_thread::yield(); // it is asked for
+  while (gpumem::detail::completion_rounds(o.device) < rounds + 2)
+    std::this_thread::yield(); // the wait is registered
+                               // and polled
   reset_device(o);
   waiting.join();
   EXPECT_TRUE(says_it(text)) << text;

@@ -1,4 +1,4 @@
-// Real threads under one baton: what a seed decides, and that it decides it again.
+// Schedules: real threads of which one runs at a time, chosen by a seed, and the same seed gives the same run.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/choices.hpp"
 
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 namespace sync = gpumem::detail::sync;
 namespace schedule = gpumem::detail::schedule;
 
-// In which order three threads come by: one letter a step.
+// Returns the order in which three threads run: one letter per step.
 std::string order_of(std::uint64_t seed) {
   std::string order;
   std::vector<std::function<void()>> bodies;
@@ -48,8 +48,7 @@ TEST(schedule, different_seeds_give_different_sequences) {
   EXPECT_GT(seen.size(), 190u);
 }
 
-// Two threads of two steps each: as many orders as there are ways to choose two of four, of which two have no
-// preemption.
+// Two threads of two steps each have six orders (two of four steps), two of which need no preemption.
 TEST(schedule, exhaustive_search_visits_every_sequence) {
   auto const orders_with = [](unsigned most_preemptions) {
     std::multiset<std::string> seen;
@@ -75,7 +74,7 @@ TEST(schedule, exhaustive_search_visits_every_sequence) {
 }
 
 TEST(schedule, one_thread_runs_at_a_time) {
-  // Unguarded, but for the marks: a second thread between them would be seen.
+  // The counter has no guard except the schedule: a second thread between two schedule points would be seen.
   int inside = 0, most = 0;
   auto body = [&] {
     for (int i = 0; i < 100; ++i) {
@@ -92,7 +91,7 @@ TEST(schedule, one_thread_runs_at_a_time) {
 }
 
 TEST(schedule, lost_update_of_a_counter_is_found) {
-  // What it is for: some seeds lose an update, some do not.
+  // The purpose of schedules: some seeds lose an update, some do not.
   int lost = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     int count = 0;
@@ -192,7 +191,7 @@ TEST(schedule, wait_times_out_without_a_notification) {
                     ended = sync::now();
                   }});
     ASSERT_GE(ended, deadline);
-    // A ticket that timed out takes no notification from the next thread that waits.
+    // A waiter that timed out must not take the notification of the next thread that waits.
     int woken = 0;
     bool go = false;
     schedule::run(seed, {[&] {

@@ -1,4 +1,4 @@
-// Which stream is which.
+// Identifying streams: which handle means which stream.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using stream_kind = decltype(std::declval<stream_key const&>().timeline().kind()
 
 class stream_test : public testing::Test {
 protected:
-  // A stream of the caller.
+  // Makes a stream that the caller owns.
   CUstream make_foreign(device where = device{0}) {
     gpumem::device_guard const scope{where};
     CUstream handle = nullptr;
@@ -53,7 +53,7 @@ TEST_F(stream_test, own_stream_is_identified_without_a_driver_call) {
   EXPECT_FALSE(key.is_host());
   EXPECT_EQ(key.handle(), s.get());
   EXPECT_EQ(s.device(), first);
-  EXPECT_TRUE(key.by_identity().has_handle()); // it lives for ever
+  EXPECT_TRUE(key.by_identity().has_handle()); // it lives until the process ends
 }
 
 TEST_F(stream_test, destroyed_own_stream_is_reused_with_its_identity) {
@@ -82,7 +82,7 @@ TEST_F(stream_test, moved_stream_is_returned_once) {
   stream b{std::move(a)};
   EXPECT_EQ(b.key(), key);
   stream c{first};
-  c = std::move(b); // c's own goes back
+  c = std::move(b); // c's former stream returns to the pool
   EXPECT_EQ(c.key(), key);
   stream const d{first}, e{first};
   EXPECT_NE(d.key(), c.key());
@@ -96,12 +96,12 @@ TEST_F(stream_test, foreign_stream_is_identified_in_two_driver_calls) {
   auto const before = gpumem::driver_api::driver_calls();
   EXPECT_EQ(identify(stream_ref{handle}, first), key);
   EXPECT_EQ(gpumem::driver_api::driver_calls(), before + 2);
-  EXPECT_EQ(key.by_identity().has_handle(), false); // it may die
+  EXPECT_EQ(key.by_identity().has_handle(), false); // it may be destroyed
   EXPECT_EQ(key.timeline().device(), 0);
   destroy(handle);
 }
 
-// The timeline of a stream that has died serves the next one, under later epochs.
+// The timeline of a destroyed stream is reused for the next one, with later epochs.
 TEST_F(stream_test, recycled_handle_is_another_stream) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
@@ -136,7 +136,7 @@ TEST_F(stream_test, adopted_stream_is_identified_without_a_driver_call) {
   destroy(handle);
   auto const recycled = make_foreign();
   ASSERT_EQ(recycled, handle);
-  EXPECT_NE(identify(stream_ref{recycled}, first).id(), id); // the table does not say that it is the old one
+  EXPECT_NE(identify(stream_ref{recycled}, first).id(), id); // the table must not mistake it for the old stream
   destroy(recycled);
 }
 
@@ -184,7 +184,7 @@ TEST_F(stream_test, null_stream_differs_by_thread_and_device) {
   EXPECT_NE(*elsewhere, *theirs);
 }
 
-// The timeline of a thread that has ended serves a later one, under later epochs.
+// The timeline of an ended thread is reused for a later one, with later epochs.
 TEST_F(stream_test, null_stream_of_an_ended_thread_is_complete) {
   stream_ref const null{CUstream{}};
   gpumem::extend::epoch ended = 0, later = 0;
@@ -241,7 +241,7 @@ TEST_F(stream_test, destroyed_stream_cannot_be_identified) {
   auto const handle = make_foreign();
   destroy(handle);
   EXPECT_THROW(identify(stream_ref{handle}, first), gpumem::cuda_error);
-  EXPECT_EQ(gpumem::simulator::take_findings().size(), 1u); // the device saw it, too
+  EXPECT_EQ(gpumem::simulator::take_findings().size(), 1u); // the simulated device saw the error too
 }
 
 TEST_F(stream_test, capturing_stream_is_recognized) {
@@ -258,7 +258,7 @@ TEST_F(stream_test, capturing_stream_is_recognized) {
   EXPECT_TRUE(identify(stream_ref{handle}, first).capturing());
   CUgraph graph = nullptr;
   gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(handle, &graph),
-                            "end"); // asking did not spoil it
+                            "end"); // identifying the stream did not invalidate the capture
   gpumem::driver_api::driver().graph_destroy(graph);
   EXPECT_FALSE(identify(stream_ref{handle}, first).capturing());
   destroy(handle);

@@ -1,4 +1,4 @@
-// Epochs, events, and the clocks of streams.
+// Timelines: epochs, events, and clocks of streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -26,7 +26,7 @@ TEST(vector_clock, keeps_the_newest_epoch_of_each_stream) {
   EXPECT_EQ(clock.at(3), 0u);
   clock.raise(3, 7);
   clock.raise(1, 2);
-  clock.raise(3, 5); // older: stays
+  clock.raise(3, 5); // older: ignored
   EXPECT_EQ(clock.at(3), 7u);
   EXPECT_EQ(clock.at(1), 2u);
   EXPECT_EQ(clock.at(2), 0u);
@@ -47,7 +47,7 @@ TEST(vector_clock, join_keeps_the_newer_epoch_of_each_stream) {
 
 class timeline_test : public test::stepped_device {
 protected:
-  // What an earlier test has left on a pooled stream is seen complete first.
+  // Events that an earlier test left on a pooled stream are polled first.
   void SetUp() override {
     simulator::run_until_idle();
     for (auto* s : {&a, &b}) timeline(*s).poll();
@@ -84,10 +84,10 @@ TEST_F(timeline_test, event_recorded_at_the_free_is_waited_for) {
   auto const block = timeline(a).record_at_free(a.get());
   EXPECT_GT(block, before); // an epoch in which no other thread has freed
   EXPECT_GT(timeline(a).current_epoch(), block);
-  EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), before)); // what was freed earlier has no event of its own
+  EXPECT_FALSE(timeline(a).insert_wait(timeline(b), b.get(), before)); // earlier frees have no event of their own
   EXPECT_TRUE(timeline(a).insert_wait(timeline(b), b.get(), block));
   EXPECT_TRUE(timeline(b).ordered_after(timeline(a), block));
-  EXPECT_TRUE(timeline(b).ordered_after(timeline(a), before)); // the event covers it, too
+  EXPECT_TRUE(timeline(b).ordered_after(timeline(a), before)); // the event covers them too
   EXPECT_FALSE(timeline(b).ordered_after(timeline(a), timeline(a).current_epoch()));
 }
 
@@ -120,7 +120,7 @@ TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open
 }
 
 TEST_F(timeline_test, epoch_recorded_at_a_free_is_read_by_no_other_thread) {
-  // A thread that reads now() while others record precisely has an epoch to itself, or shares it with late frees only.
+  // An epoch that a thread reads while another thread records precisely is its own, or contains only late frees.
   std::vector<gpumem::extend::epoch> precise, read;
   std::thread reader{[&] {
     for (int i = 0; i < 20'000; ++i) read.push_back(timeline(a).current_epoch());
@@ -156,7 +156,8 @@ TEST_F(timeline_test, no_event_is_recorded_in_a_capture) {
   EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
   EXPECT_EQ(timeline(a).record_at_free(a.get()), 0u);
   CUgraph graph = nullptr;
-  gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(a.get(), &graph), "end"); // not spoiled
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(a.get(), &graph), "end"); // the capture was
+                                                                                                      // not invalidated
   gpumem::driver_api::driver().graph_destroy(graph);
   EXPECT_FALSE(timeline(a).has_event());
 }
@@ -199,7 +200,7 @@ TEST_F(timeline_test, record_is_due_after_enough_frees_or_bytes) {
   EXPECT_TRUE(timeline(a).count_unrecorded(1, 1, 1 << 20));
   timeline(a).record_later(a.get());
   EXPECT_FALSE(timeline(a).count_unrecorded(1, 100, 1000));
-  EXPECT_TRUE(timeline(a).count_unrecorded(1, 900, 1000)); // by bytes
+  EXPECT_TRUE(timeline(a).count_unrecorded(1, 900, 1000)); // because of the bytes
 }
 
 TEST_F(timeline_test, requested_event_stays_requested_until_it_is_recorded) {
@@ -225,7 +226,7 @@ TEST_F(timeline_test, prepare_creates_events_again_if_another_stream_took_them) 
   simulator::work(b, {}, 1us);
   timeline(a).prepare();
   timeline(b).prepare();
-  while (timeline(b).record_at_free(b.get())) {} // with all that there are
+  while (timeline(b).record_at_free(b.get())) {} // until it has used all events
   timeline(a).prepare();
   EXPECT_NE(timeline(a).record_at_free(a.get()), 0u);
 }
@@ -236,7 +237,7 @@ TEST_F(timeline_test, failed_query_is_not_completion) {
   simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_LAUNCH_FAILED);
   timeline(b).poll();
   EXPECT_FALSE(timeline(b).completed(covers));
-  EXPECT_TRUE(first.lost()); // the last test: the device stays lost
+  EXPECT_TRUE(first.lost()); // in the last test, since the device stays lost
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// Locks, threads and numbers of the shipped form.
+// Locks, threads and thread indices, as built without schedules.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -49,7 +49,8 @@ TEST(sync, spin_lock_excludes_contending_threads) {
   EXPECT_EQ(count, 80'000);
 }
 
-// The counter is no atomic: what the owner's two plain accesses let through is lost.
+// The counter is not atomic: if the lock lets the owner's two plain accesses overlap with another thread's, counts are
+// lost.
 TEST(sync, biased_lock_held_by_another_thread_excludes_its_owner) {
   sync::biased_mutex guard;
   guard.enable_bias();
@@ -95,7 +96,8 @@ TEST(sync, biased_lock_without_an_owner_excludes_threads) {
   EXPECT_EQ(count, 40'100);
 }
 
-// Destructors of thread-local objects may run after the number was given back, to a thread that now owns its locks.
+// Destructors of thread-local objects may run after their thread returned its index; another thread may own it and its
+// locks by then.
 TEST(sync, thread_that_returned_its_index_gets_none) {
   unsigned late = 0;
   std::thread other{[&] {
@@ -103,7 +105,7 @@ TEST(sync, thread_that_returned_its_index_gets_none) {
       unsigned* seen;
       ~at_exit() { *seen = sync::thread_index(); }
     };
-    thread_local at_exit const first{&late}; // made first, destroyed last
+    thread_local at_exit const first{&late}; // made first, so destroyed last
     static_cast<void>(first);
     EXPECT_LT(sync::thread_index(), sync::no_index);
   }};
@@ -192,14 +194,14 @@ TEST(sync, live_threads_have_dense_indices_that_are_reused) {
         sync::lock held{guard};
         ++there;
         all_there.notify_all();
-        while (there < numbers.size()) all_there.wait(held); // all live at once
+        while (there < numbers.size()) all_there.wait(held); // all are alive at once
       });
     }
     for (auto& thread : threads) thread.join();
     std::set<unsigned> const different(numbers.begin(), numbers.end());
     EXPECT_EQ(different.size(), numbers.size());
     EXPECT_FALSE(different.contains(mine));
-    EXPECT_LT(*different.rbegin(), 9u); // no higher than so many threads need
+    EXPECT_LT(*different.rbegin(), 9u); // no higher than the number of threads requires
   }
 }
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-# The shared library throws exceptions that its callers catch, so both must have one C++ runtime: the shared one. With a
-# copy of its own in the library, an exception ends the process. Arguments: readelf, nm, the library.
+# The shared library throws exceptions that its callers catch, so both must share one C++ runtime. If the library
+# contained its own copy, an exception would end the process. Arguments: readelf, nm, the library.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import subprocess
 import sys
 
 LIBRARIES = {"libgcc_s.so.1", "libstdc++.so.6"}
-FUNCTIONS = {"_Unwind_Resume", "__cxa_throw", "__gxx_personality_v0"}  # that a library which throws takes from them
+FUNCTIONS = {"_Unwind_Resume", "__cxa_throw", "__gxx_personality_v0"}  # a library that throws imports these
 OWN = {"_Unwind_RaiseException", *FUNCTIONS}
 
 
@@ -23,7 +23,7 @@ def main():
     readelf, nm, library = sys.argv[1:]
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output(readelf, "-d", library)))
     wrong = [f"{name} is not linked" for name in sorted(LIBRARIES - needed)]
-    # A stripped library names only what it takes from others.
+    # A stripped library lists only the symbols that it imports.
     wrong += [f"{name} is not taken from another library"
               for name in sorted(FUNCTIONS - symbols(nm, "--dynamic", "--undefined-only", library))]
     wrong += [f"{name} is defined in it" for name in sorted(OWN & symbols(nm, "--defined-only", library))]

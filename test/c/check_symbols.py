@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# What the shared library shows has to be what its headers declare: no function forgotten, nothing of its inside.
+# The shared library must export exactly the functions that its headers declare.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import subprocess

@@ -1,4 +1,4 @@
-// The C library in a child that is forked while a thread of its parent has its locks.
+// The C library in a child that is forked while a thread of its parent holds the library's locks.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
 #include <gpumem/simulator.hpp>
@@ -16,10 +16,10 @@
 
 namespace {
 
-constexpr unsigned longest_seconds = 20; // far above what the child takes
+constexpr unsigned longest_seconds = 20; // far more than the child needs
 constexpr std::size_t bytes = 1000;
 
-// Holds a thread where it makes its first driver call.
+// Holds a thread at its first driver call.
 class gate {
 public:
   void wait_for_thread() {
@@ -107,7 +107,7 @@ TEST(forked_c, child_returns_from_every_function) {
   gpumem::simulator::set_schedule_hooks(gate::pass, nullptr, &between);
   std::thread inside{[] {
     gate::held_back = true;
-    gpumem_torch_try_allocate(bytes, 1, nullptr); // makes the device's pool, under the lock of all of them
+    gpumem_torch_try_allocate(bytes, 1, nullptr); // makes the device's pool while it holds the lock of all pools
   }};
   between.wait_for_thread();
   auto const child = fork();

@@ -1,4 +1,5 @@
-# gpumem_torch without PyTorch: its C functions through ctypes on the simulated device, and the wiring against a stand-in.
+# Tests gpumem_torch without PyTorch: its C functions through ctypes on the simulated device, and its wiring against a
+# fake torch module.
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import ctypes
@@ -221,7 +222,7 @@ class RecordStream(Plugged):
         self.simulator.order(main, side)
         if recorded:
             self.record_stream(block, side)
-        self.simulator.write(side, block, 4 * MIB)  # after the recording, as PyTorch's programs may
+        self.simulator.write(side, block, 4 * MIB)  # after record_stream, as PyTorch programs may do
         if recorded:
             self.simulator.driver.gpumem_simulator_use_recorded(side, block)
         self.free(block, 4 * MIB, main)

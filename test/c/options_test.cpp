@@ -1,4 +1,4 @@
-// The options of a C pool, written as text: how they are read, what is refused, and where the memory comes from.
+// The text options of a C pool: how they are parsed, which are refused, and where the memory comes from.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem.h>
 #include <gpumem/simulator.hpp>
@@ -78,7 +78,7 @@ protected:
   };
   static constexpr drawn a_page{1, 0}, a_chunk{0, 1};
 
-  /// The calls by which a pool with these options draws memory for its first block.
+  /// Returns the driver calls by which a pool with these options gets memory for its first block.
   static drawn drawn_by(char const* options) {
     simulator::clear_driver_calls();
     gpumem_pool* pool = nullptr;

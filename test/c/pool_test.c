@@ -1,4 +1,4 @@
-// The C ABI as a C program uses it: compiled by a C compiler, linked with the shared library alone.
+// The C ABI as a C program uses it: compiled by a C compiler, linked only with the shared library.
 // SPDX-License-Identifier: Apache-2.0
 #define _POSIX_C_SOURCE 200809L
 #include <gpumem/gpumem.h>
@@ -78,7 +78,7 @@ static void a_pool_from_make_to_release(void) {
   size_t unused = 0, given_back = 1;
   EXPECT(gpumem_trim(pool, 0, &unused) == GPUMEM_GRANTED);
   EXPECT(statistics_of(pool).reserved == 16 * MIB - unused);
-  EXPECT(statistics_of(pool).reserved >= 3 * MIB); // the host has seen nothing complete
+  EXPECT(statistics_of(pool).reserved >= 3 * MIB); // the host has not seen any work complete
   EXPECT_REFUSED(gpumem_synchronize(pool, 0), GPUMEM_DEADLINE, "a wait was not completed: deadline");
   simulated_run();
   EXPECT(gpumem_synchronize(pool, 1000000000) == GPUMEM_GRANTED);
@@ -116,7 +116,7 @@ static void options_that_are_refused(void) {
     char const* options;
     char const* sentence;
   } const wrong[] = {
-      // options_test.cpp has the others.
+      // options_test.cpp tests the other errors.
       {"limt=8GiB",
        "'limt' is unknown; the options are cross_stream, effort, guard, hardened, history, initial_size, "},
       {"limit=8 gigs", "'limit' is not a size: '8 gigs'"},
@@ -162,7 +162,7 @@ static void nulls_are_refused(void) {
   EXPECT_REFUSED(gpumem_find(NULL, NULL, &block), wrong, "gpumem_find: the pool is NULL");
   EXPECT_REFUSED(gpumem_find(pool, NULL, NULL), wrong, "gpumem_find: the out-pointer is NULL");
   EXPECT(pointer == NULL && statistics_of(pool).allocations == 0);
-  // Of no memory these are done, as in the standard library.
+  // With null pointers and zero bytes these succeed, as in the standard library.
   EXPECT(gpumem_free(pool, NULL, NULL) == GPUMEM_GRANTED);
   EXPECT(gpumem_free_sync(pool, NULL, 0) == GPUMEM_GRANTED);
   EXPECT(gpumem_record_use(pool, NULL, NULL) == GPUMEM_GRANTED);
@@ -239,7 +239,7 @@ static void structures_of_older_callers(void) {
   EXPECT_REFUSED(gpumem_read_statistics(pool, (gpumem_statistics*)(void*)&older), GPUMEM_INVALID_ARGUMENT, "too small");
   gpumem_block block = {0, NULL, 0, 0, 0, 0};
   EXPECT_REFUSED(gpumem_find(pool, NULL, &block), GPUMEM_INVALID_ARGUMENT, "too small");
-  // Newer than the library: what it does not know stays as it is.
+  // The caller's struct is newer than the library, which leaves fields that it does not know unchanged.
   struct {
     gpumem_statistics known;
     uint64_t newer;
@@ -266,7 +266,7 @@ static void what_a_pool_knows_of_a_pointer(void) {
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
 
-// Another stream's memory is given only behind its last use: the simulated device finds it if not.
+// Another stream's memory is reused only after its last use; otherwise the simulated device reports it.
 static void reuse_is_ordered(void) {
   void* first = simulated_stream(0);
   void* second = simulated_stream(0);
@@ -281,7 +281,7 @@ static void reuse_is_ordered(void) {
   simulated_write(first, block, 4 * MIB);
   release(pool, first, block, 4 * MIB);
   EXPECT(statistics_of(pool).reserved == 4 * MIB);
-  // The host is a stream too.
+  // The host counts as a stream too.
   simulated_run();
   EXPECT(gpumem_synchronize(pool, 1000000000) == GPUMEM_GRANTED);
   void* at_once = NULL;
@@ -320,7 +320,7 @@ static void several_threads(void) {
   pthread_t running[threads];
   size_t numbers[threads];
   shared_pool = make("limit=64MiB");
-  simulated_stream(0); // opens the driver before the threads do
+  simulated_stream(0); // loads the driver before the threads start
   for (size_t i = 0; i < threads; ++i) {
     numbers[i] = i;
     EXPECT(gpumem_retain(shared_pool) == GPUMEM_GRANTED);
@@ -335,7 +335,7 @@ static void several_threads(void) {
   EXPECT(gpumem_release(shared_pool) == GPUMEM_GRANTED);
 }
 
-// In a child the driver is gone: allocations say so, frees do nothing.
+// In a child the driver is unusable: allocations report that, frees do nothing.
 static void a_forked_child(void) {
   void* stream = simulated_stream(0);
   gpumem_pool* pool = make(NULL);

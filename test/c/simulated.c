@@ -1,4 +1,4 @@
-// The simulated device as a C test reaches it.
+// The simulated device for C tests: looks up its functions.
 // SPDX-License-Identifier: Apache-2.0
 #include "simulated.h"
 
@@ -34,7 +34,7 @@ static struct {
 
 static uint64_t owner;
 
-// Copied, because ISO C has no conversion of dlsym's result to a function.
+// Copies the pointer, because ISO C has no conversion from dlsym's result to a function pointer.
 static void take(void* place, char const* name) {
   void* const function = dlsym(dlopen(NULL, RTLD_NOW), name);
   if (!function) {

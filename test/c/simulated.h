@@ -1,4 +1,4 @@
-// The simulated device as a C test reaches it: preloaded, and looked up by name.
+// The simulated device for C tests: preloaded, with its functions looked up by name.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,33 +6,33 @@
 
 #include "control.h"
 
-/// Everything as new, with that many devices; the device runs only in simulated_finish and in calls that wait. First of
-/// all.
+/// Resets everything, with that many devices. The device runs only in simulated_run, simulated_finish and in calls that
+/// wait. Call it first.
 void simulated_reset(int devices);
 
-/// Runs the device until nothing is left.
+/// Runs the device until no work is left.
 void simulated_run(void);
 
-/// Runs the device until nothing is left, and counts and prints what it found wrong.
+/// Runs the device until no work is left; prints its findings and returns their number.
 int simulated_finish(void);
 
-/// Work on the stream that writes the memory when the device gets to it.
+/// Enqueues work that writes the memory when it runs.
 void simulated_write(void* stream, void* pointer, size_t bytes);
 
-/// What the checker has to know of a pool's calls: before a free, after an allocation.
+/// Tell the checker about calls of a pool: before a free, after an allocation.
 void simulated_allocated(void* stream, void* pointer, size_t bytes);
 void simulated_freed(void* stream, void* pointer, size_t bytes);
 void simulated_use_recorded(void* stream, void* pointer);
 
-/// The nth allocation from now is out of memory.
+/// Makes the nth allocation from now fail for lack of memory.
 void simulated_fail_allocation(unsigned long long nth);
-/// Held of the driver, on all devices.
+/// Returns the bytes allocated from the driver, on all devices.
 unsigned long long simulated_device_bytes(void);
 
-/// A stream of the device, with the device current to the calling thread.
+/// Makes a stream of the device; the device is made current to the calling thread.
 void* simulated_stream(int device);
 void simulated_make_current(int device);
-/// Work given to `later` from now on waits for what `earlier` has been given.
+/// Makes work that is enqueued on `later` from now on wait for the work that `earlier` has.
 void simulated_order(void* earlier, void* later);
 void simulated_begin_capture(void* stream);
 void simulated_end_capture(void* stream);

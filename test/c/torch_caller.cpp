@@ -1,5 +1,5 @@
-// A program of another compiler's that opens the library and meets out of memory, as PyTorch does: the exception that
-// the library throws is caught here, and there is less to allocate afterwards. Arguments: the library, the case.
+// A program built by another compiler that loads the library and runs out of memory, as PyTorch does. It catches the
+// exception that the library throws, and then allocates less. Arguments: the library, the case.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
 
@@ -44,7 +44,7 @@ struct functions {
   decltype(&gpumem_torch_free) free = get<decltype(gpumem_torch_free)>("gpumem_torch_free");
 };
 
-// Something to destroy on the exception's way.
+// An object that the exception's unwinding must destroy.
 struct passed {
   explicit passed(int& count) : count{count} {}
   ~passed() { ++count; }
@@ -56,7 +56,7 @@ void* allocate(functions const& gpumem, std::size_t bytes, int& frames) {
   return gpumem.allocate(bytes, device, nullptr);
 }
 
-// Whether there was no memory, which the exception says.
+// Returns whether the allocation threw out of memory.
 bool refused(functions const& gpumem, std::size_t bytes) {
   int frames = 0;
   try {
@@ -69,7 +69,7 @@ bool refused(functions const& gpumem, std::size_t bytes) {
   }
 }
 
-// More than the limit, as much as is left, and less.
+// Allocates more than the limit, then as much as is left, then less.
 void run_out(functions const& gpumem) {
   require(refused(gpumem, 128 * mib), "128 MiB are refused");
   int frames = 0;
@@ -87,7 +87,7 @@ void on_another_thread(functions const& gpumem) {
   std::thread{[&] { run_out(gpumem); }}.join();
 }
 
-// As autograd hands on what its thread has met with.
+// Passes an exception to another thread, as autograd does.
 void on_another_thread_for_this_one(functions const& gpumem) {
   std::exception_ptr met;
   std::thread{[&] {

@@ -1,5 +1,5 @@
-// What PyTorch's C++ calls: failures as exceptions, recorded streams, fractions, graphs. Each test has a device of its
-// own, because a device has its pool for as long as the process lives.
+// The functions that PyTorch's C++ calls: failures as exceptions, recorded streams, memory fractions, graphs. Each test
+// has a device of its own, because a device keeps its pool for the life of the process.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
 #include <gpumem/simulator.hpp>
@@ -26,7 +26,7 @@ using testing::HasSubstr;
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-/// Makes the device current to this thread and has streams on it.
+/// Makes the device current to this thread, and makes streams on it.
 class torch : public testing::Test {
 protected:
   static void SetUpTestSuite() { simulator::load({.devices = 16, .mode = simulator::stepping::manual}); }
@@ -62,7 +62,8 @@ protected:
     return told;
   }
 
-  /// A block as PyTorch and the checker see it: a write of all of it by its stream.
+  /// Allocates a block as PyTorch does and tells the checker; to the checker it is a write of the whole block by its
+  /// stream.
   void* allocate(std::size_t bytes, int device, CUstream stream) {
     auto* const pointer = gpumem_torch_allocate(bytes, device, stream);
     simulator::detail::allocated(judge_, stream, false, pointer, bytes);
@@ -122,7 +123,7 @@ TEST_F(torch, memory_fraction_is_refused_after_the_pool_exists) {
   EXPECT_THAT(gpumem_last_error(), HasSubstr("already has its pool"));
 }
 
-// PyTorch promises to wait for what the stream has been given by the time of the free, not of the recording.
+// PyTorch promises to wait for the work that the stream has at the free, not only at the recording.
 TEST_F(torch, work_enqueued_after_record_stream_is_waited_for) {
   auto* const main = make_stream(3);
   auto* const side = make_stream(3);
@@ -143,14 +144,14 @@ TEST_F(torch, work_enqueued_after_record_stream_is_waited_for) {
   gpumem_torch_free(next, mib, 3, main);
 }
 
-// The same under a limit that leaves no other memory, with the checker looking on.
+// The same under a limit that leaves no other memory, with the checker watching.
 TEST_F(torch, memory_with_a_recorded_use_is_reused_after_a_wait) {
   gpumem_torch_memory_fraction(5.0 / (80 << 10), 4); // 5 MiB
   auto* const main = make_stream(4);
   auto* const side = make_stream(4);
   auto* const block = allocate(4 * mib, 4, main);
   simulator::run_until_idle();
-  ASSERT_EQ(driver_synchronize(), CUDA_SUCCESS); // so that `side` may use what `main` was granted
+  ASSERT_EQ(driver_synchronize(), CUDA_SUCCESS); // so that `side` may use memory that `main` allocated
   gpumem_torch_record_stream(block, side);
   simulator::work(side, {simulator::write(block, 4 * mib)}, milliseconds{1});
   simulator::detail::use_recorded(side, block);
@@ -167,13 +168,14 @@ TEST_F(torch, foreign_pointers_are_not_recorded) {
   gpumem_torch_record_stream(&foreign, stream);
   gpumem_torch_record_stream(nullptr, stream);
   auto* const block = allocate(mib, 5, stream);
-  gpumem_torch_record_stream(static_cast<std::byte*>(block) + 4096, make_stream(5)); // a tensor's view
+  gpumem_torch_record_stream(static_cast<std::byte*>(block) + 4096, make_stream(5)); // inside the block, as a tensor's
+                                                                                     // view
   free(block, mib, 5, stream);
   EXPECT_EQ(statistics(5).live, 0u);
 }
 
-// A stream that is gone cannot be waited for: the device is, and the memory is not lost.
-// The driver cannot be asked any more what the stream did with the block, so the block is never given again.
+// A destroyed stream cannot be waited for: the library waits for the device. The driver cannot tell any more what the
+// stream did with the block, so the block is never reused.
 TEST_F(torch, block_recorded_on_a_destroyed_stream_is_kept) {
   auto* const main = make_stream(6);
   auto* const side = make_stream(6);
@@ -190,10 +192,10 @@ TEST_F(torch, block_recorded_on_a_destroyed_stream_is_kept) {
   for (auto const& each : found) EXPECT_EQ(each.kind, simulator::finding_kind::dead_stream);
 }
 
-// PyTorch's handle 0 is one stream, whichever thread calls and whichever device is current.
+// PyTorch's handle 0 is the same stream for all threads and current devices.
 TEST_F(torch, default_stream_is_shared_by_all_threads) {
   make_current(7);
-  // Larger than what a thread keeps for itself.
+  // Too large for the thread caches.
   auto* const block = gpumem_torch_allocate(2 * mib, 7, nullptr);
   make_current(0);
   gpumem_torch_free(block, 2 * mib, 7, nullptr);
@@ -216,7 +218,7 @@ TEST_F(torch, use_on_a_default_stream_is_recorded_while_another_device_is_curren
   gpumem_torch_free(block, mib, 12, side);
   EXPECT_FALSE(done) << "the free has waited for the device";
   EXPECT_EQ(statistics(12).live, 0u);
-  simulator::run_until_idle(); // while what it writes to is there
+  simulator::run_until_idle(); // while the memory that the work writes still exists
 }
 
 TEST_F(torch, memory_is_not_released_while_a_graph_lives) {
@@ -234,7 +236,7 @@ TEST_F(torch, memory_is_not_released_while_a_graph_lives) {
   EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, other), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_begin_allocate_to_pool(-1, graph, {}), std::invalid_argument);
   gpumem_torch_release_pool(8, graph);
-  gpumem_torch_release_pool(8, graph); // once too often
+  gpumem_torch_release_pool(8, graph); // once more than it was begun
   simulator::run_until_idle();
   gpumem_torch_empty_cache();
   EXPECT_EQ(statistics(8).reserved, 0u);
@@ -275,7 +277,7 @@ TEST_F(torch, hardened_pool_reports_what_it_finds) {
   EXPECT_EQ(told.quarantined, 2048u);
   EXPECT_EQ(told.allocated, 2048u);
   gpumem::simulator::run_until_idle();
-  static_cast<char*>(block)[1000] = 1; // behind it
+  static_cast<char*>(block)[1000] = 1; // behind the block
   testing::internal::CaptureStderr();
   std::atomic<bool> over{false};
   std::thread device{[&] {

@@ -1,4 +1,4 @@
-// C pools, and PyTorch's, on a device on which addresses and memory are not told apart: they draw chunks.
+// C pools and PyTorch's pools on a device without virtual memory management: they use chunks.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
 #include <gpumem/simulator.hpp>

@@ -1,4 +1,4 @@
-// Resources in the form that containers hold.
+// any_memory, the type-erased resource that containers hold.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -24,7 +24,7 @@ static_assert(std::is_nothrow_move_constructible_v<any_memory>);
 static_assert(gpumem::mr::resource<any_memory>);
 static_assert(std::is_same_v<decltype(make_any_memory(cuda_resource{})), any_memory>);
 
-// A user's adaptor that lets the services of what it wraps through: they would bypass it.
+// A user's adaptor that forwards the services of its upstream by mistake: calls through them would bypass it.
 class leaky_adaptor : public gpumem::mr::forward_property<leaky_adaptor, cuda_resource> {
 public:
   explicit leaky_adaptor(int* calls) : calls_{calls} {}
@@ -48,7 +48,7 @@ protected:
   gpumem::device first{0}, second{1};
   gpumem::stream a{first};
 
-  // The table that containers will call.
+  // Returns whether containers will call these services.
   static bool has_own_services(any_memory& memory, gpumem::extend::services_handle of) {
     auto const found = gpumem::extend::services_of(memory);
     return found.table == of.table && found.state == of.state;
@@ -104,7 +104,7 @@ TEST_F(any_memory_test, foreign_resource_lives_until_its_last_block_is_freed) {
     return told;
   }();
   EXPECT_EQ(told->live, 1);
-  EXPECT_EQ(told.use_count(), 2); // ours, and the resource's behind the block
+  EXPECT_EQ(told.use_count(), 2); // this one, and that of the resource behind the block
   block.reset();
   EXPECT_EQ(told->live, 0);
   EXPECT_EQ(told.use_count(), 1);

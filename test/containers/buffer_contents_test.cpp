@@ -1,4 +1,4 @@
-// What a buffer holds: copies in and out, fills, and what is refused.
+// The contents of a buffer: copies in and out, fills, and refused calls.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -46,7 +46,7 @@ TEST_F(buffer_contents, parts_are_copied_in_and_out) {
 TEST_F(buffer_contents, ranges_beyond_the_size_are_refused) {
   auto block = filled(100);
   auto other = filled(50);
-  block.reserve(1000); // the size counts, not the capacity
+  block.reserve(1000); // only the size counts, not the capacity
   bytes place(200);
   for (auto const& [count, offset] :
        {std::pair{std::size_t{101}, std::size_t{0}}, {1, 100}, {50, 51}, {0, 101}, {SIZE_MAX, 1}, {1, SIZE_MAX}}) {
@@ -89,7 +89,7 @@ TEST_F(buffer_contents, host_memory_is_filled_in_stream_order) {
   auto const fills = gpumem::driver_api::driver_calls("cuMemsetD8Async");
   block.fill(std::byte{7}, 99);
   block.fill(std::byte{9}, 1, 98);
-  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemsetD8Async"), fills); // which takes no such memory
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemsetD8Async"), fills); // which does not accept such memory
   block.synchronize();
   bytes expected(100, 7);
   expected[98] = 9;

@@ -1,4 +1,4 @@
-// Buffers over a small counted pool, and what they hold. Include it after `import gpumem;`, <numeric>, <vector> and the
+// A fixture with buffers over a small counted pool. Include it after `import gpumem;`, <numeric>, <vector> and the
 // simulated test: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -1,4 +1,4 @@
-// Whose work comes before whose: buffers on several streams and devices, and where they may die.
+// The order of work on buffers: on several streams and devices, and where buffers may be destroyed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -22,7 +22,7 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t size = 4096;
 
-// The simulated device's checker sees each allocation and free of the pool below as a write of the whole block.
+// To the checker each allocation and free of the pool below is a write of the whole block.
 class buffer_order : public simulated {
 protected:
   using pool_type = simulator::checked<gpumem::pool_resource<cuda_resource>>;
@@ -46,7 +46,7 @@ TEST_F(buffer_order, undeclared_use_on_another_stream_is_found) {
     reads(b, block);
   }
   simulator::run_until_idle();
-  EXPECT_FALSE(simulator::take_findings().empty()); // so the silence of the tests below means something
+  EXPECT_FALSE(simulator::take_findings().empty()); // shows that the checker can find a fault in the tests below
 }
 
 TEST_F(buffer_order, use_on_another_stream_is_ordered_before_and_after) {
@@ -72,7 +72,7 @@ TEST_F(buffer_order, use_on_another_device_is_ordered_before_and_after) {
     }
     writes(a, block);
   }
-  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), waits); // by events, not by the host
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), waits); // by events, without a wait of the host
 }
 
 TEST_F(buffer_order, set_stream_orders_the_buffer_on_the_new_stream) {
@@ -152,7 +152,7 @@ TEST_F(buffer_order, growth_frees_the_old_block_after_the_copy) {
   for (std::size_t i = 1; i <= 20; ++i) {
     writes(a, block);
     block.resize(i * 2 * size);
-    buffer const other{b, pool, size}; // may be given what was just freed
+    buffer const other{b, pool, size}; // may get the memory that was just freed
     writes(b, other);
   }
 }
@@ -172,7 +172,7 @@ TEST_F(buffer_order, host_memory_is_copied_after_earlier_host_functions) {
     plain.resize(2 * size * i);
     other.copy_to(&last, 1, size - 1);
     EXPECT_EQ(last, i + 10);
-    plain.write(&last, 1, 7); // not before the fill
+    plain.write(&last, 1, 7); // after the fill
     plain.read_on(b, &last, 1, 7);
     EXPECT_EQ(last, i + 10);
   }

@@ -1,4 +1,4 @@
-// Random programs over buffers of all kinds of memory, on several streams and devices, against plain vectors.
+// Random programs over buffers of all kinds of memory, on several streams and devices, compared with plain vectors.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -24,7 +24,7 @@ using gpumem::extend::make_any_memory;
 using gpumem::stream;
 namespace simulator = gpumem::simulator;
 
-// A buffer and what must be in it; nothing where no work has written.
+// A buffer and its expected contents; no value where no work has written.
 struct pair_of_both {
   buffer real;
   std::vector<std::optional<unsigned char>> model;
@@ -75,7 +75,7 @@ private:
   }
   void resize(pair_of_both& one, std::size_t size) {
     one.real.resize(size);
-    one.model.resize(size); // what a buffer had beyond its size is undefined
+    one.model.resize(size); // the contents beyond the former size are undefined
   }
   std::pair<std::size_t, std::size_t> part(std::size_t size) {
     auto const offset = pick(size + 1);
@@ -87,7 +87,7 @@ private:
     for (auto& byte : source) byte = static_cast<unsigned char>(pick(256));
     one.real.copy_from(source.data(), count, offset);
     std::ranges::copy(source, one.model.begin() + static_cast<std::ptrdiff_t>(offset));
-    std::ranges::fill(source, static_cast<unsigned char>(0)); // pageable: it was read, or put aside
+    std::ranges::fill(source, static_cast<unsigned char>(0)); // pageable memory: it was read or copied during the call
   }
   void take(pair_of_both& one) {
     auto const [offset, count] = part(one.model.size());
@@ -140,7 +140,7 @@ private:
     to.model = std::move(from.model);
     make(from);
   }
-  // Work on another stream, behind a guard, that adds one to each byte.
+  // Enqueues work on another stream, under a guard, that adds one to each byte.
   void use(pair_of_both& one) {
     auto& on = any(streams_);
     auto const guard = one.real.use_on(on);

@@ -1,4 +1,4 @@
-// Buffers: how they are made, moved, grown and shrunk.
+// Buffers: how they are constructed, moved, grown and shrunk.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -142,7 +142,7 @@ TEST_F(buffer_test, moved_buffer_is_freed_once) {
   EXPECT_EQ(two.data(), p);
   EXPECT_EQ(contents(two), counting(100));
   auto three = filled(50);
-  three = std::move(two); // frees the 50
+  three = std::move(two); // frees the 50 bytes
   EXPECT_EQ(resource.counters().bytes.value, 100);
   auto& self = three;
   three = std::move(self);
@@ -265,7 +265,7 @@ TEST_F(buffer_test, outlives_every_other_handle_of_its_resource) {
   }();
   block.resize(5000);
   block.clear();
-  block.resize(10); // nothing but the buffer held it in between
+  block.resize(10); // meanwhile only the buffer held the resource
 }
 
 TEST_F(buffer_test, keeps_a_foreign_resource_alive) {

@@ -1,4 +1,4 @@
-// Sizes as people write them, and as a share of a device.
+// Sizes as text and as literals, and as a share of a device.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -20,7 +20,7 @@ static_assert(1_KiB == 1024 && 2_MiB == 2097152 && 3_GiB == 3221225472 && 4_TiB 
 static_assert(0_GiB == 0 && 17179869183_GiB == 18446744072635809792u);
 static_assert(std::is_same_v<decltype(1_KiB), std::size_t>);
 
-// What does not fit is no constant.
+// A literal that overflows is not a constant expression.
 template <unsigned long long Count>
 concept fits_in_gib = requires { typename std::integral_constant<std::size_t, gpumem::operator""_GiB(Count)>; };
 static_assert(fits_in_gib<17179869183> && !fits_in_gib<17179869184>);

@@ -1,4 +1,4 @@
-// The resource of each device that is used where none is named.
+// The current resource of each device, which is used if none is named.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -41,7 +41,7 @@ TEST_F(current_resource_test, initial_resource_is_a_pool_over_the_device) {
   auto const bytes = device_bytes();
   gpumem::simulator::clear_driver_calls();
   auto* const p = at_first.allocate(a, 1000, 256);
-  EXPECT_GT(gpumem::statistics_of(at_first).reserved, 1000u); // a pool draws more than is asked for
+  EXPECT_GT(gpumem::statistics_of(at_first).reserved, 1000u); // a pool reserves more than is requested
   EXPECT_EQ(gpumem::simulator::report().driver_calls["cuMemCreate"], 1u) << "it is over virtual pages";
   EXPECT_GT(device_bytes(), bytes);
   at_first.deallocate(a, p, 1000, 256);
@@ -81,7 +81,7 @@ TEST_F(current_resource_test, set_resource_is_kept_alive) {
   gpumem::stream const a{first};
   auto mine = current_resource(first);
   auto* const p = mine.allocate(a, 100, 256);
-  set_current_resource(first, pool()); // the one before lives by the copy
+  set_current_resource(first, pool()); // the former resource lives on in the copy
   mine.deallocate(a, p, 100, 256);
   EXPECT_EQ(gpumem::statistics_of(mine).live, 0u);
 }

@@ -1,4 +1,4 @@
-// A resource of CCCL's shape that is not gpumem's, over the driver's memory; for files that have imported gpumem.
+// A resource by CCCL's concept that is not gpumem's, over device memory; for files that have imported gpumem.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include <cuda.h>
 
-/// Copies share what they tell; made apart they are equal if their number is.
+/// Copies share their records. Two that were made separately are equal if their numbers are.
 class foreign_resource {
 public:
   struct told {

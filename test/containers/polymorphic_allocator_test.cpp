@@ -1,4 +1,4 @@
-// Typed allocators over any resource, told the stream with each call or once.
+// Typed allocators over any resource, which get the stream with each call or once.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -120,7 +120,7 @@ TEST_F(allocator_test, moves_with_its_container) {
   std::vector<int, stream_allocator<int>> one({1, 2, 3}, {a, resource}), two({4}, {b, host_resource{}});
   auto const* const place = one.data();
   two = std::move(one);
-  EXPECT_EQ(two.data(), place); // not copied element by element
+  EXPECT_EQ(two.data(), place); // the elements were not copied
   EXPECT_EQ(two.get_allocator().stream().get(), a.get());
   std::vector<int, stream_allocator<int>> three({5}, {b, resource});
   swap(two, three);

@@ -1,4 +1,4 @@
-// One value on a device.
+// scalar: one value on a device.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -85,7 +85,7 @@ TEST_F(scalar_test, copy_has_its_own_memory) {
   value.set_value_async(2);
   EXPECT_EQ(same.value(), 1);
   EXPECT_EQ(host.value(), 1);
-  EXPECT_EQ(*host.data(), 1); // the host can follow the pointer
+  EXPECT_EQ(*host.data(), 1); // the host can dereference the pointer
 }
 
 TEST_F(scalar_test, moves_and_uses_the_current_resource_by_default) {

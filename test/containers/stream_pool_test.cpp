@@ -1,4 +1,4 @@
-// Streams in turn, by index, and from many threads.
+// stream_pool: streams in turn, by index, and from many threads.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 

@@ -1,4 +1,4 @@
-// Elements on a device: set, read, grown, shrunk, copied.
+// uninitialized_vector: elements on a device that are set, read, grown, shrunk and copied.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -31,7 +31,7 @@ struct point {
   float x, y, z;
   friend bool operator==(point const&, point const&) = default;
 };
-// Neither default-constructible nor small.
+// Has no default constructor, and is not small.
 struct record {
   explicit record(int n) : number{n} {}
   int number;
@@ -139,7 +139,7 @@ TEST_F(uninitialized_vector_test, sets_elements_to_zero) {
   auto values = holding<double>({1, 2, 3});
   values.set_element_to_zero_async(1);
   EXPECT_EQ(contents(values), (std::vector<double>{1, 0, 3}));
-  values.set_element_async(1, -0.0); // a zero too, with its sign
+  values.set_element_async(1, -0.0); // also a zero, but with a sign
   EXPECT_TRUE(std::signbit(values.element(1)));
 }
 
@@ -229,7 +229,7 @@ TEST_F(uninitialized_vector_test, copy_and_assignment_have_their_own_memory) {
   EXPECT_EQ(contents(same), (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(contents(assigned), (std::vector<int>{1, 2, 3}));
   host.synchronize();
-  EXPECT_TRUE(std::ranges::equal(host, std::vector<int>{1, 2, 3})); // the host can follow its pointers
+  EXPECT_TRUE(std::ranges::equal(host, std::vector<int>{1, 2, 3})); // the host can dereference its pointers
 }
 
 TEST_F(uninitialized_vector_test, converts_to_a_buffer_and_back) {
@@ -258,7 +258,7 @@ TEST_F(uninitialized_vector_test, vector_uses_the_current_resource) {
 TEST_F(uninitialized_vector_test, moved_vector_keeps_its_elements) {
   auto values = holding<int>({1, 2, 3});
   auto moved = std::move(values);
-  EXPECT_TRUE(values.is_empty()); // NOLINT(bugprone-use-after-move): what is tested
+  EXPECT_TRUE(values.is_empty()); // the moved-from state is tested
   values = std::move(moved);
   EXPECT_EQ(contents(values), (std::vector<int>{1, 2, 3}));
 }

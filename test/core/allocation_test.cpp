@@ -1,4 +1,4 @@
-// A block that frees itself, and the forms of a resource's calls.
+// gpumem::allocation, which frees its block, and the overloads of a resource's calls.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -43,17 +43,17 @@ TEST_F(allocation_test, has_the_requested_size_alignment_and_stream) {
   EXPECT_EQ(block.stream().get(), a.get());
   EXPECT_EQ(block.as<int>().size(), 25u);
   EXPECT_EQ(static_cast<void*>(block.as<double>().data()), block.data());
-  EXPECT_EQ(block.as<double>().size(), 12u); // whole elements
+  EXPECT_EQ(block.as<double>().size(), 12u); // whole elements only
 }
 
 TEST_F(allocation_test, moved_allocation_is_freed_once) {
   auto one = take(10);
   auto* const p = one.data();
   allocation two{std::move(one)};
-  EXPECT_FALSE(one); // NOLINT(bugprone-use-after-move): what is tested
+  EXPECT_FALSE(one); // the moved-from state is tested
   EXPECT_EQ(two.data(), p);
   auto three = take(20);
-  three = std::move(two); // frees the 20
+  three = std::move(two); // frees the block of 20 bytes
   EXPECT_EQ(resource.state().used(), 10u);
   auto& self = three;
   three = std::move(self);
@@ -108,7 +108,7 @@ TEST_F(allocation_test, set_stream_orders_the_allocation_on_the_new_stream) {
   EXPECT_EQ(block.stream().get(), b.get());
   EXPECT_TRUE(b.key().timeline().ordered_after(a.key().timeline(), before));
   EXPECT_THROW(block.set_stream(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
-  EXPECT_EQ(block.stream().get(), b.get()); // as before
+  EXPECT_EQ(block.stream().get(), b.get()); // unchanged
 }
 
 TEST_F(allocation_test, is_freed_with_the_handle_of_its_foreign_stream) {
@@ -145,7 +145,7 @@ TEST_F(allocation_test, can_be_destroyed_on_another_thread) {
 
 TEST_F(allocation_test, all_handles_of_a_resource_allocate_alike) {
   auto* const p = resource.allocate(a, 10);
-  resource.deallocate(a, p, 10, 16); // another alignment is no misuse
+  resource.deallocate(a, p, 10, 16); // a different alignment is no misuse
   auto const q = resource.try_allocate(a, 10, 1024);
   ASSERT_TRUE(q);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*q) % 1024, 0u);

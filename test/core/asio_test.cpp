@@ -1,4 +1,4 @@
-// Asio's io_context as an executor: memory and completion are awaited, and the coroutine goes on where Asio runs.
+// Asio's io_context as an executor: a coroutine that awaits memory or completion resumes where Asio runs.
 // SPDX-License-Identifier: Apache-2.0
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
@@ -31,10 +31,10 @@ protected:
     simulator::run_until_idle();
     EXPECT_NO_THROW(simulator::expect_silent());
   }
-  // Runs jobs of Asio's on this thread until the coroutine is over.
+  // Runs Asio jobs on this thread until the coroutine has ended.
   void run_until_done(test::started const& running) {
     auto const keep = asio::make_work_guard(context);
-    context.restart(); // it stops whenever it has run out of work
+    context.restart(); // it stops whenever it has no work
     while (!running.done()) context.run_one();
   }
   asio::io_context context;
@@ -66,7 +66,7 @@ TEST_F(asio_test, granted_request_resumes_on_asio) {
   };
   auto const running = test::start(body());
   EXPECT_FALSE(running.done());
-  held.reset(); // posts, and runs nothing
+  held.reset(); // only posts
   EXPECT_FALSE(running.done());
   run_until_done(running);
 }
@@ -85,7 +85,7 @@ TEST_F(asio_test, stop_and_deadline_resume_on_asio) {
   };
   std::stop_source source;
   auto const stopped = test::start(body(gpumem::detail::sync::time_point::max(), source.get_token()));
-  std::thread{[&] { source.request_stop(); }}.join(); // posts, and runs nothing
+  std::thread{[&] { source.request_stop(); }}.join(); // only posts
   EXPECT_FALSE(stopped.done());
   run_until_done(stopped);
   EXPECT_EQ(ended, gpumem::outcome::stopped);
@@ -110,7 +110,7 @@ TEST_F(asio_test, coroutine_destroyed_before_asio_ran_it_does_not_run) {
     auto const running = test::start(body());
     held.reset();
   }
-  EXPECT_EQ(context.run(), 1u); // the job is Asio's still
+  EXPECT_EQ(context.run(), 1u); // Asio still has the job
   EXPECT_EQ(resource.state().used(), 0u);
 }
 

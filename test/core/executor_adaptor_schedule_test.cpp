@@ -1,4 +1,4 @@
-// The end of an executor and of its job system while a thread that posted may still be inside the function.
+// An executor and its job system are destroyed while a posting thread may still be inside post().
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -16,7 +16,7 @@ import gpumem;
 
 namespace {
 
-// A job system that says how many threads are inside its post().
+// A job system that counts the threads inside its post().
 class job_system {
 public:
   void post(gpumem::extend::executor_job job) {

@@ -21,7 +21,7 @@ namespace {
 
 using test::item;
 
-// Keeps jobs until the test runs them.
+// A job system that keeps jobs until the test runs them.
 class job_system {
 public:
   void post(std::function<void()> job) {
@@ -94,7 +94,7 @@ TEST(executor_adaptor, can_be_destroyed_by_a_work_item_that_it_runs) {
 }
 
 TEST(executor_adaptor, can_be_destroyed_by_a_job_that_runs_inside_its_function) {
-  // Against the rule: the job should run later. The function still has what it captured.
+  // Breaks the rule that the job must run later. The function still has its captures.
   auto const captured = std::make_shared<int>(1);
   bool ended = false;
   auto post = [&ended, mine = captured](gpumem::extend::executor_job const& job) noexcept {
@@ -121,7 +121,7 @@ TEST(executor_adaptor, function_is_destroyed_while_jobs_remain) {
     executor.post(one);
     EXPECT_TRUE(executor.try_cancel(one));
   }
-  EXPECT_EQ(jobs.use_count(), 1); // the job that is left in it does not keep it
+  EXPECT_EQ(jobs.use_count(), 1); // the remaining job does not keep the job system alive
   EXPECT_TRUE(jobs->run_one());
 }
 
@@ -166,7 +166,7 @@ TEST(executor_adaptor, work_item_on_the_library_thread_can_be_cancelled_before_i
     gpumem::executor_adaptor executor{[](gpumem::extend::executor_job const&) { throw std::bad_alloc{}; }};
     executor.post(refused);
     EXPECT_TRUE(executor.try_cancel(refused));
-  } // the rescue outlives it
+  } // the job outlives the executor
   go = true;
   std::atomic<bool> after{false};
   item behind{[&] { after = true; }};

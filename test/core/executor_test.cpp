@@ -1,4 +1,4 @@
-// Executors: order, taking back, flushing, ending.
+// Executors: order, cancelling, flushing, stopping.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ TEST(work_queue, is_first_in_first_out_and_any_item_can_be_removed) {
   gpumem::extend::work_queue queue;
   item a{[] {}}, b{[] {}}, c{[] {}};
   EXPECT_TRUE(queue.empty());
-  EXPECT_FALSE(queue.remove(a)); // not in it
+  EXPECT_FALSE(queue.remove(a)); // not in the queue
   for (auto* one : {&a, &b, &c}) queue.push(*one);
   EXPECT_TRUE(queue.remove(b));
   EXPECT_FALSE(queue.remove(b));
@@ -32,7 +32,7 @@ TEST(work_queue, is_first_in_first_out_and_any_item_can_be_removed) {
   EXPECT_EQ(queue.pop(), nullptr);
   queue.push(b);
   queue.push(a);
-  EXPECT_TRUE(queue.remove(a)); // the last
+  EXPECT_TRUE(queue.remove(a)); // the last element
   queue.push(c);
   EXPECT_EQ(queue.pop(), &b);
   EXPECT_EQ(queue.pop(), &c);
@@ -102,7 +102,7 @@ TEST(thread_executor, runs_work_items_in_posting_order_on_its_own_thread) {
       }));
       executor.post(*items.back());
     }
-  } // runs what is queued, then joins
+  } // runs the queued items, then joins
   ASSERT_EQ(order.size(), 100u);
   EXPECT_TRUE(std::ranges::is_sorted(order));
   EXPECT_NE(ran_on, std::this_thread::get_id());
@@ -125,7 +125,7 @@ TEST(thread_executor, work_item_can_be_cancelled_only_before_it_begins) {
 }
 
 TEST(thread_executor, can_be_destroyed_once_its_work_item_ran) {
-  // The posting thread is still inside post() when the work item ends the executor's life.
+  // The posting thread is still inside post() when the work item lets the executor be destroyed.
   for (int round = 0; round < 500; ++round) {
     std::atomic<bool> done{false};
     item one{[&] { done = true; }};

@@ -1,4 +1,4 @@
-// What executors that run on threads have in common.
+// Behaviour that all executors with threads share.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -73,7 +73,7 @@ struct other_jobs {
     job_thread* to;
     void operator()(gpumem::extend::executor_job job) const { to->post(std::move(job)); }
   };
-  job_thread jobs; // may end after the executor: what it then runs is nothing
+  job_thread jobs; // may end after the executor: jobs that run then do nothing
   gpumem::executor_adaptor<post_job> executor{post_job{&jobs}};
 };
 
@@ -100,7 +100,7 @@ TYPED_TEST(executors, many_threads_can_post_and_cancel) {
     });
   }
   for (auto& thread : posting) thread.join();
-  while (over < threads * each) std::this_thread::yield(); // each has run or was taken back
+  while (over < threads * each) std::this_thread::yield(); // each item has run or was cancelled
   for (auto& one : items) EXPECT_FALSE(kind.executor.try_cancel(*one));
   EXPECT_EQ(over, threads * each);
 }

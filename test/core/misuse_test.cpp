@@ -1,4 +1,4 @@
-// What happens on misuse, and the words for it and for failures.
+// The handling of misuse, and the texts of misuse and failures.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -41,7 +41,7 @@ TEST(misuse, reports_go_to_the_handler_that_is_set) {
   gpumem::extend::report_misuse({misuse::kind::double_free, nullptr, 1, 2, 3, "x"});
   EXPECT_EQ(told.what, misuse::kind::double_free);
   EXPECT_EQ(gpumem::set_misuse_handler(nullptr), remember);
-  EXPECT_EQ(gpumem::set_misuse_handler(before), before); // null had brought the default back
+  EXPECT_EQ(gpumem::set_misuse_handler(before), before); // null restored the default
 }
 
 TEST(misuse, each_kind_has_a_text) {
@@ -71,7 +71,7 @@ TEST(misuse, free_on_an_unknown_stream_is_reported_and_ignored) {
   gpumem::set_misuse_handler(nullptr);
   resource.deallocate_sync(p, 10);
   EXPECT_EQ(resource.state().used(), 0u);
-  gpumem::simulator::take_findings(); // the device saw the dead stream, too
+  gpumem::simulator::take_findings(); // the simulated device saw the destroyed stream too
 }
 
 TEST(failure, failure_is_thrown_as_its_exception) {
@@ -126,7 +126,7 @@ TEST(out_of_memory, carries_all_statistics) {
   EXPECT_THROW(throw gpumem::out_of_memory{e}, std::bad_alloc);
 }
 
-// The last: the device stays lost.
+// In the last test, since the device stays lost.
 TEST(resource, free_on_a_lost_device_is_counted_and_no_misuse) {
   gpumem::device_guard const scope{gpumem::device{0}};
   test::parking_resource resource{100};

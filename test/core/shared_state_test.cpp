@@ -1,4 +1,4 @@
-// How long a state lives, and that exactly one thread ends it.
+// The lifetime of a shared state; exactly one thread destroys it.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ TEST(shared_state, counts_blocks_freed_by_other_threads) {
     std::thread{[&] {
       for (int i = 0; i < 10; ++i) state->add_live();
     }}.join();
-    for (int i = 0; i < 9; ++i) state->drop_live(); // this thread's slot counts below zero
+    for (int i = 0; i < 9; ++i) state->drop_live(); // the count of this thread's slot becomes negative
   }
   EXPECT_EQ(ended, 0);
   state->drop_live();
@@ -67,7 +67,8 @@ TEST(shared_state, counts_blocks_freed_by_other_threads) {
 }
 
 TEST(shared_state, is_destroyed_once_when_many_threads_release_it) {
-  // Blocks of one thread's slot are freed on another's while the slots are folded: no count may come to zero early.
+  // Threads free blocks that another thread's slot has counted, while the slots are summed: no sum may reach zero
+  // early.
   for (int round = 0; round < 3000; ++round) {
     std::atomic<int> ended{0};
     auto* const state = new counted{ended};
@@ -84,7 +85,7 @@ TEST(shared_state, is_destroyed_once_when_many_threads_release_it) {
           delete last;
           for (int k = 0; k < each; ++k) state->drop_live();
         } else if (i == 1) {
-          for (int k = 0; k < 2 * each; ++k) state->drop_live(); // its own and another's
+          for (int k = 0; k < 2 * each; ++k) state->drop_live(); // its own and another thread's
         } else if (i == 2) {
           for (int k = 0; k < each; ++k) state->drop_live();
         }

@@ -1,4 +1,5 @@
-// An executor on several threads: all is run, at once where it can be, and what was not begun can be taken back.
+// An executor with several threads: it runs all items, in parallel if possible, and items that have not begun can be
+// cancelled.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -45,7 +46,7 @@ TEST(thread_pool_executor, runs_one_work_item_per_thread_at_once) {
   std::set<std::thread::id> seen;
   auto meet = [&] {
     ++inside;
-    while (inside < threads) std::this_thread::yield(); // only if all are inside does one leave
+    while (inside < threads) std::this_thread::yield(); // a thread leaves only when all are inside
     std::scoped_lock const held{guard};
     seen.insert(std::this_thread::get_id());
   };
@@ -96,7 +97,7 @@ TEST(thread_pool_executor, runs_work_items_posted_by_a_work_item) {
 }
 
 TEST(thread_pool_executor, can_be_destroyed_once_its_work_item_ran) {
-  // The posting thread is still inside post() when the work item ends the executor's life.
+  // The posting thread is still inside post() when the work item lets the executor be destroyed.
   for (int round = 0; round < 200; ++round) {
     std::atomic<bool> done{false};
     item one{[&] { done = true; }};

@@ -1,4 +1,4 @@
-// Timers that are started, cancelled and that cancel themselves, under schedules.
+// Timers under schedules: started, cancelled, and cancelling themselves.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -23,7 +23,7 @@ using gpumem::detail::sync::schedule_point;
 using gpumem::detail::sync::now;
 using std::chrono::microseconds;
 
-// What the timers of a run have met with.
+// Counts of the events of a run.
 struct timer_counts {
   std::size_t expired = 0, cancelled = 0, waited = 0, by_themselves = 0;
   void operator+=(timer_counts const& other) noexcept {
@@ -34,7 +34,7 @@ struct timer_counts {
   }
 };
 
-// A timer that notes what must not happen.
+// A timer that notes every event that must not happen.
 class watched_timer final : public gpumem::detail::timer {
 public:
   watched_timer(std::string& wrong, timer_counts& counts) noexcept : wrong_{wrong}, counts_{counts} {}
@@ -53,7 +53,7 @@ public:
     counts_.cancelled += state_ == state::started;
     state_ = state::idle;
   }
-  // Until it has expired; false if it does not.
+  // Waits until the timer has expired; returns false if it does not.
   bool await() {
     for (auto const late = due_ + std::chrono::seconds{1}; state_ != state::idle;
          gpumem::detail::sync::sleep_for(microseconds{5})) {
@@ -75,7 +75,7 @@ private:
       ++counts_.by_themselves;
       gpumem::detail::cancel_timer(*this);
     }
-    state_ = state::idle; // its owner may destroy one that has cancelled itself
+    state_ = state::idle; // its owner may destroy a timer that has cancelled itself
   }
 
   std::string& wrong_;
@@ -85,7 +85,7 @@ private:
   bool cancels_itself_ = false;
 };
 
-// Several timers of one owner, of which each is awaited or cancelled at some moment.
+// Several timers of one owner; each is awaited or cancelled at a random time.
 void run_owner(std::uint64_t seed, std::string& wrong, timer_counts& counts) {
   std::minstd_rand random{static_cast<std::uint32_t>(seed * 2 + 1)};
   std::array<std::unique_ptr<watched_timer>, 3> timers;

@@ -1,4 +1,4 @@
-// Timers: their heap against a model, and what the library thread makes of them.
+// Timers: their heap compared with a model, and how the library thread runs them.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -29,14 +29,14 @@ using gpumem::detail::sync::now;
 using gpumem::detail::sync::time_point;
 using test::timed_item;
 
-// The heap, beside a sorted map of the same timers: by moment, and of one moment by number of start.
+// The heap beside a sorted map of the same timers: by time, and for equal times by the order of their starts.
 class heap_model {
 public:
   explicit heap_model(std::uint64_t seed) : random_{static_cast<std::uint32_t>(seed)} {
     for (auto& each : timers_) each.timer = std::make_unique<timed_item>([] {});
   }
 
-  // Removes most timers as the earliest, as a thread that runs them does.
+  // Removes timers mostly from the front, as the thread that runs them does.
   bool run(int steps) {
     bool same = true;
     while (steps-- > 0 && same) {
@@ -68,7 +68,7 @@ private:
   }
   void insert(entry& one) {
     if (std::exchange(one.in, true)) return;
-    one.key = {time_point{std::chrono::nanoseconds{random_() % 8}}, started_++}; // many at one moment
+    one.key = {time_point{std::chrono::nanoseconds{random_() % 8}}, started_++}; // many have the same time
     sorted_.emplace(one.key, &one);
     heap_.insert(*one.timer, one.key.first);
   }
@@ -95,7 +95,7 @@ TEST(timer_heap, earliest_timer_is_first_after_any_inserts_and_removals) {
   seeds.each([&](std::uint64_t seed) { ASSERT_TRUE(heap_model{seed}.run(2'000)) << "GPUMEM_SEED=" << seed; });
 }
 
-// Keeps the library thread from everything until it is told to go on.
+// Keeps the library thread busy until go_on().
 class busy_library_thread {
 public:
   busy_library_thread() {
@@ -112,7 +112,7 @@ private:
   }};
 };
 
-// Returns once the library thread has gone round again, after all that was due or posted before.
+// Returns after the library thread has handled everything that was due or posted before.
 void run_library_thread() {
   auto round = []() -> gpumem::task<> { co_await test::hop{gpumem::default_executor()}; };
   for (int i = 0; i < 2; ++i) gpumem::sync_wait(round());
@@ -226,7 +226,7 @@ TEST(timer, callback_can_cancel_and_destroy_its_timer) {
   auto* one = new timed_item{[] {}};
   one->body = [&expired, one] {
     cancel_timer(*one);
-    auto& done = expired; // the function dies too
+    auto& done = expired; // the captures are destroyed too
     delete one;
     done = true;
   };
@@ -246,7 +246,7 @@ TEST(timer, callback_can_cancel_and_restart_its_timer) {
   };
   start_timer(one, now());
   wait_for(begun);
-  cancel_timer(one); // does not wait for the end of the first
+  cancel_timer(one); // does not wait for the end of the first call
   go = true;
   run_library_thread();
 }
@@ -264,7 +264,7 @@ TEST(timer, callback_can_restart_its_timer) {
 }
 
 TEST(timer, timers_and_work_items_do_not_starve_each_other) {
-  // Each keeps itself due until both have run a hundred times.
+  // Each re-posts itself until both have run 100 times.
   std::atomic<int> resumed{0}, expired{0};
   auto const over = [&] { return resumed >= 100 && expired >= 100; };
   auto& where = gpumem::default_executor();

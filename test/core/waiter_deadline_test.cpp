@@ -1,4 +1,4 @@
-// Deadlines of requests that resume where their timer expires.
+// Deadlines of requests that resume on the thread where their timer expires.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gtest/gtest.h>
@@ -25,7 +25,8 @@ using gpumem::task;
 
 class waiter_deadline : public test::waiter_fixture {
 protected:
-  // Asks for more than there is, again and again in one place of one frame; how often that ended by the deadline.
+  // Makes `times` requests for more memory than there is, each in the same place of one frame. Returns how many ended
+  // by their deadline.
   task<int> ask(int times, gpumem::executor* where) {
     int late = 0;
     for (int i = 0; i < times; ++i) {
@@ -38,7 +39,7 @@ protected:
 };
 
 TEST_F(waiter_deadline, deadline_resumes_a_request_inside_its_timer_callback) {
-  // Inline: the operation is destroyed, and another made in its place, while its timer expires.
+  // Inline: while the timer expires, the operation is destroyed and another one is made in its place.
   auto const block = resource.acquire(stream, 512).wait();
   static auto& here = *new gpumem::inline_executor; // outlives the library thread, which flushes it
   EXPECT_EQ(sync_wait(ask(200, &here)), 200);

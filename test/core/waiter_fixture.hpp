@@ -1,5 +1,5 @@
-// A resource that parks, a stream, and an executor that the test runs. Include it after `import gpumem;` and the
-// support headers: it includes nothing itself.
+// A fixture with a parking_resource, a stream, and an executor that the test runs. Include it after `import gpumem;`
+// and the support headers: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

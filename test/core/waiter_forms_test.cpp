@@ -1,4 +1,4 @@
-// Waiting for memory through adaptors and erased forms of a resource that parks.
+// Waiting for memory through adaptors and type-erased forms of a parking_resource.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gtest/gtest.h>
@@ -44,11 +44,11 @@ TEST_F(waiter_forms, adaptors_count_a_request_at_its_grant) {
     auto const abandoned = test::start(body());
     EXPECT_EQ(resource.state().parked(), 1u);
     EXPECT_EQ(inner.state().live(), 1);
-    EXPECT_EQ(outer.state().live(), 1); // it waits, and nothing is granted
+    EXPECT_EQ(outer.state().live(), 1); // the request waits, so it is not counted yet
   }
   auto const running = test::start(body());
   block.reset();
-  EXPECT_EQ(inner.state().live(), 1); // one gone, one granted
+  EXPECT_EQ(inner.state().live(), 1); // one freed, one granted
   EXPECT_EQ(outer.state().live(), 1);
   executor.run_one();
   mine.reset();
@@ -56,10 +56,10 @@ TEST_F(waiter_forms, adaptors_count_a_request_at_its_grant) {
   EXPECT_EQ(outer.state().live(), 0);
 }
 
-// What requests that are ready at once, and their frees, allocate on the host.
+// Returns the host allocations of 100 requests that are granted at once, and of their frees.
 template <class Form> std::size_t allocations_when_ready(Form& form, gpumem::stream_ref stream) {
   auto body = [&]() -> task<std::size_t> {
-    (co_await gpumem::acquire(form, stream, 64)).reset(); // what the first use makes
+    (co_await gpumem::acquire(form, stream, 64)).reset(); // warm-up: what the first use creates
     auto const before = test::host_allocations();
     for (int i = 0; i < 100; ++i) {
       auto const awaited = co_await gpumem::acquire(form, stream, 64);
@@ -93,7 +93,7 @@ TEST_F(waiter_forms, acquire_of_free_memory_makes_no_host_allocation) {
   gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(raw), "cuStreamDestroy");
 }
 
-// Parks through any form of the resource, and is granted.
+// Parks a request through any form of the resource, and grants it.
 template <class Form> void park_and_grant(Form& form, parking_resource& resource, gpumem::stream& stream) {
   auto block = resource.acquire(stream, 1024).wait();
   manual_executor executor;
@@ -138,7 +138,7 @@ TEST_F(waiter_forms, request_through_a_cccl_handle_is_granted_at_once_or_throws)
   block.reset();
 }
 
-// A limiter as a user writes it: it forwards every property of what it wraps.
+// A user's limiter, which forwards every property of its upstream.
 class users_limiter : public cuda::forward_property<users_limiter, parking_resource> {
 public:
   explicit users_limiter(parking_resource upstream) : upstream_{std::move(upstream)} {}
@@ -167,8 +167,8 @@ TEST_F(waiter_forms, adaptor_that_forwards_properties_is_not_bypassed) {
   users_limiter limiter{resource};
   gpumem::any_pool any{limiter};
   gpumem::mr::resource_ref<gpumem::mr::device_accessible> ref{limiter};
-  static_assert(gpumem::mr::has_property<users_limiter, gpumem::extend::services>); // it is passed through …
-  EXPECT_EQ(gpumem::extend::find_services(any).table, nullptr);                     // … and not taken
+  static_assert(gpumem::mr::has_property<users_limiter, gpumem::extend::services>); // the property is forwarded …
+  EXPECT_EQ(gpumem::extend::find_services(any).table, nullptr);                     // … but not used
   sync_wait(gpumem::acquire(limiter, stream, 10)).reset();
   EXPECT_EQ(limiter.calls(), 2);
   sync_wait(gpumem::acquire(any, stream, 10)).reset();

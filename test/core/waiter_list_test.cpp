@@ -1,4 +1,4 @@
-// Parked requests against a plain model of their order: random operations, each run replays by its seed.
+// waiter_list compared with a plain model of the order: random operations, and each run can be replayed by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/property/random_source.hpp"
 #include "../support/schedule_seeds.hpp"
@@ -43,7 +43,7 @@ struct entry {
   bool refused = false, alone = false;
 };
 
-// What a waiter_list promises, without its short cuts: all requests in one sorted row.
+// The promises of waiter_list, without its shortcuts: all requests in one sorted list.
 class model {
 public:
   explicit model(unsigned most) : most_{most} {}
@@ -114,7 +114,7 @@ struct counts {
   std::uint64_t parked = 0, turns = 0, overtakes = 0, plain = 0, held_up = 0, ended = 0, removed = 0;
 };
 
-// One list and its model, to which the same is done.
+// A list and its model, to which the same operations are applied.
 class twins {
 public:
   twins(std::uint64_t seed, counts& seen) : random_{seed}, seen_{seen} {}
@@ -184,7 +184,7 @@ private:
     EXPECT_EQ(list_.remove(*one), held);
     seen_.removed += held;
   }
-  // As a resource does: the first whose request it can meet.
+  // Gives a turn as a resource does: to the first request that it can grant.
   void give_turn_to_next() {
     auto const chosen = random_.next() & random_.next();
     auto const may = [&](gpumem::extend::waiter const& one) { return (chosen >> (one.bytes() % 64) & 1) != 0; };
@@ -199,7 +199,7 @@ private:
     model_.count_overtaking(next);
     give_turn(*next);
   }
-  // As to a request that cannot be met any more: it overtakes nothing.
+  // Gives a turn as to a request that cannot be granted any more: it overtakes no request.
   void give_turn_to_any() {
     auto const& one = pick();
     if (!random_.one_in(4) || !one || !waiter_list::holds(*one) || waiter_list::has_turn(*one)) return;

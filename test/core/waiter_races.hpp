@@ -1,14 +1,14 @@
-// Workers that acquire, wait, stop, give up and free at random; run by free threads and under schedules. Include
-// it after the support headers: it includes nothing itself.
+// Workers that acquire, wait, stop, destroy and free at random; run by free threads and under schedules. Include it
+// after the support headers: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// How the requests ended; all counts are of requests.
+/// How the requests ended, in numbers of requests.
 struct stress_counts {
   std::size_t granted = 0, stopped = 0, expired = 0, destroyed = 0, parked = 0;
-  std::size_t late = 0; // coroutines that ended by their deadline; `expired` are threads that blocked
+  std::size_t late = 0; // coroutines that ended by their deadline; `expired` counts blocked threads
   void operator+=(stress_counts const& other) noexcept {
     granted += other.granted;
     stopped += other.stopped;
@@ -23,7 +23,7 @@ struct stress_counts {
   }
 };
 
-/// The sum of several workers' counts, also printed.
+/// Returns the sum of several workers' counts, and prints it.
 template <class Counts> stress_counts sum_of(Counts const& each) {
   stress_counts sum;
   for (auto const& one : each) sum += one;
@@ -31,11 +31,11 @@ template <class Counts> stress_counts sum_of(Counts const& each) {
   return sum;
 }
 
-/// One worker's requests; every choice is made by its own numbers.
+/// One worker's requests; its own random numbers make every choice.
 template <class StopSource, class Resource = parking_resource> class stress_worker {
 public:
-  /// `pause` lets other threads run. `unit`: bytes of the smallest request; the largest is 32 times that. `use` is done
-  /// with all that is granted.
+  /// `pause` lets other threads run. `unit`: bytes of the smallest request; the largest is 32 times that. `use` is
+  /// called with each granted block.
   stress_worker(
       Resource resource, gpumem::stream_ref stream, std::uint64_t seed, void (*pause)(), std::size_t unit = 16,
       void (*use)(gpumem::allocation const&) = [](gpumem::allocation const&) {})
@@ -53,7 +53,7 @@ private:
   std::size_t size() { return unit_ << pick(6); }
 
   void one_request() {
-    // What is held may not keep all others waiting: a request that can park is made with empty hands.
+    // A request that can park is made while the worker holds nothing; otherwise all workers could wait for each other.
     switch (pick(5)) {
     case 0: return keep(resource_.acquire(stream_, size()).try_now());
     case 1: return with_empty_hands([&] { keep(until_soon()); });
@@ -85,12 +85,12 @@ private:
     }
   }
 
-  // Of every second request some moments from now.
+  // Returns a deadline for every second request, up to 12 us from now.
   gpumem::detail::sync::time_point some_deadline() {
     if (pick(2)) return gpumem::detail::sync::time_point::max();
     return gpumem::detail::sync::now() + std::chrono::microseconds{pick(12)};
   }
-  // A coroutine on the member's own executor, stopped at some moment by the member, or late.
+  // A coroutine on the member's own executor; the member stops it at a random time, or its deadline ends it.
   gpumem::task<gpumem::outcome> awaited(gpumem::executor& where, gpumem::extend::stoppable_token auto token) {
     try {
       auto const mine =
@@ -113,13 +113,13 @@ private:
     counts_.stopped += ended == gpumem::outcome::stopped;
     counts_.late += ended == gpumem::outcome::deadline;
   }
-  // A parked coroutine destroyed by its owner: before, while or after it is granted or late.
+  // A parked coroutine that its owner destroys: before, during or after its grant or deadline.
   void destroyed_request() {
     manual_executor never;
     auto body = [&]() -> gpumem::task<> {
       try {
         co_await resource_.acquire(stream_, size(), {.resume_on = &never, .deadline = some_deadline()});
-      } catch (gpumem::acquire_error const&) { ++counts_.late; } // before it was parked
+      } catch (gpumem::acquire_error const&) { ++counts_.late; } // ended before it was parked
     };
     auto const running = start(body());
     if (!running.done()) ++counts_.parked;

@@ -1,4 +1,4 @@
-// Random requests under schedules: tens of thousands of interleavings, each replayable by its seed.
+// Random requests under schedules: tens of thousands of interleavings, each of which can be replayed by its seed.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -92,7 +92,7 @@ TEST_F(waiter_schedule, many_requests_leave_no_bytes_counted) {
   EXPECT_GT(sum.parked, count / 100);
 }
 
-// Requests of one member that nothing but their deadline ends; how many ended otherwise.
+// Makes requests that only their deadline ends. Returns how many ended otherwise.
 std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref stream, std::uint64_t seed) {
   std::minstd_rand random{static_cast<std::uint32_t>(seed * 2 + 1)};
   static auto& here = *new gpumem::inline_executor; // outlives the library thread, which flushes it
@@ -128,7 +128,7 @@ TEST_F(waiter_schedule, deadlines_end_every_request) {
 }
 
 TEST_F(waiter_schedule, equal_seeds_give_equal_runs) {
-  run_workers(1, streams); // what is made at first use
+  run_workers(1, streams); // warm-up: what first uses create
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     auto const once = run_workers(seed, streams), again = run_workers(seed, streams);
     ASSERT_EQ(once.schedule.marks, again.schedule.marks) << seed;

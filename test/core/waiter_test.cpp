@@ -1,4 +1,4 @@
-// Waiting for memory, step by step: a resource that parks, and every way in which a wait can end.
+// Waiting for memory step by step, with a parking_resource: every way in which a wait can end.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ using test::parking_resource;
 
 class waiter_test : public test::waiter_fixture {
 protected:
-  // One request that tells how it ended.
+  // A request that records how it ended.
   task<> request(std::size_t bytes, std::optional<outcome>* ended, allocation* keep = nullptr,
                  std::stop_token token = {}) {
     try {
@@ -146,7 +146,7 @@ TEST_F(waiter_test, stop_inside_the_stop_callback_constructor_ends_the_request) 
 }
 
 TEST_F(waiter_test, resumed_coroutine_can_request_the_same_stop) {
-  // Inline: the stop callback resumes the coroutine, which destroys the callback that runs.
+  // Inline: the stop callback resumes the coroutine, which destroys the running callback.
   auto block = resource.acquire(stream, 1024).wait();
   gpumem::inline_executor here;
   std::stop_source source;
@@ -214,7 +214,7 @@ TEST_F(waiter_test, removed_first_request_lets_the_next_be_served) {
   auto const c = test::start(request(10, &last));
   source.request_stop();
   EXPECT_FALSE(last);
-  b.destroy(); // now the head is one that fits
+  b.destroy(); // now the first request fits
   while (executor.run_one()) {}
   EXPECT_EQ(big, outcome::stopped);
   EXPECT_FALSE(small);
@@ -223,7 +223,7 @@ TEST_F(waiter_test, removed_first_request_lets_the_next_be_served) {
 }
 
 TEST_F(waiter_test, many_requests_resume_inline_without_stack_growth) {
-  // Each resumed coroutine frees, and thereby grants the next: the flushes may not nest.
+  // Each resumed coroutine frees and thereby grants the next request: the flushes must not nest.
   gpumem::inline_executor here;
   auto block = resource.acquire(stream, 1024).wait();
   int granted = 0;
@@ -282,7 +282,7 @@ TEST_F(waiter_test, granted_memory_keeps_the_resource_alive) {
   auto& state = other->state();
   auto block = other->acquire(stream, 100).wait();
   other.reset();
-  EXPECT_EQ(state.used(), 100u); // under ASan a use after free, were it gone
+  EXPECT_EQ(state.used(), 100u); // if it were destroyed, ASan would report a use after free
   block.reset();
 }
 

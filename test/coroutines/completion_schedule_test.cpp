@@ -1,4 +1,4 @@
-// Waiting for the device under schedules: the poller, the library thread and the waiters take part, seed by seed.
+// Waiting for the device under schedules, seed by seed, with the reactor, the library thread and the waiters.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -31,7 +31,7 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t members = 3;
 
-// One thread's waits on its own stream: awaited, stopped, destroyed, blocking.
+// The waits of one thread on its own stream: awaited, stopped, destroyed, blocking.
 void wait_in_turn(gpumem::stream& stream, std::uint64_t seed, test::wait_counts& seen) {
   test::device_waits waits{seed, seen};
   for (int i = 0; i < 3; ++i) {

@@ -1,4 +1,4 @@
-// Waiting for the device, on the simulated one.
+// gpumem::completion, on the simulated device.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -35,7 +35,7 @@ protected:
   std::optional<gpumem::stream> stream;
 };
 
-// Waits, without sleeping in the test, until the poller has asked about events this often from now.
+// Spins until the reactor has made `queries` more event queries.
 void let_poll(std::uint64_t queries) {
   auto const from = gpumem::driver_api::driver_calls("cuEventQuery");
   while (gpumem::driver_api::driver_calls("cuEventQuery") < from + queries) std::this_thread::yield();
@@ -44,14 +44,14 @@ void let_poll(std::uint64_t queries) {
 TEST_F(completion_test, idle_stream_is_complete_at_once_without_host_allocation) {
   auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
   auto body = [&]() -> task<std::size_t> {
-    co_await completion(s()); // what the first use makes
+    co_await completion(s()); // warm-up: what the first use creates
     auto const before = test::host_allocations();
     for (int i = 0; i < 100; ++i) co_await completion(s());
     co_return test::host_allocations() - before;
   };
   EXPECT_EQ(sync_wait(body()), 0u);
   EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventRecord"),
-            records); // it asked first, and there was nothing to wait for
+            records); // it queries first, and there was nothing to wait for
 }
 
 TEST_F(completion_test, resumes_after_the_work_is_complete) {
@@ -118,7 +118,7 @@ TEST_F(completion_test, completed_wait_marks_earlier_frees_complete) {
   auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
   auto const running = test::start(body());
   EXPECT_FALSE(timeline.completed(freed_now));
-  EXPECT_GT(timeline.current_epoch(), freed_now); // what is freed from here on is not covered
+  EXPECT_GT(timeline.current_epoch(), freed_now); // later frees are not covered
   simulator::run_until_idle();
   executor.wait_for_post();
   EXPECT_TRUE(timeline.completed(freed_now));
@@ -126,7 +126,7 @@ TEST_F(completion_test, completed_wait_marks_earlier_frees_complete) {
   executor.run_one();
 
   auto const freed_later = timeline.current_epoch();
-  sync_wait(completion(s())); // ready, and tells as well
+  sync_wait(completion(s())); // complete at once, and the library learns that too
   EXPECT_TRUE(timeline.completed(freed_later));
   auto const freed_last = timeline.current_epoch();
   completion(s()).wait();
@@ -198,7 +198,7 @@ TEST_F(completion_test, capturing_stream_is_refused_and_its_capture_stays_valid)
       } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::capture_unsupported); }
     }
     gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(s().end_capture()),
-                              "cuGraphDestroy"); // it was not spoiled
+                              "cuGraphDestroy"); // the capture was not invalidated
   }
 }
 
@@ -254,7 +254,7 @@ TEST_F(completion_test, stop_ends_a_wait_before_and_during_it_but_not_after) {
   auto const running = test::start(other(after.get_token()));
   simulator::run_until_idle();
   second.wait_for_post();
-  after.request_stop(); // it is decided: the wait succeeds
+  after.request_stop(); // too late: the wait has succeeded
   second.run_one();
   EXPECT_EQ(told, outcome::granted);
 }
@@ -341,7 +341,7 @@ TEST_F(completion_test, no_poll_is_made_without_a_wait) {
   executor.run_one();
 }
 
-// The last: the device stays lost.
+// In the last test, since the device stays lost.
 TEST_F(completion_test, lost_device_ends_all_waits) {
   simulator::work(s(), {}, 1us);
   gpumem::stream other{gpumem::device{0}};

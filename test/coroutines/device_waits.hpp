@@ -1,17 +1,17 @@
-// One thread of many that wait for the device at random. Include it after `import gpumem;`, the standard's headers and
-// the probes, executor and stop source of the support: it includes nothing itself.
+// The waits of one thread for the device, at random. Include it after `import gpumem;`, the standard's headers and the
+// probes, executor and stop source of the support: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-/// How the waits ended; all counts are of waits.
+/// How the waits ended, in numbers of waits.
 struct wait_counts {
   std::size_t completed = 0, stopped = 0, failed = 0, destroyed = 0, early = 0;
 };
 
-/// Gives work to streams and waits for it; every choice is made by its own numbers. Whoever is told of completion must
-/// find the work done.
+/// Enqueues work on streams and waits for it; its own random numbers make every choice. A wait that reports completion
+/// must find the work done.
 class device_waits {
 public:
   device_waits(std::uint64_t seed, wait_counts& seen)
@@ -19,7 +19,7 @@ public:
 
   unsigned pick(std::size_t of) { return static_cast<unsigned>(random_() / 7 % of); }
 
-  /// What is waited for from now on. It may run when the wait for it was given up.
+  /// Enqueues the work for the next waits. It may run after the wait for it was abandoned.
   void give_work(gpumem::stream& on) {
     worked_ = std::make_shared<bool>(false);
     gpumem::simulator::work(on, {}, std::chrono::microseconds{1}, [done = worked_] { *done = true; });
@@ -29,7 +29,7 @@ public:
     if (!*worked_) ++seen_.early;
   }
 
-  /// Of a stream or an event.
+  /// Awaits a stream or an event.
   template <class On> gpumem::task<> awaited(On& on, gpumem::completion_options options = {}) {
     try {
       co_await gpumem::completion(on, options);
@@ -37,7 +37,7 @@ public:
     } catch (gpumem::cuda_error const&) { ++seen_.failed; }
   }
 
-  /// Stopped by the library thread, before or after it is complete.
+  /// The library thread stops it, before or after completion.
   gpumem::task<> stopped_or_not(gpumem::stream& on, gpumem::completion_options options = {}) {
     scheduled_stop_source source;
     auto waits = [&]() -> gpumem::task<> {
@@ -55,7 +55,7 @@ public:
     co_await gpumem::when_all(waits(), stops());
   }
 
-  /// Destroyed some marks after it was armed; no thread resumes it.
+  /// Destroys the wait at a random schedule point after its registration; no thread resumes it.
   void destroyed(gpumem::stream& on, gpumem::completion_options options = {}) {
     options.resume_on = &never_;
     auto const running = start(awaited(on, options));

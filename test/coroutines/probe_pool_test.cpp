@@ -1,4 +1,4 @@
-// Memory of a pool in coroutines of other people's making: requests that really wait, and what that allocates.
+// Requests to a pool in coroutines with other promise types: requests that really wait, and their host allocations.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/pool_options.hpp>
 #include <gpumem/simulator.hpp>
@@ -56,7 +56,7 @@ protected:
   void run_all() {
     while (executor.run_one()) {}
   }
-  // While gpumem's own thread does its part.
+  // Runs posted items until `done`, while gpumem's own thread runs.
   template <class Done> void run_until(Done done) {
     auto const end = gpumem::detail::sync::now() + 20s;
     while (!done()) {
@@ -64,19 +64,19 @@ protected:
       ASSERT_LT(gpumem::detail::sync::now(), end) << "it does not come";
     }
   }
-  // What the last of several rounds allocates, since the first make what is kept.
+  // Returns the allocations of the last of 8 rounds, since the first ones create things that are kept.
   template <class Round> std::size_t allocations_of(Round round) {
     std::size_t last = 0;
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::extend::identify(stream, gpumem::device{0}).timeline().poll(); // events come back
+      gpumem::extend::identify(stream, gpumem::device{0}).timeline().poll(); // events return to their pool
       auto const before = test::host_allocations() - test::counted_frame::made;
       round();
       last = test::host_allocations() - test::counted_frame::made - before;
     }
     return last;
   }
-  // Awaits it while 60 MiB are held, and frees those.
+  // Awaits `what` while 60 MiB are held, then frees those.
   void expect_granted_after_a_wait(auto what) {
     auto held = hold(60 * MiB);
     told = nothing;

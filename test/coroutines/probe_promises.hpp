@@ -1,11 +1,11 @@
-// Coroutines of other people's making: what a promise may do to gpumem's awaitables. Include it after `import gpumem;`:
+// Coroutines with other promise types: what a promise may do to gpumem's awaitables. Include it after `import gpumem;`:
 // it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace test {
 
-// Counts the frames of the probes, which a count of operator new is not about.
+// Counts the frames of the probes, so that tests can subtract them from the calls of operator new.
 struct counted_frame {
   static inline thread_local std::size_t made = 0;
   static void* operator new(std::size_t bytes) {
@@ -15,7 +15,7 @@ struct counted_frame {
   static void operator delete(void* frame) { ::operator delete(frame); }
 };
 
-// A coroutine that runs at once, and is destroyed with its handle.
+// A coroutine that starts at once and is destroyed with its handle.
 template <class Promise> class probe_handle {
 public:
   using promise_type = Promise;
@@ -39,12 +39,12 @@ template <class Promise> struct probe_base : counted_frame {
   std::suspend_never initial_suspend() noexcept { return {}; }
   std::suspend_always final_suspend() noexcept { return {}; }
   void return_void() noexcept {}
-  void unhandled_exception() noexcept { std::abort(); } // the bodies below catch what they expect
+  void unhandled_exception() noexcept { std::abort(); } // the bodies below catch the exceptions that they expect
 };
 
 struct plain_promise : probe_base<plain_promise> {};
 
-// The awaiter of an awaitable, kept in place: it does not move.
+// Holds the awaiter of an awaitable in place, since it cannot move.
 template <class A> class in_place {
 public:
   explicit in_place(A&& what) : operation_{static_cast<A&&>(what).operator co_await()} {}
@@ -55,7 +55,7 @@ protected:
   decltype(std::declval<A>().operator co_await()) operation_;
 };
 
-// Hides its own type from what it awaits.
+// A promise that hides its own type from what it awaits.
 struct erasing_promise : probe_base<erasing_promise> {
   template <class A> struct erased : in_place<A> {
     using in_place<A>::in_place;
@@ -64,7 +64,7 @@ struct erasing_promise : probe_base<erasing_promise> {
   template <class A> erased<A> await_transform(A&& what) { return erased<A>{static_cast<A&&>(what)}; }
 };
 
-// Counts what it awaits, and passes itself on.
+// A promise that counts its awaits and passes its own handle on.
 struct transforming_promise : probe_base<transforming_promise> {
   template <class A> struct counted : in_place<A> {
     using in_place<A>::in_place;
@@ -81,7 +81,7 @@ struct transforming_promise : probe_base<transforming_promise> {
   int suspended = 0;
 };
 
-// P2300's: a stop is no exception, and what goes on instead is the promise's to say.
+// A promise as in P2300: a stop is not an exception, and the promise decides which coroutine resumes.
 struct stoppable_promise : probe_base<stoppable_promise> {
   std::coroutine_handle<> unhandled_stopped() noexcept {
     ++stops;
@@ -90,7 +90,7 @@ struct stoppable_promise : probe_base<stoppable_promise> {
   int stops = 0;
 };
 
-// A coroutine around the awaitable, awaited by another coroutine: its frame has the operation, and goes first.
+// A coroutine around the awaitable, awaited by another coroutine: its frame holds the operation and is destroyed first.
 template <class T> class wrapper {
 public:
   struct promise_type : counted_frame {
@@ -144,8 +144,8 @@ struct wrapped {
   template <class A> wrapper<bool> operator()(A what) const { return wrap(std::move(what)); }
 };
 
-// P2300's operations, which may end inside their completion: at a stop the frame is gone before the promise says what
-// goes on, and at its end it goes by itself.
+// Operations as in P2300, which may end inside their completion. After a stop the frame is destroyed before the promise
+// says which coroutine resumes. At its end the frame destroys itself.
 class detached {
 public:
   struct ends {
@@ -170,7 +170,7 @@ public:
   template <class Awaitable> static detached await(Awaitable what, ends&) { co_await std::move(what); }
 };
 
-// One coroutine type, and how its body awaits.
+// A coroutine type, and how its body awaits.
 template <class Promise, class How = as_it_is> struct probe {
   using promise = Promise;
   template <class Awaitable> static probe_handle<Promise> await(Awaitable what, gpumem::outcome& told) {
@@ -181,13 +181,13 @@ template <class Promise, class How = as_it_is> struct probe {
   }
 };
 
-// Every coroutine type of these.
+// All these coroutine types.
 using probes = testing::Types<probe<plain_promise>, probe<erasing_promise>, probe<stoppable_promise>,
                               probe<plain_promise, wrapped>, probe<transforming_promise>>;
 template <class Probe>
 inline constexpr bool told_by_promise = std::is_same_v<typename Probe::promise, stoppable_promise>;
 
-// What a stop of `running` looks like from outside; `told` was `before`.
+// Checks how a stop of `running` looks from outside; `told` was `before`.
 template <class Probe>
 void expect_stopped(probe_handle<typename Probe::promise> const& running, gpumem::outcome told,
                     gpumem::outcome before) {

@@ -1,4 +1,4 @@
-// gpumem's awaitables in coroutines of other people's making: what a promise may do to them.
+// gpumem's awaitables in coroutines with other promise types.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -107,7 +107,7 @@ TYPED_TEST(probe_promises, refused_memory_throws) {
   auto const running = TypeParam::await(this->request(256), this->told);
   this->resource.state().close();
   this->run_posted();
-  EXPECT_EQ(this->told, gpumem::outcome::closed); // no stop, so that even P2300's throws
+  EXPECT_EQ(this->told, gpumem::outcome::closed); // no stop, so that even P2300's promise gets an exception
 }
 
 TYPED_TEST(probe_promises, deadline_throws) {
@@ -119,7 +119,7 @@ TYPED_TEST(probe_promises, deadline_throws) {
   while (!running.done()) {
     if (!this->executor.run_one()) std::this_thread::yield();
   }
-  EXPECT_EQ(this->told, gpumem::outcome::deadline); // no stop, so that even P2300's throws
+  EXPECT_EQ(this->told, gpumem::outcome::deadline); // no stop, so that even P2300's promise gets an exception
 }
 
 TYPED_TEST(probe_promises, stop_inside_the_stop_callback_constructor_ends_the_wait) {
@@ -137,7 +137,7 @@ TYPED_TEST(probe_promises, stop_inside_the_stop_callback_constructor_ends_the_wa
 }
 
 TYPED_TEST(probe_promises, complete_work_does_not_suspend) {
-  simulator::run_until_idle(); // what the last user of the stream left
+  simulator::run_until_idle(); // completes the work of the stream's last user
   auto const running = TypeParam::await(this->wait(), this->told);
   EXPECT_TRUE(running.done());
   EXPECT_EQ(this->told, gpumem::outcome::granted);
@@ -196,7 +196,7 @@ TEST_F(foreign_coroutine, promise_can_destroy_the_coroutine_at_a_stop) {
   run_posted();
   run_posted();
   EXPECT_EQ(ends.stopped, 2);
-  test::detached::await(request(256, source.get_token()), ends); // before they begin
+  test::detached::await(request(256, source.get_token()), ends); // stopped before they begin
   test::detached::await(wait(source.get_token()), ends);
   EXPECT_EQ(ends.stopped, 4);
   test::detached::await(gpumem::acquire(resource, stream, 256, {.resume_on = &executor}, test::late_token{}), ends);

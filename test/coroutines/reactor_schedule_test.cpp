@@ -1,4 +1,5 @@
-// The reactor under schedules: threads wait for shared streams and events, stop and destroy their waits, seed by seed.
+// The reactor under schedules, seed by seed: threads wait for shared streams and events, and stop and destroy their
+// waits.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -37,7 +38,7 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t members = 3;
 
-// One thread's waits on streams that all use.
+// The waits of one thread on streams that all threads use.
 class member {
 public:
   member(std::vector<gpumem::stream>& streams, std::uint64_t seed, test::wait_counts& seen)
@@ -50,7 +51,7 @@ public:
       switch (waits_.pick(4)) {
       case 0: gpumem::sync_wait(twice(on)); break;
       case 1: gpumem::sync_wait(waits_.stopped_or_not(on, options())); break;
-      case 2: waits_.destroyed(on, options()); break; // while others of its stream wait on
+      case 2: waits_.destroyed(on, options()); break; // while other waits on its stream go on
       default: of_an_event(on); break;
       }
     }
@@ -59,7 +60,7 @@ public:
 private:
   gpumem::completion_options options() { return {.latency = waits_.pick(2) ? latency::low : latency::balanced}; }
 
-  // Several at once, so that some stand behind others in one order.
+  // Two waits at once, so that one stands behind another in the same queue.
   template <class On> task<> twice(On& on) {
     co_await gpumem::when_all(waits_.awaited(on, options()), waits_.awaited(on, options()));
   }
@@ -76,7 +77,7 @@ private:
 gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams,
                                           test::wait_counts& seen) {
   simulator::seed(seed);
-  // On the schedule's clock: the reactor ends the pause that it may be in, so that each seed begins alike.
+  // On the schedule's clock: the reactor ends a pause that it may be in, so that each seed begins in the same state.
   gpumem::detail::schedule::run(seed, {[] { gpumem::detail::sync::sleep_for(1ms); }});
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
@@ -105,7 +106,7 @@ TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
     }
     switches += run_seed(seed, streams, seen).switches;
     ASSERT_EQ(seen.early, 0u) << "GPUMEM_SEED=" << seed;
-    ASSERT_LE(seen.failed, refused) << "GPUMEM_SEED=" << seed; // one error is told to one
+    ASSERT_LE(seen.failed, refused) << "GPUMEM_SEED=" << seed; // one error is reported to one wait
     ASSERT_NO_THROW(simulator::expect_silent()) << "GPUMEM_SEED=" << seed;
   });
   std::printf("%llu seeds, %llu switches: completed %zu, stopped %zu, failed %zu, destroyed %zu\n",
@@ -120,7 +121,7 @@ TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
 
 TEST_F(reactor_schedule, equal_seeds_give_equal_runs) {
   test::wait_counts ignored;
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) run_seed(seed, streams, ignored); // what is made at first use
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) run_seed(seed, streams, ignored); // warm-up: what first uses create
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     test::wait_counts one, two;
     auto const once = run_seed(seed, streams, one), again = run_seed(seed, streams, two);
@@ -131,7 +132,8 @@ TEST_F(reactor_schedule, equal_seeds_give_equal_runs) {
   }
 }
 
-// How often the device is asked while a wait is armed for a millisecond of the schedule's clock, which costs nothing.
+// Returns the event queries during one millisecond of the schedule's clock while a wait is pending. Virtual time takes
+// no real time.
 std::uint64_t questions_in_a_millisecond(latency urgency) {
   gpumem::stream on{gpumem::device{0}};
   std::uint64_t asked = 0;
@@ -155,7 +157,7 @@ TEST(reactor_pace, polls_are_ten_microseconds_apart_without_low_latency_waits) {
   auto const balanced = questions_in_a_millisecond(latency::balanced);
   auto const low = questions_in_a_millisecond(latency::low);
   EXPECT_LE(balanced, 100u);
-  EXPECT_GE(balanced, 20u); // never more than fifty microseconds apart
+  EXPECT_GE(balanced, 20u); // at most 50 us apart
   EXPECT_GE(low, 1'000u);
   std::printf("questions in a millisecond: balanced %llu, low %llu\n", static_cast<unsigned long long>(balanced),
               static_cast<unsigned long long>(low));

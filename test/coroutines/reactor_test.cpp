@@ -1,4 +1,4 @@
-// The thread that asks about events: how often it asks, of whom, and that it rests.
+// The reactor, the thread that polls events: how often it polls which events, and when it sleeps.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -30,7 +30,7 @@ using gpumem::latency;
 using gpumem::task;
 namespace simulator = gpumem::simulator;
 
-// The thread that waits for a device, as far as it shows.
+// The observable state of a device's reactor.
 struct reactor {
   gpumem::device device;
   std::uint64_t rounds() const { return gpumem::detail::completion_rounds(device); }
@@ -38,7 +38,7 @@ struct reactor {
 
 std::uint64_t queries() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
 
-// Waits, without sleeping in the test, until the reactor has gone round this often from now.
+// Spins until the reactor has made `rounds` more rounds.
 void let_go_round(reactor of, std::uint64_t rounds) {
   auto const from = of.rounds();
   while (of.rounds() < from + rounds) std::this_thread::yield();
@@ -54,7 +54,7 @@ protected:
     co_await completion(on, {.latency = urgency, .resume_on = &executor});
     resumed.push_back(number);
   }
-  // Runs what is posted until that many have resumed.
+  // Runs posted items until `count` waits have resumed.
   void run_until(std::size_t count) {
     while (resumed.size() < count) {
       if (!executor.run_one()) std::this_thread::yield();
@@ -90,12 +90,12 @@ TEST_F(reactor_test, sleeps_while_nothing_waits) {
       run_until(1);
     }
     simulator::work(s(), {}, 1us);
-    { // destroyed while armed
+    { // destroyed while pending
       auto const running = test::start(wait_for(s(), urgency));
       let_go_round(first(), 3);
     }
     simulator::run_until_idle();
-    for (auto seen = first().rounds();; seen = first().rounds()) { // the round that it was in ends
+    for (auto seen = first().rounds();; seen = first().rounds()) { // until the current round has ended
       for (int i = 0; i < 1'000; ++i) std::this_thread::yield();
       if (first().rounds() == seen) break;
     }
@@ -112,13 +112,13 @@ TEST_F(reactor_test, polls_only_the_oldest_of_a_thousand_waits_of_a_stream) {
   simulator::work(s(), {}, 1us);
   for (int i = 0; i < count; ++i) running.push_back(test::start(wait_for(s(), latency::balanced, i)));
   let_go_round(first(), 2);
-  auto const rounds = first().rounds(), before = queries(); // in this order: the thread goes on meanwhile
+  auto const rounds = first().rounds(), before = queries(); // in this order, since the reactor goes on meanwhile
   let_go_round(first(), 20);
   EXPECT_LE(queries() - before, first().rounds() - rounds + 1);
   auto const waiting_rounds = first().rounds(), waiting = queries();
   simulator::run_until_idle();
   run_until(count);
-  EXPECT_LE(queries() - waiting, first().rounds() - waiting_rounds + 3); // the oldest, then the newest: all are told
+  EXPECT_LE(queries() - waiting, first().rounds() - waiting_rounds + 3); // the oldest is complete, then the newest
   std::vector<int> in_order(count);
   std::iota(in_order.begin(), in_order.end(), 0);
   EXPECT_EQ(resumed, in_order);
@@ -164,7 +164,7 @@ TEST_F(reactor_test, polls_one_event_once_for_all_its_waits) {
   std::vector<test::started> running;
   for (int i = 0; i < 100; ++i) running.push_back(test::start(body(i)));
   let_go_round(first(), 2);
-  auto const rounds = first().rounds(), before = queries(); // in this order: the thread goes on meanwhile
+  auto const rounds = first().rounds(), before = queries(); // in this order, since the reactor goes on meanwhile
   let_go_round(first(), 10);
   simulator::run_until_idle();
   run_until(100);
@@ -177,10 +177,10 @@ TEST_F(reactor_test, polls_low_latency_waits_more_often_than_balanced_ones) {
   simulator::work(other, {}, 1us);
   auto const patient = test::start(wait_for(s(), latency::balanced, 1));
   auto const hurried = test::start(wait_for(other, latency::low, 2));
-  auto const rounds = first().rounds(), before = queries(); // in this order: the thread goes on meanwhile
+  auto const rounds = first().rounds(), before = queries(); // in this order, since the reactor goes on meanwhile
   let_go_round(first(), 2'000);
   auto const gone_round = first().rounds() - rounds;
-  EXPECT_LT(queries() - before, 2 * gone_round); // not both each time
+  EXPECT_LT(queries() - before, 2 * gone_round); // not both in each round
   simulator::run_until_idle();
   run_until(2);
   EXPECT_TRUE(patient.done() && hurried.done());
@@ -223,7 +223,7 @@ TEST_F(reactor_test, frees_of_a_pool_start_no_polls) {
       if (i % 8 == 0) simulator::run_until_idle();
     }
   }
-  // The library thread gives the memory back, and lets the device run meanwhile.
+  // The library thread returns the memory; the device runs meanwhile.
   while (simulator::report().bytes_allocated > 0) simulator::run_until_idle();
   EXPECT_EQ(first().rounds(), rounds);
 }
@@ -272,7 +272,7 @@ TEST_F(reactor_test, serves_many_threads_on_shared_streams) {
   EXPECT_EQ(early, 0);
 }
 
-// The last: the device stays lost. No query says so, since what is waited for never ends.
+// In the last test, since the device stays lost. No query reports the loss, since the awaited work never ends.
 TEST_F(reactor_test, fails_every_wait_once_another_thread_saw_the_device_lost) {
   gpumem::stream other{gpumem::device{0}};
   simulator::work(s(), {}, 1us);

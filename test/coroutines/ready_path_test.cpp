@@ -1,4 +1,4 @@
-// What an await costs that need not wait: no suspension, nothing allocated on the host.
+// Awaits that need not wait: they neither suspend nor allocate on the host.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -24,14 +24,14 @@ using gpumem::completion;
 using gpumem::sync_wait;
 using gpumem::task;
 
-// The device runs when the test says so: what it does on this thread would be counted too.
+// The test steps the device: allocations of device work on this thread would be counted too.
 class stepped_device final : public testing::Environment {
 public:
   void SetUp() override { gpumem::simulator::load({.mode = gpumem::simulator::stepping::manual}); }
 };
 [[maybe_unused]] auto* const registered = testing::AddGlobalTestEnvironment(new stepped_device);
 
-// Awaits a hundred times, after what the first uses make; what that allocated on the host.
+// Awaits 100 times, after 3 warm-up awaits. Returns the host allocations of the 100.
 template <class Make> task<std::size_t> allocations_of(Make make) {
   for (int i = 0; i < 3; ++i) co_await make();
   auto const before = test::host_allocations();
@@ -41,7 +41,7 @@ template <class Make> task<std::size_t> allocations_of(Make make) {
 
 class ready_path : public testing::Test {
 protected:
-  void SetUp() override { gpumem::simulator::run_until_idle(); } // what the last user of the stream left
+  void SetUp() override { gpumem::simulator::run_until_idle(); } // completes the work of the stream's last user
   gpumem::stream stream{gpumem::device{0}};
   gpumem::pool_resource<gpumem::cuda_resource> pool{gpumem::cuda_resource{gpumem::device{0}}};
 };
@@ -132,7 +132,7 @@ TEST_F(ready_path, acquire_and_completion_do_not_suspend) {
       co_await completion(stream);
     }
   };
-  auto const running = body(); // it comes to its end in the call, or it was suspended
+  auto const running = body(); // it ends within the call, or it was suspended
   EXPECT_TRUE(running.frame.done());
   running.frame.destroy();
 }

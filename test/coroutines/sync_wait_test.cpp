@@ -1,4 +1,4 @@
-// sync_wait, and the awaitables that it and tasks take.
+// sync_wait, and the kinds of awaitables that it and tasks accept.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -12,21 +12,21 @@ import gpumem;
 
 namespace {
 
-// An operation itself.
+// An awaiter itself.
 struct operation {
   int value;
   bool await_ready() const noexcept { return true; }
   void await_suspend(std::coroutine_handle<>) const noexcept {}
   int await_resume() const noexcept { return value; }
 };
-// By a member, for const too.
+// Has a member operator co_await, which is const.
 struct by_member {
   operation operator co_await() const noexcept { return {2}; }
 };
-// By a free function.
+// Has a free operator co_await.
 struct by_function {};
 operation operator co_await(by_function) noexcept { return {3}; }
-// Only when about to expire, and gives what expires.
+// Can be awaited only as an rvalue, and returns an rvalue reference.
 struct expiring {
   struct moved {
     std::unique_ptr<int> value;
@@ -36,7 +36,7 @@ struct expiring {
   };
   moved operator co_await() && { return {std::make_unique<int>(4)}; }
 };
-// await_suspend may return a bool or a handle as well.
+// await_suspend may also return a bool or a handle.
 struct not_after_all {
   bool await_ready() const noexcept { return false; }
   bool await_suspend(std::coroutine_handle<>) const noexcept { return false; }

@@ -1,4 +1,4 @@
-// Tasks: laziness, results, exceptions, lifetime, and a stack that does not grow.
+// Tasks: lazy start, results, exceptions, lifetime, and a stack that does not grow.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ TEST(task, awaited_lvalue_keeps_its_result) {
   std::string& inside = sync_wait(one);
   EXPECT_EQ(inside, "kept");
   EXPECT_TRUE(one.done());
-  EXPECT_EQ(&sync_wait(one), &inside); // awaited again it is there already
+  EXPECT_EQ(&sync_wait(one), &inside); // awaited again, the result is available at once
   EXPECT_EQ(sync_wait(std::move(one)), "kept");
 }
 
@@ -86,7 +86,7 @@ TEST(task, exceptions_of_await_functions_are_rethrown) {
 TEST(task, moved_from_task_cannot_be_awaited) {
   auto one = give(1);
   auto other = std::move(one);
-  EXPECT_FALSE(one.valid()); // NOLINT(bugprone-use-after-move): what is tested
+  EXPECT_FALSE(one.valid()); // the moved-from state is tested
   EXPECT_TRUE(other.valid());
   EXPECT_THROW(sync_wait(std::move(one)), std::logic_error);
   EXPECT_EQ(sync_wait(std::move(other)), 1);
@@ -108,7 +108,7 @@ TEST(task, destructor_destroys_the_frame_at_any_point) {
   };
   auto running = start(outer(alive));
   EXPECT_EQ(alive.use_count(), 5);
-  running.destroy(); // two tasks deep, parked
+  running.destroy(); // two tasks deep, suspended in parked
   EXPECT_EQ(alive.use_count(), 1);
 
   auto finished = start(outer(alive));
@@ -128,7 +128,7 @@ TEST(task, assignment_destroys_the_previous_frame) {
   EXPECT_EQ(sync_wait(std::move(one)), 2);
 }
 
-// How far the stack has gone down from where the test began.
+// Returns the current position of the stack.
 std::uintptr_t stack_position() { return reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)); }
 
 task<std::uintptr_t> one_step() { co_return stack_position(); }
@@ -149,7 +149,7 @@ TEST(task, million_awaits_do_not_grow_the_stack) {
 }
 
 TEST(task, long_chain_of_returns_does_not_grow_the_stack) {
-  // A frame an await on the stack would need tens of megabytes here.
+  // If each await used a stack frame, this would need tens of megabytes.
   struct chain {
     static task<int> of(int depth) { co_return depth == 0 ? 0 : 1 + co_await of(depth - 1); }
   };

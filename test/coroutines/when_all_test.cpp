@@ -1,4 +1,4 @@
-// Awaiting several at once.
+// when_all: awaiting several tasks at once.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -91,7 +91,7 @@ TEST(when_all, first_exception_is_thrown_after_all_children_ended) {
   auto const running = start(outer());
   ASSERT_TRUE(third_finished);
   second.resume();
-  EXPECT_FALSE(running.done()); // the other has not finished
+  EXPECT_FALSE(running.done()); // the other task has not finished
   EXPECT_EQ(caught, "");
   first.resume();
   EXPECT_TRUE(running.done());
@@ -113,7 +113,7 @@ TEST(when_all, destruction_destroys_all_children) {
 }
 
 TEST(when_all, continues_on_the_thread_that_ended_last) {
-  // Each waits on an executor of its own; the results are all there, whichever came last.
+  // Each task runs on an executor of its own; all results are available, whichever task ended last.
   gpumem::thread_executor a, b;
   auto on = [](gpumem::executor* where, int value) -> task<int> {
     co_await hop{*where};

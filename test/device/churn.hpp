@@ -1,4 +1,5 @@
-// Random use of a pool on a real device: every block is stamped when it is allocated, and checked before it is freed.
+// Random use of a pool on a real device: a kernel stamps every block after its allocation, and another checks the stamp
+// before its free.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,12 +21,12 @@ inline std::vector<gpumem::stream> make_streams(int count, int priority = 0) {
   return streams;
 }
 
-/// One thread's part, on streams that it may share with others. A free is on the block's own stream, on another one
-/// that is ordered after it by an event, or behind a use that record_use tells of. Words that another worker had
+/// One thread's part, on streams that it may share with other threads. A free is on the block's own stream, or on
+/// another stream that an event orders after it, or after a use that record_use declares. Words that another worker has
 /// overwritten are counted in *wrong.
 template <class Pool> class churn {
 public:
-  /// Of the kernels one in eight takes so many microseconds.
+  /// One kernel in eight runs for `microseconds`.
   churn(Pool& pool, std::vector<gpumem::stream>& streams, unsigned long long* wrong, std::uint64_t seed,
         unsigned microseconds = 30)
       : pool_{&pool}, streams_{&streams}, wrong_{wrong}, seed_{seed}, microseconds_{microseconds}, random_{seed} {}

@@ -1,4 +1,4 @@
-// Containers on a real device: contents survive growth, streams and copies, as kernels and the host see them.
+// Containers on a real device: kernels and the host see the same contents after growth, changes of stream and copies.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 

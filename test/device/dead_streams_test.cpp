@@ -1,5 +1,5 @@
-// Streams that die, on a real device: their memory is reused, none of it before their work is over, and calls beside a
-// capture leave the capture alone.
+// Destroyed streams on a real device: their memory is reused, but not before their work is complete, and calls during a
+// capture leave it valid.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -32,7 +32,7 @@ cudaStream_t make_stream(unsigned flags = cudaStreamNonBlocking) {
   return made;
 }
 
-// Resident memory of the process, bytes.
+// Returns the resident memory of the process in bytes.
 std::ptrdiff_t host_bytes() {
   std::ifstream told{"/proc/self/statm"};
   std::ptrdiff_t all = 0, resident = 0;
@@ -56,7 +56,7 @@ protected:
     device_test::TearDown();
     if (flag_) EXPECT_EQ(cudaFreeHost(const_cast<unsigned*>(flag_)), cudaSuccess);
   }
-  // A block of one request, stamped and looked at on its stream.
+  // One request: a block that is stamped and checked on its stream.
   template <class Pool> void serve(Pool& pool, cudaStream_t on, std::size_t bytes, std::uint64_t value) {
     auto* const p = pool.allocate(stream_ref{on}, bytes);
     stamp::write(on, p, bytes, value);
@@ -77,7 +77,7 @@ TEST_F(dead_streams_on_device, new_stream_for_each_request_reserves_at_most_two_
   EXPECT_LE(pool.statistics().peak_reserved, 512 * mib);
 }
 
-// Streams that die with work to do: their memory goes to no other stream before that is over.
+// Streams that are destroyed with pending work: no other stream gets their memory before that is complete.
 TEST_F(dead_streams_on_device, memory_of_destroyed_streams_with_running_work_is_not_reused) {
   pool_resource pool{device{0}, {.limit = 512 * mib}};
   for (std::uint64_t i = 0; i < 2000; ++i) {
@@ -107,7 +107,7 @@ TEST_F(dead_streams_on_device, requests_at_the_limit_are_granted_beside_a_long_k
     auto const begin = std::chrono::steady_clock::now();
     auto const p = pool.try_allocate(stream_ref{on}, 600 * mib);
     std::chrono::duration<double, std::milli> const took = std::chrono::steady_clock::now() - begin;
-    if (i > 0) longest = std::max(longest, took.count()); // the first maps the pages
+    if (i > 0) longest = std::max(longest, took.count()); // the first one maps the pages
     EXPECT_TRUE(p) << "request " << i;
     if (p) {
       stamp::write(on, *p, 600 * mib, i);
@@ -138,7 +138,7 @@ TEST_F(dead_streams_on_device, ended_threads_leave_no_memory_of_their_default_st
   }
 }
 
-// A kernel on x waits for one on y, both blocking streams: an event on the legacy stream would stand between them.
+// A kernel on x waits for one on y, both on blocking streams: an event on the legacy stream would stand between them.
 TEST_F(dead_streams_on_device, frees_on_handle_0_do_not_order_other_streams) {
   pool_resource pool{device{0}};
   stream other{device{0}};
@@ -203,7 +203,7 @@ TEST_F(dead_streams_on_device, capture_survives_a_pool_that_runs_out_of_memory_a
   }
 }
 
-// Counts, times and host memory of one request after many streams, told beside each other.
+// Prints driver calls, time and host memory of one request after many streams.
 TEST_F(dead_streams_on_device, request_takes_equally_long_after_a_million_streams) {
   pool_resource pool{device{0}};
   auto const of = [&](int streams) {

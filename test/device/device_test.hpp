@@ -1,4 +1,4 @@
-// What every test on a real device shares: it is skipped, by name, where there is none.
+// The base of every test on a real device: without one the test is skipped.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -22,6 +22,6 @@ protected:
     EXPECT_EQ(*wrong_, 0u) << "words that other work has overwritten";
     EXPECT_EQ(cudaFree(wrong_), cudaSuccess);
   }
-  /// Counts wrong words of all check kernels; 0 is expected at the end of each test.
+  /// Counts the wrong words that all check kernels found; each test expects 0 at its end.
   unsigned long long* wrong_ = nullptr;
 };

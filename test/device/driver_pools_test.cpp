@@ -1,4 +1,5 @@
-// Driver pools, managed and pinned memory on a real device: memory is there, ours alone, in order, and comes back.
+// Driver pools, managed and pinned memory on a real device: memory is usable, not shared, stream-ordered, and is
+// returned.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-/// Null, and the error told, where the device or the driver has no such pools.
+/// Makes the resource. Returns null and prints the error if the device or the driver does not support it.
 template <class Pool, class... Arguments> std::unique_ptr<Pool> made(Arguments... arguments) try {
   return std::make_unique<Pool>(arguments...);
 } catch (cuda_error const& e) {
@@ -30,14 +31,14 @@ template <class Pool, class... Arguments> std::unique_ptr<Pool> made(Arguments..
 
 class driver_pools_on_device : public device_test {
 protected:
-  /// Writes a stamp, checks it, and frees behind both.
+  /// Writes a stamp, checks it, and frees after both.
   template <class Source> void use(Source& source, stream& on, std::size_t bytes, std::uint64_t value) {
     auto* const block = source.allocate(on, bytes);
     stamp::write(on.get(), block, bytes, value, 20);
     stamp::check(on.get(), block, bytes, value, wrong_, 20);
     source.deallocate(on, block, bytes);
   }
-  /// The host writes to each block as it is given, then the device.
+  /// The host writes to each block directly after its allocation, then the device does.
   template <class Source> void touch_by_host(Source& source) {
     stream on{device{0}};
     for (std::uint64_t i = 0; i < 20; ++i) {
@@ -129,7 +130,7 @@ TEST_F(driver_pools_on_device, default_streams_can_be_used) {
   }
 }
 
-// Driver 580 crashes where a pool is destroyed before its frees have run and others meanwhile make pools or wait.
+// Driver 580 crashes if a pool is destroyed before its frees have run while other threads make pools or wait.
 TEST_F(driver_pools_on_device, pools_are_created_and_destroyed_during_waits) {
   std::atomic<bool> stop{false};
   std::thread other{[&] {

@@ -1,4 +1,4 @@
-// A hardened pool on a real device: kernels that write where they must not are found, and correct ones are not.
+// A hardened pool on a real device: it reports kernels that write out of bounds or after the free, and no correct ones.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -20,7 +20,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 constexpr std::chrono::seconds long_enough{10};
 
 std::mutex told_guard;
-std::vector<misuse> told; // without the events, which live no longer than the call
+std::vector<misuse> told; // without the events, which live only during the call
 
 } // namespace
 

@@ -1,5 +1,6 @@
-// The hazards of reuse, one a test: each holds a block by a long kernel and asks for it elsewhere at once, so that an
-// order that is missing is seen every time. The planted faults of test/mutants/gpu_mutants.txt are found here.
+// The hazards of reuse, one per test. Each keeps a block busy with a long kernel and requests its memory elsewhere at
+// once, so that a missing order is seen every time. These tests find the planted faults of
+// test/mutants/gpu_mutants.txt.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -16,7 +17,8 @@ using namespace gpumem;
 namespace {
 
 constexpr std::size_t size = std::size_t{4} << 20;
-constexpr unsigned long_enough = 50'000; // microseconds: far more than the host takes to enqueue what would be wrong
+constexpr unsigned long_enough = 50'000; // microseconds: far more than the host takes to enqueue work that would be
+                                         // wrong
 constexpr std::uint64_t rounds = 3;
 
 } // namespace
@@ -35,7 +37,7 @@ protected:
   static void fill(stream& on, void* block, std::uint64_t value, std::size_t bytes = size) {
     stamp::write(on.get(), block, bytes, value);
   }
-  /// The stream still has the block, and checks it when all others have had the time to overwrite it.
+  /// Keeps the block in use on the stream, and checks it after all other work has had the time to overwrite it.
   void hold(stream_ref on, void const* block, std::uint64_t value, std::size_t bytes = size) {
     stamp::check(on.get(), block, bytes, value, wrong_, long_enough);
   }
@@ -81,7 +83,7 @@ TEST_F(hazards_on_device, recorded_use_keeps_the_block_from_its_own_stream) {
 
 TEST_F(hazards_on_device, coalesced_memory_is_reused_after_the_work_of_both_streams) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = 2 * size}};
-  pool.deallocate(c(), pool.allocate(c(), 2 * size), 2 * size); // one chunk
+  pool.deallocate(c(), pool.allocate(c(), 2 * size), 2 * size); // makes one chunk
   for (std::uint64_t round = 0; round < rounds; ++round) {
     auto* const lower = pool.allocate(a(), size);
     auto* const upper = pool.allocate(b(), size);

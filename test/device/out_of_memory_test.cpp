@@ -1,4 +1,4 @@
-// Out of memory on a real device: under a limit and of the card itself, and what works afterwards.
+// Out of memory on a real device, at a pool's limit and of the GPU itself, and what works afterwards.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 

@@ -1,4 +1,4 @@
-// The pool on a real device: stamped blocks over reuse on one stream, across streams and across threads.
+// The pool on a real device: stamped blocks are reused on one stream, across streams and across threads.
 // SPDX-License-Identifier: Apache-2.0
 #include "churn.hpp"
 #include "device_test.hpp"
@@ -94,8 +94,8 @@ TEST_F(pool_on_device, persistent_kernel_of_another_stream_blocks_no_request) {
   pool_resource pool{cuda_resource{device{0}}, {.limit = std::size_t{8} << 20}};
   int least = 0, greatest = 0;
   ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
-  // Of another priority: the device puts streams of one priority into a few queues, and a kernel that waits for one
-  // behind it in its queue would wait for ever.
+  // b has another priority: the device maps streams of one priority to a few queues. A kernel would wait forever for a
+  // kernel behind it in the same queue.
   stream a{device{0}}, b{device{0}, greatest};
   unsigned* flag = nullptr;
   ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag), sizeof *flag, cudaMemAttachGlobal), cudaSuccess);
@@ -104,7 +104,7 @@ TEST_F(pool_on_device, persistent_kernel_of_another_stream_blocks_no_request) {
   stamp::write(a.get(), first, 8 << 20, 1);
   pool.deallocate(a, first, std::size_t{8} << 20);
   stamp::wait_for(a.get(), flag); // runs until b's kernel has run
-  // The whole limit was freed on a: whatever the pool answers, what it inserts into b may not wait for the kernel.
+  // The whole limit was freed on a. Whatever the pool returns, work that it adds to b must not wait for the kernel.
   auto const second = pool.try_allocate(b, std::size_t{8} << 20);
   stamp::raise(b.get(), flag);
   b.synchronize();

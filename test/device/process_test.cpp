@@ -1,5 +1,4 @@
-// A fork and a reset end a process's use of a real device. Each test runs in a process of its
-// own.
+// A fork or a reset ends a process's use of a real device. Each test runs in a process of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -20,7 +19,7 @@ namespace {
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-// The text of the exception; "" if there is none.
+// Returns the text of the exception; empty if there is none.
 template <class Function> std::string told(Function run) {
   try {
     run();
@@ -43,7 +42,7 @@ void reset_the_device() {
   auto* const block = pool.allocate(stream, mib);
   bool right = cudaDeviceReset() == cudaSuccess;
   right = says(told([&] { pool.allocate(stream, 64 * mib); }), sentence) && right;
-  // The runtime makes the context active again, under the same handle.
+  // The CUDA runtime makes the context active again, with the same handle.
   right = cudaFree(nullptr) == cudaSuccess && right;
   right = says(told([&] { idle.allocate(stream, mib); }), sentence) && right;
   right = says(told([] { pool_resource{device{0}}; }), sentence) && right;
@@ -62,7 +61,7 @@ void fork_a_user() {
     bool right = pool.statistics().reserved == 0;
     right = says(told([] { pool_resource{device{0}}; }), "was forked after gpumem was used") && right;
     right = says(told([] { pool.allocate(used, mib); }), "") && !pool.try_allocate(used, mib) && right;
-    std::exit(right ? 0 : 1); // with the destructors of static objects
+    std::exit(right ? 0 : 1); // runs the destructors of static objects
   }
   int status = 0;
   bool const ended = waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;

@@ -1,4 +1,4 @@
-// Sources on a real device: memory is there, aligned, ours alone, and comes back.
+// Sources on a real device: memory is usable, aligned, not shared, and is returned.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 

@@ -1,4 +1,4 @@
-// The stamp kernels.
+// The kernels that write and check stamps.
 // SPDX-License-Identifier: Apache-2.0
 #include "stamp.hpp"
 

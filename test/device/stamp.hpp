@@ -1,5 +1,5 @@
-// Kernels that write a stamp over a whole block and check it later: how a test sees on a real device that no other work
-// had the block meanwhile.
+// Kernels that write a stamp over a whole block and check it later. With them a test on a real device finds other work
+// that used the block meanwhile.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,19 +10,19 @@
 
 namespace stamp {
 
-/// Loads the kernels: the first launch of one that is not loaded waits for what the device runs.
+/// Loads the kernels in advance: the first launch of a kernel that is not loaded waits for the device's running work.
 void load();
 
-/// Writes the stamp to every 8-byte word of the block, after spinning for some microseconds.
+/// Spins for the given time, then writes the stamp to every 8-byte word of the block.
 void write(CUstream stream, void* block, std::size_t bytes, std::uint64_t value, unsigned spin_microseconds = 0);
 
-/// Adds the number of words that do not hold the stamp to *wrong (device memory), after spinning.
+/// Spins, then adds the number of words that do not hold the stamp to *wrong (device memory).
 void check(CUstream stream, void const* block, std::size_t bytes, std::uint64_t value, unsigned long long* wrong,
            unsigned spin_microseconds = 0);
 
-/// A kernel that runs until *flag (memory that the host and the device see) is not 0.
+/// Launches a kernel that runs until *flag is not 0. Host and device must be able to access *flag.
 void wait_for(CUstream stream, unsigned volatile* flag);
-/// A kernel that sets it.
+/// Launches a kernel that sets *flag.
 void raise(CUstream stream, unsigned volatile* flag);
 
 } // namespace stamp

@@ -1,5 +1,5 @@
-// Sixteen threads on sixteen streams that all of them use, under a limit so that streams take each other's memory, and
-// beside them kernels that run until the other threads have gone on: a wait for such a kernel would never end (O7).
+// Sixteen threads that share sixteen streams, under a limit so that streams take each other's memory. Kernels run
+// beside them until the other threads have gone on: a wait for such a kernel would never end (O7).
 // SPDX-License-Identifier: Apache-2.0
 #include "churn.hpp"
 #include "device_test.hpp"
@@ -31,8 +31,8 @@ protected:
     device_test::SetUp();
     if (IsSkipped()) return;
     ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag_), sizeof *flag_, cudaMemAttachGlobal), cudaSuccess);
-    // Streams of one priority share a few queues of the device, and what is behind a persistent kernel in its queue
-    // waits for it, whatever the pool does.
+    // Streams of one priority share a few hardware queues. Work behind a persistent kernel in its queue waits for it,
+    // whatever the pool does.
     int least = 0;
     ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest_), cudaSuccess);
   }
@@ -72,8 +72,8 @@ protected:
   static constexpr std::size_t limit = 640 * mib;
 
 private:
-  // Frees memory on a stream that then runs a kernel until the threads have made ten times as many steps as there are
-  // threads, times over. How many such kernels there were.
+  // Repeatedly frees memory on a stream, which then runs a kernel until the threads have made ten steps per thread.
+  // Returns the number of these kernels.
   template <class Pool>
   int stand_in_the_way(Pool& pool, std::atomic<int> const& running, std::atomic<std::uint64_t> const& done) {
     stream donor{device{0}}, signal{device{0}, greatest_};

@@ -1,4 +1,4 @@
-// Thrust's algorithms on a device, with temporary memory and containers of gpumem's.
+// Thrust's algorithms on a device, with temporary memory and containers from gpumem.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/thrust.hpp>
 
@@ -25,7 +25,7 @@ struct is_odd {
   __host__ __device__ bool operator()(int value) const { return value % 2 != 0; }
 };
 
-// A sequence in no order, with repetitions.
+// Returns an unsorted sequence with repetitions.
 std::vector<int> scrambled(std::size_t count) {
   std::vector<int> values(count);
   unsigned state = 12345;
@@ -33,7 +33,8 @@ std::vector<int> scrambled(std::size_t count) {
   return values;
 }
 
-// Runs on the stream and the host in turn; each algorithm with a result of its own, so that nothing hides a failure.
+// Runs each algorithm on the stream and on the host. Each has a result of its own, so that none hides another's
+// failure.
 template <class Policy> class comparison {
 public:
   comparison(cuda::stream_ref stream, gpumem::any_pool const& resource, std::size_t count, Policy policy)

@@ -1,4 +1,4 @@
-// Thrust on a real device over gpumem's resources; skipped by name where there is none.
+// Thrust on a real device over gpumem's resources; skipped without one.
 // SPDX-License-Identifier: Apache-2.0
 #include "thrust_device.hpp"
 
@@ -28,13 +28,13 @@ protected:
 
 using named_resources = std::vector<std::pair<std::string, gpumem::any_pool>>;
 
-// Those of which the device and the driver may have none; that is told.
+// Adds a resource that the device and the driver may not support; prints that.
 template <class Resource> void add_where_it_exists(named_resources& all, char const* name) try {
   all.emplace_back(name, gpumem::any_pool{Resource{}});
 } catch (gpumem::cuda_error const& e) { std::cout << "not here: " << e.what() << '\n'; }
 
-// Sources, pools over them, and an adaptor over one, by name. Not driver pools of pinned memory: Thrust, and the copies
-// of these tests, name the direction of a copy, and such memory the runtime then refuses (driver 580).
+// Sources, pools over them, and an adaptor over one, by name. Driver pools of pinned memory are left out: Thrust, and
+// the copies of these tests, name the direction of a copy, and the runtime refuses that for such memory (driver 580).
 named_resources resources() {
   gpumem::cuda_resource const cuda;
   named_resources all{

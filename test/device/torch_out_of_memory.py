@@ -16,7 +16,7 @@ from pathlib import Path
 
 SKIPPED = 77
 MIB = 1 << 20
-LIMIT = 512  # MiB, like all sizes of the cases
+LIMIT = 512  # MiB, as all sizes below
 SMALL = 96  # fits in every case
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "modules/bridge/python"))  # unless it is installed
@@ -99,7 +99,7 @@ def run(case, size):
     import gpumem_torch
     gpumem_torch.install(f"limit={LIMIT}MiB")
     expected = train("cpu")
-    go_on(case, expected)  # what libraries allocate at their first use is live from here on
+    go_on(case, expected)  # first-use allocations of libraries are live from here on
     before = gpumem_torch.statistics(0)
     told = None
     try:

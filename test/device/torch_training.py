@@ -15,7 +15,8 @@ from pathlib import Path
 
 SKIPPED = 77
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; deterministic algorithms want it
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its start; deterministic algorithms
+                                                             # need it
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "modules/bridge/python"))  # unless it is installed
 
 try:
@@ -104,7 +105,8 @@ class Feeder:
             tokens = host.to("cuda", non_blocking=True)
         main = torch.cuda.current_stream()
         main.wait_stream(self.stream)
-        tokens.record_stream(main)  # the side stream's memory, used by the main one: freed while that may still run
+        tokens.record_stream(main)  # the main stream uses the side stream's memory, which is freed while that may still
+                                    # run
         return tokens
 
     def look_at(self, values):
@@ -113,7 +115,7 @@ class Feeder:
         values.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
             copy = torch.empty_like(values)
-            for _ in range(4):  # long enough that a reuse that is too early would be seen
+            for _ in range(4):  # long enough to make a reuse that is too early visible
                 copy.copy_(values)
             self.checksums.append(copy.double().sum())
 
@@ -138,7 +140,7 @@ def train(given):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-        if step < given.warm:  # reserved memory peaks early, and asking costs time
+        if step < given.warm:  # reserved memory peaks early, and the query costs time
             least_free = min(least_free, torch.cuda.mem_get_info()[0])
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - started) / (given.steps - given.warm)
@@ -163,7 +165,8 @@ def run(given):
         result = train(given)
     else:
         pool = gpumem_torch.mem_pool(given.options)
-        with torch.cuda.use_mem_pool(pool):  # this thread; the backward pass of another one draws on PyTorch's own
+        with torch.cuda.use_mem_pool(pool):  # only this thread; the backward pass runs on another one, which uses
+                                             # PyTorch's own allocator
             result = train(given)
     told = gpumem_torch.statistics(None)
     result["peak_reserved"], result["peak_live"], result["statistics"] = told["peak_reserved"], told["peak_live"], told
@@ -176,7 +179,7 @@ def main():
         print("skipped: PyTorch sees no GPU here", file=sys.stderr)
         return SKIPPED
     torch.use_deterministic_algorithms(True)
-    # Filling would hide a read of memory that no work has written, which must not depend on the allocator.
+    # Filling would hide a read of memory that no work has written; the result must not depend on the allocator.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_tf32 = False
     result = {"allocator": given.allocator, "torch": torch.__version__, "steps": given.steps}

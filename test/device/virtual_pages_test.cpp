@@ -1,5 +1,5 @@
-// Virtual pages on a device: what kernels wrote is there after a page has moved, and the memory comes back. The last
-// test holds the simulated driver's answers against the real one's.
+// Virtual pages on a real device: what kernels wrote is still there after a page has moved, and all memory is returned.
+// The last test compares the simulated driver's refusals with the real driver's.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -141,8 +141,8 @@ TEST_F(virtual_pages_on_device, page_is_exported_as_a_file_descriptor) {
   EXPECT_FALSE(pages.unmap(0, 4 * mib));
 }
 
-// What the simulated device takes for granted. It is stricter in two places: driver 580 maps beyond the end of a
-// reservation, and unmaps what is not mapped throughout.
+// What the simulated device assumes. It is stricter in two places: driver 580 maps beyond the end of a reservation, and
+// unmaps ranges that are only partly mapped.
 TEST_F(virtual_pages_on_device, driver_refuses_what_the_simulated_driver_refuses) {
   auto const& cu = driver_api::driver();
   device_guard const scope{device{0}};

@@ -1,5 +1,5 @@
-// Work that waits for a pool's memory on a real device: kernels stamp what they were given and check it later, so that
-// memory given away too early shows.
+// Work that waits for a pool's memory on a real device. Kernels stamp the blocks and check them later, so that memory
+// that is granted too early is found.
 // SPDX-License-Identifier: Apache-2.0
 #include "device_test.hpp"
 
@@ -29,7 +29,7 @@ class waiting_on_device : public device_test {
 protected:
   using pool_type = pool_resource<cuda_resource>;
 
-  // Three parts of a batch; each is checked when the next is there. Some batches ask for all parts at once.
+  // Three parts of a batch; each is checked after the next was granted. Some batches request all parts at once.
   task<> batch(scope<pool_type> work, gpumem::stream& on, std::size_t bytes, std::uint64_t value) {
     std::array<allocation, 3> parts;
     for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -1,4 +1,4 @@
-// The contract of a resource, kept by every one of them.
+// The contract of a resource, checked for every resource.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -30,7 +30,7 @@ namespace simulator = gpumem::simulator;
 
 constexpr std::size_t kib = 1024, mib = 1024 * kib, gib = 1024 * mib, pib = mib * gib;
 
-/// A way to call a resource: with the host's forms or in the order of a stream.
+/// A way to call a resource: synchronous, or in the order of a stream.
 template <class Resource> struct way {
   std::string name;
   std::function<void*(Resource&, std::size_t, std::size_t)> allocate;
@@ -58,15 +58,15 @@ protected:
   }
   void TearDown() override {
     resource_.reset();
-    // The end of a promise that a stream lives is where its last frees are covered by an event.
+    // Adopting the stream and dropping the result ends the promise that it lives; an event then covers its last frees.
     { auto const promised = gpumem::stream::adopt(foreign_); }
     ASSERT_EQ(gpumem::driver_api::driver().stream_destroy(foreign_), CUDA_SUCCESS);
     own_.reset();
     EXPECT_EQ(gpumem::driver_api::driver().ctx_synchronize(),
-              CUDA_SUCCESS); // then the driver's default pool keeps nothing
+              CUDA_SUCCESS); // afterwards the driver's default pool holds no memory
     current_.reset();
     simulated::TearDown();
-    // A pool gives back what the host has seen complete, and then what its library thread sees.
+    // A pool returns the memory that the host has seen complete; its library thread returns the rest.
     auto const latest = std::chrono::steady_clock::now() + std::chrono::seconds{10};
     while (device_bytes() != held_ && std::chrono::steady_clock::now() < latest) std::this_thread::yield();
     EXPECT_EQ(device_bytes(), held_) << "device memory was not given back";
@@ -93,7 +93,7 @@ protected:
             in_order("thread's stream", gpumem::stream_ref{CU_STREAM_PER_THREAD})};
   }
 
-  /// Of allocation and free, at random, ending empty.
+  /// Allocates and frees at random, and frees everything at the end.
   static void mix(resource& from, way<resource> const& how, std::size_t most_bytes, unsigned steps, unsigned seed) {
     std::mt19937 random{seed};
     std::vector<block> live;
@@ -194,7 +194,7 @@ TYPED_TEST(conformance, failed_request_changes_nothing) {
     EXPECT_NE(p, nullptr);
     how.deallocate(this->subject(), p, kib, 256);
   };
-  for (auto const& how : this->ways()) fits(how); // after which a pool holds what it will use
+  for (auto const& how : this->ways()) fits(how); // afterwards a pool holds all memory that it will use
   auto const before = gpumem::statistics_of(this->subject());
   auto const held = this->device_bytes();
   for (auto const& how : this->ways()) {
@@ -245,7 +245,7 @@ TYPED_TEST(conformance, several_threads_can_allocate_at_once) {
   }
 }
 
-// A default stream is another one to each thread: the event orders the free after the allocation.
+// A default stream is a different stream in each thread: the event orders the free after the allocation.
 TYPED_TEST(conformance, another_thread_can_free_a_block) {
   struct handed_over {
     block given;

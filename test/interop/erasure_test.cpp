@@ -1,4 +1,4 @@
-// Erased forms: what they are made of, what they keep, and what they refuse.
+// Type-erased resources: what they are made from, what they keep, and what they refuse.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -33,7 +33,7 @@ template <class Resource>
 concept refers = requires(Resource& r) { r.ref(); };
 static_assert(refers<cuda_resource> && refers<counted> && !refers<host_resource> && !refers<host_log>);
 
-/// A user's adaptor that forwards whatever property its upstream has, the services too.
+/// A user's adaptor that forwards every property of its upstream, including the services.
 class users_adaptor : public mr::forward_property<users_adaptor, counted> {
 public:
   explicit users_adaptor(counted upstream) : upstream_{std::move(upstream)} {}
@@ -74,8 +74,8 @@ TEST_F(erasure, narrowed_handle_keeps_its_services) {
   EXPECT_EQ(gpumem::extend::services_of(ref).table, expected.table);
 }
 
-// A property that the erased type names, one that it does not, and one that no resource has: asked here, in a unit that
-// is none of the module's.
+// Queries a property that the erased type names, one that it does not, and one that no resource has. The query is made
+// here, in a unit outside the module.
 TEST_F(erasure, properties_can_be_queried_outside_the_module) {
   auto const expected = subject_.services();
   auto const asks = [&](auto const& erased) {

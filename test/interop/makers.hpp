@@ -1,4 +1,4 @@
-// Every resource that has to keep the contract, by name; for files that have imported gpumem.
+// Makers of all resources that have to keep the contract, by name; for files that have imported gpumem.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -96,7 +96,7 @@ template <class Upstream> struct shared {
   static constexpr char const* name = "shared_resource";
   static auto make() { return gpumem::mr::make_shared_resource<decltype(Upstream::make())>(Upstream::make()); }
 };
-/// Erased with its services, then narrowed.
+/// Type-erased with its services, then narrowed.
 template <class Upstream> struct narrowed {
   static constexpr char const* name = "narrowed";
   static auto make() { return gpumem::mr::any_resource<device_accessible>{any_pool<Upstream>::make()}; }

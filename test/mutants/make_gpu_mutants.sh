@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds test_device once for each fault of gpu_mutants.txt, after test_device itself. Arguments: source folder, build
-# folder, ninja, the folder that the programs go to, each with the name of its fault, and beside it what finds it.
+# Builds test_device once for each fault of gpu_mutants.txt, after test_device itself. Each program gets the name of its
+# fault; a file beside it names the tests that find the fault. Arguments: source folder, build folder, ninja, the output
+# folder.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 target=$4

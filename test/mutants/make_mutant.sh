@@ -1,15 +1,17 @@
-# Compiles one source file of a module library with one fault and links a test with it; for the scripts beside it.
+# Compiles one source file of a module library with one fault and links a test with it. The scripts beside it source
+# this file.
 # SPDX-License-Identifier: Apache-2.0
 
-# The lines of one fault of a list, after its name, into `facts`.
+# Reads the lines of one fault of a list, after its name, into `facts`.
 read_fault() {
   local list=$1 fault=$2 least=$3
   mapfile -t facts < <(awk -v name="$fault" '$0 == name { on = 1 } on && $0 == "" { exit } on' "$list")
   [[ ${#facts[@]} == "$least" ]] || { echo "no such fault, or not of $least lines: $fault"; exit 1; }
 }
 
-# make_mutant FOLDER LIBRARY PROGRAM: the program with the fault of `facts`, as FOLDER/test. Runs in the build folder;
-# wants source_folder and ninja. FOLDER is relative and without blanks, since what is evaluated must hold none.
+# make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. Call it in the build
+# folder, with source_folder and ninja set. FOLDER must be relative and without blanks, since it becomes part of
+# evaluated commands.
 make_mutant() {
   local here=$1 library=$2 program=$3
   local original=$source_folder/src/${facts[2]} right=${facts[3]} wrong=${facts[4]}
@@ -18,7 +20,7 @@ make_mutant() {
   [[ $(grep -cxF -- "$right" "$original") == 1 ]] || { echo "not exactly once in $original: $right"; exit 1; }
   right=$right wrong=$wrong awk '$0 == ENVIRON["right"] { $0 = ENVIRON["wrong"] } { print }' "$original" > "$mutant"
 
-  # The compiler is called as the build calls it, but for the files that it writes.
+  # Takes the compile command of the build, with other output files.
   object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*src/${facts[2]}\.o\): .*|\1|p")
   compile=$("$ninja" -t commands -s "$object" | tail -1)
   compile=${compile//-o $object/-o $here/mutant.o}
@@ -30,7 +32,7 @@ make_mutant() {
   compile=${compile// -Werror/} # what a fault leaves unused
   eval "$compile"
 
-  # An object named before the library stands for the library's own.
+  # An object that is named before the library replaces the library's own.
   link=$("$ninja" -t commands -s "$program" | tail -1)
   link=${link%%&& cd *}
   link=${link/-o $program/$here/mutant.o -o $here/test}

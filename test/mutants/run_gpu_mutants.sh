@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every program that make_gpu_mutants.sh built, on a machine with a GPU: each has to be found by its test, every
-# time. Fails where one survives. Arguments: the folder of the programs, how often (3).
+# Runs every program that make_gpu_mutants.sh built, on a machine with a GPU: its test must find each fault in every
+# run. Fails if a fault is not found. Arguments: the folder of the programs, the number of runs (3).
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 folder=$1 times=${2:-3}
@@ -9,7 +9,7 @@ for filter in "$folder"/*.filter; do
   program=${filter%.filter} found=0 all=$((all + 1))
   for ((i = 0; i < times; ++i)); do
     told=$(timeout 60 "$program" --gtest_filter="$(<"$filter")" 2>&1) && continue
-    # Found by what the test saw, not by a crash or by a test that was not there.
+    # The test itself must fail: a crash or a missing test does not count.
     [[ $told == *"FAILED TEST"* ]] && found=$((found + 1))
   done
   printf '%-32s found %d of %d\n' "${program##*/}" "$found" "$times"

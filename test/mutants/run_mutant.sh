@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles one source file of the scheduled library with one fault, links a test with it, and succeeds if that test
-# fails, names a seed, and fails again with that seed. Arguments: source folder, build folder, ninja, fault, seeds;
-# the list of faults, the test's program, which of its tests, and the variable that replays a seed (GPUMEM_SEEDS: with
-# those before it, where what they leave behind matters), where they are not the pool's. The variable "none": the test
-# is without seeds, and of the library that users have, or of the one that is named after it.
+# Compiles one source file of the scheduled library with one fault and links a test with it. Succeeds if that test
+# fails, names a seed, and fails again with that seed. Arguments: source folder, build folder, ninja, fault, seeds.
+# Optional arguments, by default for the pool: the list of faults, the test's program, the filter of its tests, and the
+# variable that replays a seed. GPUMEM_SEEDS replays the seeds before it too, if the state that they leave matters. The
+# variable "none" is for tests without seeds, with the library that users have or the one that the last argument names.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 fault=$4 seeds=$5

@@ -1,4 +1,4 @@
-// Traces: what is read is what was written, and nothing malformed passes.
+// Traces: records are read as they were written, and malformed input is refused.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -192,7 +192,7 @@ TEST(trace_round_trip, random_records_are_read_as_they_were_written) {
   std::mt19937_64 random(7);
   std::vector<trace_record> records(5'000);
   for (trace_record& record : records) {
-    // every width of number, not only the widest ones
+    // numbers of every width, not only the widest
     const auto number = [&] { return random() >> (random() % 64); };
     record = {number(),
               number() % (100'000ULL * 3'600'000'000),

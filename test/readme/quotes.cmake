@@ -1,4 +1,4 @@
-# Fails unless each example stands in the README to the letter.
+# Fails unless the README contains each example literally.
 # SPDX-License-Identifier: Apache-2.0
 file(READ "${README}" readme)
 foreach(example IN LISTS EXAMPLES)

@@ -1,4 +1,4 @@
-// A peer that gives host memory, and one that cannot be made.
+// A peer that allocates host memory, and one that cannot be made.
 // SPDX-License-Identifier: Apache-2.0
 #include "peer.h"
 

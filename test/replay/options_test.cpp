@@ -1,4 +1,4 @@
-// The command line: what it means, and what it refuses.
+// The command line of the replay tool: what it means, and which errors it reports.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// A pass over a resource of the test: which calls it makes, in which order, on which streams.
+// A pass over a test resource: which calls it makes, in which order, on which streams.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ import replay;
 
 namespace {
 
-// Writes down what it is asked; meets what fits.
+// Records its calls, and grants what fits its capacity.
 struct noting_resource {
   std::size_t capacity = 1000;
   gpumem::outcome refusal = gpumem::outcome::exhausted;
@@ -102,13 +102,13 @@ TEST(call_timer, each_call_is_timed_once) {
   EXPECT_EQ(watch.nanoseconds().size(), 4U);
 }
 
-// A clock that goes on by a microsecond each time it is read.
+// A clock that advances by one microsecond at each reading.
 struct counted_clock {
   static inline std::int64_t nanoseconds = 0;
   static std::int64_t now() noexcept { return nanoseconds += 1000; }
 };
 
-// Notes when it was called, in microseconds; each allocation takes as long as it is told.
+// Records the times of its calls in microseconds; each allocation takes `bytes` microseconds.
 struct slow_resource {
   std::int64_t microseconds = 0;
   std::vector<std::int64_t> calls;
@@ -128,7 +128,7 @@ struct a_paced_pass {
   slow_resource resource;
   std::vector<double> took;
 
-  // When calls came since the pass began, whatever the clock said before.
+  // Returns the times of the calls since the pass began, whatever the clock showed before.
   std::vector<std::int64_t> run() {
     plan.microseconds = {0, 50, 60, 200};
     replay::pass_state state{plan};
@@ -155,7 +155,7 @@ TEST(pace_timer, early_calls_wait_for_their_time) {
 
 TEST(pace_timer, late_calls_run_at_once_and_later_calls_in_time) {
   a_paced_pass pass{.resource = {.microseconds = 100, .calls = {}}, .took = {}};
-  // each reading of the clock is a microsecond
+  // each reading of the clock takes a microsecond
   EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 103, 205, 207}));
   EXPECT_EQ(pass.took, (std::vector<double>{101'000, 101'000, 1000, 101'000}));
 }
@@ -166,10 +166,10 @@ TEST(paced_times, times_exclude_the_cost_of_the_clock) {
                                               {.nanoseconds = 4000, .driver_calls = 0}};
   auto const times = replay::paced_times_of(passes, {{310, 110}, {110, 110}, {50, 10}}, 10);
   EXPECT_EQ(times.cold, 200);
-  EXPECT_EQ(times.warm, 60); // of 100 and 20
+  EXPECT_EQ(times.warm, 60); // median of 100 and 20
   ASSERT_TRUE(times.pace);
   EXPECT_EQ(times.pace->share_cold, .4);
-  EXPECT_EQ(times.pace->share_warm, .055); // of .1 and .01
+  EXPECT_EQ(times.pace->share_warm, .055); // median of .1 and .01
   EXPECT_EQ(times.pace->seconds_warm, 3e-6);
   EXPECT_EQ(times.call.max, 110);
   EXPECT_EQ(times.call.clock, 10);

@@ -1,4 +1,4 @@
-// From a trace to operations: dense numbers, peaks, leftovers, and every contradiction found with its line.
+// Operations made from a trace: dense numbers, peaks, blocks left live, and every contradiction reported with its line.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The program as people run it, on the simulated device.
+// gpumem-replay as users run it, on the simulated device.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -25,7 +25,7 @@ std::string row(std::string const& action, std::string const& pointer, std::stri
   return "1,00:00:00.000000," + action + "," + pointer + "," + bytes + "," + stream + "\n";
 }
 
-// Two streams, one free on the other, one block left; at most 3 MiB live.
+// Two streams, one free on the other stream, one block left live; at most 3 MiB live.
 std::string const small_trace = header + row("allocate", "0xa00", "1048576", "0x1") +
                                 row("allocate", "0xb00", "2097152", "0x2") + row("free", "0xa00", "1048576", "0x2") +
                                 row("allocate", "0xa00", "512", "0x1") + row("free", "0xb00", "2097152", "0x2");
@@ -71,7 +71,7 @@ protected:
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("out")), read(path("err"))};
   }
 
-  // The JSON objects of a run that has to succeed.
+  // Returns the JSON of a run that must succeed.
   nlohmann::json statistics(std::vector<std::string> arguments) const {
     std::string const json = path("results.json");
     arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
@@ -80,7 +80,7 @@ protected:
     return nlohmann::json::parse(read(json));
   }
 
-  // A run that has to fail with this message, and with nothing that looks like a result.
+  // Expects that a run fails with this message and prints no results.
   void expect_refusal(std::vector<std::string> arguments, std::string const& message) const {
     std::string const json = path("refused.json");
     arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
@@ -137,7 +137,7 @@ TEST_F(program, counts_driver_calls) {
   std::string const trace =
       file("one.csv", header + row("allocate", "0xa00", "1048576") + row("free", "0xa00", "1048576"));
   auto const cuda = statistics({trace, "--resource", "cuda"});
-  EXPECT_GE(cuda[0]["driver_calls_per_1000_operations"], 1000.0); // a call upstream for each
+  EXPECT_GE(cuda[0]["driver_calls_per_1000_operations"], 1000.0); // each call is passed to the driver
   auto const pool = statistics({trace, "--resource", "pool", "--repeat", "20"});
   EXPECT_LT(pool[0]["driver_calls_per_1000_operations"], cuda[0]["driver_calls_per_1000_operations"]);
 }
@@ -182,7 +182,7 @@ TEST_F(program, kernels_run_between_operations_and_are_not_counted_as_calls) {
   EXPECT_FALSE(with[0].contains("device_time_ratio_warm"));
 }
 
-// Five calls in a millisecond and a half.
+// Five calls in 1.5 ms.
 std::string const timed_trace = header + "1,12:00:00.000000,allocate,0xa00,1048576,0x1\n"
                                          "1,12:00:00.000400,allocate,0xb00,2097152,0x2\n"
                                          "1,12:00:00.000400,free,0xa00,1048576,0x2\n"
@@ -205,7 +205,7 @@ TEST_F(program, recorded_pace_makes_the_same_calls) {
     }
   }
   auto const calls = [](auto const& rows) { return rows[0]["driver_calls_per_1000_operations"]; };
-  EXPECT_EQ(calls(paced), calls(full)); // `cuda`, of which each call is one of the driver's
+  EXPECT_EQ(calls(paced), calls(full)); // the resource `cuda` makes one driver call per call
   outcome const shown = run({trace, "--device", "simulated", "--pace", "recorded"});
   EXPECT_NE(shown.output.find("pool on the simulated device, at the recorded pace\n"), std::string::npos);
   EXPECT_EQ(shown.output.find("share of time"), std::string::npos);

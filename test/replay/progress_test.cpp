@@ -1,4 +1,4 @@
-// Progress: on a terminal, and nowhere else.
+// The progress line is shown only on a terminal.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -24,8 +24,8 @@ TEST(progress, progress_overwrites_one_line_and_clears_it) {
   if (openpty(&program, &terminal, nullptr, nullptr, nullptr) != 0) GTEST_SKIP() << "this system has no terminals";
   std::FILE* const file = fdopen(terminal, "w");
   show_two_steps(file);
-  std::fclose(file); // what is read then ends
-  // The system hands over in pieces, some of them later.
+  std::fclose(file); // so that reading ends
+  // The system returns the text in pieces, some of them later.
   std::string shown;
   std::array<char, 512> piece{};
   for (ssize_t got = 0; (got = read(program, piece.data(), piece.size())) > 0;) {

@@ -1,4 +1,4 @@
-// The table and the JSON: what they show, and what they leave out.
+// The table and the JSON output: what they contain, and what they leave out.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

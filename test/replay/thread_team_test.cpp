@@ -1,4 +1,4 @@
-// Threads that start together, are timed together, and tell of what went wrong.
+// Threads that start together and are timed together, and their errors.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(thread_team, every_member_runs_each_pass_once_on_a_thread_of_its_own) {
 TEST(thread_team, members_run_at_the_same_time) {
   replay::thread_team thread_team{3, no_setup};
   std::latch all{3};
-  thread_team.run([&](unsigned) { all.arrive_and_wait(); }); // ends only if all three are inside
+  thread_team.run([&](unsigned) { all.arrive_and_wait(); }); // returns only if all three are inside
   EXPECT_TRUE(all.try_wait());
 }
 

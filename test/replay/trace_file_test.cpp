@@ -1,4 +1,4 @@
-// Files, plain and gzip, whole and damaged.
+// Trace files: plain and gzip, whole and damaged.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <zlib.h>
@@ -32,7 +32,7 @@ protected:
     return path(name);
   }
 
-  // The bytes of a gzip file with this text.
+  // Returns the bytes of a gzip file with this text.
   std::string gzip(std::string const& text) const {
     std::string const packed = path("packed.gz");
     gzFile const out = gzopen(packed.c_str(), "wb");

@@ -1,5 +1,5 @@
-// What pools that move pages without a bound make of recorded traces of one stream, on the simulated device. There each
-// figure is the same at every run.
+// The utilization of pools that move pages without a bound, on recorded traces of one stream and the simulated device.
+// Each figure is the same in every run.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ namespace {
 
 struct expectation {
   char const* trace;
-  double least; // utilization: .005 less than it was when this was written
+  double least; // minimum utilization: .005 less than measured when this was written
 
   friend void PrintTo(expectation const& one, std::ostream* out) { *out << one.trace; }
 };
@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(traces, utilization,
                                          expectation{"t5_translate", .969}, expectation{"vit_train_eval", .943}),
                          [](auto const& info) { return std::string{info.param.trace}; });
 
-// What it draws after the first passes would raise the peak.
+// Growth after the first passes would raise the peak.
 TEST_F(utilization, warm_pool_does_not_grow_in_a_million_operations) {
   auto const reserved = [&](int passes) { return replay("gpt_train", passes)["peak_reserved_bytes"]; };
   EXPECT_EQ(reserved(3 + 14), reserved(3)) << "in passes of 72,457 operations";

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The set-up runs again after .tools/environment was sourced: .tools/bin still leads to the tools, not to itself.
+# Runs the set-up again after .tools/environment was sourced: the links in .tools/bin must still lead to the tools, not
+# to themselves.
 # SPDX-License-Identifier: Apache-2.0
 # usage: sourced_environment_test.sh SOURCE_FOLDER SCRATCH_FOLDER
 set -euo pipefail
@@ -15,7 +16,7 @@ for tool in cmake ctest cpack ninja; do
 done
 export PATH="$place/bin:$PATH"
 
-# Only the build tools are probed: compilers take their time, and are not linked.
+# Only the build tools are really probed: compilers take long, and have no links.
 set_up_in() {
   (
     cd "$1"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a system without apt-get, compiler and Python, run.sh says what is needed and fails; it installs nothing.
+# On a system without apt-get, compiler and Python, run.sh must say what is needed and fail, and install nothing.
 # SPDX-License-Identifier: Apache-2.0
 # usage: unknown_system_test.sh SOURCE_FOLDER SCRATCH_FOLDER
 set -euo pipefail

@@ -1,4 +1,4 @@
-// Stream capture on the simulated device: what it records, what spoils it.
+// Stream capture on the simulated device: what it records, and what invalidates it.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 
@@ -147,7 +147,7 @@ TEST_F(capture, context_event_invalidates_a_capture) {
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-// As driver 580 does it.
+// As driver 580 does.
 TEST_F(capture, wait_for_the_context_invalidates_captures_of_any_mode) {
   for (const auto mode :
        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {

@@ -1,4 +1,5 @@
-// The happens-before checker: what is told, with whom and which order is missing, and what stays silent.
+// The happens-before checker: what it reports, with which streams and which missing order, and which programs are
+// correct.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 #include "support/naive_pool.hpp"
@@ -218,7 +219,7 @@ TEST_F(checked_resource, overlapping_live_blocks_are_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
   void* p = checked.allocate(a, 256);
-  pool_->put(p, 256); // behind the adaptor's back
+  pool_->put(p, 256); // without the adaptor's knowledge
   void* q = checked.allocate(a, 128);
   ASSERT_EQ(p, q);
   EXPECT_EQ(only_finding().kind, finding_kind::overlapping_grant);
@@ -304,7 +305,7 @@ TEST_F(checked_resource, forwards_properties_and_models_the_concepts) {
   const CUstream a = new_stream();
   auto mutable_copy = erased;
   void* p = mutable_copy.allocate(cuda::stream_ref(a), 256, 256);
-  one.deallocate(a, p); // the form without sizes, by a copy
+  one.deallocate(a, p); // through a copy, without the size
   const auto tried = one.try_allocate(a, 256);
   EXPECT_EQ(*tried, p);
   one.deallocate(a, p, 256);

@@ -1,4 +1,4 @@
-// Contexts of the simulated device, and its faults on demand.
+// Contexts of the simulated device, and the faults that tests can request from it.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 

@@ -1,4 +1,4 @@
-// Events of the simulated device: records, waits, what a query tells.
+// Events of the simulated device: records, waits, queries.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 

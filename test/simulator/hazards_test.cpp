@@ -1,5 +1,5 @@
-// Bugs that stream-ordered pools have had, planted one at a time: each is found and told; the right twin
-// stays silent.
+// Faults that stream-ordered pools have had, planted one at a time: the checker finds and reports each; the correct
+// version has no findings.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 #include "support/ordered_pool.hpp"
@@ -23,7 +23,8 @@ protected:
 
   ordered_pool pool(bug planted) { return {cu(), new_memory(4096), 4096, planted}; }
 
-  /// Exactly one finding: reuse by `later` of this block, freed on `earlier`, and the order that is missing.
+  /// Expects exactly one finding: `later` reuses this block, which was freed on `earlier`, and the order between them
+  /// is missing.
   void expect_reuse(std::uint64_t earlier, std::uint64_t later, const void* block) {
     const auto all = simulator::take_findings();
     ASSERT_EQ(all.size(), 1u);
@@ -37,7 +38,7 @@ protected:
                                  std::to_string(found.earlier.operation) + " of stream " + std::to_string(earlier));
   }
 
-  /// p is used and freed on A, then B asks.
+  /// p is used and freed on A, then B requests memory.
   void* reuse_on_another_stream(bug planted) {
     ordered_pool inner = pool(planted);
     simulator::checked checked(inner);
@@ -50,7 +51,7 @@ protected:
     return p;
   }
 
-  /// Two neighbours freed on A and B become one range, which C asks for.
+  /// Two neighbouring blocks freed on A and B coalesce, and C requests the range.
   void* merge_of_two_streams(bug planted) {
     ordered_pool inner = pool(planted);
     simulator::checked checked(inner);
@@ -66,7 +67,7 @@ protected:
     return p;
   }
 
-  /// Another thread uses and frees p on A between the record of an event there and the end of that call.
+  /// While an event is being recorded on A, another thread uses and frees p there.
   std::pair<void*, void*> free_during_record(bug planted) {
     ordered_pool inner = pool(planted);
     simulator::checked checked(inner);
@@ -79,7 +80,7 @@ protected:
     return {p, checked.allocate(b_, 256)};
   }
 
-  /// Another thread allocates on B while a first allocation there makes B wait for A.
+  /// While a first allocation makes B wait for A, another thread allocates on B.
   std::pair<void*, void*> allocate_during_wait(bug planted) {
     ordered_pool inner = pool(planted);
     simulator::checked checked(inner);
@@ -96,7 +97,7 @@ protected:
     return {p, during};
   }
 
-  /// A stream is destroyed, its handle's value comes back as another stream.
+  /// A stream is destroyed, and another stream gets the same handle.
   std::pair<std::uint64_t, void*> recycled_handle(bug planted) {
     simulator::checked checked(pool(planted));
     const CUstream old = new_stream();
@@ -111,7 +112,7 @@ protected:
     return {old_id, p};
   }
 
-  /// Pinned memory is read by a copy on A, freed and granted again there, and filled by the host.
+  /// A copy on A reads pinned memory, which is freed and granted again there; the host then fills it.
   void* host_write_on_reuse(bug planted) {
     void* memory = nullptr;
     EXPECT_EQ(cu().allocate_host(&memory, 4096), CUDA_SUCCESS);
@@ -124,7 +125,7 @@ protected:
     return p;
   }
 
-  /// After the free, A spins on a flag that B sets once it has its memory.
+  /// After the free, A spins on a flag that B sets after it got its memory.
   CUresult wait_for_a_spinning_stream(bug planted) {
     ordered_pool inner = pool(planted);
     simulator::checked checked(inner);

@@ -1,4 +1,4 @@
-// Memory of the simulated device: capacity, copies, fills, what a pointer is.
+// Memory of the simulated device: capacity, copies, fills, pointer attributes.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 
@@ -59,7 +59,7 @@ TEST_F(device_memory, copies_run_in_stream_order) {
   char* a = new_memory(sizeof in);
   char* b = new_memory(sizeof in);
   cu().to_device_async(address(a), in.data(), sizeof in, s);
-  in.fill(0); // pageable memory was read at the call
+  in.fill(0); // pageable memory was read during the call
   cu().copy_async(address(b), address(a), sizeof in, s);
   cu().fill_async(address(b), 0xff, 4, s);
   EXPECT_EQ(cu().to_host_async(out.data(), address(b), sizeof out, s), CUDA_SUCCESS);

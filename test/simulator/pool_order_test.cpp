@@ -1,4 +1,4 @@
-// The order of memory out of a driver's pool: what is legal stays silent, planted misuse is found.
+// The order of memory from a driver pool: correct programs have no findings, planted misuse is found.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/naive_pool.hpp"
 #include "support/pools.hpp"
@@ -125,7 +125,7 @@ TEST_F(driver_pool_order, stream_reuses_its_own_memory_at_once) {
   simulator::work(a_, {write(memory, 64)}, 1us);
 }
 
-/// What happens where only one of the policies is on: whether the second stream gets the memory of the first.
+/// With only one of the three reuse policies on: whether the second stream gets the memory of the first.
 struct policies {
   int events;
   int completed;
@@ -181,7 +181,7 @@ TEST_F(reuse, inserted_wait_delays_the_allocation) {
   EXPECT_EQ(cu().stream_query(a_), CUDA_SUCCESS) << "the second stream went before the first";
 }
 
-/// Random programs over one tight pool: the simulated driver's own reuse is never a finding.
+/// Random programs over one small pool: the simulated driver's own reuse is never a finding.
 class random_pool : public simulated_pools {
 protected:
   random_pool() : simulated_pools(simulator::options{}) {}

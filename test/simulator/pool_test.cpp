@@ -1,4 +1,4 @@
-// Memory pools of the simulated driver: what they are made of, what they hold, their attributes and places.
+// Memory pools of the simulated driver: creation, contents, attributes and locations.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/pools.hpp"
 

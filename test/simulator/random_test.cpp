@@ -1,5 +1,5 @@
-// Random programs over a small pool: a right pool stays silent for every seed and its bytes hold; a wrong one
-// is found.
+// Random programs over a small pool: with a correct pool no seed has findings and all stamps hold; a faulty pool is
+// found.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 #include "support/ordered_pool.hpp"
@@ -27,7 +27,7 @@ protected:
     std::uint32_t stamp;
   };
 
-  /// One program: allocate and stamp, or check the stamp and free; now and then an event, or a wait of the
+  /// One program: allocates and stamps blocks, checks the stamps and frees; sometimes records an event or waits on the
   /// host.
   void play(std::uint64_t seed, bug planted) {
     simulator::reset(options_of(seed));

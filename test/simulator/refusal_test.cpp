@@ -1,4 +1,4 @@
-// When the simulated device is not loaded: beside another driver, or where its library is not.
+// When the simulated device refuses to load: beside another driver, or without its library.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/simulator.hpp>
 

@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 class stream : public simulated_device {
 protected:
-  /// Enqueues work that notes `mark` when the device gets to it.
+  /// Enqueues work that stores `mark` when it runs.
   void note(CUstream on, int mark) {
     simulator::work(on, {}, 1us, [this, mark] { ran_.push_back(mark); });
   }

@@ -84,7 +84,7 @@ TEST_F(threads, thread_waits_for_work_that_another_enqueues_later) {
   waiter.join();
 }
 
-/// Passes one baton among threads in the order of their numbers; a thread that ends or blocks hands it on.
+/// Lets one thread run at a time, in the order of their numbers; a thread that ends or blocks lets the next run.
 class baton {
 public:
   explicit baton(int threads) : left_(threads), waits_(static_cast<std::size_t>(threads), false) {}
@@ -100,7 +100,7 @@ public:
     --left_;
     pass();
   }
-  /// For on_block: lets another thread run; false when each of them has ended.
+  /// For on_block: lets another thread run; returns false if all others have ended.
   bool yield() {
     std::unique_lock lock(mutex_);
     if (left_ == 1) return false;

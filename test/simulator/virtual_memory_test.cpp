@@ -1,4 +1,5 @@
-// Virtual memory of the simulated device: addresses, handles, mappings, rights, capacity, and what the driver refuses.
+// Virtual memory of the simulated device: addresses, handles, mappings, access rights, capacity, and the driver's
+// refusals.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/pages.hpp"
 

@@ -1,5 +1,5 @@
-// The checker of virtual memory: strayed work, missing rights, mappings that go too early, one page under two
-// addresses.
+// The checker of virtual memory: accesses to unmapped addresses, missing access rights, mappings that are removed too
+// early, one page at two addresses.
 // SPDX-License-Identifier: Apache-2.0
 #include "support/naive_pool.hpp"
 #include "support/pages.hpp"
@@ -159,7 +159,7 @@ TEST_F(virtual_order, only_uses_through_a_mapping_make_its_unmapping_premature) 
   const CUstream a = new_stream();
   lay_twice(at_, at_ + page);
   simulator::work(a, {write(at_, 64)}, 1us);
-  simulator::work(a, {write(at_ + page, 64)}, 1us); // hides the use before it from a check of bytes alone
+  simulator::work(a, {write(at_ + page, 64)}, 1us); // hides the previous use from a checker that looks only at bytes
   EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
   EXPECT_EQ(only_finding().earlier.operation, 1u);
   EXPECT_EQ(unmap(at_ + page), CUDA_SUCCESS);

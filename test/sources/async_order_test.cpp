@@ -1,4 +1,4 @@
-// Stream order of the driver's pools: every kind of stream, frees by identity, captures, memory that the host sees.
+// Stream order of the driver's pools: every kind of stream, frees by stream identity, captures, host-accessible memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -21,7 +21,7 @@ namespace simulator = gpumem::simulator;
 using namespace std::chrono_literals;
 
 constexpr std::size_t mib = std::size_t{1024} * 1024;
-constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
+constexpr std::size_t segment = 32 * mib; // the minimum that the simulated driver reserves
 
 std::uint64_t host_waits() {
   return gpumem::driver_api::driver_calls("cuStreamSynchronize") + gpumem::driver_api::driver_calls("cuCtxSynchronize");
@@ -92,7 +92,7 @@ TEST_F(async_order, host_can_use_its_memory_at_once) {
   void* const q = pool.allocate_sync(segment);
   EXPECT_EQ(q, p);
   EXPECT_TRUE(ran_);
-  use(other_, q, segment); // no stream is named: it is there for each
+  use(other_, q, segment); // allocated without a stream, so any stream may use it at once
   other_.synchronize();
   auto const waits = host_waits();
   pool.deallocate_sync(q, segment);
@@ -140,7 +140,7 @@ TEST_F(async_order, frees_by_the_key_of_a_default_stream_use_the_legacy_stream) 
   for (auto const on : {cudaStream_t{}, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD}) {
     auto block = pool.acquire(gpumem::stream_ref{on}, mib).wait();
     use(gpumem::stream_ref{on}, block.data());
-    std::thread{[last = std::move(block)]() mutable { last.reset(); }}.join(); // whose default stream is another
+    std::thread{[last = std::move(block)]() mutable { last.reset(); }}.join(); // its default stream is a different one
     EXPECT_EQ(pool.usage().used, 0u);
   }
   EXPECT_EQ(host_waits(), waits);
@@ -159,7 +159,7 @@ TEST_F(async_order, pool_is_destroyed_after_its_frees_are_complete) {
         block.reset(on);
       }
       auto const destroyed = gpumem::driver_api::driver_calls("cuMemPoolDestroy");
-      pool.reset(); // the simulated driver tells of a pool that goes too early
+      pool.reset(); // the checker reports a pool that is destroyed too early
       EXPECT_TRUE(ran_);
       EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemPoolDestroy"), destroyed + 1);
     }
@@ -243,7 +243,7 @@ TEST_F(async_order, default_stream_is_not_used_while_another_captures) {
   EXPECT_EQ(pool.usage().used, 0u);
 }
 
-/// Pools of memory that the host may touch.
+/// Pools of host-accessible memory.
 template <class Pool> class host_ready_pool : public streams_of_all_kinds {};
 using host_pools = testing::Types<gpumem::async_managed_resource, gpumem::async_pinned_resource>;
 TYPED_TEST_SUITE(host_ready_pool, host_pools);
@@ -261,7 +261,7 @@ TYPED_TEST(host_ready_pool, host_gets_memory_only_after_its_free_is_complete) {
   EXPECT_EQ(q, p);
   EXPECT_TRUE(this->ran_) << "the host was given memory that work still writes";
   *q = 7;
-  this->use(this->other_, q, segment); // there for every stream
+  this->use(this->other_, q, segment); // any stream may use it at once
   this->other_.synchronize();
   pool.deallocate(this->own_, q, segment);
 }

@@ -1,4 +1,4 @@
-// Own pools of the driver and views of others: options, statistics, trim, places, what is refused.
+// Own driver pools and views of other pools: options, statistics, trim, locations, refused calls.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -19,13 +19,13 @@ using test::recorded_misuse;
 using test::seen;
 
 constexpr std::size_t mib = std::size_t{1024} * 1024;
-constexpr std::size_t segment = 32 * mib; // least that the simulated driver reserves
+constexpr std::size_t segment = 32 * mib; // the minimum that the simulated driver reserves
 
 class async_resource : public simulated {
 protected:
   void SetUp() override {
     simulated::SetUp();
-    simulator::run_until_idle(); // what the tests before have freed is back
+    simulator::run_until_idle(); // completes the frees of earlier tests
     held_ = device_bytes();
   }
   void TearDown() override {
@@ -256,7 +256,7 @@ TEST_F(async_resource, memory_belongs_to_its_device_whichever_is_current) {
   auto const free = gpumem::device{1}.memory().free;
   void* const p = pool.allocate(s, mib);
   void* const q = pool.allocate_sync(mib);
-  void* const r = pool.allocate(other, mib); // peers' streams may ask too
+  void* const r = pool.allocate(other, mib); // streams of peer devices may allocate too
   EXPECT_LE(gpumem::device{1}.memory().free, free - mib);
   EXPECT_EQ(pool.device().ordinal(), 1);
   EXPECT_THROW((void)pool.allocate(gpumem::stream_ref{cudaStream_t{}}, mib), std::invalid_argument);
@@ -274,7 +274,7 @@ TEST_F(async_resource, misuse_is_reported_and_ignored) {
   void* const q = pool.allocate(s, mib, 4096);
   other.deallocate(s, p, mib);
   pool.deallocate(s, p, mib + 1);
-  pool.deallocate(s, p, mib, 16); // another alignment than at the allocation is no misuse
+  pool.deallocate(s, p, mib, 16); // an alignment other than the allocation's is no misuse
   pool.deallocate(s, p, mib);
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);

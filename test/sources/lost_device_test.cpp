@@ -1,4 +1,4 @@
-// A device that reports a sticky error: a program of its own, since the loss is remembered for ever.
+// A device that reports a sticky error. A program of its own, since a device stays lost for the life of the process.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 

@@ -1,4 +1,4 @@
-// A pool over each source: what the order of fresh memory and of memory that the host may touch asks of it.
+// A pool over each source: the order of new memory, and of host-accessible memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -20,7 +20,7 @@ template <class Source> class pool_over : public simulated {
 protected:
   using pool = gpumem::pool_resource<Source>;
 
-  /// A block of the whole pool, freed on the first stream with its use still to run.
+  /// Allocates the whole pool as one block, uses it and frees it on the first stream, with the use still pending.
   void* freed_in_use(simulator::checked<pool>& from) {
     void* const p = from.allocate(a_, chunk);
     simulator::work(a_, {simulator::write(p, chunk)}, 50us, [this] { ran_ = true; });
@@ -37,19 +37,19 @@ using sources = testing::Types<gpumem::cuda_resource, gpumem::managed_resource, 
                                gpumem::async_managed_resource, gpumem::async_pinned_resource>;
 TYPED_TEST_SUITE(pool_over, sources);
 
-// O8: the chunk is valid in the order of the stream for which it was drawn.
+// O8: the chunk is valid in the order of the stream for which it was allocated.
 TYPED_TEST(pool_over, new_memory_is_ordered_for_another_stream) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
   void* const p = checked.allocate(this->a_, chunk / 2);
-  void* const q = checked.allocate(this->b_, chunk / 2); // out of the chunk that was drawn for the other stream
+  void* const q = checked.allocate(this->b_, chunk / 2); // out of the chunk that was allocated for the other stream
   simulator::work(this->a_, {simulator::write(p, chunk / 2)});
   simulator::work(this->b_, {simulator::write(q, chunk / 2)});
   checked.deallocate(this->a_, p, chunk / 2);
   checked.deallocate(this->b_, q, chunk / 2);
 }
 
-// O9: what the host may touch at once is free of all work when it is granted.
+// O9: no work uses host-accessible memory any more when it is granted.
 TYPED_TEST(pool_over, host_accessible_memory_is_reused_after_the_host_has_seen_completion) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
@@ -73,7 +73,7 @@ TYPED_TEST(pool_over, request_of_the_host_is_granted_after_it_has_seen_completio
   checked.deallocate_sync(q, chunk);
 }
 
-// O8: the chunk goes back behind all its uses, those on streams for which it was not drawn too.
+// O8: the chunk is freed after all its uses, including those on other streams than the one for which it was allocated.
 TYPED_TEST(pool_over, chunks_go_back_after_their_uses) {
   gpumem::pool_resource pool{TypeParam{}};
   simulator::checked checked{pool};

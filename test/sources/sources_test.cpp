@@ -1,4 +1,4 @@
-// What is particular to the sources: waiting before a free, captures, loss of the device, misuse, statistics.
+// What only some sources do: waiting before a free, captures, loss of the device, misuse, statistics.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
@@ -105,7 +105,7 @@ TYPED_TEST(source, misuse_is_reported_and_ignored) {
   this->subject_.deallocate(stream, &elsewhere, sizeof elsewhere);
   this->subject_.deallocate(stream, p, mib + 1);
   EXPECT_EQ(this->subject_.statistics().live, before.live);
-  this->subject_.deallocate(stream, p, mib, 16); // another alignment than at the allocation is no misuse
+  this->subject_.deallocate(stream, p, mib, 16); // an alignment other than the allocation's is no misuse
   ASSERT_EQ(seen.size(), 2u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
   EXPECT_EQ(seen[0].pointer, &elsewhere);

@@ -1,4 +1,4 @@
-// A test on virtual pages over the simulated device: small steps that fail the test where they fail.
+// A fixture for virtual pages over the simulated device: helper calls that fail the test at their own line.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -26,7 +26,7 @@ protected:
     return made ? *made : gpumem::extend::page_extent{};
   }
 
-  /// The page at an offset; an empty one where there is none.
+  /// Returns the page at an offset; an empty one if there is none.
   static gpumem::extend::page_info page_at(gpumem::extend::virtual_pages const& pages, std::size_t offset) {
     return pages.page_of(at(pages, offset)).value_or(gpumem::extend::page_info{});
   }

@@ -1,4 +1,4 @@
-// Virtual pages when the driver refuses: whatever call it is, everything stays as it was and nothing leaks.
+// Virtual pages when a driver call fails: whichever call it is, the state stays unchanged and nothing leaks.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 
@@ -16,7 +16,7 @@ namespace simulator = gpumem::simulator;
 using gpumem::outcome;
 using gpumem::extend::page_extent;
 
-/// What the device holds for a source, and what the source says of itself.
+/// The memory that the device holds for a source, and the source's own figures.
 struct state {
   std::size_t device_bytes;
   std::uint64_t mappings;
@@ -41,7 +41,7 @@ protected:
     return {device_bytes(), mappings(), pages.mapped_bytes(), pages.pages(), pages.mapped_end()};
   }
 
-  /// The driver lets go what it kept.
+  /// Makes the driver release what it had kept.
   static void retry(gpumem::extend::virtual_pages& pages) { EXPECT_FALSE(pages.unmap(pages.address_space(), 0)); }
 
   static std::array<action, 5> actions() {
@@ -56,7 +56,7 @@ protected:
              {"unmap", [](auto& pages) { return pages.unmap(0, 4 * mib); }}}};
   }
 
-  /// What the action leaves, and how often it calls a driver function.
+  /// Returns the state after the action, and how many times the action calls a driver function.
   static std::pair<state, std::uint64_t> run_cleanly(action const& what, char const* call) {
     gpumem::extend::virtual_pages pages;
     map(pages, 0, 4 * mib);
@@ -65,7 +65,7 @@ protected:
     return {now(pages), gpumem::driver_api::driver_calls(call) - before};
   }
 
-  /// The n-th call of a driver function fails inside the action.
+  /// Makes the n-th call of a driver function fail inside the action.
   static void fail_once(action const& what, char const* call, std::uint64_t nth, state const& clean) {
     gpumem::extend::virtual_pages pages;
     map(pages, 0, 4 * mib);

@@ -1,4 +1,5 @@
-// Virtual pages of a device that reports a sticky error: a program of its own, since the loss is remembered for ever.
+// Virtual pages of a device that reports a sticky error. A program of its own, since a device stays lost for the life
+// of the process.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 

@@ -1,4 +1,4 @@
-// Virtual pages that are mapped a second time, that move, and that are pinned to where they are.
+// Virtual pages that are mapped twice, that move, and that are pinned.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 

@@ -1,5 +1,5 @@
-// A small pool that moves free pages instead of making new ones, under the checker: right, it stays silent and its
-// bytes hold; with each way to get the order wrong, it is found.
+// A small pool that moves free pages instead of making new ones, under the checker. The correct pool has no findings
+// and all stamps hold; each way to get the order wrong is found.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 
@@ -22,8 +22,8 @@ constexpr std::size_t page = 2 * mib;
 
 enum class bug { none, reuses_without_order, unmaps_behind_an_order_of_streams, moves_live_pages };
 
-/// A block is a page. Free pages are aliased at a new place for the next request; the old place goes when the host has
-/// seen the free's event. A copy is another handle of the same pool.
+/// A block is a page. A free page is also mapped at a new place for the next request; the old mapping is removed after
+/// the host has seen the free's event. A copy is another handle of the same pool.
 class moving_pool {
 public:
   explicit moving_pool(bug planted) : state_{std::make_shared<state>()} { state_->planted = planted; }
@@ -98,7 +98,7 @@ protected:
     std::uint32_t value;
   };
 
-  /// Blocks are stamped by their stream, and freed by it after a look at the stamp; how many stamps were wrong.
+  /// Streams stamp blocks, and check the stamps before they free them. Returns the number of wrong stamps.
   static int play(simulator::checked<moving_pool>& pool, std::uint64_t seed) {
     int wrong = 0;
     std::mt19937_64 random{seed};

@@ -1,4 +1,4 @@
-// Random programs on virtual pages against a model of them: pages, bytes held, contents, and the checker's silence.
+// Random programs on virtual pages, compared with a model: pages, reserved bytes, contents, and no findings.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 
@@ -22,17 +22,17 @@ using gpumem::extend::page_info;
 constexpr std::size_t addresses = 128 * mib;
 constexpr int steps = 150;
 
-/// What a program may do wrong, or the driver.
+/// Planted errors of the program or of the driver.
 enum class trouble { none, refusals, forgotten_waits };
 
-/// How often each thing was done.
+/// Counts of the operations.
 struct tally {
   std::size_t maps = 0;
   std::size_t aliases = 0;
   std::size_t moves = 0;
   std::size_t unmaps = 0;
-  std::size_t pinned = 0;   // unmaps that a pin forbade
-  std::size_t refusals = 0; // of what was possible
+  std::size_t pinned = 0;   // unmaps that a pin prevented
+  std::size_t refusals = 0; // of possible operations
 };
 
 class program {
@@ -55,7 +55,7 @@ public:
       compare();
     }
     stream_.synchronize();
-    if (planted_ == trouble::forgotten_waits) return; // what it wrote may have gone astray
+    if (planted_ == trouble::forgotten_waits) return; // its writes may have gone to wrong pages
     for (auto const& [offset, page] : model_) EXPECT_EQ(stamp_at(offset), page->stamp) << "at " << offset / mib;
     for (auto const& [offset, page] : model_) EXPECT_EQ(stamp_at(offset + page->bytes - 4), page->stamp);
   }
@@ -97,7 +97,7 @@ private:
     return std::next(model_.begin(), static_cast<std::ptrdiff_t>(below(model_.size())));
   }
 
-  /// Nothing that was enqueued uses the pages any more, and the host knows.
+  /// Waits until no enqueued work uses the pages.
   void wait() {
     if (planted_ != trouble::forgotten_waits) stream_.synchronize();
   }
@@ -194,7 +194,7 @@ private:
     }
     pages_.visit([&](page_info const& page) { told.push_back(page); });
     EXPECT_EQ(simulator::report().bytes_allocated, pages_.mapped_bytes());
-    if (planted_ == trouble::refusals) { // what was not let go is there still
+    if (planted_ == trouble::refusals) { // pages that the driver did not release are still there
       EXPECT_GE(pages_.mapped_bytes(), bytes);
       EXPECT_EQ(told.size(), expected.size());
       return;
@@ -215,7 +215,7 @@ private:
 
 class virtual_pages_property : public virtual_pages_test {
 protected:
-  /// Plays the programs of the seeds; what they did.
+  /// Runs the programs of the seeds; returns the counts of their operations.
   static tally play(int seeds, trouble planted) {
     tally done;
     for (int seed = 1; seed <= seeds && !HasFailure(); ++seed) {

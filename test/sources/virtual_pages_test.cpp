@@ -1,4 +1,4 @@
-// Virtual pages: what is mapped where, in which pages, what is refused, and which callbacks are called.
+// Virtual pages: where pages are mapped and how large, which calls are refused, and which callbacks are called.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_pages.hpp"
 

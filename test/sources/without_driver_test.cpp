@@ -1,5 +1,4 @@
-// Host memory on a machine without a driver. The program loads none: not the simulated one, and no real one is there
-// for it to find.
+// Host memory on a machine without a driver: the program loads neither the simulated driver nor a real one.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 

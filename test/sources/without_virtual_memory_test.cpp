@@ -1,4 +1,4 @@
-// A device on which addresses and memory are not told apart.
+// A device without virtual memory management.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/make_pool.hpp>
 #include <gpumem/simulator.hpp>

@@ -1,5 +1,5 @@
-// Every name that `import gpumem;` shows, by the namespace in which it stands; check_surface.py holds the list against
-// what the interfaces export. gpumem::detail is the library's own.
+// Every name that `import gpumem;` exports, by namespace, except gpumem::detail, which is the library's own.
+// check_surface.py compares the list with the exports of the interfaces.
 // SPDX-License-Identifier: Apache-2.0
 
 #include <cuda.h>
@@ -242,6 +242,6 @@ using gpumem::driver_api::throw_cuda_error;
 
 } // namespace named
 
-// Concepts are named by being used.
+// Concepts cannot be named in a using declaration, so they are used.
 static_assert(gpumem::extend::awaitable<gpumem::task<int>>);
 static_assert(gpumem::extend::stoppable_token<gpumem::extend::never_stop_token>);

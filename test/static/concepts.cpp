@@ -1,4 +1,4 @@
-// Concepts, positive and negative; sizes; what moves without throwing.
+// Compile-time checks: which types satisfy each concept and which do not, sizes, and moves that do not throw.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 
@@ -18,7 +18,7 @@ using gpumem::expected;
 using gpumem::failure;
 using gpumem::extend::stream_key;
 
-// The least that an author writes.
+// The minimum that the author of a resource writes.
 struct least_state {
   expected<void*, failure> try_allocate(stream_key const&, std::size_t, std::size_t) noexcept;
   void deallocate(stream_key const&, void*, std::size_t, std::size_t) noexcept;
@@ -133,7 +133,7 @@ static_assert(std::same_as<gpumem::extend::await_result_t<gpumem::task<int>&>, i
 static_assert(std::same_as<gpumem::extend::await_result_t<gpumem::task<int&>>, int&>);
 static_assert(std::is_void_v<gpumem::extend::await_result_t<gpumem::task<>>>);
 
-// gpumem's own awaitables: movable descriptions, awaited by name or not, of operations that do not move.
+// gpumem's own awaitables can be moved; the operations that they make cannot.
 using request = gpumem::extend::acquire_awaitable<>;
 using wait = gpumem::extend::completion_awaitable<>;
 static_assert(gpumem::extend::awaitable<request> && gpumem::extend::awaitable<request const&>);
@@ -170,7 +170,7 @@ static_assert(std::derived_from<gpumem::out_of_memory, std::bad_alloc>);
 static_assert(std::is_nothrow_copy_constructible_v<gpumem::out_of_memory>);
 static_assert(std::is_nothrow_copy_constructible_v<gpumem::acquire_error>);
 
-// Containers: of what they are, over what, and what moves.
+// Containers: their element types, the resources they accept, and their moves.
 template <class T>
 concept can_be_held = requires { typename gpumem::uninitialized_vector<T>; };
 struct copied_by_hand {

@@ -26,7 +26,7 @@ def main():
     interfaces = "\n".join(p.read_text() for p in files)
     table = (modules / "FEATURES.md").read_text()
     wrong = list(wrong_rows(table, interfaces, lambda name: (root / name).is_file()))
-    # It can fail.
+    # The check itself must be able to fail.
     planted = "| a | b | c |\n|---|---|---|\n| x | `no_such_name` | `no/such/file` |"
     if len(list(wrong_rows(planted, interfaces, lambda name: (root / name).is_file()))) != 2:
         wrong.append("a row that is wrong is not found")

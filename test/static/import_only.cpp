@@ -1,4 +1,4 @@
-// A program that includes nothing: coroutines can be written after `import gpumem;` alone.
+// A program that includes nothing: `import gpumem;` is enough to write coroutines.
 // SPDX-License-Identifier: Apache-2.0
 import gpumem;
 
@@ -11,7 +11,7 @@ gpumem::task<int> sum(int a, int b) {
   co_return x + y;
 }
 
-// A coroutine type of one's own needs no header either.
+// A coroutine type of the user needs no header either.
 struct fire {
   struct promise_type {
     fire get_return_object() { return {}; }

@@ -1,4 +1,4 @@
-// What `import gpumem;` must not bring: macros, its own or those of what it includes.
+// `import gpumem;` must define no macros, neither its own nor those of headers that it includes.
 // SPDX-License-Identifier: Apache-2.0
 
 import gpumem;

@@ -1,4 +1,4 @@
-// Resources of the module in code that nvcc compiled: the host's part, on the simulated device.
+// Resources of the module in code that nvcc compiled: the host part, on the simulated device.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 #include "thrust_cu.hpp"
@@ -29,7 +29,7 @@ TEST_F(thrust_bridge, nvcc_code_can_use_the_services) {
   EXPECT_EQ(try_in_cu(stream_, erased, std::size_t{1} << 50), gpumem::outcome::exhausted);
   EXPECT_EQ(gpumem::cuda_resource{}.statistics().failures, failures + 1);
   stream_.begin_capture();
-  EXPECT_EQ(try_in_cu(stream_, erased, 1000), gpumem::outcome::capture_unsupported); // told, not thrown
+  EXPECT_EQ(try_in_cu(stream_, erased, 1000), gpumem::outcome::capture_unsupported); // returned, not thrown
   EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(stream_.end_capture()), CUDA_SUCCESS);
 }
 

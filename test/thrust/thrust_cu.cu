@@ -1,4 +1,4 @@
-// The bridge as a .cu file sees it: types that compile, and calls that reach a resource made elsewhere.
+// The bridge as a .cu file sees it: its types compile, and calls reach a resource that was made elsewhere.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/thrust.hpp>
 

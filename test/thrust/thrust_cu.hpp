@@ -1,4 +1,4 @@
-// What the .cu file of these tests offers to C++ units: CCCL's types alone cross.
+// The functions of the .cu file of these tests for C++ units: only CCCL's types are passed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// Thrust's algorithms on a host system, in memory of gpumem's.
+// Thrust's algorithms with its host backend, in memory from gpumem.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 

@@ -1,4 +1,4 @@
-// CCCL's memory resources in a host compiler, new enough.
+// CCCL's memory resources with a host compiler, in a version that is new enough.
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>

@@ -1,4 +1,4 @@
-// A coroutine, compiled, linked and run: the least that the compiler must do.
+// A coroutine, compiled, linked and run: the minimum for a compiler.
 // SPDX-License-Identifier: Apache-2.0
 #include <coroutine>
 #include <memory>

@@ -1,4 +1,4 @@
-// A kernel with a C++20 host part; without a device the program ends well too.
+// A kernel with a C++20 host part. The program also succeeds without a device.
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime.h>
 #include <concepts>
@@ -8,15 +8,10 @@
 #error "CUDA 13.0 or newer is needed"
 #endif
 
-template <std::integral T>
-__global__ void add(T* values) {
-  values[threadIdx.x] += 1;
-}
+template <std::integral T> __global__ void add(T* values) { values[threadIdx.x] += 1; }
 
 int main() {
   std::vector<int> host(32);
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && host.empty()) {
-    add<<<1, 32>>>(host.data());
-  }
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && host.empty()) { add<<<1, 32>>>(host.data()); }
 }

@@ -1,4 +1,4 @@
-// The public calls that a forked child could hang in.
+// The public calls in which a forked child could hang.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/make_pool.hpp>
 #include <gpumem/services.hpp>
@@ -31,7 +31,7 @@ using gpumem::stream_ref;
 using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 constexpr std::size_t bytes = own_objects::bytes;
 
-// Whether it throws the error of a forked child.
+// Returns whether `run` throws the error for a forked child.
 template <class Function> bool refused(Function run) {
   try {
     run();
@@ -48,8 +48,7 @@ template <class Result> bool lost(Result const& result) {
 bool zero(gpumem::statistics const& f) { return f.reserved == 0 && f.live == 0 && f.allocations == 0; }
 bool zero(gpumem::allocation_counts const& s) { return s == gpumem::allocation_counts{}; }
 
-// In the parent it allocates and frees; in the child the allocation fails, and the free of the parent's block does
-// nothing.
+// In the parent it allocates and frees. In the child the allocation fails, and freeing the parent's block does nothing.
 template <class Resource> bool gives_nothing(Resource& resource, stream_ref stream, void* of_parent) {
   auto const got = resource.try_allocate(stream, bytes);
   resource.deallocate(stream, got ? *got : of_parent, bytes);

@@ -1,4 +1,4 @@
-// A child is forked while threads of its parent are inside gpumem: each public call returns or throws there.
+// A child is forked while threads of its parent are inside gpumem: each public call must return or throw in the child.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -30,14 +30,14 @@ import gpumem;
 
 namespace {
 
-constexpr unsigned longest_seconds = 20; // far above what a child takes
+constexpr unsigned longest_seconds = 20; // far more than a child needs
 
-// Stops a thread at each of its driver calls and allocations, where it may hold locks, until the test lets it go on.
+// Stops a thread at each of its driver calls and allocations, where it may hold locks, until the test resumes it.
 class stops {
 public:
-  // From now on the calling thread stops.
+  // Makes the calling thread stop from now on.
   static void watch() noexcept { watched = true; }
-  // By the thread; a fork is to see it here.
+  // Called by the watched thread; the test forks while the thread waits here.
   static void pause() noexcept {
     if (!watched) return;
     watched = false;
@@ -56,7 +56,7 @@ public:
     the().changed_.notify_all();
   }
 
-  // By the others: false once the thread has ended.
+  // Called by other threads: waits until the thread stops; returns false if it has ended.
   static bool wait() {
     std::unique_lock held{the().mutex_};
     the().changed_.wait(held, [] { return the().stopped_ || the().ended_; });
@@ -69,7 +69,7 @@ public:
   }
 
 private:
-  // Never destroyed: in a child the condition's destructor would wait for the thread that waits.
+  // Never destroyed: in a child the destructor of the condition variable would wait for the waiting thread.
   static stops& the() noexcept {
     static auto* const all = new (std::malloc(sizeof(stops))) stops;
     return *all;
@@ -82,7 +82,7 @@ private:
 };
 constinit thread_local bool stops::watched = false;
 
-// How far the child has come, seen by its parent.
+// The child's progress, in memory that the parent shares.
 class progress {
 public:
   progress()
@@ -100,7 +100,7 @@ private:
   std::atomic<std::size_t>* at_;
 };
 
-// Ends the child: 0 if all went as it must.
+// Runs all calls and ends the child; exit status 0 means that all succeeded.
 [[noreturn]] void run_child(forked::own_objects* own, progress& at) {
   alarm(longest_seconds);
   auto const before = gpumem::driver_api::driver_calls();
@@ -115,7 +115,7 @@ private:
   std::exit(0); // runs the destructors of static objects and the exit functions
 }
 
-// Forks such a child. Returns what went wrong there; "" if nothing.
+// Forks such a child. Returns what went wrong in it; empty if nothing did.
 std::string fork_child(forked::own_objects* own) {
   static progress at;
   std::fflush(nullptr);
@@ -136,7 +136,7 @@ protected:
     gpumem::simulator::load({.devices = 2});
     gpumem::simulator::set_schedule_hooks([](void*) { stops::pause(); }, nullptr, nullptr);
   }
-  // Never destroyed, as most objects of a program that forks.
+  // Never destroyed, like most objects of a program that forks.
   forked::shared_objects& shared_ = *new forked::shared_objects;
   forked::own_objects* const childs_ = new forked::own_objects{shared_};
 };
@@ -179,7 +179,7 @@ TEST_F(forked_child, returns_from_every_call_while_parent_threads_run) {
   EXPECT_EQ(wrong, "");
 }
 
-// A server that forks its workers links gpumem and uses it in the workers only.
+// A server that links gpumem, forks its workers, and uses gpumem only in them.
 TEST(forked_early, child_forked_before_the_first_use_can_use_the_library) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
@@ -208,7 +208,7 @@ TEST(forked_early, child_forked_before_the_first_use_can_use_the_library) {
 
 } // namespace
 
-// The thread that is watched stops wherever it allocates; the simulated device's library, too, allocates by these.
+// The watched thread stops at each allocation; the simulated device's library uses these operators too.
 void* operator new(std::size_t bytes) {
   stops::pause();
   if (void* const p = std::malloc(bytes ? bytes : 1)) return p;

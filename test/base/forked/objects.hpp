@@ -1,11 +1,11 @@
-// The objects that a process of gpumem's users has when it forks. Include it after `import gpumem;`, the standard's
-// headers and those of the bridge: it includes nothing itself.
+// The objects that a process may have when it forks. Include it after `import gpumem;`, the standard's headers and
+// those of the bridge: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace forked {
 
-/// Deletes itself when it runs.
+/// A work item that deletes itself when it runs.
 class leaf final : public gpumem::extend::work_item {
   void resume() noexcept override { delete this; }
 };
@@ -20,7 +20,7 @@ private:
   void expire() noexcept override {}
 };
 
-/// Objects that threads use together.
+/// Objects that all threads share.
 struct shared_objects {
   static constexpr std::size_t MiB = std::size_t{1} << 20;
 
@@ -44,7 +44,7 @@ struct shared_objects {
   gpumem::inline_executor here;
 };
 
-/// Objects of one thread.
+/// Objects that one thread owns.
 struct own_objects {
   static constexpr std::size_t bytes = 1000;
 
@@ -70,16 +70,17 @@ struct own_objects {
   std::optional<gpumem::scoped_current_resource> scope{std::in_place, all.device, gpumem::any_pool{all.pages}};
 };
 
-/// A call as a forked child makes it, and as a thread of its parent does. True if it went as it must in the child.
+/// A call that both a thread of the parent and the forked child make. `make` returns whether it behaved in the child as
+/// it must.
 struct call {
   char const* name;
   bool (*make)(own_objects& o);
 };
 
-/// All that could take a lock or ask the driver; the last one ends the shared objects too.
+/// Returns all calls that could take a lock or call the driver; the last one also destroys the shared objects.
 std::span<call const> calls();
 
-/// The destructors of everything, for the child alone.
+/// Runs all destructors; only the child calls it.
 void destroy(own_objects* own);
 
 } // namespace forked

@@ -1,4 +1,4 @@
-// A user's C program: memory from a pool, on the simulated device that the package brings.
+// A user's C program: memory from a pool, on the simulated device of the package.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem.h>
 
@@ -15,7 +15,7 @@ int main(int count, char** arguments) {
   gpumem_pool* pool = NULL;
   void* block = NULL;
   if (count < 2) return 2;
-  // Loaded before the first call, it is the driver.
+  // Loaded before the first call, this library is the driver.
   snprintf(driver, sizeof driver, "%s/%s/gpumem/libgpumem_simulator_driver.so", arguments[1], GPUMEM_LIBRARY_FOLDER);
   if (!dlopen(driver, RTLD_NOW | RTLD_GLOBAL)) {
     fprintf(stderr, "%s\n", dlerror());

@@ -1,4 +1,4 @@
-// A user's program: memory from a resource, on the simulated device that the package brings.
+// A user's program: memory from a resource, on the simulated device of the package.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/simulator.hpp>
 
@@ -11,7 +11,7 @@ import gpumem;
 
 namespace {
 
-// The library that serves has to be the installed one.
+// Returns whether this process has loaded the installed library.
 bool comes_from(std::string_view stage) {
   std::FILE* maps = std::fopen("/proc/self/maps", "r");
   if (maps == nullptr) return false;

@@ -1,4 +1,4 @@
-// A user's program: Thrust on its host system, in memory of a resource.
+// A user's program: Thrust with its host backend, in memory of a resource.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/simulator.hpp>
 #include <thrust/sort.h>

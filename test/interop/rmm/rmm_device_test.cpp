@@ -1,4 +1,4 @@
-// gpumem's resources over RMM's on a real device; skipped by name where there is none.
+// gpumem's resources over RMM's on a real device; skipped without one.
 // SPDX-License-Identifier: Apache-2.0
 #include "rmm_resources.hpp"
 
@@ -20,7 +20,7 @@ protected:
   void SetUp() override {
     if (!gpumem::simulator::available_real_device()) GTEST_SKIP() << "there is no device";
   }
-  /// Writes through a buffer of the resource and reads back.
+  /// Writes through a buffer of the resource and reads the data back.
   template <class Resource> static void use(Resource const& resource) {
     gpumem::device_guard const scope{gpumem::device{0}};
     gpumem::stream on{gpumem::device{0}};

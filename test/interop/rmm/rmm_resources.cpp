@@ -1,4 +1,4 @@
-// RMM's side: no module is imported here.
+// The part that includes RMM; it imports no module.
 // SPDX-License-Identifier: Apache-2.0
 #include "rmm_resources.hpp"
 

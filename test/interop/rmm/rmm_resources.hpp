@@ -1,4 +1,4 @@
-// What RMM's adaptors and resources are to units that import gpumem: CCCL's types cross between the two by value.
+// RMM's adaptors and resources for units that import gpumem: CCCL's types are passed between the two by value.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,7 +21,7 @@ public:
   explicit rmm_statistics(device_memory upstream);
   ~rmm_statistics();
 
-  /// Shares the counters.
+  /// Returns a resource that shares the counters.
   device_memory resource() const;
   counts bytes() const;
   counts allocations() const;
@@ -31,7 +31,7 @@ private:
   std::unique_ptr<adaptor> adaptor_;
 };
 
-/// RMM's limiting adaptor: throws rmm::out_of_memory, a std::bad_alloc, beyond so many bytes.
+/// RMM's limiting adaptor: throws rmm::out_of_memory, a std::bad_alloc, beyond `limit` bytes.
 device_memory limited_by_rmm(device_memory upstream, std::size_t limit);
 /// RMM's resource over cudaMalloc; needs a real device.
 device_memory cuda_memory_of_rmm();

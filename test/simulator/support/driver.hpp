@@ -1,4 +1,4 @@
-// The driver's functions as a program without libcuda gets them, and a fresh simulated device for each test.
+// The driver's functions, looked up as a program without libcuda does, and a new simulated device for each test.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace simulator = gpumem::simulator;
 
-/// An entry point, looked up when it is assigned to a pointer to function.
+/// An entry point of the driver; it is looked up when it is assigned to a function pointer.
 struct entry {
   const char* name;
   int version = CUDA_VERSION;
@@ -134,8 +134,8 @@ struct driver_functions {
   decltype(&::cuLaunchKernel) launch = entry{"cuLaunchKernel"};
 };
 
-/// A test on one or more fresh devices, with the first one's context current. It fails on findings that it
-/// did not take.
+/// A test on one or more new devices, with the first one's context current. It fails if there are findings that it has
+/// not taken.
 class simulated_device : public testing::Test {
 protected:
   explicit simulated_device(simulator::options how = stepped_by_hand()) : how_(how) { simulator::load(); }
@@ -189,7 +189,7 @@ protected:
     return id;
   }
 
-  /// The only finding, which is taken.
+  /// Takes and returns the only finding.
   static simulator::finding only_finding() {
     const auto found = simulator::take_findings();
     EXPECT_EQ(found.size(), 1u);
@@ -202,5 +202,5 @@ private:
   simulator::options how_;
 };
 
-/// A device address, for the functions that want one.
+/// Returns the pointer as a device address.
 inline CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }

@@ -1,4 +1,4 @@
-// Tiny pools for tests: first fit by exact bookkeeping, with no idea of order at all.
+// Tiny pools for tests: first fit, exact bookkeeping, and no stream order at all.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,12 +14,12 @@
 // Stands in for the property of gpumem's own resources.
 struct gpumem::extend::services {};
 
-/// A stateful property, to see it forwarded.
+/// A stateful property, to test that it is forwarded.
 struct pool_name {
   using value_type = int;
 };
 
-/// Allocates the lowest bytes that fit, whichever stream freed them and whenever.
+/// Allocates the lowest bytes that fit, no matter which stream freed them and when.
 class naive_pool {
 public:
   naive_pool(char* base, std::size_t bytes) : state_(std::make_shared<state>(base)) { state_->free[base] = bytes; }
@@ -62,7 +62,7 @@ private:
   std::shared_ptr<state> state_;
 };
 
-/// The same over memory that the host can touch.
+/// The same over memory that the host can access.
 class naive_pinned_pool : public naive_pool {
 public:
   using naive_pool::naive_pool;

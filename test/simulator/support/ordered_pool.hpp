@@ -1,4 +1,4 @@
-// A small pool that orders reuse by events, with places for the bugs that such pools have had.
+// A small pool that orders reuse by events, and that can be given faults that such pools have had.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,20 +11,20 @@
 #include <utility>
 #include <vector>
 
-/// What is wrong with a pool.
+/// The planted fault of a pool.
 enum class bug {
   none,
   ignores_order,       // gives freed bytes to any stream
-  drops_use_in_merge,  // neighbours coalesce, one's stream is forgotten
-  reads_after_record,  // an event is taken to cover what was freed after it was recorded
-  publishes_early,     // "ordered" is told before the wait is enqueued
-  keys_by_handle,      // a stream is its handle's value
-  forgets_the_host,    // memory that the host can touch is granted in stream order only
-  waits_on_late_event, // records where it waits, so the event covers work after the free
+  drops_use_in_merge,  // forgets one stream's uses when neighbours coalesce
+  reads_after_record,  // assumes that an event covers frees after its record
+  publishes_early,     // publishes the order before the wait is enqueued
+  keys_by_handle,      // identifies a stream by its handle's value
+  forgets_the_host,    // grants host-accessible memory in stream order only
+  waits_on_late_event, // records the event at the wait, so it covers work after the free
 };
 
-/// Each free range carries the streams that freed into it, with their epochs; an event of a stream covers the
-/// epochs up to the one read before it was recorded. A copy is another handle of the same pool.
+/// Each free range carries the streams that freed into it, with their epochs. An event of a stream covers the epochs up
+/// to the one that was read before it was recorded. A copy is another handle of the same pool.
 class ordered_pool {
 public:
   ordered_pool(const driver_functions& cu, char* base, std::size_t bytes, bug planted)
@@ -34,7 +34,7 @@ public:
     state_->free.push_back({base, bytes, {}});
   }
 
-  /// Runs between the two halves of the next record or wait: what another thread does there.
+  /// Sets a function that runs in the middle of the next record or wait, as another thread would.
   void meanwhile(std::function<void()> other) { state_->other = std::move(other); }
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t = 256) {
@@ -55,7 +55,7 @@ public:
     deallocate(CU_STREAM_LEGACY, pointer, bytes);
   }
 
-  /// Records an event behind what was freed on a stream so far.
+  /// Records an event that covers the frees on a stream so far.
   void record(CUstream stream) {
     const stream_key key = key_of(stream);
     CUevent event = nullptr;
@@ -113,7 +113,7 @@ private:
     if (const auto other = std::exchange(state_->other, {})) other();
   }
 
-  /// Orders `stream` behind the uses; false where there is no event to wait for.
+  /// Orders `stream` after the uses; returns false if there is no event to wait for.
   bool order(CUstream stream, const std::vector<stream_use>& uses) {
     const stream_key self = key_of(stream);
     for (const stream_use& donor : uses)
@@ -147,7 +147,7 @@ private:
     return start;
   }
 
-  /// Joins with the freed neighbour in front, if there is one; the uses of both stay.
+  /// Coalesces with the free neighbour before it, if there is one; the uses of both are kept.
   void merge(range given) {
     for (range& front : state_->free) {
       if (front.start + front.bytes != given.start) continue;
@@ -162,7 +162,7 @@ private:
   std::shared_ptr<state> state_;
 };
 
-/// The same over memory that the host can touch.
+/// The same over memory that the host can access.
 class ordered_pinned_pool : public ordered_pool {
 public:
   ordered_pinned_pool(const driver_functions& cu, char* base, std::size_t bytes, bug planted)

@@ -1,4 +1,4 @@
-// A test on virtual memory of the simulated driver.
+// A fixture for virtual memory of the simulated driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,7 +50,8 @@ protected:
     return flags;
   }
 
-  /// Memory of one handle at an address, for device 0; the handle is released at once, so it goes with the mapping.
+  /// Maps new memory at an address, for device 0. The handle is released at once, so the memory is freed with the
+  /// mapping.
   static void lay(char* at, std::size_t bytes = page) {
     const memory_handle memory = create(bytes);
     EXPECT_EQ(map(at, memory, bytes), CUDA_SUCCESS);
@@ -58,7 +59,7 @@ protected:
     EXPECT_EQ(release(memory), CUDA_SUCCESS);
   }
 
-  /// One page at two addresses.
+  /// Maps one page at two addresses.
   static void lay_twice(char* at, char* alias) {
     const memory_handle memory = create();
     for (char* each : {at, alias}) {

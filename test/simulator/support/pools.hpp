@@ -1,11 +1,11 @@
-// A test on memory pools of the simulated driver.
+// A fixture for memory pools of the simulated driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "driver.hpp"
 
 inline constexpr std::size_t mib = std::size_t{1} << 20;
-inline constexpr std::size_t segment = 32 * mib; // least that a pool draws
+inline constexpr std::size_t segment = 32 * mib; // the minimum that a pool reserves at once
 
 class simulated_pools : public simulated_device {
 protected:
@@ -25,7 +25,7 @@ protected:
     return made;
   }
 
-  /// A pool that keeps what is freed.
+  /// Makes a pool that keeps freed memory.
   static CUmemoryPool keeping_pool(std::size_t limit = 0) {
     const CUmemoryPool made = new_pool(on_device(0, limit));
     set(made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ~cuuint64_t{0});
@@ -43,7 +43,7 @@ protected:
   }
   static std::size_t reserved(CUmemoryPool pool) { return get(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT); }
 
-  /// Null where the pool has none.
+  /// Returns null if the pool has no memory.
   static char* allocate(CUmemoryPool pool, CUstream on, std::size_t bytes) {
     CUdeviceptr made = 0;
     const CUresult result = cu().allocate_from_pool(&made, bytes, pool, on);

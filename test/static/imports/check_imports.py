@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Reads the import lines of modules/ and src/ against the order of the layers: a layer uses only what stands before it.
+# Checks the import lines of modules/ and src/ against the order of the layers: a layer may use only layers before it.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 LAYERS = ["bridge", "base", "core", "observe", "sources", "pools/ranges", "pools/caches", "pools/shards", "pools/search",
           "pools/backend", "pools/engine", "pools/hardening", "pools", "adaptors", "containers", "coroutines", "thrust"]
-# Beside the layers: plain C++ that takes part in no module; `c` imports the whole of it, as a user does.
+# Outside the layers: plain C++ that belongs to no module; `c` imports the whole module, as users do.
 OUTSIDE = {"c", "simulator"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")
 IMPORT = re.compile(r"^\s*(?:export\s+)?import\s+(?:([\w.]+)|:([\w.]+))\s*;")
@@ -74,7 +74,7 @@ def check_import(unit, number, module, partition, layers):
         own = unit.layer == "thrust" and module.startswith("gpumem")
         return [] if own else [f"{here}: imports the module {module}"]
     if unit.module != "gpumem":
-        return []  # a partition of a module that stands above
+        return []  # a partition of a module above gpumem
     if partition not in layers:
         return [f"{here}: imports :{partition}, which is no interface partition"]
     if LAYERS.index(layers[partition]) > LAYERS.index(unit.layer):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Shows that the check of imports can fail: small trees with one fault each.
+# Shows that the check of imports can fail: small source trees with one fault each.
 # SPDX-License-Identifier: Apache-2.0
 import sys
 import tempfile

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-# Finds names of the C and C++ libraries for which a file neither includes the header nor imports the module: whether
-# such a name compiles depends on what the headers of one version of the library happen to include.
+# Finds names of the C and C++ libraries for which a file neither includes the header nor imports the module. Whether
+# such a name compiles depends on which headers one version of the library happens to include.
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import os

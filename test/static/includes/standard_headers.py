@@ -1,7 +1,7 @@
-# Which header brings which name: a row is a header, and a pattern of the names that it brings. Several may bring one.
+# A table of standard headers, with a pattern of the names that each declares. Several headers may declare one name.
 # SPDX-License-Identifier: Apache-2.0
 
-# Macros of C and POSIX: no module exports any.
+# Macros of C and POSIX: no module exports them.
 MACROS = {
     "cassert": r"assert",
     "cerrno": r"errno|E(2BIG|AGAIN|BUSY|EXIST|INTR|INVAL|IO|NOENT|NOMEM|NOSYS|PERM|RANGE)",
@@ -29,7 +29,7 @@ MACROS = {
     "unistd.h": r"STD(IN|OUT|ERR)_FILENO|_SC_\w+",
 }
 
-# What follows `std::`; of a namespace in it its own name, and what follows that only of `ranges`.
+# The names after `std::`. For a nested namespace only its name counts, except for `ranges`, whose members count.
 STD = {
     "algorithm": r"(ranges::)?(adjacent_find|all_of|any_of|binary_search|clamp|copy(_if|_n)?|count(_if)?|equal|"
                  r"fill(_n)?|find(_if)?|for_each|generate|includes|is_sorted|lower_bound|(max|min|minmax)(_element)?|"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Finds source files that are too long to be read as one.
+# Finds source files with too many lines.
 # SPDX-License-Identifier: Apache-2.0
 import sys
 from pathlib import Path
