@@ -1,5 +1,5 @@
 // Sixteen threads that share sixteen streams, under a limit so that streams take each other's memory. Kernels run
-// beside them until the other threads have gone on: a wait for such a kernel would never end (O7).
+// beside them until the other threads have gone on: a wait for such a kernel would never end.
 // SPDX-License-Identifier: Apache-2.0
 #include "churn.hpp"
 #include "device_test.hpp"

@@ -37,7 +37,7 @@ using sources = testing::Types<gpumem::cuda_resource, gpumem::managed_resource, 
                                gpumem::async_managed_resource, gpumem::async_pinned_resource>;
 TYPED_TEST_SUITE(pool_over, sources);
 
-// O8: the chunk is valid in the order of the stream for which it was allocated.
+// The chunk is valid in the order of the stream for which it was allocated.
 TYPED_TEST(pool_over, new_memory_is_ordered_for_another_stream) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
@@ -49,7 +49,7 @@ TYPED_TEST(pool_over, new_memory_is_ordered_for_another_stream) {
   checked.deallocate(this->b_, q, chunk / 2);
 }
 
-// O9: no work uses host-accessible memory any more when it is granted.
+// No work uses host-accessible memory any more when it is granted.
 TYPED_TEST(pool_over, host_accessible_memory_is_reused_after_the_host_has_seen_completion) {
   gpumem::pool_resource pool{TypeParam{}, {.limit = chunk}};
   simulator::checked checked{pool};
@@ -73,7 +73,7 @@ TYPED_TEST(pool_over, request_of_the_host_is_granted_after_it_has_seen_completio
   checked.deallocate_sync(q, chunk);
 }
 
-// O8: the chunk is freed after all its uses, including those on other streams than the one for which it was allocated.
+// The chunk is freed after all its uses, including those on other streams than the one for which it was allocated.
 TYPED_TEST(pool_over, chunks_go_back_after_their_uses) {
   gpumem::pool_resource pool{TypeParam{}};
   simulator::checked checked{pool};

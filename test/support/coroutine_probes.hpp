@@ -1,5 +1,5 @@
-// Coroutines and awaitables with which tests start, park, resume and move other coroutines. Include it after `import
-// gpumem;`: it includes nothing itself.
+// Coroutines and awaitables with which tests start, park, resume and move other coroutines. Include it after
+// `import gpumem;`: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

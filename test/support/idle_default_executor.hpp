@@ -1,5 +1,5 @@
-// Brings the library thread to the same state at the start of each run under a schedule. Include it after `import
-// gpumem;` and after <chrono>: it includes nothing itself.
+// Brings the library thread to the same state at the start of each run under a schedule. Include it after
+// `import gpumem;` and after <chrono>: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// A resource whose requests can wait: host memory up to a capacity, first come first served. Include it after `import
-// gpumem;` and after <cstdlib>, <mutex>, <utility>: it includes nothing itself.
+// A resource whose requests can wait: host memory up to a capacity, first come first served. Include it after
+// `import gpumem;` and after <cstdlib>, <mutex>, <utility>: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,7 +1,7 @@
 // One soak run: its threads, their blocks, and its counts. Every block carries its owner's stamp, which is checked at
 // its free. A thread tells the simulated device's checker of its blocks in one of 32 periods between trims, as work on
-// the whole block. The pool's consistency is checked after every 65,536 steps of a thread. Include it after `import
-// gpumem;` and what main.cpp includes before: it includes nothing itself.
+// the whole block. The pool's consistency is checked after every 65,536 steps of a thread. Include it after
+// `import gpumem;` and what main.cpp includes before: it includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
