@@ -12,7 +12,7 @@ usage: bash cmake/run.sh COMMAND [ARGUMENT...]
   demo [ARGUMENT...]  build, run the demo, replay the traces of bench/traces (arguments go to the replay)
   test [ARGUMENT...]  build, run the tests, then the property tests under the sanitizers (arguments go to ctest)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
-  gpu  [ARGUMENT...]  the tests, planted faults and figures on this machine's GPU, or a bundle to carry to one
+  gpu  [ARGUMENT...]  tests, planted faults and benchmarks on this machine's GPU, or a bundle for a machine with one
   setup               only install what is missing
 Each command first looks for its tools (clang >= 19, CMake >= 3.28, Ninja >= 1.11, CUDA >= 13.0, CCCL >= 3.5.0 and the
 test libraries), says what is missing, and installs that: Debian packages with apt-get, the rest into .tools/.

@@ -24,10 +24,10 @@ def main():
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output(readelf, "-d", library)))
     wrong = [f"{name} is not linked" for name in sorted(LIBRARIES - needed)]
     # A stripped library lists only the symbols that it imports.
-    wrong += [f"{name} is not taken from another library"
+    wrong += [f"{name} is not imported from another library"
               for name in sorted(FUNCTIONS - symbols(nm, "--dynamic", "--undefined-only", library))]
     wrong += [f"{name} is defined in it" for name in sorted(OWN & symbols(nm, "--defined-only", library))]
-    print("\n".join(f"{library}: {text}" for text in wrong) or f"{library} throws by the shared C++ runtime")
+    print("\n".join(f"{library}: {text}" for text in wrong) or f"{library} uses the shared C++ runtime")
     return 1 if wrong else 0
 
 

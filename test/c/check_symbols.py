@@ -25,10 +25,10 @@ def main():
     nm, library, *headers = sys.argv[1:]
     wanted, there = declared(headers), shown(nm, library)
     for name in sorted(wanted - there):
-        print(f"{name} is declared, and the library does not show it")
+        print(f"{name} is declared, but the library does not export it")
     for name in sorted(there - wanted):
-        print(f"{name} is shown, and no header declares it")
-    print(f"{len(wanted & there)} functions are declared and shown")
+        print(f"{name} is exported, but no header declares it")
+    print(f"{len(wanted & there)} functions are declared and exported")
     return 0 if wanted == there and wanted else 1
 
 

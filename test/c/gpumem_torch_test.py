@@ -36,7 +36,7 @@ class Finding(ctypes.Structure):
 
 
 class Simulator:
-    """The simulated device in place of the driver, with two devices that run only in `finish` and in calls that wait."""
+    """Two simulated devices in place of the driver. They run only in `finish` and in calls that wait."""
 
     def __init__(self):
         self.driver = ctypes.CDLL(os.environ["GPUMEM_SIMULATOR_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
@@ -83,7 +83,7 @@ class Simulator:
         self.require(self.driver.gpumem_simulator_work(stream, ctypes.byref(touch), 1, 1000, None, None, None))
 
     def finish(self):
-        """Runs the device until nothing is left; what was found wrong, as text."""
+        """Runs the device until no work is left; returns its findings as text."""
         found = []
         visit = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Finding))
         if self.driver.gpumem_simulator_run_until_idle() != 0:
@@ -93,7 +93,7 @@ class Simulator:
 
 
 def alone(test):
-    """The test in a process of its own, on the simulated device, which must find nothing wrong."""
+    """Runs the test in a process of its own, on the simulated device, which must have no findings."""
 
     @functools.wraps(test)
     def run(self):
@@ -215,7 +215,7 @@ class Memory(Plugged):
 
 class RecordStream(Plugged):
     def use_on_side(self, recorded):
-        """Memory of one stream, used on a second one, freed while that use has not run, and asked for again."""
+        """Uses one stream's memory on another, frees it before that use has run, and allocates again."""
         gpumem_torch.configure("limit=4MiB")
         main, side = self.simulator.stream(), self.simulator.stream()
         block = self.allocate(4 * MIB, main)
@@ -314,7 +314,7 @@ class Configuration(Plugged):
 
 
 class StandIn:
-    """What of PyTorch the module touches, and a record of what was asked of it."""
+    """A fake of the parts of PyTorch that the module uses; it records the calls."""
 
     def __init__(self, hooks):
         self.asked = []

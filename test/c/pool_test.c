@@ -20,7 +20,7 @@ static int failures = 0;
 
 static void expect(int holds, char const* what, int line) {
   if (holds) return;
-  fprintf(stderr, "pool_test.c:%d: not so: %s; last error: %s\n", line, what, gpumem_last_error());
+  fprintf(stderr, "pool_test.c:%d: check failed: %s; last error: %s\n", line, what, gpumem_last_error());
   ++failures;
 }
 

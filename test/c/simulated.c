@@ -38,7 +38,7 @@ static uint64_t owner;
 static void take(void* place, char const* name) {
   void* const function = dlsym(dlopen(NULL, RTLD_NOW), name);
   if (!function) {
-    fprintf(stderr, "%s is not there: preload libgpumem_simulator_driver.so\n", name);
+    fprintf(stderr, "%s is missing: preload libgpumem_simulator_driver.so\n", name);
     exit(2);
   }
   memcpy(place, &function, sizeof function);
@@ -46,7 +46,7 @@ static void take(void* place, char const* name) {
 
 static void require(int result, char const* what) {
   if (result == 0) return;
-  fprintf(stderr, "%s gave %d\n", what, result);
+  fprintf(stderr, "%s returned %d\n", what, result);
   exit(2);
 }
 
@@ -97,7 +97,7 @@ void simulated_use_recorded(void* stream, void* pointer) { driver.use_recorded(s
 
 static void count_finding(void* context, struct gpumem_simulator_finding const* found) {
   ++*(int*)context;
-  fprintf(stderr, "found: %s\n", found->text);
+  fprintf(stderr, "finding: %s\n", found->text);
 }
 
 void simulated_run(void) { driver.run_until_idle(); }

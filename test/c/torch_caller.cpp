@@ -21,7 +21,7 @@ constexpr int device = 0;
 
 void require(bool holds, char const* what) {
   if (holds) return;
-  std::fprintf(stderr, "not so: %s\n", what);
+  std::fprintf(stderr, "check failed: %s\n", what);
   std::exit(1);
 }
 

@@ -159,7 +159,7 @@ TEST(reactor_pace, polls_are_ten_microseconds_apart_without_low_latency_waits) {
   EXPECT_LE(balanced, 100u);
   EXPECT_GE(balanced, 20u); // at most 50 us apart
   EXPECT_GE(low, 1'000u);
-  std::printf("questions in a millisecond: balanced %llu, low %llu\n", static_cast<unsigned long long>(balanced),
+  std::printf("event queries per millisecond: balanced %llu, low %llu\n", static_cast<unsigned long long>(balanced),
               static_cast<unsigned long long>(low));
 }
 

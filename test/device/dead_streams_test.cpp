@@ -217,7 +217,7 @@ TEST_F(dead_streams_on_device, request_takes_equally_long_after_a_million_stream
       EXPECT_EQ(cudaStreamDestroy(on), cudaSuccess);
     }
     std::chrono::duration<double, std::micro> const took = std::chrono::steady_clock::now() - begin;
-    std::printf("%7d streams: %.2f us and %.2f driver calls each, %.2f MiB of the host\n", streams,
+    std::printf("%7d streams: %.2f us and %.2f driver calls per stream, %.2f MiB of host memory\n", streams,
                 took.count() / streams, static_cast<double>(driver_api::driver_calls() - calls) / streams,
                 static_cast<double>(host_bytes() - before) / static_cast<double>(mib));
     return (driver_api::driver_calls() - calls) / static_cast<std::uint64_t>(streams);
@@ -245,7 +245,7 @@ TEST_F(dead_streams_on_device, host_memory_stays_flat_over_many_threads) {
   for (auto const on : {cudaStream_t{}, cudaStreamPerThread}) {
     of(on, 500);
     auto const more = of(on, 50'000);
-    std::printf("50000 threads: %.2f MiB of the host\n", static_cast<double>(more) / static_cast<double>(mib));
+    std::printf("50000 threads: %.2f MiB of host memory\n", static_cast<double>(more) / static_cast<double>(mib));
     EXPECT_LE(more, static_cast<std::ptrdiff_t>(8 * mib));
   }
 }

@@ -29,7 +29,7 @@ template <class Function> std::string told(Function run) {
 
 bool says(std::string const& text, char const* what) {
   bool const found = text.find(what) != std::string::npos;
-  if (!found) std::fprintf(stderr, "not said: '%s' in '%s'\n", what, text.c_str());
+  if (!found) std::fprintf(stderr, "missing text: '%s' in '%s'\n", what, text.c_str());
   return found;
 }
 

@@ -61,7 +61,7 @@ protected:
     for (auto& each : threads) each.join();
     auto const f = pool.statistics();
     auto const stolen = f.reuse_ordered + f.reuse_completed + f.reuse_waited + f.reuse_after_sync;
-    std::printf("%llu allocations, %llu of others' memory, %llu behind waits; %d persistent kernels\n",
+    std::printf("%llu allocations, %llu from other streams, %llu after waits; %d persistent kernels\n",
                 static_cast<unsigned long long>(f.allocations), static_cast<unsigned long long>(stolen),
                 static_cast<unsigned long long>(f.reuse_waited), kernels);
     EXPECT_EQ(f.live, 0u);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs torch_training.py on PyTorch's allocator and on gpumem's, in turn, and compares: losses and checksums have to be
-the same to the bit; step times and bytes are shown.
+"""Runs torch_training.py on PyTorch's allocator and on gpumem's, in turn, and compares: losses and checksums must be
+bitwise equal. Prints step times and bytes.
 
-Exits with 1 where they differ, and with 77 where there is no PyTorch or no GPU. Arguments that are not its own go to
+Exits with 1 if the results differ, and with 77 without PyTorch or without a GPU. Other arguments are passed to
 torch_training.py.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -19,7 +19,7 @@ SAME = ("losses", "checksums", "weights")
 
 
 def run(allocator, more):
-    """One run in a process of its own, because an allocator is chosen once a process."""
+    """Runs the training in a process of its own, because an allocator is chosen once per process."""
     done = subprocess.run([sys.executable, str(TRAINING), "--allocator", allocator, *more], stdout=subprocess.PIPE,
                           text=True)
     if done.returncode == SKIPPED:
@@ -50,8 +50,8 @@ def row(name, results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--allocators", default="native,gpumem", help="the first one is what the others must equal")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turn")
+    parser.add_argument("--allocators", default="native,gpumem", help="the first one is the reference")
+    parser.add_argument("--repeat", type=int, default=3, help="number of runs of each allocator")
     given, more = parser.parse_known_args()
     names = given.allocators.split(",")
     results = {name: [] for name in names}
@@ -61,13 +61,13 @@ def main():
 
     wanted = results[names[0]][0]
     print(f"{wanted['device']}, PyTorch {wanted['torch']}, {wanted['steps']} steps, {given.repeat} runs of each")
-    print(f"{'allocator':10} {'ms a step':>9} {'least':>9} {'reserved MiB':>13} {'live MiB':>10} {'utilization':>11} "
+    print(f"{'allocator':10} {'ms/step':>9} {'minimum':>9} {'reserved MiB':>13} {'live MiB':>10} {'utilization':>11} "
           f"{'device MiB':>11}")
     for name in names:
         row(name, results[name])
     differences = [f"{name}, run {number}: {text}" for name in names for number, result in enumerate(results[name], 1)
                    for text in (first_difference(key, wanted[key], result[key]) for key in SAME) if text]
-    print("\n".join(differences) if differences else f"losses and checksums are the same to the bit; the last loss is "
+    print("\n".join(differences) if differences else f"losses and checksums are bitwise equal; the last loss is "
           f"{wanted['losses'][-1]} = {float.fromhex(wanted['losses'][-1]):.6f}")
     return 1 if differences else 0
 

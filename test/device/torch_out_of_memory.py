@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch runs out of memory that gpumem has limited: in the main thread, in a backward pass written in Python, and in one
-of PyTorch's own, on autograd's thread. Each time Python gets a RuntimeError, the memory of the pass comes back, and
-training goes on with less; the results are compared with the CPU's.
+"""Lets PyTorch exceed gpumem's memory limit: in the main thread, in a backward pass written in Python, and in one of
+PyTorch's own, on autograd's thread. Each time Python must get a RuntimeError, all memory of the pass must be freed, and
+training must work with less memory. The results are compared with the CPU's.
 
-Prints one line a case; each case is a process of its own. Exits with 1 where one fails, and with 77 where there is no
-PyTorch or no GPU.
+Prints one line per case; each case is a process of its own. Exits with 1 if one fails, and with 77 without PyTorch or
+without a GPU.
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
@@ -30,7 +30,7 @@ except ImportError as missing:
 
 
 def main_thread(size):
-    """Two tensors of that size."""
+    """Fills two tensors of `size` MiB."""
     elements = size * MIB // 4
     one = torch.full((elements,), 3.0, device="cuda")
     two = torch.full((elements,), 4.0, device="cuda")
@@ -39,7 +39,7 @@ def main_thread(size):
 
 
 class Scratch(torch.autograd.Function):
-    """Its gradient takes memory of that size and is twice what it is given."""
+    """Doubles its argument. The backward pass allocates `size` MiB."""
     threads = set()
 
     @staticmethod
@@ -62,7 +62,7 @@ def python_backward(size):
 
 
 def cxx_backward(size):
-    """The product's left side takes that size, and its gradient as much again."""
+    """The left side of the product takes `size` MiB, and its gradient takes as much again."""
     columns = 1024
     narrow = torch.rand(columns, 8)
     wide = torch.rand(size * MIB // 4 // columns, columns, device="cuda", requires_grad=True)
@@ -72,7 +72,7 @@ def cxx_backward(size):
 
 
 def train(device):
-    """Losses and weights of a small model."""
+    """Trains a small model; returns its losses and weights."""
     torch.manual_seed(7)
     data, wanted = torch.rand(512, 256), torch.rand(512, 16)
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 16)).to(device)
@@ -88,14 +88,14 @@ def train(device):
 
 
 def go_on(case, expected):
-    """The case with less memory, and training as on the CPU."""
+    """Runs the case with less memory, and a training whose results must equal the CPU's."""
     case(SMALL)
     torch.testing.assert_close(train("cuda"), expected, rtol=1e-3, atol=1e-5)
     torch.cuda.synchronize()
 
 
 def run(case, size):
-    """Runs out of memory once, between two times in which there is enough; what PyTorch said."""
+    """Runs the case out of memory once, and before and after with enough memory. Returns PyTorch's error message."""
     import gpumem_torch
     gpumem_torch.install(f"limit={LIMIT}MiB")
     expected = train("cpu")
@@ -127,7 +127,7 @@ CASES = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, help="this one alone, in this process")
+    parser.add_argument("--case", choices=CASES, help="run only this case, in this process")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: PyTorch sees no GPU here", file=sys.stderr)
@@ -135,7 +135,7 @@ def main():
     if given.case:
         torch.backends.cuda.matmul.allow_tf32 = False
         told = run(*CASES[given.case]).splitlines()[0]
-        print(f"{given.case}: ok, and went on after '{told[:100]}'")
+        print(f"{given.case}: ok, training continued after '{told[:100]}'")
         return 0
     failed = 0
     for case in CASES:

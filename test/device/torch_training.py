@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Fifty steps of training on one of two allocators, the same to the bit: forward, backward, optimizer, and copies on a
-side stream whose memory is freed while they may still run.
+"""Trains for fifty steps on one of two allocators, with bitwise reproducible results: forward, backward, optimizer, and
+copies on a side stream whose memory is freed while they may still run.
 
 Prints one JSON object: the losses and checksums as hexadecimal floats, the time of a step, and the bytes of the device.
-Exits with 77 where there is no PyTorch or no GPU. torch_compare.py runs it on both allocators and compares.
+Exits with 77 without PyTorch or without a GPU. torch_compare.py runs it on both allocators and compares.
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
@@ -15,8 +15,7 @@ from pathlib import Path
 
 SKIPPED = 77
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its start; deterministic algorithms
-                                                             # need it
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's start, for deterministic algorithms
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "modules/bridge/python"))  # unless it is installed
 
 try:
@@ -32,7 +31,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=("native", "gpumem", "mem_pool"), default="native",
                         help="PyTorch's own, gpumem in its place, or gpumem below PyTorch's in a MemPool")
-    parser.add_argument("--options", default=None, help="of gpumem's pools, as in GPUMEM_TORCH_OPTIONS")
+    parser.add_argument("--options", default=None, help="options of gpumem's pools, as in GPUMEM_TORCH_OPTIONS")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warm", type=int, default=10, help="steps whose time does not count")
     parser.add_argument("--width", type=int, default=1024)
@@ -49,7 +48,7 @@ def arguments():
 
 
 class Block(nn.Module):
-    """Attention written out: the fused forms have backward passes that are not deterministic everywhere."""
+    """Attention from basic operations: the backward passes of the fused ones are not deterministic on every GPU."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -88,7 +87,7 @@ class Model(nn.Module):
 
 
 class Feeder:
-    """The next batch, copied on a stream of its own; and checksums of what the main stream made, taken there too."""
+    """Copies the next batch on a side stream, and computes checksums of the main stream's results there."""
 
     def __init__(self, given):
         self.given = given
@@ -97,7 +96,7 @@ class Feeder:
         self.checksums = []
 
     def batch(self):
-        """Tokens of a length that differs from step to step, so that no two steps ask for the same sizes."""
+        """Tokens whose length differs from step to step, so that no two steps request the same sizes."""
         given = self.given
         length = int(torch.randint(given.length // 2, given.length + 1, (1,), generator=self.chance)) // 8 * 8
         host = torch.randint(given.words, (given.batch, length + 1), generator=self.chance).pin_memory()
@@ -110,7 +109,7 @@ class Feeder:
         return tokens
 
     def look_at(self, values):
-        """The main stream's memory, used by the side one after its recording, and let go of by the caller at once."""
+        """Uses the main stream's memory on the side stream after record_stream; the caller frees it at once."""
         self.stream.wait_stream(torch.cuda.current_stream())
         values.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
@@ -121,7 +120,7 @@ class Feeder:
 
 
 def train(given):
-    """The steps. Nothing in them waits for the device: that is what makes memory be freed while it is in use."""
+    """Runs the steps. They never wait for the device, so that memory is freed while it is still in use."""
     torch.manual_seed(given.seed)
     model = Model(given).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
@@ -153,7 +152,7 @@ def train(given):
 
 
 def run(given):
-    """Trains on the allocator asked for, and adds what it says of itself."""
+    """Trains on the selected allocator, and adds the allocator's statistics."""
     if given.allocator == "native":
         result = train(given)
         result["peak_reserved"] = torch.cuda.max_memory_reserved()

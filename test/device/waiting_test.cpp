@@ -78,9 +78,8 @@ protected:
     }
     EXPECT_EQ(ended, 4 * 64u);
     auto const f = pool.statistics();
-    std::printf("%llu allocations, %llu behind waits, %zu times begun again\n",
-                static_cast<unsigned long long>(f.allocations), static_cast<unsigned long long>(f.reuse_waited),
-                again.load());
+    std::printf("%llu allocations, %llu after waits, %zu restarts\n", static_cast<unsigned long long>(f.allocations),
+                static_cast<unsigned long long>(f.reuse_waited), again.load());
     EXPECT_EQ(f.live + f.waiting, 0u);
     EXPECT_LE(f.peak_reserved, limit);
     for (auto& each : streams) each.synchronize();

@@ -6,7 +6,7 @@
 read_fault() {
   local list=$1 fault=$2 least=$3
   mapfile -t facts < <(awk -v name="$fault" '$0 == name { on = 1 } on && $0 == "" { exit } on' "$list")
-  [[ ${#facts[@]} == "$least" ]] || { echo "no such fault, or not of $least lines: $fault"; exit 1; }
+  [[ ${#facts[@]} == "$least" ]] || { echo "no fault $fault with $least lines in $list"; exit 1; }
 }
 
 # make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. Call it in the build
@@ -17,7 +17,7 @@ make_mutant() {
   local original=$source_folder/src/${facts[2]} right=${facts[3]} wrong=${facts[4]}
   local mutant=$here/${facts[2]##*/} object compile link path
   mkdir -p "$here"
-  [[ $(grep -cxF -- "$right" "$original") == 1 ]] || { echo "not exactly once in $original: $right"; exit 1; }
+  [[ $(grep -cxF -- "$right" "$original") == 1 ]] || { echo "not once in $original: $right"; exit 1; }
   right=$right wrong=$wrong awk '$0 == ENVIRON["right"] { $0 = ENVIRON["wrong"] } { print }' "$original" > "$mutant"
 
   # Takes the compile command of the build, with other output files.

@@ -16,4 +16,4 @@ for filter in "$folder"/*.filter; do
   ((found == times)) || survivors=$((survivors + 1))
 done
 ((all > 0)) || { echo "no programs in $folder"; exit 1; }
-((survivors == 0)) || { echo "$survivors of $all were not found every time"; exit 1; }
+((survivors == 0)) || { echo "$survivors of $all faults were not found in every run"; exit 1; }

@@ -20,7 +20,7 @@ make_mutant "$here" "$library" "$program"
 
 told=$here/told.txt
 if GPUMEM_SEEDS=$seeds "$here/test" > "$told" 2>&1; then
-  echo "not caught: ${facts[1]}"
+  echo "not found: ${facts[1]}"
   exit 1
 fi
 if [[ $replay == none ]]; then
@@ -28,9 +28,9 @@ if [[ $replay == none ]]; then
   exit
 fi
 seed=$(sed -nE 's/.*(replay with --seed |GPUMEM_SEED=)([0-9]+).*/\2/p' "$told" | head -1)
-[[ -n $seed ]] || { echo "caught, but no seed was named:"; tail -20 "$told"; exit 1; }
+[[ -n $seed ]] || { echo "found, but the test printed no seed:"; tail -20 "$told"; exit 1; }
 if env "$replay=$seed" "$here/test" > "$here/again.txt" 2>&1; then
-  echo "seed $seed failed, and passes when it is replayed with $replay"
+  echo "seed $seed failed, but passes when it is replayed with $replay"
   exit 1
 fi
 grep -m1 -oE "(seed $seed |GPUMEM_SEED=$seed).*" "$told"

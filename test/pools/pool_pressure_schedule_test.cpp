@@ -120,7 +120,7 @@ TEST(pool_pressure_schedule, callback_destructor_waits_for_functions_that_await)
     sum.cut += one.cut;
     sum.granted += one.granted;
   });
-  std::printf("%u functions begun, in %u seeds again; %u times taken back while one ran; %u requests granted\n",
+  std::printf("%u callbacks begun, several in %u seeds; %u unregistered while one ran; %u requests granted\n",
               sum.begun, sum.again, sum.cut, sum.granted);
   if (seeds.alone()) return;
   EXPECT_GT(sum.begun, seeds.count() / 20);

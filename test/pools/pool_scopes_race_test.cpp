@@ -74,7 +74,7 @@ TEST_F(pool_scopes_race, all_work_that_can_be_rolled_back_ends) {
     EXPECT_EQ(pool.statistics().waiting, 0u);
   }
   EXPECT_EQ(ended, 10 * 12 * 20u);
-  std::printf("%zu times begun again\n", again.load());
+  std::printf("%zu restarts\n", again.load());
 }
 
 } // namespace

@@ -16,7 +16,7 @@ status=0
 env -i PATH="$scratch/bin" HOME="$scratch" bash "$scratch/tree/cmake/run.sh" test >"$scratch/output" 2>&1 || status=$?
 cat "$scratch/output"
 
-expect() { grep -qF -- "$1" "$scratch/output" || { echo "not said: $1" && exit 1; }; }
+expect() { grep -qF -- "$1" "$scratch/output" || { echo "missing in the output: $1" && exit 1; }; }
 [[ $status -eq 1 ]] || { echo "exit status $status instead of 1" && exit 1; }
 expect "clang 19 or newer with libstdc++ and clang-scan-deps"
 expect "nvcc of CUDA 13.0 or newer"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads the table of features: every name stands in a public interface, every test is there. Argument: source folder."""
+"""Checks the table of features: every name is in a public interface, every test exists. Argument: source folder."""
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
@@ -30,7 +30,7 @@ def main():
     planted = "| a | b | c |\n|---|---|---|\n| x | `no_such_name` | `no/such/file` |"
     if len(list(wrong_rows(planted, interfaces, lambda name: (root / name).is_file()))) != 2:
         wrong.append("a row that is wrong is not found")
-    print("\n".join(wrong) or "every row is true")
+    print("\n".join(wrong) or "every row is correct")
     return bool(wrong)
 
 

@@ -102,7 +102,7 @@ TEST_F(interleavings, small_programs_are_correct_in_every_interleaving) {
       longest = std::max(longest, path.places());
     } while (path.next());
     auto const bound = most == every ? "all there are" : "up to " + std::to_string(most) + " preemptions";
-    std::printf("%-32s %8llu interleavings, %s, at up to %zu places\n", what.name,
+    std::printf("%-32s %8llu interleavings, %s, with up to %zu schedule points\n", what.name,
                 static_cast<unsigned long long>(runs), bound.c_str(), longest);
   });
 }

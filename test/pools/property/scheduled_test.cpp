@@ -75,7 +75,7 @@ TEST(pool_property, correct_programs_find_no_fault) {
     for (auto const& [what, times] : result.counts) sum.counts[what] += times;
     if (seed % 500 == 0) EXPECT_EQ(run_once(seed).trace, result.trace) << named(seed, "two runs differ");
   }
-  std::printf("%llu programs, %llu operations, %llu frees, %.0f %% of them elsewhere\n",
+  std::printf("%llu programs, %llu operations, %llu frees, %.0f %% of them on another stream\n",
               static_cast<unsigned long long>(seeds), static_cast<unsigned long long>(sum.operations),
               static_cast<unsigned long long>(sum.frees),
               100.0 * static_cast<double>(sum.frees_elsewhere) / static_cast<double>(sum.frees));

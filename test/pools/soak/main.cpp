@@ -48,19 +48,19 @@ bool run(shape const& what, settings const& how, std::vector<gpumem::stream>& st
     simulator::run_until_idle();
     gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
   }
-  if (memory.drawn() > 0) std::printf("%s: memory never went back\n", what.name);
+  if (memory.drawn() > 0) std::printf("%s: memory was never returned to the upstream\n", what.name);
   return well && memory.drawn() == 0;
 }
 
 int help() {
   std::printf(
       "pool_soak [--operations N] [--threads N] [--seed N]\n"
-      "Very many allocations and frees over pools on the simulated device, by threads that run as they like, in\n"
-      "shares to the shapes:");
+      "Runs many allocations and frees over pools on the simulated device, on free-running threads, divided among\n"
+      "these settings:");
   for (auto const& each : shapes) std::printf(" %s;", each.name);
   std::printf(
-      "\nfails if anything is wrong, or if too little was taken over by other streams (%.0f %% of allocations) or\n"
-      "drawn and given back (%.1f %% of operations). By default 100,000,000 operations of 4 threads.\n",
+      "\nFails if a check fails, if less than %.0f %% of the allocations are steals, or if less than %.1f %% of the\n"
+      "operations grow or trim the pool. By default 100,000,000 operations of 4 threads.\n",
       least_steals, least_growth);
   return 2;
 }

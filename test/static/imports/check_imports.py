@@ -28,7 +28,7 @@ class Unit:
                 self.imports.append((number, found[1], found[2]))
 
     def noun(self):
-        """The partition's noun, without what marks an implementation."""
+        """Returns the partition's name without the suffix that marks an implementation."""
         return self.partition.split(".")[0] if self.partition else None
 
 
@@ -83,7 +83,7 @@ def check_import(unit, number, module, partition, layers):
 
 
 def cycles(units):
-    """Cycles between nouns, interface and implementation taken together."""
+    """Finds cycles between partitions; an interface and its implementation count as one."""
     graph = {}
     for unit in units:
         if unit.partition and unit.module == "gpumem":

@@ -26,7 +26,7 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def blank(text, keep_text):
-    """The text with its comments, and its literals unless they are kept, replaced by as many line ends as they have."""
+    """Returns the text without comments, and without literals unless `keep_text`; line numbers stay the same."""
     return COMMENT_OR_TEXT.sub(lambda c: c[0] if keep_text and c["text"] else " " + "\n" * c[0].count("\n"), text)
 
 
@@ -40,7 +40,7 @@ class File:
         self.exports = {name for body in EXPORTED.findall(self.code) for name in re.findall(r"using std::(\w+);", body)}
 
     def is_bare(self):
-        """Whether it is a header that includes nothing: its names are those of the files that include it."""
+        """Returns whether it is a header without includes, whose includers must provide the names that it uses."""
         return self.path.suffix == ".hpp" and not self.includes
 
 
@@ -52,12 +52,12 @@ class Tree:
         self.units = {(file.module, file.partition): file for file in self.files if file.module}
 
     def header(self, file, name):
-        """The header of the project that an include names; None for one of a library."""
+        """Returns the project's header that an include names; None for a library's header."""
         beside = Path(os.path.normpath(file.path.parent / name))
         return self.at.get(beside) or next((f for f in self.files if f"/{f.path}".endswith(f"/{name}")), None)
 
     def reach(self, file):
-        """What a file includes, itself or through headers of the project: the libraries' headers, the bare headers."""
+        """Returns the library headers and the bare headers that a file includes, itself or through other headers."""
         libraries, bare, seen, todo = set(), [], {file}, [file]
         while todo:
             at = todo.pop()
@@ -71,7 +71,7 @@ class Tree:
         return libraries, bare
 
     def imported(self, file):
-        """The names of std that its imports export; those of a whole module are of the partitions that it exports."""
+        """Returns the names of std that the file's imports export; a module exports those of its partitions."""
         names = set()
         for _, module, partition in file.imports:
             if unit := self.units.get((module or file.module, partition)):
@@ -88,7 +88,7 @@ def std_headers(name):
 
 @functools.cache
 def macro_headers(name):
-    """<cstdint> and <stdint.h> bring the same macros."""
+    """Returns the headers that define the macro; <cstdint> and <stdint.h> define the same ones."""
     found = [header for header, pattern in MACROS.items() if re.fullmatch(pattern, name)]
     return found + [f"{header[1:]}.h" for header in found if header.startswith("c")]
 
@@ -116,5 +116,5 @@ def check(root):
 
 if __name__ == "__main__":
     failures = check(Path(sys.argv[1]))
-    print("\n".join(failures) if failures else "each file includes or imports what it names")
+    print("\n".join(failures) if failures else "each file includes or imports the names that it uses")
     sys.exit(1 if failures else 0)
