@@ -198,8 +198,7 @@ TEST_F(limiting_ends, request_ends_exhausted_if_all_is_freed_and_upstream_refuse
 TEST_F(limiting_ends, request_ends_exhausted_when_the_last_other_request_is_refused) {
   upstream.state().capacity = 50 * MiB;
   request first{*this, subject, b, 60 * MiB, {}, false};
-  upstream.state().on_draw = [&] { // while the upstream handles a request that it will refuse, another request begins
-                                   // to wait
+  upstream.state().on_draw = [&] { // during a request that the upstream refuses, another one begins to wait
     upstream.state().on_draw = nullptr;
     first.begin();
     EXPECT_FALSE(first.ended());

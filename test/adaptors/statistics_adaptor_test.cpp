@@ -79,8 +79,7 @@ TEST_F(statistics_adaptor, last_counters_cannot_be_popped) {
 }
 
 TEST_F(statistics_adaptor, two_stacked_adaptors_both_count) {
-  gpumem::statistics_adaptor<decltype(subject_)> outer{subject_}; // without the type the declaration would copy
-                                                                  // subject_
+  gpumem::statistics_adaptor<decltype(subject_)> outer{subject_}; // without the type this would be a copy
   void* const a = outer.allocate_sync(mib);
   void* const b = outer.allocate_sync(mib);
   outer.deallocate_sync(a, mib);

@@ -248,9 +248,7 @@ TEST_P(device_reset, waits_for_the_device_end_with_the_reset) {
   std::string text;
   std::thread waiting{[&] { gpumem::sync_wait(wait_for(o.a, text)); }};
   auto const rounds = gpumem::detail::completion_rounds(o.device);
-  while (gpumem::detail::completion_rounds(o.device) < rounds + 2)
-    std::this_thread::yield(); // the wait is registered
-                               // and polled
+  while (gpumem::detail::completion_rounds(o.device) < rounds + 2) std::this_thread::yield(); // the wait is polled
   reset_device(o);
   waiting.join();
   EXPECT_TRUE(says_it(text)) << text;

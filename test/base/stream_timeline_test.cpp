@@ -120,7 +120,7 @@ TEST_F(timeline_test, poll_finds_complete_epochs_and_the_time_of_the_oldest_open
 }
 
 TEST_F(timeline_test, epoch_recorded_at_a_free_is_read_by_no_other_thread) {
-  // An epoch that a thread reads while another thread records precisely is its own, or contains only late frees.
+  // No thread reads an epoch that record_at_free() has covered: such an epoch contains no other thread's frees.
   std::vector<gpumem::extend::epoch> precise, read;
   std::thread reader{[&] {
     for (int i = 0; i < 20'000; ++i) read.push_back(timeline(a).current_epoch());
@@ -156,8 +156,7 @@ TEST_F(timeline_test, no_event_is_recorded_in_a_capture) {
   EXPECT_EQ(timeline(a).record_later(a.get()), 0u);
   EXPECT_EQ(timeline(a).record_at_free(a.get()), 0u);
   CUgraph graph = nullptr;
-  gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(a.get(), &graph), "end"); // the capture was
-                                                                                                      // not invalidated
+  gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(a.get(), &graph), "end"); // still valid
   gpumem::driver_api::driver().graph_destroy(graph);
   EXPECT_FALSE(timeline(a).has_event());
 }

@@ -168,8 +168,7 @@ TEST_F(torch, foreign_pointers_are_not_recorded) {
   gpumem_torch_record_stream(&foreign, stream);
   gpumem_torch_record_stream(nullptr, stream);
   auto* const block = allocate(mib, 5, stream);
-  gpumem_torch_record_stream(static_cast<std::byte*>(block) + 4096, make_stream(5)); // inside the block, as a tensor's
-                                                                                     // view
+  gpumem_torch_record_stream(static_cast<std::byte*>(block) + 4096, make_stream(5)); // inside, as a tensor's view
   free(block, mib, 5, stream);
   EXPECT_EQ(statistics(5).live, 0u);
 }

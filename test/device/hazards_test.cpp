@@ -17,8 +17,7 @@ using namespace gpumem;
 namespace {
 
 constexpr std::size_t size = std::size_t{4} << 20;
-constexpr unsigned long_enough = 50'000; // microseconds: far more than the host takes to enqueue work that would be
-                                         // wrong
+constexpr unsigned long_enough = 50'000; // microseconds: far more than the host takes to enqueue a wrong reuse
 constexpr std::uint64_t rounds = 3;
 
 } // namespace

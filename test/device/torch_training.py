@@ -104,8 +104,7 @@ class Feeder:
             tokens = host.to("cuda", non_blocking=True)
         main = torch.cuda.current_stream()
         main.wait_stream(self.stream)
-        tokens.record_stream(main)  # the main stream uses the side stream's memory, which is freed while that may still
-                                    # run
+        tokens.record_stream(main)  # the main stream may still use it when it is freed
         return tokens
 
     def look_at(self, values):
@@ -164,8 +163,7 @@ def run(given):
         result = train(given)
     else:
         pool = gpumem_torch.mem_pool(given.options)
-        with torch.cuda.use_mem_pool(pool):  # only this thread; the backward pass runs on another one, which uses
-                                             # PyTorch's own allocator
+        with torch.cuda.use_mem_pool(pool):  # this thread only; the backward pass runs on another
             result = train(given)
     told = gpumem_torch.statistics(None)
     result["peak_reserved"], result["peak_live"], result["statistics"] = told["peak_reserved"], told["peak_live"], told

@@ -120,8 +120,7 @@ TEST_F(pool_counts, reuse_from_another_stream_makes_one_record_and_one_wait) {
     auto& on = i % 2 ? b : a;
     auto const recorded = records(), waited = waits();
     void* const block = r.allocate(on, 8 * MiB);
-    simulator::work(on, {simulator::write(block, 8 * MiB)}, std::chrono::seconds{1}); // does not complete during the
-                                                                                      // test
+    simulator::work(on, {simulator::write(block, 8 * MiB)}, std::chrono::seconds{1}); // outlasts the test
     r.deallocate(on, block, 8 * MiB);
     EXPECT_LE(records() - recorded, 1u);
     EXPECT_EQ(waits() - waited, i > 0 ? 1u : 0u);

@@ -187,7 +187,8 @@ TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
   for (auto* const each : of_b) r.deallocate(b, each, 4 * MiB);
 }
 
-// Each round makes eight pages of 2 MiB and moves four. The initial time budget pays for 1,250 pages and for the polls.
+// Each round makes eight pages of 2 MiB and moves four. The initial time budget pays for 1,250 of these pages, less the
+// polls.
 TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   constexpr int most = 1250 / 12, least = 1250 / 16;
   pool r{device, {.effort = 1e-9}};

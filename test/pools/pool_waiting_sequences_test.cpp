@@ -101,8 +101,8 @@ private:
   void add(char const* what, std::size_t which, std::function<void()> act) {
     can_.emplace_back(what + std::string(1, static_cast<char>('a' + which)), std::move(act));
   }
-  // Some events are left out so that sequences can be longer: those while no request is open, and more than one stop
-  // and one destruction, or two.
+  // So that sequences can be longer, some events are left out: those while no request is open, and most stops and
+  // destructions. Only one request is stopped and one is destroyed; with `everything`, two of each.
   void list_what_can_happen() {
     can_.clear();
     for (std::size_t i = 0; i < requests_.size(); ++i) list_what_can_happen_to(i);
@@ -137,9 +137,7 @@ private:
     bool ended = true;
     for (auto& each : requests_) {
       if (!each) continue;
-      for (int i = 0; i < 100 && each->called(); ++i)
-        each->resume(); // a request that is resumed again and again stays
-                        // open
+      for (int i = 0; i < 100 && each->called(); ++i) each->resume(); // gives up on one resumed forever
       each->block().reset();
       ended = ended && !each->open();
     }
@@ -205,9 +203,7 @@ protected:
     std::uint64_t runs = 0;
     std::optional<pool> shared;
     do {
-      if (!shared)
-        shared.emplace(make_pool(with)); // reused in as many runs as possible, since making a pool takes
-                                         // most of the time
+      if (!shared) shared.emplace(make_pool(with)); // reused, since making a pool takes most of the time
       scene one{with, streams, *shared};
       for (std::size_t i = 0; i < with.length && one.wrong().empty() && one.step(path); ++i) {}
       if (one.wrong().empty()) one.finish();

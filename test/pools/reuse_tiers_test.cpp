@@ -94,8 +94,7 @@ TEST_F(reuse_tiers_test, stream_reuses_memory_after_an_event_of_another) {
 TEST_F(reuse_tiers_test, event_recorded_before_the_free_orders_nothing) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const p = r.allocate(a, 1 * MiB);
-  auto* const keep = r.allocate(a, 1 * MiB); // so that the chunk cannot return to the upstream and be allocated as
-                                             // another
+  auto* const keep = r.allocate(a, 1 * MiB); // keeps the chunk from its return to the upstream
   gpumem::event early{device};
   early.record(a);
   r.deallocate(a, p, 1 * MiB);

@@ -64,9 +64,7 @@ TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
   std::barrier together{2};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    for (int i = 0; i < 20; ++i)
-      r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // so that it ends with memory in
-                                                          // its own shard
+    for (int i = 0; i < 20; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // it ends with its own memory
     together.arrive_and_wait();
     if (number == 0) {
       for (auto& each : blocks) each = r.allocate(a, bytes);
@@ -216,9 +214,7 @@ TEST_F(shard_list_test, each_shard_releases_its_idle_pages) {
   gpumem::pool_resource r{device};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    for (int i = 0; i < 10; ++i)
-      r.deallocate(on, r.allocate(on, 16 * MiB), 16 * MiB); // so that it ends with memory in
-                                                            // its own shard
+    for (int i = 0; i < 10; ++i) r.deallocate(on, r.allocate(on, 16 * MiB), 16 * MiB); // it ends with its own memory
   });
   a.synchronize();
   b.synchronize();

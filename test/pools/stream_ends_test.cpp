@@ -47,9 +47,7 @@ public:
         }} {
     while (gpumem::driver_api::driver_calls("cuEventRecord") == metadata_) std::this_thread::yield();
     auto const rounds = gpumem::detail::completion_rounds(device);
-    while (gpumem::detail::completion_rounds(device) < rounds + 2)
-      std::this_thread::yield(); // now the wait is
-                                 // registered
+    while (gpumem::detail::completion_rounds(device) < rounds + 2) std::this_thread::yield(); // it is registered
   }
   bool over() const noexcept { return over_; }
   void join() { thread_.join(); }
@@ -160,9 +158,7 @@ TEST_F(stream_ends, closed_pool_returns_its_pages_once_the_thread_has_ended) {
   std::thread thread{[&] {
     gpumem::device_guard const here{device};
     stream_ref const on{CU_STREAM_PER_THREAD};
-    for (int i = 0; i < 4097; ++i)
-      pool->deallocate(on, pool->allocate(on, 4096), 4096); // few of these frees record an
-                                                            // event by now
+    for (int i = 0; i < 4097; ++i) pool->deallocate(on, pool->allocate(on, 4096), 4096); // few record events by now
     std::vector<void*> blocks;
     for (int i = 0; i < 30; ++i) blocks.push_back(pool->allocate(on, MiB));
     for (auto* const each : blocks) pool->deallocate(on, each, MiB);

@@ -108,7 +108,7 @@ struct counted_clock {
   static std::int64_t now() noexcept { return nanoseconds += 1000; }
 };
 
-// Records the times of its calls in microseconds; each allocation takes `bytes` microseconds.
+// Records the times of its calls in microseconds; each allocation takes `microseconds`.
 struct slow_resource {
   std::int64_t microseconds = 0;
   std::vector<std::int64_t> calls;

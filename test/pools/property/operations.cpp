@@ -27,8 +27,7 @@ import gpumem;
 namespace gpumem_test {
 
 namespace {
-constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // sizes that are requested again, to hit the thread
-                                                               // caches
+constexpr std::size_t often[] = {1000, 4096, 50'000, 300'000}; // requested again, to hit the thread caches
 } // namespace
 
 template <class Memory> void random_program<Memory>::allocate(actor& self) {
