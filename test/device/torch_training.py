@@ -163,7 +163,7 @@ def run(given):
         result = train(given)
     else:
         pool = gpumem_torch.mem_pool(given.options)
-        with torch.cuda.use_mem_pool(pool):  # this thread only; the backward pass runs on another
+        with torch.cuda.use_mem_pool(pool):  # this thread only; autograd's thread uses PyTorch's own allocator
             result = train(given)
     told = gpumem_torch.statistics(None)
     result["peak_reserved"], result["peak_live"], result["statistics"] = told["peak_reserved"], told["peak_live"], told
