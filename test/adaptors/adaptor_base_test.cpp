@@ -114,7 +114,7 @@ template <class Adaptor> void expect_counts_at_the_grant(Adaptor subject, gpumem
     auto const late = subject.acquire(stream, 50, {.resume_on = &here}).wait_until(gpumem::detail::sync::now());
     EXPECT_EQ(late.error().reason, gpumem::outcome::deadline);
   }
-  EXPECT_EQ(subject.counters().bytes.total, 100) << "what was never granted is counted";
+  EXPECT_EQ(subject.counters().bytes.total, 100) << "a request that was not granted is counted";
   gpumem::detail::sync::thread waiting{[&] {
     auto second = subject.acquire(stream, 50).wait();
     resumed = true;

@@ -115,7 +115,7 @@ TEST_F(failing_adaptor_test, refused_request_does_not_wait) {
   EXPECT_EQ(refused.ended(), outcome::exhausted);
   EXPECT_EQ(pool.statistics().waiting, 0u);
   EXPECT_EQ(subject.counts(), (failing_counts{2, 1}));
-  EXPECT_EQ(subject.acquire(b, 60 * MiB).try_now().error().reason, outcome::exhausted) << "as the pool says";
+  EXPECT_EQ(subject.acquire(b, 60 * MiB).try_now().error().reason, outcome::exhausted) << "the pool's own failure";
   EXPECT_EQ(subject.counts(), (failing_counts{3, 1}));
 }
 
@@ -140,7 +140,7 @@ TEST_F(failing_adaptor_test, request_that_waited_for_a_limit_above_is_counted_at
   gpumem::limiting_adaptor subject{inner, {.limit = 10 * MiB}};
   auto block = subject.acquire(a, 6 * MiB).wait();
   request first{*this, subject, b, 6 * MiB}, second{*this, subject, b, 6 * MiB};
-  EXPECT_EQ(inner.counts().requests, 1u) << "they wait above";
+  EXPECT_EQ(inner.counts().requests, 1u) << "they wait at the adaptor above";
   block.reset();
   run_all();
   EXPECT_EQ(first.ended(), outcome::exhausted);

@@ -37,7 +37,7 @@ protected:
     request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 50 * MiB};
     EXPECT_EQ(subject.statistics().waiting, 2u);
     EXPECT_EQ(subject.try_allocate(a, 60 * MiB).error().reason, outcome::exhausted);
-    EXPECT_EQ(subject.acquire(a, MiB).try_now().error().reason, outcome::exhausted) << "others wait";
+    EXPECT_EQ(subject.acquire(a, MiB).try_now().error().reason, outcome::exhausted) << "other requests wait";
     block.reset();
     EXPECT_FALSE(first.ended()) << "resumed inside the free";
     run_all();
@@ -143,7 +143,7 @@ TEST_F(limiting_adaptor_test, no_lock_is_held_during_upstream_calls) {
   request second{*this, subject, b, 50 * MiB};
   block.reset();
   run_all();
-  EXPECT_EQ(seen, (std::vector<std::size_t>{60 * MiB, 0})) << "that of a turn is set aside";
+  EXPECT_EQ(seen, (std::vector<std::size_t>{60 * MiB, 0})) << "the bytes of a turn are set aside";
   upstream.state().on_draw = nullptr;
 }
 

@@ -130,7 +130,7 @@ TEST_F(limiting_passage, closed_upstream_ends_all_waits) {
   pool.close();
   run_all();
   EXPECT_EQ(first.ended(), outcome::closed);
-  EXPECT_EQ(second.ended(), outcome::closed) << "it has been called to the pool";
+  EXPECT_EQ(second.ended(), outcome::closed) << "it was already admitted to the pool";
   EXPECT_EQ(subject.in_use(), 40 * MiB);
 }
 
@@ -171,7 +171,7 @@ TEST_F(limiting_passage, closed_adaptor_lets_waits_upstream_go_on) {
   subject.close();
   run_all();
   EXPECT_EQ(second.ended(), outcome::closed);
-  EXPECT_FALSE(first.ended()) << "it is upstream's to answer";
+  EXPECT_FALSE(first.ended()) << "the upstream decides about it";
   block.reset();
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted);
@@ -206,7 +206,7 @@ TEST_F(limiting_passage, request_waits_through_several_limits) {
   EXPECT_EQ(outer.statistics().waiting, 3u);
   at_middle.destroy();
   run_all();
-  EXPECT_FALSE(at_outer.ended()) << "it waits in the middle now";
+  EXPECT_FALSE(at_outer.ended()) << "it waits at the inner adaptor now";
   EXPECT_EQ(outer.in_use(), 75 * MiB);
   held.reset();
   run_all();

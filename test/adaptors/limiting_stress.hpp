@@ -125,7 +125,7 @@ struct limited_stacks {
   template <class Subject> std::string wrong_in(Subject const& subject) const {
     std::string wrong;
     if (subject.in_use() != 0) wrong += "bytes were lost; ";
-    if (subject.statistics().waiting != 0) wrong += "a request waits still; ";
+    if (subject.statistics().waiting != 0) wrong += "a request still waits; ";
     if (below.now() != 0) wrong += "upstream has live memory; ";
     if (std::max(below.most(), between.most()) > limit) wrong += "the limit was exceeded; ";
     for (auto const& each : gpumem::simulator::take_findings()) wrong += each.text + "; ";

@@ -44,7 +44,7 @@ public:
   CUcontext activate() const {
     CUcontext context = nullptr;
     EXPECT_EQ(gpumem::driver_api::driver().device_primary_ctx_retain(&context, device.ordinal()), CUDA_SUCCESS);
-    EXPECT_EQ(context, device.context()) << "the handle stays as it is";
+    EXPECT_EQ(context, device.context()) << "the handle is unchanged";
     return context;
   }
 
@@ -165,7 +165,8 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
   EXPECT_TRUE(says_it(told([&] { gpumem::event{o.device}; })));
   auto const before = gpumem::driver_api::driver_calls();
   auto const live = o.cuda.statistics().live; // includes the chunks of the pools
-  EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().reason, gpumem::outcome::device_lost) << "what is near, too";
+  EXPECT_EQ(o.pages.try_allocate(o.b, MiB).error().reason, gpumem::outcome::device_lost)
+      << "memory in the thread cache too";
   o.pages.deallocate(o.a, o.page, bytes);
   o.chunks.deallocate(o.b, o.chunk);
   o.hardened.deallocate(o.a, o.hard, bytes);
@@ -180,7 +181,7 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
   EXPECT_FALSE(o.pages.synchronize(1ms));
   EXPECT_FALSE(o.hardened.synchronize(1ms));
   made.reset();
-  EXPECT_EQ(gpumem::driver_api::driver_calls(), before) << "what is gone is not touched";
+  EXPECT_EQ(gpumem::driver_api::driver_calls(), before) << "destroyed objects are not accessed";
 }
 
 // Raw streams end with the device's context, and so do adopted ones, even though their owner promised that they live.

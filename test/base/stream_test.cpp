@@ -113,7 +113,7 @@ TEST_F(stream_test, recycled_handle_is_another_stream) {
   ASSERT_EQ(recycled, handle);
   auto const next = identify(stream_ref{recycled}, first);
   EXPECT_NE(next.id(), id);
-  EXPECT_EQ(next, key) << "all of the first is complete";
+  EXPECT_EQ(next, key) << "all work of the first stream is complete";
   EXPECT_GT(next.timeline().current_epoch(), ended);
   EXPECT_TRUE(next.timeline().completed(ended));
   EXPECT_FALSE(next.timeline().completed(next.timeline().current_epoch()));

@@ -42,7 +42,7 @@ TEST_F(current_resource_test, initial_resource_is_a_pool_over_the_device) {
   gpumem::simulator::clear_driver_calls();
   auto* const p = at_first.allocate(a, 1000, 256);
   EXPECT_GT(gpumem::statistics_of(at_first).reserved, 1000u); // a pool reserves more than is requested
-  EXPECT_EQ(gpumem::simulator::report().driver_calls["cuMemCreate"], 1u) << "it is over virtual pages";
+  EXPECT_EQ(gpumem::simulator::report().driver_calls["cuMemCreate"], 1u) << "it uses virtual pages";
   EXPECT_GT(device_bytes(), bytes);
   at_first.deallocate(a, p, 1000, 256);
 }

@@ -68,7 +68,7 @@ TEST(executor_adaptor, each_job_runs_one_work_item_in_posting_order) {
 TEST(executor_adaptor, job_of_a_cancelled_work_item_runs_nothing) {
   job_system jobs;
   int ran = 0;
-  item one{[] { ADD_FAILURE() << "it was taken back"; }}, two{[&] { ++ran; }};
+  item one{[] { ADD_FAILURE() << "it was cancelled"; }}, two{[&] { ++ran; }};
   {
     gpumem::executor_adaptor executor{[&](auto job) { jobs.post(std::move(job)); }};
     executor.post(one);
@@ -115,7 +115,7 @@ TEST(executor_adaptor, can_be_destroyed_by_a_job_that_runs_inside_its_function) 
 
 TEST(executor_adaptor, function_is_destroyed_while_jobs_remain) {
   auto const jobs = std::make_shared<job_system>();
-  item one{[] { ADD_FAILURE() << "it was taken back"; }};
+  item one{[] { ADD_FAILURE() << "it was cancelled"; }};
   {
     gpumem::executor_adaptor executor{[jobs](auto job) { jobs->post(std::move(job)); }};
     executor.post(one);
@@ -159,7 +159,7 @@ TEST(executor_adaptor, work_item_on_the_library_thread_can_be_cancelled_before_i
     begun = true;
     while (!go) std::this_thread::yield();
   }};
-  item refused{[] { ADD_FAILURE() << "it was taken back"; }};
+  item refused{[] { ADD_FAILURE() << "it was cancelled"; }};
   gpumem::default_executor().post(busy);
   while (!begun) std::this_thread::yield();
   {

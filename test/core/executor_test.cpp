@@ -81,7 +81,7 @@ TEST(inline_executor, flush_inside_the_flush_of_another_executor_runs_its_items)
 
 TEST(inline_executor, work_item_can_be_cancelled_before_it_begins) {
   gpumem::inline_executor executor;
-  item one{[] { ADD_FAILURE() << "it was taken back"; }};
+  item one{[] { ADD_FAILURE() << "it was cancelled"; }};
   executor.post(one);
   EXPECT_TRUE(executor.try_cancel(one));
   EXPECT_FALSE(executor.try_cancel(one));
@@ -114,7 +114,7 @@ TEST(thread_executor, work_item_can_be_cancelled_only_before_it_begins) {
     begun = true;
     while (!go) std::this_thread::yield();
   }};
-  item queued{[] { ADD_FAILURE() << "it was taken back"; }};
+  item queued{[] { ADD_FAILURE() << "it was cancelled"; }};
   gpumem::thread_executor executor;
   executor.post(busy);
   while (!begun) std::this_thread::yield();

@@ -68,7 +68,7 @@ TEST(thread_pool_executor, work_item_can_be_cancelled_only_before_it_begins) {
     while (!go) std::this_thread::yield();
   };
   item first{wait}, second{wait};
-  item queued{[] { ADD_FAILURE() << "it was taken back"; }};
+  item queued{[] { ADD_FAILURE() << "it was cancelled"; }};
   gpumem::thread_pool_executor executor{2};
   executor.post(first);
   executor.post(second);

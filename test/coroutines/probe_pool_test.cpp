@@ -43,7 +43,7 @@ protected:
   void TearDown() override {
     EXPECT_EQ(gpumem::statistics_of(pool).waiting, 0u);
     EXPECT_EQ(gpumem::statistics_of(pool).live, 0u);
-    EXPECT_FALSE(executor.run_one()) << "something was posted and not run";
+    EXPECT_FALSE(executor.run_one()) << "a posted work item was not run";
     simulator::run_until_idle();
     EXPECT_NO_THROW(simulator::expect_silent());
   }
@@ -61,7 +61,7 @@ protected:
     auto const end = gpumem::detail::sync::now() + 20s;
     while (!done()) {
       if (!executor.run_one()) std::this_thread::yield();
-      ASSERT_LT(gpumem::detail::sync::now(), end) << "it does not come";
+      ASSERT_LT(gpumem::detail::sync::now(), end) << "timed out";
     }
   }
   // Returns the allocations of the last of 8 rounds, since the first ones create things that are kept.

@@ -94,7 +94,7 @@ TEST_F(dead_streams_on_device, memory_of_destroyed_streams_with_running_work_is_
   }
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   stream last{device{0}};
-  EXPECT_TRUE(pool.try_allocate(last, 400 * mib)) << "all of it is complete";
+  EXPECT_TRUE(pool.try_allocate(last, 400 * mib)) << "all its work is complete";
 }
 
 TEST_F(dead_streams_on_device, requests_at_the_limit_are_granted_beside_a_long_kernel) {

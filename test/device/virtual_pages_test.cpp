@@ -67,7 +67,7 @@ TEST_F(virtual_pages_on_device, alias_shows_what_the_stream_wrote_before) {
   auto const held = free_bytes();
   write(on, at(pages, 0), 64 * mib, 2);
   ASSERT_TRUE(pages.alias(0, 128 * mib));
-  EXPECT_GE(free_bytes(), held - 4 * mib) << "an alias takes no memory but for tables";
+  EXPECT_GE(free_bytes(), held - 4 * mib) << "an alias needs memory only for page tables";
   check(on, at(pages, 128 * mib), 32 * mib, 2);
   write(on, at(pages, 128 * mib), 32 * mib, 3);
   check(on, at(pages, 0), 32 * mib, 3);

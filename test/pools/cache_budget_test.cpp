@@ -26,7 +26,7 @@ TEST_F(cache_budget_test, budget_is_claimed_in_quanta_and_to_the_last_byte) {
   all.set_total(100 * 1024, 100 * 1024);
   EXPECT_TRUE(all.charge(one, 1000));
   EXPECT_EQ(one.allowance, 64 * 1024 - 1000);
-  EXPECT_TRUE(all.charge(one, 63 * 1024)) << "out of what it has";
+  EXPECT_TRUE(all.charge(one, 63 * 1024)) << "from its own share";
   EXPECT_EQ(all.unclaimed(), 36 * 1024);
   one.uncharge(63 * 1024);
   EXPECT_FALSE(all.charge(other, 36 * 1024 + 1));
@@ -48,7 +48,7 @@ TEST_F(cache_budget_test, budget_is_shared_and_no_share_exceeds_its_limit) {
   EXPECT_EQ(all.unclaimed(), static_cast<std::int64_t>(MiB)) << "nothing was taken";
   EXPECT_TRUE(all.charge(one, MiB / 4));
   EXPECT_FALSE(all.charge(one, 1));
-  EXPECT_TRUE(all.charge(other, MiB / 4)) << "left for others";
+  EXPECT_TRUE(all.charge(other, MiB / 4)) << "left for other threads";
   all.set_total(MiB, MiB / 2);
   EXPECT_TRUE(all.charge(one, MiB / 4));
   EXPECT_FALSE(all.charge(one, 1));

@@ -33,7 +33,7 @@ TEST(chunk_list_test, growth_ends_at_the_limit) {
   EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 0u);
   auto const gone = list.begin_release(first);
   EXPECT_EQ(list.reserved(), 0u);
-  EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 0u) << "what is leaving still counts";
+  EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 0u) << "bytes being returned still count";
   list.end_release(gone.bytes);
   EXPECT_EQ(list.growth(1 * MiB + 256, list.reserved()), 2 * MiB);
   EXPECT_EQ(list.peak(), 4 * MiB);

@@ -175,7 +175,7 @@ TEST_F(dead_streams, each_free_of_a_burst_records_an_event) {
   gpumem::driver_api::driver().stream_synchronize(s.get());
   destroy(s);
   auto const all = blocks.size() * 10 * MiB;
-  EXPECT_TRUE(pool.try_allocate(lasting, all)) << "all of it is complete";
+  EXPECT_TRUE(pool.try_allocate(lasting, all)) << "all its work is complete";
 }
 
 TEST_F(dead_streams, memory_of_a_hundred_frees_can_all_go_to_another_stream) {
@@ -240,7 +240,7 @@ TEST_F(dead_streams, order_after_a_dead_stream_is_no_order_after_the_next_with_i
   simulator::run_until_idle();
   destroy(s);
   auto const next = make_foreign();
-  ASSERT_EQ(&gpumem::extend::identify(next, device).timeline(), &timeline) << "the timeline serves the next stream";
+  ASSERT_EQ(&gpumem::extend::identify(next, device).timeline(), &timeline) << "the next stream reuses the timeline";
   auto* const p = checked.allocate(next, 64 * MiB);
   simulator::work(next, {simulator::write(p, 64 * MiB)});
   checked.deallocate(next, p, 64 * MiB);
@@ -265,7 +265,7 @@ TEST_F(dead_streams, next_stream_with_a_handle_inherits_no_order) {
   ASSERT_TRUE(key.timeline().ordered_after(lasting.key().timeline(), lasting.key().timeline().current_epoch() - 1));
   destroy(s);
   auto const next = make_foreign();
-  ASSERT_EQ(gpumem::extend::identify(next, device), key) << "the timeline serves the next stream";
+  ASSERT_EQ(gpumem::extend::identify(next, device), key) << "the next stream reuses the timeline";
   EXPECT_NE(checked.allocate(next, 64 * MiB), p);
   end_long();
   simulator::run_until_idle();
@@ -310,7 +310,7 @@ TEST_F(dead_streams, memory_freed_without_an_event_is_bounded) {
     request_stream const s;
     for (int k = 0; k < frees; ++k) serve(pool, s, 4096);
   }
-  EXPECT_LE(timelines() - before, 2u) << "streams are known to die: each free leaves an event";
+  EXPECT_LE(timelines() - before, 2u) << "streams are known to be destroyed, so each free records an event";
   EXPECT_LE(pool.statistics().peak_reserved, live + 32 * MiB);
 }
 
@@ -322,7 +322,7 @@ TEST_F(dead_streams, long_lived_stream_records_an_event_at_one_free_in_64) {
     for (int i = 0; i < frees; ++i) pool.deallocate(s, pool.allocate(s, 4096), 4096);
     return gpumem::driver_api::driver_calls("cuEventRecord") - before;
   };
-  EXPECT_EQ(of(64), 64u) << "each of the first may be the last";
+  EXPECT_EQ(of(64), 64u) << "each of the first frees may be the last";
   of(4096 - 64);
   auto const records = of(64 * 100);
   EXPECT_GE(records, 100u);
@@ -390,7 +390,7 @@ TEST_F(dead_streams, more_streams_can_be_adopted_than_the_table_holds) {
   }
   auto const before = timelines();
   for (auto const s : streams) EXPECT_NO_THROW(gpumem::extend::identify(s, device));
-  EXPECT_EQ(timelines(), before) << "each is found again";
+  EXPECT_EQ(timelines(), before) << "each timeline is found again";
   for (auto const s : streams) destroy(s);
 }
 

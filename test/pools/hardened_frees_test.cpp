@@ -60,13 +60,13 @@ TEST_F(hardened_frees, double_free_of_reused_memory_is_reported) {
   auto* const again = r.allocate(t, 900);
   ASSERT_EQ(again, p);
   r.deallocate(s, p, 1000);
-  EXPECT_EQ(only().what, misuse::kind::double_free) << "of the size that was freed before";
+  EXPECT_EQ(only().what, misuse::kind::double_free) << "the size that was freed before";
   r.deallocate(s, p, 800);
-  EXPECT_EQ(only().what, misuse::kind::wrong_size) << "of a size that nothing had there";
+  EXPECT_EQ(only().what, misuse::kind::wrong_size) << "a size that no block there had";
   r.deallocate(s, p);
   r.deallocate(t, again, 900);
   auto const found = only();
-  EXPECT_EQ(found.what, misuse::kind::double_free) << "of which the history tells which was first";
+  EXPECT_EQ(found.what, misuse::kind::double_free) << "the history shows which free was first";
   ASSERT_EQ(found.seen.size(), 4u);
   EXPECT_EQ(found.seen[3].stream, s.key().id());
 }

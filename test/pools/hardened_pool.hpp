@@ -42,7 +42,7 @@ protected:
   }
   ~hardened_test() override { gpumem::set_misuse_handler(before_); }
   void TearDown() override {
-    for (auto const& each : take_reports()) ADD_FAILURE() << to_string(each.what) << ", never asked for";
+    for (auto const& each : take_reports()) ADD_FAILURE() << to_string(each.what) << ", which the test did not check";
     simulated_test::TearDown();
   }
 

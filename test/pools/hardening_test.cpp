@@ -50,7 +50,7 @@ TEST_F(hardening_test, overrun_is_reported_with_the_history_of_the_block) {
   auto* const p = bytes_at(r.allocate(s, 1000));
   scribble(s, p + 998, 6);
   r.deallocate(t, p, 1000);
-  EXPECT_TRUE(take_reports().empty()) << "nothing has run";
+  EXPECT_TRUE(take_reports().empty()) << "no work has run";
   EXPECT_TRUE(synchronized(r));
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::overrun);
@@ -283,9 +283,9 @@ TEST_F(hardening_test, checks_do_not_wait_and_make_few_driver_calls) {
   }
   auto calls = simulator::report().driver_calls;
   EXPECT_EQ(calls["cuMemsetD8Async"], 2 * blocks);
-  EXPECT_LE(calls["cuEventRecord"], 2 * blocks) << "of the free, and of the copies";
+  EXPECT_LE(calls["cuEventRecord"], 2 * blocks) << "events of the free and of the copies";
   EXPECT_LE(calls["cuMemcpyDtoHAsync"], blocks);
-  EXPECT_GT(calls["cuMemcpyDtoHAsync"], 0u) << "nothing was looked at";
+  EXPECT_GT(calls["cuMemcpyDtoHAsync"], 0u) << "no block was checked";
   for (auto const* const waits : {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"}) {
     EXPECT_EQ(calls[waits], 0u) << waits;
   }
@@ -308,7 +308,7 @@ TEST_F(hardening_test, pool_works_with_all_checks_off) {
   EXPECT_TRUE(synchronized(r));
   EXPECT_TRUE(r.history(p).empty());
   r.deallocate(s, p, 256);
-  EXPECT_EQ(only().what, misuse::kind::foreign_pointer) << "nothing is remembered";
+  EXPECT_EQ(only().what, misuse::kind::foreign_pointer) << "no history is kept";
 }
 
 } // namespace

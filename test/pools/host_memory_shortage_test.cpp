@@ -91,7 +91,7 @@ TEST_F(host_memory_shortage, free_on_an_unknown_stream_needs_no_host_memory) {
   }
   auto const reserved = pool.statistics().reserved;
   for (std::size_t i = 0; i < many; ++i) EXPECT_TRUE(pool.try_allocate(a, 8 * MiB));
-  EXPECT_EQ(pool.statistics().reserved, reserved) << "all of it can be reused";
+  EXPECT_EQ(pool.statistics().reserved, reserved) << "all memory can be reused";
 }
 
 TEST_F(host_memory_shortage, free_on_a_capturing_stream_needs_no_host_memory) {

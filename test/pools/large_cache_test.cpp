@@ -52,7 +52,7 @@ TEST_F(large_cache_test, block_is_found_once_by_stream_and_exact_size) {
   EXPECT_EQ(cache.pop(of(a), MiB + 256), nullptr);
   EXPECT_EQ(cache.pop(of(b), 2 * MiB), nullptr);
   EXPECT_EQ(cache.pop(of(b), MiB), &second);
-  EXPECT_EQ(cache.pop(of(b), MiB), nullptr) << "it is no longer kept";
+  EXPECT_EQ(cache.pop(of(b), MiB), nullptr) << "no longer cached";
   EXPECT_EQ(cache.pop(of(a), 2 * MiB), &third);
   EXPECT_FALSE(cache.empty());
   EXPECT_EQ(cache.pop(of(a), MiB), &first);
@@ -67,7 +67,7 @@ TEST_F(large_cache_test, blocks_with_equal_fingerprints_are_distinguished) {
   cache.insert(first);
   EXPECT_EQ(cache.pop(of(b), 2 * MiB + apart), nullptr);
   cache.insert(second);
-  EXPECT_EQ(cache.pop(of(b), 2 * MiB + apart), &second) << "behind the other";
+  EXPECT_EQ(cache.pop(of(b), 2 * MiB + apart), &second) << "after the other one";
   EXPECT_EQ(cache.pop(of(a), 2 * MiB), &first);
 }
 

@@ -66,7 +66,7 @@ TEST_F(legacy_stream, frees_on_handle_0_do_not_order_other_streams) {
     pool.deallocate(null, pool.allocate(null, bytes), bytes);
   }
   write_flag(y);
-  EXPECT_EQ(simulator::run_until_idle(), 0u) << "y was to run first";
+  EXPECT_EQ(simulator::run_until_idle(), 0u) << "y should have run first";
   for (auto const each : {x, y}) gpumem::driver_api::driver().stream_destroy(each);
 }
 

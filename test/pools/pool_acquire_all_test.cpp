@@ -74,7 +74,7 @@ TEST_F(pool_acquire_all, waiting_request_holds_no_block) {
   EXPECT_EQ(pool.statistics().live, 60 * MiB);
   EXPECT_EQ(pool.statistics().waiting_bytes, 60 * MiB);
   EXPECT_FALSE(pool.acquire_all({{a, MiB}, {b, 50 * MiB}}).try_now());
-  EXPECT_EQ(pool.statistics().live, 60 * MiB) << "the first was kept";
+  EXPECT_EQ(pool.statistics().live, 60 * MiB) << "the first block was kept";
   block.reset();
   run_all();
   EXPECT_EQ(both.ended(), outcome::granted);

@@ -205,7 +205,7 @@ TEST_F(pool_counts, cached_frees_record_events_near_a_limit_set_late) {
   };
   EXPECT_EQ(records(), 0u);
   r.set_limit(64 * MiB);
-  EXPECT_GE(records(), 640 * bytes / (64 * MiB / 256) / 2) << "one at 256 KiB, or at the next free after";
+  EXPECT_GE(records(), 640 * bytes / (64 * MiB / 256) / 2) << "one event at 256 KiB, or at the next free after that";
 }
 
 TEST_F(pool_counts, destroyed_streams_leave_no_events_behind) {

@@ -55,7 +55,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
     auto const refused = r.try_allocate(b, 1024); // polls the free of a and learns of the loss
     ASSERT_FALSE(refused);
     EXPECT_TRUE(device.lost());
-    EXPECT_EQ(r.try_allocate(a, 1024).error().reason, outcome::device_lost) << "its own memory, even";
+    EXPECT_EQ(r.try_allocate(a, 1024).error().reason, outcome::device_lost) << "not even its own memory";
     EXPECT_EQ(r.try_allocate(foreign, 1024).error().reason, outcome::device_lost);
     EXPECT_THROW(r.allocate(a, 1024), gpumem::cuda_error);
     full.deallocate(a, all, 4096);
@@ -71,7 +71,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
     EXPECT_EQ(hard.trim(), 0u);
     EXPECT_FALSE(hard.synchronize(std::chrono::hours{1}));
   }
-  EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1)) << "a closed pool returns what it owes";
+  EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), 1)) << "a closed pool returns all its memory";
   EXPECT_TRUE(gpumem_test::wait_for_releases(beside.state(), 1));
 }
 

@@ -89,7 +89,7 @@ TEST_F(pool_moves, page_size_grows_with_the_mapped_bytes) {
 
 TEST_F(pool_moves, free_pages_move_before_new_pages_are_created) {
   for (double const how : {0., 1.}) {
-    EXPECT_TRUE(wait_for_device_bytes(0)) << "what the last pool had goes later";
+    EXPECT_TRUE(wait_for_device_bytes(0)) << "the last pool's memory is released later";
     pool r{device, {.effort = how}};
     auto const blocks = every_second_of_four(r);
     auto const before = made();

@@ -33,7 +33,7 @@ TEST_F(pool_page_release, pages_go_back_out_of_the_middle) {
   r.deallocate(a, blocks[3], 4 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 4 * MiB);
-  EXPECT_EQ(r.allocate(a, 2 * MiB), blocks[1]) << "a hole at the end is the end";
+  EXPECT_EQ(r.allocate(a, 2 * MiB), blocks[1]) << "a hole at the end shortens the mapped range";
   r.deallocate(a, blocks[1], 2 * MiB);
   r.deallocate(a, blocks[0], 4 * MiB);
 }
@@ -84,9 +84,9 @@ TEST_F(pool_page_release, pages_shared_by_streams_go_and_the_rest_stays_with_its
   r.deallocate(b, of_b, 3 * MiB);
   a.synchronize();
   b.synchronize();
-  EXPECT_EQ(r.trim(), reserved - 2 * MiB) << "all but the page in which a block lives";
+  EXPECT_EQ(r.trim(), reserved - 2 * MiB) << "all pages except the one with a live block";
   EXPECT_TRUE(is_consistent(r));
-  EXPECT_EQ(r.allocate(a, 1 * MiB), of_a) << "what is left of its own";
+  EXPECT_EQ(r.allocate(a, 1 * MiB), of_a) << "the rest of its own memory";
   EXPECT_EQ(r.statistics().reserved, 2 * MiB);
   r.deallocate(a, of_a, 1 * MiB);
   r.deallocate(a, keep, 256);
@@ -138,7 +138,7 @@ TEST_F(pool_page_release, exportable_pages_are_exported) {
   close(descriptor);
   r.deallocate(a, p, 2 * MiB);
   a.synchronize();
-  EXPECT_EQ(r.trim(), 0u) << "another process has it";
+  EXPECT_EQ(r.trim(), 0u) << "the memory is exported";
   r.unpin(p, 2 * MiB);
   EXPECT_EQ(r.trim(), 2 * MiB);
   EXPECT_THROW(static_cast<void>(r.export_page(&device)), std::exception);

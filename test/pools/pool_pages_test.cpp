@@ -28,7 +28,7 @@ TEST_F(pool_pages, pool_grows_at_its_end_by_the_shortfall) {
   r.deallocate(a, first, 2 * MiB);
   r.deallocate(a, second, 6 * MiB);
   auto* const both = r.allocate(a, 16 * MiB);
-  EXPECT_EQ(both, first) << "what is free at the end is the beginning of a larger block";
+  EXPECT_EQ(both, first) << "free memory at the end becomes the start of a larger block";
   EXPECT_EQ(r.statistics().reserved, 16 * MiB);
   EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, both, 16 * MiB);
@@ -59,10 +59,10 @@ TEST_F(pool_pages, growth_is_granted_before_cached_blocks_are_flushed_into_it) {
   ASSERT_EQ(last, at(first, 1 * MiB));
   meanwhile = [&] {
     r.deallocate(a, last, 1 * MiB);
-    EXPECT_GT(r.statistics().cached, 0u) << "kept near the thread";
+    EXPECT_GT(r.statistics().cached, 0u) << "in the thread cache";
   };
   auto* const grown = r.allocate(a, 3 * MiB);
-  EXPECT_EQ(r.statistics().cached, 0u) << "beyond the threshold nothing is";
+  EXPECT_EQ(r.statistics().cached, 0u) << "above the threshold nothing is cached";
   EXPECT_TRUE(is_consistent(r));
   auto* const next = r.allocate(a, 1 * MiB);
   EXPECT_TRUE(is_consistent(r));
@@ -83,7 +83,7 @@ TEST_F(pool_pages, pages_fill_holes_at_the_end_of_the_addresses) {
   EXPECT_TRUE(is_consistent(r));
   auto* const rest = r.allocate(a, 2 * MiB);
   EXPECT_EQ(rest, at(blocks[1], 6 * MiB));
-  EXPECT_FALSE(r.try_allocate(a, 256)) << "there are no more addresses";
+  EXPECT_FALSE(r.try_allocate(a, 256)) << "all addresses are in use";
   EXPECT_TRUE(is_consistent(r));
   r.deallocate(a, again, 6 * MiB);
   r.deallocate(a, rest, 2 * MiB);
@@ -205,7 +205,7 @@ TEST_F(pool_pages, pages_fill_the_end_of_a_hole_where_more_is_free_above) {
   r.deallocate(a, again);
   a.synchronize();
   r.set_limit(10 * MiB);
-  EXPECT_EQ(r.allocate(a, 7 * MiB), gone) << "what is left of the gap is filled too";
+  EXPECT_EQ(r.allocate(a, 7 * MiB), gone) << "the rest of the hole is filled too";
   r.deallocate(a, gone);
   for (auto* const each : {below, above}) r.deallocate(a, each);
 }
@@ -219,7 +219,7 @@ TEST_F(pool_pages, mapping_callback_is_called) {
                              .on_unmapping = [&](void*, std::size_t bytes) { told -= bytes; }}};
     auto* const p = r.allocate(a, 8 * MiB);
     EXPECT_EQ(told, 8 * MiB);
-    EXPECT_FALSE(r.try_allocate(a, 2 * MiB)) << "the listener refuses";
+    EXPECT_FALSE(r.try_allocate(a, 2 * MiB)) << "the callback refuses";
     EXPECT_EQ(r.statistics().reserved, 8 * MiB);
     EXPECT_TRUE(is_consistent(r));
     r.deallocate(a, p, 8 * MiB);

@@ -69,7 +69,7 @@ TEST_F(pool_policy, stream_that_is_behind_reuses_its_own_memory_first) {
     simulator::run_until_idle();
     poll(r);
     poll(r);
-    EXPECT_FALSE(a.key().timeline().is_behind()) << "its work is over";
+    EXPECT_FALSE(a.key().timeline().is_behind()) << "its work is complete";
   }
 }
 
@@ -85,7 +85,7 @@ TEST_F(pool_policy, dead_stream_does_not_make_the_next_one_count_as_behind) {
     simulator::run_until_idle();
   }
   gpumem::stream const next{device};
-  ASSERT_EQ(&next.key().timeline(), of_dead) << "it has the timeline of the dead one";
+  ASSERT_EQ(&next.key().timeline(), of_dead) << "it reuses the timeline of the destroyed stream";
   EXPECT_FALSE(next.key().timeline().is_behind());
 }
 
@@ -114,7 +114,7 @@ TEST_F(pool_policy, request_that_finds_memory_does_not_poll) {
   simulator::run_until_idle();
   auto const before = polls();
   r.deallocate(a, r.allocate(a, 7 * MiB), 7 * MiB);
-  EXPECT_EQ(polls(), before) << "though what is complete would fit better";
+  EXPECT_EQ(polls(), before) << "although completed memory would fit better";
   r.deallocate(b, below, 4 * MiB);
 }
 
@@ -139,7 +139,7 @@ TEST_F(pool_policy, pool_grows_if_polls_take_too_much_time) {
   simulator::run_until_idle();
   auto const growths = r.statistics().upstream_allocations;
   EXPECT_FALSE(allocation_polls());
-  EXPECT_EQ(r.statistics().upstream_allocations, growths + 1) << "it does not know that all is complete";
+  EXPECT_EQ(r.statistics().upstream_allocations, growths + 1) << "the pool does not know yet that all is complete";
   let_pass(1ms);
   EXPECT_TRUE(allocation_polls());
   EXPECT_EQ(r.statistics().upstream_allocations, growths + 1);
@@ -179,7 +179,7 @@ TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
   auto const reserved = r.statistics().reserved;
   for (auto* const each : of_a) r.deallocate(a, each, 4 * MiB);
   auto* const large = r.allocate(a, 16 * MiB);
-  EXPECT_EQ(large, of_a[0]) << "it joins what the stream has freed";
+  EXPECT_EQ(large, of_a[0]) << "it coalesces with the stream's freed memory";
   EXPECT_EQ(r.statistics().reserved, reserved + 4 * MiB);
   r.deallocate(a, large, 16 * MiB);
   r.deallocate(a, first, 4 * MiB);

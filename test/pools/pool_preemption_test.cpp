@@ -90,7 +90,7 @@ TEST_F(pool_preemption, destroyed_victim_is_replaced_by_another) {
   while (!executor.posted()) std::this_thread::yield(); // the youngest has been asked to roll back, but does not run
   third.destroy();
   run_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted) << "the other gives way";
+  EXPECT_EQ(first.ended(), outcome::granted) << "the other one is preempted";
   EXPECT_EQ(rolled_back, 1);
 }
 

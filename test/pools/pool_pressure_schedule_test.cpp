@@ -51,8 +51,8 @@ public:
     gpumem::detail::schedule::run(seed_, {[this] { request_event(); }, [this] { serve(); }, [this] { take_back(); }},
                                   1 + seed_ % 5);
     cached_ = {};
-    if (executor_.run_one()) result_.wrong += "something was posted and not run; ";
-    if (result_.begun != result_.ended) result_.wrong += "a function was left where it waits; ";
+    if (executor_.run_one()) result_.wrong += "a posted work item was not run; ";
+    if (result_.begun != result_.ended) result_.wrong += "a callback was left suspended; ";
     if (shared_.statistics().live != 0) result_.wrong += "memory was lost; ";
     for (auto const& each : simulator::take_findings()) result_.wrong += each.text + "; ";
     return result_;

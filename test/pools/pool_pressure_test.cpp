@@ -51,7 +51,7 @@ TEST_F(pool_pressure, pressure_ends_when_an_awaiting_callback_returns) {
   request first{*this, work, b, 50 * MiB};
   run_until([&] { return place != nullptr; });
   let_the_library_thread_poll();
-  EXPECT_FALSE(first.ended()) << "it may free memory still";
+  EXPECT_FALSE(first.ended()) << "the callback may still free memory";
   request second{*this, work, b, 30 * MiB};
   run_all();
   EXPECT_EQ(calls, 1) << "one call at a time";

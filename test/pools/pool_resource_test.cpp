@@ -215,7 +215,7 @@ TEST_F(pool_interface, limit_can_change_while_the_pool_is_used) {
   EXPECT_EQ(r.statistics().limit, 3 * MiB);
   auto* const q = r.allocate(s, 1 * MiB);
   r.set_limit(1 * MiB);
-  EXPECT_EQ(r.statistics().reserved, 3 * MiB) << "what is in use stays";
+  EXPECT_EQ(r.statistics().reserved, 3 * MiB) << "memory in use stays";
   EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::too_large);
   EXPECT_EQ(r.try_allocate(s, 1 * MiB).error().reason, outcome::exhausted);
   EXPECT_THROW(r.reserve(2 * MiB), gpumem::out_of_memory);
@@ -252,7 +252,7 @@ TEST_F(pool_interface, find_describes_live_and_free_memory) {
   EXPECT_EQ(inside->stream, s.key().id());
   EXPECT_TRUE(inside->live);
   EXPECT_FALSE(r.find(p + 1024)->live);
-  EXPECT_EQ(r.find(p + 1024)->allocated, 1024u) << "another of the same size";
+  EXPECT_EQ(r.find(p + 1024)->allocated, 1024u) << "another block of the same size";
   EXPECT_EQ(r.find(p + MiB)->base, p + 8 * 1024);
   EXPECT_EQ(r.find(p + MiB)->allocated, 2 * MiB - 8 * 1024);
   EXPECT_FALSE(r.find(&r));

@@ -91,7 +91,7 @@ TEST_F(pool_scopes, request_waits_while_another_scope_can_free_memory) {
   auto other = pool.acquire(a, 20 * MiB).wait();
   request first{*this, old, a, 20 * MiB}, second{*this, young, b, 20 * MiB};
   let_the_library_thread_poll();
-  EXPECT_FALSE(second.ended()) << "memory that was not got through a scope may be freed";
+  EXPECT_FALSE(second.ended()) << "memory allocated outside a scope may be freed";
   other.reset();
   run_until([&] { return first.ended().has_value(); });
   EXPECT_EQ(first.ended(), outcome::granted);
@@ -263,7 +263,7 @@ TEST_F(pool_scopes, preemption_begins_only_after_pressure_callbacks) {
   request first{*this, old, a, 30 * MiB};
   run_until([&] { return calls == 1; });
   let_the_library_thread_poll();
-  EXPECT_FALSE(executor.run_one()) << "what was freed is believed only where it shows";
+  EXPECT_FALSE(executor.run_one()) << "a callback's claim counts only if memory was freed";
   request second{*this, young, b, 30 * MiB};
   run_until([&] { return second.ended().has_value(); });
   EXPECT_EQ(calls, 3);

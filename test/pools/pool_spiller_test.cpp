@@ -33,7 +33,7 @@ protected:
   // Copies a block of 10 MiB to the host through another block of the pool, if it gets one, and frees both.
   template <class Pool> std::size_t spill(Pool& pool) {
     if (cached.empty()) return 0;
-    EXPECT_FALSE(pool.try_allocate(a, 101 * MiB - pool.statistics().live)) << "more than there is";
+    EXPECT_FALSE(pool.try_allocate(a, 101 * MiB - pool.statistics().live)) << "more than is free";
     auto const staging = pool.try_allocate(a, 10 * MiB);
     staged += staging.has_value();
     if (staging)
@@ -67,7 +67,7 @@ TEST_F(pool_spiller, spilling_with_extra_memory_stays_below_the_limit) {
     for (auto const* each : {&first, &second, &third}) EXPECT_EQ(each->ended(), outcome::granted) << most;
     EXPECT_LE(pool.statistics().peak_reserved, 100 * MiB);
     EXPECT_EQ(pool.statistics().peak_live, most > 0 ? 100 * MiB : 90 * MiB) << most;
-    EXPECT_EQ(staged > 0, most > 0) << "what overtakes no one gets nothing beside requests that wait";
+    EXPECT_EQ(staged > 0, most > 0) << "a request that must not overtake gets nothing while others wait";
     cached.clear();
   }
 }

@@ -65,7 +65,7 @@ TEST_F(pool_stalls, first_request_ends_if_memory_outside_scopes_is_not_freed) {
     gpumem::detail::sync::sleep_for(10s);
     request first{*this, pool, b, 60 * MiB}, second{*this, pool, b, 50 * MiB};
     let_pass(900ms);
-    EXPECT_EQ(first.ended(), std::nullopt) << "time counts while requests wait";
+    EXPECT_EQ(first.ended(), std::nullopt) << "time counts only while requests wait";
     let_pass(200ms);
     EXPECT_EQ(first.ended(), outcome::stalled) << hardened;
     EXPECT_EQ(second.ended(), std::nullopt) << "the work of the first goes on";

@@ -58,7 +58,7 @@ TEST_F(pool_thread_caches, large_blocks_without_hits_are_not_cached_for_long) {
   EXPECT_EQ(counters_of(r).thread_cache_hits, 0u);
   auto const flushed = counters_of(r).flushed;
   for (std::size_t i = 0; i < 500; ++i) r.deallocate(a, r.allocate(a, 3 * MiB / 4 + 256 * i), 3 * MiB / 4 + 256 * i);
-  EXPECT_EQ(counters_of(r).flushed, flushed) << "nor put there first";
+  EXPECT_EQ(counters_of(r).flushed, flushed) << "and such blocks are not cached first";
 }
 
 // Large blocks have a budget of 4 MiB, and each may take 1 MiB at most.
@@ -123,11 +123,11 @@ TEST_F(pool_thread_caches, miss_takes_a_block_of_the_next_two_size_classes) {
   for (std::size_t const size : {8 * KiB, 64 * KiB, 128 * KiB}) {
     EXPECT_TRUE(asked_for(size + size / 8, size));
     EXPECT_TRUE(asked_for(size + size / 4, size));
-    EXPECT_FALSE(asked_for(size + 3 * size / 8, size)) << "more than a quarter more";
+    EXPECT_FALSE(asked_for(size + 3 * size / 8, size)) << "over a quarter larger";
     EXPECT_FALSE(asked_for(size - size / 16, size)) << "too small";
   }
   EXPECT_FALSE(asked_for(512, 256)) << "twice as much";
-  EXPECT_TRUE(asked_for(72 * KiB, 64 * KiB)) << "a medium one for a small one";
+  EXPECT_TRUE(asked_for(72 * KiB, 64 * KiB)) << "a medium block for a small request";
   EXPECT_FALSE(asked_for(2 * MiB, MiB));
 }
 
@@ -146,7 +146,7 @@ TEST_F(pool_thread_caches, large_blocks_of_streams_that_share_a_cache_are_kept_t
     }
     near += counters_of(r).thread_cache_hits - before;
   }
-  EXPECT_GE(near, 49u * 6u * 9 / 10) << "but for those frees that recorded an event";
+  EXPECT_GE(near, 49u * 6u * 9 / 10) << "except for frees that recorded an event";
 }
 
 // For larger sizes the memory that rounding wastes would outweigh its benefit.
@@ -197,7 +197,7 @@ TEST_F(pool_thread_caches, cached_bytes_stay_within_the_budget_at_every_instant)
     ASSERT_LE(f.allocated + f.cached, f.reserved);
     most = std::max(most, f.cached);
   }
-  EXPECT_GT(most, r.statistics().reserved / 200) << "little was ever kept";
+  EXPECT_GT(most, r.statistics().reserved / 200) << "little was ever cached";
   EXPECT_GT(r.statistics().reuse_thread_cache, 0u);
   for (auto* const each : live) r.deallocate(a, each);
 }
@@ -215,10 +215,10 @@ TEST_F(pool_thread_caches, blocks_cached_for_a_stream_that_a_thread_has_left_are
     for (int i = 0; i < count; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
   };
   rounds(4000);
-  EXPECT_EQ(r.statistics().reuse_thread_cache, near) << "it may come back to the first";
+  EXPECT_EQ(r.statistics().reuse_thread_cache, near) << "the thread may use the first stream again";
   rounds(4000);
   EXPECT_GT(r.statistics().reuse_thread_cache, near + 3000);
-  EXPECT_GE(r.statistics().cached, 3 * MiB) << "what is not in the way stays";
+  EXPECT_GE(r.statistics().cached, 3 * MiB) << "blocks that take no needed budget stay";
 }
 
 // The host never sees any work of the stream complete.

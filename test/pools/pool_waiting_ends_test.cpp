@@ -96,7 +96,7 @@ TEST_F(pool_waiting_ends, destroyed_request_is_forgotten) {
     EXPECT_FALSE(last.ended());
   }
   run_all();
-  EXPECT_EQ(last.ended(), outcome::granted) << "the one that it waited behind is gone";
+  EXPECT_EQ(last.ended(), outcome::granted) << "the request before it has left";
   block.reset();
   EXPECT_FALSE(executor.run_one());
 }
@@ -188,7 +188,7 @@ TEST_F(pool_waiting_ends, request_ends_exhausted_if_all_is_freed_and_it_still_do
   request first{*this, pool, a, 10 * MiB}, second{*this, pool, a, 6 * MiB};
   block.reset();
   run_all();
-  EXPECT_FALSE(first.ended()) << "what is free may go upstream once its use is complete";
+  EXPECT_FALSE(first.ended()) << "free memory may be returned to the upstream after its use";
   simulator::run_until_idle();
   run_until([&] { return second.ended().has_value(); });
   EXPECT_EQ(first.ended(), outcome::exhausted);

@@ -232,7 +232,7 @@ TEST_F(pool_waiting_order, requests_served_during_a_failed_turn_count_as_overtak
       each.block().reset();
     }
   }
-  EXPECT_LE(granted, 6u) << "as often as it may be, and as many as had a turn when it was first in vain";
+  EXPECT_LE(granted, 6u) << "max_overtakes, plus those that had a turn when it first failed";
   EXPECT_FALSE(first.ended());
   for (auto& each : blocks) each.reset();
   run_all();

@@ -75,7 +75,7 @@ TEST_F(pool_waiting, requests_are_served_in_the_order_of_arrival) {
   pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
   auto block = pool.acquire(a, 90 * MiB).wait();
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, b, 50 * MiB}, third{*this, pool, b, 4 * MiB};
-  EXPECT_EQ(pool.acquire(b, 4 * MiB).try_now().error().reason, outcome::exhausted) << "overtook those that wait";
+  EXPECT_EQ(pool.acquire(b, 4 * MiB).try_now().error().reason, outcome::exhausted) << "overtook the waiting requests";
   block.reset();
   run_all();
   EXPECT_EQ(first.ended(), outcome::granted);
@@ -93,7 +93,7 @@ TEST_F(pool_waiting, only_requests_that_fit_get_a_turn) {
   request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 60 * MiB};
   block.reset();
   EXPECT_TRUE(executor.run_one());
-  EXPECT_FALSE(executor.run_one()) << "the second was called in vain";
+  EXPECT_FALSE(executor.run_one()) << "the second got its turn in vain";
   first.block().reset();
   EXPECT_TRUE(executor.run_one());
   EXPECT_EQ(second.ended(), outcome::granted);
@@ -120,7 +120,7 @@ TEST_F(pool_waiting, request_gets_memory_that_another_thread_has_cached) {
   EXPECT_GT(pool.statistics().cached, 0u);
   request first{*this, pool, a, 4 * MiB};
   EXPECT_FALSE(first.ended());
-  EXPECT_EQ(pool.statistics().cached, 0u) << "a thread keeps what another waits for";
+  EXPECT_EQ(pool.statistics().cached, 0u) << "a thread caches memory for which another waits";
   std::thread{[&] { small.reset(); }}.join();
   EXPECT_EQ(pool.statistics().cached, 0u);
   run_all();
@@ -147,8 +147,8 @@ TEST_F(pool_waiting, request_keeps_its_place_if_memory_is_fragmented) {
   for (auto const i : {0, 2}) blocks[i].reset();
   EXPECT_FALSE(executor.run_one());
   blocks[4].reset();
-  EXPECT_TRUE(executor.run_one()) << "there are 3 MiB";
-  EXPECT_FALSE(first.ended()) << "in one piece there are not";
+  EXPECT_TRUE(executor.run_one()) << "3 MiB are free";
+  EXPECT_FALSE(first.ended()) << "but they are not contiguous";
   run_all();
   EXPECT_FALSE(second.ended()) << "overtook the first";
   blocks[1].reset();

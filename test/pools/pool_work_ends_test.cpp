@@ -70,7 +70,7 @@ TEST_F(pool_work_ends, work_that_throws_is_not_rolled_back) {
   EXPECT_FALSE(work.as_holder().may_roll_back());
   EXPECT_EQ(work.held(), 0u);
   run_all();
-  EXPECT_EQ(first.ended(), outcome::granted) << "what was freed while the exception passed";
+  EXPECT_EQ(first.ended(), outcome::granted) << "memory freed during the unwinding";
   first.block().reset();
   EXPECT_EQ(pool.statistics().live, 0u);
 }
@@ -119,7 +119,7 @@ TEST_F(pool_work_ends, work_that_waits_to_begin_again_ends_with_its_pool_or_its_
         return last.ended().has_value();
       });
       EXPECT_FALSE(reason);
-      EXPECT_EQ(last.ended(), outcome::granted) << "it does not wait behind work that is gone";
+      EXPECT_EQ(last.ended(), outcome::granted) << "it does not wait behind work that has ended";
     }
     EXPECT_EQ(begun, 1);
     EXPECT_EQ(young.held(), 0u);

@@ -94,7 +94,7 @@ TEST_F(quarantine_test, find_describes_blocks_in_quarantine) {
 TEST_F(quarantine_test, trim_releases_complete_memory_of_the_quarantine) {
   pool r{upstream, {.hardened = {.enabled = true}}};
   r.deallocate(s, r.allocate(s, 100 * KiB), 100 * KiB);
-  EXPECT_EQ(r.trim(), 0u) << "nothing has run";
+  EXPECT_EQ(r.trim(), 0u) << "no work has run";
   EXPECT_GT(r.statistics().quarantined, 0u);
   // First the copies of the check run, then the chunk's own event.
   for (int i = 0; i < 3 && r.statistics().reserved > 0; ++i) {
@@ -110,7 +110,7 @@ TEST_F(quarantine_test, reserve_and_limit_include_the_guards) {
   EXPECT_EQ(r.statistics().reserved, 1 * MiB);
   EXPECT_EQ(r.reserve(2 * MiB), 1 * MiB);
   r.set_limit(2 * MiB);
-  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::too_large) << "with its guards";
+  EXPECT_EQ(r.try_allocate(s, 2 * MiB).error().reason, outcome::too_large) << "including its guards";
   EXPECT_TRUE(r.try_allocate(s, 2 * MiB - 1).error().reason == outcome::too_large);
   EXPECT_EQ(r.statistics().failures, 2u);
   EXPECT_EQ(r.try_allocate(s, PTRDIFF_MAX).error().reason, outcome::too_large);
@@ -251,7 +251,7 @@ protected:
     pool_resource<Upstream> r{memory, {.hardened = {.enabled = true}}};
     auto* const p = static_cast<char*>(r.allocate(s, 1000));
     auto* const q = static_cast<char*>(r.allocate_sync(1000));
-    EXPECT_EQ(static_cast<unsigned char>(q[999]), 0xfa) << "at once";
+    EXPECT_EQ(static_cast<unsigned char>(q[999]), 0xfa) << "filled at once";
     p[1000] = 1;
     q[-1] = 1;
     r.deallocate(s, p, 1000);

@@ -58,16 +58,16 @@ public:
   // Gives a turn to the request. `bytes_decide`: only bytes decide, except for refused requests.
   void call(waiting_request& one, memory_count const& memory, bool bytes_decide) {
     auto const at = std::ranges::find(row_, &one, &place::that);
-    if (at == row_.end() || at->turn) return wrong_("called without need");
+    if (at == row_.end() || at->turn) return wrong_("got a turn without need");
     unsigned passed = 0;
     for (auto& each : std::ranges::subrange(row_.begin(), at)) {
       if (each.turn) continue;
       ++passed;
       if (++each.overtaken > most_) wrong_("overtaken too often");
       if (bytes_decide && !each.refused && fits(each.that->bytes(), memory))
-        wrong_("overtook one for which there is memory");
+        wrong_("overtook a request for which there is memory");
     }
-    if (passed > most_) wrong_("overtook too many");
+    if (passed > most_) wrong_("overtook too many requests");
     overtakes_ += passed > 0;
     give_turn(*at);
   }

@@ -83,7 +83,7 @@ TEST_F(quick_lists_test, blocks_split_off_one_range_coalesce_again) {
   EXPECT_EQ(map.free_bytes(), 15 * KiB);
 
   auto& kept = map.lists().ready().quick();
-  EXPECT_EQ(kept.head(KiB), first.upper) << "the neighbour goes out next";
+  EXPECT_EQ(kept.head(KiB), first.upper) << "the neighbour is granted next";
   EXPECT_EQ(kept.head(2 * KiB), nullptr);
   auto& second = *kept.head(KiB);
   map.pop_quick(second);

@@ -116,7 +116,7 @@ TEST_F(range_allocator_test, bin_is_searched_to_its_end) {
   for (auto* const each : blocks) map.free(*each, alike);
   EXPECT_EQ(find(small + step), blocks[0]);
   EXPECT_EQ(find(small + 2 * step), nullptr);
-  EXPECT_EQ(find(256, large.bytes), blocks[0]) << "the only one in which so aligned an address lies";
+  EXPECT_EQ(find(256, large.bytes), blocks[0]) << "the only range with an address of this alignment";
 }
 
 // There is no bin after the last one.
@@ -146,13 +146,13 @@ TEST_F(range_allocator_test, memory_is_on_the_free_list_of_its_stream) {
   auto* const own = all.find(of(a));
   ASSERT_NE(own, nullptr);
   EXPECT_EQ(all.find(of(b)), nullptr);
-  EXPECT_EQ(own->oldest(), &high) << "by epoch, not by the time of the free";
+  EXPECT_EQ(own->oldest(), &high) << "ordered by epoch, not by the time of the free";
   EXPECT_EQ(own->newest(), &low);
   EXPECT_TRUE(own->in_use(false));
   complete_up_to(a, 3);
   map.mark_complete(high);
   EXPECT_EQ(own->oldest(), &low);
-  EXPECT_EQ(find(2048), parent.last) << "with the rest, which no stream uses";
+  EXPECT_EQ(find(2048), parent.last) << "coalesced with the unused rest";
   complete_up_to(a, 5);
   EXPECT_FALSE(own->in_use(false));
   map.mark_complete(low);
@@ -235,10 +235,10 @@ TEST_F(range_allocator_test, chunk_grows_at_its_end) {
   auto& first = map.split_off(whole(), 0, 1024);
   auto& more = map.extend(parent, 4096, {});
   EXPECT_EQ(parent.bytes, 8192u);
-  EXPECT_EQ(more.base, base + 1024) << "joined with the free memory at the end";
+  EXPECT_EQ(more.base, base + 1024) << "coalesced with the free memory at the end";
   EXPECT_EQ(more.bytes, 7168u);
   auto& other = map.extend(parent, 256, stream_uses{stream_use{&of(a), 1}});
-  EXPECT_EQ(other.bytes, 256u) << "of another order";
+  EXPECT_EQ(other.bytes, 256u) << "it has other uses";
   EXPECT_EQ(parent.last, &other);
   EXPECT_EQ(first.upper, &more);
   EXPECT_EQ(map.free_bytes(), 7424u);
@@ -251,7 +251,7 @@ TEST_F(range_allocator_test, removed_memory_leaves_a_hole_that_can_be_filled) {
   EXPECT_EQ(range_allocator::find_containing(parent, at(1024)), &hole);
   EXPECT_EQ(map.find_live(at(1024)), nullptr);
   auto& larger = map.make_hole(*hole.upper, hole.upper->base, 1024);
-  EXPECT_EQ(&larger, &hole) << "holes side by side are one";
+  EXPECT_EQ(&larger, &hole) << "neighbouring holes become one";
   EXPECT_EQ(larger.bytes, 2048u);
   auto& lowest = map.make_hole(*larger.lower, base, 1024);
   EXPECT_EQ(lowest.bytes, 3072u);
@@ -262,7 +262,7 @@ TEST_F(range_allocator_test, removed_memory_leaves_a_hole_that_can_be_filled) {
   EXPECT_EQ(middle.bytes, 1024u);
   ASSERT_EQ(middle.lower, parent.first);
   EXPECT_EQ(middle.lower->state(), block_state::hole);
-  EXPECT_EQ(middle.upper, &lowest) << "what is left of the hole above";
+  EXPECT_EQ(middle.upper, &lowest) << "the rest of the hole above";
   EXPECT_EQ(lowest.bytes, 1024u);
   map.fill_hole(*middle.lower, 0, 1024, {});
   map.fill_hole(lowest, 0, lowest.bytes, {});
@@ -283,7 +283,7 @@ TEST_F(range_allocator_test, hole_can_span_memory_of_several_streams) {
   EXPECT_EQ(hole.bytes, 2048u);
   EXPECT_EQ(map.free_bytes(), 2048u);
   ASSERT_EQ(hole.lower, parent.first);
-  EXPECT_TRUE(hole.lower->uses.find(of(a))) << "what is left stays with its stream";
+  EXPECT_TRUE(hole.lower->uses.find(of(a))) << "the rest stays with its stream";
   EXPECT_EQ(hole.lower->bytes, 512u);
   EXPECT_TRUE(hole.upper->uses.find(of(c)));
   EXPECT_EQ(hole.upper->bytes, 512u);

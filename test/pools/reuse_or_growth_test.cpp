@@ -35,12 +35,12 @@ TEST_F(reuse_or_growth, filling_a_pool_makes_no_poll) {
   r.deallocate(b, r.allocate(b, 512 * MiB), 512 * MiB); // records an event if the pool has grown
   simulator::run_until_idle();
   auto const grown = r.statistics().reserved;
-  EXPECT_LE(grown, reserved + 512 * MiB) << "no more than was asked for";
+  EXPECT_LE(grown, reserved + 512 * MiB) << "no more than requested";
   for (auto* const on : {&a, &b, &a, &b}) {
     r.deallocate(*on, r.allocate(*on, 512 * MiB), 512 * MiB);
     simulator::run_until_idle();
   }
-  EXPECT_EQ(r.statistics().reserved, grown) << "one poll finds what is complete";
+  EXPECT_EQ(r.statistics().reserved, grown) << "one poll sees the completed work";
 }
 
 // Eight streams share memory for four.
@@ -70,7 +70,7 @@ TEST_F(reuse_or_growth, streams_reuse_memory_of_others_where_the_addresses_or_th
   gpumem::pool_resource first{device, {}, {.address_space = 2 * simulator::options{}.capacity}};
   first.reserve(simulator::options{}.capacity - left - used_before);
   gpumem::pool_resource last{device};
-  EXPECT_LE(rounds(last), 100u) << "what refuses is not asked at every miss";
+  EXPECT_LE(rounds(last), 100u) << "after a refusal the device is not asked at every miss";
   EXPECT_LE(last.statistics().peak_reserved, left);
 }
 
@@ -95,7 +95,7 @@ TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_call
   auto const after = calls();
   auto const count = [&](std::size_t i) { return after[i] - before[i]; };
   EXPECT_LE(count(0), 4u * failing) << "pages";
-  EXPECT_GE(count(0), 1u * failing) << "the device is asked each time: others may have given back";
+  EXPECT_GE(count(0), 1u * failing) << "the device is asked each time: other users may have freed memory";
   EXPECT_EQ(count(1) + count(2), 0u) << "mapped";
   EXPECT_LE(count(3) + count(4), 16u * failing) << "polls";
 
@@ -106,7 +106,7 @@ TEST_F(reuse_or_growth, requests_that_fail_on_a_full_device_make_few_driver_call
     ASSERT_TRUE(got);
     auto const end = calls();
     EXPECT_GT(end[1] - start[1], 1u) << "several pages";
-    EXPECT_EQ(end[0] - start[0], end[1] - start[1] + (i == 0)) << "all at once the first time only";
+    EXPECT_EQ(end[0] - start[0], end[1] - start[1] + (i == 0)) << "all together only the first time";
     EXPECT_EQ(device_bytes(), used_before + other.statistics().reserved + r.statistics().reserved);
     r.deallocate(a, *got, 256 * MiB);
     a.synchronize();

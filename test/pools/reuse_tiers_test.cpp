@@ -139,7 +139,7 @@ TEST_F(reuse_tiers_test, reuse_policy_is_obeyed) {
   simulator::checked checked_own{own};
   freed_in_use(checked_own, a, 1 * MiB);
   a.synchronize();
-  EXPECT_TRUE(can_have(own, a, 1 * MiB)) << "its own";
+  EXPECT_TRUE(can_have(own, a, 1 * MiB)) << "its own memory";
   pool_resource completed{upstream, {.limit = 1 * MiB, .cross_stream = gpumem::reuse_policy::completed}};
   simulator::checked checked_completed{completed};
   auto* const p = freed_in_use(checked_completed, a, 1 * MiB);
@@ -238,7 +238,7 @@ TEST_F(reuse_tiers_test, null_stream_differs_by_thread) {
 TEST_F(reuse_tiers_test, new_memory_has_the_order_that_its_upstream_promises) {
   pool_resource r{upstream, {.limit = 2 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const p = r.allocate(a, 1 * MiB);
-  EXPECT_FALSE(can_have(r, b, 1 * MiB)) << "it was given in a's order";
+  EXPECT_FALSE(can_have(r, b, 1 * MiB)) << "it was granted in the order of a";
   gpumem::event given{device};
   given.record(a);
   b.wait(given);
@@ -259,7 +259,7 @@ TEST_F(reuse_tiers_test, host_gets_only_complete_memory) {
   simulator::run_until_idle();
   EXPECT_EQ(checked.allocate_sync(1 * MiB), p);
   checked.deallocate_sync(p, 1 * MiB);
-  EXPECT_EQ(checked.allocate(b, 1 * MiB), p) << "a free by the host leaves nothing to be ordered after";
+  EXPECT_EQ(checked.allocate(b, 1 * MiB), p) << "a host free needs no order";
   checked.deallocate(b, p, 1 * MiB);
 }
 

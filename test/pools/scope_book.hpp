@@ -50,7 +50,7 @@ public:
 
   void begin(std::size_t member, scope_request const& what, std::size_t bytes) {
     auto& one = places_[member].request;
-    if (one.open) wrong("two requests of one line of work");
+    if (one.open) wrong("one member made two requests at once");
     one = what;
     one.open = true;
     one.begun = ++begun_;

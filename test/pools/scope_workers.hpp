@@ -156,7 +156,7 @@ private:
   gpumem::task<> held_on_to(plan what) {
     scope work = begin(what, "held on to");
     co_await parts(work, what, false);
-    if (work.held() > 0) book_.wrong("a scope holds what was freed");
+    if (work.held() > 0) book_.wrong("a scope still counts freed memory");
   }
   gpumem::task<> rolled_back(plan what) {
     scope work = begin(what, "rolled back");
@@ -166,7 +166,7 @@ private:
       pause();
     };
     co_await gpumem::with_retry(work, [&] { return parts(work, what, true); }, undo, &executor_);
-    if (work.held() > 0) book_.wrong("a scope holds what was freed");
+    if (work.held() > 0) book_.wrong("a scope still counts freed memory");
   }
   gpumem::task<> parts(scope work, plan what, bool may_give_way) {
     std::array<gpumem::allocation, 3> held;

@@ -76,7 +76,7 @@ TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
       EXPECT_EQ(r.statistics().cached, cached);
       // Except for frees that record an event.
       for (int i = 0; i < 10 && r.statistics().cached <= cached; ++i) r.deallocate(b, r.allocate(b, bytes), bytes);
-      EXPECT_GT(r.statistics().cached, cached) << "of its own it does";
+      EXPECT_GT(r.statistics().cached, cached) << "its own blocks are cached";
     }
     together.arrive_and_wait();
   });
@@ -188,7 +188,7 @@ TEST_F(shard_list_test, each_shard_has_a_cache_budget) {
   }
   auto const count = engine_of(r).read_counters().shards;
   EXPECT_GE(count, 2u);
-  EXPECT_GT(together, alone + MiB) << "a share: of two shards 8 MiB, of three 6";
+  EXPECT_GT(together, alone + MiB) << "the share of one shard: 8 MiB of two, 6 MiB of three";
   EXPECT_LE(together, count * 4 * MiB);
 }
 
@@ -207,7 +207,7 @@ TEST_F(shard_list_test, freed_block_goes_back_to_its_shard) {
   EXPECT_EQ(r.statistics().live, 0u);
   a.synchronize();
   b.synchronize();
-  EXPECT_EQ(r.trim(), r.statistics().peak_reserved) << "chunks of every shard go back";
+  EXPECT_EQ(r.trim(), r.statistics().peak_reserved) << "chunks of every shard are returned";
 }
 
 TEST_F(shard_list_test, each_shard_releases_its_idle_pages) {

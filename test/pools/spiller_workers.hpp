@@ -137,7 +137,7 @@ private:
       }
     }
     if (ends != 1) notes_.wrong("ended more than once");
-    if (work.held() > 0) notes_.wrong("a scope holds what was freed");
+    if (work.held() > 0) notes_.wrong("a scope still counts freed memory");
   }
   gpumem::task<> parts(scope work, std::uint64_t count, std::size_t bytes) {
     std::array<gpumem::allocation, 3> held;

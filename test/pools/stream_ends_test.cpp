@@ -66,7 +66,7 @@ TEST_F(stream_ends, wait_for_a_dead_stream_does_not_end_with_the_next_of_its_han
   waiter late{device, first};
   destroy(stream_ref{first});
   auto const second = make_foreign();
-  ASSERT_EQ(first, second) << "the driver gives the handle again";
+  ASSERT_EQ(first, second) << "the driver reuses the handle";
   simulator::work(stream_ref{second}, {});
   waiter next{device, second};
   simulator::run_until_idle();
@@ -235,7 +235,7 @@ TEST_F(stream_ends, event_recorded_into_a_capture_shows_no_completion) {
   pool.deallocate(on, pool.allocate(on, 512), 512); // completes the free that was deferred in the capture
   simulator::run_until_idle();
   EXPECT_TRUE(pool.synchronize(1s));
-  EXPECT_EQ(pool.trim(), pool.statistics().peak_reserved) << "all of it was seen complete";
+  EXPECT_EQ(pool.trim(), pool.statistics().peak_reserved) << "all its work was seen complete";
 }
 
 // `allocate` waits for memory that is free but in use; requests that may block do so too.

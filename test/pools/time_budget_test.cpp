@@ -35,7 +35,7 @@ TEST_F(time_budget_of, share_of_the_time_is_never_overdrawn) {
     spent += left;
     ASSERT_LE(spent, 100ms + 0.05 * (i + 1) * time_budget::nanoseconds{100us} + 1ns);
   }
-  EXPECT_GE(spent, 599ms) << "and used in full";
+  EXPECT_GE(spent, 599ms) << "the saved time is used in full";
 }
 
 TEST_F(time_budget_of, saved_time_is_bounded) {

@@ -10,7 +10,7 @@ inline constexpr std::size_t MiB = std::size_t{1} << 20;
 class waiting_fixture : public simulated_test {
 protected:
   void TearDown() override {
-    EXPECT_FALSE(executor.run_one()) << "something was posted and not run";
+    EXPECT_FALSE(executor.run_one()) << "a posted work item was not run";
     auto const drawn = upstream.state().draws().size();
     EXPECT_TRUE(wait_for_releases(upstream.state(), drawn));
     EXPECT_TRUE(drawn > 0 || wait_for_device_bytes(before_)); // the library thread has no context in which to free
@@ -70,7 +70,7 @@ protected:
     auto const end = gpumem::detail::sync::now() + std::chrono::seconds{20};
     while (!done()) {
       if (!executor.run_one()) std::this_thread::yield();
-      ASSERT_LT(gpumem::detail::sync::now(), end) << "it does not come";
+      ASSERT_LT(gpumem::detail::sync::now(), end) << "timed out";
     }
   }
   // Returns after the library thread has done the passes that were due within its longest pause from now, and the

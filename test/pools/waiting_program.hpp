@@ -217,7 +217,7 @@ private:
   }
   void expect_all_told(auto that_cannot_be_met) {
     for (auto const& each : asked_) {
-      if (that_cannot_be_met(each->that) && !each->that.called()) wrong("not told that it cannot be met");
+      if (that_cannot_be_met(each->that) && !each->that.called()) wrong("not told that it cannot be granted");
     }
   }
   // A request may end because of this after all memory is freed.
@@ -257,7 +257,7 @@ private:
   }
   void come_to_rest(bool frees) {
     for (int quiet = 0, round = 0; quiet < 3 && wrong_.empty(); ++quiet) {
-      if (++round == 1000) return wrong("does not come to rest");
+      if (++round == 1000) return wrong("the program does not become idle");
       while (frees && !held_.empty()) free(0);
       for (auto* const each : those([](waiting_request& one) { return one.called(); })) {
         resume(*each);

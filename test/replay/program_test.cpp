@@ -158,7 +158,7 @@ TEST_F(program, each_thread_replays_the_whole_trace) {
     EXPECT_EQ(object["threads"], 3);
     EXPECT_EQ(object["failures"], 0);
     EXPECT_GE(object["peak_live_bytes"], 3 << 20);
-    EXPECT_LE(object["peak_live_bytes"], (9 << 20) * 17 / 16) << "a pool tells it to 1/16";
+    EXPECT_LE(object["peak_live_bytes"], (9 << 20) * 17 / 16) << "a pool reports it to within 1/16";
   }
 }
 

@@ -93,7 +93,7 @@ TEST_F(context, reset_of_the_device_ends_its_captures) {
   CUcontext again = nullptr;
   ASSERT_EQ(cu().retain(&again, 0), CUDA_SUCCESS);
   CUdeviceptr memory = 0;
-  EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS) << "no capture forbids it";
+  EXPECT_EQ(cu().allocate(&memory, 64), CUDA_SUCCESS) << "no capture is active";
 }
 
 TEST_F(context, forked_child_has_no_context) {

@@ -98,7 +98,7 @@ TEST_F(driver_pool_order, free_by_the_host_before_it_has_seen_completion_is_foun
   char* memory = allocate(pool_, a_, 64);
   EXPECT_EQ(cu().stream_synchronize(a_), CUDA_SUCCESS);
   EXPECT_EQ(cu().free(address(memory)), CUDA_SUCCESS);
-  EXPECT_EQ(allocate(pool_, b_, 64), memory) << "any stream may have what the host freed";
+  EXPECT_EQ(allocate(pool_, b_, 64), memory) << "any stream may reuse memory that the host freed";
   EXPECT_EQ(cu().free(address(memory)), CUDA_SUCCESS);
   EXPECT_EQ(only_finding().kind, finding_kind::unordered_free);
   EXPECT_EQ(simulator::report().implicit_synchronizations, 0u);

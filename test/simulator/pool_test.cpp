@@ -59,7 +59,7 @@ TEST_F(memory_pool, limits_of_pool_and_device_are_kept) {
   EXPECT_EQ(allocate(keeping_pool(), s, ~std::size_t{0}), nullptr);
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
   EXPECT_EQ(free(b, s), CUDA_SUCCESS);
-  EXPECT_EQ(allocate(small, s, 4 * mib), a) << "neighbours were not joined";
+  EXPECT_EQ(allocate(small, s, 4 * mib), a) << "neighbours were not coalesced";
 }
 
 TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {

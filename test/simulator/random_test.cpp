@@ -98,7 +98,7 @@ TEST_P(wrong_pool, wrong_pool_is_found_before_its_bytes_break) {
     const bool told = !simulator::take_findings().empty();
     found += told;
     broken += overwritten_ != 0;
-    EXPECT_FALSE(overwritten_ != 0 && !told) << "seed " << seed << " broke bytes in silence";
+    EXPECT_FALSE(overwritten_ != 0 && !told) << "seed " << seed << " overwrote bytes without a finding";
   }
   EXPECT_GT(broken, 0u);
   EXPECT_GT(found, 45u);

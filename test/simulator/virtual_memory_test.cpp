@@ -80,7 +80,7 @@ TEST_F(virtual_memory, handle_uses_device_memory_and_an_alias_uses_none) {
   EXPECT_EQ(simulator::report().mappings, 2u);
   EXPECT_EQ(release(memory), CUDA_SUCCESS);
   EXPECT_EQ(unmap(at, 32 * page), CUDA_SUCCESS);
-  EXPECT_EQ(used(), 32 * page) << "it is mapped still";
+  EXPECT_EQ(used(), 32 * page) << "still mapped";
   EXPECT_EQ(unmap(at + 32 * page, 32 * page), CUDA_SUCCESS);
   EXPECT_EQ(used(), 0u);
 }
@@ -138,14 +138,14 @@ TEST_F(virtual_memory, memory_is_mapped_only_at_reserved_unmapped_addresses) {
   const memory_handle memory = create(2 * page);
   EXPECT_EQ(map(at + 1, memory), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(map(at, memory, page / 2), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(map(at, memory, 3 * page), CUDA_ERROR_INVALID_VALUE) << "more than there is";
+  EXPECT_EQ(map(at, memory, 3 * page), CUDA_ERROR_INVALID_VALUE) << "larger than the memory";
   EXPECT_EQ(cu().map(address(at), page, page, memory, 0), CUDA_ERROR_INVALID_VALUE) << "offsets must be zero";
   EXPECT_EQ(map(at + 3 * page, memory, 2 * page), CUDA_ERROR_INVALID_VALUE) << "beyond the reservation";
   EXPECT_EQ(map(at + page, memory, 2 * page), CUDA_SUCCESS);
   for (const std::size_t over : {0, 1, 2})
     EXPECT_EQ(map(at + over * page, memory, 2 * page), CUDA_ERROR_INVALID_VALUE) << over;
-  EXPECT_EQ(cu().free_addresses(address(at), 4 * page), CUDA_ERROR_INVALID_VALUE) << "something is mapped";
-  EXPECT_EQ(map(at + 3 * page, memory), CUDA_SUCCESS) << "a part of it";
+  EXPECT_EQ(cu().free_addresses(address(at), 4 * page), CUDA_ERROR_INVALID_VALUE) << "already mapped";
+  EXPECT_EQ(map(at + 3 * page, memory), CUDA_SUCCESS) << "a part of the range";
   int local = 0;
   EXPECT_EQ(cu().map(reinterpret_cast<CUdeviceptr>(&local) / page * page, page, 0, memory, 0),
             CUDA_ERROR_INVALID_VALUE);
@@ -162,7 +162,7 @@ TEST_F(virtual_memory, only_whole_mappings_are_unmapped) {
   EXPECT_EQ(unmap(at, 5 * page), CUDA_ERROR_INVALID_VALUE) << "a hole";
   EXPECT_EQ(unmap(at + 6 * page), CUDA_ERROR_INVALID_VALUE) << "nothing there";
   EXPECT_EQ(simulator::report().mappings, 3u);
-  EXPECT_EQ(unmap(at, 3 * page), CUDA_SUCCESS) << "two at once";
+  EXPECT_EQ(unmap(at, 3 * page), CUDA_SUCCESS) << "two mappings at once";
   EXPECT_EQ(unmap(at + 4 * page), CUDA_SUCCESS);
   EXPECT_EQ(used(), 0u);
   lay(at + page);
@@ -220,8 +220,8 @@ TEST_F(virtual_memory, use_of_a_released_handle_is_reported) {
   EXPECT_EQ(release(memory), CUDA_SUCCESS);
   EXPECT_EQ(map(at, memory), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(only_finding().kind, simulator::finding_kind::dead_memory_handle);
-  EXPECT_EQ(map(at, memory + 1), CUDA_ERROR_INVALID_VALUE) << "which was never one";
-  EXPECT_EQ(create(), memory) << "values are given out again at once";
+  EXPECT_EQ(map(at, memory + 1), CUDA_ERROR_INVALID_VALUE) << "never a handle";
+  EXPECT_EQ(create(), memory) << "handle values are reused at once";
 }
 
 TEST_F(virtual_memory, exportable_handle_is_exported) {

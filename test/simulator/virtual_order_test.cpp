@@ -39,7 +39,7 @@ TEST_F(virtual_order, work_at_unmapped_addresses_is_reported) {
   EXPECT_EQ(only_finding().kind, finding_kind::premature_unmap);
   EXPECT_EQ(cu().free_addresses(address(at_), 16 * page), CUDA_SUCCESS);
   simulator::work(s, {read(at_, 64)}, 1us);
-  EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access) << "nor are they reserved";
+  EXPECT_EQ(only_finding().kind, finding_kind::unmapped_access) << "the addresses are not reserved either";
 }
 
 TEST_F(virtual_order, work_without_access_is_reported) {
@@ -99,7 +99,7 @@ TEST_F(virtual_order, unmapping_before_the_host_saw_its_work_complete_is_reporte
   simulator::work(s, {write(at_ + page, 64)}, 1us);
   simulator::run_until_idle();
   EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
-  EXPECT_EQ(unmap(at_), CUDA_SUCCESS) << "which the event covers";
+  EXPECT_EQ(unmap(at_), CUDA_SUCCESS) << "the event covers the work";
   EXPECT_TRUE(simulator::report().findings.empty());
   EXPECT_EQ(unmap(at_ + page), CUDA_SUCCESS);
   EXPECT_EQ(only_finding().kind, finding_kind::premature_unmap);
@@ -125,7 +125,7 @@ TEST_F(virtual_order, access_removed_before_the_host_saw_its_last_use_is_reporte
   EXPECT_EQ(found.kind, finding_kind::premature_unmap);
   EXPECT_EQ(found.later.action, "cuMemSetAccess");
   cu().stream_synchronize(s);
-  EXPECT_EQ(allow(at_), CUDA_SUCCESS) << "more rights are never too early";
+  EXPECT_EQ(allow(at_), CUDA_SUCCESS) << "additional rights are never too early";
 }
 
 TEST_F(virtual_order, work_through_two_addresses_of_a_page_conflicts) {
@@ -208,7 +208,7 @@ TEST_F(virtual_blocks, unmapping_of_a_live_block_is_reported) {
   void* spanning = pool.allocate(s, 2 * page + 256);
   ASSERT_EQ(spanning, at_);
   cu().stream_synchronize(s);
-  EXPECT_EQ(unmap(at_ + 2 * page), CUDA_SUCCESS) << "only the end of the block is there";
+  EXPECT_EQ(unmap(at_ + 2 * page), CUDA_SUCCESS) << "only the end of the block is mapped";
   EXPECT_EQ(only_finding().kind, finding_kind::live_block_in_freed_memory);
 }
 
@@ -233,7 +233,7 @@ TEST_F(virtual_blocks, page_keeps_its_history_when_it_moves) {
   void* p = lower.allocate(a, 256);
   lower.deallocate(a, p, 256);
   void* q = upper.allocate(b, 256);
-  EXPECT_EQ(only_finding().kind, finding_kind::unordered_reuse) << "the bytes are those that stream a had";
+  EXPECT_EQ(only_finding().kind, finding_kind::unordered_reuse) << "the bytes are those that stream a used";
   upper.deallocate(b, q, 256);
 }
 

@@ -111,7 +111,7 @@ TEST_F(async_resource, initial_size_is_reserved_at_once) {
   EXPECT_EQ(pool.usage(), (gpumem::driver_pool_usage{3 * segment, 3 * segment, 0, 0}));
   gpumem::stream s{gpumem::device{0}};
   void* const p = pool.allocate(s, 2 * segment);
-  EXPECT_EQ(pool.usage().reserved, 3 * segment) << "what was reserved served it";
+  EXPECT_EQ(pool.usage().reserved, 3 * segment) << "served from reserved memory";
   EXPECT_EQ(pool.statistics().allocations, 1u);
   pool.deallocate(s, p, 2 * segment);
 }
@@ -218,7 +218,7 @@ TEST_F(async_resource, statistics_combine_those_of_the_resource_and_the_driver) 
   EXPECT_EQ(one.frees, 1u);
   EXPECT_EQ(pool.usage().peak_used, 1024 + 40 * mib);
   simulator::fail_call("cuMemPoolGetAttribute", 1, CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(pool.statistics().live, 1000u) << "its own counts stand in";
+  EXPECT_EQ(pool.statistics().live, 1000u) << "its own counts are used instead";
   pool.deallocate(s, p, 1000);
 }
 
@@ -279,7 +279,7 @@ TEST_F(async_resource, misuse_is_reported_and_ignored) {
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
   EXPECT_EQ(seen[1].what, gpumem::misuse::kind::wrong_size);
-  EXPECT_EQ(seen[2].what, gpumem::misuse::kind::foreign_pointer) << "the driver may have given it to another since";
+  EXPECT_EQ(seen[2].what, gpumem::misuse::kind::foreign_pointer) << "the driver may have allocated it again";
   pool.deallocate(s, q, mib, 4096);
 }
 
@@ -340,7 +340,7 @@ TYPED_TEST(host_view, missing_default_pool_is_reported) {
   simulator::fail_call("cuMemGetDefaultMemPool", 1, CUDA_ERROR_NOT_SUPPORTED);
   try {
     TypeParam const view;
-    FAIL() << "there is a view of nothing";
+    FAIL() << "a view of no pool was made";
   } catch (gpumem::cuda_error const& e) {
     EXPECT_EQ(e.status(), cudaErrorNotSupported);
     EXPECT_THAT(e.what(), testing::HasSubstr("has no default pool of"));

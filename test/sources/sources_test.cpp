@@ -45,7 +45,7 @@ TYPED_TEST(source, free_waits_for_an_own_stream) {
   auto const waits = gpumem::driver_api::driver_calls("cuCtxSynchronize");
   this->subject_.deallocate(stream, p, mib);
   EXPECT_TRUE(this->ran_);
-  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), waits) << "an own stream is waited for alone";
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuCtxSynchronize"), waits) << "only its own stream is waited for";
 }
 
 TYPED_TEST(source, block_destructor_waits_for_its_foreign_stream_only) {

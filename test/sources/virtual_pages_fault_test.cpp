@@ -73,7 +73,7 @@ protected:
     simulator::fail_call(call, nth, CUDA_ERROR_NOT_PERMITTED);
     if (!what.run(pages)) {
       EXPECT_EQ(now(pages), before);
-      EXPECT_TRUE(what.run(pages)) << "it can be done again";
+      EXPECT_TRUE(what.run(pages)) << "the action can be repeated";
     }
     retry(pages);
     EXPECT_EQ(now(pages), clean);
@@ -138,7 +138,7 @@ TEST_F(virtual_pages_faults, failed_rollback_is_tried_again) {
   simulator::fail_call("cuMemUnmap", 2, CUDA_ERROR_NOT_PERMITTED);
   EXPECT_EQ(why_not(pages.map(0, 6 * mib)), outcome::driver_error);
   EXPECT_EQ(pages.pages(), 0u);
-  EXPECT_EQ(pages.mapped_bytes(), 2 * mib) << "the second page is there still, and counted";
+  EXPECT_EQ(pages.mapped_bytes(), 2 * mib) << "the second page still exists and is counted";
   EXPECT_EQ(pages.mapped_end(), 4 * mib);
   EXPECT_EQ(pages.find_extent(4 * mib), 4 * mib);
   EXPECT_EQ(device_bytes(), 2 * mib);

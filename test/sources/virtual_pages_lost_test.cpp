@@ -47,7 +47,7 @@ TEST_F(virtual_pages_lost, calls_after_the_loss_make_no_driver_call) {
   EXPECT_EQ(pages->mapped_bytes(), 6 * mib);
   pages.reset();
   EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
-  EXPECT_EQ(heard, 0) << "no registration can be taken back any more";
+  EXPECT_EQ(heard, 0) << "no registration can be undone any more";
 }
 
 } // namespace

@@ -83,7 +83,7 @@ TEST_F(virtual_pages_move, several_ranges_move_side_by_side_or_not_at_all) {
   EXPECT_EQ(why_not(move({})), outcome::invalid_argument);
   EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {7 * mib, 4 * mib}})), outcome::invalid_argument)
       << "no page begins there";
-  EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {8 * mib, 3 * mib}})), outcome::invalid_argument) << "nor ends";
+  EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {8 * mib, 3 * mib}})), outcome::invalid_argument) << "no page ends there";
   EXPECT_TRUE(pages.pin(at(pages, 10 * mib), 1));
   EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {8 * mib, 4 * mib}})), outcome::invalid_argument) << "pinned";
   pages.unpin(at(pages, 10 * mib), 1);
@@ -108,7 +108,7 @@ TEST_F(virtual_pages_move, checker_finds_a_page_unmapped_before_its_uses_are_com
   simulator::work(stream, {simulator::write(at(pages, 0), 4 * mib)}, 1us);
   happened.record(stream);
   other.wait(happened);
-  EXPECT_TRUE(pages.alias(0, 8 * mib)) << "which takes nothing away";
+  EXPECT_TRUE(pages.alias(0, 8 * mib)) << "removes nothing";
   EXPECT_TRUE(simulator::report().findings.empty());
   EXPECT_TRUE(pages.unmap(0, 2 * mib));
   auto const found = simulator::take_findings();

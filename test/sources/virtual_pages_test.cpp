@@ -85,13 +85,13 @@ TEST_F(virtual_pages_test, page_size_grows_with_the_mapped_bytes) {
   EXPECT_EQ(pages.pages(), 128u);
   EXPECT_EQ(pages.next_page_size(), 2 * mib);
   map(pages, pages.mapped_end(), 1024 * mib, 1024 * mib);
-  EXPECT_EQ(pages.pages(), 129u) << "one, as was asked for";
+  EXPECT_EQ(pages.pages(), 129u) << "one page, as requested";
   EXPECT_EQ(pages.next_page_size(), 10 * mib);
   map(pages, pages.mapped_end(), 25 * mib);
   EXPECT_EQ(pages.pages(), 132u) << "10, 10 and 6 MiB";
   EXPECT_EQ(page_at(pages, pages.mapped_end() - 1).where.bytes, 6 * mib);
   map(pages, pages.mapped_end(), 8192 * mib, 8192 * mib);
-  EXPECT_EQ(pages.next_page_size(), 32 * mib) << "no larger ever";
+  EXPECT_EQ(pages.next_page_size(), 32 * mib) << "never larger";
 }
 
 TEST_F(virtual_pages_test, invalid_ranges_are_refused) {
@@ -118,7 +118,7 @@ TEST_F(virtual_pages_test, only_whole_pages_are_unmapped) {
   EXPECT_FALSE(pages.unmap(0, 4 * mib));
   EXPECT_FALSE(pages.unmap(4 * mib, 4 * mib));
   EXPECT_FALSE(pages.unmap(0, 12 * mib));
-  EXPECT_FALSE(pages.unmap(0, 24 * mib)) << "more than there is";
+  EXPECT_FALSE(pages.unmap(0, 24 * mib)) << "more than is free";
   EXPECT_FALSE(pages.unmap(0, 0));
   EXPECT_FALSE(pages.unmap(32 * mib, 2 * mib));
   EXPECT_EQ(device_bytes(), before + 16 * mib);
@@ -138,7 +138,7 @@ TEST_F(virtual_pages_test, holes_are_filled_before_the_end) {
   EXPECT_TRUE(pages.unmap(4 * mib, 8 * mib));
   EXPECT_TRUE(pages.unmap(20 * mib, 4 * mib));
   EXPECT_TRUE(pages.unmap(30 * mib, 4 * mib));
-  EXPECT_EQ(pages.find_extent(3 * mib), 20 * mib) << "the first of the smallest that are large enough";
+  EXPECT_EQ(pages.find_extent(3 * mib), 20 * mib) << "the first of the smallest fitting holes";
   EXPECT_EQ(pages.find_extent(6 * mib), 4 * mib);
   EXPECT_EQ(pages.find_extent(10 * mib), 48 * mib);
   EXPECT_EQ(pages.find_extent(18 * mib), std::nullopt);
@@ -234,7 +234,7 @@ TEST_F(virtual_pages_test, callback_can_refuse_a_mapping) {
   map(pages, 0, 4 * mib);
   answer = 0;
   EXPECT_EQ(why_not(pages.move(0, 8 * mib)), outcome::driver_error);
-  EXPECT_EQ(pages.page_of(pages.base()), (page_info{{0, 2 * mib}})) << "it is where it was, once";
+  EXPECT_EQ(pages.page_of(pages.base()), (page_info{{0, 2 * mib}})) << "at its place, and only once";
 }
 
 TEST_F(virtual_pages_test, few_driver_calls_are_made_and_unmap_makes_no_host_allocation) {

@@ -19,7 +19,7 @@ TEST(without_virtual_memory, virtual_pages_are_refused_and_a_pool_uses_chunks) {
   EXPECT_FALSE(gpumem::extend::virtual_pages::supported(where));
   try {
     gpumem::extend::virtual_pages const pages{where};
-    FAIL() << "there are pages";
+    FAIL() << "virtual pages were made";
   } catch (gpumem::cuda_error const& e) {
     EXPECT_EQ(static_cast<int>(e.status()), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_NE(std::string{e.what()}.find("device 0 has no virtual memory"), std::string::npos) << e.what();

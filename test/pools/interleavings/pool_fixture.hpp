@@ -117,7 +117,7 @@ public:
     while (!live_.empty()) free(*live_.begin()->second.on, live_.begin()->first);
     fixed().synchronize();
     if (!handles_.empty()) {
-      if (!state_->engine().is_consistent()) fail("granted and free memory are not what is reserved");
+      if (!state_->engine().is_consistent()) fail("allocated and free bytes are not the reserved bytes");
       if (state_->read_statistics().live != 0) fail("live bytes are left");
     }
     while (!handles_.empty()) drop_handle();
@@ -125,7 +125,7 @@ public:
       simulator::run_until_idle();
       gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
     }
-    if (outstanding() > 0) fail("memory never went back");
+    if (outstanding() > 0) fail("memory was never returned to the upstream");
     for (auto const& found : simulator::take_findings()) fail(found.text);
     return failure_;
   }

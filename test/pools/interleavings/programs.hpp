@@ -201,7 +201,7 @@ inline constexpr program made_way{"a kept block that makes way", few - 1,
                                   [](pool_fixture& s) {
                                     bool const there = !s.kept[0] && !s.kept[1];
                                     if (!s.allocate(s.a(), 2 * MiB) && there)
-                                      s.fail("a request missed what had been freed before");
+                                      s.fail("a request missed memory that was freed before");
                                   }};
 
 inline constexpr program const* programs[] = {&one_block, &freed_beside, &handed_over, &crossed, &trimmed,  &grown,

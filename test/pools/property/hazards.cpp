@@ -113,7 +113,8 @@ template <class Memory> void random_program<Memory>::free_in_capture(actor& self
   checked_->deallocate(f.spin, *got, bytes);
   told_free(false);
   auto const refused = checked_->try_allocate(f.spin, bytes);
-  if (refused || refused.error().reason != gpumem::outcome::capture_unsupported) fail("a grant in a capture");
+  if (refused || refused.error().reason != gpumem::outcome::capture_unsupported)
+    fail("memory was granted during a capture");
   gpumem::driver_api::check(gpumem::driver_api::driver().graph_destroy(f.spin.end_capture()), "cuGraphDestroy");
   count("frees in a capture");
 }
@@ -128,7 +129,7 @@ template <class Memory> void random_program<Memory>::pin(actor& self) {
   for (int i = 0; i < 3; ++i) free_at_home(self);
   count("pins");
   note(pool_->trim(0));
-  if (!pool_->find(block->pointer)) fail("a pinned page went");
+  if (!pool_->find(block->pointer)) fail("a pinned page was unmapped");
   pool_->unpin(block->pointer, block->bytes);
 }
 

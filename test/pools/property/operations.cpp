@@ -186,7 +186,7 @@ template <class Memory> void random_program<Memory>::reserve(actor& self) {
 }
 
 template <class Memory> void random_program<Memory>::check_conservation(actor&) {
-  if (!engine().is_consistent()) fail("granted and free memory are not what is reserved");
+  if (!engine().is_consistent()) fail("allocated and free bytes are not the reserved bytes");
 }
 
 template <class Memory> void random_program<Memory>::step(actor& self) {

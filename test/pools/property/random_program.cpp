@@ -139,7 +139,8 @@ template <class Memory> program_result random_program<Memory>::finish() {
   if (auto const stuck = simulator::run_until_idle()) fail(std::to_string(stuck) + " operations never ran");
   for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i)
     gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
-  if (memory_.outstanding() > 0) fail("chunks never went back: " + std::to_string(memory_.outstanding()) + " bytes");
+  if (memory_.outstanding() > 0)
+    fail("chunks were never returned to the upstream: " + std::to_string(memory_.outstanding()) + " bytes");
   for (auto const which : {foreign_c, foreign_d}) {
     gpumem::extend::identify(stream_of(which), f.device).timeline().poll();
     stream_fixtures::destroy_stream(foreign_[which]);

@@ -136,7 +136,7 @@ private:
     }
     block const made{static_cast<std::byte*>(*got), bytes, on, told};
     auto& mark = *static_cast<stamp*>(*got);
-    if (mark.live != 0) fail("a block is granted that another has");
+    if (mark.live != 0) fail("a block overlaps a live one");
     ++mine.allocations;
     mine.steals += mark.stream != 0 && mark.stream != on + 1;
     mark = {reinterpret_cast<std::uintptr_t>(*got) ^ bytes, on + 1};
@@ -199,7 +199,7 @@ private:
   void check() {
     auto const services = pool_.services();
     if (!static_cast<gpumem::detail::pool_state*>(services.state)->engine().is_consistent()) {
-      fail("granted and free memory are not what is reserved");
+      fail("allocated and free bytes are not the reserved bytes");
     }
     for (auto const& found : simulator::take_findings()) fail(found.text);
   }
