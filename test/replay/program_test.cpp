@@ -214,7 +214,7 @@ TEST_F(program, recorded_pace_makes_the_same_calls) {
 TEST_F(program, recorded_pace_needs_times_in_every_trace) {
   std::string const timed = file("timed.csv", timed_trace);
   std::string const small = file("small.csv", small_trace);
-  expect_refusal({timed, small, "--pace", "recorded"}, small + ": has no times");
+  expect_refusal({timed, small, "--pace", "recorded"}, small + ": all its calls have the same time");
   expect_refusal({timed, "--pace", "recorded", "--work", "5"}, "--pace recorded and --work exclude each other");
 }
 
