@@ -205,7 +205,8 @@ public:
 
   /// Makes a pool over virtual pages of a device: addresses to which the pool maps pages as it grows, and from which it
   /// unmaps whole pages, also in the middle. The pool uses chunks of cuda_resource instead if the device has no virtual
-  /// memory, if `options.pages` is false, or if the limit is less than a page of 2 MiB and `pages` asks for nothing.
+  /// memory, or if `options.pages` is false. It also does so if the limit is less than a page of 2 MiB and `pages` asks
+  /// for nothing.
   /// Throws what the other constructor throws, and std::invalid_argument for what virtual_pages refuses or if `pages`
   /// asks for something and `options.pages` is false.
   explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})

@@ -16,7 +16,8 @@ enum class reuse_policy : unsigned char {
   wait,      ///< also other memory, after a wait that is inserted into the stream, as a last resort
 };
 
-/// Options of a hardened pool, which finds misuse; sizes in bytes. See pool_resource.
+/// Options of a hardened pool, which finds misuse; sizes in bytes. A hardened pool reports double
+/// frees, wrong sizes, and writes outside a block or after its free; see set_misuse_handler.
 struct hardening_options {
   bool enabled = false;                           ///< if false, the other options must keep their defaults
   std::size_t guard = 256;                        ///< least bytes before and after each block; rounded up to 256

@@ -35,7 +35,7 @@ export struct cache_counts {
 ///
 /// Each cache has a lock, far from other caches' locks and biased to its thread; threads with the highest indices share
 /// caches. `enabled()` is checked under that lock. So a flush after `set_limits(false)` finds every block that was
-/// inserted before, and none is inserted afterwards (O11).
+/// inserted before, and none is inserted afterwards.
 export class thread_caches {
 public:
   thread_caches() noexcept;

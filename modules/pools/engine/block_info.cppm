@@ -1,11 +1,11 @@
-// What a pool knows of a pointer.
+// The description of the memory in which a pointer lies.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_info;
 import :std;
 
 namespace gpumem {
 
-/// What a pool knows of the memory in which a pointer lies.
+/// Describes the block or the free range in which a pointer lies.
 export struct block_info {
   void* base = nullptr;
   std::size_t bytes = 0;     ///< requested; 0 of free memory

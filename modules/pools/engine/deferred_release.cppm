@@ -1,4 +1,4 @@
-// Pools that have ended and that wait, outside the library thread, until their memory can go back.
+// Closed pools that wait until their memory can go back, without keeping the library thread.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:deferred_release;
 import :std;

@@ -1,4 +1,4 @@
-// What the handles of one pool share: blocks, chunks, their order, and the way from a request to memory.
+// The engine of one pool: allocation, free, background release and statistics over the parts of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -32,18 +32,21 @@ import :waiter;
 
 namespace gpumem::detail {
 
-/// What became of a free: a misuse was reported and nothing happened; it was done; it was done, of the last live block
-/// of a pool without handles, which is now the caller's to close.
-enum class free_result : std::uint8_t { refused, done, last };
+/// The result of a free.
+enum class free_result : std::uint8_t {
+  refused, ///< a misuse was reported, and nothing was freed
+  done,
+  last, ///< it freed the last live block of a pool without handles, which the caller now closes
+};
 
-/// Allocations and frees that a thread cache serves take the lock of that cache; those that the thread's shard serves
-/// take that shard's, and all others those of all shards. Under locks driver calls on streams are made, but no calls
-/// upstream, waits or synchronisation. Nothing in a free allocates host memory. Disposes of itself after close().
+/// An allocation or a free takes the lock of the thread's cache, if that serves it. Otherwise it takes the lock of the
+/// thread's shard, and after that the locks of all shards. Under a lock the engine makes driver calls on streams, but
+/// neither calls its upstream nor waits. A free allocates no host memory. The engine deletes itself after close().
 export class pool_engine final : private deferred_release,
                                  private pool_backend::observer,
                                  private request_queue::owner {
 public:
-  /// Throws what upstream's failure throws, std::invalid_argument, std::bad_alloc.
+  /// Throws what `throw_failure` throws for the failure of the upstream, std::invalid_argument, std::bad_alloc.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
 
   [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
@@ -55,60 +58,61 @@ public:
     }
     return allocate_slow(key, size, bytes, alignment);
   }
-  /// What became of a free near the calling thread.
+  /// The result of a free into the calling thread's cache.
   struct cached_free {
-    stream_use use; ///< that ends
+    stream_use use; ///< the use that ends
     thread_caches::result result;
     shard_list::lookup freed; ///< if it lies in the thread's own shard
     inline bool done() const noexcept { return result.inserted && !result.evicted; }
   };
-  /// Keeps what is freed near the calling thread, if it may be; without `bytes` any size is right. What is left to do
-  /// `free_slow` does.
+  /// Puts a block into the calling thread's cache, if the cache may hold it; without `bytes` any size is right.
+  /// `free_slow` does the rest.
   [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
     auto const thread = sync::thread_index();
     auto& shard = parts_.shards.shard_of(thread);
     auto* const freed = shard.find_live(pointer);
     bool const may = freed && may_cache(*freed, key, bytes);
-    // The epoch is read after all that the caller has enqueued, and before anything becomes of the block.
+    // The epoch is read after all work that the caller has enqueued, and before the block changes.
     stream_use const use{&key.timeline(), end_use(key, freed, bytes)};
     if (!may) [[unlikely]]
       return {use, {false, nullptr}, {freed, &shard}};
     return {use, parts_.caches.insert(*freed, use, thread), {freed, &shard}};
   }
-  /// `cached`: what `try_cache` has done for the same call.
+  /// `cached`: the result of `try_cache` for the same call.
   free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                         cached_free const& cached) noexcept;
-  /// Both.
+  /// Calls try_cache() and free_slow().
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
     return free_slow(key, pointer, bytes, try_cache(key, pointer, bytes));
   }
-  /// False: a misuse was reported. Throws cuda_error, std::bad_alloc.
+  /// Returns false after it has reported a misuse. Throws cuda_error, std::bad_alloc.
   bool record_use(stream_key const& key, void* pointer);
-  /// The uses on other streams recorded so far of a live block.
+  /// Returns the uses on other streams that were recorded for a live block.
   stream_uses uses_of(void const* pointer) noexcept;
-  /// Time grows with the blocks of a chunk.
+  /// Takes time in proportion to the number of blocks in the chunk.
   std::optional<block_info> find(void const* pointer);
   std::size_t trim(std::size_t keep);
-  /// Throws what upstream's failure throws, std::bad_alloc.
+  /// Throws what `throw_failure` throws for the failure of the upstream, std::bad_alloc.
   std::size_t reserve(std::size_t bytes);
   /// Throws std::invalid_argument.
   void set_limit(std::size_t bytes);
-  /// Keeps the pages in which the bytes lie where they are, until as many calls of unpin; false: they are not all the
-  /// pool's.
+  /// Keeps the pages of these bytes in place until unpin() was called as often as pin(). Returns false if a byte is not
+  /// the pool's.
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
-  /// As virtual_pages::export_page; invalid_argument of what is not in a page of the pool.
+  /// As virtual_pages::export_page; outcome::invalid_argument for a pointer outside the pages of the pool.
   expected<int, failure> export_page(void const* pointer);
-  /// False: not all of what keeps free memory from going was seen complete. Throws std::bad_alloc.
+  /// Waits until all work is complete that keeps free memory in the pool. Returns false if some was not seen complete.
+  /// Throws std::bad_alloc.
   bool synchronize(sync::duration longest);
   statistics read_statistics();
   pool_counters read_counters();
-  /// Whether every byte is in exactly one place: granted + cached + free = reserved, no overlap, free lists and
-  /// neighbours agree, and what is cached is within the budget.
+  /// Whether each byte is in exactly one place: live + cached + free = reserved, no overlap, free lists and neighbours
+  /// agree, and the cached bytes are within the budget.
   bool is_consistent();
 
-  /// None over upstreams without one.
+  /// Returns the device; none over an upstream without a device.
   inline std::optional<device> where() const noexcept { return parts_.backend.where(); }
   inline pool_options const& options() const noexcept { return parts_.options; }
   inline pool_upstream& upstream() noexcept { return parts_.backend.upstream(); }
@@ -116,22 +120,23 @@ public:
 
   /// The requests that wait.
   inline request_queue& requests() noexcept { return requests_; }
-  /// Takes back a part of a request of which another part was refused: see request_queue.
+  /// Frees a part of a request of which another part was refused: see request_queue::return_part.
   void return_part(stream_key const& key, void* pointer) noexcept;
-  /// From now on requests are refused with outcome::closed, and those that wait are answered with it.
+  /// Refuses all further requests with outcome::closed, and answers the waiting ones with it.
   void refuse_requests() noexcept;
 
-  /// No handle is left; true if no live block and no request is either. Else the last one's end tells.
+  /// Notes that no handle is left. Returns true if there is no live block and no request either. Otherwise the end of
+  /// the last one returns free_result::last or waiting::last.
   bool drop_last_handle() noexcept;
-  /// No handle and no live block is left. Gives everything upstream; what the host has not seen complete, by the
-  /// library thread. The engine may be gone when this returns.
+  /// Called when no handle and no live block is left. Returns all memory to the upstream; the library thread returns
+  /// memory whose uses the host has not seen complete. The engine may be gone when this returns.
   void close() noexcept;
 
 private:
   bool is_consistent_with(cache_counts const& cached);
   static void add_free_statistics(pool_shard& in, statistics& f, std::vector<stream_timeline const*>& users);
 
-  // pool_allocate.cpp: from a request to memory.
+  // pool_allocate.cpp: allocation.
   expected<void*, failure> allocate_slow(stream_key const& key, size_class size, std::size_t bytes,
                                          std::size_t alignment) noexcept;
   expected<void*, failure> allocate_from_all_shards(allocation_request& request);
@@ -151,23 +156,23 @@ private:
   }
   void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 
-  // pool_out_of_memory.cpp: out of memory, the last resort.
+  // pool_out_of_memory.cpp: the host waits for memory that streams still use.
   void* sync_and_retry(allocation_request const& request, all_shards_lock& held);
   void* search_after_sync(allocation_request const& request);
   bool sync_could_help(allocation_request const& request);
 
-  // For the requests that wait.
+  // Called by the request queue.
   void refuse_requests(woken_waiters& woken) noexcept;
   void on_first_waiter() noexcept override;
   bool has_deferred_frees() const noexcept override { return deferred_ != nullptr; }
   void run_deferred_frees() noexcept override { run_deferred_frees(nullptr); }
-  // Nobody is left whose end would be told.
+  // Whether neither handle, nor live block, nor request is left.
   inline bool is_unused() const noexcept override {
     return no_handles_ && parts_.live_blocks() == 0 && requests_.empty();
   }
 
-  // pool_free.cpp: from live to free, and the events that is left of it.
-  // Of a block that is the caller's, nothing changes behind his back.
+  // pool_free.cpp: frees, and the events that they record.
+  // Whether the thread's cache may hold the block. No other thread changes a live block, so no lock is needed.
   static inline bool may_cache(block const& freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
     return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.uses.empty() && !key.is_host() &&
            !key.capturing();
@@ -184,7 +189,7 @@ private:
     return key.end_use(freed ? freed->bytes : bytes.value_or(~std::size_t{0} / 2),
                        frees_record_.load(std::memory_order_relaxed));
   }
-  // One free on its way.
+  // The arguments of one free.
   struct free_call {
     stream_key const& key;
     void* pointer;
@@ -210,9 +215,9 @@ private:
   stream_use record_event_if_due(free_call const& call, std::size_t bytes, pool_shard& in) noexcept;
   bool passes_event_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept;
   stream_use record_event(free_call const& call) noexcept;
-  // Whether a block that is freed stays apart, for the next who may have it as it is.
+  // Whether a freed block goes to a quick list instead of being coalesced.
   inline bool goes_to_quick_list(block const& freed) const noexcept {
-    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // the host waits for all of them
+    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // the host has to wait for all streams
     return freed.bytes <= size_class::largest_small && fast_path_ && freed.uses.size() <= max_streams;
   }
   range_allocator::coalescing coalescing_of(block const& freed) const noexcept;
@@ -229,7 +234,7 @@ private:
   // pool_uses.cpp: recorded uses.
   void admit_use(stream_uses& uses, stream_key const& key, all_shards_lock& held);
 
-  // pool_mode.cpp: what threads may keep.
+  // pool_mode.cpp: whether thread caches are on, and their limits.
   bool flush_thread_caches() noexcept;
   void flush_beyond_threshold() noexcept;
   void set_under_pressure(bool on) noexcept;
@@ -240,20 +245,20 @@ private:
     if (!multi_stream_ && first_stream_ != &timeline) enable_cross_stream();
   }
   void enable_cross_stream() noexcept;
-  // Whether frees leave events for other streams. For moves a request records one itself.
+  // Whether frees record events for other streams. A request that moves pages records one itself.
   inline bool records_events() const noexcept { return multi_stream_; }
-  // Of a stream's frees, bytes: while there is memory few ask for events of them; near the limit all do.
+  // After this many freed bytes of a stream a free records an event: half of the reserved bytes, near the limit 1/256.
   inline std::size_t event_threshold_bytes() const noexcept {
     return std::max(parts_.backend.chunks().reserved() / (parts_.backend.chunks().near_limit() ? 256 : 2), granule);
   }
-  // Giving back begins an eighth beyond the threshold, and ends there.
+  // Background release begins an eighth beyond the threshold, and ends at the threshold.
   inline bool too_much_reserved() const noexcept {
     auto const slack = parts_.options.release_threshold / 8;
     return parts_.backend.chunks().reserved() > slack &&
            parts_.backend.chunks().reserved() - slack > parts_.options.release_threshold;
   }
 
-  // pool_release.cpp: what goes back.
+  // pool_release.cpp: memory that goes back to the upstream.
   void expire() noexcept override;
   bool release_pass(all_shards_lock& held) noexcept;
   void schedule_pass() noexcept override;
@@ -267,30 +272,30 @@ private:
   // Where threads have shards it rounds up to 1 MiB, since a thread stops the others for a block that it lacks.
   static constexpr std::size_t default_largest_numbered = std::size_t{256} << 10;
   std::atomic<std::size_t> largest_numbered_{default_largest_numbered};
-  std::atomic<bool> near_limit_{false}; // little is left of the limit: see chunk_list
-  // Each free on a stream that may die records an event: memory is wanted back, or near its limit.
+  std::atomic<bool> near_limit_{false}; // see chunk_list::near_limit
+  // Each free on a stream that may be destroyed records an event: under memory pressure, or near the limit.
   std::atomic<bool> frees_record_{false};
-  sync::spin_condition evictions_done_; // what was evicted
+  sync::spin_condition evictions_done_; // evicted blocks have reached a free list
 
-  // What follows changes only under the locks of all shards.
+  // These members change only under the locks of all shards.
   range_search const search_;
   peak_tracker live_;
   stream_timeline const* first_stream_ = nullptr;
   block* deferred_ = nullptr;
-  bool multi_stream_ = false; // streams have been served
+  bool multi_stream_ = false; // more than one stream has used the pool
   bool fast_path_ = false;    // nothing calls for the locks of all: no pressure, nothing deferred, nothing to give back
-  bool under_pressure_ = false; // since a request failed all tiers before waiting
+  bool under_pressure_ = false; // since a request found no memory without a wait
   bool pass_queued_ = false;
-  bool posted_late_ = false; // that pass may be replaced by an earlier one
+  bool posted_late_ = false; // an earlier pass may replace the posted one
   bool pass_running_ = false;
   bool no_handles_ = false;
-  unsigned eviction_waiters_ = 0; // who would fail, and waits for blocks that thread caches have evicted
-  unsigned idle_passes_ = 0;      // of the library thread, since the last free that called for one
+  unsigned eviction_waiters_ = 0; // requests that wait for evicted blocks before they fail
+  unsigned idle_passes_ = 0;      // passes of the library thread since the last free that scheduled one
 };
 
-/// Polls, until `longest` has passed, until all that was freed on the streams so far is complete. False if that was not
-/// seen by then, or, once the rest is complete, if no event covers all of it. Records events on streams whose handles
-/// may be touched. No lock may be held.
+/// Polls until all uses of memory that was freed on the streams so far are complete, at most for `longest`. Returns
+/// false if the time has passed, or if no event covers some of these uses. Records events on streams whose handles may
+/// be used. The caller holds no lock.
 export bool wait_for_streams(std::vector<stream_timeline*> const& timelines, sync::duration longest) noexcept;
 
 } // namespace gpumem::detail

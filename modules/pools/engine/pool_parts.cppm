@@ -1,4 +1,4 @@
-// What the classes of a pool's engine work on.
+// The parts on which the classes of a pool's engine work.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_parts;
 import :pool_backend;

@@ -12,14 +12,14 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// One function, which its executor runs each time that it is posted. "The lock" is that of the pool. The function runs
-/// until it returns or, if what it returns is awaited, until that has come.
+/// One function, which its executor runs each time that it is posted. "The lock" means the locks of all shards. The
+/// function runs until it returns or, if what it returns is awaited, until that has come.
 export class pressure_call final : public work_item, public std::enable_shared_from_this<pressure_call> {
 public:
   /// Returns how many bytes it has freed; nothing if it calls finish() once it has, which may be before it returns.
   using function = std::function<std::optional<std::size_t>(std::size_t wanted, pressure_call& call)>;
 
-  /// Tells the pool; see pressure_list.
+  /// The pool, which learns of each beginning and end; see pressure_list.
   class observer {
   public:
     virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
@@ -48,7 +48,7 @@ private:
   executor& where_;
   function free_some_;
 
-  // Under the lock of the pool.
+  // Under the locks of all shards.
   bool busy_ = false;              // it was posted, and has not ended
   bool freed_some_ = false;        // it has freed something
   std::uint64_t parks_ = 0;        // requests that had parked when it was called
@@ -71,13 +71,13 @@ export struct detached {
   };
 };
 
-/// The function is the call's, and may go with it.
+/// Awaits what the function returns, and then ends the call. The call owns the function, and may end with it.
 export template <class F> detached await_freed(F& free_some, std::size_t wanted, pressure_call& call) {
   std::size_t freed = 0;
   try {
     freed = co_await free_some(wanted);
   } catch (...) {
-    // It has freed nothing that it tells of.
+    // An exception counts as nothing freed.
   }
   call.finish(freed);
 }

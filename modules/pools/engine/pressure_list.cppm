@@ -6,8 +6,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The functions of one pool, guarded by its lock. A function is called when requests have begun to wait since its last
-/// call, and as long as calls of it free memory.
+/// The functions of one pool, guarded by the locks of all shards. A function is called when requests have begun to wait
+/// since its last call, and as long as calls of it free memory.
 export class pressure_list {
 public:
   /// Throws std::bad_alloc.
@@ -18,9 +18,9 @@ public:
   bool pending() const noexcept;
   /// Whether one is due.
   bool due() const noexcept;
-  /// One that is due, which begins with that, or null.
+  /// Returns a function that is due, and marks it as begun; null if none is due.
   pressure_call* begin_next() noexcept;
-  /// When it runs, and when it has: whether it really freed something shows in the count of changes.
+  /// Notes that a function begins, and that it has ended. The count of changes shows whether it really freed memory.
   void on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept;
   void on_end(pressure_call& item, std::size_t freed, std::uint64_t change_count) noexcept;
 

@@ -24,7 +24,7 @@ namespace gpumem::detail {
 /// Functions of the first group take the locks of all shards themselves; those of the second are called under them.
 export class request_queue final : public pressure_call::observer {
 public:
-  /// What the queue asks of the pool; each function is called under the locks of all shards.
+  /// The pool that owns the queue. The queue calls each function under the locks of all shards.
   class owner {
   public:
     /// From now on no block stays in a thread cache.
@@ -59,17 +59,18 @@ public:
     last,     ///< answered; the pool has neither handle nor block any more, and is the caller's to close
     turn,     ///< the caller tries to allocate for it, and then calls end_turn
   };
-  /// With what the pool knew when the turn began, of frees and completion.
+  /// With the count of changes at the beginning of the turn.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
-  /// As of waiting_state, without the attempt, which a hardened pool makes otherwise.
+  /// Parks the request, or gives it a turn. The caller makes the attempt itself: a hardened pool allocates in another
+  /// way.
   turn begin_turn(waiter& item) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
   /// Withdraws a request; false if it does not wait, or has a turn. `last`: as above.
   bool cancel(waiter& item, bool& last) noexcept;
-  /// Whether there could be the memory for which a request asks: it asks for a turn alone, or is of several parts.
+  /// Whether the memory could be there for a request that only asks for a turn, or for one of several parts.
   expected<void*, failure> may_go_on(waiter const& item) noexcept;
   /// Why a request that does not wait gets nothing while others do; none if it may overtake them.
   std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
@@ -104,8 +105,8 @@ public:
   void watch_for_stall() noexcept;
   /// Returns the number of passes since something was new, with this one.
   unsigned count_pass() noexcept { return ++waiting_passes_; }
-  /// A part of a request went back since another part was refused: `free_part` frees it. That is not news for requests
-  /// of several parts: two of them would call each other for ever.
+  /// Calls `free_part`, which frees a part of a request of which another part was refused. The free counts as no change
+  /// for requests of several parts: otherwise two of them would wake each other for ever.
   template <class Free> void return_part(Free free_part) noexcept {
     auto const before = changes_;
     free_part();
@@ -157,13 +158,13 @@ private:
   holder_list holders_;
   pressure_list pressure_list_;
   stall_detector stall_;
-  std::size_t upstream_limit_ = SIZE_MAX; // less than what upstream refused to the queue
+  std::size_t upstream_limit_ = SIZE_MAX; // the upstream has refused more than that
   std::size_t preempted_ = 0;        // bytes of holders whose requests were preempted, until their work is rolled back
-  std::uint64_t changes_ = 1;        // that may let a request that waits go on
-  std::uint64_t returned_parts_ = 0; // parts of requests of several
+  std::uint64_t changes_ = 1;        // frees and other changes that may let a waiting request go on
+  std::uint64_t returned_parts_ = 0; // frees of parts of refused requests
   waiter const* multi_part_ = nullptr; // the request of several parts that tries to allocate them
-  bool work_was_pending_ = false;      // work on free memory, when that was looked at last
-  unsigned waiting_passes_ = 0;        // passes of the library thread, since something was new
+  bool work_was_pending_ = false;      // whether streams still used free memory at the last poll
+  unsigned waiting_passes_ = 0;        // passes of the library thread since the last change
 };
 
 } // namespace gpumem::detail

@@ -18,11 +18,10 @@ public:
   void begin() noexcept { quiet_since_ = sync::now(); }
   /// A request was granted while others wait, or ended so that others can go on.
   void count_grant() noexcept { ++grants_; }
-  /// So much of the growing count of changes is no sign: requests of several parts gave it back.
+  /// This part of the count of changes is no sign: requests of several parts returned it.
   void disregard(std::uint64_t changes) noexcept { vain_ += changes; }
   /// Returns when the requests count as stalled if nothing is granted or freed until then. `changes`: the count of
-  /// changes. What has happened since the last call counts as having happened now, so that no free has to take the
-  /// time.
+  /// changes. A change since the last call counts as one of now, so that no free has to read the clock.
   sync::time_point stalls_at(std::uint64_t changes) noexcept;
   /// Whether they count as stalled now.
   bool has_stalled(std::uint64_t changes) noexcept;
