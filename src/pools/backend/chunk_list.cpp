@@ -18,8 +18,8 @@ namespace {
 inline constexpr std::size_t chunk_step = std::size_t{2} << 20;
 inline constexpr std::size_t largest_step = std::size_t{512} << 20;
 // A new chunk has this part of the bytes that the shard has. Larger chunks fragment less; smaller ones reserve less
-// that is never used. Of the fractions and bounds tried on recorded traces this one kept the most reserved memory in
-// use.
+// that is never used. On recorded traces this fraction and these bounds kept more of the reserved memory in use than
+// all others that were tried.
 inline constexpr std::size_t growth_fraction = 6;
 
 std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return each->base; }

@@ -1,4 +1,4 @@
-// Pools left behind, and when they are visited again.
+// The list of closed pools whose memory cannot go back yet, and the retries of their release.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<deferred_release*> deferred{nullptr};
 
-// The process is exiting: the library thread must come to an end.
+// The process is exiting: the library thread must end.
 std::atomic<bool> exiting{false};
 void set_exiting() noexcept { exiting.store(true, std::memory_order_relaxed); }
 
@@ -23,7 +23,7 @@ void set_exiting() noexcept { exiting.store(true, std::memory_order_relaxed); }
 
 bool process_is_exiting() noexcept {
   static bool const once = [] {
-    at_driver_exit(set_exiting); // after the library thread's own registration, so it runs before that is joined
+    at_driver_exit(set_exiting); // after the library thread's own function, so it runs before the join
     return true;
   }();
   static_cast<void>(once);
@@ -40,7 +40,7 @@ void deferred_release::request_events() noexcept {
   try {
     for (auto* const timeline : streams_without_event()) timeline->request_cover();
   } catch (std::bad_alloc const&) {
-    // The next pool that is made or ends looks again.
+    // The next pool that is made or ends retries the releases.
   }
 }
 

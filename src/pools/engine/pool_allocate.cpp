@@ -1,4 +1,4 @@
-// From a request to memory: by the reuse tiers out of free memory, by growth, behind a wait, and at last by waiting.
+// Allocation: from free memory by the reuse tiers, by growth, after a stream's wait, and at last after a host wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -27,15 +27,15 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// So often a thread takes what lies in others' shards, for which it stops all of them, before its own grows; where that
-// comes once in so many of its calls it is no matter.
+// Steals by which a thread may serve its requests before its own shard grows instead: each steal locks all shards.
+// Steals more than `steal_window` calls apart do not add up.
 inline constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
 inline constexpr std::uint64_t steal_window = 1024;
-// So exact is the peak of what is live where threads have shards: to a sixteenth of what is reserved. With 1/512 for
-// each shard two threads took a third of their time telling each other of it.
+// Where threads have shards of their own, the peak of the live bytes is exact to 1/16 of the reserved bytes. With 1/512
+// for each shard, two threads spent a third of their time on the shared count.
 inline constexpr std::size_t peak_fraction = 16;
 
-// Counted for each tier.
+// The statistic that counts the allocations of each reuse tier.
 inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
     &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
     &statistics::reuse_waited};
@@ -59,13 +59,13 @@ expected<void*, failure> pool_engine::allocate_slow(stream_key const& key, size_
   try {
     request.key.timeline().prepare();
   } catch (...) {
-    // Without spare events frees leave no events until there are some; what the stream frees itself is not touched.
+    // Without spare events, frees record none until there are some. The stream still reuses what it has freed itself.
   }
   try {
     if (auto* const p = allocate_from_shard(request)) [[likely]]
       return p;
     return allocate_from_all_shards(request);
-  } catch (std::bad_alloc const&) { // of the host
+  } catch (std::bad_alloc const&) { // the host is out of memory
     return fail(request, outcome::exhausted);
   }
 }
@@ -79,7 +79,7 @@ expected<void*, failure> pool_engine::fail(allocation_request const& request, ou
 
 expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_request& request) {
   all_shards_lock held{parts_.shards};
-  if (parts_.shards.contended() && !requests_.has_waiting()) { // while requests wait threads meet anyhow
+  if (parts_.shards.contended() && !requests_.has_waiting()) { // while requests wait, all take all locks anyway
     parts_.shards.add_for_thread();
     update_mode();
     for (auto const& each : parts_.shards.all()) live_.publish(each->live);
@@ -111,7 +111,8 @@ expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_reques
   if (auto const place = search_.find_with_wait(request, shard_list::search_order{parts_.shards, shard}))
     return commit(request, place);
   if (grown.error().reason != outcome::device_lost) {
-    // Pages are given up one by one, so at once; chunks all, so last.
+    // A paged pool gives back only the pages that it needs, so it does that before the host waits. Other pools give
+    // back all unused chunks, so they do that last.
     if (parts_.backend.paged() && (grown = grow_in_place(request, held))) return grown;
     if (request.key.may_wait()) {
       if (auto* const p = sync_and_retry(request, held)) return p;
@@ -123,7 +124,7 @@ expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_reques
   return grown;
 }
 
-// What has made way for others near a thread is in no list until it arrives.
+// Waits until no block is evicted: a block that a thread cache has evicted is in no list until its thread frees it.
 void pool_engine::wait_for_evictions(all_shards_lock& held) {
   auto const on_the_way = [&] {
     bool any = false;
@@ -137,7 +138,8 @@ void pool_engine::wait_for_evictions(all_shards_lock& held) {
   --eviction_waiters_;
 }
 
-// Memory from upstream, granted; null where others were faster: look again.
+// Allocates from new memory of the upstream. Returns null if another thread grew the pool meanwhile, or if the new
+// memory does not serve the request: the caller searches again.
 expected<void*, failure> pool_engine::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
   if (parts_.backend.wait_for_growth(held)) return nullptr;
   try {
@@ -153,7 +155,7 @@ expected<void*, failure> pool_engine::grow(allocation_request const& request, al
   }
 }
 
-// Growth in the place of what nobody uses.
+// Moves unused pages together, or gives unused memory back, and grows in its place.
 expected<void*, failure> pool_engine::grow_in_place(allocation_request const& request, all_shards_lock& held) {
   if (auto const place = parts_.backend.move_at_limit(request, held)) return commit(request, place);
   parts_.backend.release_for(request, held);
@@ -164,8 +166,8 @@ expected<void*, failure> pool_engine::grow_in_place(allocation_request const& re
   }
 }
 
-// Out of the thread's own shard, where nothing calls for all of them. While it is the only one, looking further is for
-// the way with all locks, which is as short then.
+// Allocates from the thread's own shard under its lock alone. Returns null if that fails or needs the locks of all
+// shards. With a single shard this does not poll: the search under all locks costs the same then, and polls.
 [[gnu::always_inline]] void* pool_engine::allocate_from_shard(allocation_request& request) {
   request.shard = parts_.shards.uncontended_shard(request.thread);
   if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
@@ -200,7 +202,7 @@ void* pool_engine::commit(allocation_request const& request, placement place) {
   return taken.pointer();
 }
 
-// A small block out of a large range comes with some others for those who ask next.
+// Splits a block off a range. A small block of a large range is split off with others of its size, for later requests.
 [[gnu::always_inline]] block& pool_engine::split_off(allocation_request const& request, placement place) {
   auto& from = *place.range->parent->shard;
   if (place.range->state() == block_state::quick_listed) {
@@ -228,7 +230,7 @@ void pool_engine::count_live_of_many(pool_shard& in, std::int64_t change, std::i
   live_.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 
-// What is free, and then what threads have kept.
+// Searches the free ranges of all shards, then flushes the thread caches and repeats while a flush finds blocks.
 void* pool_engine::search_all_shards(allocation_request const& request) {
   drain_all_remote_frees();
   do {
@@ -238,8 +240,9 @@ void* pool_engine::search_all_shards(allocation_request const& request) {
   return nullptr;
 }
 
-// A thread that steals too often would rather have a chunk that nobody uses, or a new one, for its own shard. Its
-// small blocks stay apart: to join them here halved the speed of threads that allocate what others free.
+// A thread that steals too often gets memory for its own shard: an unused chunk of another shard, or a new one if null.
+// Small blocks on its quick lists are not coalesced here: that halved the speed of threads that allocate what other
+// threads free.
 void* pool_engine::search_own_shard(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});

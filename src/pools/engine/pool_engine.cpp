@@ -1,4 +1,5 @@
-// A pool's beginning, what its owner asks of its memory, its statistics, and what it knows of a pointer.
+// The constructor of a pool's engine, its limit and pins, the lookup of a pointer, statistics and the consistency
+// check.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -40,8 +41,8 @@ import :waiter;
 namespace gpumem::detail {
 namespace {
 
-// With memory that is reserved comes what the first calls would need on the host: 16 streams of short kernels lost 2 %
-// of their first 2,000 steps to it.
+// reserve() prepares host memory for this number of blocks and streams. When the first calls did that themselves,
+// 16 streams of short kernels lost 2 % of their first 2,000 steps to it.
 inline constexpr std::size_t prepared_blocks = 1024, prepared_streams = 16;
 
 void add(statistics& sum, statistics const& part) noexcept {
@@ -53,7 +54,8 @@ void add(statistics& sum, statistics const& part) noexcept {
   }
 }
 
-// The bytes on a free list; what is there must be free, belong there, and come in order.
+// Returns the bytes on a free list. Clears `consistent` if a range there is not free, names another list or is out of
+// order.
 std::size_t checked_bytes(free_list const& one, bool& consistent) {
   std::size_t bytes = 0, found = 0;
   epoch newest = 0;
@@ -75,7 +77,7 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : parts_{std::move(upstream), std::move(options), *this}, requests_{parts_, *this},
       search_{parts_.options.cross_stream, parts_.rules} {
-  default_executor(); // started here, because frees and destructors may not
+  default_executor(); // started here, since frees and destructors must not start it
   retry_releases();
   reserve(parts_.options.initial_size);
 }
@@ -134,8 +136,8 @@ std::optional<block_info> pool_engine::find(void const* pointer) {
   return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
 }
 
-// What is free, in how many pieces, and what of it streams still use, as far as is known. `users`: of streams, each as
-// often as it uses a range.
+// Adds the free bytes of a shard, the number of its free ranges, and the free bytes whose uses are not known to be
+// complete. Appends the streams of those uses to `users`; a stream can occur several times.
 void pool_engine::add_free_statistics(pool_shard& in, statistics& f, std::vector<stream_timeline const*>& users) {
   auto const add_range = [&](block const& free) {
     bool const over = free.uses.completed();
@@ -149,7 +151,7 @@ void pool_engine::add_free_statistics(pool_shard& in, statistics& f, std::vector
   in.ranges.lists().visit([&](free_list const& one) {
     f.free_ranges += one.size();
     for (auto const* range = one.newest(); range; range = range->older) {
-      if (add_range(*range) && one.timeline()) break; // what is older is complete too
+      if (add_range(*range) && one.timeline()) break; // the stream's older ranges are complete too
     }
     one.quick().visit([&](block const& spare) {
       ++f.free_ranges;
@@ -159,7 +161,8 @@ void pool_engine::add_free_statistics(pool_shard& in, statistics& f, std::vector
   f.free += in.ranges.free_bytes();
 }
 
-// One shard at a time, so that no thread waits for all. While requests wait all calls take all locks anyhow.
+// Takes the lock of one shard at a time, so that no thread waits for all of them. While requests wait it takes all
+// locks as well, as all calls do then.
 statistics pool_engine::read_statistics() {
   statistics f;
   std::int64_t live = 0;
@@ -237,7 +240,7 @@ bool pool_engine::is_consistent_with(cache_counts const& cached) {
     std::size_t not_free = 0;
     block const* lower = nullptr;
     range_allocator::visit(parent, [&](block const& each) {
-      // Side by side, without a gap.
+      // The blocks of a chunk adjoin without a gap.
       consistent = consistent && each.base == end && each.lower == lower && each.bytes > 0 && each.bytes % granule == 0;
       consistent = consistent && each.parent == &parent && each.uses.size() <= stream_uses::max_streams;
       end = each.end();
@@ -248,7 +251,7 @@ bool pool_engine::is_consistent_with(cache_counts const& cached) {
       not_free += !unused;
       if (!each.is_free()) consistent = consistent && parent.shard->find_live(each.pointer()) == &each;
       if (each.state() == block_state::cached) (each.bytes <= size_class::largest_small ? small : larger) += each.bytes;
-      auto const state = each.state(); // what is posted meanwhile is counted as before
+      auto const state = each.state(); // read once: a remote free may change it meanwhile, and counts as live
       bool const counted_live =
           state == block_state::allocated || state == block_state::evicted || state == block_state::remote_freed;
       if (counted_live) live += static_cast<std::int64_t>(each.requested);

@@ -1,4 +1,4 @@
-// From live to free, and what callers do wrong. Nothing here allocates host memory.
+// Frees of blocks, and the report of misuse. Nothing here allocates host memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -27,15 +27,16 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// What a thread cache evicted goes first: the free of the block itself may be the last.
+// Frees the block that the thread cache evicted first: the free of the caller's block may be the last of the pool.
 free_result pool_engine::free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                    cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
   if (cached.result.inserted) return evicted;
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
-  // What lies in another thread's shard goes back there: kept here it would be looked for everywhere ever again. But
-  // near the limit a thread may have nothing else, and stealing stops all of them.
+  // A block of another thread's shard goes back to that shard. In this thread's cache, later lookups of it would search
+  // all shards. Near the limit it is cached nevertheless: the thread may find no other block, and a steal locks all
+  // shards.
   auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !near_limit_.load(std::memory_order_relaxed) || !may_cache(*seen.that, key, bytes)) {
     return free_uncached(call, seen);
@@ -49,7 +50,8 @@ free_result pool_engine::free_uncached(free_call const& call, shard_list::lookup
   return free_to_shard(call, seen) ? free_result::done : free_with_all_locks(call);
 }
 
-// Under the lock of the block's shard alone, where nothing calls for all of them; else, and of a misuse, false.
+// Frees under the lock of the block's shard alone. Returns false, and frees nothing, if the call needs the locks of all
+// shards or is a misuse.
 [[gnu::always_inline]] bool pool_engine::free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept {
   if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
     return false;
@@ -60,7 +62,7 @@ free_result pool_engine::free_uncached(free_call const& call, shard_list::lookup
     held = parts_.shards.lock(shard);
   }
   auto& freed = *seen.that;
-  if (!goes_to_quick_list(freed)) freed.prefetch_neighbours(); // they are looked at when the rest is done
+  if (!goes_to_quick_list(freed)) freed.prefetch_neighbours(); // coalescing reads them at the end of the call
   bool const right =
       may_use_one_lock(*call.use.timeline) && freed.pointer() == call.pointer && freed.is_live() && call.fits(freed);
   if (right) [[likely]]
@@ -68,8 +70,9 @@ free_result pool_engine::free_uncached(free_call const& call, shard_list::lookup
   return right;
 }
 
-// Where somebody has the lock, and events is of use: what is left to do waits for the next who takes it. Mimalloc's
-// lists of thread-delayed frees (Leijen, Zorn, de Moura 2019).
+// Leaves the free to the next holder of the shard's lock, since another thread holds it now. Returns false if the block
+// must not be cached, or if frees record no events. Compare the lists of thread-delayed frees of mimalloc (Leijen,
+// Zorn, de Moura 2019).
 bool pool_engine::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
   auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
@@ -79,7 +82,7 @@ bool pool_engine::push_remote_free(free_call const& call, shard_list::lookup con
   return parts_.caches.push_remote_free(*seen.that, use, seen.shard->remote_frees);
 }
 
-// Under the shard's lock, while the pool is calm, or under all.
+// Completes the remote frees of a shard. The caller holds its lock, with `fast_path_` set, or the locks of all shards.
 void pool_engine::drain_remote_frees_slow(pool_shard& in) noexcept {
   for (auto* at = in.remote_frees.exchange(nullptr, std::memory_order_acquire); at;) {
     auto& freed = *at;
@@ -106,11 +109,11 @@ free_result pool_engine::free_with_all_locks(free_call const& call) noexcept {
   finish_free(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) flush_thread_caches();
   requests_.wake_next(woken);
-  if (requests_.may_stall()) schedule_pass(); // it may have been the last that went on
+  if (requests_.may_stall()) schedule_pass(); // now work that waits may hold all memory
   return is_unused() ? free_result::last : free_result::done;
 }
 
-// A block for which a thread cache had no place any more.
+// Frees a block that a thread cache has evicted. Returns `last` as the free of a caller's block does.
 free_result pool_engine::free_evicted_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
   {
@@ -166,15 +169,15 @@ block* pool_engine::explain_misuse(stream_key const& key, void* pointer, std::op
     return defer_free(freed, key);
   if (!freed.uses.empty()) [[unlikely]]
     parts_.rules.prune(freed.uses);
-  // What the host frees nobody uses any more, but for recorded uses.
+  // A free by the host means that all work on the block is complete, except uses declared by record_use().
   if (!key.is_host()) [[likely]]
     freed.uses.add(record_event_if_due(call, freed.bytes, in));
   free_block(freed);
 }
 
-// The end of a use on a stream. Events are recorded where somebody will want it, and only on a stream that this call
-// was given or that is gpumem's. The stream's free list counts first, so that streams of many threads do not meet at
-// one counter.
+// Returns the use that ends on the stream. Records an event if another stream or the host may soon want the memory, and
+// only on a stream that the caller has passed or that is gpumem's. The stream's free list in the shard counts first, so
+// that the threads of one stream rarely write the counter of its timeline.
 [[gnu::always_inline]] stream_use pool_engine::record_event_if_due(free_call const& call, std::size_t bytes,
                                                                    pool_shard& in) noexcept {
   auto& timeline = *call.use.timeline;
@@ -201,24 +204,24 @@ stream_use pool_engine::record_event(free_call const& call) noexcept {
   return call.use;
 }
 
-// What a stream frees joins what nobody uses, which it came from. That keeps the memory from other streams until the
-// stream's work is over, so it is not done while the stream is behind.
+// A freed block coalesces with the unused range from which it was split. This keeps the range from other streams until
+// the stream's work is complete, so it is not done while the stream is behind.
 [[gnu::always_inline]] range_allocator::coalescing pool_engine::coalescing_of(block const& freed) const noexcept {
   if (!multi_stream_) return range_allocator::coalescing::any;
   if (parts_.backend.chunks().limit() != 0)
-    return range_allocator::coalescing::same_streams; // what nobody uses is for all there
+    return range_allocator::coalescing::same_streams; // there, unused ranges stay free for all streams
   bool const over = freed.uses.size() == 1 && !freed.uses.begin()->timeline->is_behind();
   return over ? range_allocator::coalescing::unused : range_allocator::coalescing::same_streams;
 }
 
-// From live to free; the uses say what reuse will have to be ordered after.
+// Puts a block on its quick list, or on a free list. A later use must be ordered after the block's uses.
 [[gnu::always_inline]] void pool_engine::free_block(block& freed) noexcept {
   auto& in = freed.parent->shard->ranges;
   if (goes_to_quick_list(freed) && in.push_quick(freed)) return;
   check_thresholds(in.free(freed, coalescing_of(freed)));
 }
 
-// A block that was kept near a thread, where its free was counted.
+// Frees a block that was in a thread cache. The cache has already counted its free.
 void pool_engine::free_cached_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
   count_live(shard, -static_cast<std::int64_t>(cached.requested), 0);
@@ -241,7 +244,8 @@ void pool_engine::check_thresholds_slow(block const& range) noexcept {
   schedule_pass();
 }
 
-// A capturing stream is not touched, and what it captures has not run: the free is done by the next call outside.
+// Defers a free inside a graph capture: a capturing stream must not be touched, and the captured work has not run. The
+// next call outside a capture completes the free.
 void pool_engine::defer_free(block& freed, stream_key const& key) noexcept {
   freed.set_state(block_state::deferred);
   freed.stream = &key.timeline();
@@ -251,7 +255,8 @@ void pool_engine::defer_free(block& freed, stream_key const& key) noexcept {
   requests_.notify();
 }
 
-// `now`: the stream of a call that was given its handle.
+// `now`: the stream of the current call, on which an event can be recorded if the caller has passed its handle; or
+// null.
 void pool_engine::run_deferred_frees(stream_key const* now) noexcept {
   if (!deferred_) return;
   while (auto* const freed = deferred_) {

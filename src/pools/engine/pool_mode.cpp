@@ -1,4 +1,4 @@
-// What threads may keep of what they free, and taking it all out.
+// Whether and how much thread caches may hold, and their flush.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -34,8 +34,8 @@ bool pool_engine::flush_thread_caches() noexcept {
   return any;
 }
 
-// Beyond the threshold nothing stays near a thread. Not before what has grown is granted: a neighbour that arrives may
-// make it a part of itself.
+// Flushes the thread caches if caching is off, as it is beyond the release threshold. Call this only after new memory
+// is granted: a flushed neighbour could coalesce with it.
 void pool_engine::flush_beyond_threshold() noexcept {
   if (!parts_.caches.enabled()) flush_thread_caches();
 }
@@ -46,12 +46,13 @@ void pool_engine::set_under_pressure(bool on) noexcept {
   update_mode();
 }
 
-// Threads keep what they free unless it is wanted elsewhere: under pressure, by upstream, by the end of the pool, by
-// the host, which may not have what the device still uses, or where a call is to serve what was deferred.
+// Caching is off under pressure, beyond the release threshold, after the pool was closed or has lost its last handle,
+// and while deferred frees wait for a call. It is also off for host-accessible memory: the host must not get blocks
+// that the device still uses.
 void pool_engine::update_mode() noexcept {
   constexpr std::size_t max_small = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
-  // Of threads with shards, which stop each other for what they lack: with a quarter of it two fifths of what 16
-  // threads asked for of medium sizes came out of their shards, so a tenth does.
+  // Threads with shards get a larger budget of medium blocks, since they lock all shards for a block that they lack.
+  // With a quarter of it, two fifths of the medium requests of 16 threads were served by shards; now a tenth is.
   constexpr std::size_t times_for_threads = 4;
   bool const fast_path =
       !under_pressure_ && !requests_.is_closed() && !no_handles_ && !deferred_ && !too_much_reserved();
@@ -64,7 +65,7 @@ void pool_engine::update_mode() noexcept {
   auto const medium = at_least(parts_.shards.single() ? 1 : times_for_threads);
   largest_numbered_.store(parts_.shards.single() ? default_largest_numbered : size_class::largest_medium,
                           std::memory_order_relaxed);
-  auto const threads = std::max<std::size_t>(parts_.shards.all().size() - 1, 1); // with shards of their own
+  auto const threads = std::max<std::size_t>(parts_.shards.all().size() - 1, 1); // threads with a shard of their own
   fast_path_ = fast_path;
   near_limit_.store(parts_.backend.chunks().near_limit(), std::memory_order_relaxed);
   frees_record_.store(!fast_path || parts_.backend.chunks().near_limit(), std::memory_order_relaxed);
@@ -72,7 +73,7 @@ void pool_engine::update_mode() noexcept {
                            records_events() ? event_threshold_bytes() : SIZE_MAX);
 }
 
-// From now on events is of use.
+// The pool serves a second stream: from now on frees record events.
 void pool_engine::enable_cross_stream() noexcept {
   multi_stream_ = true;
   update_mode();

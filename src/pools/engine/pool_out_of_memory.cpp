@@ -1,4 +1,4 @@
-// Out of memory: what is free but still in use on some stream is waited for on the host, for a bounded time.
+// Out of memory: the host waits, for a bounded time, until streams complete their uses of free memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -31,11 +31,11 @@ using namespace std::chrono_literals;
 inline constexpr sync::duration max_sync_time = 1s;
 inline constexpr sync::duration max_sleep = 5ms;
 
-// What has to be seen complete of one stream.
+// The work of one stream that the host must see complete.
 struct goal {
   stream_timeline* timeline;
   epoch newest;
-  bool all; // that was freed on it
+  bool all; // events can cover all frees on the stream up to now
 };
 
 goal goal_of(stream_timeline& timeline) noexcept {
@@ -71,7 +71,7 @@ bool wait_for_streams(std::vector<stream_timeline*> const& timelines, sync::dura
       if (!driver_alive() || std::ranges::any_of(open, is_lost) || sync::now() >= deadline) return false;
       sync::sleep_for(sleep);
     }
-  } catch (...) { // the host has no memory to wait with
+  } catch (...) { // the host is out of memory
     return false;
   }
 }
@@ -88,7 +88,7 @@ bool pool_engine::synchronize(sync::duration longest) {
   return wait_for_streams(open, longest) && !lost();
 }
 
-// Whether completion of what is open could bring this request about, by itself or by making room for growth.
+// Returns whether the request could succeed once open work is complete: from free memory, or by growth in its place.
 bool pool_engine::sync_could_help(allocation_request const& request) {
   if (!reuse_rules::may_complete(parts_.everywhere())) return false;
   if (parts_.backend.paged() && parts_.free_bytes() + parts_.backend.chunks().headroom() >= request.bytes) return true;
@@ -99,7 +99,8 @@ bool pool_engine::sync_could_help(allocation_request const& request) {
   return parts_.backend.chunks().largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
-// Polls for up to a second. Memory that completes is looked at, at once; chunks that become idle the caller gives back.
+// Polls for up to `max_sync_time`, and searches after each poll. Returns null if the request fails; the caller then
+// gives back chunks that have become idle.
 void* pool_engine::sync_and_retry(allocation_request const& request, all_shards_lock& held) {
   auto const deadline = sync::now() + max_sync_time;
   parts_.rules.poll_streams(nullptr, parts_.everywhere());

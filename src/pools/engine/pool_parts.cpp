@@ -1,4 +1,4 @@
-// The parts of a pool, as its options ask.
+// The parts of a pool, made from its options, and the checks of the options.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -21,7 +21,7 @@ import :thread_caches;
 namespace gpumem::detail {
 namespace {
 
-// What lies between the guards of a block and beside them is bounded, so that no sum overflows.
+// Bounds guard, poison and history, so that no sum of them and a block's size overflows. Throws std::invalid_argument.
 void check_hardening(hardening_options const& asked, std::size_t limit) {
   constexpr std::size_t max_bytes = std::size_t{1} << 30, max_events = std::size_t{1} << 24;
   hardening_options const usual;
@@ -55,7 +55,7 @@ pool_options checked_options(pool_options options, bool paged) {
   if (options.stall_timeout < std::chrono::nanoseconds{0}) {
     throw std::invalid_argument{"gpumem: a pool's stall_timeout must not be negative"};
   }
-  if (!paged) options.effort = 0; // a chunk moves nowhere
+  if (!paged) options.effort = 0; // only pages can be moved
   check_limit(options.limit);
   check_hardening(options.hardened, options.limit);
   return options;
@@ -81,7 +81,7 @@ std::int64_t pool_parts::live_blocks() const noexcept {
   return sum;
 }
 
-// Requested.
+// The shards also count the blocks in thread caches as live.
 std::size_t pool_parts::live_bytes() const noexcept {
   auto sum = -caches.snapshot().cached_requested;
   for (auto const& each : shards.all()) sum += each->live.bytes;

@@ -1,4 +1,4 @@
-// What goes back upstream: when asked for, beyond the threshold, and at the end of the pool.
+// Return of memory to the upstream: by trim(), beyond the release threshold, and at the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -43,29 +43,30 @@ std::size_t pool_engine::trim(std::size_t keep) {
   return given;
 }
 
-// Whether a pass is to be posted: none is, or one that is posted late makes way to one that is due soon.
+// Returns whether the caller must post a pass: none is posted, or a late one was cancelled in favour of one due soon.
 bool pool_engine::may_post(bool soon) noexcept {
   if (!driver_alive() || (pass_queued_ && !(soon && posted_late_ && try_cancel_timer(*this)))) return false;
   pass_queued_ = true;
   posted_late_ = !soon;
-  process_is_exiting(); // is watched from now on
+  process_is_exiting(); // from the first call on it notes the exit
   return true;
 }
 
-// The pause grows with the passes that found nothing new for requests that wait, or else with those that gave back.
+// The pause grows with the number of passes that found nothing new for requests that wait. If no request waits, it
+// grows with the number of passes since the last free that called for one.
 void pool_engine::schedule_pass() noexcept {
   if (!may_post(true)) return;
   auto const passes = requests_.has_waiting() ? requests_.count_pass() : idle_passes_;
   start_timer(*this, sync::now() + std::min<sync::duration>(min_pause * passes, max_pause));
 }
 
-// Not at once, since what has to come first may take its time.
+// Posts a pass for `when`, but at least `max_pause` from now: the work before it may take time.
 void pool_engine::post_late_pass(sync::time_point when) noexcept {
   if (may_post(false)) start_timer(*this, std::max(when, sync::now() + max_pause));
 }
 
-// A pass of the library thread: looks at what has completed for requests that wait; gives back what is beyond the
-// threshold, or all of a closed pool, as it completes.
+// A pass of the library thread. It serves the requests that wait. It gives complete memory back: what is beyond the
+// release threshold, or all memory of a closed pool.
 void pool_engine::expire() noexcept {
   requests_.run_pass();
   bool done = false, answered_meanwhile = false;
@@ -92,10 +93,10 @@ void pool_engine::expire() noexcept {
   if (done) delete this;
 }
 
-// False: no event covers what is still to go back.
+// Returns false if no event covers the memory that is still to go back.
 bool pool_engine::release_pass(all_shards_lock& held) noexcept {
   try {
-    flush_thread_caches(); // near the threshold frees are kept apart again
+    flush_thread_caches(); // near the threshold, frees are cached and kept on quick lists again
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold, held);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
@@ -103,7 +104,7 @@ bool pool_engine::release_pass(all_shards_lock& held) noexcept {
     idle_passes_ = open ? idle_passes_ + 1 : max_idle_passes;
     return !stuck;
   } catch (std::bad_alloc const&) {
-    if (!held) held.lock(); // the next pass looks again
+    if (!held) held.lock(); // the next pass tries again
     return true;
   }
 }
@@ -155,14 +156,14 @@ void pool_engine::close() noexcept {
   {
     all_shards_lock held{parts_.shards};
     parts_.backend.set_closed();
-    if (!driver_alive()) return defer_release(); // no call may be made any more
+    if (!driver_alive()) return defer_release(); // no driver call may be made any more
     run_deferred_frees();
     if (pass_queued_ && try_cancel_timer(*this)) pass_queued_ = false;
-    if (pass_queued_ || pass_running_) return; // the pass takes over
+    if (pass_queued_ || pass_running_) return; // the pass gives the memory back
     try {
       parts_.rules.poll_streams(nullptr, parts_.everywhere());
     } catch (std::bad_alloc const&) {
-      // The library thread looks again.
+      // The library thread polls again.
     }
     parts_.backend.release(0, held);
     done = parts_.backend.chunks().empty();

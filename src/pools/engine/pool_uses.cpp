@@ -1,4 +1,4 @@
-// Uses of live blocks on other streams than their own, as they are recorded.
+// record_use(): uses of live blocks on streams other than their own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -17,7 +17,7 @@ import :stream_uses;
 namespace gpumem::detail {
 namespace {
 
-// Uses on other streams that a live block keeps apart: the stream that frees it takes the fourth place.
+// Uses on other streams that a live block can hold: the stream that frees it takes the fourth place.
 inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 
 } // namespace
@@ -42,8 +42,8 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
   return true;
 }
 
-// One more stream than can be kept apart: it waits for one of the others, which it then stands for. Where none has
-// events to wait for, the host waits until their events are complete.
+// Makes room for a use if the block already has `max_uses`: the stream waits for the work of one use, which its own use
+// then covers. If no use has an event to wait for, the host waits for up to 1 s until the uses are complete.
 void pool_engine::admit_use(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
   uses.prune();
   if (uses.size() < max_uses) return;

@@ -1,4 +1,4 @@
-// Calls of functions that free memory.
+// Calls of pressure callbacks, which free memory while requests wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace gpumem::detail {
 
 namespace {
 
-// The call whose function this thread runs.
+// The call whose callback this thread runs.
 thread_local pressure_call const* running = nullptr;
 
 } // namespace
@@ -26,19 +26,19 @@ thread_local pressure_call const* running = nullptr;
 void pressure_call::post() noexcept {
   bool const needs_flush = where_.needs_flush();
   auto& where = where_;
-  where.post(*this); // it may run, and be gone, at once
+  where.post(*this); // the call may run, and be destroyed, at once
   if (needs_flush) where.flush();
 }
 
 void pressure_call::resume() noexcept {
-  auto const self = shared_from_this(); // the function may end, and be gone, before it returns
+  auto const self = shared_from_this(); // finish() may drop the last reference before the callback returns
   auto* const outer = std::exchange(running, this);
   std::optional<std::size_t> freed = 0;
   if (auto const wanted = pool_.begin_pressure(*this)) {
     try {
       freed = free_some_(wanted, *this);
     } catch (...) {
-      // It has freed nothing that it tells of.
+      // A callback that throws counts as one that has freed nothing.
     }
   }
   running = outer;

@@ -1,4 +1,4 @@
-// Requests that wait: which of them has a turn, and what is set aside for it.
+// The queue of requests that wait: which of them has a turn, and how many bytes are set aside for it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -29,7 +29,7 @@ import :waiter;
 namespace gpumem::detail {
 namespace {
 
-// As for a request that cannot grow.
+// Rounds as for a request for which the pool cannot grow: only small sizes are rounded to a size class.
 std::size_t rounded(std::size_t bytes) noexcept { return size_class::of(bytes, size_class::largest_small).bytes; }
 
 } // namespace
@@ -38,7 +38,7 @@ std::size_t request_queue::rounded(waiter const& item) noexcept {
   return item.bytes_by([](std::size_t each) { return detail::rounded(each); });
 }
 
-// A request that does not queue overtakes all that wait. It gets nothing of what is set aside for others.
+// A request that does not wait overtakes all that do. It gets none of the bytes that are set aside for them.
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
@@ -50,7 +50,7 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
   return std::nullopt;
 }
 
-// What may let a request go on that was refused: grows with each free, and with what is found complete.
+// Returns a count of changes that may let a refused request go on: it grows with each free and each promoted range.
 std::uint64_t request_queue::change_count() const noexcept {
   auto sum = changes_ + returned_parts_;
   for (auto const& each : parts_.shards.all()) sum += each->counters.promoted;
@@ -61,10 +61,10 @@ std::uint64_t request_queue::change_count(waiter const& item) const noexcept {
   return item.has_parts() ? frees_of_others() : change_count();
 }
 
-// The changes but for the parts that requests of several blocks give back.
+// Returns the count of changes without the parts that requests of several blocks have given back.
 std::uint64_t request_queue::frees_of_others() const noexcept { return change_count() - returned_parts_; }
 
-// Bytes that there could be, beside what is set aside.
+// Returns the bytes that are free or could be reserved, less those set aside for requests other than `its_own`.
 std::size_t request_queue::headroom(std::size_t its_own) const noexcept {
   auto const unit = parts_.backend.paged() ? smallest_page : granule;
   auto const capacity = std::min(parts_.backend.chunks().max_reserved() / unit * unit, upstream_limit_);
@@ -78,18 +78,18 @@ bool request_queue::fits(waiter const& item) const noexcept {
   return bytes <= headroom(waiter_list::has_turn(item) ? bytes : 0);
 }
 
-// Whether memory is granted, or is about to be.
+// Returns whether memory is granted, or is about to be.
 bool request_queue::is_held() const noexcept {
   return parts_.live_blocks() > 0 || owner_.has_deferred_frees() || queue_.set_aside() > 0;
 }
 
-// Whether the request cannot be met any more.
+// Returns whether the request can no longer be met.
 bool request_queue::ends(waiter const& item) const noexcept {
   auto const limit = parts_.backend.chunks().limit();
   return is_closed() || parts_.backend.lost() || (limit && item.bytes() > limit);
 }
 
-// Whether nothing is left that the request could wait for.
+// Returns whether nothing is left for which the request could wait.
 bool request_queue::waits_for_nothing(waiter const& item) const noexcept {
   return !is_held() && !(fits(item) && reuse_rules::may_complete(parts_.everywhere()));
 }
@@ -133,14 +133,14 @@ void request_queue::notify() noexcept {
   owner_.schedule_pass();
 }
 
-// To park (O11): first all frees are told to look at the queue, then what threads have kept is taken out, and then the
-// request tries once more. What is freed in between counts as news.
+// Parks a request (O11) in three steps: all frees begin to look at the queue, the thread caches are flushed, and the
+// request tries once more. A free in between counts as a change.
 request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   woken_waiters woken;
   all_shards_lock held{parts_.shards};
   if (waiter_list::holds(item)) return new_turn(item);
   if (is_closed()) {
-    held.unlock(); // adaptors are told of it
+    held.unlock(); // complete() informs adaptors
     item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}});
     return {waiting::answered};
   }
@@ -179,17 +179,18 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
   return {last ? waiting::last : waiting::answered};
 }
 
-// After a refusal. It tries again at once if something is new since its turn began; it waits if others have memory, or
-// if what it lacks is that work completes. What was set aside for it may be enough for a later request.
+// Decides what a refused request does. It tries again at once if the count of changes has grown since its turn began.
+// It waits while memory is granted, or while the work for which it waits is not complete. Otherwise it ends. The bytes
+// that were set aside for it may be enough for a later request.
 request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
   update_work_pending();
-  // What such a request gives back of a hardened pool looks like news.
+  // In a hardened pool, the parts that such a request gives back would count as changes.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
   if (!counts_changes) stall_.disregard(change_count(item) - mine.since);
   bool const changed = counts_changes && change_count(item) != mine.since;
   if (changed && (is_closed() || fits(item))) return new_turn(item);
   end_turn_of(item);
-  // Not the limit refused it: upstream has less than that left.
+  // If the limit leaves room for the request, the upstream has refused it, which has fewer bytes left.
   auto const bytes = rounded(item);
   bool const upstream_full = parts_.backend.chunks().headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts()) upstream_limit_ = parts_.backend.chunks().reserved() + bytes - granule;
@@ -216,7 +217,7 @@ expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
     return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), item.bytes()}};
   auto const limit = parts_.backend.chunks().limit();
   bool const too_large = limit && rounded(item) > limit;
-  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // which empties the quarantine
+  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt empties the quarantine
   if (!too_large && (tries || fits(item))) return nullptr;
   return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};
 }
@@ -229,7 +230,7 @@ bool request_queue::cancel(waiter& item, bool& last) noexcept {
   return true;
 }
 
-// It may have been what the others waited behind. Whether it was the last user of the pool.
+// Removes a request, after which others may have queued, and wakes those. Returns whether the pool is unused now.
 bool request_queue::remove_waiter(waiter& item, woken_waiters& woken) noexcept {
   queue_.remove(item);
   if (multi_part_ == &item) multi_part_ = nullptr;

@@ -1,4 +1,4 @@
-// Requests that wait: what the library thread does for them.
+// The library thread's work for requests that wait: it polls, calls pressure callbacks, and ends requests.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -24,7 +24,8 @@ import :waiter;
 
 namespace gpumem::detail {
 
-// Where nothing is known to be in use any more, this is news, whichever call has seen it complete.
+// Returns whether work on free memory is pending. Its end counts as a change, whichever call has seen the work
+// complete.
 bool request_queue::update_work_pending() noexcept {
   bool const open = is_work_pending();
   changes_ += work_was_pending_ && !open;
@@ -32,7 +33,7 @@ bool request_queue::update_work_pending() noexcept {
   return open;
 }
 
-// Whether some stream's use of free memory is not known to be over.
+// Returns whether some stream's use of free memory is not known to be complete.
 bool request_queue::is_work_pending() const noexcept {
   if (reuse_rules::may_complete(parts_.everywhere())) return true;
   try {
@@ -40,7 +41,7 @@ bool request_queue::is_work_pending() const noexcept {
   } catch (std::bad_alloc const&) { return true; }
 }
 
-// The request that may lack nothing but that work completes, for which only the library thread looks, or null.
+// Returns the request that may lack only the completion of work, for which only the library thread polls; null if none.
 waiter* request_queue::next_to_poll_for() noexcept {
   if (!has_waiting()) return nullptr;
   if (parts_.options.hardened.enabled || owner_.has_deferred_frees()) return queue_.next_waiting();
@@ -55,7 +56,7 @@ bool request_queue::needs_poll() noexcept {
          change_count(*next) != next->seen_changes() || open;
 }
 
-// Whether all memory could be held by work that waits, as far as is known without a look at it.
+// Returns whether work that waits could hold all memory; does not add up what each holder has.
 bool request_queue::may_stall() const noexcept {
   return has_waiting() && queue_.set_aside() == 0 && (queue_.has_holders() || holders_.has_marked());
 }
@@ -66,17 +67,18 @@ void request_queue::watch_for_stall() noexcept {
   if (has_waiting() && stall_.enabled()) owner_.post_late_pass(stall_.stalls_at(frees_of_others()));
 }
 
-// By the library thread: at what completes, for others that could free memory, and whether the queue has stalled.
+// Schedules a pass of the library thread if it has to poll, to call a pressure callback, or to look for a stall. Posts
+// a late pass for the time at which the requests count as stalled.
 void request_queue::schedule_poll() noexcept {
   if (!has_waiting()) return;
   if (may_stall() || needs_poll() || pressure_is_due()) owner_.schedule_pass();
   watch_for_stall();
 }
 
-// The request that ends so that others can go on, or null. Older work does not wait for younger work that waits itself
-// and can be rolled back: the youngest give way until there is enough. Otherwise a request ends only if all memory is
-// held by work that waits, or nothing has happened for long. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level
-// concurrency control for distributed database systems" (1978).
+// Returns the request that ends so that other requests can go on; null if none. Older work does not wait for younger
+// work that waits itself and can be rolled back: the youngest is preempted first, until there is enough. Otherwise a
+// request ends only if work that waits holds all memory, or if the stall detector says so. Wound-wait: Rosenkrantz,
+// Stearns, Lewis, "System level concurrency control for distributed database systems" (1978).
 waiter* request_queue::next_to_abort() noexcept {
   auto* const first = queue_.next_waiting();
   if (!first || !has_waiting() || owner_.has_deferred_frees() || parts_.backend.growing() || pressure_list_.pending())
@@ -84,7 +86,7 @@ waiter* request_queue::next_to_abort() noexcept {
   if (fits(*first) && (change_count(*first) != first->seen_changes() || reuse_rules::may_complete(parts_.everywhere())))
     return nullptr;
   auto const yielding = queue_.find_yielding(*first);
-  // Bytes that were enough and did not serve it are in pieces.
+  // If the first request fits and was refused, the free bytes lie in pieces and do not count.
   auto const needed = rounded(*first), coming = preempted_ + (fits(*first) ? 0 : headroom());
   bool const enough = needed <= headroom() + preempted_ + yielding.held;
   if (yielding.last && needed > coming && enough) return yielding.last;
@@ -97,7 +99,8 @@ waiter* request_queue::next_to_abort() noexcept {
   return last ? last : first;
 }
 
-// By the library thread. The work whose request ends goes on, and counts as work that may free memory.
+// The library thread calls this. Returns false if no request ends. The work whose request ends goes on, and counts as
+// work that may free memory.
 bool request_queue::abort_one() noexcept {
   waiter* ended = nullptr;
   auto why = outcome::stalled;
@@ -128,8 +131,9 @@ void request_queue::on_holder_event(holder& unit, holder_event what) noexcept {
   schedule_poll();
 }
 
-// By the library thread. Where nothing tells whether something is new the request tries each time. It looks even if
-// nothing is open any more: another thread may have seen the work complete.
+// The library thread calls this. In a hardened pool, and with `reuse_policy::ordered`, the count of changes does not
+// tell whether anything is new, so a request tries after each poll. This promotes ranges even if no work is pending:
+// another thread may have seen the work complete.
 void request_queue::poll() noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
@@ -138,7 +142,7 @@ void request_queue::poll() noexcept {
     owner_.run_deferred_frees();
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
   } catch (std::bad_alloc const&) {
-    // The next look may have the host's memory.
+    // The host is out of memory: the next pass polls again.
   }
   parts_.rules.promote_completed(parts_.everywhere());
   update_work_pending();
@@ -147,7 +151,7 @@ void request_queue::poll() noexcept {
   if (!next || (counts_changes && change_count(*next) == next->seen_changes())) return;
   if (counts_changes) waiting_passes_ = 0;
   if (!counts_changes) next->set_seen_changes(0);
-  if (parts_.options.hardened.enabled) give_turn(*next, woken); // a request that tries empties the quarantine
+  if (parts_.options.hardened.enabled) give_turn(*next, woken); // its attempt empties the quarantine
   wake_next(woken);
 }
 
@@ -164,7 +168,8 @@ void request_queue::remove_pressure_call(pressure_call& item) noexcept {
   schedule_poll();
 }
 
-// Bytes that requests wait for and could not have now. Where bytes enough lie in pieces: what the first asks for.
+// Returns the bytes for which requests wait and which they could not have now. If enough bytes are free, but in pieces,
+// returns the bytes of the first request.
 std::size_t request_queue::wanted() const noexcept {
   auto const* const first = queue_.next_waiting();
   if (!first || !has_waiting()) return 0;
@@ -179,7 +184,7 @@ void request_queue::run_pass() noexcept {
   poll();
 }
 
-// By the library thread.
+// The library thread calls this.
 void request_queue::call_pressure() noexcept {
   for (;;) {
     pressure_call* next = nullptr;

@@ -1,4 +1,4 @@
-// The text that tells of requests that wait, and of the scopes that hold memory.
+// The text that describes the requests that wait and the scopes that hold memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// When requests that wait count as stalled.
+// Decides when requests that wait count as stalled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

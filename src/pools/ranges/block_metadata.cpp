@@ -30,8 +30,8 @@ block_metadata::~block_metadata() {
   if (reserved_) munmap(reserved_, bytes_of(end_));
 }
 
-// Reserves addresses for all numbers. If the process may not have so many, tries a 64th and then halves of that, since
-// the rest of the process needs addresses too.
+// Reserves addresses for all numbers. If the process may not reserve them all, tries a 64th and then halves of that,
+// since the rest of the process needs addresses too.
 void block_metadata::reserve_addresses() {
   constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
   for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
