@@ -27,7 +27,7 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Steals by which a thread may serve its requests before its own shard grows instead: each steal locks all shards.
+// A thread may steal `max_steals` times before its own shard grows instead, since each steal locks all shards.
 // Steals more than `steal_window` calls apart do not add up.
 inline constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
 inline constexpr std::uint64_t steal_window = 1024;
@@ -79,7 +79,7 @@ expected<void*, failure> pool_engine::fail(allocation_request const& request, ou
 
 expected<void*, failure> pool_engine::allocate_from_all_shards(allocation_request& request) {
   all_shards_lock held{parts_.shards};
-  if (parts_.shards.contended() && !requests_.has_waiting()) { // while requests wait, all take all locks anyway
+  if (parts_.shards.contended() && !requests_.has_waiting()) { // while requests wait, all calls take all locks
     parts_.shards.add_for_thread();
     update_mode();
     for (auto const& each : parts_.shards.all()) live_.publish(each->live);
@@ -240,9 +240,9 @@ void* pool_engine::search_all_shards(allocation_request const& request) {
   return nullptr;
 }
 
-// A thread that steals too often gets memory for its own shard: an unused chunk of another shard, or a new one if null.
-// Small blocks on its quick lists are not coalesced here: that halved the speed of threads that allocate what other
-// threads free.
+// Serves a thread that steals too often: from its own shard, or from an unused chunk, which moves there from another
+// shard. If it returns null, the caller grows the shard. The quick lists are not flushed here: that halved the speed of
+// threads that allocate what other threads free.
 void* pool_engine::search_own_shard(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});

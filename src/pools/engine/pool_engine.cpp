@@ -1,5 +1,4 @@
-// The constructor of a pool's engine, its limit and pins, the lookup of a pointer, statistics and the consistency
-// check.
+// A pool's constructor, limit, pins, lookup of pointers, statistics and consistency check.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

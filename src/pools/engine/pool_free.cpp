@@ -27,14 +27,14 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// Frees the block that the thread cache evicted first: the free of the caller's block may be the last of the pool.
+// First frees the block that the thread cache has evicted: the free of the caller's block may be the pool's last.
 free_result pool_engine::free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                    cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
   if (cached.result.inserted) return evicted;
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
-  // A block of another thread's shard goes back to that shard. In this thread's cache, later lookups of it would search
+  // A block of another thread's shard goes back to that shard. If this thread cached it, its later frees would search
   // all shards. Near the limit it is cached nevertheless: the thread may find no other block, and a steal locks all
   // shards.
   auto const seen = parts_.shards.find_live(pointer);
@@ -255,8 +255,7 @@ void pool_engine::defer_free(block& freed, stream_key const& key) noexcept {
   requests_.notify();
 }
 
-// `now`: the stream of the current call, on which an event can be recorded if the caller has passed its handle; or
-// null.
+// `now`: the current call's stream; an event can be recorded on it if the call was given its handle. May be null.
 void pool_engine::run_deferred_frees(stream_key const* now) noexcept {
   if (!deferred_) return;
   while (auto* const freed = deferred_) {

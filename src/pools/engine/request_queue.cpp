@@ -190,7 +190,7 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, wo
   bool const changed = counts_changes && change_count(item) != mine.since;
   if (changed && (is_closed() || fits(item))) return new_turn(item);
   end_turn_of(item);
-  // If the limit leaves room for the request, the upstream has refused it, which has fewer bytes left.
+  // If the limit leaves room for the request, the upstream has refused it: fewer bytes are left there.
   auto const bytes = rounded(item);
   bool const upstream_full = parts_.backend.chunks().headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts()) upstream_limit_ = parts_.backend.chunks().reserved() + bytes - granule;
