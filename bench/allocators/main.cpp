@@ -74,8 +74,8 @@ int run(arguments const& asked, bench::formats const& format) {
   for (std::size_t i = 0; i < most_streams; ++i) with.streams.emplace_back(where.device);
   register_rows(with, asked.peers);
   if (!where.simulated) {
-    std::fprintf(format.console ? stdout : stderr,
-                 "%s; an allocation and its free count as two operations\n", where.name.c_str());
+    std::fprintf(format.console ? stdout : stderr, "%s; an allocation and its free count as two operations\n",
+                 where.name.c_str());
   }
   std::unique_ptr<bench::report> shown, written; // null: Google Benchmark's own reporter
   if (format.csv_shown) {

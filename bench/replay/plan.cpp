@@ -146,9 +146,7 @@ plan make_plan(std::string text, std::string const& name) {
 }
 
 void require_times(plan const& of, std::string const& name) {
-  if (of.microseconds.back() == 0) {
-    throw gpumem::extend::trace_error(name, 0, "all its calls have the same time");
-  }
+  if (of.microseconds.back() == 0) { throw gpumem::extend::trace_error(name, 0, "all its calls have the same time"); }
 }
 
 } // namespace replay

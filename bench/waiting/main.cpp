@@ -211,8 +211,8 @@ void run(bench& all, setting const& with, bool times) {
   }
   shown("tasks that restart", median(throwing));
   if (times && best) {
-    std::printf("waiting / best partition %.2f, waiting / restarting %.2f\n",
-                median(waiting).seconds / best->seconds, median(waiting).seconds / median(throwing).seconds);
+    std::printf("waiting / best partition %.2f, waiting / restarting %.2f\n", median(waiting).seconds / best->seconds,
+                median(waiting).seconds / median(throwing).seconds);
   }
 }
 
@@ -228,7 +228,8 @@ int main(int count, char** arguments) {
   app.add_option("--device", choice, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
   app.add_option("--tasks", with.tasks, "number of tasks")->check(CLI::PositiveNumber);
   app.add_option("--limit", with.limit, "bytes that all tasks share")->transform(CLI::AsSizeValue(false));
-  app.add_option("--sigma", with.sigma, "standard deviation of the logarithm of batch sizes")->check(CLI::NonNegativeNumber);
+  app.add_option("--sigma", with.sigma, "standard deviation of the logarithm of batch sizes")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--kernel", with.kernel_microseconds, "microseconds per kernel")->check(CLI::PositiveNumber);
   app.add_option("--rounds", with.rounds, "number of measured rounds")->check(CLI::PositiveNumber);
   app.add_option("--seed", with.seed, "seed of the batch sizes");

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 # The folders whose comments keep the rules; others can be read by naming them.
-FOLDERS = ["modules/adaptors", "modules/base", "modules/bridge", "modules/containers", "modules/core",
-           "modules/coroutines", "modules/observe", "modules/sources", "modules/thrust", "src/adaptors", "src/base",
-           "src/c", "src/containers", "src/core", "src/coroutines", "src/observe", "src/pools", "src/simulator",
-           "src/sources", "test/allocators", "test/consumer", "test/observe", "test/readme", "test/seeds",
+FOLDERS = ["modules", "src", "test/allocators", "test/consumer", "test/observe", "test/readme", "test/seeds",
            "bench/waiting"]
 SUFFIXES = {".cppm", ".cpp", ".hpp", ".h", ".cu"}
 MAX_WORDS = 30
