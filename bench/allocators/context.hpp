@@ -1,4 +1,4 @@
-// What every row gets: the device, the streams, and the length of a sample.
+// The arguments of every row: the device, the streams, and the length of a sample.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the passes over one resource share: threads, their streams, and their state between operations.
+// A session holds the threads of all passes over one resource, their streams, and their state between operations.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -52,7 +52,7 @@ public:
   /// Throws cuda_error.
   explicit replay_session(run_config const& what);
 
-  /// What one thread of the team uses.
+  /// The streams and the state of one thread of the team.
   struct member {
     unsigned number = 0;
     std::span<gpumem::stream_ref const> streams;

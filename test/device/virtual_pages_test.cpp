@@ -141,8 +141,8 @@ TEST_F(virtual_pages_on_device, page_is_exported_as_a_file_descriptor) {
   EXPECT_FALSE(pages.unmap(0, 4 * mib));
 }
 
-// What the simulated device assumes. It is stricter in two places: driver 580 maps beyond the end of a reservation, and
-// unmaps ranges that are only partly mapped.
+// Compares the driver with the simulated one, which is stricter in two places: driver 580 maps beyond the end of a
+// reservation, and unmaps ranges that are only partly mapped.
 TEST_F(virtual_pages_on_device, driver_refuses_what_the_simulated_driver_refuses) {
   auto const& cu = driver_api::driver();
   device_guard const scope{device{0}};

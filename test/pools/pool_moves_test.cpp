@@ -13,24 +13,15 @@
 #include <cuda.h>
 
 import gpumem;
+#include "pool_pages.hpp"
 
 namespace {
 
 namespace simulator = gpumem::simulator;
-constexpr std::size_t MiB = std::size_t{1} << 20;
+using gpumem_test::MiB;
 
-class pool_moves : public gpumem_test::simulated_test {
+class pool_moves : public gpumem_test::pool_pages_test {
 protected:
-  void SetUp() override { EXPECT_TRUE(wait_for_device_bytes(0)); }
-
-  gpumem::device device = gpumem::device::current();
-  gpumem::stream a{device}, b{device};
-  using pool = gpumem::pool_resource<gpumem::cuda_resource>;
-
-  static std::byte* at(void* p, std::size_t offset = 0) { return static_cast<std::byte*>(p) + offset; }
-  static bool is_consistent(pool& r) {
-    return static_cast<gpumem::detail::pool_state*>(r.services().state)->engine().is_consistent();
-  }
   // Records an event after the frees, whose work is complete; the next poll sees it.
   static void poll(pool& r) {
     EXPECT_EQ(r.trim(r.statistics().reserved), 0u);
@@ -42,9 +33,7 @@ protected:
   }
   // Allocates four neighbouring blocks of 4 MiB, frees the first and the third, and returns the others.
   std::vector<void*> every_second_of_four(pool& r) {
-    std::vector<void*> blocks;
-    for (int i = 0; i < 4; ++i) blocks.push_back(r.allocate(a, 4 * MiB));
-    for (int i = 1; i < 4; ++i) EXPECT_EQ(blocks[i], at(blocks[0], i * 4 * MiB));
+    auto const blocks = four(r);
     for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
     a.synchronize();
     return {blocks[1], blocks[3]};

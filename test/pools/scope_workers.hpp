@@ -70,7 +70,7 @@ public:
   }
 
 private:
-  // What one work requests.
+  // The bytes and the stream that one worker requests.
   struct plan {
     std::array<std::size_t, 3> parts{};
     gpumem::stream* on = nullptr;

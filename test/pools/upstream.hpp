@@ -150,9 +150,10 @@ protected:
   static std::size_t device_bytes() { return gpumem::simulator::report().bytes_allocated; }
   // The library's thread releases memory of destroyed pools when late work completes. Returns false after a second.
   static bool wait_for_device_bytes(std::size_t bytes) {
-    for (int i = 0; i < 1000 && device_bytes() > bytes; ++i) {
+    auto const end = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+    while (device_bytes() > bytes && std::chrono::steady_clock::now() < end) {
       gpumem::simulator::run_until_idle();
-      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+      std::this_thread::yield();
     }
     return device_bytes() <= bytes;
   }

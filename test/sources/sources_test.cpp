@@ -1,4 +1,4 @@
-// What only some sources do: waiting before a free, captures, loss of the device, misuse, statistics.
+// Behavior that differs between sources: waits before a free, captures, loss of the device, misuse, statistics.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
