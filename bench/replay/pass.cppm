@@ -16,7 +16,7 @@ import :plan;
 
 namespace replay {
 
-/// What one thread keeps between the operations of a pass. Made before the clock starts.
+/// The state of one thread between the operations of a pass. Made before the clock starts.
 export struct pass_state {
   explicit pass_state(plan const& of) : blocks(of.blocks) {}
 

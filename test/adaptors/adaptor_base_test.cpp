@@ -1,4 +1,4 @@
-// What every adaptor does for its upstream: waiting, statistics, order of bookkeeping, lifetime, accessibility.
+// The behaviour that all adaptors share: waiting, statistics, order of bookkeeping, lifetime, accessibility.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 

@@ -6,9 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-# The folders whose comments keep the rules; others can be read by naming them.
-FOLDERS = ["modules", "src", "test/allocators", "test/consumer", "test/observe", "test/readme", "test/seeds",
-           "bench/waiting"]
+# The folders whose comments keep the rules.
+FOLDERS = ["modules", "src", "test", "bench"]
 SUFFIXES = {".cppm", ".cpp", ".hpp", ".h", ".cu"}
 MAX_WORDS = 30
 
