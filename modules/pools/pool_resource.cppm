@@ -87,7 +87,7 @@ private:
   }
   // Not inlined, so that a free that the thread cache takes saves no registers.
   void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                      pool_engine::cached_free const& cached) noexcept;
+                      cached_free const& cached) noexcept;
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> try_in_turn(waiter& item) noexcept;
   expected<void*, failure> try_part(request_part const& one) noexcept;

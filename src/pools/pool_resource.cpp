@@ -101,7 +101,7 @@ void pool_state::drop_handle() noexcept {
 }
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                                pool_engine::cached_free const& cached) noexcept {
+                                cached_free const& cached) noexcept {
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();
 }
 
@@ -167,7 +167,7 @@ bool pool_state::cancel_waiter(waiter& item) noexcept {
 }
 
 void pool_state::on_holder_event(holder& unit, holder_event what) noexcept {
-  if (!forked()) engine_->requests().on_holder_event(unit, what);
+  if (!forked()) engine_->passes().on_holder_event(unit, what);
 }
 
 void pool_state::refuse_requests() noexcept {
@@ -210,7 +210,7 @@ expected<int, failure> pool_state::export_page(void const* pointer) {
 
 statistics pool_state::read_statistics() {
   if (forked()) return {};
-  auto const seen = engine_->read_statistics();
+  auto const seen = engine_->statistics().read();
   return hardening_ ? hardening_->amend(seen) : seen;
 }
 
@@ -221,7 +221,7 @@ std::string pool_state::describe_waiting() {
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;
   auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
-  return guarded ? guarded : engine_->find(pointer);
+  return guarded ? guarded : engine_->statistics().find(pointer);
 }
 
 std::vector<block_event> pool_state::history(void const* pointer) {
@@ -231,7 +231,7 @@ std::vector<block_event> pool_state::history(void const* pointer) {
 
 void pool_state::record_use(stream_key const& key, void* pointer) {
   if (hardening_) return hardening_->record_use(key, pointer);
-  engine_->record_use(key, pointer);
+  engine_->uses().record(key, pointer);
 }
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
@@ -258,14 +258,14 @@ namespace gpumem {
 pressure_callback::pressure_callback(detail::pool_state& pool, executor& where,
                                      detail::pressure_call::function free_some)
     : pool_{&pool},
-      call_{std::make_shared<detail::pressure_call>(pool.engine().requests(), where, std::move(free_some))} {
+      call_{std::make_shared<detail::pressure_call>(pool.engine().passes(), where, std::move(free_some))} {
   detail::throw_if_child();
-  pool.engine().requests().add_pressure_call(*call_);
+  pool.engine().passes().add_pressure_call(*call_);
 }
 
 pressure_callback::~pressure_callback() {
   if (!call_ || detail::forked()) return;
-  (*pool_)->engine().requests().remove_pressure_call(*call_);
+  (*pool_)->engine().passes().remove_pressure_call(*call_);
   call_->end();
 }
 

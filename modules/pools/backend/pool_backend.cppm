@@ -4,6 +4,7 @@ module;
 #include <cstdint>
 export module gpumem:pool_backend;
 import :allocation_request;
+import :attempt;
 import :block;
 import :chunk;
 import :chunk_list;
@@ -26,7 +27,7 @@ namespace gpumem::detail {
 /// Gets chunks from the upstream, or maps pages at the end of a shard's addresses and in holes, and gives back unused
 /// memory. Calls that change anything need the locks of all shards. Those that take `held` unlock it during waits and
 /// calls upstream; one thread at a time grows the pool or changes its pages. Reads need the lock of any shard;
-/// `upstream`, `paged`, `where`, `lost` and the limit need none. Sizes are in bytes.
+/// `paged`, `where` and `lost` need none. Sizes are in bytes.
 export class pool_backend {
 public:
   /// Is told of each change of the reserved bytes before the locks are unlocked.
@@ -38,27 +39,23 @@ public:
     ~observer() = default;
   };
 
-  /// Keeps references to all arguments but the upstream, which it owns.
-  pool_backend(std::unique_ptr<pool_upstream> upstream, pool_options const& options, reuse_rules const& rules,
+  /// Keeps references to all arguments.
+  pool_backend(pool_upstream& upstream, pool_options const& options, reuse_rules& rules, chunk_list& chunks,
                shard_list& shards, observer& watcher);
 
-  inline pool_upstream& upstream() noexcept { return *upstream_; }
-  inline bool paged() const noexcept { return upstream_->paged(); }
+  inline bool paged() const noexcept { return upstream_.paged(); }
   /// Returns the upstream's device; nullopt if the upstream has none.
   inline std::optional<device> where() const noexcept { return device_; }
   inline bool lost() const noexcept { return device_ && device_->lost(); }
-  inline chunk_list const& chunks() const noexcept { return chunks_; }
   inline growth_policy const& growth() const noexcept { return growth_; }
-  void set_limit(std::size_t bytes) noexcept { chunks_.set_limit(bytes); }
 
   /// Waits while another thread allocates a chunk, or maps, moves or unmaps pages. Returns whether it waited.
   bool wait_for_growth(all_shards_lock& held);
   inline bool growing() const noexcept { return growing_; }
   /// Gets memory for a request, and coalesces it with free neighbours; no other thread may be growing. Unless `exact`,
-  /// gets some to spare. Returns an empty placement if that is not enough or if it had to wait for a release: the
-  /// caller searches again. A failure carries the requested bytes; too_large from the upstream becomes exhausted.
-  /// Throws std::bad_alloc.
-  expected<placement, failure> grow(allocation_request const& request, all_shards_lock& held, bool exact);
+  /// gets some to spare. Must be retried after a search if that is not enough or if it had to wait for a release. A
+  /// failure carries the requested bytes; too_large from the upstream becomes exhausted. Throws std::bad_alloc.
+  attempt<placement> grow(allocation_request const& request, all_shards_lock& held, bool exact);
   /// Gets memory until `bytes` are reserved. Returns the bytes that were missing, or the upstream's failure. Throws
   /// std::bad_alloc.
   expected<std::size_t, failure> grow_to(std::size_t bytes, pool_shard& into, all_shards_lock& held);
@@ -118,7 +115,7 @@ private:
   void end_growth() noexcept;
   void count_growth(pool_shard& into, std::size_t bytes) noexcept;
 
-  expected<placement, failure> grow_chunk(allocation_request const& request, all_shards_lock& held, bool exact);
+  attempt<placement> grow_chunk(allocation_request const& request, all_shards_lock& held, bool exact);
   expected<block*, failure> allocate_chunk(stream_key const& key, pool_shard& into, std::size_t bytes,
                                            std::size_t least, all_shards_lock& held);
   block& add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes);
@@ -126,7 +123,7 @@ private:
   std::size_t release_chunks(std::size_t keep, all_shards_lock& held) noexcept;
 
   // pool_backend_pages.cpp
-  expected<placement, failure> grow_pages(allocation_request const& request, all_shards_lock& held, bool exact);
+  attempt<placement> grow_pages(allocation_request const& request, all_shards_lock& held, bool exact);
   std::size_t affordable_pages() noexcept;
   void charge_moves(std::size_t pages) noexcept;
   void poll_for_moves(allocation_request const& request);
@@ -153,14 +150,14 @@ private:
   std::size_t evict_pages(allocation_request const& request, std::optional<growth_plan> const& plan, std::size_t given,
                           all_shards_lock& held);
 
-  std::unique_ptr<pool_upstream> const upstream_;
+  pool_upstream& upstream_;
   pool_options const& options_;
   std::optional<device> const device_;
-  reuse_rules const& rules_;
+  reuse_rules& rules_;
+  chunk_list& chunks_;
   shard_list& shards_;
   observer& observer_;
 
-  chunk_list chunks_;
   growth_policy growth_;
   time_budget move_budget_;      // for moves, for polls before them, and for new pages
   sync::spin_condition changed_; // notified when growing_ or chunks_.releasing() changes

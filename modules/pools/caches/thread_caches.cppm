@@ -90,15 +90,12 @@ public:
     return insert_large(mine, all->large_blocks, in, freed, use);
   }
 
-  /// Adds a live block, whose last use is `use`, to a shard's list of remote frees. Returns false, and adds nothing, if
-  /// caching is off. Any thread; a flush after `set_limits(false)` comes after all blocks that were added.
-  inline bool push_remote_free(block& freed, stream_use const& use, std::atomic<block*>& to) noexcept {
+  /// Calls the function under the lock of the calling thread's cache. Returns false, and calls nothing, if caching is
+  /// off. A flush after `set_limits(false)` begins after all such calls.
+  template <class Function> inline bool call_if_enabled(Function function) noexcept {
     sync::biased_lock const held{cache_of(sync::thread_index()).mutex};
     if (!enabled()) return false;
-    freed.uses.assign(use);
-    freed.set_state(block_state::remote_freed);
-    freed.next = to.load(std::memory_order_relaxed);
-    while (!to.compare_exchange_weak(freed.next, &freed, std::memory_order_release, std::memory_order_relaxed)) {}
+    function();
     return true;
   }
 

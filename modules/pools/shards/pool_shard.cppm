@@ -9,6 +9,7 @@ import :peak_tracker;
 import :pool_counters;
 import :range_allocator;
 import :relaxed_atomic;
+import :remote_frees;
 import :std;
 import :sync;
 import :time_budget;
@@ -29,11 +30,10 @@ export struct alignas(false_sharing_distance) pool_shard {
   std::size_t reserved = 0;
   std::unique_ptr<virtual_pages> pages; ///< in pools over pages; one thread at a time calls it, without the lock
   chunk* paged = nullptr;               ///< the chunk of the mapped pages, including holes; null: none yet
-  alignas(128) std::atomic<block*> remote_frees{
-      nullptr};                         ///< linked by `next`; any thread adds, the lock's holder takes
-  alignas(128) time_budget poll_budget; ///< time for polls by requests that find no memory
-  unsigned steals = 0;                  ///< recent steals of its threads
-  std::uint64_t last_steal = 0;         ///< counters.locked_calls at the last steal
+  alignas(128) class remote_frees remote_frees; ///< needs no lock
+  alignas(128) time_budget poll_budget;         ///< time for polls by requests that find no memory
+  unsigned steals = 0;                          ///< recent steals of its threads
+  std::uint64_t last_steal = 0;                 ///< counters.locked_calls at the last steal
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
   relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< bytes from first_address that hold all blocks
 

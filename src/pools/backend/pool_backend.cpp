@@ -13,6 +13,8 @@ module;
 module gpumem:pool_backend.impl;
 import :pool_backend;
 import :allocation_request;
+import :attempt;
+import :chunk_list;
 import :block;
 import :chunk;
 import :cuda;
@@ -46,10 +48,10 @@ std::optional<device> device_of(pool_upstream const& upstream) {
 
 } // namespace
 
-pool_backend::pool_backend(std::unique_ptr<pool_upstream> upstream, pool_options const& options,
-                           reuse_rules const& rules, shard_list& shards, observer& watcher)
-    : upstream_{std::move(upstream)}, options_{options}, device_{device_of(*upstream_)}, rules_{rules}, shards_{shards},
-      observer_{watcher}, chunks_{options.limit}, growth_{chunks_, shards, rules},
+pool_backend::pool_backend(pool_upstream& upstream, pool_options const& options, reuse_rules& rules, chunk_list& chunks,
+                           shard_list& shards, observer& watcher)
+    : upstream_{upstream}, options_{options}, device_{device_of(upstream)}, rules_{rules}, chunks_{chunks},
+      shards_{shards}, observer_{watcher}, growth_{chunks_, shards, rules},
       move_budget_{options.effort, max_burst, sync::now()} {}
 
 bool pool_backend::wait_for_growth(all_shards_lock& held) {
@@ -58,9 +60,9 @@ bool pool_backend::wait_for_growth(all_shards_lock& held) {
   return any;
 }
 
-expected<placement, failure> pool_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
+attempt<placement> pool_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
   auto grown = paged() ? grow_pages(request, held, exact) : grow_chunk(request, held, exact);
-  if (grown) return grown;
+  if (!grown.has_failed()) return grown;
   auto const& why = grown.error();
   auto const kind = why.reason == outcome::too_large ? outcome::exhausted : why.reason;
   return unexpected<failure>{failure{kind, why.code, request.requested}};
@@ -84,13 +86,12 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
   }
 }
 
-expected<placement, failure> pool_backend::grow_chunk(allocation_request const& request, all_shards_lock& held,
-                                                      bool exact) {
+attempt<placement> pool_backend::grow_chunk(allocation_request const& request, all_shards_lock& held, bool exact) {
   auto const need = request.bytes + (request.alignment - granule);
   auto bytes = chunks_.growth(need, request.shard->reserved);
   if (bytes == 0 && chunks_.releasing() > 0) {
     wait_for_release(held);
-    return placement{};
+    return attempt<placement>::retry();
   }
   if (bytes == 0) return unexpected<failure>{failure{outcome::exhausted}};
   if (exact) bytes = need;
@@ -107,8 +108,8 @@ expected<block*, failure> pool_backend::allocate_chunk(stream_key const& key, po
                                                        std::size_t least, all_shards_lock& held) {
   growing_ = true;
   held.unlock();
-  auto drawn = upstream_->allocate(key, bytes);
-  if (!drawn && bytes > least) drawn = upstream_->allocate(key, bytes = least);
+  auto drawn = upstream_.allocate(key, bytes);
+  if (!drawn && bytes > least) drawn = upstream_.allocate(key, bytes = least);
   held.lock();
   end_growth();
   if (!drawn) {
@@ -120,7 +121,7 @@ expected<block*, failure> pool_backend::allocate_chunk(stream_key const& key, po
     return &add_chunk(key, into, *drawn, bytes);
   } catch (std::bad_alloc const&) {
     held.unlock();
-    upstream_->deallocate({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
+    upstream_.deallocate({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
     held.lock();
     throw;
   }
@@ -138,7 +139,7 @@ void pool_backend::end_growth() noexcept {
 
 // Memory of the upstream is valid in the order of the stream it was allocated on: its first use.
 block& pool_backend::add_chunk(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
-  bool const ordered = upstream_->stream_ordered() && !key.is_host();
+  bool const ordered = upstream_.stream_ordered() && !key.is_host();
   auto& added = chunks_.add(base, bytes);
   try {
     auto& fresh =
@@ -213,7 +214,7 @@ std::size_t pool_backend::release_chunks(std::size_t keep, all_shards_lock& held
     auto const gone = chunks_.begin_release(*idle);
     observer_.on_reserved_changed();
     held.unlock();
-    upstream_->deallocate(gone);
+    upstream_.deallocate(gone);
     held.lock();
     chunks_.end_release(gone.bytes);
     changed_.notify_all();

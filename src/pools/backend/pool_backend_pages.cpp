@@ -13,6 +13,7 @@ module;
 #include <vector>
 module gpumem:pool_backend_pages.impl;
 import :allocation_request;
+import :attempt;
 import :block;
 import :cuda;
 import :device;
@@ -55,10 +56,9 @@ void pool_backend::poll_for_moves(allocation_request const& request) {
   if (affordable_pages() > 0) move_budget_.spend(poll_cost); // at the limit the polls are made even without budget
 }
 
-// Moves free pages or maps new ones for a request. Returns a place in them and their free neighbours; empty if these
-// are not enough.
-expected<placement, failure> pool_backend::grow_pages(allocation_request const& request, all_shards_lock& held,
-                                                      bool exact) {
+// Moves free pages or maps new ones for a request. Returns a place in them and their free neighbours. Must be retried
+// if these are not enough.
+attempt<placement> pool_backend::grow_pages(allocation_request const& request, all_shards_lock& held, bool exact) {
   auto& shard = *request.shard;
   bool moving = !exact && shards_.single() && may_move(request) && affordable_pages() > 0;
   if (moving) {
@@ -80,11 +80,12 @@ expected<placement, failure> pool_backend::grow_pages(allocation_request const& 
   if (plan->bytes > chunks_.headroom()) {
     if (chunks_.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
     wait_for_release(held);
-    return placement{};
+    return attempt<placement>::retry();
   }
   auto const fresh = map_pages(shard, *plan, fresh_uses(request), held);
   if (!fresh) return unexpected<failure>{fresh.error()};
-  return placement_in(**fresh, request);
+  auto const place = placement_in(**fresh, request);
+  return place ? attempt<placement>{place} : attempt<placement>::retry();
 }
 
 bool pool_backend::may_move(allocation_request const& request) const noexcept {
@@ -162,7 +163,7 @@ expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan 
   held.unlock();
   expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}};
   try {
-    if (!into.pages) into.pages = upstream_->make_pages();
+    if (!into.pages) into.pages = upstream_.make_pages();
     auto const before = into.pages->pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();

@@ -161,7 +161,7 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
     lock const held{mutex_};
     quarantine_.put(*freed);
   }
-  advance(&key, engine_.requests().has_waiting() ? 0 : options_.quarantine);
+  advance(&key, engine_.has_waiting() ? 0 : options_.quarantine);
   bool last = false;
   {
     lock const held{mutex_};
@@ -230,7 +230,7 @@ void hardening::report(misuse what, lock& held) noexcept {
 // if no other use was recorded. Then records an event. Otherwise the quarantine poisons the block later: the user may
 // have ordered streams without telling gpumem.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
-  if (freed.has_recorded_uses) freed.uses = engine_.uses_of(freed.base());
+  if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
   if (key.is_host()) return;
   auto& timeline = key.timeline();
   auto const& granted_use = freed.granted_use;
@@ -260,7 +260,7 @@ void hardening::record_use(stream_key const& key, void* pointer) {
     used->has_recorded_uses = true;
     base = used->base();
   }
-  engine_.record_use(key, base);
+  engine_.uses().record(key, base);
 }
 
 } // namespace gpumem::detail

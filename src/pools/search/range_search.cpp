@@ -29,13 +29,13 @@ inline constexpr time_budget::nanoseconds poll_cost = std::chrono::nanoseconds{4
 
 } // namespace
 
-placement range_search::find(allocation_request const& request, shard_span among) const {
+placement range_search::find(allocation_request const& request, shard_span among) {
   bool const any = std::ranges::any_of(among, [&](auto* in) { return in->ranges.free_bytes() >= request.bytes; });
   auto const place = any ? find_without_poll(request, among) : placement{};
   return place ? place : find_after_poll(request, among);
 }
 
-placement range_search::find_with_wait(allocation_request const& request, shard_span among) const {
+placement range_search::find_with_wait(allocation_request const& request, shard_span among) {
   if (policy_ != reuse_policy::wait || request.key.is_host() || !request.key.has_handle()) return {};
   rules_.coalesce_usable(request.key, reuse_tier::wait, among);
   auto place = find_own_or_ready(request, among);
@@ -44,8 +44,7 @@ placement range_search::find_with_wait(allocation_request const& request, shard_
 }
 
 // Returns the smallest range of the cheapest tier among the ranges that other streams, or several streams, have freed.
-placement range_search::find_cross_stream(allocation_request const& request, reuse_tier last_tier,
-                                          shard_span among) const {
+placement range_search::find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span among) {
   placement best;
   auto const consider = [&](block& range) {
     std::size_t offset = 0;
@@ -72,14 +71,14 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
 }
 
 // Searches what other streams have freed, after the stream's own and the ready ranges had no fit.
-placement range_search::find_ordered(allocation_request const& request, shard_span among) const {
+placement range_search::find_ordered(allocation_request const& request, shard_span among) {
   if (auto const place = find_cross_stream(request, reuse_tier::ordered, among)) return place;
   return rules_.promote_completed(among) ? find_own_or_ready(request, among) : placement{};
 }
 
 // Polls once, and searches again. Streams of short kernels would poll at each request. So if polls have used up their
 // share of the time, the pool grows instead, until each stream has enough memory of its own.
-placement range_search::find_after_poll(allocation_request const& request, shard_span among) const {
+placement range_search::find_after_poll(allocation_request const& request, shard_span among) {
   auto& budget = request.shard->poll_budget;
   if (!budget.unlimited() && !request.growth_failed && budget.left(sync::now()) < time_budget::nanoseconds{0})
     return {};

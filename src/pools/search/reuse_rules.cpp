@@ -68,7 +68,7 @@ reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key,
   return how;
 }
 
-bool reuse_rules::promote_completed(shard_span among) const noexcept {
+bool reuse_rules::promote_completed(shard_span among) noexcept {
   if (!cross_stream_) return false;
   bool any = false;
   for (auto* const shard : among) {
@@ -79,13 +79,13 @@ bool reuse_rules::promote_completed(shard_span among) const noexcept {
   return any;
 }
 
-void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among) const {
+void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among) {
   for (auto* const shard : among) {
     shard->ranges.coalesce_all([&](block const& b) { return classify(b.uses, key, last_tier) != reuse_tier::none; });
   }
 }
 
-std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among) const {
+std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among) {
   bool const host = host_accessible_ || (asking && asking->is_host());
   if (!cross_stream_ && asking && !host) return 0;
   auto const* const own = asking ? &asking->timeline() : nullptr;
@@ -98,7 +98,7 @@ std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among
   return open.size();
 }
 
-void reuse_rules::poll_streams_for_moves(stream_key const& asking, shard_span among) const {
+void reuse_rules::poll_streams_for_moves(stream_key const& asking, shard_span among) {
   if (asking.has_handle() && !asking.timeline().has_event()) asking.timeline().cover(asking.handle());
   poll_streams(nullptr, among);
   auto open = streams_in_use(false, among);

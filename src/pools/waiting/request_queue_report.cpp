@@ -13,9 +13,11 @@ import :request_queue;
 import :holder;
 import :pool_options;
 import :pool_parts;
+import :progress_monitor;
 import :shard_list;
 import :sync;
 import :waiter;
+import :waiting_requests;
 
 namespace gpumem::detail {
 namespace {
@@ -43,7 +45,7 @@ std::string waiter_text(waiter const& item, sync::time_point now) {
 
 waiting_statistics request_queue::read_statistics() noexcept {
   all_shards_lock const held{parts_.shards};
-  return queue_.read_statistics();
+  return waiting_.queue.read_statistics();
 }
 
 std::string request_queue::describe(std::size_t live) {
@@ -53,12 +55,12 @@ std::string request_queue::describe(std::size_t live) {
   std::string waiting;
   std::size_t requests = 0, outside = live;
   all_shards_lock const held{parts_.shards};
-  for (auto const* at = queue_.first(); at; at = waiter_list::after(*at)) {
+  for (auto const* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
     ++requests;
     waiting += "\ngpumem:   " + waiter_text(*at, now);
     if (at->holder()) asking.push_back(at->holder());
   }
-  holders_.visit([&](holder const& each) {
+  monitor_.holders.visit([&](holder const& each) {
     auto const bytes = each.held();
     if (!each.is_nested()) outside -= std::min(outside, bytes);
     bool const asks = std::ranges::find(asking, &each) != asking.end();

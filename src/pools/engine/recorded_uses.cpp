@@ -1,18 +1,24 @@
-// record_use(): uses of live blocks on streams other than their own.
+// Records uses, and makes room for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
 #include <cstddef>
 #include <optional>
 #include <vector>
-module gpumem:pool_uses.impl;
+module gpumem:recorded_uses.impl;
+import :recorded_uses;
+import :block;
 import :cuda;
+import :deferred_frees;
 import :error;
-import :pool_engine;
+import :misuse_check;
+import :pool_mode;
+import :pool_parts;
 import :shard_list;
 import :stream;
 import :stream_timeline;
 import :stream_uses;
+import :stream_wait;
 
 namespace gpumem::detail {
 namespace {
@@ -22,21 +28,21 @@ inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 
 } // namespace
 
-stream_uses pool_engine::uses_of(void const* pointer) noexcept {
+stream_uses recorded_uses::of(void const* pointer) noexcept {
   all_shards_lock const held{parts_.shards};
   auto const* const used = parts_.shards.find_live(pointer).that;
   return used ? used->uses : stream_uses{};
 }
 
-bool pool_engine::record_use(stream_key const& key, void* pointer) {
+bool recorded_uses::record(stream_key const& key, void* pointer) {
   key.timeline().prepare();
   all_shards_lock held{parts_.shards};
-  if (!key.capturing()) run_deferred_frees(&key);
-  auto* const used = checked_block(key, pointer, std::nullopt);
+  if (!key.capturing()) deferred_.run(&key);
+  auto* const used = find_or_report(parts_, key, pointer, std::nullopt);
   if (!used) return false;
-  add_stream(key.timeline());
+  parts_.mode.add_stream(key.timeline());
   auto& timeline = key.timeline();
-  if (!used->uses.find(timeline)) admit_use(used->uses, key, held);
+  if (!used->uses.find(timeline)) admit(used->uses, key, held);
   auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
   used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
   return true;
@@ -44,7 +50,7 @@ bool pool_engine::record_use(stream_key const& key, void* pointer) {
 
 // Makes room for a use if the block already has `max_uses`: the stream waits for the work of one use, which its own use
 // then covers. If no use has an event to wait for, the host waits for up to 1 s until the uses are complete.
-void pool_engine::admit_use(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
+void recorded_uses::admit(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
   uses.prune();
   if (uses.size() < max_uses) return;
   for (auto const& use : uses) {

@@ -1,0 +1,44 @@
+// Allocations that the thread's cache does not serve.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:allocate_path;
+import :allocation_request;
+import :deferred_frees;
+import :error;
+import :out_of_memory;
+import :pool_parts;
+import :request_queue;
+import :shard_allocator;
+import :shard_list;
+import :size_class;
+import :std;
+import :stream;
+
+namespace gpumem::detail {
+
+/// Allocates under the lock of the thread's shard, otherwise under the locks of all shards: from free ranges, then from
+/// new memory, then as class out_of_memory says.
+export class allocate_path {
+public:
+  /// Refers to all arguments.
+  allocate_path(pool_parts& parts, deferred_frees& deferred, request_queue& queue, shard_allocator& allocator,
+                out_of_memory& last_resort) noexcept
+      : parts_{parts}, deferred_{deferred}, queue_{queue}, allocator_{allocator}, out_of_memory_{last_resort} {}
+
+  /// `size`: of `bytes`, as rounded by the pool's mode. Any thread, without a lock.
+  expected<void*, failure> allocate(stream_key const& key, size_class size, std::size_t bytes,
+                                    std::size_t alignment) noexcept;
+
+private:
+  expected<void*, failure> allocate_from_all(allocation_request& request);
+  void enter(allocation_request& request);
+  expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;
+  void count_failure(allocation_request const& request) noexcept;
+
+  pool_parts& parts_;
+  deferred_frees& deferred_;
+  request_queue& queue_;
+  shard_allocator& allocator_;
+  out_of_memory& out_of_memory_;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,37 @@
+// The statistics of a pool.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:pool_statistics;
+import :block_info;
+import :error;
+import :pool_counters;
+import :pool_parts;
+import :request_queue;
+import :shard_frees;
+import :std;
+
+namespace gpumem::detail {
+
+/// Sums up the counts of the shards, the thread caches and the requests that wait. Takes the locks of the shards. Any
+/// thread.
+export class pool_statistics {
+public:
+  /// Refers to all arguments.
+  pool_statistics(pool_parts& parts, shard_frees& frees, request_queue& queue) noexcept
+      : parts_{parts}, frees_{frees}, queue_{queue} {}
+
+  statistics read();
+  pool_counters read_counters();
+  /// Describes the block or the free range in which the pointer lies; nullopt if it is not the pool's. Takes time in
+  /// proportion to the number of blocks in the chunk.
+  std::optional<block_info> find(void const* pointer);
+
+private:
+  std::int64_t add_shards(statistics& sum);
+  void add_waiting(statistics& sum);
+
+  pool_parts& parts_;
+  shard_frees& frees_;
+  request_queue& queue_;
+};
+
+} // namespace gpumem::detail

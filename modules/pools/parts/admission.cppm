@@ -1,0 +1,40 @@
+// Whether a pool serves requests at once, queues them, or refuses them.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:admission;
+import :std;
+
+namespace gpumem::detail {
+
+/// How a pool treats a request that comes now, and the count of changes that may let a waiting request go on.
+export class admission {
+public:
+  // Any thread, without a lock.
+  /// Requests wait: no thread keeps the blocks that it frees.
+  inline bool has_waiting() const noexcept { return state_.load(std::memory_order_relaxed) == state::queue; }
+  inline bool is_closed() const noexcept { return state_.load(std::memory_order_relaxed) == state::closed; }
+  /// Neither: a request that does not wait is admitted.
+  inline bool is_open() const noexcept { return state_.load(std::memory_order_relaxed) == state::open; }
+
+  // Under the locks of all shards.
+  /// Sets whether requests wait. Not after set_closed().
+  void set_waiting(bool any) noexcept { state_.store(any ? state::queue : state::open, std::memory_order_relaxed); }
+  /// From now on requests are refused with outcome::closed.
+  void set_closed() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
+  /// Something may let a request go on that was refused: a free, or a new limit.
+  inline void count_change() noexcept { ++changes_; }
+  inline std::uint64_t changes() const noexcept { return changes_; }
+  /// Calls the function, and takes back the changes that it counts. Returns their number.
+  template <class Function> std::uint64_t without_counting(Function function) noexcept {
+    auto const before = changes_;
+    function();
+    return std::exchange(changes_, before) - before;
+  }
+
+private:
+  enum class state : std::uint8_t { open, queue, closed };
+
+  std::atomic<state> state_{state::open};
+  std::uint64_t changes_ = 1;
+};
+
+} // namespace gpumem::detail

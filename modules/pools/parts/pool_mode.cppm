@@ -1,0 +1,124 @@
+// The mode of a pool: whether one lock is enough for a call, and what thread caches may hold.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
+export module gpumem:pool_mode;
+import :admission;
+import :block;
+import :chunk_list;
+import :pool_backend;
+import :pool_options;
+import :reuse_rules;
+import :shard_list;
+import :size_class;
+import :std;
+import :stream_timeline;
+import :thread_caches;
+
+namespace gpumem::detail {
+
+/// The facts on which the mode depends. Sizes are in bytes.
+export struct mode_facts {
+  std::size_t reserved = 0;
+  std::size_t release_threshold = SIZE_MAX;
+  std::size_t shards = 1;
+  bool near_limit = false;      ///< see chunk_list::near_limit
+  bool under_pressure = false;  ///< a request has found no memory without a wait
+  bool closed = false;          ///< requests are refused, or the pool has no handle
+  bool deferred_frees = false;  ///< frees inside a capture wait for a call
+  bool multi_stream = false;    ///< more than one stream has used the pool
+  bool host_accessible = false; ///< the host may touch the memory at once
+};
+
+/// The settings that follow from the facts.
+export struct mode_settings {
+  bool fast_path;               ///< nothing calls for the locks of all shards
+  bool caching;                 ///< thread caches hold blocks
+  bool frees_record;            ///< each free on a stream that may be destroyed records an event
+  std::size_t largest_numbered; ///< the pool rounds sizes up to this one; larger sizes are exact
+  std::array<std::size_t, size_class::kinds> cache_limits; ///< of all thread caches together, by kind of size
+  std::size_t cache_threads;                               ///< threads that share the limits
+  std::size_t event_threshold; ///< after this many freed bytes a stream's free records an event; SIZE_MAX: none does
+};
+
+/// Returns the settings for these facts.
+export mode_settings derive_mode(mode_facts const& facts) noexcept;
+
+/// Returns after how many freed bytes of a stream a free records an event: half of the reserved bytes, near the limit
+/// 1/256.
+export inline std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
+  return std::max(reserved / (near_limit ? 256 : 2), granule);
+}
+/// Returns whether memory is to go back. Background release begins an eighth beyond the threshold, and ends at the
+/// threshold.
+export inline bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
+  auto const slack = release_threshold / 8;
+  return reserved > slack && reserved - slack > release_threshold;
+}
+
+/// The facts of one pool, and the settings that follow. update() applies them after each change of a fact.
+export class pool_mode final : public pool_backend::observer {
+public:
+  /// Refers to all arguments.
+  pool_mode(pool_options const& options, reuse_rules const& rules, chunk_list const& chunks, shard_list const& shards,
+            admission const& requests, thread_caches& caches) noexcept
+      : options_{options}, rules_{rules}, chunks_{chunks}, shards_{shards}, requests_{requests}, caches_{caches} {}
+
+  // Any thread, without a lock; see mode_settings and mode_facts.
+  inline std::size_t largest_numbered() const noexcept { return largest_numbered_.load(std::memory_order_relaxed); }
+  inline bool near_limit() const noexcept { return near_limit_.load(std::memory_order_relaxed); }
+  inline bool frees_record() const noexcept { return frees_record_.load(std::memory_order_relaxed); }
+
+  // Under the lock of any shard.
+  inline bool fast_path() const noexcept { return fast_path_; }
+  inline bool multi_stream() const noexcept { return multi_stream_; }
+  inline bool under_pressure() const noexcept { return under_pressure_; }
+  /// Whether a call may be served under the lock of one shard.
+  inline bool may_use_one_lock(stream_timeline const& timeline) const noexcept {
+    return fast_path_ && (multi_stream_ || first_stream_ == &timeline);
+  }
+  inline std::size_t event_threshold_bytes() const noexcept {
+    return event_threshold_of(chunks_.reserved(), chunks_.near_limit());
+  }
+  inline bool too_much_reserved() const noexcept { return is_too_much(chunks_.reserved(), options_.release_threshold); }
+
+  // Under the locks of all shards.
+  inline bool no_handles() const noexcept { return no_handles_; }
+  /// The stream uses the pool. From the second stream on frees record events.
+  inline void add_stream(stream_timeline const& timeline) noexcept {
+    if (!first_stream_) first_stream_ = &timeline;
+    if (!multi_stream_ && first_stream_ != &timeline) set(multi_stream_, true);
+  }
+  void set_under_pressure(bool on) noexcept { set(under_pressure_, on); }
+  void set_deferred_frees(bool any) noexcept { set(deferred_frees_, any); }
+  void set_no_handles() noexcept { set(no_handles_, true); }
+  void on_reserved_changed() noexcept override { update(); }
+  /// Applies the settings. Called after a change of the limit, of the number of shards, or of the admission.
+  void update() noexcept;
+
+private:
+  void set(bool& fact, bool value) noexcept {
+    if (std::exchange(fact, value) != value) update();
+  }
+
+  pool_options const& options_;
+  reuse_rules const& rules_;
+  chunk_list const& chunks_;
+  shard_list const& shards_;
+  admission const& requests_;
+  thread_caches& caches_;
+
+  std::atomic<std::size_t> largest_numbered_{derive_mode({}).largest_numbered};
+  std::atomic<bool> near_limit_{false};
+  std::atomic<bool> frees_record_{false};
+
+  // Changed under the locks of all shards.
+  stream_timeline const* first_stream_ = nullptr;
+  bool fast_path_ = false;
+  bool multi_stream_ = false;
+  bool under_pressure_ = false;
+  bool deferred_frees_ = false;
+  bool no_handles_ = false;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,68 @@
+// The parts on which the classes of a pool's engine work.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:pool_parts;
+import :admission;
+import :chunk_list;
+import :eviction_wait;
+import :pass_timer;
+import :peak_tracker;
+import :pool_backend;
+import :pool_mode;
+import :pool_options;
+import :pool_shard;
+import :pool_upstream;
+import :reuse_rules;
+import :shard_list;
+import :std;
+import :thread_caches;
+import :timer;
+
+namespace gpumem::detail {
+
+/// A pool's memory, its rules and its mode. Each member says which lock guards it.
+export struct pool_parts {
+  /// `pass`: expires at each pass of the library thread. Throws std::invalid_argument.
+  pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass);
+
+  std::unique_ptr<pool_upstream> const upstream; ///< outlives the shards, which hold its memory
+  pool_options const options;
+  reuse_rules rules;
+  shard_list shards;
+  thread_caches caches;
+  chunk_list chunks;
+  admission requests;
+  pass_timer passes;
+  pool_mode mode;
+  pool_backend backend;
+  peak_tracker peak;
+  eviction_wait evictions;
+
+  inline shard_list::search_order everywhere() const noexcept { return {shards, *shards.all().front()}; }
+  /// Counts a change of the live bytes of a shard. The caller holds its lock. `nearby`: bytes that count as live but
+  /// lie in the calling thread's cache.
+  [[gnu::always_inline]] inline void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
+    if (!shards.single()) return count_live_of_many(in, change, nearby);
+    peak.count_alone(in.live, change, nearby);
+  }
+
+  // Under the locks of all shards.
+  /// Counts a change for requests that wait. A pass of the library thread wakes them, for calls that hold no list of
+  /// woken waiters.
+  void notify() noexcept;
+  /// Blocks, those in thread caches included.
+  std::int64_t live_blocks() const noexcept;
+  /// Bytes on the free lists.
+  std::size_t free_bytes() const noexcept;
+  /// Bytes that the callers have requested.
+  std::size_t live_bytes() const noexcept;
+
+private:
+  // Polls may take this share of the time at least: without polls streams share no memory.
+  static constexpr double min_poll_share = 1.0 / 16;
+  void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
+};
+
+/// Throws std::invalid_argument for what no pool can have as its limit.
+export void check_limit(std::size_t limit);
+
+} // namespace gpumem::detail

@@ -1,0 +1,108 @@
+// One allocation from the thread's shard, from all shards, and by growth.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <new>
+module gpumem:allocate_path.impl;
+import :allocate_path;
+import :admission;
+import :allocation_request;
+import :attempt;
+import :block;
+import :chunk_list;
+import :deferred_frees;
+import :device;
+import :error;
+import :out_of_memory;
+import :peak_tracker;
+import :pool_backend;
+import :pool_counters;
+import :pool_mode;
+import :pool_parts;
+import :pool_shard;
+import :request_queue;
+import :shard_allocator;
+import :shard_list;
+import :size_class;
+import :stream;
+import :stream_timeline;
+import :sync;
+import :thread_caches;
+
+namespace gpumem::detail {
+
+expected<void*, failure> allocate_path::allocate(stream_key const& key, size_class size, std::size_t bytes,
+                                                 std::size_t alignment) noexcept {
+  allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
+  if (parts_.mode.near_limit()) [[unlikely]]
+    request.drop_rounding();
+  if (parts_.chunks.limit() && request.bytes > parts_.chunks.limit()) [[unlikely]]
+    return fail(request, outcome::too_large);
+  if (!parts_.requests.is_open()) [[unlikely]] {
+    if (auto const why = queue_.refusal_at_admission(request)) return fail(request, *why);
+  }
+  try {
+    request.key.timeline().prepare();
+  } catch (...) {
+    // Without spare events, frees record none until there are some. The stream still reuses what it has freed itself.
+  }
+  try {
+    if (auto* const p = allocator_.allocate_from_own(request)) [[likely]]
+      return p;
+    return allocate_from_all(request);
+  } catch (std::bad_alloc const&) { // the host is out of memory
+    return fail(request, outcome::exhausted);
+  }
+}
+
+expected<void*, failure> allocate_path::allocate_from_all(allocation_request& request) {
+  all_shards_lock held{parts_.shards};
+  enter(request);
+  // A thread that steals too often first searches and grows its own shard.
+  for (bool own = allocator_.steals_too_often(*request.shard);;) {
+    deferred_.run(&request.key);
+    if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
+    auto const grown = allocator_.grow(request, held, false);
+    if (grown.is_done()) return grown.value();
+    if (grown.must_retry()) continue;
+    if (own) {
+      own = false;
+      continue;
+    }
+    auto const found = out_of_memory_.allocate(request, held, grown.error());
+    if (found) return found;
+    count_failure(request);
+    if (!parts_.backend.lost()) return found;
+    return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), request.requested}};
+  }
+}
+
+// Gives the thread a shard of its own, if it has often found the lock of its shard taken.
+void allocate_path::enter(allocation_request& request) {
+  // While requests wait, all calls take all locks.
+  if (parts_.shards.contended() && !parts_.requests.has_waiting()) {
+    parts_.shards.add_for_thread();
+    parts_.mode.update();
+    for (auto const& each : parts_.shards.all()) parts_.peak.publish(each->live);
+  }
+  request.shard = &parts_.shards.shard_of_thread();
+  ++request.shard->counters.locked_calls;
+  request.shard->counters.all_locked_calls += !parts_.shards.single();
+  parts_.mode.add_stream(request.key.timeline());
+  parts_.caches.ensure_storage(request.thread);
+}
+
+expected<void*, failure> allocate_path::fail(allocation_request const& request, outcome why) noexcept {
+  auto& shard = parts_.shards.shard_of_thread();
+  auto const held = parts_.shards.lock(shard);
+  shard.counts.failures += request.key.queues() != queueing::admitted;
+  return unexpected<failure>{failure{why, 0, request.requested}};
+}
+
+// A request that waits counts as failed only once it ends.
+void allocate_path::count_failure(allocation_request const& request) noexcept {
+  request.shard->counts.failures += request.key.queues() != queueing::admitted;
+}
+
+} // namespace gpumem::detail

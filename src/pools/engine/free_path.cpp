@@ -1,0 +1,155 @@
+// Frees under one lock, under all locks, and remote frees.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+module gpumem:free_path.impl;
+import :free_path;
+import :block;
+import :deferred_frees;
+import :eviction_wait;
+import :free_events;
+import :misuse_check;
+import :pass_timer;
+import :pool_mode;
+import :pool_parts;
+import :pool_shard;
+import :progress_monitor;
+import :remote_frees;
+import :request_queue;
+import :reuse_rules;
+import :shard_frees;
+import :shard_list;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+import :thread_caches;
+import :waiter;
+import :waiting_requests;
+
+namespace gpumem::detail {
+
+// First frees the block that the thread cache has evicted: the free of the caller's block may be the pool's last.
+free_result free_path::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                              cached_free const& cached) noexcept {
+  auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
+  if (cached.result.inserted) return evicted;
+  free_call const call{key, pointer, bytes, cached.use};
+  if (cached.freed.that) return free_uncached(call, cached.freed);
+  // A block of another thread's shard goes back to that shard. If this thread cached it, its later frees would search
+  // all shards. Near the limit it is cached nevertheless: the thread may find no other block, and a steal locks all
+  // shards.
+  auto const seen = parts_.shards.find_live(pointer);
+  if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
+  auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
+  auto const ended = result.evicted ? free_evicted_block(*result.evicted) : free_result::done;
+  return result.inserted ? ended : free_uncached(call, seen);
+}
+
+free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& seen) noexcept {
+  return free_to_shard(call, seen) ? free_result::done : free_with_all_locks(call);
+}
+
+// Frees under the lock of the block's shard alone. Returns false, and frees nothing, if the call needs the locks of all
+// shards or is a misuse.
+[[gnu::always_inline]] bool free_path::free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept {
+  if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
+    return false;
+  auto& shard = *seen.shard;
+  sync::spin_lock held{shard.mutex, std::try_to_lock};
+  if (!held) {
+    if (push_remote_free(call, seen)) return true;
+    held = parts_.shards.lock(shard);
+  }
+  auto& freed = *seen.that;
+  if (!frees_.goes_to_quick_list(freed)) freed.prefetch_neighbours(); // coalescing reads them at the end of the call
+  bool const right = parts_.mode.may_use_one_lock(*call.use.timeline) && freed.pointer() == call.pointer &&
+                     freed.is_live() && call.fits(freed);
+  if (right) [[likely]]
+    finish_free(freed, call, shard);
+  return right;
+}
+
+// Leaves the free to the next holder of the shard's lock, since another thread holds it now. Returns false if the block
+// must not be cached, or if frees record no events.
+bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
+  auto const threshold = parts_.caches.event_threshold_bytes();
+  if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
+  auto& timeline = *call.use.timeline;
+  bool const many = timeline.count_unrecorded(1, seen.that->bytes, threshold);
+  auto const use = many || timeline.event_requested() ? events_.record(call.key, call.use) : call.use;
+  return parts_.caches.call_if_enabled([&] { seen.shard->remote_frees.push(*seen.that, use); });
+}
+
+free_result free_path::free_with_all_locks(free_call const& call) noexcept {
+  auto const& key = call.key;
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  frees_.drain_all_remote_frees();
+  if (!key.capturing()) deferred_.run(&key);
+  auto* const freed = find_or_report(parts_, key, call.pointer, call.bytes);
+  if (!freed) return free_result::refused;
+  auto& shard = *freed->parent->shard;
+  shard.counters.all_locked_calls += !parts_.shards.single();
+  parts_.mode.add_stream(key.timeline());
+  finish_free(*freed, call, shard);
+  if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
+  queue_.wake_next(woken);
+  if (monitor_.may_stall()) parts_.passes.schedule(); // now work that waits may hold all memory
+  return waiting_.is_pool_unused() ? free_result::last : free_result::done;
+}
+
+// Frees a block that a thread cache has evicted. Returns `last` as the free of a caller's block does.
+free_result free_path::free_evicted_block(block& cached) noexcept {
+  auto& shard = *cached.parent->shard;
+  auto const& timeline = *cached.uses.begin()->timeline;
+  {
+    auto const held = parts_.shards.lock(shard);
+    if (parts_.mode.may_use_one_lock(timeline)) [[likely]] {
+      ++shard.counters.locked_calls;
+      frees_.free_cached_block(cached);
+      parts_.evictions.notify();
+      return free_result::done;
+    }
+  }
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  ++shard.counters.locked_calls;
+  shard.counters.all_locked_calls += !parts_.shards.single();
+  deferred_.run(nullptr);
+  parts_.mode.add_stream(timeline);
+  frees_.free_cached_block(cached);
+  parts_.evictions.notify();
+  queue_.wake_next(woken);
+  return waiting_.is_pool_unused() ? free_result::last : free_result::done;
+}
+
+[[gnu::always_inline]] void free_path::finish_free(block& freed, free_call const& call, pool_shard& in) noexcept {
+  auto const& key = call.key;
+  parts_.count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
+  ++in.counts.frees;
+  ++in.counters.locked_calls;
+  --in.live_blocks;
+  if (key.capturing()) [[unlikely]]
+    return deferred_.add(freed, key);
+  if (!freed.uses.empty()) [[unlikely]]
+    parts_.rules.prune(freed.uses);
+  // A free by the host means that all work on the block is complete, except uses declared by record_use().
+  if (!key.is_host()) [[likely]]
+    freed.uses.add(events_.record_if_due(key, call.use, freed.bytes, in));
+  frees_.free_block(freed);
+}
+
+void free_path::return_part(stream_key const& key, void* pointer) noexcept {
+  all_shards_lock const held{parts_.shards};
+  auto& freed = *parts_.shards.find_live(pointer).that;
+  queue_.return_part([&] {
+    finish_free(freed, {key, pointer, std::nullopt, end_use(parts_.mode, key, &freed, std::nullopt)},
+                *freed.parent->shard);
+  });
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,43 @@
+// Finds out which misuse a pointer shows.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <optional>
+module gpumem:misuse_check.impl;
+import :misuse_check;
+import :block;
+import :chunk_list;
+import :misuse;
+import :pool_options;
+import :pool_parts;
+import :range_allocator;
+import :shard_list;
+import :stream;
+
+namespace gpumem::detail {
+namespace {
+
+void report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto const refuse = [&](misuse::kind what, std::size_t expected) {
+    report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
+  };
+  auto const* const parent = parts.chunks.find_containing(pointer);
+  auto const* const found = parent ? range_allocator::find_containing(*parent, pointer) : nullptr;
+  if (!found || found->state() == block_state::hole) return refuse(misuse::kind::foreign_pointer, 0);
+  std::size_t const requested = found->requested;
+  if (found->state() == block_state::deferred) return refuse(misuse::kind::double_free, requested);
+  if (!found->is_live()) return refuse(misuse::kind::double_free, 0);
+  refuse(found->pointer() != pointer ? misuse::kind::foreign_pointer : misuse::kind::wrong_size, requested);
+}
+
+} // namespace
+
+block* find_or_report(pool_parts& parts, stream_key const& key, void* pointer,
+                      std::optional<std::size_t> bytes) noexcept {
+  auto* const found = parts.shards.find_live(pointer).that;
+  if (found && found->is_live() && (!bytes || *bytes == found->requested)) return found;
+  report(parts, key, pointer, bytes);
+  return nullptr;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,118 @@
+// The steps for a request for which the pool cannot grow.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+module gpumem:out_of_memory.impl;
+import :out_of_memory;
+import :allocation_request;
+import :attempt;
+import :block;
+import :chunk;
+import :chunk_list;
+import :error;
+import :eviction_wait;
+import :pool_backend;
+import :pool_mode;
+import :pool_options;
+import :pool_parts;
+import :pool_shard;
+import :range_allocator;
+import :reuse_rules;
+import :shard_allocator;
+import :shard_frees;
+import :shard_list;
+import :stream;
+import :sync;
+import :thread_caches;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+inline constexpr sync::duration max_sync_time = 1s;
+inline constexpr sync::duration max_sleep = 5ms;
+
+} // namespace
+
+// A paged pool gives back only the pages that it needs, so it does that before the host waits. Other pools give back
+// all unused chunks, so they do that last.
+expected<void*, failure> out_of_memory::allocate(allocation_request& request, all_shards_lock& held,
+                                                 failure const& why) {
+  request.growth_failed = true;
+  request.drop_rounding();
+  flush(held);
+  if (auto* const p = allocator_.search_all(request)) return p;
+  if (auto* const p = allocator_.search_with_wait(request)) return p;
+  expected<void*, failure> grown = unexpected<failure>{why};
+  if (why.reason == outcome::device_lost) return grown;
+  if (parts_.backend.paged() && (grown = grow_in_place(request, held))) return grown;
+  if (request.key.may_wait()) {
+    if (auto* const p = sync_and_retry(request, held)) return p;
+  }
+  return grow_in_place(request, held);
+}
+
+// Turns thread caches off and empties them. Waits until no block is evicted: such a block is in no list until its
+// thread frees it.
+void out_of_memory::flush(all_shards_lock& held) {
+  bool const cached_till_now = parts_.caches.enabled();
+  parts_.mode.set_under_pressure(true);
+  frees_.flush_thread_caches();
+  if (!cached_till_now) return;
+  parts_.evictions.wait(held, [&] {
+    bool any = false;
+    parts_.chunks.visit([&](chunk const& parent) {
+      range_allocator::visit(parent, [&](block const& each) { any |= each.state() == block_state::evicted; });
+    });
+    return any;
+  });
+}
+
+// Moves unused pages together, or gives unused memory back, and grows in its place.
+expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request, all_shards_lock& held) {
+  if (auto const place = parts_.backend.move_at_limit(request, held)) return allocator_.commit(request, place);
+  parts_.backend.release_for(request, held);
+  for (;;) {
+    auto const grown = allocator_.grow(request, held, true);
+    if (grown.is_done()) return grown.value();
+    if (grown.has_failed()) return unexpected<failure>{grown.error()};
+    if (auto* const p = allocator_.search_all(request)) return p;
+  }
+}
+
+// Returns whether the request could succeed once open work is complete: from free memory, or by growth in its place.
+bool out_of_memory::sync_could_help(allocation_request const& request) const {
+  if (!reuse_rules::may_complete(parts_.everywhere())) return false;
+  if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
+  std::size_t run = 0;
+  parts_.chunks.visit([&](chunk const& each) { run = std::max(run, range_allocator::largest_run(each)); });
+  if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
+    return true;
+  return parts_.chunks.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
+}
+
+// Polls for up to `max_sync_time`, and searches after each poll. Returns null if the request fails; the caller then
+// gives back chunks that have become idle.
+void* out_of_memory::sync_and_retry(allocation_request const& request, all_shards_lock& held) {
+  auto const deadline = sync::now() + max_sync_time;
+  parts_.rules.poll_streams(nullptr, parts_.everywhere());
+  for (sync::duration sleep = 20us; sync_could_help(request); sleep = std::min(2 * sleep, max_sleep)) {
+    if (parts_.backend.lost() || sync::now() >= deadline) return nullptr;
+    held.unlock();
+    sync::sleep_for(sleep);
+    held.lock();
+    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+    if (auto* const p = search_after_sync(request)) return p;
+  }
+  return search_after_sync(request);
+}
+
+void* out_of_memory::search_after_sync(allocation_request const& request) {
+  auto* const p = allocator_.search_all(request);
+  if (p) ++request.shard->counts.reuse_after_sync;
+  return p;
+}
+
+} // namespace gpumem::detail

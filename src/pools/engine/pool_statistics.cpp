@@ -1,0 +1,147 @@
+// Reads the counts of shards and thread caches, and describes blocks.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+module gpumem:pool_statistics.impl;
+import :pool_statistics;
+import :admission;
+import :block;
+import :block_info;
+import :chunk_list;
+import :error;
+import :free_list;
+import :free_lists;
+import :peak_tracker;
+import :pool_counters;
+import :pool_mode;
+import :pool_parts;
+import :pool_shard;
+import :range_allocator;
+import :request_queue;
+import :shard_frees;
+import :shard_list;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+import :thread_caches;
+import :waiter;
+
+namespace gpumem::detail {
+namespace {
+
+// The statistics and the counters that are sums over the shards.
+inline constexpr std::array<std::uint64_t statistics::*, 10> sums{
+    &statistics::allocations,          &statistics::frees,           &statistics::failures,
+    &statistics::upstream_allocations, &statistics::upstream_frees,  &statistics::reuse_same_stream,
+    &statistics::reuse_ordered,        &statistics::reuse_completed, &statistics::reuse_waited,
+    &statistics::reuse_after_sync};
+inline constexpr std::array<std::uint64_t pool_counters::*, 10> counts_of_shards{
+    &pool_counters::quick_list_hits, &pool_counters::locked_calls, &pool_counters::all_locked_calls,
+    &pool_counters::steals,          &pool_counters::remote_frees, &pool_counters::chunks_migrated,
+    &pool_counters::page_evictions,  &pool_counters::page_moves,   &pool_counters::flushed,
+    &pool_counters::promoted};
+
+// Adds the free bytes of a shard, the number of its free ranges, and the free bytes whose uses are not known to be
+// complete. Appends the streams of those uses to `users`; a stream can occur several times.
+void add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline const*>& users) {
+  auto const add_range = [&](block const& free) {
+    bool const over = free.uses.completed();
+    sum.free_in_use += over ? 0 : free.bytes;
+    for (auto const& use : free.uses) {
+      bool const counted = !users.empty() && users.back() == use.timeline;
+      if (!use.completed() && !counted) users.push_back(use.timeline);
+    }
+    return over;
+  };
+  in.ranges.lists().visit([&](free_list const& one) {
+    sum.free_ranges += one.size();
+    for (auto const* range = one.newest(); range; range = range->older) {
+      if (add_range(*range) && one.timeline()) break; // the stream's older ranges are complete too
+    }
+    one.quick().visit([&](block const& spare) {
+      ++sum.free_ranges;
+      add_range(spare);
+    });
+  });
+  sum.free += in.ranges.free_bytes();
+}
+
+} // namespace
+
+statistics pool_statistics::read() {
+  statistics sum;
+  auto const live = add_shards(sum);
+  auto const cached = parts_.caches.snapshot();
+  sum.live = static_cast<std::size_t>(std::max(live - cached.cached_requested, std::int64_t{0}));
+  sum.cached = cached.cached();
+  sum.allocated -= std::min(sum.allocated, cached.cached());
+  sum.allocations += cached.allocations;
+  sum.reuse_same_stream += cached.allocations;
+  sum.reuse_thread_cache = cached.allocations;
+  sum.frees += cached.frees;
+  sum.peak_live = std::max(sum.live, parts_.peak.peak());
+  if (parts_.requests.has_waiting()) add_waiting(sum);
+  return sum;
+}
+
+// Takes the lock of one shard at a time, so that no thread waits for all of them. Returns the live bytes; those in
+// thread caches still count.
+std::int64_t pool_statistics::add_shards(statistics& sum) {
+  std::vector<stream_timeline const*> users;
+  std::int64_t live = 0;
+  for (auto const& each : parts_.shards.all()) {
+    sync::spin_lock const held{each->mutex};
+    if (parts_.mode.fast_path()) frees_.drain_remote_frees(*each);
+    for (auto const count : sums) sum.*count += each->counts.*count;
+    live += each->live.bytes;
+    sum.allocated += each->reserved - each->ranges.free_bytes();
+    sum.coalesces += each->ranges.coalesces();
+    sum.coalesces_refused += each->ranges.refused_coalesces();
+    sum.largest_free = std::max(sum.largest_free, each->ranges.largest_free());
+    add_free_statistics(*each, sum, users);
+    sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
+    sum.limit = parts_.chunks.limit();
+    sum.peak_reserved = parts_.chunks.peak();
+  }
+  std::ranges::sort(users, {}, &stream_timeline::index);
+  sum.in_use_streams = static_cast<std::size_t>(std::ranges::unique(users).begin() - users.begin());
+  return live;
+}
+
+// Takes the locks of all shards, as all calls do while requests wait.
+void pool_statistics::add_waiting(statistics& sum) {
+  auto const waiting = queue_.read_statistics();
+  sum.waiting = waiting.requests;
+  sum.waiting_bytes = waiting.bytes;
+  sum.oldest_wait_ns = static_cast<std::uint64_t>(waiting.oldest.count());
+}
+
+pool_counters pool_statistics::read_counters() {
+  all_shards_lock const held{parts_.shards};
+  pool_counters counters;
+  for (auto const& each : parts_.shards.all()) {
+    for (auto const count : counts_of_shards) counters.*count += each->counters.*count;
+  }
+  counters.shards = parts_.shards.all().size();
+  auto const cached = parts_.caches.snapshot();
+  counters.thread_cache_hits = cached.allocations;
+  counters.over_budget = cached.over_budget;
+  return counters;
+}
+
+std::optional<block_info> pool_statistics::find(void const* pointer) {
+  all_shards_lock const held{parts_.shards};
+  frees_.drain_all_remote_frees();
+  auto const* const parent = parts_.chunks.find_containing(pointer);
+  auto const* const found = parent ? range_allocator::find_containing(*parent, pointer) : nullptr;
+  if (!found || found->state() == block_state::hole) return std::nullopt;
+  if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
+  return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,42 @@
+// Counts frees without an event, and records events.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <utility>
+module gpumem:free_events.impl;
+import :free_events;
+import :free_list;
+import :pool_backend;
+import :pool_mode;
+import :pool_options;
+import :pool_parts;
+import :pool_shard;
+import :range_allocator;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+
+namespace gpumem::detail {
+
+// The stream's free list in the shard counts first, so that the threads of one stream rarely write the counter of its
+// timeline.
+bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept {
+  auto const threshold = parts_.mode.event_threshold_bytes();
+  auto* const own = in.ranges.lists().find(timeline);
+  if (!own) [[unlikely]]
+    return timeline.count_unrecorded(1, bytes, threshold);
+  if (!own->count_free(bytes, threshold)) [[likely]]
+    return false;
+  auto const frees = std::exchange(own->unrecorded_frees, 0);
+  return timeline.count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
+}
+
+stream_use free_events::record(stream_key const& key, stream_use const& use) noexcept {
+  bool const shared = parts_.options.cross_stream != reuse_policy::ordered;
+  if (key.has_handle() && shared && !parts_.backend.lost()) {
+    if (auto const recorded = use.timeline->record_at_free(key.handle())) return {use.timeline, recorded};
+  }
+  return use;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,100 @@
+// Frees of blocks that leave thread caches, remote frees, and what a free starts beyond a threshold.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+module gpumem:shard_frees.impl;
+import :shard_frees;
+import :admission;
+import :block;
+import :chunk;
+import :chunk_list;
+import :pass_timer;
+import :pool_backend;
+import :pool_mode;
+import :pool_parts;
+import :pool_shard;
+import :range_allocator;
+import :remote_frees;
+import :shard_list;
+import :stream_timeline;
+import :stream_uses;
+import :thread_caches;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+void shard_frees::drain(pool_shard& in) noexcept {
+  for (auto* at = in.remote_frees.take_all(); at;) {
+    auto& freed = *at;
+    at = at->next;
+    parts_.count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
+    ++in.counts.frees;
+    ++in.counters.remote_frees;
+    --in.live_blocks;
+    free_block(freed);
+  }
+}
+
+// A freed block coalesces with the unused range from which it was split. This keeps the range from other streams until
+// the stream's work is complete, so it is not done while the stream is behind.
+[[gnu::always_inline]] inline range_allocator::coalescing
+shard_frees::coalescing_of(block const& freed) const noexcept {
+  if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
+  if (parts_.chunks.limit() != 0)
+    return range_allocator::coalescing::same_streams; // there, unused ranges stay free for all streams
+  bool const over = freed.uses.size() == 1 && !freed.uses.begin()->timeline->is_behind();
+  return over ? range_allocator::coalescing::unused : range_allocator::coalescing::same_streams;
+}
+
+void shard_frees::free_block(block& freed) noexcept {
+  auto& in = freed.parent->shard->ranges;
+  if (goes_to_quick_list(freed) && in.push_quick(freed)) return;
+  auto const& range = in.free(freed, coalescing_of(freed));
+  if (!parts_.mode.fast_path()) [[unlikely]]
+    check_thresholds(range);
+}
+
+void shard_frees::free_cached_block(block& cached) noexcept {
+  auto& shard = *cached.parent->shard;
+  parts_.count_live(shard, -static_cast<std::int64_t>(cached.requested), 0);
+  --shard.live_blocks;
+  ++shard.counters.flushed;
+  free_block(cached);
+}
+
+bool shard_frees::flush_thread_caches() noexcept {
+  auto* all = parts_.caches.flush();
+  drain_all_remote_frees();
+  bool any = all;
+  while (all) {
+    auto& kept = *all;
+    all = all->next;
+    parts_.mode.add_stream(*kept.uses.begin()->timeline);
+    free_cached_block(kept);
+  }
+  for (auto const& each : parts_.shards.all()) any |= each->ranges.flush_quick_lists();
+  return any;
+}
+
+void shard_frees::flush_beyond_threshold() noexcept {
+  if (!parts_.caches.enabled()) flush_thread_caches();
+}
+
+// Ends the pressure when enough memory is free, and schedules a pass if the range can go back to the upstream.
+void shard_frees::check_thresholds(block const& range) noexcept {
+  parts_.requests.count_change();
+  auto const reserved = parts_.chunks.reserved();
+  if (parts_.mode.under_pressure() && !parts_.requests.has_waiting()) {
+    auto const capacity = parts_.chunks.limit() ? parts_.chunks.limit() : reserved;
+    auto const allocated = reserved - parts_.free_bytes();
+    parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / 16);
+  }
+  bool const whole = parts_.backend.paged() ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
+  if (!whole || !parts_.mode.too_much_reserved()) return;
+  parts_.passes.restart_idle();
+  parts_.passes.schedule();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,53 @@
+// Posts the passes of the library thread.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <chrono>
+module gpumem:pass_timer.impl;
+import :pass_timer;
+import :admission;
+import :deferred_release;
+import :driver;
+import :sync;
+import :timer;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+inline constexpr auto min_pause = 20us;
+inline constexpr auto max_pause = 1ms;
+
+} // namespace
+
+void pass_timer::schedule() noexcept {
+  if (!may_post(true)) return;
+  auto const passes = requests_.has_waiting() ? ++waiting_passes_ : idle_passes_;
+  start_timer(pass_, sync::now() + std::min<sync::duration>(min_pause * passes, max_pause));
+}
+
+void pass_timer::schedule_at(sync::time_point when) noexcept {
+  if (may_post(false)) start_timer(pass_, std::max(when, sync::now() + max_pause));
+}
+
+bool pass_timer::cancel() noexcept {
+  if (queued_ && try_cancel_timer(pass_)) queued_ = false;
+  return !queued_ && !running_;
+}
+
+void pass_timer::begin_pass() noexcept {
+  queued_ = false;
+  running_ = true;
+}
+
+// Returns whether the caller must post a pass: none is posted, or a late one was cancelled in favour of one due soon.
+bool pass_timer::may_post(bool soon) noexcept {
+  if (!driver_alive() || (queued_ && !(soon && late_ && try_cancel_timer(pass_)))) return false;
+  queued_ = true;
+  late_ = !soon;
+  process_is_exiting(); // from the first call on it notes the exit
+  return true;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,66 @@
+// Polls streams until their work is complete.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <vector>
+module gpumem:stream_wait.impl;
+import :stream_wait;
+import :device;
+import :driver;
+import :stream_timeline;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+using namespace std::chrono_literals;
+inline constexpr sync::duration max_sleep = 5ms;
+
+// The work of one stream that the host must see complete.
+struct goal {
+  stream_timeline* timeline;
+  epoch newest;
+  bool all; // events can cover all frees on the stream up to now
+};
+
+goal goal_of(stream_timeline& timeline) noexcept {
+  if (!timeline.is_mortal()) return {&timeline, timeline.current_epoch(), true};
+  bool const all = timeline.uncovered_frees() == 0;
+  if (!all) timeline.request_cover();
+  return {&timeline, timeline.newest_recorded(), all};
+}
+
+bool reached(goal const& one) noexcept {
+  auto& timeline = *one.timeline;
+  if (!timeline.completed(one.newest) && timeline.newest_recorded() < one.newest) timeline.cover(std::nullopt);
+  timeline.poll();
+  return timeline.completed(one.newest);
+}
+
+bool is_lost(goal const& one) {
+  auto const ordinal = one.timeline->device();
+  return ordinal >= 0 && device{ordinal}.lost();
+}
+
+} // namespace
+
+bool wait_for_streams(std::vector<stream_timeline*> const& timelines, sync::duration longest) noexcept {
+  auto const deadline = sync::now() + longest;
+  try {
+    std::vector<goal> open;
+    for (auto* const timeline : timelines) open.push_back(goal_of(*timeline));
+    bool const all = std::ranges::all_of(open, &goal::all);
+    for (sync::duration sleep = 20us;; sleep = std::min(2 * sleep, max_sleep)) {
+      std::erase_if(open, reached);
+      if (open.empty()) return all;
+      if (!driver_alive() || std::ranges::any_of(open, is_lost) || sync::now() >= deadline) return false;
+      sync::sleep_for(sleep);
+    }
+  } catch (...) { // the host is out of memory
+    return false;
+  }
+}
+
+} // namespace gpumem::detail

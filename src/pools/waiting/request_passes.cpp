@@ -1,0 +1,127 @@
+// The library thread's work for requests that wait: it polls, calls pressure callbacks, and ends requests.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <new>
+module gpumem:request_passes.impl;
+import :request_passes;
+import :admission;
+import :deferred_frees;
+import :error;
+import :holder;
+import :pass_timer;
+import :pool_options;
+import :pool_parts;
+import :pressure_call;
+import :pressure_list;
+import :progress_monitor;
+import :request_queue;
+import :reuse_rules;
+import :shard_list;
+import :stall_detector;
+import :waiter;
+import :waiting_requests;
+
+namespace gpumem::detail {
+
+void request_passes::run() noexcept {
+  call_pressure();
+  while (abort_one()) {}
+  poll();
+}
+
+void request_passes::call_pressure() noexcept {
+  for (;;) {
+    pressure_call* next = nullptr;
+    {
+      all_shards_lock const held{parts_.shards};
+      if (monitor_.wanted() > 0) next = monitor_.pressure.begin_next();
+    }
+    if (!next) return;
+    next->post();
+  }
+}
+
+// Returns false if no request ends. The work whose request ends goes on, and counts as
+// work that may free memory.
+bool request_passes::abort_one() noexcept {
+  waiter* ended = nullptr;
+  auto why = outcome::stalled;
+  {
+    woken_waiters woken;
+    all_shards_lock const held{parts_.shards};
+    ended = monitor_.next_to_abort();
+    if (!ended) return false;
+    auto* const work = ended->holder();
+    if (work && work->may_roll_back() && ended != waiting_.queue.next_waiting()) {
+      why = outcome::preempted;
+      monitor_.add_preempted(work->preempt(ended->bytes()));
+    }
+    monitor_.stall.count_grant();
+    queue_.remove(*ended, woken);
+  }
+  ended->refuse(failure{why, 0, ended->bytes()});
+  return true;
+}
+
+// In a hardened pool, and with `reuse_policy::ordered`, the count of changes does not
+// tell whether anything is new, so a request tries after each poll. This promotes ranges even if no work is pending:
+// another thread may have seen the work complete.
+void request_passes::poll() noexcept {
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  if (!parts_.requests.has_waiting()) return;
+  try {
+    deferred_.run(nullptr);
+    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+  } catch (std::bad_alloc const&) {
+    // The host is out of memory: the next pass polls again.
+  }
+  parts_.rules.promote_completed(parts_.everywhere());
+  monitor_.update_work_pending();
+  bool const counts_changes = !parts_.options.hardened.enabled && parts_.options.cross_stream != reuse_policy::ordered;
+  auto* const next = monitor_.next_to_poll_for();
+  if (!next || (counts_changes && waiting_.change_count(*next) == next->seen_changes())) return;
+  if (counts_changes) parts_.passes.restart_waiting();
+  if (!counts_changes) next->set_seen_changes(0);
+  if (parts_.options.hardened.enabled) queue_.give_turn(*next, woken); // its attempt empties the quarantine
+  queue_.wake_next(woken);
+}
+
+void request_passes::on_holder_event(holder& unit, holder_event what) noexcept {
+  if (what == holder_event::begins) return monitor_.holders.add(unit);
+  if (what == holder_event::ends) return monitor_.holders.remove(unit);
+  all_shards_lock const held{parts_.shards};
+  if (what == holder_event::waits) monitor_.holders.mark(unit);
+  if (what == holder_event::resumes) monitor_.holders.unmark(unit);
+  if (what == holder_event::rolled_back) monitor_.subtract_preempted(unit.end_giving_way());
+  monitor_.schedule_poll();
+}
+
+void request_passes::add_pressure_call(pressure_call& item) {
+  all_shards_lock const held{parts_.shards};
+  monitor_.pressure.add(item);
+  monitor_.pressure.on_park();
+  monitor_.schedule_poll();
+}
+
+void request_passes::remove_pressure_call(pressure_call& item) noexcept {
+  all_shards_lock const held{parts_.shards};
+  monitor_.pressure.remove(item);
+  monitor_.schedule_poll();
+}
+
+std::size_t request_passes::begin_pressure(pressure_call& call) noexcept {
+  all_shards_lock const held{parts_.shards};
+  auto const bytes = monitor_.wanted();
+  monitor_.pressure.on_begin(call, bytes, waiting_.change_count());
+  return bytes;
+}
+
+void request_passes::end_pressure(pressure_call& call, std::size_t freed) noexcept {
+  all_shards_lock const held{parts_.shards};
+  monitor_.pressure.on_end(call, freed, waiting_.change_count());
+  monitor_.schedule_poll();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,186 @@
+// The queue of requests that wait: which of them has a turn, and how many bytes are set aside for it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+module gpumem:request_queue.impl;
+import :request_queue;
+import :admission;
+import :allocation_request;
+import :block;
+import :chunk_list;
+import :device;
+import :error;
+import :pass_timer;
+import :pool_backend;
+import :pool_mode;
+import :pool_options;
+import :pool_parts;
+import :pressure_list;
+import :progress_monitor;
+import :shard_frees;
+import :shard_list;
+import :stall_detector;
+import :stream;
+import :waiter;
+import :waiting_requests;
+
+namespace gpumem::detail {
+
+// A request that does not wait overtakes all that do. It gets none of the bytes that are set aside for them.
+std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
+  if (parts_.requests.is_closed()) return outcome::closed;
+  if (request.key.queues() == queueing::admitted) return std::nullopt;
+  if (request.key.queues() == queueing::behind) return outcome::exhausted;
+  all_shards_lock const held{parts_.shards};
+  if (!waiting_.queue.may_be_overtaken() || waiting_requests::rounded(request.requested) > waiting_.headroom())
+    return outcome::exhausted;
+  waiting_.queue.count_overtaking();
+  monitor_.stall.count_grant();
+  return std::nullopt;
+}
+
+void request_queue::wake_next(woken_waiters& woken) noexcept {
+  auto const may = [this](waiter const& item) {
+    if (waiting_.ends(item)) return true;
+    if (item.has_parts() && multi_part_) return false; // one such request at a time: see return_part
+    return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
+           waiting_.waits_for_nothing(item);
+  };
+  while (auto* const next = waiting_.queue.next_for_turn(may)) {
+    if (!waiting_.ends(*next)) waiting_.queue.count_overtaking(next);
+    give_turn(*next, woken);
+  }
+}
+
+void request_queue::wake_ended(woken_waiters& woken) noexcept {
+  for (auto* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
+    if (!waiter_list::has_turn(*at) && waiting_.ends(*at)) give_turn(*at, woken);
+  }
+}
+
+void request_queue::give_turn(waiter& item, woken_waiters& woken) noexcept {
+  take_turn(item);
+  woken.add(item);
+}
+
+void request_queue::take_turn(waiter& item) noexcept {
+  waiting_.queue.give_turn(item, waiting_requests::rounded(item));
+  if (item.has_parts()) multi_part_ = &item;
+}
+
+request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
+  monitor_.update_work_pending();
+  return {waiting::turn, waiting_.change_count(item)};
+}
+
+// Parks a request (O11) in three steps: all frees begin to look at the queue, the thread caches are flushed, and the
+// request tries once more. A free in between counts as a change.
+request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
+  woken_waiters woken;
+  all_shards_lock held{parts_.shards};
+  if (waiter_list::holds(item)) return new_turn(item);
+  if (parts_.requests.is_closed()) {
+    held.unlock(); // complete() informs adaptors
+    item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}});
+    return {waiting::answered};
+  }
+  bool const first = waiting_.queue.empty();
+  if (!waiting_.queue.park(item)) return {waiting::answered};
+  parts_.passes.restart_waiting();
+  if (!first) {
+    monitor_.pressure.on_park();
+    wake_next(woken);
+    monitor_.schedule_poll();
+    return {waiting::parked};
+  }
+  monitor_.stall.begin();
+  parts_.requests.set_waiting(true);
+  parts_.mode.set_under_pressure(true); // from now on no block stays in a thread cache
+  frees_.flush_thread_caches();
+  take_turn(item);
+  return new_turn(item);
+}
+
+request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
+  bool last = false;
+  {
+    woken_waiters woken;
+    all_shards_lock const held{parts_.shards};
+    if (!result && result.error().reason == outcome::exhausted) {
+      if (item.cancelled()) {
+        result = unexpected<failure>{failure{item.refusal(), 0, item.bytes()}};
+      } else if (auto const again = wait_again(item, mine, woken); again.what != waiting::answered) {
+        return again;
+      }
+    }
+    if (result) monitor_.stall.count_grant();
+    last = remove(item, woken);
+  }
+  item.complete(result);
+  return {last ? waiting::last : waiting::answered};
+}
+
+// Decides what a refused request does. It tries again at once if the count of changes has grown since its turn began.
+// It waits while memory is granted, or while the work for which it waits is not complete. Otherwise it ends. The bytes
+// that were set aside for it may be enough for a later request.
+request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
+  monitor_.update_work_pending();
+  // In a hardened pool, the parts that such a request gives back would count as changes.
+  bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
+  if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
+  bool const changed = counts_changes && waiting_.change_count(item) != mine.since;
+  if (changed && (parts_.requests.is_closed() || waiting_.fits(item))) return new_turn(item);
+  end_turn_of(item);
+  // If the limit leaves room for the request, the upstream has refused it: fewer bytes are left there.
+  auto const bytes = waiting_requests::rounded(item);
+  bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
+  if (upstream_full && !item.has_parts()) waiting_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
+  if (waiting_.waits_for_nothing(item)) {
+    ++parts_.shards.shard_of_thread().counts.failures;
+    return {waiting::answered};
+  }
+  if (item.seen_changes() == 0) monitor_.pressure.on_park();
+  item.set_seen_changes(counts_changes ? mine.since : waiting_.change_count(item));
+  wake_next(woken);
+  monitor_.schedule_poll();
+  return {waiting::parked};
+}
+
+void request_queue::end_turn_of(waiter& item) noexcept {
+  waiting_.queue.end_turn(item, waiting_.fits(item));
+  if (multi_part_ == &item) multi_part_ = nullptr;
+}
+
+expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
+  all_shards_lock const held{parts_.shards};
+  if (parts_.requests.is_closed()) return unexpected<failure>{failure{outcome::closed, 0, item.bytes()}};
+  if (parts_.backend.lost())
+    return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), item.bytes()}};
+  auto const limit = parts_.chunks.limit();
+  bool const too_large = limit && waiting_requests::rounded(item) > limit;
+  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt empties the quarantine
+  if (!too_large && (tries || waiting_.fits(item))) return nullptr;
+  return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};
+}
+
+bool request_queue::cancel(waiter& item, bool& last) noexcept {
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.is_being_destroyed())) return false;
+  last = remove(item, woken);
+  return true;
+}
+
+bool request_queue::remove(waiter& item, woken_waiters& woken) noexcept {
+  waiting_.queue.remove(item);
+  if (multi_part_ == &item) multi_part_ = nullptr;
+  if (waiting_.queue.empty()) waiting_.clear_upstream_limit();
+  if (waiting_.queue.empty() && parts_.requests.has_waiting()) parts_.requests.set_waiting(false);
+  wake_next(woken);
+  monitor_.schedule_poll();
+  return waiting_.is_pool_unused();
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,73 @@
+// Whether the memory for a waiting request could be there.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+module gpumem:waiting_requests.impl;
+import :waiting_requests;
+import :admission;
+import :block;
+import :chunk_list;
+import :deferred_frees;
+import :pool_backend;
+import :pool_mode;
+import :pool_parts;
+import :reuse_rules;
+import :shard_list;
+import :size_class;
+import :virtual_pages;
+import :waiter;
+
+namespace gpumem::detail {
+
+std::size_t waiting_requests::rounded(std::size_t bytes) noexcept {
+  return size_class::of(bytes, size_class::largest_small).bytes;
+}
+
+std::size_t waiting_requests::rounded(waiter const& item) noexcept {
+  return item.bytes_by([](std::size_t each) { return rounded(each); });
+}
+
+std::uint64_t waiting_requests::change_count() const noexcept {
+  auto sum = parts_.requests.changes() + returned_parts_;
+  for (auto const& each : parts_.shards.all()) sum += each->counters.promoted;
+  return sum;
+}
+
+std::uint64_t waiting_requests::change_count(waiter const& item) const noexcept {
+  return item.has_parts() ? frees_of_others() : change_count();
+}
+
+std::size_t waiting_requests::headroom(std::size_t its_own) const noexcept {
+  auto const unit = parts_.backend.paged() ? smallest_page : granule;
+  auto const capacity = std::min(parts_.chunks.max_reserved() / unit * unit, upstream_limit_);
+  auto const reserved = parts_.chunks.reserved();
+  auto const free = parts_.free_bytes() + (capacity - std::min(capacity, reserved));
+  return free - std::min(free, queue.set_aside() - its_own);
+}
+
+bool waiting_requests::fits(waiter const& item) const noexcept {
+  auto const bytes = rounded(item);
+  return bytes <= headroom(waiter_list::has_turn(item) ? bytes : 0);
+}
+
+// Returns whether memory is granted, or is about to be.
+bool waiting_requests::is_held() const noexcept {
+  return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0;
+}
+
+bool waiting_requests::ends(waiter const& item) const noexcept {
+  auto const limit = parts_.chunks.limit();
+  return parts_.requests.is_closed() || parts_.backend.lost() || (limit && item.bytes() > limit);
+}
+
+bool waiting_requests::waits_for_nothing(waiter const& item) const noexcept {
+  return !is_held() && !(fits(item) && reuse_rules::may_complete(parts_.everywhere()));
+}
+
+bool waiting_requests::is_pool_unused() const noexcept {
+  return parts_.mode.no_handles() && parts_.live_blocks() == 0 && queue.empty();
+}
+
+} // namespace gpumem::detail
