@@ -4,9 +4,9 @@ module;
 #include <cstdint>
 export module gpumem:pool_mode;
 import :admission;
+import :backend_parts;
 import :block;
 import :chunk_list;
-import :pool_backend;
 import :pool_options;
 import :reuse_rules;
 import :shard_list;
@@ -57,7 +57,7 @@ export inline bool is_too_much(std::size_t reserved, std::size_t release_thresho
 }
 
 /// The facts of one pool, and the settings that follow. update() applies them after each change of a fact.
-export class pool_mode final : public pool_backend::observer {
+export class pool_mode final : public reserved_observer {
 public:
   /// Refers to all arguments.
   pool_mode(pool_options const& options, reuse_rules const& rules, chunk_list const& chunks, shard_list const& shards,

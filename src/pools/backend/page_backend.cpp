@@ -1,4 +1,4 @@
-// Growth of pools over pages, at the end of the mapped addresses or in holes: by moved free pages, or by new ones.
+// Maps, moves and unmaps pages at the end of the mapped addresses or in holes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -9,19 +9,21 @@ module;
 #include <memory>
 #include <new>
 #include <optional>
-#include <utility>
 #include <vector>
-module gpumem:pool_backend_pages.impl;
+module gpumem:page_backend.impl;
+import :page_backend;
 import :allocation_request;
 import :attempt;
+import :backend_parts;
 import :block;
-import :cuda;
-import :device;
+import :chunk_list;
 import :error;
+import :growth_lock;
 import :growth_policy;
-import :pool_backend;
+import :idle_pages;
 import :pool_options;
 import :pool_shard;
+import :pool_upstream;
 import :range_allocator;
 import :reuse_rules;
 import :shard_list;
@@ -34,6 +36,10 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
+// The longest burst of moves. With 5 ms recorded traces of 0.2 s reserved a quarter more: they made new pages instead,
+// which stay scattered.
+inline constexpr time_budget::nanoseconds max_burst = std::chrono::milliseconds{50};
+
 // The time to move a page or to make one, whatever its size: 33 us and 27 us on an H200. Not measured at each page, so
 // that neither reads a clock.
 inline constexpr time_budget::nanoseconds page_cost = std::chrono::microseconds{40};
@@ -42,78 +48,81 @@ inline constexpr time_budget::nanoseconds poll_cost = page_cost / 4;
 
 } // namespace
 
-std::size_t pool_backend::affordable_pages() noexcept {
+page_backend::page_backend(backend_parts& parts) noexcept
+    : parts_{parts}, idle_{parts}, move_budget_{parts.options.effort, max_burst, sync::now()} {}
+
+std::size_t page_backend::affordable_pages() noexcept {
   if (move_budget_.unlimited()) return SIZE_MAX;
   return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / page_cost, 0.0));
 }
 
-void pool_backend::charge_moves(std::size_t pages) noexcept {
+void page_backend::charge_moves(std::size_t pages) noexcept {
   move_budget_.spend(static_cast<double>(pages) * page_cost);
 }
 
-void pool_backend::poll_for_moves(allocation_request const& request) {
-  rules_.poll_streams_for_moves(request.key, shard_list::search_order{shards_, *request.shard});
+void page_backend::poll_for_moves(allocation_request const& request) {
+  parts_.rules.poll_streams_for_moves(request.key, shard_list::search_order{parts_.shards, *request.shard});
   if (affordable_pages() > 0) move_budget_.spend(poll_cost); // at the limit the polls are made even without budget
 }
 
 // Moves free pages or maps new ones for a request. Returns a place in them and their free neighbours. Must be retried
 // if these are not enough.
-attempt<placement> pool_backend::grow_pages(allocation_request const& request, all_shards_lock& held, bool exact) {
+attempt<placement> page_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
   auto& shard = *request.shard;
-  bool moving = !exact && shards_.single() && may_move(request) && affordable_pages() > 0;
+  bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
   if (moving) {
-    if (auto const place = move_pages(request, held, false)) return place;
+    if (auto const place = move(request, held, false)) return place;
   }
-  auto plan = growth_.plan(request, shard, exact);
+  auto plan = parts_.growth.plan(request, shard, exact);
   // Unmaps free pages in place of those that it will map. Not at the limit: there move_at_limit() moves pages once all
   // other ways have failed. An unmapped page may have lain beside another hole, in which more bytes are missing then:
   // so each round plans again.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
-    auto const more = evict_pages(request, plan, given, held);
+    auto const more = evict(request, plan, given, held);
     given += more;
     auto const left = affordable_pages(); // a large page is charged as several of the smallest size
     charge_moves(std::min(left, more / smallest_page));
     moving = more > 0 && left > 0;
-    plan = growth_.plan(request, shard, exact);
+    plan = parts_.growth.plan(request, shard, exact);
   }
   if (!plan) return unexpected<failure>{failure{outcome::exhausted}};
-  if (plan->bytes > chunks_.headroom()) {
-    if (chunks_.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
-    wait_for_release(held);
+  if (plan->bytes > parts_.chunks.headroom()) {
+    if (parts_.chunks.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
+    parts_.lock.wait_for_release(parts_.chunks, held);
     return attempt<placement>::retry();
   }
-  auto const fresh = map_pages(shard, *plan, fresh_uses(request), held);
+  auto const fresh = map(shard, *plan, fresh_uses(request), held);
   if (!fresh) return unexpected<failure>{fresh.error()};
   auto const place = placement_in(**fresh, request);
   return place ? attempt<placement>{place} : attempt<placement>::retry();
 }
 
-bool pool_backend::may_move(allocation_request const& request) const noexcept {
+bool page_backend::may_move(allocation_request const& request) const noexcept {
   bool const page_is_free = request.shard->ranges.free_bytes() >= smallest_page;
-  return page_is_free && options_.cross_stream != reuse_policy::ordered;
+  return page_is_free && parts_.options.cross_stream != reuse_policy::ordered;
 }
 
-placement pool_backend::move_at_limit(allocation_request const& request, all_shards_lock& held) {
-  if (!paged() || !may_move(request)) return {};
-  wait_for_growth(held);
-  return move_pages(request, held, true);
+placement page_backend::move_at_limit(allocation_request const& request, all_shards_lock& held) {
+  if (!may_move(request)) return {};
+  parts_.lock.wait(held);
+  return move(request, held, true);
 }
 
 // New memory has no uses. It counts as used by the request's stream at epoch 0, which is complete since the first epoch
 // is 1. So the rest of it goes to the free list of that stream, in whose segment it lies.
-stream_uses pool_backend::fresh_uses(allocation_request const& request) const noexcept {
-  return rules_.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
+stream_uses page_backend::fresh_uses(allocation_request const& request) const noexcept {
+  return parts_.rules.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }
 
 // Coalesces new memory with usable neighbours. Returns the place of the request in the result; empty if it is too
 // small.
-placement pool_backend::placement_in(block& fresh, allocation_request const& request) const {
+placement page_backend::placement_in(block& fresh, allocation_request const& request) const {
   auto& ranges = fresh.parent->shard->ranges;
   auto* range = &fresh;
   auto* const before = range->lower;
-  bool const merges = growth_.usable(before, request.key);
+  bool const merges = parts_.growth.usable(before, request.key);
   if (merges && ranges.merge(*before)) range = before;
-  if (growth_.usable(range->upper, request.key)) ranges.merge(*range);
+  if (parts_.growth.usable(range->upper, request.key)) ranges.merge(*range);
   std::size_t offset = 0;
   if (!fits(*range, request.bytes, request.alignment, offset)) return {};
   return {range, offset, reuse_tier::none};
@@ -122,48 +131,46 @@ placement pool_backend::placement_in(block& fresh, allocation_request const& req
 // Moves unused pages to where memory is missing. A move costs two thirds of unmapping a page and making another, or
 // less if the page is large. `at_limit`: the pool would unmap pages otherwise, so the time for moves is not bounded.
 // Returns an empty placement if the pages are not enough.
-placement pool_backend::move_pages(allocation_request const& request, all_shards_lock& held, bool at_limit) {
+placement page_backend::move(allocation_request const& request, all_shards_lock& held, bool at_limit) {
   auto& shard = *request.shard;
   if (!shard.pages) return {};
   poll_for_moves(request);
-  auto const plan = growth_.plan(request, shard, false);
+  auto const plan = parts_.growth.plan(request, shard, false);
   if (!plan) return {};
   auto const end = shard.pages->mapped_end();
   auto const available = plan->hole ? plan->hole->bytes : shard.pages->address_space() - end;
-  auto idle = idle_pages({.wanted = plan->bytes,
+  auto idle = idle_.find({.wanted = plan->bytes,
                           .least = lacking(plan->bytes),
                           .max_bytes = available,
                           .excluded = plan->beside,
                           .in = &shard,
-                          .smallest = at_limit ? 0 : growth_.min_moved_page(*shard.pages),
+                          .smallest = at_limit ? 0 : parts_.growth.min_moved_page(*shard.pages),
                           .max_pages = at_limit ? SIZE_MAX : affordable_pages()});
   if (idle.empty()) return {};
-  charge_moves(std::min(pages_in(idle), affordable_pages()));
+  charge_moves(std::min(idle_pages::count(idle), affordable_pages()));
   std::vector<page_extent> runs(idle.size());
-  auto const given = detach_pages(idle);
+  auto const given = idle_.detach(idle);
   runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());
-  growing_ = true;
-  held.unlock();
+  parts_.lock.begin(held);
   auto const moved = shard.pages->move(runs, plan->hole ? plan->offset(given) : end);
-  if (!moved) unmap(idle);
+  if (!moved) idle_pages::unmap(idle);
   held.lock();
   shard.counters.page_moves += bool{moved};
-  chunks_.end_release(given);
-  auto const there = accept_pages(shard, moved, fresh_uses(request), held);
+  parts_.chunks.end_release(given);
+  auto const there = accept(shard, moved, fresh_uses(request), held);
   return there ? placement_in(**there, request) : placement{};
 }
 
-// Maps pages in the hole or at the end, without the locks, while growing_ keeps other threads out. If the device has
-// less than `bytes`, maps `least`. Returns the range that holds the pages.
-expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan const& plan, stream_uses const& uses,
-                                                  all_shards_lock& held) {
+// Maps pages in the hole or at the end, without the locks, while the growth lock keeps other threads out. If the device
+// has less than `bytes`, maps `least`. Returns the range that holds the pages.
+expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const& plan, stream_uses const& uses,
+                                            all_shards_lock& held) {
   auto const affordable = affordable_pages();
   std::size_t paid = 0;
-  growing_ = true;
-  held.unlock();
+  parts_.lock.begin(held);
   expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}};
   try {
-    if (!into.pages) into.pages = upstream_.make_pages();
+    if (!into.pages) into.pages = parts_.upstream.make_pages();
     auto const before = into.pages->pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
@@ -171,7 +178,7 @@ expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan 
       auto const at = plan.hole     ? plan.offset(wanted)
                       : fits_behind ? end
                                     : into.pages->find_extent(wanted).value_or(end);
-      return into.pages->map(at, wanted, growth_.page_size(*into.pages, wanted, affordable));
+      return into.pages->map(at, wanted, parts_.growth.page_size(*into.pages, wanted, affordable));
     };
     made = map(plan.bytes);
     bool const too_much =
@@ -183,43 +190,42 @@ expected<block*, failure> pool_backend::map_pages(pool_shard& into, growth_plan 
   } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
   held.lock();
   charge_moves(std::min(paid, affordable));
-  return accept_pages(into, made, uses, held);
+  return accept(into, made, uses, held);
 }
 
 // Adds pages that were mapped or moved without the locks, and ends the growth. Returns the range that holds the pages.
-expected<block*, failure> pool_backend::accept_pages(pool_shard& into, expected<page_extent, failure> const& made,
-                                                     stream_uses const& uses, all_shards_lock& held) {
+expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_extent, failure> const& made,
+                                               stream_uses const& uses, all_shards_lock& held) {
   if (made) {
     try {
-      auto& added = add_pages(into, *made, uses);
-      end_growth();
+      auto& added = add(into, *made, uses);
+      parts_.lock.end();
       return &added;
     } catch (std::bad_alloc const&) {
       held.unlock();
       into.pages->unmap(made->offset, made->bytes);
       held.lock();
-      end_growth();
+      parts_.lock.end();
       throw;
     }
   }
-  end_growth();
-  auto const& why = made.error();
-  if (why.reason == outcome::device_lost) device_->mark_lost(static_cast<CUresult>(why.code));
-  return unexpected<failure>{why};
+  parts_.lock.end();
+  parts_.note_failure(made.error());
+  return unexpected<failure>{made.error()};
 }
 
 // Adds mapped pages to the shard as a free range with these uses. If it throws std::bad_alloc, nothing is changed.
-block& pool_backend::add_pages(pool_shard& into, page_extent const& where, stream_uses const& uses) {
+block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses const& uses) {
   into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
   into.address_space = into.pages->address_space();
   auto const address = into.first_address + where.offset;
   block* added = nullptr;
   if (!into.paged) {
-    auto& parent = chunks_.add(reinterpret_cast<void*>(address), where.bytes);
+    auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address), where.bytes);
     try {
       added = &into.ranges.add(parent, uses);
     } catch (...) {
-      chunks_.end_release(chunks_.begin_release(parent).bytes);
+      parts_.chunks.end_release(parts_.chunks.begin_release(parent).bytes);
       throw;
     }
     parent.shard = &into;
@@ -235,34 +241,69 @@ block& pool_backend::add_pages(pool_shard& into, page_extent const& where, strea
       added = &into.ranges.extend(parent, gap + where.bytes, uses);
       if (gap > 0) added = into.ranges.make_hole(*added, address - gap, gap).upper;
     }
-    chunks_.add_reserved(where.bytes);
+    parts_.chunks.add_reserved(where.bytes);
   }
-  count_growth(into, where.bytes);
+  parts_.count_growth(into, where.bytes);
   return *added;
 }
 
-// Waits until no pages change. Returns the shard's pages that hold the address; null for chunks and for memory that is
-// not the pool's.
-virtual_pages* pool_backend::pages_of(void const* pointer, all_shards_lock& held) {
-  wait_for_growth(held);
-  auto const* const parent = chunks_.find_containing(pointer);
+virtual_pages* page_backend::pages_of(void const* pointer, all_shards_lock& held) {
+  parts_.lock.wait(held);
+  auto const* const parent = parts_.chunks.find_containing(pointer);
   return parent ? parent->shard->pages.get() : nullptr;
 }
 
-bool pool_backend::pin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
-  if (auto* const pages = pages_of(pointer, held)) return pages->pin(pointer, bytes);
-  // A chunk stays as long as it has a live block.
-  auto const* const parent = chunks_.find_containing(pointer);
-  return parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
+expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into, all_shards_lock& held) {
+  return map(into, {std::nullopt, bytes, bytes}, {}, held);
 }
 
-void pool_backend::unpin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
-  if (auto* const pages = pages_of(pointer, held)) pages->unpin(pointer, bytes);
+std::size_t page_backend::release(std::size_t keep, all_shards_lock& held) noexcept {
+  auto const excess = parts_.chunks.reserved() - std::min(keep, parts_.chunks.reserved());
+  return release_idle({.wanted = excess, .max_bytes = excess}, held);
 }
 
-expected<int, failure> pool_backend::export_page(void const* pointer, all_shards_lock& held) {
-  if (auto* const pages = pages_of(pointer, held)) return pages->export_page(pointer);
-  return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};
+void page_backend::release_for(allocation_request const& request, all_shards_lock& held) {
+  parts_.lock.wait(held); // no other thread may change the pages meanwhile
+  auto const plan = parts_.growth.plan(request, *request.shard, true);
+  evict(request, plan, plan ? std::min(plan->bytes, parts_.chunks.headroom()) : 0, held);
+}
+
+// Returns by how much these bytes exceed the headroom.
+std::size_t page_backend::lacking(std::size_t bytes) const noexcept {
+  return bytes - std::min(bytes, parts_.chunks.headroom());
+}
+
+std::size_t page_backend::release_idle(page_query const& query, all_shards_lock& held) noexcept {
+  parts_.lock.wait(held);
+  std::vector<page_run> idle;
+  try {
+    idle = idle_.find(query);
+  } catch (std::bad_alloc const&) { return 0; }
+  if (idle.empty()) return 0;
+  auto const given = idle_.detach(idle);
+  parts_.lock.begin(held);
+  idle_pages::unmap(idle);
+  held.lock();
+  parts_.chunks.end_release(given);
+  parts_.lock.end();
+  return given;
+}
+
+// Unmaps wholly free pages, so that the pool can map others for a request, or to make a hole if there is no plan yet.
+// Keeps the range that the plan extends; it may become a part of a larger range before the search. `given`: bytes that
+// earlier calls unmapped for the same request. Returns the bytes that this call unmapped.
+std::size_t page_backend::evict(allocation_request const& request, std::optional<growth_plan> const& plan,
+                                std::size_t given, all_shards_lock& held) {
+  poll_for_moves(request);
+  auto const beyond =
+      parts_.chunks.reserved() -
+      std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0: the limit was lowered
+  auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
+  auto const least = beyond > 0 ? 0 : lacking(needed);
+  auto const more =
+      release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0}, held);
+  request.shard->counters.page_evictions += more > 0;
+  return more;
 }
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// Finds free memory whose uses are complete, and unmaps whole pages of it.
+// Finds free memory whose uses are complete, and takes whole pages of it out of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -6,14 +6,13 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <optional>
 #include <utility>
 #include <vector>
-module gpumem:pool_backend_idle.impl;
-import :allocation_request;
+module gpumem:idle_pages.impl;
+import :idle_pages;
+import :backend_parts;
 import :block;
-import :growth_policy;
-import :pool_backend;
+import :chunk_list;
 import :pool_options;
 import :pool_shard;
 import :range_allocator;
@@ -23,9 +22,10 @@ import :stream_uses;
 import :virtual_pages;
 
 namespace gpumem::detail {
+namespace {
 
 // Adds a run below those that were added before; joins it with the last one if they are adjacent.
-void pool_backend::append(std::vector<page_run>& runs, page_run const& next) {
+void append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
   if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
     above->where = {next.where.offset, next.where.bytes + above->where.bytes};
@@ -35,11 +35,13 @@ void pool_backend::append(std::vector<page_run>& runs, page_run const& next) {
   }
 }
 
+} // namespace
+
 // Coalesces adjacent ranges whose uses are complete. Does nothing with `reuse_policy::ordered` while the pool is open,
 // where memory stays with the streams that freed it.
-void pool_backend::coalesce_complete(pool_shard& in) {
-  if (!in.paged || (options_.cross_stream == reuse_policy::ordered && !closed_)) return;
-  auto const complete = [gone = device_gone()](block const& each) { return gone || each.uses.completed(); };
+void idle_pages::coalesce_complete(pool_shard& in) {
+  if (!in.paged || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
+  auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
   for (auto* at = in.paged->last; at; at = at->lower) {
     if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.ranges.mark_complete(*at);
   }
@@ -47,13 +49,14 @@ void pool_backend::coalesce_complete(pool_shard& in) {
 
 // Coalesces complete ranges, and returns the runs of free memory whose uses the host has seen complete, by address.
 // Leaves out the block that holds the address `excluded`, unless that is 0.
-std::vector<pool_backend::idle_run> pool_backend::idle_runs(std::uintptr_t excluded) {
+std::vector<idle_pages::idle_run> idle_pages::find_runs(std::uintptr_t excluded) {
   std::vector<idle_run> found;
-  bool const gone = device_gone();
+  bool const gone = parts_.device_gone();
   // After promotion all complete ranges are on the ready list, so that a large pool need not visit all its blocks.
-  bool const on_one_list = !closed_ && !gone && options_.cross_stream != reuse_policy::ordered;
-  if (on_one_list) rules_.promote_completed(shard_list::search_order{shards_, *shards_.all().front()});
-  for (auto const& in : shards_.all()) {
+  bool const on_one_list = !parts_.closed && !gone && parts_.options.cross_stream != reuse_policy::ordered;
+  if (on_one_list)
+    parts_.rules.promote_completed(shard_list::search_order{parts_.shards, *parts_.shards.all().front()});
+  for (auto const& in : parts_.shards.all()) {
     if (on_one_list) {
       in->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
         bool const stays = excluded - range.base < range.bytes;
@@ -79,10 +82,10 @@ std::vector<pool_backend::idle_run> pool_backend::idle_runs(std::uintptr_t exclu
   return found;
 }
 
-std::vector<pool_backend::page_run> pool_backend::idle_pages(page_query const& query) {
+std::vector<page_run> idle_pages::find(page_query const& query) {
   std::vector<page_run> found;
   std::size_t sum = 0, pages = 0;
-  for (auto const& run : idle_runs(query.excluded)) {
+  for (auto const& run : find_runs(query.excluded)) {
     auto& in = *run.in;
     if (query.in && query.in != &in) continue;
     auto const base = reinterpret_cast<std::byte const*>(in.pages->base());
@@ -105,9 +108,7 @@ std::vector<pool_backend::page_run> pool_backend::idle_pages(page_query const& q
   return found;
 }
 
-// Makes holes of the pages, and counts them as being released. Returns their bytes. If the host has no memory for the
-// holes, removes the remaining pages from `idle`: they stay mapped.
-std::size_t pool_backend::detach_pages(std::vector<page_run>& idle) noexcept {
+std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {
   std::size_t given = 0;
   auto detached = idle.begin();
   try {
@@ -119,59 +120,25 @@ std::size_t pool_backend::detach_pages(std::vector<page_run>& idle) noexcept {
       given += where.bytes;
     }
   } catch (std::bad_alloc const&) { idle.erase(detached, idle.end()); }
-  for (auto const& in : shards_.all()) {
+  for (auto const& in : parts_.shards.all()) {
     if (!in->paged) continue;
     in->ranges.trim_hole(*in->paged);
     if (in->paged->first) continue;
-    chunks_.erase(*std::exchange(in->paged, nullptr));
+    parts_.chunks.erase(*std::exchange(in->paged, nullptr));
   }
-  chunks_.begin_release(given);
-  observer_.on_reserved_changed();
+  parts_.chunks.begin_release(given);
+  parts_.observer.on_reserved_changed();
   return given;
 }
 
-std::size_t pool_backend::pages_in(std::vector<page_run> const& runs) noexcept {
+std::size_t idle_pages::count(std::vector<page_run> const& runs) noexcept {
   std::size_t sum = 0;
   for (auto const& each : runs) sum += each.pages;
   return sum;
 }
 
-// Unmaps pages; called without the locks.
-void pool_backend::unmap(std::vector<page_run> const& detached) noexcept {
+void idle_pages::unmap(std::vector<page_run> const& detached) noexcept {
   for (auto const& each : detached) each.shard->pages->unmap(each.where.offset, each.where.bytes);
-}
-
-std::size_t pool_backend::release_idle(page_query const& query, all_shards_lock& held) noexcept {
-  wait_for_growth(held);
-  std::vector<page_run> idle;
-  try {
-    idle = idle_pages(query);
-  } catch (std::bad_alloc const&) { return 0; }
-  if (idle.empty()) return 0;
-  auto const given = detach_pages(idle);
-  growing_ = true;
-  held.unlock();
-  unmap(idle);
-  held.lock();
-  chunks_.end_release(given);
-  end_growth();
-  return given;
-}
-
-// Unmaps wholly free pages, so that the pool can map others for a request, or to make a hole if there is no plan yet.
-// Keeps the range that the plan extends; it may become a part of a larger range before the search. `given`: bytes that
-// earlier calls unmapped for the same request. Returns the bytes that this call unmapped.
-std::size_t pool_backend::evict_pages(allocation_request const& request, std::optional<growth_plan> const& plan,
-                                      std::size_t given, all_shards_lock& held) {
-  poll_for_moves(request);
-  auto const beyond =
-      chunks_.reserved() - std::min(chunks_.reserved(), chunks_.max_reserved()); // more than 0: the limit was lowered
-  auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
-  auto const least = beyond > 0 ? 0 : lacking(needed);
-  auto const more =
-      release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0}, held);
-  request.shard->counters.page_evictions += more > 0;
-  return more;
 }
 
 } // namespace gpumem::detail

@@ -1,0 +1,52 @@
+// The parts on which the classes of a pool's backend work.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:backend_parts;
+import :chunk_list;
+import :device;
+import :error;
+import :growth_lock;
+import :growth_policy;
+import :pool_options;
+import :pool_shard;
+import :pool_upstream;
+import :reuse_rules;
+import :shard_list;
+import :std;
+
+namespace gpumem::detail {
+
+/// Is told of each change of a pool's reserved bytes before the locks of the shards are unlocked.
+export class reserved_observer {
+public:
+  virtual void on_reserved_changed() noexcept = 0;
+
+protected:
+  ~reserved_observer() = default;
+};
+
+/// The memory of a pool, and the rules for its growth. Changed under the locks of all shards.
+export struct backend_parts {
+  backend_parts(pool_upstream& from, pool_options const& asked, reuse_rules& reuse, chunk_list& all, shard_list& pool,
+                reserved_observer& watcher);
+
+  pool_upstream& upstream;
+  pool_options const& options;
+  std::optional<device> const where; ///< the upstream's device; nullopt if it has none
+  reuse_rules& rules;
+  chunk_list& chunks;
+  shard_list& shards;
+  reserved_observer& observer;
+  growth_policy growth;
+  growth_lock lock;
+  bool closed = false; ///< see pool_backend::set_closed
+
+  inline bool lost() const noexcept { return where && where->lost(); }
+  // On a lost device no work runs any more and no use is seen complete: a closed pool then gives back all memory.
+  inline bool device_gone() const noexcept { return closed && lost(); }
+  /// Marks the device as lost if the upstream has failed for that reason.
+  void note_failure(failure const& why) const noexcept;
+  /// Counts bytes that the shard has got.
+  void count_growth(pool_shard& into, std::size_t bytes) noexcept;
+};
+
+} // namespace gpumem::detail

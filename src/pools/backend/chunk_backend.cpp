@@ -1,0 +1,134 @@
+// Allocates chunks, moves them between shards, and gives them back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <cstdint>
+#include <new>
+module gpumem:chunk_backend.impl;
+import :chunk_backend;
+import :allocation_request;
+import :attempt;
+import :backend_parts;
+import :block;
+import :chunk;
+import :chunk_list;
+import :error;
+import :growth_lock;
+import :pool_shard;
+import :pool_upstream;
+import :range_allocator;
+import :reuse_rules;
+import :shard_list;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+
+namespace gpumem::detail {
+
+attempt<placement> chunk_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
+  auto const need = request.bytes + (request.alignment - granule);
+  auto bytes = parts_.chunks.growth(need, request.shard->reserved);
+  if (bytes == 0 && parts_.chunks.releasing() > 0) {
+    parts_.lock.wait_for_release(parts_.chunks, held);
+    return attempt<placement>::retry();
+  }
+  if (bytes == 0) return unexpected<failure>{failure{outcome::exhausted}};
+  if (exact) bytes = need;
+  auto const fresh = allocate(request.key, *request.shard, bytes, need, held);
+  if (!fresh) return unexpected<failure>{fresh.error()};
+  std::size_t offset = 0;
+  fits(**fresh, request.bytes, request.alignment, offset);
+  return placement{*fresh, offset, reuse_tier::none};
+}
+
+// Allocates a chunk without the locks, while the growth lock keeps other threads out. If the upstream has less than
+// `bytes`, tries `least`. Returns the chunk's only block, which is free.
+expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_shard& into, std::size_t bytes,
+                                                  std::size_t least, all_shards_lock& held) {
+  parts_.lock.begin(held);
+  auto drawn = parts_.upstream.allocate(key, bytes);
+  if (!drawn && bytes > least) drawn = parts_.upstream.allocate(key, bytes = least);
+  held.lock();
+  parts_.lock.end();
+  if (!drawn) {
+    parts_.note_failure(drawn.error());
+    return unexpected<failure>{drawn.error()};
+  }
+  try {
+    return &add(key, into, *drawn, bytes);
+  } catch (std::bad_alloc const&) {
+    held.unlock();
+    parts_.upstream.deallocate({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
+    held.lock();
+    throw;
+  }
+}
+
+expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& into, all_shards_lock& held) {
+  return allocate(stream_key::host(), into, bytes, bytes, held);
+}
+
+// Memory of the upstream is valid in the order of the stream it was allocated on: its first use.
+block& chunk_backend::add(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
+  bool const ordered = parts_.upstream.stream_ordered() && !key.is_host();
+  auto& added = parts_.chunks.add(base, bytes);
+  try {
+    auto& fresh =
+        into.ranges.add(added, ordered ? stream_uses{{&key.timeline(), key.end_use(bytes, true)}} : stream_uses{});
+    added.shard = &into;
+    parts_.count_growth(into, bytes);
+    return fresh;
+  } catch (...) {
+    auto const lost = parts_.chunks.begin_release(added);
+    parts_.chunks.end_release(lost.bytes);
+    throw;
+  }
+}
+
+placement chunk_backend::migrate(allocation_request const& request) {
+  std::size_t offset = 0;
+  auto* const idle = parts_.chunks.largest_idle(0, [&](chunk const& parent) {
+    auto const& whole = *parent.first;
+    if (parent.shard == request.shard || parent.last != &whole || !whole.is_free()) return false;
+    return fits(whole, request.bytes, request.alignment, offset) &&
+           parts_.rules.classify(whole.uses, request.key, reuse_tier::completed) != reuse_tier::none;
+  });
+  if (!idle) return {};
+  auto& whole = request.shard->ranges.adopt(*idle, idle->shard->ranges);
+  idle->shard->reserved -= idle->bytes;
+  request.shard->reserved += idle->bytes;
+  idle->shard = request.shard;
+  ++request.shard->counters.chunks_migrated;
+  fits(whole, request.bytes, request.alignment, offset);
+  return {&whole, offset, parts_.rules.classify(whole.uses, request.key, reuse_tier::completed)};
+}
+
+bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
+  bool complete = true, gone = parts_.device_gone();
+  range_allocator::visit(
+      parent, [&](block const& each) { complete = complete && each.is_free() && (gone || each.uses.completed()); });
+  return complete;
+}
+
+// Releases the largest idle chunk first.
+std::size_t chunk_backend::release(std::size_t keep, all_shards_lock& held) noexcept {
+  std::size_t given = 0;
+  for (;;) {
+    auto* const idle =
+        parts_.chunks.largest_idle(keep, [this](chunk const& parent) { return is_idle_and_complete(parent); });
+    if (!idle) return given;
+    idle->shard->ranges.remove(*idle);
+    idle->shard->reserved -= idle->bytes;
+    ++idle->shard->counts.upstream_frees;
+    auto const gone = parts_.chunks.begin_release(*idle);
+    parts_.observer.on_reserved_changed();
+    held.unlock();
+    parts_.upstream.deallocate(gone);
+    held.lock();
+    parts_.chunks.end_release(gone.bytes);
+    parts_.lock.notify_release();
+    given += gone.bytes;
+  }
+}
+
+} // namespace gpumem::detail
