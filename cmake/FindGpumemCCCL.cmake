@@ -2,10 +2,10 @@
 # gpumem_cccl.
 # SPDX-License-Identifier: Apache-2.0
 #
-# CCCL's own package files are not found in the wheels of some versions, and a toolkit carries a CCCL that is too
-# old; so the version is read from the header and trees that are too old are passed over. The target is not
-# imported: its folders become -I and win over the toolkit's CCCL, which nvcc adds as -isystem. This is the one
-# place that says which CCCL a build uses.
+# CCCL's own package files are not found in the wheels of some versions (no report is known), and a toolkit carries a
+# CCCL that is too old. So the version is read from the header and trees that are too old are passed over. The target
+# is not imported: its folders become -I and win over the toolkit's CCCL, which nvcc adds as -isystem. This is the one
+# place that says which CCCL a build uses. Remove the finder when the required toolkit carries CCCL >= 3.5.0.
 #
 # Looked at, in this order: GPUMEM_CCCL_INCLUDE_DIR and GPUMEM_CUDA_INCLUDE_DIR (CMake or environment), the wheels
 # in GPUMEM_WHEELS, CUDACXX, nvcc on PATH, CUDA_HOME, CUDA_PATH, the system's folders, /usr/local/cuda.

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # No enable_language(CUDA): the project has to configure without nvcc too, and CMake's test of the CUDA compiler
-# links with it, which fails on the wheels until links are added. nvcc only compiles here; clang links.
+# links with it, which fails on the wheels until links are added (see cmake/setup/install.sh). nvcc only compiles here;
+# clang links.
 set(GPUMEM_CUDA_ARCHITECTURES 90 CACHE STRING "Compute capabilities that .cu files are compiled for")
 
 function(gpumem_accept_nvcc result file)

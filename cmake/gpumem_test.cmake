@@ -43,8 +43,8 @@ function(gpumem_add_test name)
   target_precompile_headers(test_${name} REUSE_FROM gpumem_test_headers)
   gtest_discover_tests(test_${name} TEST_LIST test_${name}_names DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${arg_TIMEOUT})
-  # gtest_discover_tests cannot pass lists, so the properties are in this file, which ctest reads after the list of
-  # tests.
+  # gtest_discover_tests cannot pass lists (CMake issue 17812), so the properties are in this file, which ctest reads
+  # after the list of tests. Remove it when the required CMake passes lists.
   set(properties "${CMAKE_CURRENT_BINARY_DIR}/test_${name}_properties.cmake")
   file(CONFIGURE OUTPUT "${properties}" @ONLY CONTENT [[
 if(test_@name@_names)

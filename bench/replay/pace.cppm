@@ -14,8 +14,8 @@ import :plan;
 
 namespace replay {
 
-/// The clock of passes, as a number. Templates of a module must not subtract time points: the caller's translation unit
-/// may not see that operator.
+/// The clock of passes, as a number. Templates of a module must not subtract time points: reduced BMIs lack that
+/// operator, since the standard keeps no declaration of the global module fragment for a dependent expression.
 export struct steady_nanoseconds {
   static inline std::int64_t now() noexcept {
     return std::chrono::nanoseconds{std::chrono::steady_clock::now().time_since_epoch()}.count();

@@ -56,7 +56,8 @@ install_packages() {
 install_wheels() {
   pip_command || fail "python3 has neither pip nor venv" "see .tools/probe.log"
   "${pip[@]}" install --upgrade --target "$wheel_root" "${wheels[@]}"
-  # CMake's own CUDA support needs these two names, which the wheels lack.
+  # CMake's own CUDA support needs these two names, which the wheels lack. No report is known. To reproduce, install the
+  # wheels and configure `project(x LANGUAGES CUDA)`. Remove the links when the wheels have both names.
   local toolkit=$wheel_root/nvidia/cu13
   if [[ -e $toolkit/lib/libcudart.so.13 ]]; then
     ln -sfn lib "$toolkit/lib64"

@@ -20,8 +20,8 @@ export {
 
   /// An owning, type-erased, device-accessible resource with gpumem's services. `acquire`, `trim` and `statistics_of`
   /// work on it, and on erased types with fewer properties that are made from it. Never empty, unless moved from; a
-  /// copy may allocate on the host. A translation unit that includes CCCL's headers, imports gpumem and calls
-  /// try_get_property must include <gpumem/services.hpp>.
+  /// copy may allocate on the host. With clang 19, a translation unit that includes CCCL's headers, imports gpumem and
+  /// calls try_get_property must include <gpumem/services.hpp> (llvm-project#126373).
   using gpumem::any_pool;
 
   /// The same without ownership: 16 bytes. The resource to which it refers must outlive it.
