@@ -6,6 +6,7 @@ export import :namespaces;
 export import :std;
 export import :cuda;
 export import :fork;
+export import :intrusive_list;
 export import :driver;
 export import :sync;
 export import :coroutine;

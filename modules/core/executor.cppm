@@ -1,6 +1,7 @@
 // Executors: where suspended work resumes.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:executor;
+import :intrusive_list;
 import :std;
 import :sync;
 
@@ -24,8 +25,8 @@ protected:
 
 private:
   friend class work_queue;
-  work_item* next_ = nullptr;
-  work_item* previous_ = nullptr;
+  friend class detail::intrusive_list<work_item>;
+  detail::list_links<work_item> links_;
   bool queued_ = false;
 };
 
@@ -35,11 +36,10 @@ public:
   void push(work_item& item) noexcept;
   work_item* pop() noexcept;
   bool remove(work_item& item) noexcept;
-  bool empty() const noexcept { return first_ == nullptr; }
+  bool empty() const noexcept { return items_.empty(); }
 
 private:
-  work_item* first_ = nullptr;
-  work_item* last_ = nullptr;
+  detail::intrusive_list<work_item> items_;
 };
 } // namespace extend
 

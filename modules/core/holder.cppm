@@ -4,6 +4,7 @@ module;
 #include <string>
 #include <utility>
 export module gpumem:holder;
+import :intrusive_list;
 import :std;
 import :sync;
 
@@ -59,6 +60,7 @@ protected:
 
 private:
   friend class holder_list;
+  friend class detail::intrusive_list<holder>;
   std::string const name_;
   int const priority_;
   std::uint64_t const age_;
@@ -68,8 +70,7 @@ private:
   std::atomic<std::size_t> need_{0};
   std::size_t giving_ = 0;
   unsigned marks_ = 0; // see holder_list
-  holder* next_ = nullptr;
-  holder* previous_ = nullptr;
+  detail::list_links<holder> links_;
 };
 
 /// The holders of a resource, guarded by a lock of its own. Holders that wait for something other than memory are
@@ -86,21 +87,16 @@ public:
   inline bool has_marked() const noexcept { return marked_ > 0; }
   template <class F> void visit(F f) {
     sync::spin_lock const held{mutex_};
-    for (auto const* at = first_; at; at = at->next_) f(*at);
+    for (auto const* at = items_.first(); at; at = at->links_.next) f(*at);
   }
   template <class F> void visit_marked(F f) {
     sync::spin_lock const held{mutex_};
-    for (auto const* at = first_; at && is_marked(*at); at = at->next_) f(*at);
+    for (auto const* at = items_.first(); at && is_marked(*at); at = at->links_.next) f(*at);
   }
 
 private:
-  void link_first(holder& item) noexcept;
-  void link_last(holder& item) noexcept;
-  void unlink(holder& item) noexcept;
-
   sync::spin_mutex mutex_;
-  holder* first_ = nullptr; // marked holders come before all others
-  holder* last_ = nullptr;
+  detail::intrusive_list<holder> items_; // marked holders come before all others
   std::size_t marked_ = 0;
 };
 

@@ -6,6 +6,7 @@ export module gpumem:waiter;
 import :cuda;
 import :error;
 import :holder;
+import :intrusive_list;
 import :std;
 import :stream;
 import :sync;
@@ -157,6 +158,7 @@ protected:
 private:
   friend class waiter_list;
   friend class woken_waiters;
+  friend class detail::intrusive_list<waiter>;
   static constexpr std::size_t max_hooks = 8;
 
   request_part first_;
@@ -174,8 +176,7 @@ private:
   bool complete_ = false;
   bool being_destroyed_ = false;
 
-  waiter* next_ = nullptr;
-  waiter* previous_ = nullptr;
+  detail::list_links<waiter> links_;
   bool parked_ = false;
   std::uint64_t age_ = 0;          // see holder
   std::uint64_t turns_before_ = 0; // turns that its list had given when it got its own
@@ -222,9 +223,9 @@ public:
   bool park(waiter& item) noexcept;
   /// Unlinks the waiter; false if it was decided already.
   bool remove(waiter& item) noexcept;
-  inline waiter* first() const noexcept { return first_; }
-  static inline waiter* after(waiter const& item) noexcept { return item.next_; }
-  inline bool empty() const noexcept { return first_ == nullptr; }
+  inline waiter* first() const noexcept { return items_.first(); }
+  static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
+  inline bool empty() const noexcept { return items_.empty(); }
   /// Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
   /// Returns the bytes that the holders of parked requests hold. Each holder counts once; holders for which
@@ -232,7 +233,7 @@ public:
   template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
     std::size_t sum = 0;
     holder const* last = nullptr; // the requests of a holder are neighbours
-    for (auto const* at = first_; at; at = at->next_) {
+    for (auto const* at = items_.first(); at; at = at->links_.next) {
       if (at->holder_ && at->holder_ != last && !is_counted(*at->holder_)) sum += at->holder_->held();
       last = at->holder_;
     }
@@ -260,7 +261,7 @@ public:
   template <class May> waiter* next_for_turn(May may) const noexcept {
     if (exclusive_ > 0) return nullptr;
     unsigned passed = 0;
-    for (auto* at = first_waiting_; at && passed <= max_overtakes_; at = at->next_) {
+    for (auto* at = first_waiting_; at && passed <= max_overtakes_; at = at->links_.next) {
       if (has_turn(*at)) continue;
       if (may(*at)) return at;
       if (at->overtaken_ >= max_overtakes_) return nullptr;
@@ -292,8 +293,7 @@ private:
   void take_turn_from(waiter& item) noexcept;
 
   unsigned const max_overtakes_;
-  waiter* first_ = nullptr;
-  waiter* last_ = nullptr;
+  detail::intrusive_list<waiter> items_;
   waiter* first_waiting_ = nullptr;
   std::size_t of_holders_ = 0;
   std::uint64_t turns_ = 0;

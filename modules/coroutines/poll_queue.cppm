@@ -3,6 +3,7 @@
 export module gpumem:poll_queue;
 import :cuda;
 import :event;
+import :intrusive_list;
 import :std;
 import :sync;
 
@@ -41,12 +42,12 @@ protected:
 private:
   friend class poll_queue;
   friend class completed_waits;
+  friend class intrusive_list<pending_wait>;
   friend class reactor;
   latency urgency_;
   bool armed_ = false;
   CUresult result_ = CUDA_ERROR_NOT_READY;
-  pending_wait* next_ = nullptr;
-  pending_wait* previous_ = nullptr;
+  list_links<pending_wait> links_; // in a poll_queue, later in completed_waits
 };
 
 // Waits that were removed from their queue and whose complete() is yet to be called.
@@ -55,12 +56,11 @@ public:
   void push(pending_wait& point, CUresult result) noexcept;
   // Removes and returns the first wait; null if there is none. The wait may be destroyed as soon as it is completed.
   pending_wait* pop() noexcept;
-  bool empty() const noexcept { return first_ == nullptr; }
+  bool empty() const noexcept { return waits_.empty(); }
   std::size_t size() const noexcept { return size_; }
 
 private:
-  pending_wait* first_ = nullptr;
-  pending_wait* last_ = nullptr;
+  intrusive_list<pending_wait> waits_;
   std::size_t size_ = 0;
 };
 
@@ -89,7 +89,7 @@ public:
   void push(pending_wait& point) noexcept;
   // Also allowed during a poll of this wait; its result is then ignored.
   void remove(pending_wait& point) noexcept;
-  bool empty() const noexcept { return first_ == nullptr; }
+  bool empty() const noexcept { return waits_.empty(); }
   // Whether a wait has latency::low.
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
@@ -102,17 +102,16 @@ public:
 
 private:
   friend class poll_queue_list;
+  friend class intrusive_list<poll_queue>;
   reactor& home_;
   sync::mutex mutex_;
-  pending_wait* first_ = nullptr;
-  pending_wait* last_ = nullptr;
+  intrusive_list<pending_wait> waits_;
   std::size_t urgent_waits_ = 0;
   bool is_polled_ = false;
   pending_wait* polled_oldest_ = nullptr; // null if it was removed during the poll
   pending_wait* polled_newest_ = nullptr;
   poll_queue_list* listed_in_ = nullptr;
-  poll_queue* next_ = nullptr;
-  poll_queue* previous_ = nullptr;
+  list_links<poll_queue> links_;
 };
 
 // A list of queues that have waits; the queue polled longest ago comes first. The reactor's lock guards it.
@@ -121,15 +120,12 @@ public:
   // Moves the queue from its list, if any, to the end of another; null: only removes it.
   static void move(poll_queue& item, poll_queue_list* to) noexcept;
   static poll_queue_list* of(poll_queue const& item) noexcept { return item.listed_in_; }
-  poll_queue* first() const noexcept { return first_; }
-  bool empty() const noexcept { return first_ == nullptr; }
+  poll_queue* first() const noexcept { return queues_.first(); }
+  bool empty() const noexcept { return queues_.empty(); }
   std::size_t size() const noexcept { return size_; }
 
 private:
-  void unlink(poll_queue& item) noexcept;
-  void append(poll_queue& item) noexcept;
-  poll_queue* first_ = nullptr;
-  poll_queue* last_ = nullptr;
+  intrusive_list<poll_queue> queues_;
   std::size_t size_ = 0;
 };
 

@@ -16,23 +16,19 @@ import :timer;
 namespace gpumem {
 
 void work_queue::push(work_item& item) noexcept {
-  item.next_ = nullptr;
-  item.previous_ = last_;
   item.queued_ = true;
-  (last_ ? last_->next_ : first_) = &item;
-  last_ = &item;
+  items_.push_back(item);
 }
 
 work_item* work_queue::pop() noexcept {
-  auto* const item = first_;
+  auto* const item = items_.first();
   if (item) remove(*item);
   return item;
 }
 
 bool work_queue::remove(work_item& item) noexcept {
   if (!item.queued_) return false;
-  (item.previous_ ? item.previous_->next_ : first_) = item.next_;
-  (item.next_ ? item.next_->previous_ : last_) = item.previous_;
+  items_.remove(item);
   item.queued_ = false;
   return true;
 }

@@ -17,47 +17,28 @@ std::uint64_t holder::next_age() noexcept {
 
 void holder_list::add(holder& item) noexcept {
   sync::spin_lock const held{mutex_};
-  link_last(item);
+  items_.push_back(item);
 }
 
 void holder_list::remove(holder& item) noexcept {
   sync::spin_lock const held{mutex_};
-  unlink(item);
+  items_.remove(item);
 }
 
 void holder_list::mark(holder& item) noexcept {
   sync::spin_lock const held{mutex_};
   if (item.marks_++ > 0) return;
   ++marked_;
-  unlink(item);
-  link_first(item);
+  items_.remove(item);
+  items_.push_front(item);
 }
 
 void holder_list::unmark(holder& item) noexcept {
   sync::spin_lock const held{mutex_};
   if (--item.marks_ > 0) return;
   --marked_;
-  unlink(item);
-  link_last(item);
-}
-
-void holder_list::link_first(holder& item) noexcept {
-  item.previous_ = nullptr;
-  item.next_ = first_;
-  (first_ ? first_->previous_ : last_) = &item;
-  first_ = &item;
-}
-
-void holder_list::link_last(holder& item) noexcept {
-  item.previous_ = last_;
-  item.next_ = nullptr;
-  (last_ ? last_->next_ : first_) = &item;
-  last_ = &item;
-}
-
-void holder_list::unlink(holder& item) noexcept {
-  (item.previous_ ? item.previous_->next_ : first_) = item.next_;
-  (item.next_ ? item.next_->previous_ : last_) = item.previous_;
+  items_.remove(item);
+  items_.push_back(item);
 }
 
 } // namespace gpumem

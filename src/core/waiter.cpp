@@ -100,12 +100,9 @@ bool waiter_list::park(waiter& item) noexcept {
   item.overtaken_ = 0;
   item.was_refused_ = false;
   item.parked_since_ = sync::now();
-  auto* at = last_;
-  while (at && goes_first(item, *at)) at = at->previous_;
-  item.previous_ = at;
-  item.next_ = at ? at->next_ : first_;
-  (item.previous_ ? item.previous_->next_ : first_) = &item;
-  (item.next_ ? item.next_->previous_ : last_) = &item;
+  auto* at = items_.last();
+  while (at && goes_first(item, *at)) at = at->links_.previous;
+  items_.insert_after(at, item);
   item.parked_ = true;
   of_holders_ += item.holder_ != nullptr;
   add_waiting(item);
@@ -119,8 +116,7 @@ bool waiter_list::remove(waiter& item) noexcept {
   } else {
     remove_waiting(item);
   }
-  (item.previous_ ? item.previous_->next_ : first_) = item.next_;
-  (item.next_ ? item.next_->previous_ : last_) = item.previous_;
+  items_.remove(item);
   item.parked_ = false;
   of_holders_ -= item.holder_ != nullptr;
   return true;
@@ -129,7 +125,7 @@ bool waiter_list::remove(waiter& item) noexcept {
 waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
   yielding found;
   holder const* counted = nullptr; // the requests of a holder are neighbours
-  for (auto* at = last_; at && at != &first; at = at->previous_) {
+  for (auto* at = items_.last(); at && at != &first; at = at->links_.previous) {
     auto const* const of = at->holder_;
     if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;
     if (!of->may_roll_back() || of->gives_way()) continue;
@@ -141,15 +137,15 @@ waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noex
 }
 
 waiter* waiter_list::last_with_memory() const noexcept {
-  auto* at = last_;
-  while (at && (!at->holder_ || at->holder_->held() == 0)) at = at->previous_;
+  auto* at = items_.last();
+  while (at && (!at->holder_ || at->holder_->held() == 0)) at = at->links_.previous;
   return at;
 }
 
 waiting_statistics waiter_list::read_statistics() const noexcept {
   waiting_statistics sum;
   auto const now = sync::now();
-  for (auto const* at = first_; at; at = at->next_) {
+  for (auto const* at = items_.first(); at; at = at->links_.next) {
     ++sum.requests;
     sum.bytes += at->bytes_;
     sum.oldest = std::max<sync::duration>(sum.oldest, now - at->parked_since_);
@@ -181,7 +177,7 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
 
 // Each request is counted at most `max_overtakes` times, which bounds the time of all walks together.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
-  for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->next_) {
+  for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->links_.next) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;
   }
 }
@@ -200,7 +196,7 @@ void waiter_list::remove_waiting(waiter& item) noexcept {
   blocked_ -= item.overtaken_ >= max_overtakes_;
   waiting_bytes_ -= item.bytes_;
   if (first_waiting_ != &item) return;
-  do { first_waiting_ = first_waiting_->next_; } while (first_waiting_ && has_turn(*first_waiting_));
+  do { first_waiting_ = first_waiting_->links_.next; } while (first_waiting_ && has_turn(*first_waiting_));
 }
 
 void woken_waiters::add(waiter& item) noexcept {
