@@ -83,16 +83,32 @@ private:
   detail::device_state* state_;
 };
 
+namespace detail {
+// Makes a context current for a scope; null leaves the current one. CU_STREAM_LEGACY, for example, is the legacy stream
+// of the current context.
+class context_guard {
+public:
+  explicit context_guard(CUcontext context) noexcept;
+  context_guard(context_guard const&) = delete;
+  context_guard& operator=(context_guard const&) = delete;
+  ~context_guard();
+
+  // Returns the driver's answer. Unless that is success, the context is not current.
+  CUresult result() const noexcept { return result_; }
+
+private:
+  CUresult result_;
+  bool pushed_;
+};
+} // namespace detail
+
 /// Makes the device's primary context current for a scope, if it is not yet. The constructor throws cuda_error.
 export class device_guard {
 public:
   explicit device_guard(device which);
-  device_guard(device_guard const&) = delete;
-  device_guard& operator=(device_guard const&) = delete;
-  ~device_guard();
 
 private:
-  bool pushed_;
+  detail::context_guard here_;
 };
 
 } // namespace gpumem

@@ -53,6 +53,12 @@ detail::device_state* device_state_of(int ordinal) {
   return &state;
 }
 
+bool is_current(CUcontext context) {
+  CUcontext current = nullptr;
+  check(driver().ctx_get_current(&current), "cuCtxGetCurrent");
+  return current == context;
+}
+
 } // namespace
 
 device::device(int ordinal) : state_{device_state_of(ordinal)} {}
@@ -139,17 +145,17 @@ device device::current() {
   return device{static_cast<int>(handle)};
 }
 
-device_guard::device_guard(device which) : pushed_{false} {
-  CUcontext context = nullptr;
-  check(driver().ctx_get_current(&context), "cuCtxGetCurrent");
-  if (context == which.context()) return;
-  check(driver().ctx_push_current(which.context()), "cuCtxPushCurrent");
-  pushed_ = true;
-}
+detail::context_guard::context_guard(CUcontext context) noexcept
+    : result_{context ? driver().ctx_push_current(context) : CUDA_SUCCESS},
+      pushed_{context && result_ == CUDA_SUCCESS} {}
 
-device_guard::~device_guard() {
+detail::context_guard::~context_guard() {
   CUcontext popped = nullptr;
   if (pushed_) driver().ctx_pop_current(&popped);
+}
+
+device_guard::device_guard(device which) : here_{is_current(which.context()) ? nullptr : which.context()} {
+  check(here_.result(), "cuCtxPushCurrent");
 }
 
 } // namespace gpumem

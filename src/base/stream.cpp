@@ -154,18 +154,16 @@ CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
   if (auto const loss = detail::lost_error_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
-  auto const context = timeline_->context();
   auto const seen = timeline_->advance_epoch();
-  if (auto const result = driver().ctx_push_current(context); result != CUDA_SUCCESS) return result;
   auto result = CUDA_SUCCESS;
   {
+    detail::context_guard const here{timeline_->context()};
+    if (here.result() != CUDA_SUCCESS) return here.result();
     detail::relaxed_capture const relaxed;
     bool const both = timeline_->kind() == stream_kind::null;
     if (both) result = wait_outside_capture(CU_STREAM_PER_THREAD);
     if (result == CUDA_SUCCESS) result = wait_outside_capture(both ? CU_STREAM_LEGACY : handle_);
   }
-  CUcontext popped = nullptr;
-  driver().ctx_pop_current(&popped);
   if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
   return detail::interpret(timeline_->device(), result);
 }

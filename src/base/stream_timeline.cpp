@@ -46,11 +46,9 @@ event_store& events() {
 
 pooled_event* create_event(CUcontext context) {
   auto event = std::make_unique<pooled_event>(pooled_event{nullptr, context, nullptr});
-  check(driver().ctx_push_current(context), "cuCtxPushCurrent");
-  auto const result = driver().event_create(&event->handle, CU_EVENT_DISABLE_TIMING);
-  CUcontext popped = nullptr;
-  driver().ctx_pop_current(&popped);
-  check(result, "cuEventCreate");
+  context_guard const here{context};
+  check(here.result(), "cuCtxPushCurrent");
+  check(driver().event_create(&event->handle, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   return event.release();
 }
 

@@ -17,25 +17,6 @@ import :driver;
 import :sync;
 
 namespace gpumem::detail {
-namespace {
-
-// Makes a context current for a scope: CU_STREAM_LEGACY means the legacy stream of the current context.
-class current_context {
-public:
-  explicit current_context(CUcontext context) noexcept : pushed_{driver().ctx_push_current(context) == CUDA_SUCCESS} {}
-  current_context(current_context const&) = delete;
-  current_context& operator=(current_context const&) = delete;
-  ~current_context() {
-    CUcontext popped = nullptr;
-    if (pushed_) driver().ctx_pop_current(&popped);
-  }
-  inline bool pushed() const noexcept { return pushed_; }
-
-private:
-  bool pushed_;
-};
-
-} // namespace
 
 CUstream stream_timeline::recorded_on(CUstream caller_handle) const noexcept {
   return kind() == stream_kind::null ? CU_STREAM_PER_THREAD : caller_handle;
@@ -84,9 +65,9 @@ epoch stream_timeline::record_again(CUstream caller_handle) noexcept {
 
 void stream_timeline::record_last_event(CUstream caller_handle, bool final) noexcept {
   if (!driver_alive() || lost_error_of(device_) != CUDA_SUCCESS) return;
-  current_context const here{context_};
+  context_guard const here{context_};
   sync::lock const held{events_mutex_};
-  if (here.pushed() && !captures(recorded_on(caller_handle)) && record_again(caller_handle) && final) {
+  if (here.result() == CUDA_SUCCESS && !captures(recorded_on(caller_handle)) && record_again(caller_handle) && final) {
     final_.store(true, std::memory_order_release);
     silent_frees_.store(0, std::memory_order_relaxed);
   }
@@ -121,10 +102,10 @@ void stream_timeline::query_legacy() noexcept {
   if (kind() != stream_kind::legacy || !driver_alive() || lost_error_of(device_) != CUDA_SUCCESS) return;
   relaxed_capture const relaxed;
   auto const covers = advance_epoch();
-  current_context const here{context_};
+  context_guard const here{context_};
   // To ask whether the stream captures does not end a capture; to ask whether it is idle does.
-  bool const idle =
-      here.pushed() && !captures(CU_STREAM_LEGACY) && driver().stream_query(CU_STREAM_LEGACY) == CUDA_SUCCESS;
+  bool const idle = here.result() == CUDA_SUCCESS && !captures(CU_STREAM_LEGACY) &&
+                    driver().stream_query(CU_STREAM_LEGACY) == CUDA_SUCCESS;
   if (idle) publish_completed(covers);
 }
 

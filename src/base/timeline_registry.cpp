@@ -33,12 +33,10 @@ inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t
 thread_local stream_timeline* own_defaults = nullptr;
 
 int device_of_context(CUcontext context) {
-  check(driver().ctx_push_current(context), "cuCtxPushCurrent");
+  context_guard const here{context};
+  check(here.result(), "cuCtxPushCurrent");
   CUdevice handle{};
-  auto const result = driver().ctx_get_device(&handle);
-  CUcontext popped = nullptr;
-  driver().ctx_pop_current(&popped);
-  check(result, "cuCtxGetDevice");
+  check(driver().ctx_get_device(&handle), "cuCtxGetDevice");
   return static_cast<int>(handle);
 }
 

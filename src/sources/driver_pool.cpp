@@ -64,16 +64,12 @@ bool capture_known(stream_key const& key) noexcept { return key.has_handle() && 
 // error of capture. Default streams depend on the current context, so theirs is made current.
 template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
   bool const by_context = on == CU_STREAM_LEGACY || on == CU_STREAM_PER_THREAD;
-  if (by_context) {
-    if (auto const result = driver().ctx_push_current(key.timeline().context()); result != CUDA_SUCCESS) return result;
-  }
+  context_guard const here{by_context ? key.timeline().context() : nullptr};
+  if (here.result() != CUDA_SUCCESS) return here.result();
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto result = capture_known(key) ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (result == CUDA_SUCCESS) result = call();
-  CUcontext popped = nullptr;
-  if (by_context) driver().ctx_pop_current(&popped);
-  return result;
+  return result == CUDA_SUCCESS ? call() : result;
 }
 
 } // namespace
