@@ -20,6 +20,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "../pools/waiting_fixture.hpp"
+#include "../pools/limited_waits.hpp"
 
 namespace {
 
@@ -27,7 +28,7 @@ using gpumem::limiting_adaptor;
 using gpumem::outcome;
 using gpumem_test::MiB;
 
-class limiting_adaptor_test : public gpumem_test::waiting_fixture {
+class limiting_adaptor_test : public gpumem_test::limited_waits {
 protected:
   // `below` is any upstream with 100 MiB.
   template <class Upstream> void expect_waits_in_line(Upstream below) {
@@ -148,74 +149,27 @@ TEST_F(limiting_adaptor_test, no_lock_is_held_during_upstream_calls) {
 }
 
 TEST_F(limiting_adaptor_test, requests_are_served_by_priority_and_then_by_arrival) {
-  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
-  auto block = subject.acquire(a, 100 * MiB).wait();
-  request low{*this, subject, a, 60 * MiB, {.priority = -1}}, first{*this, subject, a, 60 * MiB},
-      second{*this, subject, b, 60 * MiB}, high{*this, subject, b, 60 * MiB, {.priority = 7}};
-  block.reset();
-  for (auto* next : {&high, &first, &second, &low}) {
-    EXPECT_FALSE(next->ended());
-    run_all();
-    ASSERT_EQ(next->ended(), outcome::granted);
-    next->block().reset();
-  }
+  expect_order_by_priority(limiting_adaptor{upstream, {.limit = 100 * MiB}});
 }
 
 TEST_F(limiting_adaptor_test, request_is_overtaken_at_most_max_overtakes_times) {
   for (unsigned const most : {0u, 1u, 3u}) {
-    limiting_adaptor subject{upstream, {.limit = 100 * MiB, .max_overtakes = most}};
-    auto block = subject.acquire(a, 60 * MiB).wait();
-    request first{*this, subject, a, 60 * MiB};
-    for (unsigned i = 0; i < most; ++i) {
-      request next{*this, subject, b, 30 * MiB};
-      run_all();
-      EXPECT_EQ(next.ended(), outcome::granted) << i << " of " << most;
-    }
-    EXPECT_FALSE(can_have(subject, b, 30 * MiB));
-    request late{*this, subject, b, 30 * MiB};
-    run_all();
-    EXPECT_FALSE(late.ended()) << most;
-    block.reset();
-    run_all();
-    EXPECT_EQ(first.ended(), outcome::granted);
-    EXPECT_EQ(late.ended(), outcome::granted);
+    expect_overtakes(most, limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = most}});
   }
 }
 
 TEST_F(limiting_adaptor_test, plain_requests_overtake_at_most_max_overtakes_times) {
-  limiting_adaptor subject{upstream, {.limit = 100 * MiB, .max_overtakes = 3}};
-  auto block = subject.acquire(a, 60 * MiB).wait();
-  request first{*this, subject, a, 60 * MiB};
-  EXPECT_FALSE(can_have(subject, b, 60 * MiB)) << "there is no room, so this does not count";
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(can_have(subject, b, 4 * MiB)) << i;
-  run_all();
-  EXPECT_FALSE(can_have(subject, b, 4 * MiB));
-  block.reset();
-  EXPECT_FALSE(can_have(subject, b, 60 * MiB)) << "took what is set aside for the first";
-  EXPECT_TRUE(can_have(subject, b, 30 * MiB));
-  run_all();
-  EXPECT_EQ(first.ended(), outcome::granted);
+  expect_plain_overtakes(limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 3}});
 }
 
 TEST_F(limiting_adaptor_test, only_requests_that_fit_get_a_turn) {
-  limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
-  auto block = subject.acquire(a, 100 * MiB).wait();
-  request first{*this, subject, a, 60 * MiB}, second{*this, subject, a, 60 * MiB};
-  block.reset();
-  EXPECT_TRUE(executor.run_one());
-  EXPECT_FALSE(executor.run_one());
-  EXPECT_EQ(first.ended(), outcome::granted);
-  EXPECT_FALSE(second.ended());
+  expect_turns_only_where_they_fit(limiting_adaptor{upstream, {.limit = 100 * MiB}});
 }
 
 TEST_F(limiting_adaptor_test, raised_limit_grants_requests_that_fit) {
   limiting_adaptor subject{upstream, {.limit = 100 * MiB}};
-  auto block = subject.acquire(a, 60 * MiB).wait();
-  request second{*this, subject, b, 60 * MiB};
-  subject.set_limit(120 * MiB);
-  run_all();
-  EXPECT_EQ(second.ended(), outcome::granted);
-  EXPECT_EQ(subject.limit(), 120 * MiB);
+  expect_grant_when_the_limit_is_raised(subject);
+  EXPECT_EQ(subject.limit(), 90 * MiB);
 }
 
 TEST_F(limiting_adaptor_test, lowered_limit_delays_a_turn) {

@@ -17,6 +17,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "../pools/waiting_fixture.hpp"
+#include "../pools/limited_waits.hpp"
 
 namespace {
 
@@ -24,7 +25,7 @@ using gpumem::limiting_adaptor;
 using gpumem::outcome;
 using gpumem_test::MiB;
 
-class limiting_ends : public gpumem_test::waiting_fixture {
+class limiting_ends : public gpumem_test::limited_waits {
 protected:
   limiting_adaptor<gpumem_test::recording_upstream> subject{upstream, {.limit = 100 * MiB}};
 };
@@ -43,15 +44,7 @@ TEST_F(limiting_ends, stop_of_a_waiting_request_serves_the_next) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
-TEST_F(limiting_ends, stop_during_a_turn_is_too_late_if_upstream_grants) {
-  auto block = subject.acquire(a, 60 * MiB).wait();
-  std::stop_source source;
-  request second{*this, subject, b, 60 * MiB, source.get_token()};
-  block.reset();
-  source.request_stop();
-  run_all();
-  EXPECT_EQ(second.ended(), outcome::granted);
-}
+TEST_F(limiting_ends, stop_during_a_turn_is_too_late_if_upstream_grants) { expect_stop_is_too_late_in_a_turn(subject); }
 
 TEST_F(limiting_ends, stop_during_a_turn_ends_stopped_if_upstream_refuses) {
   upstream.state().capacity = 70 * MiB;
@@ -64,27 +57,9 @@ TEST_F(limiting_ends, stop_during_a_turn_ends_stopped_if_upstream_refuses) {
   EXPECT_EQ(third.ended(), outcome::stopped);
 }
 
-TEST_F(limiting_ends, destroyed_request_passes_its_turn_on) {
-  auto block = subject.acquire(a, 60 * MiB).wait();
-  request last{*this, subject, b, 60 * MiB, {}, false};
-  {
-    request first{*this, subject, b, 60 * MiB}, second{*this, subject, b, 60 * MiB};
-    last.begin();
-    second.destroy();
-    block.reset();
-  }
-  EXPECT_FALSE(last.ended());
-  EXPECT_TRUE(executor.run_one());
-  EXPECT_EQ(last.ended(), outcome::granted);
-}
+TEST_F(limiting_ends, destroyed_request_passes_its_turn_on) { expect_turn_is_passed_on(subject); }
 
-TEST_F(limiting_ends, request_ends_at_its_deadline) {
-  auto block = subject.acquire(a, 60 * MiB).wait();
-  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
-  EXPECT_EQ(subject.acquire(b, 60 * MiB).wait_until(soon).error().reason, outcome::deadline);
-  EXPECT_GE(gpumem::detail::sync::now(), soon);
-  EXPECT_TRUE(subject.acquire(b, 30 * MiB).try_now()) << "something still waits";
-}
+TEST_F(limiting_ends, request_ends_at_its_deadline) { expect_end_at_the_deadline(subject); }
 
 TEST_F(limiting_ends, request_ends_when_the_adaptor_closes) {
   auto block = subject.acquire(a, 60 * MiB).wait(), other = subject.acquire(a, 20 * MiB).wait();
@@ -111,17 +86,7 @@ TEST_F(limiting_ends, request_for_more_than_the_limit_ends_at_once) {
 }
 
 TEST_F(limiting_ends, request_larger_than_a_lowered_limit_ends) {
-  subject = limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 0}};
-  auto block = subject.acquire(a, 60 * MiB).wait();
-  request first{*this, subject, a, 50 * MiB}, second{*this, subject, b, 90 * MiB}, third{*this, subject, b, 50 * MiB};
-  subject.set_limit(70 * MiB);
-  run_all();
-  EXPECT_EQ(second.ended(), outcome::too_large);
-  EXPECT_FALSE(first.ended());
-  block.reset();
-  run_all();
-  EXPECT_EQ(first.ended(), outcome::granted);
-  EXPECT_FALSE(third.ended());
+  expect_end_when_the_limit_is_lowered(limiting_adaptor{upstream, {.limit = 100 * MiB, .max_overtakes = 0}});
 }
 
 TEST_F(limiting_ends, request_on_a_capturing_stream_ends_at_once) {

@@ -31,28 +31,14 @@ import gpumem;
 
 namespace {
 
-constexpr int members = 4, requests = 1000;
+constexpr int requests = 1000;
 constexpr std::size_t unit = 256;
 
 // `make` returns a stack of adaptors.
 template <class Make> void expect_nothing_lost(Make make) {
   test::limited_stacks stacks{.limit = 64 * unit, .least = 40 * unit};
   auto const shared = make(stacks);
-  std::vector<gpumem::stream> streams;
-  for (int i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
-  std::array<test::stress_counts, members> counts;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < members; ++i) {
-    threads.emplace_back([&, i] {
-      auto const at = static_cast<std::size_t>(i);
-      auto const pause = [] { std::this_thread::yield(); };
-      test::stress_worker<std::stop_source, decltype(make(stacks))> member{shared, streams[at], at + 1, pause, unit};
-      member.run(requests);
-      counts[at] = member.counts();
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  auto const sum = test::sum_of(counts);
+  auto const sum = test::run_free_workers<std::stop_source>(shared, requests, unit);
   EXPECT_EQ(stacks.wrong_in(shared), "");
   EXPECT_GT(sum.granted, 0u);
 }

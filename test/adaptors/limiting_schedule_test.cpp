@@ -122,9 +122,8 @@ protected:
       sum += result.counts;
       ASSERT_EQ(result.wrong, "") << "GPUMEM_SEED=" << seed;
     });
-    std::printf("%llu seeds: granted %zu, stopped %zu, expired %zu, destroyed %zu (parked %zu)\n",
-                static_cast<unsigned long long>(count), sum.granted, sum.stopped, sum.expired, sum.destroyed,
-                sum.parked);
+    std::printf("%llu seeds: ", static_cast<unsigned long long>(count));
+    sum.print();
     if (seeds.alone()) return;
     EXPECT_GT(sum.granted, count);
     EXPECT_GT(sum.stopped, count / 100);

@@ -27,23 +27,8 @@ import gpumem;
 namespace {
 
 TEST(waiter_race, random_requests_leave_no_bytes_counted) {
-  constexpr int members = 4, requests = 4000;
-  gpumem::device const device{0};
   test::parking_resource resource{512};
-  std::vector<gpumem::stream> streams;
-  for (int i = 0; i < members; ++i) streams.emplace_back(device);
-  std::array<test::stress_counts, members> counts;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < members; ++i) {
-    threads.emplace_back([&, i] {
-      auto const at = static_cast<std::size_t>(i);
-      test::stress_worker<std::stop_source> member{resource, streams[at], at + 1, [] { std::this_thread::yield(); }};
-      member.run(requests);
-      counts[at] = member.counts();
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  auto const sum = test::sum_of(counts);
+  auto const sum = test::run_free_workers<std::stop_source>(resource, 4000);
   EXPECT_EQ(resource.state().used(), 0u);
   EXPECT_TRUE(resource.state().idle());
   EXPECT_GT(sum.granted, 0u);

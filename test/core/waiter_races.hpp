@@ -138,4 +138,25 @@ private:
   stress_counts counts_;
 };
 
+/// Runs four workers on free threads, each with a stream of its own, and returns the sum of their counts. `how`: the
+/// last arguments of each worker.
+template <class StopSource, class Resource, class... How>
+stress_counts run_free_workers(Resource const& resource, int requests, How... how) {
+  constexpr std::size_t members = 4;
+  std::vector<gpumem::stream> streams;
+  for (std::size_t i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
+  std::array<stress_counts, members> counts;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < members; ++i) {
+    threads.emplace_back([&, i] {
+      auto const pause = [] { std::this_thread::yield(); };
+      stress_worker<StopSource, Resource> member{resource, streams[i], i + 1, pause, how...};
+      member.run(requests);
+      counts[i] = member.counts();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return sum_of(counts);
+}
+
 } // namespace test

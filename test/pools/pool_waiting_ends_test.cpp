@@ -19,6 +19,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "waiting_fixture.hpp"
+#include "limited_waits.hpp"
 
 namespace {
 
@@ -27,7 +28,7 @@ using gpumem::pool_resource;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-using pool_waiting_ends = gpumem_test::waiting_fixture;
+using pool_waiting_ends = gpumem_test::limited_waits;
 
 TEST_F(pool_waiting_ends, stop_ends_a_waiting_request_through_its_executor_and_serves_the_next) {
   pool_resource pool{device, {.limit = 100 * MiB}};
@@ -62,15 +63,7 @@ TEST_F(pool_waiting_ends, stop_requested_inside_a_free_ends_the_next_request) {
 }
 
 TEST_F(pool_waiting_ends, stop_during_a_turn_is_too_late_if_memory_is_free) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  auto extra = pool.acquire(a, 40 * MiB).wait();
-  std::stop_source source;
-  request first{*this, pool, a, 60 * MiB, source.get_token()};
-  block.reset();
-  source.request_stop();
-  run_all();
-  EXPECT_EQ(first.ended(), outcome::granted);
+  expect_stop_is_too_late_in_a_turn(pool_resource{device, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_waiting_ends, stop_during_a_turn_ends_the_request_if_memory_is_fragmented) {
@@ -102,18 +95,7 @@ TEST_F(pool_waiting_ends, destroyed_request_is_forgotten) {
 }
 
 TEST_F(pool_waiting_ends, destroyed_request_passes_its_turn_on) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  request last{*this, pool, b, 60 * MiB, {}, false};
-  {
-    request first{*this, pool, b, 60 * MiB};
-    last.begin();
-    block.reset();
-  }
-  EXPECT_FALSE(last.ended());
-  EXPECT_TRUE(executor.run_one());
-  EXPECT_EQ(last.ended(), outcome::granted);
-  EXPECT_FALSE(executor.run_one());
+  expect_turn_is_passed_on(pool_resource{device, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_waiting_ends, closed_pool_ends_a_waiting_request) {
@@ -230,14 +212,7 @@ TEST_F(pool_waiting_ends, request_succeeds_if_only_its_rounding_exceeds_the_limi
 }
 
 TEST_F(pool_waiting_ends, request_ends_at_its_deadline) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
-  EXPECT_EQ(pool.acquire(b, 60 * MiB).wait_until(soon).error().reason, outcome::deadline);
-  EXPECT_GE(gpumem::detail::sync::now(), soon);
-  EXPECT_TRUE(pool.acquire(b, 30 * MiB).try_now()) << "something still waits";
-  block.reset();
-  EXPECT_TRUE(pool.acquire(b, 60 * MiB).wait_until(soon + std::chrono::hours{1}));
+  expect_end_at_the_deadline(pool_resource{device, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_waiting_ends, request_on_a_capturing_stream_is_refused) {

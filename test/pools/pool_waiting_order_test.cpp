@@ -19,6 +19,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "waiting_fixture.hpp"
+#include "limited_waits.hpp"
 
 namespace {
 
@@ -26,20 +27,10 @@ using gpumem::outcome;
 using gpumem::pool_resource;
 using gpumem_test::MiB;
 
-using pool_waiting_order = gpumem_test::waiting_fixture;
+using pool_waiting_order = gpumem_test::limited_waits;
 
 TEST_F(pool_waiting_order, requests_are_served_by_priority_and_then_by_arrival) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 100 * MiB).wait();
-  request low{*this, pool, a, 60 * MiB, {.priority = -1}}, first{*this, pool, a, 60 * MiB},
-      second{*this, pool, b, 60 * MiB}, high{*this, pool, b, 60 * MiB, {.priority = 7}};
-  block.reset();
-  for (auto* next : {&high, &first, &second, &low}) {
-    EXPECT_FALSE(next->ended());
-    run_all();
-    ASSERT_EQ(next->ended(), outcome::granted);
-    next->block().reset();
-  }
+  expect_order_by_priority(pool_resource{device, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_waiting_order, smaller_request_overtakes_while_the_first_lacks_memory) {
@@ -56,21 +47,7 @@ TEST_F(pool_waiting_order, smaller_request_overtakes_while_the_first_lacks_memor
 
 TEST_F(pool_waiting_order, request_is_overtaken_at_most_max_overtakes_times) {
   for (unsigned const most : {0u, 1u, 3u}) {
-    pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = most}};
-    auto block = pool.acquire(a, 60 * MiB).wait();
-    request first{*this, pool, a, 60 * MiB};
-    for (unsigned i = 0; i < most; ++i) {
-      request next{*this, pool, b, 30 * MiB};
-      run_all();
-      EXPECT_EQ(next.ended(), outcome::granted) << i << " of " << most;
-    }
-    request late{*this, pool, b, 30 * MiB};
-    run_all();
-    EXPECT_FALSE(late.ended()) << most;
-    block.reset();
-    run_all();
-    EXPECT_EQ(first.ended(), outcome::granted);
-    EXPECT_EQ(late.ended(), outcome::granted);
+    expect_overtakes(most, pool_resource{device, {.limit = 100 * MiB, .max_overtakes = most}});
   }
 }
 
@@ -128,18 +105,7 @@ TEST_F(pool_waiting_order, only_the_next_in_line_overtakes) {
 }
 
 TEST_F(pool_waiting_order, plain_requests_overtake_at_most_max_overtakes_times) {
-  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 3}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  EXPECT_TRUE(can_have(pool, b, 4 * MiB));
-  request first{*this, pool, a, 60 * MiB};
-  EXPECT_FALSE(can_have(pool, b, 60 * MiB)) << "there is no memory, so this does not count";
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(can_have(pool, b, 4 * MiB)) << i;
-  run_all();
-  EXPECT_FALSE(can_have(pool, b, 4 * MiB));
-  block.reset();
-  EXPECT_FALSE(can_have(pool, b, 60 * MiB)) << "took what is set aside for the first";
-  run_all();
-  EXPECT_EQ(first.ended(), outcome::granted);
+  expect_plain_overtakes(pool_resource{device, {.limit = 100 * MiB, .max_overtakes = 3}});
 }
 
 TEST_F(pool_waiting_order, next_request_is_served_if_the_first_is_destroyed) {
@@ -155,17 +121,7 @@ TEST_F(pool_waiting_order, next_request_is_served_if_the_first_is_destroyed) {
 }
 
 TEST_F(pool_waiting_order, lowered_limit_ends_every_request_that_exceeds_it) {
-  pool_resource pool{device, {.limit = 100 * MiB, .max_overtakes = 0}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  request first{*this, pool, a, 50 * MiB}, second{*this, pool, b, 90 * MiB}, third{*this, pool, b, 50 * MiB};
-  pool.set_limit(70 * MiB);
-  run_all();
-  EXPECT_EQ(second.ended(), outcome::too_large);
-  EXPECT_FALSE(first.ended());
-  block.reset();
-  run_all();
-  EXPECT_EQ(first.ended(), outcome::granted);
-  EXPECT_FALSE(third.ended());
+  expect_end_when_the_limit_is_lowered(pool_resource{device, {.limit = 100 * MiB, .max_overtakes = 0}});
 }
 
 // A coroutine holds memory while it waits for a task, and the task's request waits for that memory. Neither can go on.

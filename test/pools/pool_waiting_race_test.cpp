@@ -36,25 +36,9 @@ void use(gpumem::allocation const& block) {
 }
 
 TEST(pool_waiting_race, random_requests_leave_no_bytes_live) {
-  constexpr int members = 4, requests = 2000;
   constexpr std::size_t unit = 256;
-  gpumem::device const device{0};
-  pool shared{device, {.limit = 64 * unit, .pages = false}};
-  std::vector<gpumem::stream> streams;
-  for (int i = 0; i < members; ++i) streams.emplace_back(device);
-  std::array<test::stress_counts, members> counts;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < members; ++i) {
-    threads.emplace_back([&, i] {
-      auto const at = static_cast<std::size_t>(i);
-      auto const pause = [] { std::this_thread::yield(); };
-      test::stress_worker<std::stop_source, pool> member{shared, streams[at], at + 1, pause, unit, use};
-      member.run(requests);
-      counts[at] = member.counts();
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  auto const sum = test::sum_of(counts);
+  pool shared{gpumem::device{0}, {.limit = 64 * unit, .pages = false}};
+  auto const sum = test::run_free_workers<std::stop_source>(shared, 2000, unit, use);
   EXPECT_EQ(shared.statistics().live, 0u);
   EXPECT_EQ(shared.statistics().allocated, 0u);
   EXPECT_GT(sum.granted, 0u);

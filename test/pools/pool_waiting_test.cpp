@@ -18,6 +18,7 @@ import gpumem;
 #include "../support/coroutine_probes.hpp"
 #include "../support/manual_executor.hpp"
 #include "waiting_fixture.hpp"
+#include "limited_waits.hpp"
 
 namespace {
 
@@ -27,7 +28,7 @@ using gpumem::pool_resource;
 using gpumem_test::MiB;
 namespace simulator = gpumem::simulator;
 
-using pool_waiting = gpumem_test::waiting_fixture;
+using pool_waiting = gpumem_test::limited_waits;
 
 TEST_F(pool_waiting, freed_memory_resumes_a_request_through_its_executor) {
   pool_resource pool{device, {.limit = 100 * MiB}};
@@ -88,15 +89,7 @@ TEST_F(pool_waiting, requests_are_served_in_the_order_of_arrival) {
 }
 
 TEST_F(pool_waiting, only_requests_that_fit_get_a_turn) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 100 * MiB).wait();
-  request first{*this, pool, a, 60 * MiB}, second{*this, pool, a, 60 * MiB};
-  block.reset();
-  EXPECT_TRUE(executor.run_one());
-  EXPECT_FALSE(executor.run_one()) << "the second got its turn in vain";
-  first.block().reset();
-  EXPECT_TRUE(executor.run_one());
-  EXPECT_EQ(second.ended(), outcome::granted);
+  expect_turns_only_where_they_fit(pool_resource{device, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_waiting, thread_waits_without_a_coroutine) {
@@ -203,16 +196,7 @@ TEST_F(pool_waiting, request_waits_for_completion_where_no_block_is_live) {
 }
 
 TEST_F(pool_waiting, request_is_granted_when_the_limit_is_raised) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
-  auto block = pool.acquire(a, 60 * MiB).wait();
-  request second{*this, pool, b, 60 * MiB};
-  pool.set_limit(120 * MiB);
-  run_all();
-  EXPECT_EQ(second.ended(), outcome::granted);
-  request third{*this, pool, b, 100 * MiB};
-  pool.set_limit(90 * MiB);
-  run_all();
-  EXPECT_EQ(third.ended(), outcome::too_large);
+  expect_grant_when_the_limit_is_raised(pool_resource{device, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_waiting, request_gets_memory_freed_in_a_capture) {
