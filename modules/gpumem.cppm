@@ -8,6 +8,7 @@ export import :cuda;
 export import :fork;
 export import :intrusive_list;
 export import :driver;
+export import :locks;
 export import :sync;
 export import :coroutine;
 export import :error;

@@ -50,6 +50,8 @@ using std::function;
 using std::shared_ptr;
 using std::span;
 using std::adopt_lock;
+using std::adopt_lock_t;
+using std::try_to_lock_t;
 using std::unique_lock;
 using std::vector;
 using std::monostate;

@@ -8,6 +8,7 @@ module;
 #include <mutex>
 #include <thread>
 export module gpumem:sync;
+import :locks;
 import :std;
 
 export namespace gpumem::detail::sync {
@@ -23,36 +24,28 @@ inline time_point now() noexcept { return clock::now(); }
 inline void schedule_point() noexcept {}
 
 /// A plain mutex. Any thread.
-class mutex {
-public:
-  inline void lock() { native_.lock(); }
-  inline bool try_lock() { return native_.try_lock(); }
-  inline void unlock() { native_.unlock(); }
+using mutex = native_mutex;
+using lock = scoped_lock<mutex>;
 
-private:
-  friend class condition;
-  std::mutex native_;
-};
-
-/// A lock held for a scope.
-using lock = std::unique_lock<mutex>;
-
-/// A condition variable. A wait may end early, so callers check what they wait for.
+/// A condition variable. The thread that waits holds the mutex. A wait may end early, so callers check what they wait
+/// for.
 class condition {
 public:
-  inline void wait(lock& held) {
+  inline void wait(mutex& held) __attribute__((requires_capability(held))) {
     wait_native(held, [this](auto& native) { native_.wait(native); });
   }
-  inline void wait_until(lock& held, time_point deadline) {
+  inline void wait_until(mutex& held, time_point deadline) __attribute__((requires_capability(held))) {
     wait_native(held, [this, deadline](auto& native) { native_.wait_until(native, deadline); });
   }
+  // For the pools' locks, which the analysis does not check yet.
+  [[clang::no_thread_safety_analysis]] inline void wait(lock& held) { wait(*held.mutex_); }
   inline void notify_one() noexcept { native_.notify_one(); }
   inline void notify_all() noexcept { native_.notify_all(); }
 
 private:
   // Lends the native lock to std::condition_variable, which is smaller and faster than the _any form.
-  template <class Wait> void wait_native(lock& held, Wait wait) {
-    std::unique_lock<std::mutex> native{held.mutex()->native_, std::adopt_lock};
+  template <class Wait> void wait_native(mutex& held, Wait wait) {
+    std::unique_lock<std::mutex> native{held.native_, std::adopt_lock};
     wait(native);
     native.release();
   }
@@ -61,29 +54,32 @@ private:
 
 /// A mutex for short scopes: one exchange locks it, one store unlocks it. A thread that finds it locked spins for 100
 /// pauses and then yields its processor. Any thread.
-class spin_mutex {
+class [[clang::capability("mutex")]] spin_mutex {
 public:
-  [[gnu::always_inline]] inline void lock() noexcept {
+  [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
     if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
   }
-  inline bool try_lock() noexcept { return !taken_.exchange(true, std::memory_order_acquire); }
-  inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  [[clang::try_acquire_capability(true)]] inline bool try_lock() noexcept {
+    return !taken_.exchange(true, std::memory_order_acquire);
+  }
+  [[clang::release_capability]] inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:
   // Slow path. preserve_most: the callee saves the registers, so that the inlined fast path spills none; other slow
   // paths do the same. Hidden visibility, since the linker's lazy-binding stub would not save them.
-  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_taken() noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
-using spin_lock = std::unique_lock<spin_mutex>;
+using spin_lock = scoped_lock<spin_mutex>;
 
 /// A condition variable for spin mutexes and long waits; otherwise as `condition`. The notifying thread holds one of
 /// the mutexes.
 class spin_condition {
 public:
   /// Begins the wait before it unlocks any of the locks.
-  template <class Locks> void wait(Locks& held) {
+  template <class Locks> void wait(Locks& held) __attribute__((requires_capability(held))) {
     {
       std::unique_lock inner{mutex_};
       held.unlock();
@@ -102,7 +98,7 @@ private:
 /// all threads of the process for a moment (membarrier: some microseconds), once for all the locks that it wants.
 /// Without an owner, or without such a kernel, an exchange locks it. The protocol: Dice, Huang, Yang, "Asymmetric
 /// Dekker synchronization" (2001).
-class biased_mutex {
+class [[clang::capability("mutex")]] biased_mutex {
 public:
   biased_mutex() = default;
   biased_mutex(biased_mutex const&) = delete;
@@ -111,7 +107,7 @@ public:
   /// Gives the mutex an owner. Called before any thread locks it.
   void enable_bias() noexcept;
   /// Called by the owner, or by any thread if there is no owner.
-  [[gnu::always_inline]] inline void lock() noexcept {
+  [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.lock();
     taken_.store(true, std::memory_order_relaxed);
@@ -119,7 +115,7 @@ public:
     if (revoke_requested_.load(std::memory_order_acquire)) [[unlikely]]
       lock_requested();
   }
-  [[gnu::always_inline]] inline void unlock() noexcept {
+  [[gnu::always_inline, clang::release_capability]] inline void unlock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.unlock();
     taken_.store(false, std::memory_order_release);
@@ -129,24 +125,28 @@ public:
   /// fence_owner_threads() once for all of them, then lock_revoked() for each.
   inline void request_revoke() noexcept { revoke_requested_.store(true, std::memory_order_relaxed); }
   static void fence_owner_threads() noexcept;
-  void lock_revoked() noexcept;
-  void unlock_revoked() noexcept;
+  [[clang::acquire_capability]] void lock_revoked() noexcept;
+  [[clang::release_capability]] void unlock_revoked() noexcept;
 
 private:
-  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_requested() noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_requested() noexcept;
   bool biased_ = false;
   std::atomic<bool> taken_{false};
   std::atomic<bool> revoke_requested_{false};
   spin_mutex others_;
 };
 
-/// Holds a biased_mutex for a scope. Like std::scoped_lock, which compilers do not inline on the hottest paths.
-class biased_lock {
+/// Holds a biased_mutex for a scope. It keeps no state beside the mutex, and is inlined on the hottest paths.
+class [[clang::scoped_lockable]] biased_lock {
 public:
-  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept : held_{held} { held_.lock(); }
+  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept
+      __attribute__((acquire_capability(held)))
+      : held_{held} {
+    held_.lock();
+  }
   biased_lock(biased_lock const&) = delete;
   biased_lock& operator=(biased_lock const&) = delete;
-  [[gnu::always_inline]] inline ~biased_lock() { held_.unlock(); }
+  [[gnu::always_inline, clang::release_capability]] inline ~biased_lock() { held_.unlock(); }
 
 private:
   biased_mutex& held_;

@@ -74,7 +74,7 @@ public:
 
 private:
   sync::mutex mutex_;
-  work_queue queue_;
+  work_queue queue_ __attribute__((guarded_by(mutex_)));
 };
 
 /// Runs items on one thread of its own, in the order of posting. The destructor runs all queued items and then joins

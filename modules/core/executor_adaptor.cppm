@@ -40,9 +40,9 @@ private:
   };
   sync::mutex mutex_;
   sync::condition call_ended_;
-  work_queue queue_;
-  std::size_t calls_ = 0;
-  rescuer rescuer_;
+  work_queue queue_ __attribute__((guarded_by(mutex_)));
+  std::size_t calls_ __attribute__((guarded_by(mutex_))) = 0;
+  rescuer rescuer_ __attribute__((guarded_by(mutex_)));
 };
 
 // A call of the user's function for one item. It is counted before another thread can run the item. The queue must

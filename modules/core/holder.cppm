@@ -96,8 +96,9 @@ public:
 
 private:
   sync::spin_mutex mutex_;
-  detail::intrusive_list<holder> items_; // marked holders come before all others
-  std::size_t marked_ = 0;
+  // Marked holders come before all others.
+  detail::intrusive_list<holder> items_ __attribute__((guarded_by(mutex_)));
+  std::size_t marked_ = 0; // read under the lock of the resource alone
 };
 
 } // namespace gpumem::extend

@@ -183,10 +183,10 @@ public:
 private:
   void on_complete() noexcept override;
   void wait_parked(sync::time_point deadline);
-  void sleep(sync::lock& held);
+  void sleep() __attribute__((requires_capability(mutex_)));
   sync::mutex mutex_;
   sync::condition wake_;
-  bool done_ = false;
+  bool done_ __attribute__((guarded_by(mutex_))) = false;
 };
 
 // A request whose answer a suspended coroutine waits for. Its timer expires at its deadline.

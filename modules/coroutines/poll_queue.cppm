@@ -84,7 +84,7 @@ public:
   reactor& home() const noexcept { return home_; }
   // Held from the record of an event until its wait is added, without the reactor's lock. Otherwise a later event could
   // come before an earlier one, and the earlier one would wait for later work, which may wait for the earlier one.
-  sync::mutex& mutex() noexcept { return mutex_; }
+  sync::mutex mutex;
 
   void push(pending_wait& point) noexcept;
   // Also allowed during a poll of this wait; its result is then ignored.
@@ -104,7 +104,6 @@ private:
   friend class poll_queue_list;
   friend class intrusive_list<poll_queue>;
   reactor& home_;
-  sync::mutex mutex_;
   intrusive_list<pending_wait> waits_;
   std::size_t urgent_waits_ = 0;
   bool is_polled_ = false;

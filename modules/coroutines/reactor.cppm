@@ -38,8 +38,7 @@ public:
   // Starts the thread unless it runs. Throws std::system_error if that fails.
   void start();
   // Adds the wait to its queue. If the answer is `armed`, the wait may be completed and destroyed before this returns.
-  // The caller holds the queue's mutex().
-  answer add_wait(pending_wait& point) noexcept;
+  answer add_wait(pending_wait& point) noexcept __attribute__((requires_capability(point.queue_ -> mutex)));
   // Returns true if it removed the wait, so that complete() will not be called. Returns false if complete() was or is
   // about to be called, or if the wait was never added.
   bool remove_wait(pending_wait& point) noexcept;
@@ -54,12 +53,12 @@ private:
   static void stop_all() noexcept;
   void stop(sync::time_point deadline) noexcept;
   void run();
-  void round(sync::lock& held);
-  bool poll(poll_queue_list& queues, sync::lock& held);
-  bool deliver(completed_waits& completed, sync::lock& held) noexcept;
-  void fail_all_lost(sync::lock& held);
-  void sleep(sync::lock& held);
-  void enlist(poll_queue& item) noexcept;
+  void round() __attribute__((requires_capability(mutex_)));
+  bool poll(poll_queue_list& queues) __attribute__((requires_capability(mutex_)));
+  bool deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
+  void fail_all_lost() __attribute__((requires_capability(mutex_)));
+  void sleep() __attribute__((requires_capability(mutex_)));
+  void enlist(poll_queue& item) noexcept __attribute__((requires_capability(mutex_)));
 
   gpumem::device const device_;
   std::atomic<bool> started_{false};
@@ -68,17 +67,17 @@ private:
   sync::mutex mutex_;
   sync::condition wake_;
   sync::condition ended_wake_;
-  std::unordered_map<stream_timeline const*, poll_queue> stream_queues_;
-  std::unordered_map<CUevent, poll_queue> event_queues_;
-  poll_queue_list low_latency_;
-  poll_queue_list balanced_;
-  std::size_t armed_ = 0;
-  bool fresh_ = false; // a wait was added since the last round
-  sleep_kind sleep_ = sleep_kind::awake;
-  sync::time_point quiet_since_{}; // when a wait was last completed or added
-  sync::time_point due_{};         // when the queues in balanced_ are polled next
-  bool stopping_ = false;
-  bool ended_ = false;
+  std::unordered_map<stream_timeline const*, poll_queue> stream_queues_ __attribute__((guarded_by(mutex_)));
+  std::unordered_map<CUevent, poll_queue> event_queues_ __attribute__((guarded_by(mutex_)));
+  poll_queue_list low_latency_ __attribute__((guarded_by(mutex_)));
+  poll_queue_list balanced_ __attribute__((guarded_by(mutex_)));
+  std::size_t armed_ __attribute__((guarded_by(mutex_))) = 0;
+  bool fresh_ __attribute__((guarded_by(mutex_))) = false; // a wait was added since the last round
+  sleep_kind sleep_ __attribute__((guarded_by(mutex_))) = sleep_kind::awake;
+  sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
+  sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
+  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
+  bool ended_ __attribute__((guarded_by(mutex_))) = false;
   sync::thread thread_;
 };
 

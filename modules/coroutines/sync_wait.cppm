@@ -28,7 +28,7 @@ private:
   sync::mutex mutex_;
   sync::condition wake_;
   std::exception_ptr error_;
-  bool arrived_ = false;
+  bool arrived_ __attribute__((guarded_by(mutex_))) = false;
 };
 
 } // namespace detail

@@ -44,9 +44,9 @@ void wait_while(std::atomic<bool> const& taken) noexcept {
 
 // Leaked on purpose: threads may end after static destruction has begun.
 struct number_registry {
-  std::mutex mutex;
-  std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned;
-  unsigned next = 0;
+  sync::mutex mutex;
+  std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned __attribute__((guarded_by(mutex)));
+  unsigned next __attribute__((guarded_by(mutex))) = 0;
 };
 
 number_registry& numbers() {
@@ -57,7 +57,7 @@ number_registry& numbers() {
 struct number_holder {
   number_holder() {
     auto& registry = numbers();
-    std::scoped_lock const held{registry.mutex};
+    lock const held{registry.mutex};
     if (registry.returned.empty()) {
       detail::own_index = registry.next++;
     } else {
@@ -68,7 +68,7 @@ struct number_holder {
   ~number_holder() {
     if (gpumem::detail::forked()) return;
     auto& registry = numbers();
-    std::scoped_lock const held{registry.mutex};
+    lock const held{registry.mutex};
     registry.returned.push(std::exchange(detail::own_index, no_index));
   }
 };

@@ -86,20 +86,21 @@ public:
 
 private:
   void run();
-  void wait_for_work(sync::lock& held);
-  bool resume_first(sync::lock& held);
-  bool expire_first(sync::lock& held);
+  void wait_for_work() __attribute__((requires_capability(mutex_)));
+  bool resume_first() __attribute__((requires_capability(mutex_)));
+  bool expire_first() __attribute__((requires_capability(mutex_)));
 
   sync::mutex mutex_;
   sync::condition wake_;
-  work_queue queue_;
-  timer_heap timers_;
-  timer const* expiring_ = nullptr; // only compared, never dereferenced
-  sync::condition over_;            // an expire() or the thread has ended
-  bool stopping_ = false;
-  bool stopped_within_ = false;
-  bool ended_ = false;
-  bool detached_ = false; // the thread did not end within the bound, and is no longer waited for
+  sync::condition over_; // an expire() or the thread has ended
+  work_queue queue_ __attribute__((guarded_by(mutex_)));
+  timer_heap timers_ __attribute__((guarded_by(mutex_)));
+  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // only compared, never dereferenced
+  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
+  bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
+  bool ended_ __attribute__((guarded_by(mutex_))) = false;
+  // The thread did not end within the bound, and is no longer waited for.
+  bool detached_ __attribute__((guarded_by(mutex_))) = false;
   sync::thread thread_;
 };
 
@@ -153,7 +154,7 @@ bool detail::executor_thread::stop_within(sync::duration bound) noexcept {
   stopped_within_ = true;
   wake_.notify_one();
   auto const deadline = sync::now() + (running_on == this ? sync::duration::zero() : bound);
-  while (!ended_ && sync::now() < deadline) over_.wait_until(held, deadline);
+  while (!ended_ && sync::now() < deadline) over_.wait_until(mutex_, deadline);
   detached_ = !ended_;
   over_.notify_all();
   if (detached_) return false;
@@ -169,13 +170,13 @@ void detail::executor_thread::start(timer& item, sync::time_point when) noexcept
 }
 
 void detail::executor_thread::cancel(timer& item) noexcept {
-  sync::lock held{mutex_};
+  sync::lock const held{mutex_};
   timers_.remove(item);
   if (expiring_ != &item) return;
   if (running_on == this) {
     expiring_ = nullptr; // another timer may get this address
   } else {
-    while (expiring_ == &item && !detached_) over_.wait(held);
+    while (expiring_ == &item && !detached_) over_.wait(mutex_);
   }
 }
 
@@ -186,45 +187,45 @@ bool detail::executor_thread::try_cancel(timer& item) noexcept {
 
 void detail::executor_thread::run() {
   running_on = this;
-  sync::lock held{mutex_};
+  sync::lock const held{mutex_};
   while (!stopped_within_) {
     // One timer and one item in turn, so that neither delays the other for long.
-    bool const expired = expire_first(held);
-    bool const resumed = resume_first(held);
+    bool const expired = expire_first();
+    bool const resumed = resume_first();
     if (expired || resumed) continue;
     if (stopping_) break;
-    wait_for_work(held);
+    wait_for_work();
   }
   ended_ = true;
   over_.notify_all();
 }
 
 // Waits until an item is posted or a timer is due.
-void detail::executor_thread::wait_for_work(sync::lock& held) {
+void detail::executor_thread::wait_for_work() {
   if (auto const* const next = timers_.first()) {
-    wake_.wait_until(held, timer_heap::moment_of(*next));
+    wake_.wait_until(mutex_, timer_heap::moment_of(*next));
   } else {
-    wake_.wait(held);
+    wake_.wait(mutex_);
   }
 }
 
-bool detail::executor_thread::resume_first(sync::lock& held) {
+bool detail::executor_thread::resume_first() {
   auto* const item = stopped_within_ ? nullptr : queue_.pop();
   if (!item) return false;
-  held.unlock();
+  sync::scoped_unlock const meanwhile{mutex_};
   item->resume();
-  held.lock();
   return true;
 }
 
-bool detail::executor_thread::expire_first(sync::lock& held) {
+bool detail::executor_thread::expire_first() {
   auto* const item = timers_.first();
   if (!item || sync::now() < timer_heap::moment_of(*item)) return false;
   timers_.remove(*item);
   expiring_ = item;
-  held.unlock();
-  item->expire();
-  held.lock();
+  {
+    sync::scoped_unlock const meanwhile{mutex_};
+    item->expire();
+  }
   expiring_ = nullptr;
   over_.notify_all();
   return true;

@@ -46,8 +46,8 @@ adapted_queue::adapted_queue() {
 bool adapted_queue::wait_for_calls() noexcept {
   if (forked()) return false; // the parent's threads do not exist here, so their calls never end
   auto const own = adapted_call::count_own(*this);
-  sync::lock held{mutex_};
-  while (calls_ > own) call_ended_.wait(held);
+  sync::lock const held{mutex_};
+  while (calls_ > own) call_ended_.wait(mutex_);
   return own == 0;
 }
 

@@ -176,20 +176,19 @@ void blocking_operation::wait_until(sync::time_point when) noexcept {
 void blocking_operation::wait_parked(sync::time_point deadline) {
   if (is_late(deadline) || !park()) return;
   do {
-    sync::lock held{mutex_};
-    while (!done_ && sync::now() < deadline) wake_.wait_until(held, deadline);
+    sync::lock const held{mutex_};
+    while (!done_ && sync::now() < deadline) wake_.wait_until(mutex_, deadline);
     if (!done_) {
-      held.unlock();
+      sync::scoped_unlock const meanwhile{mutex_};
       cancel(outcome::deadline);
-      held.lock();
     }
-    sleep(held); // an answer that came before the cancellation counts
+    sleep(); // an answer that came before the cancellation counts
   } while (!answered());
 }
 
 // Waits until the request is decided or has a turn.
-void blocking_operation::sleep(sync::lock& held) {
-  while (!done_) wake_.wait(held);
+void blocking_operation::sleep() {
+  while (!done_) wake_.wait(mutex_);
   done_ = false;
 }
 

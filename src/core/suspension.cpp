@@ -70,7 +70,7 @@ void suspension::take_back() noexcept {
   {
     auto& mine = gates().at(gate_);
     sync::lock held{mine.mutex};
-    while (!posted_) mine.posted.wait(held);
+    while (!posted_) mine.posted.wait(mine.mutex);
   }
   executor_->try_cancel(*this);
 }

@@ -31,8 +31,8 @@ private:
   void stop() noexcept;
   sync::mutex mutex_;
   sync::condition wake_;
-  work_queue queue_;
-  bool stopping_ = false;
+  work_queue queue_ __attribute__((guarded_by(mutex_)));
+  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
   std::vector<sync::thread> threads_;
 };
 
@@ -90,14 +90,13 @@ bool thread_pool_executor::state::try_cancel(work_item& item) noexcept {
 }
 
 void thread_pool_executor::state::run() {
-  sync::lock held{mutex_};
+  sync::lock const held{mutex_};
   for (;;) {
-    while (queue_.empty() && !stopping_) wake_.wait(held);
+    while (queue_.empty() && !stopping_) wake_.wait(mutex_);
     auto* const item = queue_.pop();
     if (!item) return; // stopping, and the queue is empty
-    held.unlock();
+    sync::scoped_unlock const meanwhile{mutex_};
     item->resume();
-    held.lock();
   }
 }
 

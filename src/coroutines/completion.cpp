@@ -99,7 +99,7 @@ void completion_wait::prepare() {
 }
 
 bool completion_wait::add_wait() {
-  sync::lock const in_order{queue_->mutex()};
+  sync::lock const in_order{queue_->mutex};
   where_ = target_.record_event(recorded_);
   registered_ = true;
   auto const answer = queue_->home().add_wait(*this);

@@ -67,7 +67,7 @@ inline constexpr std::size_t max_devices = 64;
 
 struct reactor_table {
   sync::mutex mutex;
-  bool stops_at_exit = false;
+  bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
   std::array<std::atomic<reactor*>, max_devices> all{};
 };
 
@@ -120,7 +120,7 @@ void reactor::stop(sync::time_point deadline) noexcept {
   stopping_ = true;
   if (!thread_.joinable()) return;
   wake_.notify_one();
-  while (!ended_ && sync::now() < deadline) ended_wake_.wait_until(held, deadline);
+  while (!ended_ && sync::now() < deadline) ended_wake_.wait_until(mutex_, deadline);
   bool const ended = ended_;
   held.unlock();
   if (ended) thread_.join();
@@ -157,43 +157,43 @@ bool reactor::remove_wait(pending_wait& point) noexcept {
 void reactor::run() {
   relaxed_capture const relaxed;
   sleep_precisely();
-  sync::lock held{mutex_};
+  sync::lock const held{mutex_};
   while (!stopping_) {
     if (armed_ == 0) {
       sleep_ = sleep_kind::asleep;
-      wake_.wait(held);
+      wake_.wait(mutex_);
       sleep_ = sleep_kind::awake;
       continue;
     }
-    round(held);
-    if (armed_ > 0 && !stopping_) sleep(held);
+    round();
+    if (armed_ > 0 && !stopping_) sleep();
   }
   ended_ = true;
   ended_wake_.notify_all();
 }
 
-void reactor::round(sync::lock& held) {
+void reactor::round() {
   rounds_.fetch_add(1, std::memory_order_relaxed);
   auto const begin = sync::now();
   if (std::exchange(fresh_, false)) {
     quiet_since_ = begin;
     due_ = std::min(due_, begin + min_pause);
   }
-  bool progress = poll(low_latency_, held);
+  bool progress = poll(low_latency_);
   if (begin >= due_) {
-    progress = poll(balanced_, held) || progress;
+    progress = poll(balanced_) || progress;
     auto const end = sync::now();
     if (progress) quiet_since_ = end;
     due_ = end + pause_after(end - begin, end - quiet_since_);
   } else if (progress) {
     quiet_since_ = sync::now();
   }
-  if (device_.lost()) fail_all_lost(held);
+  if (device_.lost()) fail_all_lost();
 }
 
 // Polls each queue of the list once, 32 at a time, and queries the driver without the lock. Returns whether a wait was
 // completed.
-bool reactor::poll(poll_queue_list& queues, sync::lock& held) {
+bool reactor::poll(poll_queue_list& queues) {
   bool progress = false;
   std::array<poll_request, batch_size> batch;
   for (auto left = queues.size(); left > 0 && !queues.empty();) {
@@ -203,35 +203,35 @@ bool reactor::poll(poll_queue_list& queues, sync::lock& held) {
       batch[count] = next.begin_poll();
       enlist(next);
     }
-    held.unlock();
-    for (std::size_t i = 0; i < count; ++i) query(batch[i]);
-    held.lock();
+    {
+      sync::scoped_unlock const meanwhile{mutex_};
+      for (std::size_t i = 0; i < count; ++i) query(batch[i]);
+    }
     completed_waits completed;
     for (std::size_t i = 0; i < count; ++i) {
       batch[i].of->end_poll(batch[i], completed);
       enlist(*batch[i].of);
     }
-    progress = deliver(completed, held) || progress;
+    progress = deliver(completed) || progress;
   }
   return progress;
 }
 
 // Calls complete() on the waits. They are out of their queues, so remove_wait() fails for them, and a thread that
 // destroys one of them waits until it is posted (suspension::take_back).
-bool reactor::deliver(completed_waits& completed, sync::lock& held) noexcept {
+bool reactor::deliver(completed_waits& completed) noexcept {
   if (completed.empty()) return false;
   armed_ -= completed.size();
-  held.unlock();
+  sync::scoped_unlock const meanwhile{mutex_};
   while (auto* const point = completed.pop()) {
     publish(point->where_, point->result_);
     point->complete(device_.interpret(point->result_));
   }
-  held.lock();
   return true;
 }
 
 // On a lost device no event will ever be complete, so all waits end with its error.
-void reactor::fail_all_lost(sync::lock& held) {
+void reactor::fail_all_lost() {
   completed_waits completed;
   for (auto* const list : {&low_latency_, &balanced_}) {
     while (auto* const next = list->first()) {
@@ -239,21 +239,21 @@ void reactor::fail_all_lost(sync::lock& held) {
       enlist(*next);
     }
   }
-  deliver(completed, held);
+  deliver(completed);
 }
 
-void reactor::sleep(sync::lock& held) {
+void reactor::sleep() {
   auto const begin = sync::now();
   if (!low_latency_.empty()) { // releases the lock for a moment, so that other threads can take it
-    held.unlock();
+    bool const yields = begin - quiet_since_ > spin_before_yield;
+    sync::scoped_unlock const meanwhile{mutex_};
     sync::schedule_point();
-    if (begin - quiet_since_ > spin_before_yield) std::this_thread::yield();
-    held.lock();
+    if (yields) std::this_thread::yield();
     return;
   }
   if (begin >= due_) return;
   sleep_ = due_ - begin > 2 * min_pause ? sleep_kind::asleep : sleep_kind::dozing;
-  wake_.wait_until(held, due_);
+  wake_.wait_until(mutex_, due_);
   sleep_ = sleep_kind::awake;
 }
 

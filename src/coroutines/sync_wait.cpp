@@ -22,8 +22,8 @@ std::coroutine_handle<> sync_signal::child_finished() noexcept {
 }
 
 void sync_signal::wait() {
-  sync::lock held{mutex_};
-  while (!arrived_) wake_.wait(held);
+  sync::lock const held{mutex_};
+  while (!arrived_) wake_.wait(mutex_);
   if (error_) std::rethrow_exception(error_);
 }
 

@@ -142,7 +142,7 @@ TEST(schedule, condition_wakes_a_thread) {
     auto consumer = [&] {
       for (int i = 0; i < 4; ++i) {
         sync::lock held{guard};
-        while (queue.empty()) wake.wait(held);
+        while (queue.empty()) wake.wait(guard);
         queue.pop_back();
         ++taken;
       }
@@ -187,7 +187,7 @@ TEST(schedule, wait_times_out_without_a_notification) {
     schedule::run(seed, {[&] {
                     sync::lock held{guard};
                     deadline = sync::now() + 5s;
-                    while (sync::now() < deadline) never.wait_until(held, deadline);
+                    while (sync::now() < deadline) never.wait_until(guard, deadline);
                     ended = sync::now();
                   }});
     ASSERT_GE(ended, deadline);
@@ -196,7 +196,7 @@ TEST(schedule, wait_times_out_without_a_notification) {
     bool go = false;
     schedule::run(seed, {[&] {
                            sync::lock held{guard};
-                           while (!go) never.wait(held);
+                           while (!go) never.wait(guard);
                            ++woken;
                          },
                          [&] {
@@ -254,7 +254,7 @@ TEST(schedule_death, deadlock_aborts_and_names_its_seed) {
                                sync::mutex guard;
                                sync::condition never;
                                sync::lock held{guard};
-                               never.wait(held);
+                               never.wait(guard);
                              }}),
                "all threads wait, seed 77(.|\n)*waits for a condition");
 }

@@ -153,7 +153,7 @@ TEST(sync, condition_wakes_waiting_threads) {
   sync::thread other{[&] {
     sync::lock held{guard};
     for (int i = 0; i < 1000; ++i) {
-      while (turn != 1) wake.wait(held);
+      while (turn != 1) wake.wait(guard);
       turn = 0;
       wake.notify_all();
     }
@@ -163,7 +163,7 @@ TEST(sync, condition_wakes_waiting_threads) {
     for (int i = 0; i < 1000; ++i) {
       turn = 1;
       wake.notify_one();
-      while (turn != 0) wake.wait(held);
+      while (turn != 0) wake.wait(guard);
     }
   }
   other.join();
@@ -174,7 +174,7 @@ TEST(sync, timed_wait_ends_in_time) {
   sync::condition never;
   sync::lock held{guard};
   auto const deadline = sync::now() + 2ms;
-  while (sync::now() < deadline) never.wait_until(held, deadline);
+  while (sync::now() < deadline) never.wait_until(guard, deadline);
   EXPECT_GE(sync::now(), deadline);
   EXPECT_TRUE(held.owns_lock());
 }
@@ -194,7 +194,7 @@ TEST(sync, live_threads_have_dense_indices_that_are_reused) {
         sync::lock held{guard};
         ++there;
         all_there.notify_all();
-        while (there < numbers.size()) all_there.wait(held); // all are alive at once
+        while (there < numbers.size()) all_there.wait(guard); // all are alive at once
       });
     }
     for (auto& thread : threads) thread.join();

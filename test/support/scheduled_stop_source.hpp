@@ -51,7 +51,7 @@ public:
         gpumem::detail::sync::lock held{state_->guard};
         std::erase(state_->waiting, static_cast<callback_base*>(this));
         if (state_->runner == gpumem::detail::sync::thread_index()) return; // the callback destroys itself
-        while (state_->running == static_cast<callback_base*>(this)) state_->returned.wait(held);
+        while (state_->running == static_cast<callback_base*>(this)) state_->returned.wait(state_->guard);
       }
 
     private:

@@ -6,6 +6,7 @@ module;
 #include <functional>
 #include <mutex>
 export module gpumem:sync;
+import :locks;
 import :std;
 
 export namespace gpumem::detail::sync {
@@ -26,23 +27,27 @@ inline time_point now() noexcept { return clock::now(); }
 
 void schedule_point() noexcept;
 
-class mutex {
+class [[clang::capability("mutex")]] mutex {
 public:
-  void lock();
-  bool try_lock();
-  void unlock();
+  [[clang::acquire_capability]] void lock();
+  [[clang::try_acquire_capability(true)]] bool try_lock();
+  [[clang::release_capability]] void unlock();
+  /// Aborts unless a thread holds the mutex.
+  [[clang::assert_capability]] void assert_held() const noexcept;
 
 private:
   friend class condition;
   bool locked_ = false;
 };
 
-using lock = std::unique_lock<mutex>;
+using lock = scoped_lock<mutex>;
 
 class condition {
 public:
-  void wait(lock& held);
-  void wait_until(lock& held, time_point deadline);
+  void wait(mutex& held) __attribute__((requires_capability(held)));
+  void wait_until(mutex& held, time_point deadline) __attribute__((requires_capability(held)));
+  // For the pools' locks, which the analysis does not check yet.
+  [[clang::no_thread_safety_analysis]] void wait(lock& held) { wait(*held.mutex_); }
   void notify_one() noexcept;
   void notify_all() noexcept;
 
@@ -57,7 +62,7 @@ using spin_lock = lock;
 
 class spin_condition {
 public:
-  template <class Locks> void wait(Locks& held) {
+  template <class Locks> void wait(Locks& held) __attribute__((requires_capability(held))) {
     auto const ticket = ++tickets_;
     held.unlock();
     wait_for(ticket);
@@ -72,21 +77,21 @@ private:
 };
 
 /// Like the shipped one, but the owner locks it as other threads do.
-class biased_mutex {
+class [[clang::capability("mutex")]] biased_mutex {
 public:
   void enable_bias() noexcept {}
-  void lock() { taken_.lock(); }
-  void unlock() { taken_.unlock(); }
+  [[clang::acquire_capability]] void lock() { taken_.lock(); }
+  [[clang::release_capability]] void unlock() { taken_.unlock(); }
   void request_revoke() noexcept {}
   static void fence_owner_threads() noexcept {}
-  void lock_revoked() { taken_.lock(); }
-  void unlock_revoked() { taken_.unlock(); }
+  [[clang::acquire_capability]] void lock_revoked() { taken_.lock(); }
+  [[clang::release_capability]] void unlock_revoked() { taken_.unlock(); }
 
 private:
   mutex taken_;
 };
 
-using biased_lock = std::unique_lock<biased_mutex>;
+using biased_lock = scoped_lock<biased_mutex>;
 
 inline constexpr unsigned max_biased_threads = 4;
 inline constexpr unsigned contention_threshold = 1; // runs are short

@@ -20,6 +20,7 @@ module;
 #include <utility>
 #include <vector>
 module gpumem:sync.scheduled;
+import :locks;
 import :sync;
 
 namespace gpumem::detail::sync {
@@ -50,7 +51,7 @@ struct participant {
 
 // Only the holder of the baton uses this state, except for the list of participants while a thread joins it.
 struct baton {
-  std::mutex joining;
+  native_mutex joining;
   std::vector<participant*> participants;
   std::vector<unsigned> free_numbers;
   std::vector<participant*> candidates;
@@ -86,7 +87,7 @@ thread_local void (*exit_function)() noexcept = nullptr;
 participant& own() {
   if (!self) {
     auto& b = the_baton();
-    std::scoped_lock const held{b.joining};
+    scoped_lock const held{b.joining};
     self = new participant;
     self->number = b.take_index();
     b.participants.push_back(self);
@@ -189,16 +190,19 @@ bool mutex::try_lock() {
 
 void mutex::unlock() { locked_ = false; }
 
-void condition::wait(lock& held) { wait_until(held, no_deadline); }
+void mutex::assert_held() const noexcept {
+  if (!locked_) std::abort();
+}
 
-void condition::wait_until(lock& held, time_point deadline) {
+void condition::wait(mutex& held) { wait_until(held, no_deadline); }
+
+void condition::wait_until(mutex& held, time_point deadline) {
   auto const ticket = ++tickets_;
-  held.mutex()->locked_ = false;
-  auto* const mutex = held.mutex();
-  wait_for([this, ticket, mutex] { return served_ >= ticket && !mutex->locked_; }, "a condition", deadline);
+  held.locked_ = false;
+  wait_for([this, ticket, &held] { return served_ >= ticket && !held.locked_; }, "a condition", deadline);
   served_ = std::max(served_, std::min(ticket, tickets_));
-  if (mutex->locked_) wait_for([mutex] { return !mutex->locked_; }, "a mutex after a condition");
-  mutex->locked_ = true;
+  if (held.locked_) wait_for([&held] { return !held.locked_; }, "a mutex after a condition");
+  held.locked_ = true;
 }
 
 void condition::notify_one() noexcept {

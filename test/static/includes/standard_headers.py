@@ -77,8 +77,8 @@ STD = {
     "memory": r"addressof|align|allocator(_traits)?|assume_aligned|construct_at|default_delete|destroy(_at|_n)?|"
               r"enable_shared_from_this|make_shared|make_unique|pointer_traits|shared_ptr|to_address|"
               r"uninitialized_\w+|unique_ptr|weak_ptr",
-    "mutex": r"(recursive_|timed_)?mutex|adopt_lock|call_once|defer_lock|lock|lock_guard|once_flag|scoped_lock|"
-             r"try_to_lock|unique_lock",
+    "mutex": r"(recursive_|timed_)?mutex|adopt_lock(_t)?|call_once|defer_lock|lock|lock_guard|once_flag|scoped_lock|"
+             r"try_to_lock(_t)?|unique_lock",
     "new": r"align_val_t|bad_alloc|bad_array_new_length|hardware_\w+|launder|nothrow(_t)?|set_new_handler",
     "numeric": r"accumulate|exclusive_scan|gcd|inclusive_scan|inner_product|iota|lcm|midpoint|partial_sum|reduce|"
                r"transform_reduce",
