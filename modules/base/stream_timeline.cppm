@@ -241,25 +241,31 @@ private:
   static constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
 
   void prepare_events();
-  pooled_event* acquire_event() noexcept;
-  void return_event(pooled_event* event) noexcept;
+  // When it takes the stream's last own event, the next allocation makes spares again.
+  pooled_event* acquire_event() noexcept __attribute__((requires_capability(events_mutex_)));
+  void return_event(pooled_event* event) noexcept __attribute__((requires_capability(events_mutex_)));
   epoch record(CUstream caller_handle, bool precise) noexcept;
-  inline recorded_event& at(std::size_t i) noexcept { return ring_[(first_ + i) % max_events]; }
-  inline recorded_event const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % max_events]; }
-  recorded_event const* find_waitable(epoch e) const noexcept;
+  inline recorded_event& at(std::size_t i) noexcept __attribute__((requires_capability(events_mutex_))) {
+    return ring_[(first_ + i) % max_events];
+  }
+  inline recorded_event const& at(std::size_t i) const noexcept __attribute__((requires_capability(events_mutex_))) {
+    return ring_[(first_ + i) % max_events];
+  }
+  recorded_event const* find_waitable(epoch e) const noexcept __attribute__((requires_capability(events_mutex_)));
   static bool complete(recorded_event const& one) noexcept;
   // Whether the stream captures, so that its events belong to a graph; true also on an error.
   bool captures(CUstream caller_handle) const noexcept;
-  // Queries events, publishes what is complete and returns the complete events. Under events_mutex_.
-  void retire_completed() noexcept;
-  void poll_last() noexcept;
-  epoch record_again(CUstream caller_handle) noexcept;
+  // Queries events, publishes what is complete and returns the complete events.
+  void retire_completed() noexcept __attribute__((requires_capability(events_mutex_)));
+  // Called inside a relaxed_capture.
+  void poll_last() noexcept __attribute__((requires_capability(events_mutex_)));
+  // Records the last event again. Returns the epoch that it now covers; 0 if it could not be recorded.
+  epoch record_again(CUstream caller_handle) noexcept __attribute__((requires_capability(events_mutex_)));
   epoch end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept;
-  // Notes that an event covers `frees` more frees, and sets how many silent ones may follow. Under events_mutex_.
-  void count_covered(std::uint32_t frees) noexcept;
-  // Discards the last event: a capture that began and ended during its record took it, so it covers nothing. Under
-  // events_mutex_.
-  void lose_last_event() noexcept;
+  // Notes that an event covers `frees` more frees, and sets how many silent ones may follow.
+  void count_covered(std::uint32_t frees) noexcept __attribute__((requires_capability(events_mutex_)));
+  // Discards the last event: a capture that began and ended during its record took it, so it covers nothing.
+  void lose_last_event() noexcept __attribute__((requires_capability(events_mutex_)));
   inline void raise_recorded(epoch covers) noexcept {
     recorded_.store(std::max(covers, recorded_.load(std::memory_order_relaxed)), std::memory_order_release);
   }
@@ -292,21 +298,22 @@ private:
   std::atomic<int> retained_{0};
 
   alignas(64) mutable sync::mutex events_mutex_;
-  std::array<recorded_event, max_events> ring_{};
-  std::size_t first_ = 0;
-  std::size_t size_ = 0;
-  pooled_event* own_events_ = nullptr; // a few spares, so that threads rarely contend for the common ones
-  int own_event_count_ = 0;
-  epoch last_covers_ = 0;
-  std::uint32_t covered_frees_ = 0;
-  sync::time_point last_recorded_ = {};
-  bool last_open_ = false;
+  std::array<recorded_event, max_events> ring_ __attribute__((guarded_by(events_mutex_))){};
+  std::size_t first_ __attribute__((guarded_by(events_mutex_))) = 0;
+  std::size_t size_ __attribute__((guarded_by(events_mutex_))) = 0;
+  // A few spares, so that threads rarely contend for the common ones.
+  pooled_event* own_events_ __attribute__((guarded_by(events_mutex_))) = nullptr;
+  int own_event_count_ __attribute__((guarded_by(events_mutex_))) = 0;
+  epoch last_covers_ = 0; // changes under events_mutex_, and no more once final_ is set
+  std::uint32_t covered_frees_ __attribute__((guarded_by(events_mutex_))) = 0;
+  sync::time_point last_recorded_ __attribute__((guarded_by(events_mutex_))) = {};
+  bool last_open_ __attribute__((guarded_by(events_mutex_))) = false;
   std::atomic<bool> final_{false}; // nothing is enqueued on the stream any more, and the last event covers all
 
   std::atomic<bool> behind_{false};
 
   mutable sync::mutex clock_mutex_;
-  vector_clock clock_;
+  vector_clock clock_ __attribute__((guarded_by(clock_mutex_)));
 };
 
 } // namespace detail

@@ -9,7 +9,6 @@ module;
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
-#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -19,6 +18,7 @@ module gpumem:driver.impl;
 import :driver;
 import :cuda;
 import :fork;
+import :locks;
 import :sync;
 
 namespace gpumem {
@@ -55,9 +55,9 @@ call_counters& own_counters() {
 
 // The functions that run before the driver shuts down; a few parts of the library register one each.
 struct exit_list {
-  std::mutex mutex;
-  std::array<void (*)() noexcept, 16> functions{};
-  std::size_t size = 0;
+  sync::native_mutex mutex;
+  std::array<void (*)() noexcept, 16> functions __attribute__((guarded_by(mutex))){};
+  std::size_t size __attribute__((guarded_by(mutex))) = 0;
 };
 
 exit_list& exits() {
@@ -73,7 +73,7 @@ void run_exit_functions() {
   for (auto& list = exits();;) {
     void (*function)() noexcept = nullptr;
     {
-      std::scoped_lock const held{list.mutex};
+      sync::scoped_lock const held{list.mutex};
       if (list.size > 0) function = list.functions[--list.size];
     }
     if (!function) break;
@@ -135,7 +135,7 @@ void count_driver_call(driver_function which) noexcept {
 
 void at_driver_exit(void (*function)() noexcept) {
   auto& list = exits();
-  std::scoped_lock const held{list.mutex};
+  sync::scoped_lock const held{list.mutex};
   if (list.size == list.functions.size()) std::abort(); // a part registers once, not once per object
   // Without a driver there are still functions to run at exit. If a driver is loaded later, its own exit handler would
   // run before this one; so the loader registers run_exit_functions() again, which then runs first.

@@ -29,10 +29,10 @@ inline constexpr sync::duration behind_after = std::chrono::microseconds{5};
 // The spare events of all contexts, newest first. A plain list, since a process has few contexts.
 struct event_store {
   sync::mutex mutex;
-  pooled_event* spare = nullptr;
-  int count = 0;
+  pooled_event* spare __attribute__((guarded_by(mutex))) = nullptr;
+  int count __attribute__((guarded_by(mutex))) = 0;
 
-  void count_one(int change) noexcept {
+  void count_one(int change) noexcept __attribute__((requires_capability(mutex))) {
     count += change;
     bool const few = count < wanted_spares;
     if (spares_low.load(std::memory_order_relaxed) != few) spares_low.store(few, std::memory_order_relaxed);
@@ -136,7 +136,6 @@ void stream_timeline::prepare_events() {
   }
 }
 
-// Under events_mutex_. When it takes the stream's last own event, the next allocation makes spares again.
 pooled_event* stream_timeline::acquire_event() noexcept {
   if (own_event_count_ <= 1) prepared_.store(false, std::memory_order_relaxed);
   if (own_event_count_ == 0) return take_spare_event(context_);
@@ -225,8 +224,9 @@ bool stream_timeline::complete(recorded_event const& one) noexcept {
 
 std::optional<sync::time_point> stream_timeline::poll() noexcept {
   if (!driver_alive() || lost_error_of(device_) != CUDA_SUCCESS) return std::nullopt;
-  sync::lock const held{events_mutex_, std::try_to_lock};
-  if (!held || (size_ == 0 && !last_open_)) return std::nullopt;
+  if (!events_mutex_.try_lock()) return std::nullopt;
+  sync::lock const held{events_mutex_, std::adopt_lock};
+  if (size_ == 0 && !last_open_) return std::nullopt;
   relaxed_capture const relaxed;
   // A recent event says nothing about the stream's work: even a stream without work takes 2 us to complete one.
   auto const long_ago = sync::now() - behind_after;

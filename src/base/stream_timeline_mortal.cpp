@@ -38,8 +38,6 @@ void stream_timeline::count_covered(std::uint32_t frees) noexcept {
   uncovered_bytes_.store(0, std::memory_order_relaxed);
 }
 
-// Records the last event again, under events_mutex_. Returns the epoch that it now covers; 0 if it could not be
-// recorded.
 epoch stream_timeline::record_again(CUstream caller_handle) noexcept {
   auto const on = recorded_on(caller_handle);
   if (!last_event_ || captures(on)) return 0;
@@ -79,7 +77,6 @@ void stream_timeline::record_requested(CUstream caller_handle) noexcept {
   if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire)) tell();
 }
 
-// Under events_mutex_, inside a relaxed_capture.
 void stream_timeline::poll_last() noexcept {
   if (!last_open_) return;
   auto const result = interpret(device_, driver().event_query(last_event_->handle));
