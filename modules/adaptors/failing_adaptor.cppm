@@ -51,8 +51,8 @@ private:
   static failing_options const& checked(failing_options const& options);
 
   sync::spin_mutex mutex_;
-  failing_options options_;
-  failing_counts counts_;
+  failing_options options_ __attribute__((guarded_by(mutex_)));
+  failing_counts counts_ __attribute__((guarded_by(mutex_)));
 };
 
 template <class Upstream> class failing_state final : public adaptor_state<failing_state<Upstream>, Upstream> {

@@ -70,20 +70,30 @@ protected:
   statistics amend(statistics seen) noexcept;
 
 private:
-  std::optional<outcome> refusal(std::size_t bytes) const noexcept;
-  bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept;
-  void wake_next(woken_waiters& woken) noexcept;
-  void wake_ended(woken_waiters& woken) noexcept;
-  void give_turn(waiter& item, woken_waiters& woken) noexcept;
-  turn wait_again(waiter& item, woken_waiters& woken, sync::spin_lock& held) noexcept;
-  turn end(waiter& item, expected<void*, failure> result, woken_waiters& woken, sync::spin_lock& held) noexcept;
+  // Calls to be made without the lock.
+  struct later {
+    woken_waiters woken;
+    std::optional<expected<void*, failure>> answer; // for complete() of the request
+  };
+  std::optional<outcome> refusal(std::size_t bytes) const noexcept __attribute__((requires_capability(mutex_)));
+  bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept __attribute__((requires_capability(mutex_)));
+  void wake_next(woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
+  void wake_ended(woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
+  void give_turn(waiter& item, woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
+  turn begin(waiter& item, bool upstream_waits, later& calls) noexcept __attribute__((requires_capability(mutex_)));
+  turn go_on(waiter& item, turn const& mine, expected<void*, failure> const& result, later& calls) noexcept
+      __attribute__((requires_capability(mutex_)));
+  turn wait_again(waiter& item, later& calls) noexcept __attribute__((requires_capability(mutex_)));
+  turn end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept
+      __attribute__((requires_capability(mutex_)));
 
   sync::spin_mutex mutex_;
-  waiter_list queue_;
-  std::size_t limit_;
-  std::size_t in_use_ = 0;
-  std::uint64_t frees_ = 1; // frees so far; after a free the upstream may grant what it has refused
-  bool closed_ = false;
+  waiter_list queue_ __attribute__((guarded_by(mutex_)));
+  std::size_t limit_ __attribute__((guarded_by(mutex_)));
+  std::size_t in_use_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t frees_ __attribute__((guarded_by(mutex_))) =
+      1; // frees so far; after a free the upstream may grant what it has refused
+  bool closed_ __attribute__((guarded_by(mutex_))) = false;
 };
 
 template <class Upstream> class limiting_state final : public limiter {

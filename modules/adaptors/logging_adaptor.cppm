@@ -51,16 +51,16 @@ public:
   bool flush() noexcept;
 
 private:
-  void drain() noexcept;
-  bool flush_sinks() noexcept;
+  void drain() noexcept __attribute__((requires_capability(mutex_)));
+  bool flush_sinks() noexcept __attribute__((requires_capability(mutex_)));
 
   std::vector<log_sink> const sinks_;
   bool const auto_flush_;
   std::uint64_t const began_; // microseconds since midnight
   sync::time_point const began_at_;
   sync::mutex mutex_;
-  std::string gathered_;
-  bool failed_ = false;
+  std::string gathered_ __attribute__((guarded_by(mutex_)));
+  bool failed_ __attribute__((guarded_by(mutex_))) = false;
 };
 
 template <class Upstream> class logging_state final : public adaptor_state<logging_state<Upstream>, Upstream> {

@@ -71,18 +71,18 @@ private:
   void add(std::int64_t bytes, std::int64_t count) noexcept;
   bool add_to(slot& mine, std::int64_t bytes, std::int64_t count) noexcept;
   static void add_share(share& mine, std::int64_t amount, bool new_level) noexcept;
-  void publish(slot& mine) noexcept;
+  void publish(slot& mine) noexcept __attribute__((requires_capability(mutex_)));
   void publish_share(share& mine, std::int64_t& published, level_base& top) noexcept;
   level_base sum(share slot::* quantity, level_base const& top) const noexcept;
-  level measure() const noexcept;
-  allocation_counts since_base(level const& now) const noexcept;
+  level measure() const noexcept __attribute__((requires_capability(mutex_)));
+  allocation_counts since_base(level const& now) const noexcept __attribute__((requires_capability(mutex_)));
 
   std::array<slot, slot_count + 1> slots_; // the last is shared
   alignas(128) std::atomic<std::uint64_t> level_number_{0};
   sync::mutex mutex_;
-  std::int64_t published_bytes_ = 0;
-  std::int64_t published_count_ = 0;
-  std::vector<level> levels_;
+  std::int64_t published_bytes_ __attribute__((guarded_by(mutex_))) = 0;
+  std::int64_t published_count_ __attribute__((guarded_by(mutex_))) = 0;
+  std::vector<level> levels_ __attribute__((guarded_by(mutex_)));
 };
 
 template <class Upstream> class counting_state final : public adaptor_state<counting_state<Upstream>, Upstream> {

@@ -108,7 +108,8 @@ private:
 
   async_options const options_;
   sync::mutex frees_mutex_;
-  block_map frees_; // the newest free of each stream; the key is the stream's timeline
+  // The newest free of each stream; the key is the stream's timeline.
+  block_map frees_ __attribute__((guarded_by(frees_mutex_)));
 };
 
 // A pool that gpumem does not own. One state per pool handle. Never destroyed: views are values that point to it.

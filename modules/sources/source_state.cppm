@@ -51,7 +51,7 @@ protected:
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` holds. The caller passes each
   // to end_free().
-  template <class Which> block_map take_deferred(Which which) noexcept {
+  template <class Which> block_map take_deferred(Which which) noexcept __attribute__((locks_excluded(mutex_))) {
     sync::lock const held{mutex_};
     block_map taken;
     for (auto at = deferred_.begin(); at != deferred_.end();) {
@@ -63,7 +63,8 @@ protected:
     return taken;
   }
   // Returns the node of a block that was freed (`gone`). Otherwise defers the free and returns an empty node.
-  block_map::node_type end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept;
+  block_map::node_type end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept
+      __attribute__((locks_excluded(mutex_)));
 
 private:
   // Returns memory that work enqueued on the stream from now on may use; for the host key, all streams and the host.
@@ -82,18 +83,19 @@ private:
   // Called when the driver has reported an error after which the device cannot be used.
   virtual void mark_lost(stream_key const& key, CUresult error) noexcept = 0;
 
-  bool track_live(void* pointer, block const& given) noexcept;
-  block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept;
-  void dispose(stream_key const& key, block_map::node_type returned) noexcept;
-  void run_deferred_frees(stream_key const& now) noexcept;
+  bool track_live(void* pointer, block const& given) noexcept __attribute__((locks_excluded(mutex_)));
+  block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept
+      __attribute__((locks_excluded(mutex_)));
+  void dispose(stream_key const& key, block_map::node_type returned) noexcept __attribute__((locks_excluded(mutex_)));
+  void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
   char const* const name_;
   std::size_t const natural_;
   sync::mutex mutex_;
-  block_map live_;
-  block_map deferred_;
+  block_map live_ __attribute__((guarded_by(mutex_)));
+  block_map deferred_ __attribute__((guarded_by(mutex_)));
   std::atomic<bool> any_deferred_{false};
-  statistics counts_;
+  statistics counts_ __attribute__((guarded_by(mutex_)));
 };
 
 // Converts the error of a failed driver call into a failure.

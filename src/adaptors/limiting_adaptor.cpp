@@ -114,6 +114,7 @@ bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
 // any more, so that it ends.
 void limiter::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
+    mutex_.assert_held();
     bool const nothing_held = in_use_ == 0 && queue_.set_aside() == 0;
     return refusal(item.bytes()) || (fits(item.bytes()) && (item.seen_changes() != frees_ || nothing_held));
   };
@@ -130,21 +131,19 @@ void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
 
 // Parks a new request. If it is alone and fits, it gets its turn at once. A request that was woken must fit again,
 // since the limit may have been lowered meanwhile.
-limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
-  woken_waiters woken;
-  sync::spin_lock held{mutex_};
+limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) noexcept {
   if (item.has_passed(*this)) return {waiting::passed};
-  if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), woken, held);
+  if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), calls);
   if (!waiter_list::holds(item)) {
     bool const first = queue_.empty();
     if (!queue_.park(item)) return {waiting::answered};
     if (!first || !fits(item.bytes())) {
-      wake_next(woken);
+      wake_next(calls.woken);
       return {waiting::parked};
     }
     queue_.give_turn(item, item.bytes());
   } else if (!fits(item.bytes(), item.bytes())) {
-    return wait_again(item, woken, held);
+    return wait_again(item, calls);
   }
   if (!upstream_waits) return {waiting::turn, frees_};
   queue_.remove(item);
@@ -155,35 +154,50 @@ limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
 
 // A request that the upstream refused tries again at once if a block was freed since its turn began, since that free
 // did not wake it. If no block is left that could be freed, the request ends.
-limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
-  woken_waiters woken;
-  sync::spin_lock held{mutex_};
-  if (result || result.error().reason != outcome::exhausted) return end(item, result, woken, held);
+limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, failure> const& result,
+                             later& calls) noexcept {
+  if (result || result.error().reason != outcome::exhausted) return end(item, result, calls);
   bool const any = frees_ != mine.since;
   if (any && fits(item.bytes(), item.bytes())) return {waiting::turn, frees_};
   bool const others_hold = in_use_ > 0 || queue_.set_aside() > item.bytes();
-  if (!any && !others_hold) return end(item, result, woken, held);
+  if (!any && !others_hold) return end(item, result, calls);
   item.set_seen_changes(mine.since);
-  return wait_again(item, woken, held);
+  return wait_again(item, calls);
 }
 
 // Takes the turn from the request. The bytes that were set aside for it may be enough for a later request.
-limiter::turn limiter::wait_again(waiter& item, woken_waiters& woken, sync::spin_lock& held) noexcept {
-  if (item.cancelled()) return end(item, refused(item, item.refusal()), woken, held);
+limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
+  if (item.cancelled()) return end(item, refused(item, item.refusal()), calls);
   queue_.end_turn(item, fits(item.bytes(), item.bytes()));
-  wake_next(woken);
+  wake_next(calls.woken);
   return {waiting::parked};
 }
 
 // Answers the request and removes it from the queue. Later requests may have waited for its end.
-limiter::turn limiter::end(waiter& item, expected<void*, failure> result, woken_waiters& woken,
-                           sync::spin_lock& held) noexcept {
+limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept {
   queue_.remove(item);
   if (result && *result) in_use_ += item.bytes(); // null if it asked for a turn alone
-  wake_next(woken);
-  held.unlock();
-  item.complete(result);
+  wake_next(calls.woken);
+  calls.answer.emplace(result);
   return {waiting::answered};
+}
+
+limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
+  later calls;
+  sync::spin_lock held{mutex_};
+  auto const begun = begin(item, upstream_waits, calls);
+  held.unlock();
+  if (calls.answer) item.complete(*calls.answer);
+  return begun;
+}
+
+limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
+  later calls;
+  sync::spin_lock held{mutex_};
+  auto const next = go_on(item, mine, result, calls);
+  held.unlock();
+  if (calls.answer) item.complete(*calls.answer);
+  return next;
 }
 
 std::optional<bool> limiter::take_back(waiter& item) noexcept {

@@ -27,8 +27,8 @@ inline constexpr int max_devices = 64; // as many as `device` knows
 // Never destroyed: containers with static storage may free into it.
 struct device_slot {
   sync::mutex mutex;
-  std::optional<any_pool> current; // none: `first` is current
-  std::optional<any_pool> first;
+  std::optional<any_pool> current __attribute__((guarded_by(mutex))); // none: `first` is current
+  std::optional<any_pool> first __attribute__((guarded_by(mutex)));
 };
 
 device_slot& slot_of(device where) {

@@ -193,6 +193,7 @@ void async_state::freed_in_order(stream_key const& key, block_map::node_type giv
 bool async_state::wait_for_frees() noexcept {
   relaxed_capture const mode;
   if (wait_for_allocations() != CUDA_SUCCESS) return false;
+  sync::lock const held{frees_mutex_};
   for (auto const& [stream, newest] : frees_) {
     auto const& key = newest.freed_on;
     auto& timeline = key.timeline();
