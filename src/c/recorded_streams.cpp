@@ -8,7 +8,7 @@
 namespace gpumem::c {
 
 void recorded_streams::add(void* block, void* stream) {
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   auto& streams = streams_[block];
   blocks_.store(streams_.size(), std::memory_order_release);
   if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
@@ -17,7 +17,7 @@ void recorded_streams::add(void* block, void* stream) {
 // The free of a block is ordered after all recordings for it, so the free cannot read a zero that is out of date.
 std::vector<void*> recorded_streams::take(void* block) noexcept {
   if (blocks_.load(std::memory_order_acquire) == 0) return {};
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   auto const found = streams_.find(block);
   if (found == streams_.end()) return {};
   auto streams = std::move(found->second);

@@ -4,9 +4,10 @@
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
+
+#include "../support/guarded_mutex.hpp"
 
 namespace gpumem::c {
 
@@ -21,8 +22,8 @@ public:
   std::vector<void*> take(void* block) noexcept;
 
 private:
-  std::mutex mutex_;
-  std::unordered_map<void*, std::vector<void*>> streams_;
+  support::guarded_mutex mutex_;
+  std::unordered_map<void*, std::vector<void*>> streams_ __attribute__((guarded_by(mutex_)));
   std::atomic<std::size_t> blocks_{0};
 };
 

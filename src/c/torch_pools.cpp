@@ -86,7 +86,7 @@ bool torch_pools::any_made() const noexcept {
 void torch_pools::configure(char const* options) {
   auto text = options ? std::string{options} : text_of_environment();
   parse_options(text); // throws now if the text is wrong
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   if (any_made()) throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
   options_ = std::move(text);
 }
@@ -96,7 +96,7 @@ void torch_pools::set_fraction(double fraction, int device) {
   if (!(fraction > 0 && fraction <= 1)) {
     throw std::invalid_argument{"gpumem: the memory fraction must be more than 0 and at most 1"};
   }
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   if (made(device)) {
     throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
                                 " already has its pool: set its fraction before the first use"};
@@ -113,7 +113,7 @@ gpumem_pool* torch_pools::of(int device) {
 
 gpumem_pool* torch_pools::make(int device) {
   auto const slot = slot_of(device);
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   if (auto* const pool = made(device)) return pool;
   pool_options options;
   options.name = "torch cuda:" + std::to_string(device);
@@ -185,14 +185,14 @@ void torch_pools::record_stream(void* pointer, void* stream) {
 
 void torch_pools::begin_graph(int device, gpumem_torch_pool_id graph) {
   slot_of(device);
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   auto& use = graphs_[{device, graph}];
   ++use.captures;
   ++use.holders;
 }
 
 void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   auto const found = graphs_.find({device, graph});
   if (found == graphs_.end() || found->second.captures == 0) {
     throw std::invalid_argument{"gpumem: end_allocate_to_pool without begin_allocate_to_pool"};
@@ -201,13 +201,13 @@ void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
 }
 
 void torch_pools::release_graph(int device, gpumem_torch_pool_id graph) noexcept {
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   auto const found = graphs_.find({device, graph});
   if (found != graphs_.end() && --found->second.holders == 0) graphs_.erase(found);
 }
 
 bool torch_pools::holds_graphs(int device) {
-  std::scoped_lock const held{mutex_};
+  support::scoped_lock const held{mutex_};
   return std::ranges::any_of(graphs_, [&](auto const& each) { return each.first.first == device; });
 }
 

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "../support/guarded_mutex.hpp"
 #include "recorded_streams.hpp"
 
 namespace gpumem::c {
@@ -56,10 +56,10 @@ private:
   bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
   std::array<std::atomic<gpumem_pool*>, max_devices> pools_{};
-  std::mutex mutex_; // guards the members below; held during no call of a pool, except to make one
-  std::array<double, max_devices> fractions_{};
-  std::optional<std::string> options_;
-  std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_;
+  support::guarded_mutex mutex_; // held during no call of a pool, except to make one
+  std::array<double, max_devices> fractions_ __attribute__((guarded_by(mutex_))){};
+  std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
+  std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_ __attribute__((guarded_by(mutex_)));
   recorded_streams recorded_;
 };
 
