@@ -52,52 +52,52 @@ struct held_context {
 int gpumem_simulator_interface(void) { return GPUMEM_SIMULATOR_INTERFACE; }
 
 int gpumem_simulator_reset(const gpumem_simulator_options* options) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   return device.reset(*options) ? 0 : 1;
 }
 
 void gpumem_simulator_seed(uint64_t seed) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  locked lock(device.mutex);
-  device.reseed(lock, seed);
+  device.reseed(seed);
 }
 
 uint64_t gpumem_simulator_step(uint64_t steps) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  locked lock(device.mutex);
   uint64_t run = 0;
-  while (run < steps && device.step(lock)) ++run;
+  while (run < steps && device.step()) ++run;
   return run;
 }
 
 uint64_t gpumem_simulator_run_until_idle(void) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  locked lock(device.mutex);
-  return device.run_until_idle(lock);
+  return device.run_until_idle();
 }
 
 void gpumem_simulator_fail_allocation(uint64_t nth) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   device.faults.fail_allocation(nth);
 }
 
 void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   device.faults.fail_call(name, nth, static_cast<CUresult>(result));
 }
 
 void gpumem_simulator_sticky_error(int result) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   device.faults.stick(static_cast<CUresult>(result));
 }
 
 int gpumem_simulator_never_complete(void* handle) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   CUresult why;
   const auto found = device.resolve(static_cast<CUevent>(handle), why);
   if (!found) return why;
@@ -111,12 +111,12 @@ int gpumem_simulator_never_complete(void* handle) {
 int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
                           void (*run)(void*), void (*drop)(void*), void* context) {
   auto held = std::make_shared<held_context>(run, drop, context);
+  on_call.run();
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  device.mark_call();
-  locked lock(device.mutex);
   if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
   if (device.faults.sticky() != CUDA_SUCCESS) return device.faults.sticky();
-  device.advance(lock);
+  device.advance();
   CUresult why;
   const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
   if (!on) return why;
@@ -135,8 +135,8 @@ uint64_t gpumem_simulator_new_owner(void) {
 }
 
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   if (refused_in_function(device, "allocation")) return;
   actor who;
   if (!actor_of(device, stream, by_host, "allocation", who)) return;
@@ -144,8 +144,8 @@ void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void*
 }
 
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   if (refused_in_function(device, "free")) return;
   actor who;
   if (!actor_of(device, stream, by_host, "free", who)) return;
@@ -153,8 +153,8 @@ void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* poi
 }
 
 void gpumem_simulator_use_recorded(void* stream, void* pointer) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   actor who;
   if (!actor_of(device, stream, 0, "declared use", who)) return;
   device.order.use_declared(who, reinterpret_cast<std::uint64_t>(pointer));
@@ -163,21 +163,20 @@ void gpumem_simulator_use_recorded(void* stream, void* pointer) {
 void gpumem_simulator_own_work(int begins) { this_host_thread().own_work = begins != 0; }
 
 void gpumem_simulator_on_call(void (*hook)(void*), void* context) {
-  simulation& device = the_simulation();
-  device.on_call_context.store(context, std::memory_order_relaxed);
-  device.on_call.store(hook, std::memory_order_release);
+  on_call.context.store(context, std::memory_order_relaxed);
+  on_call.function.store(hook, std::memory_order_release);
 }
 
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   device.on_block = hook;
   device.on_block_context = context;
 }
 
 void gpumem_simulator_read_statistics(gpumem_simulator_statistics* statistics) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   device.pools.collect(device);
   *statistics = {};
   statistics->operations_run = device.operations_run;
@@ -192,20 +191,20 @@ void gpumem_simulator_read_statistics(gpumem_simulator_statistics* statistics) {
 }
 
 void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   for (const auto& [name, count] : device.calls) visit(context, std::string(name).c_str(), count);
 }
 
 void gpumem_simulator_clear_calls(void) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   device.calls.clear();
 }
 
 void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take) {
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  const locked lock(device.mutex);
   for (const finding& found : device.findings.findings()) {
     const gpumem_simulator_finding told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
                                         found.block.address,          found.block.bytes,      found.block.number,

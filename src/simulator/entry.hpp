@@ -18,24 +18,24 @@ template <std::size_t Size> struct entry_name {
   constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
 };
 
-/// Runs `body(device, lock)` as the entry point `Name`.
+/// Runs `body(device)` as the entry point `Name`.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  on_call.run();
+  const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  device.mark_call();
-  locked lock(device.mutex);
   if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
-  if constexpr ((Rules & (quiet | before_init)) == 0) device.advance(lock);
-  return std::forward<Body>(body)(device, lock);
+  if constexpr ((Rules & (quiet | before_init)) == 0) device.advance();
+  return std::forward<Body>(body)(device);
 } catch (const std::bad_alloc&) { return CUDA_ERROR_OUT_OF_MEMORY; }
 
-/// The same for an entry point that takes a stream: `body(device, lock, stream)`.
+/// The same for an entry point that takes a stream: `body(device, stream)`.
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
-  return enter<Name, Rules>([&](simulation& device, locked& lock) {
+  return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
     CUresult why;
     const stream_ptr on = device.resolve(handle, why);
-    return on ? std::forward<Body>(body)(device, lock, on) : why;
+    return on ? std::forward<Body>(body)(device, on) : why;
   });
 }
 

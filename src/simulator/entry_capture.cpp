@@ -73,18 +73,18 @@ extern "C" {
 
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
   return enter_on<"cuStreamBeginCapture">(
-      handle, [&](simulation& device, locked&, const stream_ptr& on) { return begin(device, on, mode); });
+      handle, [&](simulation& device, const stream_ptr& on) { return begin(device, on, mode); });
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
   if (made != nullptr) *made = nullptr;
   return enter_on<"cuStreamEndCapture">(
-      handle, [&](simulation& device, locked&, const stream_ptr& on) { return end(device, on, made); });
+      handle, [&](simulation& device, const stream_ptr& on) { return end(device, on, made); });
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, const stream_ptr& on) {
     if (device.legacy_meets_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture stays valid
     *status = status_of(*on);
     return CUDA_SUCCESS;
@@ -94,7 +94,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* made,
                                 const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamGetCaptureInfo">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamGetCaptureInfo">(handle, [&](simulation& device, const stream_ptr& on) {
     if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*on);
     if (id != nullptr && on->capturing) *id = on->capturing->id;
@@ -107,7 +107,7 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  return enter<"cuThreadExchangeStreamCaptureMode", quiet>([&](simulation&, locked&) {
+  return enter<"cuThreadExchangeStreamCaptureMode", quiet>([&](simulation&) {
     if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::swap(*mode, this_host_thread().capture_mode);
     return CUDA_SUCCESS;
@@ -116,11 +116,11 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 
 CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph handle, unsigned long long) {
   return enter<"cuGraphInstantiate", needs_context>(
-      [&](simulation& device, locked&) { return instantiate(device, made, handle); });
+      [&](simulation& device) { return instantiate(device, made, handle); });
 }
 
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
-  return enter<"cuGraphGetNodes">([&](simulation& device, locked&) {
+  return enter<"cuGraphGetNodes">([&](simulation& device) {
     const auto* source = device.graphs.find(handle);
     if (source == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (nodes != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -130,7 +130,7 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
 }
 
 CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
-  return enter_on<"cuGraphLaunch">(stream, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuGraphLaunch">(stream, [&](simulation& device, const stream_ptr& on) {
     const auto* source = device.executables.find(handle);
     if (source == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return device.enqueue(on, launch_of(*source));
@@ -138,7 +138,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
 }
 
 CUresult cuGraphDestroy(CUgraph handle) {
-  return enter<"cuGraphDestroy">([&](simulation& device, locked&) {
+  return enter<"cuGraphDestroy">([&](simulation& device) {
     if (device.graphs.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.graphs.erase(handle);
     return CUDA_SUCCESS;
@@ -146,7 +146,7 @@ CUresult cuGraphDestroy(CUgraph handle) {
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
-  return enter<"cuGraphExecDestroy">([&](simulation& device, locked&) {
+  return enter<"cuGraphExecDestroy">([&](simulation& device) {
     if (device.executables.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.executables.erase(handle);
     return CUDA_SUCCESS;

@@ -28,7 +28,7 @@ context* given_or_current(simulation& device, CUcontext handle) {
 extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxRetain">([&](simulation& device, locked&) {
+  return enter<"cuDevicePrimaryCtxRetain">([&](simulation& device) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -40,21 +40,22 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxRelease">([&](simulation& device, locked& lock) {
-    context* home = primary_of(device, ordinal);
-    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-    if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    if (--home->retained != 0) return CUDA_SUCCESS;
-    const CUresult waited = device.wait_for_all(lock, *home, "cuDevicePrimaryCtxRelease");
-    device.destroy(*home);
-    return waited;
-  });
+  return enter<"cuDevicePrimaryCtxRelease">(
+      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+        context* home = primary_of(device, ordinal);
+        if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+        if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+        if (--home->retained != 0) return CUDA_SUCCESS;
+        const CUresult waited = device.wait_for_all(*home, "cuDevicePrimaryCtxRelease");
+        device.destroy(*home);
+        return waited;
+      });
 }
 
 /// The context stays current on its threads, and calls in it fail as in a destroyed context. Handles of its objects
 /// stay invalid even after the context is active again. Calls that are waiting in it fail.
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxReset", before_init>([&](simulation& device, locked&) {
+  return enter<"cuDevicePrimaryCtxReset", before_init>([&](simulation& device) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     device.faults.stick(CUDA_SUCCESS);
@@ -64,7 +65,7 @@ CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* active) {
-  return enter<"cuDevicePrimaryCtxGetState">([&](simulation& device, locked&) {
+  return enter<"cuDevicePrimaryCtxGetState">([&](simulation& device) {
     const context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (flags != nullptr) *flags = home->flags;
@@ -74,7 +75,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* acti
 }
 
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
-  return enter<"cuDevicePrimaryCtxSetFlags">([&](simulation& device, locked&) {
+  return enter<"cuDevicePrimaryCtxSetFlags">([&](simulation& device) {
     context* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     home->flags = flags;
@@ -83,7 +84,7 @@ CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext handle) {
-  return enter<"cuCtxSetCurrent", quiet>([&](simulation& device, locked&) {
+  return enter<"cuCtxSetCurrent", quiet>([&](simulation& device) {
     auto& stack = this_host_thread().contexts;
     context* home = known(device, handle);
     if (handle != nullptr && home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -93,7 +94,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* handle) {
-  return enter<"cuCtxGetCurrent", quiet>([&](simulation& device, locked&) {
+  return enter<"cuCtxGetCurrent", quiet>([&](simulation& device) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const context* home = device.current();
     *handle = home == nullptr ? nullptr : home->handle();
@@ -102,7 +103,7 @@ CUresult cuCtxGetCurrent(CUcontext* handle) {
 }
 
 CUresult cuCtxPushCurrent(CUcontext handle) {
-  return enter<"cuCtxPushCurrent", quiet>([&](simulation& device, locked&) {
+  return enter<"cuCtxPushCurrent", quiet>([&](simulation& device) {
     context* home = known(device, handle);
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     return this_host_thread().contexts.push(home) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -110,7 +111,7 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxPopCurrent(CUcontext* handle) {
-  return enter<"cuCtxPopCurrent", quiet>([&](simulation&, locked&) {
+  return enter<"cuCtxPopCurrent", quiet>([&](simulation&) {
     auto& stack = this_host_thread().contexts;
     if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
     if (handle != nullptr) *handle = stack.back()->handle();
@@ -120,7 +121,7 @@ CUresult cuCtxPopCurrent(CUcontext* handle) {
 }
 
 CUresult cuCtxGetDevice(CUdevice* ordinal) {
-  return enter<"cuCtxGetDevice", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuCtxGetDevice", (needs_context | quiet)>([&](simulation& device) {
     if (ordinal == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *ordinal = device.current()->device;
     return CUDA_SUCCESS;
@@ -128,7 +129,7 @@ CUresult cuCtxGetDevice(CUdevice* ordinal) {
 }
 
 CUresult cuCtxGetFlags(unsigned* flags) {
-  return enter<"cuCtxGetFlags", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuCtxGetFlags", (needs_context | quiet)>([&](simulation& device) {
     if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = device.current()->flags;
     return CUDA_SUCCESS;
@@ -136,7 +137,7 @@ CUresult cuCtxGetFlags(unsigned* flags) {
 }
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
-  return enter<"cuCtxGetId", quiet>([&](simulation& device, locked&) {
+  return enter<"cuCtxGetId", quiet>([&](simulation& device) {
     const context* home = given_or_current(device, handle);
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -147,7 +148,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
 }
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
-  return enter<"cuCtxGetApiVersion", quiet>([&](simulation& device, locked&) {
+  return enter<"cuCtxGetApiVersion", quiet>([&](simulation& device) {
     if (given_or_current(device, handle) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;
@@ -156,21 +157,22 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
 }
 
 CUresult cuCtxSynchronize() {
-  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](simulation& device, locked& lock) {
-    context& home = *device.current();
-    if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    vector_clock seen = home.ended;
-    for (const stream_ptr& on : home.streams) seen.join(on->order);
-    const CUresult result = device.wait_for_all(lock, home, "cuCtxSynchronize");
-    if (result != CUDA_SUCCESS) return result;
-    device.host.join(seen);
-    device.pools.after_wait(device);
-    return result;
-  });
+  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>(
+      [](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+        context& home = *device.current();
+        if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        vector_clock seen = home.ended;
+        for (const stream_ptr& on : home.streams) seen.join(on->order);
+        const CUresult result = device.wait_for_all(home, "cuCtxSynchronize");
+        if (result != CUDA_SUCCESS) return result;
+        device.host.join(seen);
+        device.pools.after_wait(device);
+        return result;
+      });
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
-  return enter<"cuCtxEnablePeerAccess", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuCtxEnablePeerAccess", (needs_context | quiet)>([&](simulation& device) {
     const context* peer = known(device, handle);
     if (peer == nullptr || peer == device.current()) return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -179,7 +181,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext handle) {
-  return enter<"cuCtxDisablePeerAccess", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuCtxDisablePeerAccess", (needs_context | quiet)>([&](simulation& device) {
     const context* peer = known(device, handle);
     if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     return device.current()->peers.erase(peer) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
@@ -187,7 +189,7 @@ CUresult cuCtxDisablePeerAccess(CUcontext handle) {
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  return enter<"cuCtxGetStreamPriorityRange", (needs_context | quiet)>([&](simulation&, locked&) {
+  return enter<"cuCtxGetStreamPriorityRange", (needs_context | quiet)>([&](simulation&) {
     if (least != nullptr) *least = 0;
     if (greatest != nullptr) *greatest = -5;
     return CUDA_SUCCESS;

@@ -11,23 +11,24 @@ std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uint64
 
 template <entry_name Name> CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
   return enter_on<Name, (needs_context | unsafe_in_capture)>(
-      CU_STREAM_LEGACY, [&](simulation& device, locked& lock, const stream_ptr& on) {
-        return transfer(device, lock, on, to, from, bytes, true, Name.text);
+      CU_STREAM_LEGACY,
+      [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+        return transfer(device, on, to, from, bytes, true, Name.text);
       });
 }
 
 template <entry_name Name>
 CUresult copy_later(CUstream handle, std::uint64_t to, std::uint64_t from, std::size_t bytes) {
-  return enter_on<Name>(handle, [&](simulation& device, locked& lock, const stream_ptr& on) {
-    return transfer(device, lock, on, to, from, bytes, false, Name.text);
-  });
+  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on)
+                                    __attribute__((requires_capability(simulation_mutex))) {
+                                      return transfer(device, on, to, from, bytes, false, Name.text);
+                                    });
 }
 
 template <entry_name Name, unsigned Rules = plain>
 CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned width, std::size_t count) {
-  return enter_on<Name, Rules>(handle, [&](simulation& device, locked&, const stream_ptr& on) {
-    return fill(device, on, to, value, width, count);
-  });
+  return enter_on<Name, Rules>(
+      handle, [&](simulation& device, const stream_ptr& on) { return fill(device, on, to, value, width, count); });
 }
 
 } // namespace
@@ -84,7 +85,7 @@ CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream
 }
 
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation, unsigned, CUstream stream) {
-  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, const stream_ptr& on) {
     const allocation* held = device.allocations.find(pointer);
     if (held == nullptr || held->kind != memory_kind::managed || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     operation work;
@@ -94,7 +95,7 @@ CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation, un
 }
 
 CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise, CUmemLocation) {
-  return enter<"cuMemAdvise">([&](simulation& device, locked&) {
+  return enter<"cuMemAdvise">([&](simulation& device) {
     const allocation* held = device.allocations.find(pointer);
     return held == nullptr || held->kind != memory_kind::managed || bytes == 0 ? CUDA_ERROR_INVALID_VALUE
                                                                                : CUDA_SUCCESS;

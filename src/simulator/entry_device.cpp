@@ -41,11 +41,11 @@ extern "C" {
 
 CUresult cuInit(unsigned flags) {
   return enter<"cuInit", before_init>(
-      [&](simulation& device, locked&) { return flags == 0 ? device.initialise() : CUDA_ERROR_INVALID_VALUE; });
+      [&](simulation& device) { return flags == 0 ? device.initialise() : CUDA_ERROR_INVALID_VALUE; });
 }
 
 CUresult cuDriverGetVersion(int* version) {
-  return enter<"cuDriverGetVersion", before_init>([&](simulation&, locked&) {
+  return enter<"cuDriverGetVersion", before_init>([&](simulation&) {
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *version = CUDA_VERSION;
     return CUDA_SUCCESS;
@@ -78,7 +78,7 @@ CUresult cuGetExportTable(const void** table, const CUuuid*) {
 }
 
 CUresult cuDeviceGetCount(int* count) {
-  return enter<"cuDeviceGetCount", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetCount", quiet>([&](simulation& device) {
     if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *count = device.options().devices;
     return CUDA_SUCCESS;
@@ -86,7 +86,7 @@ CUresult cuDeviceGetCount(int* count) {
 }
 
 CUresult cuDeviceGet(CUdevice* handle, int ordinal) {
-  return enter<"cuDeviceGet", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGet", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *handle = ordinal;
@@ -95,7 +95,7 @@ CUresult cuDeviceGet(CUdevice* handle, int ordinal) {
 }
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice ordinal) {
-  return enter<"cuDeviceGetName", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetName", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (name == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     std::snprintf(name, static_cast<std::size_t>(length), "gpumem simulated device %d", ordinal);
@@ -104,7 +104,7 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice ordinal) {
 }
 
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
-  return enter<"cuDeviceGetUuid", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetUuid", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (uuid == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::memcpy(uuid->bytes, "gpumem-simulate", 15);
@@ -114,7 +114,7 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
 }
 
 CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
-  return enter<"cuDeviceTotalMem", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceTotalMem", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *bytes = device.allocations.capacity();
@@ -123,7 +123,7 @@ CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice ordinal) {
-  return enter<"cuDeviceGetAttribute", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetAttribute", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (value == nullptr || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
     const bool hidden =
@@ -134,7 +134,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
-  return enter<"cuDeviceGetPCIBusId", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetPCIBusId", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (text == nullptr || length < 13) return CUDA_ERROR_INVALID_VALUE;
     std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", ordinal + 1);
@@ -143,7 +143,7 @@ CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
 }
 
 CUresult cuDeviceCanAccessPeer(int* can, CUdevice from, CUdevice to) {
-  return enter<"cuDeviceCanAccessPeer", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceCanAccessPeer", quiet>([&](simulation& device) {
     if (!exists(device, from) || !exists(device, to)) return CUDA_ERROR_INVALID_DEVICE;
     if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *can = from != to;

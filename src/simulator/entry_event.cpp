@@ -11,10 +11,10 @@ namespace {
 constexpr unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_for(CUevent handle, Body&& body) {
-  return enter<Name, Rules>([&](simulation& device, locked& lock) {
+  return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
     CUresult why;
     const std::shared_ptr<event> found = device.resolve(handle, why);
-    return found ? body(device, lock, *found) : why;
+    return found ? body(device, *found) : why;
   });
 }
 
@@ -85,7 +85,7 @@ CUresult refuse_captured(simulation& device, const event& asked) {
 extern "C" {
 
 CUresult cuEventCreate(CUevent* made, unsigned flags) {
-  return enter<"cuEventCreate", needs_context>([&](simulation& device, locked&) {
+  return enter<"cuEventCreate", needs_context>([&](simulation& device) {
     if (made == nullptr || (flags & ~known_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
     auto fresh = std::make_shared<event>();
     fresh->serial = ++device.events_made;
@@ -97,14 +97,14 @@ CUresult cuEventCreate(CUevent* made, unsigned flags) {
 }
 
 CUresult cuEventDestroy(CUevent handle) {
-  return enter_for<"cuEventDestroy">(handle, [&](simulation& device, locked&, event&) {
+  return enter_for<"cuEventDestroy">(handle, [&](simulation& device, event&) {
     device.events.erase(handle);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuEventRecord(CUevent handle, CUstream stream) {
-  return enter_on<"cuEventRecord">(stream, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuEventRecord">(stream, [&](simulation& device, const stream_ptr& on) {
     CUresult why;
     const auto marked = device.resolve(handle, why);
     return marked ? record_on(device, *marked, on) : why;
@@ -113,7 +113,7 @@ CUresult cuEventRecord(CUevent handle, CUstream stream) {
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags) {
   if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuEventRecordWithFlags">(stream, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuEventRecordWithFlags">(stream, [&](simulation& device, const stream_ptr& on) {
     CUresult why;
     const auto marked = device.resolve(handle, why);
     return marked ? record_on(device, *marked, on) : why;
@@ -121,7 +121,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags)
 }
 
 CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
-  return enter_for<"cuCtxRecordEvent">(handle, [&](simulation& device, locked&, event& marked) {
+  return enter_for<"cuCtxRecordEvent">(handle, [&](simulation& device, event& marked) {
     auto* home = reinterpret_cast<context*>(context_handle);
     if (home == nullptr) home = device.current();
     if (home == nullptr || !home->active || marked.home != home) return CUDA_ERROR_INVALID_HANDLE;
@@ -139,7 +139,7 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
-  return enter_on<"cuStreamWaitEvent">(stream, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamWaitEvent">(stream, [&](simulation& device, const stream_ptr& on) {
     CUresult why;
     const auto awaited = device.resolve(handle, why);
     return awaited ? wait_on(device, on, *awaited) : why;
@@ -147,7 +147,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
 }
 
 CUresult cuEventQuery(CUevent handle) {
-  return enter_for<"cuEventQuery">(handle, [](simulation& device, locked&, event& asked) {
+  return enter_for<"cuEventQuery">(handle, [](simulation& device, event& asked) {
     if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
     if (!asked.last) return CUDA_SUCCESS;
     if (!asked.last->done()) return CUDA_ERROR_NOT_READY;
@@ -157,24 +157,25 @@ CUresult cuEventQuery(CUevent handle) {
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
-  return enter_for<"cuEventSynchronize">(handle, [](simulation& device, locked& lock, event& asked) {
-    if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
-    if (!asked.last) return CUDA_SUCCESS;
-    const std::shared_ptr<record> awaited = asked.last;
-    const std::string what = "cuEventSynchronize for event " + std::to_string(asked.serial);
-    const auto done = [&] { return awaited->done(); };
-    const std::uint64_t id = asked.home->id;
-    if (const CUresult result = device.block_until(lock, what, done); result != CUDA_SUCCESS) return result;
-    if (const CUresult result = simulation::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
-    device.host_time = std::max(device.host_time, awaited->time);
-    device.host.join(awaited->order);
-    device.pools.after_wait(device);
-    return CUDA_SUCCESS;
-  });
+  return enter_for<"cuEventSynchronize">(
+      handle, [](simulation& device, event& asked) __attribute__((requires_capability(simulation_mutex))) {
+        if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
+        if (!asked.last) return CUDA_SUCCESS;
+        const std::shared_ptr<record> awaited = asked.last;
+        const std::string what = "cuEventSynchronize for event " + std::to_string(asked.serial);
+        const auto done = [&] { return awaited->done(); };
+        const std::uint64_t id = asked.home->id;
+        if (const CUresult result = device.block_until(what, done); result != CUDA_SUCCESS) return result;
+        if (const CUresult result = simulation::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
+        device.host_time = std::max(device.host_time, awaited->time);
+        device.host.join(awaited->order);
+        device.pools.after_wait(device);
+        return CUDA_SUCCESS;
+      });
 }
 
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  return enter<"cuEventElapsedTime">([&](simulation& device, locked&) {
+  return enter<"cuEventElapsedTime">([&](simulation& device) {
     CUresult why;
     const auto first = device.resolve(start, why);
     const auto last = first ? device.resolve(end, why) : nullptr;

@@ -16,7 +16,7 @@ bool reachable(const simulation& device, CUdeviceptr address, unsigned width) {
 
 template <entry_name Name>
 CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
-  return enter_on<Name>(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "wait for a value";
@@ -26,7 +26,7 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, u
 }
 
 template <entry_name Name> CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
-  return enter_on<Name>(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "write of a value";

@@ -28,7 +28,7 @@ template <class Handle> CUresult unload(simulation& device, Handle handle) {
 }
 
 template <entry_name Name> CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
-  return enter_on<Name>(stream, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<Name>(stream, [&](simulation& device, const stream_ptr& on) {
     if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
     operation work;
@@ -39,7 +39,7 @@ template <entry_name Name> CUresult launch(CUstream stream, const void* function
 }
 
 template <entry_name Name, class Handle> CUresult make_of(Handle* made, const void* parent, bool arguments_are_good) {
-  return enter<Name, needs_context>([&](simulation& device, locked&) {
+  return enter<Name, needs_context>([&](simulation& device) {
     if (!arguments_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, parent)) return CUDA_ERROR_INVALID_HANDLE;
     return make(device, made);
@@ -52,26 +52,26 @@ extern "C" {
 
 CUresult cuModuleLoad(CUmodule* made, const char* path) {
   return enter<"cuModuleLoad", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device, locked&) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadData(CUmodule* made, const void* image) {
   return enter<"cuModuleLoadData", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadDataEx(CUmodule* made, const void* image, unsigned, CUjit_option*, void**) {
   return enter<"cuModuleLoadDataEx", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule* made, const void* image) {
   return enter<"cuModuleLoadFatBinary", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device, locked&) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuModuleUnload(CUmodule module) {
-  return enter<"cuModuleUnload", needs_context>([&](simulation& device, locked&) { return unload(device, module); });
+  return enter<"cuModuleUnload", needs_context>([&](simulation& device) { return unload(device, module); });
 }
 
 CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, const char* name) {
@@ -81,15 +81,15 @@ CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, const char* name
 CUresult cuLibraryLoadData(CUlibrary* made, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
                            unsigned) {
   return enter<"cuLibraryLoadData">(
-      [&](simulation& device, locked&) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
 CUresult cuLibraryUnload(CUlibrary library) {
-  return enter<"cuLibraryUnload">([&](simulation& device, locked&) { return unload(device, library); });
+  return enter<"cuLibraryUnload">([&](simulation& device) { return unload(device, library); });
 }
 
 CUresult cuLibraryGetKernel(CUkernel* made, CUlibrary library, const char* name) {
-  return enter<"cuLibraryGetKernel">([&](simulation& device, locked&) {
+  return enter<"cuLibraryGetKernel">([&](simulation& device) {
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return alive(device, library) ? make(device, made) : CUDA_ERROR_INVALID_HANDLE;
   });
@@ -105,7 +105,7 @@ CUresult cuKernelGetFunction(CUfunction* made, CUkernel kernel) {
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute, int) {
   return enter<"cuFuncSetAttribute">(
-      [&](simulation& device, locked&) { return alive(device, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
+      [&](simulation& device) { return alive(device, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

@@ -26,13 +26,14 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
 }
 
 /// Frees as the driver does: first waits for all work of the context. That wait gives the host no order after the work.
-CUresult give_back(simulation& device, locked& lock, std::uint64_t address, bool host_kind, const char* call) {
+CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, const char* call)
+    __attribute__((requires_capability(simulation_mutex))) {
   const allocation* held = device.allocations.find(address);
   if (held == nullptr || held->address != address || (held->kind == memory_kind::pinned) != host_kind ||
       held->kind == memory_kind::registered)
     return CUDA_ERROR_INVALID_VALUE;
   ++device.implicit_waits;
-  if (const CUresult result = device.wait_for_all(lock, *held->home, call); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = device.wait_for_all(*held->home, call); result != CUDA_SUCCESS) return result;
   held = device.allocations.find(address);
   if (held == nullptr) return CUDA_ERROR_INVALID_VALUE;
   device.order.gone(device.host_point(call), address, held->granted, true);
@@ -54,7 +55,7 @@ extern "C" {
 
 CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
+  return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     CUresult why;
     const allocation* made = take(device, memory_kind::device, bytes, why);
     if (made != nullptr) *pointer = made->address;
@@ -63,17 +64,18 @@ CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
 }
 
 CUresult cuMemFree(CUdeviceptr pointer) {
-  return enter<"cuMemFree", (needs_context | unsafe_in_capture)>([&](simulation& device, locked& lock) {
-    if (pointer == 0) return CUDA_SUCCESS;
-    if (memory_pool* const pool = device.pools.holding(pointer))
-      return free_pooled_by_host(device, *pool, pointer, "cuMemFree");
-    return give_back(device, lock, pointer, false, "cuMemFree");
-  });
+  return enter<"cuMemFree", (needs_context | unsafe_in_capture)>(
+      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+        if (pointer == 0) return CUDA_SUCCESS;
+        if (memory_pool* const pool = device.pools.holding(pointer))
+          return free_pooled_by_host(device, *pool, pointer, "cuMemFree");
+        return give_back(device, pointer, false, "cuMemFree");
+      });
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
+  return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     CUresult why;
     const allocation* made = take(device, memory_kind::managed, bytes, why);
     if (made != nullptr) *pointer = made->address;
@@ -84,25 +86,26 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
 CUresult cuMemAllocHost(void** pointer, size_t bytes) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemAllocHost", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device, locked&) { return allocate_host(device, pointer, bytes); });
+      [&](simulation& device) { return allocate_host(device, pointer, bytes); });
 }
 
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemHostAlloc", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device, locked&) { return allocate_host(device, pointer, bytes); });
+      [&](simulation& device) { return allocate_host(device, pointer, bytes); });
 }
 
 CUresult cuMemFreeHost(void* pointer) {
-  return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>([&](simulation& device, locked& lock) {
-    if (pointer == nullptr) return CUDA_SUCCESS;
-    if (device.pools.holding(reinterpret_cast<std::uint64_t>(pointer)) != nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return give_back(device, lock, reinterpret_cast<std::uint64_t>(pointer), true, "cuMemFreeHost");
-  });
+  return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>(
+      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+        if (pointer == nullptr) return CUDA_SUCCESS;
+        if (device.pools.holding(reinterpret_cast<std::uint64_t>(pointer)) != nullptr) return CUDA_ERROR_INVALID_VALUE;
+        return give_back(device, reinterpret_cast<std::uint64_t>(pointer), true, "cuMemFreeHost");
+      });
 }
 
 CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
-  return enter<"cuMemHostRegister", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
+  return enter<"cuMemHostRegister", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (device.allocations.find(reinterpret_cast<std::uint64_t>(pointer)) != nullptr)
       return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -113,7 +116,7 @@ CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
 }
 
 CUresult cuMemHostUnregister(void* pointer) {
-  return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](simulation& device, locked&) {
+  return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     const auto address = reinterpret_cast<std::uint64_t>(pointer);
     const allocation* held = device.allocations.find(address);
     if (held == nullptr || held->address != address || held->kind != memory_kind::registered)
@@ -125,7 +128,7 @@ CUresult cuMemHostUnregister(void* pointer) {
 }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
-  return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](simulation& device) {
     const auto address = reinterpret_cast<std::uint64_t>(host);
     const allocation* held = device.allocations.find(address);
     if (pointer == nullptr || held == nullptr || held->kind == memory_kind::device) return CUDA_ERROR_INVALID_VALUE;
@@ -135,7 +138,7 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
 }
 
 CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
-  return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](simulation& device) {
     const allocation* held = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
     if (flags == nullptr || held == nullptr || held->kind != memory_kind::pinned) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEMHOSTALLOC_DEVICEMAP;
@@ -144,7 +147,7 @@ CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
 }
 
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
-  return enter<"cuMemGetInfo", needs_context>([&](simulation& device, locked&) {
+  return enter<"cuMemGetInfo", needs_context>([&](simulation& device) {
     device.pools.collect(device);
     const memory& held = device.allocations;
     if (free != nullptr) *free = held.capacity() - held.used(device.current()->device);
@@ -154,7 +157,7 @@ CUresult cuMemGetInfo(size_t* free, size_t* total) {
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
-  return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](simulation& device, locked&) {
+  return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](simulation& device) {
     auto held = known_at(device, pointer);
     if (const mapping* at = device.mappings.find(pointer); at != nullptr)
       held = allocation{at->address, at->bytes, at->bytes, memory_kind::device, at->of->device(), nullptr, 0, 0};

@@ -94,7 +94,7 @@ std::optional<allocation> known_at(const simulation& device, std::uint64_t addre
 extern "C" {
 
 CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  return enter<"cuPointerGetAttribute", quiet>([&](simulation& device, locked&) {
+  return enter<"cuPointerGetAttribute", quiet>([&](simulation& device) {
     const auto held = known_at(device, pointer);
     const bool known = held || device.mappings.reservation_of(pointer).second != 0;
     if (place == nullptr || !known) return CUDA_ERROR_INVALID_VALUE;
@@ -103,7 +103,7 @@ CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdev
 }
 
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** places, CUdeviceptr pointer) {
-  return enter<"cuPointerGetAttributes", quiet>([&](simulation& device, locked&) {
+  return enter<"cuPointerGetAttributes", quiet>([&](simulation& device) {
     if (attributes == nullptr || places == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto held = known_at(device, pointer);
     for (unsigned i = 0; i < count; ++i)

@@ -6,11 +6,11 @@ using namespace simulated;
 
 namespace {
 
-/// Runs `body(device, lock, pool)` for a live pool.
+/// Runs `body(device, pool)` for a live pool.
 template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, Body&& body) noexcept {
-  return enter<Name, quiet>([&](simulation& device, locked& lock) {
+  return enter<Name, quiet>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
     memory_pool* const pool = device.pools.find(handle);
-    return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, lock, *pool);
+    return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, *pool);
   });
 }
 
@@ -69,7 +69,7 @@ bool reaches(const memory_pool& pool, const CUmemLocation& location) {
 extern "C" {
 
 CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
-  return enter<"cuMemPoolCreate">([&](simulation& device, locked&) {
+  return enter<"cuMemPoolCreate">([&](simulation& device) {
     if (made == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const CUresult judged = pool_table::judge(*properties, device.options().devices);
     if (judged == CUDA_SUCCESS) *made = device.pools.create(device, *properties).handle;
@@ -78,7 +78,7 @@ CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
-  return enter_pool<"cuMemPoolDestroy">(handle, [](simulation& device, locked&, memory_pool& pool) {
+  return enter_pool<"cuMemPoolDestroy">(handle, [](simulation& device, memory_pool& pool) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
     if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // the real driver may not require one
     // The documentation allows this, but driver 580 crashes, in this call or a later one.
@@ -91,14 +91,14 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
-  return enter_pool<"cuMemPoolTrimTo">(handle, [&](simulation& device, locked&, memory_pool& pool) {
+  return enter_pool<"cuMemPoolTrimTo">(handle, [&](simulation& device, memory_pool& pool) {
     pool.release(device, keep, keep, true);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-  return enter_pool<"cuMemPoolSetAttribute">(handle, [&](simulation&, locked&, memory_pool& pool) {
+  return enter_pool<"cuMemPoolSetAttribute">(handle, [&](simulation&, memory_pool& pool) {
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return set_policy(pool.follow_events, value);
@@ -115,7 +115,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-  return enter_pool<"cuMemPoolGetAttribute">(handle, [&](simulation&, locked&, const memory_pool& pool) {
+  return enter_pool<"cuMemPoolGetAttribute">(handle, [&](simulation&, const memory_pool& pool) {
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return answer<int>(value, pool.follow_events);
@@ -132,7 +132,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* wishes, size_t count) {
-  return enter_pool<"cuMemPoolSetAccess">(handle, [&](simulation& device, locked&, memory_pool& pool) {
+  return enter_pool<"cuMemPoolSetAccess">(handle, [&](simulation& device, memory_pool& pool) {
     if (wishes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
       if (const CUresult result = give_access(device, pool, wishes[i]); result != CUDA_SUCCESS) return result;
@@ -141,7 +141,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* wishes, 
 }
 
 CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
-  return enter_pool<"cuMemPoolGetAccess">(handle, [&](simulation&, locked&, const memory_pool& pool) {
+  return enter_pool<"cuMemPoolGetAccess">(handle, [&](simulation&, const memory_pool& pool) {
     if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = reaches(pool, *location) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
@@ -149,26 +149,26 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmem
 }
 
 CUresult cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return enter<"cuMemGetDefaultMemPool", quiet>([&](simulation& device, locked&) {
+  return enter<"cuMemGetDefaultMemPool", quiet>([&](simulation& device) {
     return find_pool(out, location, [&](const CUmemLocation& at) { return device.pools.default_of(device, at, type); });
   });
 }
 
 CUresult cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return enter<"cuMemGetMemPool", quiet>([&](simulation& device, locked&) {
+  return enter<"cuMemGetMemPool", quiet>([&](simulation& device) {
     return find_pool(out, location, [&](const CUmemLocation& at) { return device.pools.current_of(device, at, type); });
   });
 }
 
 CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool handle) {
-  return enter_pool<"cuMemSetMemPool">(handle, [&](simulation& device, locked&, memory_pool& pool) {
+  return enter_pool<"cuMemSetMemPool">(handle, [&](simulation& device, memory_pool& pool) {
     if (location == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return device.pools.set_current(*location, type, &pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
-  return enter<"cuDeviceGetDefaultMemPool", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetDefaultMemPool", quiet>([&](simulation& device) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     const CUmemLocation at = at_device(ordinal);
     return find_pool(out, &at, [&](const CUmemLocation& location) {
@@ -178,7 +178,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
-  return enter<"cuDeviceGetMemPool", quiet>([&](simulation& device, locked&) {
+  return enter<"cuDeviceGetMemPool", quiet>([&](simulation& device) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     const CUmemLocation at = at_device(ordinal);
     return find_pool(out, &at, [&](const CUmemLocation& location) {
@@ -188,7 +188,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
 }
 
 CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool handle) {
-  return enter_pool<"cuDeviceSetMemPool">(handle, [&](simulation& device, locked&, memory_pool& pool) {
+  return enter_pool<"cuDeviceSetMemPool">(handle, [&](simulation& device, memory_pool& pool) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     return device.pools.set_current(at_device(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, &pool)
                ? CUDA_SUCCESS

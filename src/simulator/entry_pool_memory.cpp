@@ -72,20 +72,20 @@ CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_
 extern "C" {
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
-  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, const stream_ptr& on) {
     const CUmemLocation at{CU_MEM_LOCATION_TYPE_DEVICE, on->home->device};
     return allocate(device, pointer, bytes, device.pools.current_of(device, at, CU_MEM_ALLOCATION_TYPE_PINNED), on);
   });
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream handle) {
-  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, const stream_ptr& on) {
     return allocate(device, pointer, bytes, device.pools.find(pool), on);
   });
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
-  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, const stream_ptr& on) {
     if (pointer == 0) return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
     memory_pool* const pool = device.pools.holding(pointer);

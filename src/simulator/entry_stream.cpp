@@ -34,18 +34,18 @@ extern "C" {
 
 CUresult cuStreamCreate(CUstream* made, unsigned flags) {
   return enter<"cuStreamCreate", needs_context>(
-      [&](simulation& device, locked&) { return make_own_stream(device, made, flags, 0); });
+      [&](simulation& device) { return make_own_stream(device, made, flags, 0); });
 }
 
 CUresult cuStreamCreateWithPriority(CUstream* made, unsigned flags, int priority) {
   return enter<"cuStreamCreateWithPriority", needs_context>(
-      [&](simulation& device, locked&) { return make_own_stream(device, made, flags, priority); });
+      [&](simulation& device) { return make_own_stream(device, made, flags, priority); });
 }
 
 CUresult cuStreamDestroy(CUstream handle) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
     return CUDA_ERROR_INVALID_HANDLE;
-  return enter_on<"cuStreamDestroy">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamDestroy">(handle, [&](simulation& device, const stream_ptr& on) {
     if (on->capturing) device.invalidate(*on->capturing);
     device.streams.erase(handle);
     on->alive = false;
@@ -55,7 +55,7 @@ CUresult cuStreamDestroy(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  return enter_on<"cuStreamQuery">(handle, [](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamQuery">(handle, [](simulation& device, const stream_ptr& on) {
     if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
     if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!device.idle(*on)) return CUDA_ERROR_NOT_READY;
@@ -65,27 +65,27 @@ CUresult cuStreamQuery(CUstream handle) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  return enter_on<"cuStreamSynchronize">(handle, [](simulation& device, locked& lock, const stream_ptr& on) {
-    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
-    if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    const CUresult result = device.wait_for(lock, on, "cuStreamSynchronize");
-    if (result == CUDA_SUCCESS) device.pools.after_wait(device);
-    return result;
-  });
+  return enter_on<"cuStreamSynchronize">(
+      handle, [](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+        if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
+        if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        const CUresult result = device.wait_for(on, "cuStreamSynchronize");
+        if (result == CUDA_SUCCESS) device.pools.after_wait(device);
+        return result;
+      });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  return enter_on<"cuStreamGetId">(handle,
-                                   [&](simulation&, locked&, const stream_ptr& on) { return answer(id, on->id); });
+  return enter_on<"cuStreamGetId">(handle, [&](simulation&, const stream_ptr& on) { return answer(id, on->id); });
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* home) {
   return enter_on<"cuStreamGetCtx">(
-      handle, [&](simulation&, locked&, const stream_ptr& on) { return answer(home, on->home->handle()); });
+      handle, [&](simulation&, const stream_ptr& on) { return answer(home, on->home->handle()); });
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* home, CUgreenCtx* green) {
-  return enter_on<"cuStreamGetCtx">(handle, [&](simulation&, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamGetCtx">(handle, [&](simulation&, const stream_ptr& on) {
     if (green != nullptr) *green = nullptr;
     return answer(home, on->home->handle());
   });
@@ -93,22 +93,22 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* home, CUgreenCtx* green) 
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice* ordinal) {
   return enter_on<"cuStreamGetDevice">(
-      handle, [&](simulation&, locked&, const stream_ptr& on) { return answer(ordinal, on->home->device); });
+      handle, [&](simulation&, const stream_ptr& on) { return answer(ordinal, on->home->device); });
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {
   return enter_on<"cuStreamGetPriority">(
-      handle, [&](simulation&, locked&, const stream_ptr& on) { return answer(priority, on->priority); });
+      handle, [&](simulation&, const stream_ptr& on) { return answer(priority, on->priority); });
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return enter_on<"cuStreamGetFlags">(
-      handle, [&](simulation&, locked&, const stream_ptr& on) { return answer(flags, on->flags); });
+  return enter_on<"cuStreamGetFlags">(handle,
+                                      [&](simulation&, const stream_ptr& on) { return answer(flags, on->flags); });
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuLaunchHostFunc">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuLaunchHostFunc">(handle, [&](simulation& device, const stream_ptr& on) {
     operation work;
     work.action = "host function";
     work.duration = 1000;
@@ -119,7 +119,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
 
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* data, unsigned flags) {
   if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamAddCallback">(handle, [&](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamAddCallback">(handle, [&](simulation& device, const stream_ptr& on) {
     if (on->capturing) {
       device.invalidate(*on->capturing);
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -133,7 +133,7 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* d
 }
 
 CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr, size_t, unsigned) {
-  return enter_on<"cuStreamAttachMemAsync">(handle, [](simulation& device, locked&, const stream_ptr& on) {
+  return enter_on<"cuStreamAttachMemAsync">(handle, [](simulation& device, const stream_ptr& on) {
     operation work;
     work.action = "attachment of memory";
     return device.enqueue(on, std::move(work));

@@ -12,7 +12,7 @@ namespace simulated {
 
 /// Runs `body(device)` as the entry point `Name`; fails if the options say that devices have no virtual memory.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_virtual(Body&& body) noexcept {
-  return enter<Name, Rules>([&](simulation& device, locked&) {
+  return enter<Name, Rules>([&](simulation& device) {
     return device.options().virtual_memory != 0 ? std::forward<Body>(body)(device) : CUDA_ERROR_NOT_SUPPORTED;
   });
 }

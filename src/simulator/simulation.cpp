@@ -40,13 +40,16 @@ std::atomic<bool> forked{false};
 
 } // namespace
 
+gpumem::support::guarded_mutex simulation_mutex;
+call_hook on_call;
+
 bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed); }
 
 simulation& the_simulation() {
   static simulation* const one = [] {
     auto* made = new simulation;
     at_exit.said_by = made;
-    ::pthread_atfork(nullptr, nullptr, [] { forked = the_simulation().initialised(); });
+    ::pthread_atfork(nullptr, nullptr, [] { forked = at_exit.said_by->initialised(); });
     return made;
   }();
   return *one;
@@ -96,8 +99,8 @@ bool simulation::reset(const gpumem_simulator_options& options) {
   return true;
 }
 
-void simulation::reseed(locked& lock, std::uint64_t seed) {
-  while (step(lock)) {}
+void simulation::reseed(std::uint64_t seed) {
+  while (step()) {}
   for (const auto& home : primaries)
     for (const stream_ptr& on : home->streams)
       if (on->queue.empty()) host.join(on->order);
@@ -120,10 +123,6 @@ CUresult simulation::initialise() {
   }
   initialised_ = true;
   return CUDA_SUCCESS;
-}
-
-void simulation::mark_call() const {
-  if (auto* hook = on_call.load(std::memory_order_acquire)) hook(on_call_context.load(std::memory_order_relaxed));
 }
 
 CUresult simulation::admit(const char* name, unsigned rules) {

@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "../support/guarded_mutex.hpp"
 #include "capture.hpp"
 #include "checker.hpp"
 #include "control.h"
@@ -32,7 +32,11 @@
 
 namespace simulated {
 
-using locked = std::unique_lock<std::mutex>;
+using locked = gpumem::support::scoped_lock;
+using unlocked = gpumem::support::scoped_unlock;
+
+/// Guards the simulation of the process.
+extern gpumem::support::guarded_mutex simulation_mutex;
 
 /// Conditions that admit() checks before an entry point runs.
 enum rule : unsigned {
@@ -47,14 +51,12 @@ class simulation {
 public:
   simulation();
 
-  std::mutex mutex;
-
   // Set-up
   /// Resets everything: handles, memory, findings, counts. Returns false while a function of device work runs or a host
   /// call waits.
   bool reset(const gpumem_simulator_options& options);
   /// Runs all work that can run, orders the host after it, and restarts the random numbers with the seed.
-  void reseed(locked& lock, std::uint64_t seed);
+  void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
   CUresult initialise();
   [[nodiscard]] bool initialised() const noexcept { return initialised_; }
   [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
@@ -63,22 +65,22 @@ public:
   /// Counts a call of `name`. Returns success, or the error with which the call must fail.
   CUresult admit(const char* name, unsigned rules);
   /// Runs a random number of operations, unless stepping is manual.
-  void advance(locked& lock);
-  void mark_call() const;
+  void advance() __attribute__((requires_capability(simulation_mutex)));
 
   // Device work
   /// Enqueues work on a stream, or adds it to the capture of the stream.
   CUresult enqueue(const stream_ptr& on, operation&& work);
   /// Runs one operation. Returns false if none can run now.
-  bool step(locked& lock);
+  bool step() __attribute__((requires_capability(simulation_mutex)));
   /// Runs all operations that can run and waits for those that other threads run. Returns the number still pending.
-  std::uint64_t run_until_idle(locked& lock);
+  std::uint64_t run_until_idle() __attribute__((requires_capability(simulation_mutex)));
   /// Runs device work until `done()`. Fails if no operation can run and no other host thread can change that.
-  CUresult block_until(locked& lock, const std::string& what, const std::function<bool()>& done);
+  CUresult block_until(const std::string& what, const std::function<bool()>& done)
+      __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
-  CUresult wait_for(locked& lock, const stream_ptr& on, const char* call);
+  CUresult wait_for(const stream_ptr& on, const char* call) __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work of a context, without an order for the host.
-  CUresult wait_for_all(locked& lock, context& home, const char* call);
+  CUresult wait_for_all(context& home, const char* call) __attribute__((requires_capability(simulation_mutex)));
   /// Returns whether all work of a stream is done; for a legacy stream, also that of all blocking streams.
   [[nodiscard]] bool idle(const stream& on) const;
   /// Returns the clock of a stream now; for a legacy stream, joined with those of all blocking streams.
@@ -148,8 +150,6 @@ public:
   std::uint64_t events_made = 0;
   std::uint64_t implicit_waits = 0;
 
-  std::atomic<void (*)(void*)> on_call = nullptr;
-  std::atomic<void*> on_call_context = nullptr;
   bool (*on_block)(void*) = nullptr;
   void* on_block_context = nullptr;
 
@@ -175,7 +175,7 @@ private:
   unsigned eagerness_ = 0;
   unsigned calls_at_this_pace_ = 0;
   std::uint64_t progress_ = 0;
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   std::vector<stream_ptr> active_;  // streams with work
   std::vector<stream_ptr> retired_; // streams that have ended, whose clock component is not free yet
   struct free_component {
@@ -190,7 +190,17 @@ private:
 };
 
 /// Returns the simulation of the process; never destroyed.
-simulation& the_simulation();
+simulation& the_simulation() __attribute__((requires_capability(simulation_mutex)));
+
+/// The function that is called before each driver call takes the lock; null: none.
+struct call_hook {
+  std::atomic<void (*)(void*)> function = nullptr;
+  std::atomic<void*> context = nullptr;
+  void run() const {
+    if (auto* hook = function.load(std::memory_order_acquire)) hook(context.load(std::memory_order_relaxed));
+  }
+};
+extern call_hook on_call;
 
 /// Returns whether the process was forked from one that had initialised the driver. The driver then refuses all calls.
 bool in_forked_child() noexcept;

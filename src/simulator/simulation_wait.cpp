@@ -12,7 +12,7 @@
 
 namespace simulated {
 
-CUresult simulation::block_until(locked& lock, const std::string& what, const std::function<bool()>& done) {
+CUresult simulation::block_until(const std::string& what, const std::function<bool()>& done) {
   using clock = std::chrono::steady_clock;
   const std::uint64_t thread = this_host_thread().number;
   blocked_.push_back({thread, what});
@@ -23,16 +23,14 @@ CUresult simulation::block_until(locked& lock, const std::string& what, const st
   std::uint64_t seen = progress_;
   auto since = clock::now();
   while (!done()) {
-    if (step(lock)) continue;
+    if (step()) continue;
     if (on_block != nullptr) {
-      lock.unlock();
-      const bool others_ran = on_block(on_block_context);
-      lock.lock();
-      if (others_ran || done() || step(lock)) continue;
+      if (const unlocked meanwhile(simulation_mutex); on_block(on_block_context)) continue;
+      if (done() || step()) continue;
       return leave(deadlocked(what));
     }
     if (!executing_ && alone()) return leave(deadlocked(what));
-    changed_.wait_for(lock, std::chrono::milliseconds(1));
+    changed_.wait_for(simulation_mutex, std::chrono::milliseconds(1));
     if (seen != progress_) {
       seen = progress_;
       since = clock::now();
@@ -45,11 +43,11 @@ CUresult simulation::block_until(locked& lock, const std::string& what, const st
 
 /// Does not wait for a function that another thread runs if a test schedules the threads (on_block): then only one
 /// thread runs at a time. Does not wait inside a function of device work either, since that would wait for itself.
-std::uint64_t simulation::run_until_idle(locked& lock) {
+std::uint64_t simulation::run_until_idle() {
   for (;;) {
-    if (step(lock)) continue;
+    if (step()) continue;
     if (!executing_ || on_block != nullptr || this_host_thread().in_function) return pending();
-    changed_.wait_for(lock, std::chrono::milliseconds(1));
+    changed_.wait_for(simulation_mutex, std::chrono::milliseconds(1));
   }
 }
 

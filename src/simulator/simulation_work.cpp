@@ -97,18 +97,19 @@ stream* simulation::choose() {
   return nullptr;
 }
 
-bool simulation::step(locked& lock) {
+bool simulation::step() {
   if (executing_) return false;
   stream* on = choose();
   if (on == nullptr) return false;
   if (const auto& run = on->queue.front().run) {
     executing_ = on->running = true;
-    lock.unlock();
-    host_thread& self = this_host_thread();
-    self.in_function = true;
-    run();
-    self.in_function = false;
-    lock.lock();
+    {
+      const unlocked meanwhile(simulation_mutex);
+      host_thread& self = this_host_thread();
+      self.in_function = true;
+      run();
+      self.in_function = false;
+    }
     executing_ = on->running = false;
   }
   finish(*on);
@@ -137,7 +138,7 @@ void simulation::finish(stream& on) {
   changed_.notify_all();
 }
 
-void simulation::advance(locked& lock) {
+void simulation::advance() {
   host_time += 1000;
   if (options_.manual != 0 || active_.empty()) return;
   if (calls_at_this_pace_-- == 0) {
@@ -147,7 +148,7 @@ void simulation::advance(locked& lock) {
   constexpr std::uint64_t most[] = {2, 3, 6, 48};
   std::uint64_t steps = chance_.below(most[eagerness_]);
   if (eagerness_ == 0 && chance_.below(4) != 0) steps = 0;
-  while (steps-- > 0 && step(lock)) {}
+  while (steps-- > 0 && step()) {}
 }
 
 bool simulation::idle(const stream& on) const {
@@ -171,7 +172,7 @@ std::uint64_t simulation::pending() const {
   return count;
 }
 
-CUresult simulation::wait_for(locked& lock, const stream_ptr& on, const char* call) {
+CUresult simulation::wait_for(const stream_ptr& on, const char* call) {
   std::vector<position> until{{on, on->number}};
   if (on->kind == stream_kind::legacy)
     for (const stream_ptr& other : on->home->streams)
@@ -181,7 +182,7 @@ CUresult simulation::wait_for(locked& lock, const stream_ptr& on, const char* ca
   if (!done()) {
     const std::string what = std::string(call) + " for stream " + std::to_string(on->id);
     const std::uint64_t id = on->home->id;
-    if (const CUresult result = block_until(lock, what, done); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = block_until(what, done); result != CUDA_SUCCESS) return result;
     if (const CUresult result = after_wait(*on->home, id); result != CUDA_SUCCESS) return result;
   }
   for (const position& p : until) host_time = std::max(host_time, p.on->end_time);
@@ -189,7 +190,7 @@ CUresult simulation::wait_for(locked& lock, const stream_ptr& on, const char* ca
   return CUDA_SUCCESS;
 }
 
-CUresult simulation::wait_for_all(locked& lock, context& home, const char* call) {
+CUresult simulation::wait_for_all(context& home, const char* call) {
   std::vector<position> until;
   for (const stream_ptr& on : home.streams)
     if (!on->queue.empty()) until.push_back({on, on->number});
@@ -197,7 +198,7 @@ CUresult simulation::wait_for_all(locked& lock, context& home, const char* call)
   if (done()) return CUDA_SUCCESS;
   const std::string what = std::string(call) + " for all work of device " + std::to_string(home.device);
   const std::uint64_t id = home.id;
-  const CUresult result = block_until(lock, what, done);
+  const CUresult result = block_until(what, done);
   return result == CUDA_SUCCESS ? after_wait(home, id) : result;
 }
 

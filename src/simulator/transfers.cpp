@@ -26,8 +26,8 @@ std::uint64_t transfer_time(std::size_t bytes) { return 2000 + bytes / 50; }
 
 } // namespace
 
-CUresult transfer(simulation& device, locked& lock, const stream_ptr& on, std::uint64_t to, std::uint64_t from,
-                  std::size_t bytes, bool wait, const char* call) {
+CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
+                  bool wait, const char* call) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
   const place target = place_of(device, to);
@@ -51,7 +51,7 @@ CUresult transfer(simulation& device, locked& lock, const stream_ptr& on, std::u
   if (const CUresult result = device.enqueue(on, std::move(work)); result != CUDA_SUCCESS) return result;
   const bool to_pageable = target == place::pageable && !captured;
   const bool device_only = target == place::device && source == place::device;
-  return to_pageable || (wait && !device_only) ? device.wait_for(lock, on, call) : CUDA_SUCCESS;
+  return to_pageable || (wait && !device_only) ? device.wait_for(on, call) : CUDA_SUCCESS;
 }
 
 CUresult fill(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
