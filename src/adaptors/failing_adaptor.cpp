@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 module gpumem:failing_adaptor.impl;

@@ -5,7 +5,6 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 module gpumem:limiting_adaptor.impl;

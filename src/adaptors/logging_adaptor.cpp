@@ -8,7 +8,6 @@ module;
 #include <ctime>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <ostream>
 #include <stdexcept>
 #include <string>

@@ -6,7 +6,6 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
 #include <stdexcept>
 #include <vector>
 module gpumem:statistics_adaptor.impl;

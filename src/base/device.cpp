@@ -5,7 +5,6 @@ module;
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 module gpumem:device.impl;

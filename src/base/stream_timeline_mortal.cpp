@@ -7,7 +7,6 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 module gpumem:stream_timeline_mortal.impl;
 import :stream_timeline;

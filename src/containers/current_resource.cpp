@@ -3,7 +3,6 @@
 module;
 #include <gpumem/services.hpp>
 #include <array>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>

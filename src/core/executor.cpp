@@ -4,7 +4,6 @@ module;
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <utility>
 module gpumem:executor.impl;
 import :executor;

@@ -3,7 +3,6 @@
 module;
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <utility>
 module gpumem:executor_adaptor.impl;
 import :executor_adaptor;

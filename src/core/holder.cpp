@@ -3,7 +3,6 @@
 module;
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 module gpumem:holder.impl;
 import :holder;
 import :sync;

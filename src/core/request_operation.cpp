@@ -4,7 +4,6 @@ module;
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>

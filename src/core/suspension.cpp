@@ -4,7 +4,6 @@ module;
 #include <array>
 #include <atomic>
 #include <coroutine>
-#include <mutex>
 module gpumem:suspension.impl;
 import :suspension;
 import :driver;

@@ -3,7 +3,6 @@
 module;
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <vector>
 module gpumem:thread_pool_executor.impl;

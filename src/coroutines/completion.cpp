@@ -3,7 +3,6 @@
 module;
 #include <cuda.h>
 #include <atomic>
-#include <mutex>
 #include <utility>
 module gpumem:completion.impl;
 import :completion;

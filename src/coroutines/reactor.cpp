@@ -8,7 +8,6 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <utility>
 module gpumem:reactor.impl;

@@ -3,7 +3,6 @@
 module;
 #include <coroutine>
 #include <exception>
-#include <mutex>
 module gpumem:sync_wait.impl;
 import :sync_wait;
 import :driver;

@@ -4,7 +4,6 @@ module;
 #include <cuda.h>
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <utility>
 module gpumem:device_source.impl;
 import :device_source;

@@ -7,7 +7,6 @@ module;
 #include <atomic>
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <tuple>

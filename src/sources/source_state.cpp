@@ -7,7 +7,6 @@ module;
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <utility>

@@ -14,7 +14,6 @@ module;
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
