@@ -10,6 +10,8 @@ export import :intrusive_list;
 export import :driver;
 export import :locks;
 export import :sync;
+export import :tuning;
+export import :backoff;
 export import :coroutine;
 export import :error;
 export import :device;

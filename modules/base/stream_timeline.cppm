@@ -4,6 +4,7 @@ export module gpumem:stream_timeline;
 import :cuda;
 import :std;
 import :sync;
+import :tuning;
 
 namespace gpumem {
 
@@ -43,9 +44,6 @@ pooled_event* take_event(CUcontext context);
 // Returns a spare event of the context; null if there is none. No allocation, no driver call.
 pooled_event* take_spare_event(CUcontext context) noexcept;
 void give_event(pooled_event* event) noexcept;
-// The wanted number of spare events, and whether all contexts together have fewer. That changes rarely, and is read
-// without a lock.
-inline constexpr int wanted_spares = 4;
 inline constinit std::atomic<bool> spares_low{true};
 // Set once dead streams have left too many frees that no event covers (timeline_registry.cpp has the limits). From then
 // on each free on a mortal stream records an event.
@@ -131,8 +129,8 @@ public:
     auto const e = current_epoch();
     auto const frees = uncovered_frees() + 1;
     auto const sum = uncovered_bytes() + bytes;
-    bool const due = frees > silent_frees_.load(std::memory_order_relaxed) || sum >= max_silent_bytes || always ||
-                     lost_events_seen.load(std::memory_order_relaxed);
+    bool const due = frees > silent_frees_.load(std::memory_order_relaxed) || sum >= tuning::max_silent_bytes ||
+                     always || lost_events_seen.load(std::memory_order_relaxed);
     if (due) [[unlikely]]
       return end_use_with_event(e, caller_handle, bytes);
     uncovered_frees_.store(frees, std::memory_order_relaxed);
@@ -235,10 +233,6 @@ private:
     sync::time_point recorded = {};
   };
   static constexpr std::size_t max_events = 64;
-  // Between two events a mortal stream may have frees without an event, here called silent: one for each 64 frees that
-  // events have covered, at most 63 frees and 64 MiB.
-  static constexpr std::uint32_t frees_a_silent_one = 64, max_silent_frees = 63;
-  static constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
 
   void prepare_events();
   // When it takes the stream's last own event, the next allocation makes spares again.

@@ -19,12 +19,10 @@ import :cuda;
 import :device;
 import :driver;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
-
-inline constexpr std::uint32_t max_unrecorded_frees = 1024;
-inline constexpr sync::duration behind_after = std::chrono::microseconds{5};
 
 // The spare events of all contexts, newest first. A plain list, since a process has few contexts.
 struct event_store {
@@ -34,7 +32,7 @@ struct event_store {
 
   void count_one(int change) noexcept __attribute__((requires_capability(mutex))) {
     count += change;
-    bool const few = count < wanted_spares;
+    bool const few = count < tuning::spare_events;
     if (spares_low.load(std::memory_order_relaxed) != few) spares_low.store(few, std::memory_order_relaxed);
   }
 };
@@ -131,7 +129,8 @@ bool stream_timeline::ordered_after(stream_timeline const& other, epoch e) const
 void stream_timeline::prepare_events() {
   if (kind() == stream_kind::host) return;
   prepared_.store(true, std::memory_order_relaxed);
-  for (int missing = wanted_spares - count_spare_events(context_, wanted_spares); missing > 0; --missing) {
+  for (int missing = tuning::spare_events - count_spare_events(context_, tuning::spare_events); missing > 0;
+       --missing) {
     give_event(create_event(context_));
   }
 }
@@ -144,7 +143,7 @@ pooled_event* stream_timeline::acquire_event() noexcept {
 }
 
 void stream_timeline::return_event(pooled_event* event) noexcept {
-  if (own_event_count_ == wanted_spares) return give_event(event);
+  if (own_event_count_ == tuning::spare_events) return give_event(event);
   event->next = std::exchange(own_events_, event);
   ++own_event_count_;
 }
@@ -198,7 +197,7 @@ epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
 bool stream_timeline::count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t max_bytes) noexcept {
   auto const count = unrecorded_frees_.fetch_add(frees, std::memory_order_relaxed) + frees;
   auto const sum = unrecorded_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  return count >= max_unrecorded_frees || sum >= max_bytes;
+  return count >= tuning::frees_per_event || sum >= max_bytes;
 }
 
 bool stream_timeline::waitable(epoch e) const noexcept {
@@ -229,7 +228,7 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
   if (size_ == 0 && !last_open_) return std::nullopt;
   relaxed_capture const relaxed;
   // A recent event says nothing about the stream's work: even a stream without work takes 2 us to complete one.
-  auto const long_ago = sync::now() - behind_after;
+  auto const long_ago = sync::now() - tuning::behind_after;
   bool const tells = size_ > 0 && at(0).recorded < long_ago;
   retire_completed();
   poll_last();

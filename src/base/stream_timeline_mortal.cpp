@@ -9,11 +9,13 @@ module;
 #include <cstdint>
 #include <optional>
 module gpumem:stream_timeline_mortal.impl;
+import :backoff;
 import :stream_timeline;
 import :cuda;
 import :device;
 import :driver;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -32,8 +34,8 @@ epoch stream_timeline::end_use_with_event(epoch e, std::optional<CUstream> calle
 }
 
 void stream_timeline::count_covered(std::uint32_t frees) noexcept {
-  covered_frees_ = std::min(covered_frees_ + frees, frees_a_silent_one * max_silent_frees);
-  silent_frees_.store(covered_frees_ / frees_a_silent_one, std::memory_order_relaxed);
+  covered_frees_ = std::min(covered_frees_ + frees, tuning::covered_frees_per_silent * tuning::max_silent_frees);
+  silent_frees_.store(covered_frees_ / tuning::covered_frees_per_silent, std::memory_order_relaxed);
   uncovered_bytes_.store(0, std::memory_order_relaxed);
 }
 
@@ -117,14 +119,13 @@ void stream_timeline::cover(std::optional<CUstream> caller_handle) noexcept {
 }
 
 bool stream_timeline::wait(epoch e) noexcept {
-  constexpr sync::duration first_sleep = std::chrono::microseconds{20}, max_sleep = std::chrono::milliseconds{1};
-  for (auto sleep = first_sleep;; sleep = std::min(2 * sleep, max_sleep)) {
+  for (backoff pause{tuning::max_pass_pause};;) {
     if (newest_recorded() < e) cover(std::nullopt);
     poll();
     if (completed(e)) return true;
     bool const lost = !driver_alive() || lost_error_of(device_) != CUDA_SUCCESS;
     if (lost || !can_complete(e)) return false;
-    sync::sleep_for(sleep);
+    sync::sleep_for(pause.next());
   }
 }
 

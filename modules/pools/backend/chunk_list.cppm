@@ -4,6 +4,7 @@ export module gpumem:chunk_list;
 import :block;
 import :chunk;
 import :std;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -48,7 +49,7 @@ public:
   /// left shows only when a request fails.
   inline bool near_limit() const noexcept {
     auto const max_bytes = limit();
-    return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / 4;
+    return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / tuning::near_limit_fraction;
   }
   inline bool empty() const noexcept { return chunks_.empty(); }
 

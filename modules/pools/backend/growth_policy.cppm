@@ -11,6 +11,7 @@ import :reuse_rules;
 import :shard_list;
 import :std;
 import :stream;
+import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -50,10 +51,12 @@ public:
   /// mapped beside them, so that their range can grow after their free. Not under a limit: there it left more pages
   /// partly in use, and some requests of a recorded trace failed.
   inline bool place_high(std::size_t bytes, pool_shard const& in) const noexcept {
-    return !chunks_.limit() && bytes >= in.reserved / large_part;
+    return !chunks_.limit() && bytes >= in.reserved / tuning::high_block_fraction;
   }
   /// Returns the smallest page that is worth moving; in place of smaller ones the pool makes new, larger ones.
-  std::size_t min_moved_page(virtual_pages const& of) const noexcept { return usual_page(of) / 4 * 3; }
+  std::size_t min_moved_page(virtual_pages const& of) const noexcept {
+    return usual_page(of) / 4 * tuning::min_moved_quarters;
+  }
   /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size, so there
   /// are at most `max_pages`; but no page is larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
@@ -61,7 +64,6 @@ public:
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:
-  static constexpr std::size_t large_part = 16; // large: at least this part of the shard's reserved bytes
   block* usable_end(allocation_request const& request, pool_shard const& in) const;
   std::size_t shortfall(allocation_request const& request, pool_shard const& in, block const* end, bool exact) const;
   struct candidate;

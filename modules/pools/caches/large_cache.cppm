@@ -6,6 +6,7 @@ import :hash;
 import :std;
 import :stream_timeline;
 import :stream_uses;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -25,9 +26,9 @@ public:
     if (score_ > 0) [[likely]]
       return true;
     ++skipped_;
-    if (skipped_ < max_skipped) return false;
+    if (skipped_ < tuning::max_skipped_blocks) return false;
     skipped_ = 0;
-    score_ = trial_score;
+    score_ = tuning::large_trial_score;
     return true;
   }
 
@@ -39,7 +40,7 @@ public:
       if (kept.bytes != bytes || kept.uses.begin()->timeline != &timeline) [[unlikely]]
         continue; // another block with the same fingerprint
       clear(i);
-      score_ = std::min(score_ + hit_score, max_score);
+      score_ = std::min(score_ + tuning::large_hit_score, tuning::max_large_score);
       return &kept;
     }
     return nullptr;
@@ -67,9 +68,6 @@ public:
 private:
   using fingerprints = std::uint32_t __attribute__((vector_size(capacity * sizeof(std::uint32_t))));
   using matches = bool __attribute__((ext_vector_type(capacity)));
-  // A hit saves two calls of a shard; an eviction costs a part of one. That it costs a fifth of a hit is a guess.
-  static constexpr int hit_score = 5, trial_score = 16, max_score = 256;
-  static constexpr std::uint32_t max_skipped = 1024;
 
   static inline std::uint32_t fingerprint_of(stream_timeline const& timeline, std::size_t bytes) noexcept {
     return static_cast<std::uint32_t>(fibonacci_hash(bytes + reinterpret_cast<std::uintptr_t>(&timeline)) >> 32);
@@ -86,7 +84,7 @@ private:
   std::array<block*, capacity> cells_{};
   std::uint32_t used_ = 0; // a bit for each cell
   unsigned next_ = 0;      // the cell that is evicted next
-  int score_ = max_score / 4;
+  int score_ = tuning::max_large_score / 4;
   std::uint32_t skipped_ = 0;
 };
 

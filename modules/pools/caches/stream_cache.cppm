@@ -5,6 +5,7 @@ import :block;
 import :size_class;
 import :std;
 import :stream_timeline;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -23,7 +24,7 @@ export struct stream_cache {
   [[gnu::always_inline]] inline block* pop_fitting(unsigned number) noexcept {
     if (lists[number]) [[likely]]
       return &pop(lists[number]);
-    if (number < first_close || number + 2 >= size_class::count) return nullptr;
+    if (number < tuning::first_close_class || number + 2 >= size_class::count) return nullptr;
     if (auto& next = lists[number + 1]) return &pop(next);
     auto& after = lists[number + 2];
     return after ? &pop(after) : nullptr;
@@ -42,9 +43,6 @@ export struct stream_cache {
   }
   /// Removes and returns a block of the largest class. The cache is not empty.
   block& pop_largest() noexcept;
-
-private:
-  static constexpr unsigned first_close = 8; // from this class on, two classes more are at most a quarter more
 };
 
 } // namespace gpumem::detail

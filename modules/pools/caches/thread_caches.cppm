@@ -13,6 +13,7 @@ import :stream_cache;
 import :stream_timeline;
 import :stream_uses;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -131,13 +132,6 @@ private:
   static constexpr unsigned biased_caches = sync::max_biased_threads;
   static constexpr unsigned shared_caches = biased_caches / 4;
   static constexpr unsigned stream_cache_count = biased_caches / 4; // few in schedule tests, so that streams collide
-  // Every 64th free of a stream is not cached, so that it can record an event.
-  static constexpr std::uint32_t event_threshold_frees = 64;
-  static constexpr std::uint32_t max_foreign_frees = 16;
-  static constexpr std::uint32_t max_budget_misses = 1 << 20;
-  // Every 32nd free over budget searches for a stale stream cache: one without an insert for 4,096 frees over budget.
-  static constexpr std::uint32_t stale_scan_interval = 32;
-  static constexpr std::uint32_t stale_after = 4096;
 
   // The blocks of one thread cache.
   struct alignas(false_sharing_distance) cache_storage {
@@ -253,14 +247,14 @@ private:
     auto const threshold = event_threshold_bytes();
     if (threshold == SIZE_MAX) return timeline.event_requested(); // frees are not counted then
     one.unrecorded_bytes += bytes;
-    bool const many = ++one.unrecorded_frees >= event_threshold_frees || one.unrecorded_bytes >= threshold;
+    bool const many = ++one.unrecorded_frees >= tuning::frees_per_batch || one.unrecorded_bytes >= threshold;
     if (many) [[unlikely]]
       flush_counters(one, timeline);
     return many || timeline.event_requested();
   }
   inline void count_budget_miss(thread_cache& mine) noexcept {
     ++mine.budget_misses;
-    if (mine.budget_misses < max_budget_misses) [[likely]]
+    if (mine.budget_misses < tuning::max_budget_misses) [[likely]]
       return;
     if (!budget_exhausted()) budget_exhausted_.store(true, std::memory_order_relaxed);
   }

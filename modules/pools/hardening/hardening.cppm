@@ -3,6 +3,7 @@
 module;
 #include <map>
 export module gpumem:hardening;
+import :backoff;
 import :block_history;
 import :block_info;
 import :cuda;
@@ -18,6 +19,7 @@ import :std;
 import :stream;
 import :stream_timeline;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -116,7 +118,7 @@ private:
   std::uint64_t released_ = 0;
   bool no_handles_ = false;
   bool closing_ = false;
-  unsigned passes_ = 0;
+  backoff pause_{tuning::max_pass_pause};
 };
 
 } // namespace gpumem::detail

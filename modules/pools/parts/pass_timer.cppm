@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pass_timer;
 import :admission;
+import :backoff;
 import :std;
 import :sync;
 import :timer;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -26,16 +28,18 @@ public:
   void end_pass() noexcept { running_ = false; }
 
   /// A pass has found something new for requests that wait.
-  void restart_waiting() noexcept { waiting_passes_ = 0; }
-  /// A pass has found that streams still use the memory that is to go back; `any`: it may be complete soon.
-  void count_idle(bool any) noexcept { idle_passes_ = any ? idle_passes_ + 1 : max_idle_passes; }
+  void restart_waiting() noexcept { waiting_pause_.restart(); }
+  /// A pass has found that streams still use the memory that is to go back. `open`: an event can show their completion.
+  void count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes; }
   /// A free has left memory that is to go back.
-  void restart_idle() noexcept { idle_passes_ = 0; }
+  void restart_idle() noexcept {
+    idle_pause_.restart();
+    gives_up_ = false;
+  }
   /// Whether the passes for memory that is to go back end, until the next such free.
-  bool gives_up() const noexcept { return idle_passes_ >= max_idle_passes; }
+  bool gives_up() const noexcept { return gives_up_; }
 
 private:
-  static constexpr unsigned max_idle_passes = 1000; // about a second
   bool may_post(bool soon) noexcept;
 
   timer& pass_;
@@ -43,8 +47,9 @@ private:
   bool queued_ = false;
   bool late_ = false; // an earlier pass may replace the posted one
   bool running_ = false;
-  unsigned waiting_passes_ = 0;
-  unsigned idle_passes_ = 0;
+  bool gives_up_ = false;
+  backoff waiting_pause_{tuning::max_pass_pause}; // by passes that found nothing new for requests that wait
+  backoff idle_pause_{tuning::max_pass_pause};    // by passes that found memory still in use
 };
 
 } // namespace gpumem::detail

@@ -14,6 +14,7 @@ import :size_class;
 import :std;
 import :stream_timeline;
 import :thread_caches;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -47,12 +48,12 @@ export mode_settings derive_mode(mode_facts const& facts) noexcept;
 /// Returns after how many freed bytes of a stream a free records an event: half of the reserved bytes, near the limit
 /// 1/256.
 export inline std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
-  return std::max(reserved / (near_limit ? 256 : 2), granule);
+  return std::max(reserved / (near_limit ? tuning::event_fraction_near_limit : tuning::event_fraction), granule);
 }
 /// Returns whether memory is to go back. Background release begins an eighth beyond the threshold, and ends at the
 /// threshold.
 export inline bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
-  auto const slack = release_threshold / 8;
+  auto const slack = release_threshold / tuning::release_slack_fraction;
   return reserved > slack && reserved - slack > release_threshold;
 }
 

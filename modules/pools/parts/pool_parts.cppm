@@ -57,8 +57,6 @@ export struct pool_parts {
   std::size_t live_bytes() const noexcept;
 
 private:
-  // Polls may take this share of the time at least: without polls streams share no memory.
-  static constexpr double min_poll_share = 1.0 / 16;
   void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 };
 

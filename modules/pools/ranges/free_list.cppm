@@ -7,6 +7,7 @@ import :size_bins;
 import :std;
 import :stream_timeline;
 import :stream_uses;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -56,19 +57,18 @@ public:
   /// event covers count.
   bool in_use(bool without_event) const noexcept;
 
-  /// Counts a free of the stream for which no event was recorded. Returns true at every 32nd free, or after
-  /// `threshold_bytes`: then the caller passes the counts on to the timeline and resets them.
+  /// Counts a free of the stream for which no event was recorded. Returns true at every `frees_per_batch`th free, or
+  /// after `threshold_bytes`: then the caller passes the counts on to the timeline and resets them.
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;
-    return unrecorded_frees >= event_threshold_frees || unrecorded_bytes >= threshold_bytes;
+    return unrecorded_frees >= tuning::frees_per_batch || unrecorded_bytes >= threshold_bytes;
   }
   std::uint32_t unrecorded_frees = 0;
   std::size_t unrecorded_bytes = 0;
 
 private:
   friend class free_lists;
-  static constexpr std::uint32_t event_threshold_frees = 32;
   static inline epoch epoch_of(block const& range) noexcept { return range.uses.begin()->newest; }
   inline void link_in_order(block& range) noexcept {
     bool const newest = !timeline_ || !newest_ || epoch_of(*newest_) <= epoch_of(range);

@@ -4,6 +4,7 @@ export module gpumem:quick_lists;
 import :block;
 import :size_class;
 import :std;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -18,12 +19,12 @@ public:
 
   /// Returns the number of blocks of this size that still fit.
   inline std::size_t room(std::size_t bytes) const noexcept {
-    return max_per_class - counts_[size_class::number_of_small(bytes)];
+    return tuning::max_quick_blocks - counts_[size_class::number_of_small(bytes)];
   }
   /// Adds a block. Returns false if the list of its size is full: a stream that only frees would fill it without use.
   inline bool push(block& freed) noexcept {
     auto const size = size_class::number_of_small(freed.bytes);
-    if (counts_[size] >= max_per_class) return false;
+    if (counts_[size] >= tuning::max_quick_blocks) return false;
     ++counts_[size];
     freed.next = heads_[size];
     heads_[size] = &freed;
@@ -50,7 +51,6 @@ public:
   }
 
 private:
-  static constexpr std::size_t max_per_class = 64;
   std::array<block*, size_class::small_count> heads_{};
   std::array<std::uint16_t, size_class::small_count> counts_{};
   std::size_t bytes_ = 0;

@@ -8,6 +8,7 @@ import :chunk;
 import :free_lists;
 import :std;
 import :stream_uses;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -50,8 +51,6 @@ public:
   /// Splits a live small block off the start of a range, and more blocks of its size after it, which go to a quick
   /// list. Throws std::bad_alloc.
   block& split_run(block& range, std::size_t bytes);
-  /// Least size of a range, in blocks, for split_run().
-  static constexpr std::size_t min_blocks_for_run = 16;
   /// Makes the head of a quick list live.
   inline void pop_quick(block& spare) noexcept {
     lists_.of(spare.uses).quick().pop(spare);
@@ -123,15 +122,12 @@ public:
   static std::size_t largest_run(chunk const& parent) noexcept;
 
 private:
-  // Whether free neighbours join. A used block joins a ready one up to 16 times its size: otherwise a small block would
-  // keep a large range from all other streams.
-  static constexpr std::size_t times_larger = 16;
   static inline bool may_coalesce(block const& one, block const& other, coalescing with) noexcept {
     if (with == coalescing::any || one.uses.same_streams(other.uses)) return true;
     if (with == coalescing::same_streams) return false;
     auto const& unused = one.uses.empty() ? one : other;
     auto const& used = one.uses.empty() ? other : one;
-    return unused.uses.empty() && unused.bytes / times_larger <= used.bytes;
+    return unused.uses.empty() && unused.bytes / tuning::max_join_factor <= used.bytes;
   }
 
   block& split(block& range, std::size_t offset, std::size_t bytes);

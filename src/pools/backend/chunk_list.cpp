@@ -10,17 +10,11 @@ module;
 module gpumem:chunk_list.impl;
 import :chunk_list;
 import :chunk;
+import :tuning;
 
 namespace gpumem::detail {
 
 namespace {
-
-inline constexpr std::size_t chunk_step = std::size_t{2} << 20;
-inline constexpr std::size_t largest_step = std::size_t{512} << 20;
-// A new chunk has this part of the bytes that the shard has. Larger chunks fragment less; smaller ones reserve less
-// that is never used. On recorded traces this fraction and these bounds kept more of the reserved memory in use than
-// all others that were tried.
-inline constexpr std::size_t growth_fraction = 6;
 
 std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return each->base; }
 
@@ -28,8 +22,10 @@ std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return eac
 
 std::size_t chunk_list::growth(std::size_t need, std::size_t has) const noexcept {
   if (need > headroom()) return 0;
-  auto const wanted = std::max(need, std::clamp(has / growth_fraction, chunk_step, largest_step));
-  auto const whole = wanted > SIZE_MAX - chunk_step ? wanted : (wanted + chunk_step - 1) / chunk_step * chunk_step;
+  auto const wanted =
+      std::max(need, std::clamp(has / tuning::chunk_fraction, tuning::min_chunk_bytes, tuning::max_chunk_bytes));
+  constexpr auto step = tuning::min_chunk_bytes;
+  auto const whole = wanted > SIZE_MAX - step ? wanted : (wanted + step - 1) / step * step;
   return std::min(whole, headroom());
 }
 

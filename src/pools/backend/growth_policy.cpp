@@ -15,18 +15,11 @@ import :range_allocator;
 import :reuse_rules;
 import :stream;
 import :stream_uses;
+import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
 namespace {
-
-inline constexpr std::size_t spare_fraction = 8; // one of several shards grows by this part of its bytes at least
-inline constexpr std::size_t limit_pages = 4096; // under a limit a page is this part of the limit, within bounds
-// Segments of streams start at multiples of this part of the addresses.
-inline constexpr std::size_t segments = 64;
-// A page is this part of the mapped bytes. On the recorded traces larger pages left more memory unused, and smaller
-// pages moved more often.
-inline constexpr std::size_t page_fraction = 150;
 
 std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (bytes + step - 1) / step * step; }
 
@@ -78,7 +71,7 @@ std::size_t growth_policy::shortfall(allocation_request const& request, pool_sha
   auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
   auto wanted = least;
   // With several shards each gets some to spare: for memory that its shard lacks, a thread locks all shards.
-  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / spare_fraction);
+  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / tuning::shard_growth_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
@@ -109,7 +102,7 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
 // segments start in the lower half of the addresses only: the upper half stays in one piece for the largest requests.
 std::optional<page_extent> growth_policy::new_segment(allocation_request const& request, pool_shard const& in) const {
   if (!in.pages || in.ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
-  auto const step = round_up(in.pages->address_space() / segments, in.pages->granularity());
+  auto const step = round_up(in.pages->address_space() / tuning::segment_fraction, in.pages->granularity());
   auto const begin = round_up(in.pages->mapped_end(), step);
   if (begin + step > in.pages->address_space() / 2) return std::nullopt;
   return page_extent{begin, in.pages->address_space() - begin};
@@ -141,10 +134,10 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
 std::size_t growth_policy::page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept {
   auto const least = smallest_of(of);
   if (chunks_.limit()) {
-    auto const largest = std::max({of.next_page_size(), whole_pages(of, bytes / page_fraction), least});
-    return std::clamp(whole_pages(of, chunks_.limit() / limit_pages), least, largest);
+    auto const largest = std::max({of.next_page_size(), whole_pages(of, bytes / tuning::page_fraction), least});
+    return std::clamp(whole_pages(of, chunks_.limit() / tuning::limit_page_fraction), least, largest);
   }
-  auto const usual = whole_pages(of, of.mapped_bytes() / page_fraction);
+  auto const usual = whole_pages(of, of.mapped_bytes() / tuning::page_fraction);
   auto const few = round_up(bytes / std::max(max_pages, std::size_t{1}), of.granularity());
   return std::clamp(std::max(usual, few), least, std::max(largest_page, least));
 }

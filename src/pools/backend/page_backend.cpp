@@ -31,38 +31,26 @@ import :stream;
 import :stream_uses;
 import :sync;
 import :time_budget;
+import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
-namespace {
-
-// The longest burst of moves. With 5 ms recorded traces of 0.2 s reserved a quarter more: they made new pages instead,
-// which stay scattered.
-inline constexpr time_budget::nanoseconds max_burst = std::chrono::milliseconds{50};
-
-// The time to move a page or to make one, whatever its size: 33 us and 27 us on an H200. Not measured at each page, so
-// that neither reads a clock.
-inline constexpr time_budget::nanoseconds page_cost = std::chrono::microseconds{40};
-// The time of the polls before a move, charged even if no page moves.
-inline constexpr time_budget::nanoseconds poll_cost = page_cost / 4;
-
-} // namespace
-
 page_backend::page_backend(backend_parts& parts) noexcept
-    : parts_{parts}, idle_{parts}, move_budget_{parts.options.effort, max_burst, sync::now()} {}
+    : parts_{parts}, idle_{parts}, move_budget_{parts.options.effort, tuning::max_move_burst, sync::now()} {}
 
 std::size_t page_backend::affordable_pages() noexcept {
   if (move_budget_.unlimited()) return SIZE_MAX;
-  return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / page_cost, 0.0));
+  return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / tuning::page_cost, 0.0));
 }
 
 void page_backend::charge_moves(std::size_t pages) noexcept {
-  move_budget_.spend(static_cast<double>(pages) * page_cost);
+  move_budget_.spend(static_cast<double>(pages) * tuning::page_cost);
 }
 
 void page_backend::poll_for_moves(allocation_request const& request) {
   parts_.rules.poll_streams_for_moves(request.key, shard_list::search_order{parts_.shards, *request.shard});
-  if (affordable_pages() > 0) move_budget_.spend(poll_cost); // at the limit the polls are made even without budget
+  if (affordable_pages() > 0)
+    move_budget_.spend(tuning::move_poll_cost); // at the limit the polls are made even without budget
 }
 
 // Moves free pages or maps new ones for a request. Returns a place in them and their free neighbours. Must be retried

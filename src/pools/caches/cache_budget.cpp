@@ -7,16 +7,11 @@ module;
 #include <cstdint>
 module gpumem:cache_budget.impl;
 import :cache_budget;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-inline constexpr std::int64_t quantum = 64 << 10;
-
-} // namespace
-
 bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
-  for (auto const amount : {std::max(need, quantum), need}) {
+  for (auto const amount : {std::max(need, tuning::claimed_bytes), need}) {
     if (claimable(mine) < amount) continue;
     if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
       mine.allowance += amount;

@@ -17,18 +17,9 @@ import :large_cache;
 import :size_class;
 import :sync;
 import :stream_timeline;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-// The largest block that is cached, as a part of the budget of large blocks. Without this bound two of four recorded
-// traces used .01 and .03 less of the reserved memory. With a ninth in place of a quarter one of them used .02 more,
-// but two others were a seventh slower on an H200.
-inline constexpr std::size_t large_fraction = 4;
-inline constexpr std::size_t always_cached = std::size_t{1} << 20; // bytes of a block, if the budget has them
-
-} // namespace
-
 thread_caches::thread_caches() noexcept {
   for (unsigned i = 0; i < biased_caches; ++i) caches_[i].mutex.enable_bias();
 }
@@ -77,7 +68,7 @@ block* thread_caches::evict(thread_cache& mine, large_cache& large_blocks) noexc
 
 // Evicts a block of the stream that owns the stream cache, if the last 16 frees or more were of other streams.
 block* thread_caches::evict_for_other_stream(thread_cache& mine, stream_cache& in) noexcept {
-  return ++in.foreign_frees > max_foreign_frees ? &pop_largest(mine, in) : nullptr;
+  return ++in.foreign_frees > tuning::max_foreign_frees ? &pop_largest(mine, in) : nullptr;
 }
 
 // Called for a free that found no budget; `exhausted`: the budget has too few unclaimed bytes for any thread. Every
@@ -85,12 +76,12 @@ block* thread_caches::evict_for_other_stream(thread_cache& mine, stream_cache& i
 block* thread_caches::evict_over_budget(thread_cache& mine, cache_storage& all, bool exhausted) noexcept {
   ++mine.over_budget;
   if (exhausted) count_budget_miss(mine);
-  return mine.over_budget % stale_scan_interval == 0 ? evict_stale(mine, all) : nullptr;
+  return mine.over_budget % tuning::stale_scan_interval == 0 ? evict_stale(mine, all) : nullptr;
 }
 
 block* thread_caches::evict_stale(thread_cache& mine, cache_storage& all) noexcept {
   for (auto& in : all.stream_caches) {
-    if (in.count == 0 || mine.over_budget - in.last_insert < stale_after) continue;
+    if (in.count == 0 || mine.over_budget - in.last_insert < tuning::stale_after) continue;
     return &pop_largest(mine, in);
   }
   return nullptr;
@@ -103,7 +94,8 @@ void thread_caches::set_limits(bool on, std::array<std::size_t, size_class::kind
   }
   auto const large = limits[size_class::large];
   budgets_[size_class::large].set_total(large, large); // no bound per thread: a large cache holds eight blocks only
-  largest_.store(std::min(large, std::max(large / large_fraction, always_cached)), std::memory_order_relaxed);
+  largest_.store(std::min(large, std::max(large / tuning::large_block_fraction, tuning::always_cached_bytes)),
+                 std::memory_order_relaxed);
   event_threshold_bytes_.store(event_threshold_bytes, std::memory_order_relaxed);
   enabled_.store(on, std::memory_order_relaxed);
 }

@@ -8,6 +8,7 @@ module gpumem:out_of_memory.impl;
 import :out_of_memory;
 import :allocation_request;
 import :attempt;
+import :backoff;
 import :block;
 import :chunk;
 import :chunk_list;
@@ -26,16 +27,9 @@ import :shard_list;
 import :stream;
 import :sync;
 import :thread_caches;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-using namespace std::chrono_literals;
-inline constexpr sync::duration max_sync_time = 1s;
-inline constexpr sync::duration max_sleep = 5ms;
-
-} // namespace
-
 // A paged pool gives back only the pages that it needs, so it does that before the host waits. Other pools give back
 // all unused chunks, so they do that last.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, all_shards_lock& held,
@@ -93,15 +87,15 @@ bool out_of_memory::sync_could_help(allocation_request const& request) const {
   return parts_.chunks.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
-// Polls for up to `max_sync_time`, and searches after each poll. Returns null if the request fails; the caller then
-// gives back chunks that have become idle.
+// Polls for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the request fails; the caller
+// then gives back chunks that have become idle.
 void* out_of_memory::sync_and_retry(allocation_request const& request, all_shards_lock& held) {
-  auto const deadline = sync::now() + max_sync_time;
+  auto const deadline = sync::now() + tuning::max_host_wait;
   parts_.rules.poll_streams(nullptr, parts_.everywhere());
-  for (sync::duration sleep = 20us; sync_could_help(request); sleep = std::min(2 * sleep, max_sleep)) {
+  for (backoff pause{tuning::max_poll_pause}; sync_could_help(request);) {
     if (parts_.backend.lost() || sync::now() >= deadline) return nullptr;
     held.unlock();
-    sync::sleep_for(sleep);
+    sync::sleep_for(pause.next());
     held.lock();
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     if (auto* const p = search_after_sync(request)) return p;

@@ -33,17 +33,10 @@ import :stream_wait;
 import :sync;
 import :thread_caches;
 import :timeline_registry;
+import :tuning;
 import :waiter;
 
 namespace gpumem::detail {
-namespace {
-
-// reserve() prepares host memory for this number of blocks and streams. When the first calls did that themselves,
-// 16 streams of short kernels lost 2 % of their first 2,000 steps to it.
-inline constexpr std::size_t prepared_blocks = 1024, prepared_streams = 16;
-
-} // namespace
-
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : parts_{std::move(upstream), std::move(options), release_}, frees_{parts_}, deferred_{parts_, frees_},
       waiting_{parts_, deferred_}, monitor_{parts_, waiting_}, queue_{parts_, frees_, waiting_, monitor_},
@@ -64,7 +57,7 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
   auto& shard = parts_.shards.shard_of_thread();
   if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
   if (bytes > parts_.chunks.reserved()) {
-    shard.ranges.reserve_metadata(prepared_blocks, prepared_streams);
+    shard.ranges.reserve_metadata(tuning::prepared_blocks, tuning::prepared_streams);
     parts_.caches.ensure_storage(sync::thread_index());
   }
   auto const missing = parts_.backend.grow_to(bytes, shard, held);

@@ -1,7 +1,6 @@
 // Records uses, and makes room for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -19,6 +18,7 @@ import :stream;
 import :stream_timeline;
 import :stream_uses;
 import :stream_wait;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
@@ -49,7 +49,7 @@ bool recorded_uses::record(stream_key const& key, void* pointer) {
 }
 
 // Makes room for a use if the block already has `max_uses`: the stream waits for the work of one use, which its own use
-// then covers. If no use has an event to wait for, the host waits for up to 1 s until the uses are complete.
+// then covers. If no use has an event to wait for, the host waits until the uses are complete.
 void recorded_uses::admit(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
   uses.prune();
   if (uses.size() < max_uses) return;
@@ -64,7 +64,7 @@ void recorded_uses::admit(stream_uses& uses, stream_key const& key, all_shards_l
   std::vector<stream_timeline*> open;
   for (auto const& use : uses) open.push_back(use.timeline);
   held.unlock();
-  wait_for_streams(open, std::chrono::seconds{1});
+  wait_for_streams(open, tuning::max_host_wait);
   held.lock();
   uses.prune();
   if (uses.size() >= max_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");

@@ -26,14 +26,10 @@ import :shard_list;
 import :stream;
 import :sync;
 import :thread_caches;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
-
-// A thread may steal `max_steals` times before its own shard grows instead, since each steal locks all shards.
-// Steals more than `steal_window` calls apart do not add up.
-inline constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
-inline constexpr std::uint64_t steal_window = 1024;
 
 // The statistic that counts the allocations of each reuse tier.
 inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
@@ -41,7 +37,7 @@ inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
     &statistics::reuse_waited};
 
 bool steals_expired(pool_shard const& thief) noexcept {
-  return thief.counters.locked_calls - thief.last_steal > steal_window;
+  return thief.counters.locked_calls - thief.last_steal > tuning::steal_window;
 }
 
 void count_steal(pool_shard& thief) noexcept {
@@ -54,7 +50,7 @@ void count_steal(pool_shard& thief) noexcept {
 } // namespace
 
 bool shard_allocator::steals_too_often(pool_shard const& thief) const noexcept {
-  return !parts_.shards.single() && thief.steals >= max_steals && !steals_expired(thief);
+  return !parts_.shards.single() && thief.steals >= tuning::max_steals && !steals_expired(thief);
 }
 
 void* shard_allocator::allocate_from_own(allocation_request& request) {
@@ -139,8 +135,8 @@ void* shard_allocator::commit(allocation_request const& request, placement place
   }
   if (parts_.backend.growth().place_high(request.bytes, from)) [[unlikely]]
     place.offset = last_fit(*place.range, request.bytes, request.alignment);
-  bool const run = parts_.mode.fast_path() && request.is_small() &&
-                   place.range->bytes >= range_allocator::min_blocks_for_run * request.bytes;
+  bool const run =
+      parts_.mode.fast_path() && request.is_small() && place.range->bytes >= tuning::min_blocks_for_run * request.bytes;
   return run ? from.ranges.split_run(*place.range, request.bytes)
              : from.ranges.split_off(*place.range, place.offset, request.bytes);
 }

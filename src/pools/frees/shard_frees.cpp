@@ -21,6 +21,7 @@ import :shard_list;
 import :stream_timeline;
 import :stream_uses;
 import :thread_caches;
+import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -89,7 +90,7 @@ void shard_frees::check_thresholds(block const& range) noexcept {
   if (parts_.mode.under_pressure() && !parts_.requests.has_waiting()) {
     auto const capacity = parts_.chunks.limit() ? parts_.chunks.limit() : reserved;
     auto const allocated = reserved - parts_.free_bytes();
-    parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / 16);
+    parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / tuning::pressure_fraction);
   }
   bool const whole = parts_.backend.paged() ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
   if (!whole || !parts_.mode.too_much_reserved()) return;

@@ -31,13 +31,11 @@ import :stream;
 import :sync;
 import :stream_uses;
 import :stream_timeline;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
 
-using namespace std::chrono_literals;
-
-inline constexpr sync::duration max_sync_time = 1s;    // if memory is exhausted; same as the engine's
 inline constexpr std::size_t max_reported_events = 16; // events in a report
 
 guard_layout layout_of(hardening_options const& options) noexcept {
@@ -124,7 +122,7 @@ expected<void*, failure> hardening::draw(stream_key const& key, std::size_t tota
     advance(&key, 0);
     return engine_.try_allocate(key, total, alignment);
   }
-  for (auto const deadline = sync::now() + max_sync_time; exhausted() && drain(deadline, until::something);) {
+  for (auto const deadline = sync::now() + tuning::max_host_wait; exhausted() && drain(deadline, until::something);) {
     result = engine_.try_allocate(key, total, alignment);
   }
   return result;

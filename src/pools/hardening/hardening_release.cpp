@@ -12,6 +12,7 @@ module;
 #include <utility>
 #include <vector>
 module gpumem:hardening_release.impl;
+import :backoff;
 import :block_info;
 import :hardening;
 import :driver;
@@ -24,18 +25,9 @@ import :stream;
 import :sync;
 import :stream_timeline;
 import :timer;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-using namespace std::chrono_literals;
-
-inline constexpr sync::duration min_sleep = 20us;
-inline constexpr sync::duration max_sleep = 5ms;
-inline constexpr sync::duration max_pause = 1ms; // of the library thread
-
-} // namespace
-
 // Advances the quarantine, and frees the blocks that leave it. On a lost device no work runs and no use is seen
 // complete: so a pool that ends frees all blocks unchecked.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
@@ -90,12 +82,12 @@ bool hardening::drain(sync::time_point deadline, until goal) noexcept {
     return std::pair{released_, frees_ - released_};
   };
   auto const before = state().first;
-  for (auto sleep = min_sleep;; sleep = std::min(2 * sleep, max_sleep)) {
+  for (backoff pause{tuning::max_poll_pause};;) {
     advance(nullptr, 0);
     auto const [released, left] = state();
     if (left == 0 || (goal == until::something && released != before)) return released != before;
     if (sync::now() >= deadline || engine_.lost()) return released != before;
-    sync::sleep_for(sleep);
+    sync::sleep_for(pause.next());
   }
 }
 
@@ -168,7 +160,7 @@ void hardening::expire() noexcept {
     if (!process_is_exiting() && may_advance()) retry_releases();
     return;
   }
-  start_timer(*this, sync::now() + std::min<sync::duration>(min_sleep * ++passes_, max_pause));
+  start_timer(*this, sync::now() + pause_.next());
 }
 
 std::vector<stream_timeline*> hardening::streams_without_event() {

@@ -6,29 +6,22 @@ module;
 module gpumem:pass_timer.impl;
 import :pass_timer;
 import :admission;
+import :backoff;
 import :deferred_release;
 import :driver;
 import :sync;
 import :timer;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-using namespace std::chrono_literals;
-
-inline constexpr auto min_pause = 20us;
-inline constexpr auto max_pause = 1ms;
-
-} // namespace
-
 void pass_timer::schedule() noexcept {
   if (!may_post(true)) return;
-  auto const passes = requests_.has_waiting() ? ++waiting_passes_ : idle_passes_;
-  start_timer(pass_, sync::now() + std::min<sync::duration>(min_pause * passes, max_pause));
+  auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();
+  start_timer(pass_, sync::now() + pause);
 }
 
 void pass_timer::schedule_at(sync::time_point when) noexcept {
-  if (may_post(false)) start_timer(pass_, std::max(when, sync::now() + max_pause));
+  if (may_post(false)) start_timer(pass_, std::max(when, sync::now() + tuning::max_pass_pause));
 }
 
 bool pass_timer::cancel() noexcept {

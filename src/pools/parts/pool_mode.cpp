@@ -14,21 +14,9 @@ import :reuse_rules;
 import :shard_list;
 import :size_class;
 import :thread_caches;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-// The bytes that thread caches may hold in all, and for each shard.
-inline constexpr std::size_t max_small = std::size_t{64} << 20, a_shard = std::size_t{4} << 20;
-// Threads with shards get a larger budget of medium blocks, since they lock all shards for a block that they lack.
-// With a quarter of it, two fifths of the medium requests of 16 threads were served by shards; now a tenth is.
-inline constexpr std::size_t times_for_threads = 4;
-// Larger sizes are exact: rounding them wasted .01 to .02 of recorded traces. Where threads have shards the pool rounds
-// up to 1 MiB, since a thread stops the others for a block that it lacks.
-inline constexpr std::size_t largest_rounded = std::size_t{256} << 10;
-
-} // namespace
-
 // The fast path is off under pressure, beyond the release threshold, after the pool was closed or has lost its last
 // handle, and while deferred frees wait for a call. Caching is also off for host-accessible memory: the host must not
 // get blocks that the device still uses.
@@ -37,15 +25,16 @@ mode_settings derive_mode(mode_facts const& facts) noexcept {
                          !is_too_much(facts.reserved, facts.release_threshold);
   bool const single = facts.shards == 1;
   auto const at_least = [&](std::size_t times) {
-    return std::min({facts.reserved / 2, times * a_shard * facts.shards, times * max_small});
+    return std::min({facts.reserved / tuning::max_cache_fraction, times * tuning::cached_bytes_per_shard * facts.shards,
+                     times * tuning::max_cached_bytes});
   };
   auto const least = at_least(1);
-  auto const small = std::clamp(facts.reserved / 100, least, max_small);
-  auto const medium = at_least(single ? 1 : times_for_threads);
+  auto const small = std::clamp(facts.reserved / tuning::small_cache_fraction, least, tuning::max_cached_bytes);
+  auto const medium = at_least(single ? 1 : tuning::medium_cache_factor);
   return {.fast_path = fast_path,
           .caching = fast_path && !facts.host_accessible,
           .frees_record = !fast_path || facts.near_limit,
-          .largest_numbered = single ? largest_rounded : size_class::largest_medium,
+          .largest_numbered = single ? tuning::largest_rounded_bytes : size_class::largest_medium,
           .cache_limits = {small, medium, least},
           .cache_threads = std::max<std::size_t>(facts.shards - 1, 1), // threads with a shard of their own
           .event_threshold = facts.multi_stream ? event_threshold_of(facts.reserved, facts.near_limit) : SIZE_MAX};

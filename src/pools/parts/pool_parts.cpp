@@ -24,13 +24,10 @@ import :reuse_rules;
 import :shard_list;
 import :thread_caches;
 import :timer;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
-
-// Where threads have shards of their own, the peak of the live bytes is exact to 1/16 of the reserved bytes. With 1/512
-// for each shard, two threads spent a third of their time on the shared count.
-inline constexpr std::size_t peak_fraction = 16;
 
 // Bounds guard, poison and history, so that no sum of them and a block's size overflows. Throws std::invalid_argument.
 void check_hardening(hardening_options const& asked, std::size_t limit) {
@@ -83,12 +80,13 @@ void check_limit(std::size_t limit) {
 
 pool_parts::pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass)
     : upstream{std::move(from)}, options{checked_options(std::move(asked), upstream->paged())},
-      rules{options.cross_stream, upstream->host_accessible()}, shards{std::max(options.effort, min_poll_share)},
-      chunks{options.limit}, passes{pass, requests}, mode{options, rules, chunks, shards, requests, caches},
-      backend{*upstream, options, rules, chunks, shards, mode} {}
+      rules{options.cross_stream, upstream->host_accessible()},
+      shards{std::max(options.effort, tuning::min_poll_share)}, chunks{options.limit}, passes{pass, requests},
+      mode{options, rules, chunks, shards, requests, caches}, backend{*upstream, options, rules, chunks, shards, mode} {
+}
 
 void pool_parts::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  auto const slack = chunks.reserved() / (peak_fraction * shards.all().size());
+  auto const slack = chunks.reserved() / (tuning::peak_fraction * shards.all().size());
   peak.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 

@@ -11,6 +11,7 @@ import :block;
 import :chunk;
 import :free_list;
 import :stream_uses;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -252,7 +253,7 @@ block& range_allocator::split_off(block& range, std::size_t offset, std::size_t 
 
 block& range_allocator::split_run(block& range, std::size_t bytes) {
   auto& others = range.list->quick();
-  auto const more = std::min(min_blocks_for_run / 2 - 1, others.room(bytes));
+  auto const more = std::min(tuning::min_blocks_for_run / 2 - 1, others.room(bytes));
   table_.reserve(more + 1);
   metadata_.reserve(more + 2);
   auto const uses = range.uses;

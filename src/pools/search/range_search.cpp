@@ -19,16 +19,9 @@ import :stream_timeline;
 import :stream_uses;
 import :sync;
 import :time_budget;
+import :tuning;
 
 namespace gpumem::detail {
-namespace {
-
-// The time to record and query one event on an H200. Not measured at each poll: a preempted thread would count too
-// much.
-inline constexpr time_budget::nanoseconds poll_cost = std::chrono::nanoseconds{400};
-
-} // namespace
-
 placement range_search::find(allocation_request const& request, shard_span among) {
   bool const any = std::ranges::any_of(among, [&](auto* in) { return in->ranges.free_bytes() >= request.bytes; });
   auto const place = any ? find_without_poll(request, among) : placement{};
@@ -82,7 +75,7 @@ placement range_search::find_after_poll(allocation_request const& request, shard
   auto& budget = request.shard->poll_budget;
   if (!budget.unlimited() && !request.growth_failed && budget.left(sync::now()) < time_budget::nanoseconds{0})
     return {};
-  auto const cost = static_cast<double>(rules_.poll_streams(&request.key, among)) * poll_cost;
+  auto const cost = static_cast<double>(rules_.poll_streams(&request.key, among)) * tuning::poll_cost;
   if (!request.growth_failed) budget.spend(cost); // if the pool cannot grow, polls are free of charge
   rules_.promote_completed(among);
   rules_.coalesce_usable(request.key, reuse_tier::completed, among);

@@ -16,12 +16,10 @@ import :stream;
 import :stream_timeline;
 import :stream_uses;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
-
-// Shorter than the time after which a stream counts as behind.
-inline constexpr sync::duration max_poll_time = std::chrono::microseconds{4};
 
 // Promotes the complete ranges of one shard. Visits each range once, from the oldest to the newest.
 void promote_completed_in(pool_shard& in) noexcept {
@@ -103,7 +101,7 @@ void reuse_rules::poll_streams_for_moves(stream_key const& asking, shard_span am
   poll_streams(nullptr, among);
   auto open = streams_in_use(false, among);
   auto const begin = sync::now();
-  while (!open.empty() && !asking.timeline().is_behind() && sync::now() - begin < max_poll_time) {
+  while (!open.empty() && !asking.timeline().is_behind() && sync::now() - begin < tuning::max_move_poll_time) {
     std::erase_if(open, [](stream_timeline* each) { return each->is_behind() || !each->poll(); });
   }
 }

@@ -7,16 +7,15 @@ module;
 #include <vector>
 module gpumem:stream_wait.impl;
 import :stream_wait;
+import :backoff;
 import :device;
 import :driver;
 import :stream_timeline;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
-
-using namespace std::chrono_literals;
-inline constexpr sync::duration max_sleep = 5ms;
 
 // The work of one stream that the host must see complete.
 struct goal {
@@ -52,11 +51,11 @@ bool wait_for_streams(std::vector<stream_timeline*> const& timelines, sync::dura
     std::vector<goal> open;
     for (auto* const timeline : timelines) open.push_back(goal_of(*timeline));
     bool const all = std::ranges::all_of(open, &goal::all);
-    for (sync::duration sleep = 20us;; sleep = std::min(2 * sleep, max_sleep)) {
+    for (backoff pause{tuning::max_poll_pause};;) {
       std::erase_if(open, reached);
       if (open.empty()) return all;
       if (!driver_alive() || std::ranges::any_of(open, is_lost) || sync::now() >= deadline) return false;
-      sync::sleep_for(sleep);
+      sync::sleep_for(pause.next());
     }
   } catch (...) { // the host is out of memory
     return false;

@@ -1,0 +1,25 @@
+// Pauses between polls.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:backoff;
+import :std;
+import :sync;
+
+namespace gpumem::detail {
+
+/// Pauses between polls, each longer than the one before by `tuning::pause_step`, up to a maximum. After a time t the
+/// pause is about the square root of 2 t pause_step: the last poll is late by a small part of t only.
+export class backoff {
+public:
+  explicit backoff(sync::duration longest) noexcept : longest_{longest} {}
+
+  sync::duration next() noexcept;
+  /// Returns the number of pauses since the last restart.
+  inline unsigned count() const noexcept { return count_; }
+  inline void restart() noexcept { count_ = 0; }
+
+private:
+  sync::duration const longest_;
+  unsigned count_ = 0;
+};
+
+} // namespace gpumem::detail
