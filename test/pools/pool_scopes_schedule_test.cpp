@@ -70,7 +70,7 @@ std::string wrong_in(pool& one) {
   if (left.peak_reserved > limit) wrong += "more than the limit; ";
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
   if (!engine.is_consistent()) wrong += "inconsistent; ";
-  if (engine.requests().has_waiting()) wrong += "a request still waits; ";
+  if (engine.has_waiting()) wrong += "a request still waits; ";
   for (auto const& each : simulator::take_findings()) wrong += each.text + "; ";
   return wrong;
 }

@@ -42,7 +42,7 @@ void look_at_rest(pool& one, spiller_notes& notes) {
   if (left.peak_live > limit || left.peak_reserved > limit) notes.wrong("more than the limit");
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
   if (!engine.is_consistent()) notes.wrong("inconsistent");
-  if (engine.requests().has_waiting()) notes.wrong("a request still waits");
+  if (engine.has_waiting()) notes.wrong("a request still waits");
   for (auto const& each : simulator::take_findings()) notes.wrong(each.text);
 }
 

@@ -59,7 +59,7 @@ std::string wrong_in(pool& one) {
   if (left.live != 0 || left.allocated != 0) wrong += "memory was lost; ";
   auto& engine = static_cast<gpumem::detail::pool_state*>(one.services().state)->engine();
   if (!engine.is_consistent()) wrong += "inconsistent; ";
-  if (engine.requests().has_waiting()) wrong += "a request still waits; ";
+  if (engine.has_waiting()) wrong += "a request still waits; ";
   for (auto const& each : simulator::take_findings()) wrong += each.text + "; ";
   return wrong;
 }

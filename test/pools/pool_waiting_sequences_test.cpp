@@ -82,7 +82,7 @@ public:
     if (left.peak_reserved > 4 * MiB) wrong_ += "more than the limit; ";
     auto& engine = static_cast<gpumem::detail::pool_state*>(pool_.services().state)->engine();
     if (!engine.is_consistent()) wrong_ += "inconsistent; ";
-    if (engine.requests().has_waiting()) wrong_ += "a request still waits; ";
+    if (engine.has_waiting()) wrong_ += "a request still waits; ";
     simulator::run_until_idle();
     pool_.synchronize({}); // records the events to be polled
     simulator::run_until_idle();
