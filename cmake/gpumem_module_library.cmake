@@ -55,10 +55,6 @@ function(gpumem_add_module_library name)
     PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>")
-  # The pools' locks have no attributes yet.
-  set(pools ${interfaces} ${implementations})
-  list(FILTER pools INCLUDE REGEX "/pools/")
-  set_property(SOURCE ${pools} APPEND PROPERTY COMPILE_OPTIONS -Wno-thread-safety)
   # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   # In the installed package, the finder that it contains defines the same target.

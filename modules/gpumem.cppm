@@ -76,6 +76,7 @@ export import :large_cache;
 export import :thread_caches;
 export import :peak_tracker;
 export import :pool_counters;
+export import :shard_roles;
 export import :remote_frees;
 export import :pool_shard;
 export import :shard_list;

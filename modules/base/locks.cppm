@@ -44,18 +44,6 @@ public:
     holds_ = false;
   }
 
-  // For the pools' locks, which the analysis does not check yet.
-  scoped_lock() = default;
-  inline scoped_lock(Mutex& of, std::try_to_lock_t) : mutex_{&of}, holds_{of.try_lock()} {}
-  inline scoped_lock(scoped_lock&& from) noexcept : mutex_{from.mutex_}, holds_{std::exchange(from.holds_, false)} {}
-  inline scoped_lock& operator=(scoped_lock&& from) noexcept {
-    if (holds_) mutex_->unlock();
-    mutex_ = from.mutex_;
-    holds_ = std::exchange(from.holds_, false);
-    return *this;
-  }
-  inline explicit operator bool() const noexcept { return holds_; }
-
 private:
   friend class condition;
   Mutex* mutex_ = nullptr;

@@ -37,8 +37,6 @@ public:
   inline void wait_until(mutex& held, time_point deadline) __attribute__((requires_capability(held))) {
     wait_native(held, [this, deadline](auto& native) { native_.wait_until(native, deadline); });
   }
-  // For the pools' locks, which the analysis does not check yet.
-  [[clang::no_thread_safety_analysis]] inline void wait(lock& held) { wait(*held.mutex_); }
   inline void notify_one() noexcept { native_.notify_one(); }
   inline void notify_all() noexcept { native_.notify_all(); }
 
@@ -56,6 +54,9 @@ private:
 /// pauses and then yields its processor. Any thread.
 class [[clang::capability("mutex")]] spin_mutex {
 public:
+  spin_mutex() = default;
+  /// `locked`: the calling thread holds the mutex from the beginning.
+  explicit spin_mutex(bool locked) noexcept : taken_{locked} {}
   [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
     if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
   }
@@ -79,7 +80,7 @@ using spin_lock = scoped_lock<spin_mutex>;
 class spin_condition {
 public:
   /// Begins the wait before it unlocks any of the locks.
-  template <class Locks> void wait(Locks& held) __attribute__((requires_capability(held))) {
+  template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};
       held.unlock();
@@ -127,6 +128,7 @@ public:
   static void fence_owner_threads() noexcept;
   [[clang::acquire_capability]] void lock_revoked() noexcept;
   [[clang::release_capability]] void unlock_revoked() noexcept;
+  [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:
   [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_requested() noexcept;

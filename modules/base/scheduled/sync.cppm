@@ -29,6 +29,8 @@ void schedule_point() noexcept;
 
 class [[clang::capability("mutex")]] mutex {
 public:
+  mutex() = default;
+  explicit mutex(bool locked) noexcept : locked_{locked} {}
   [[clang::acquire_capability]] void lock();
   [[clang::try_acquire_capability(true)]] bool try_lock();
   [[clang::release_capability]] void unlock();
@@ -46,8 +48,6 @@ class condition {
 public:
   void wait(mutex& held) __attribute__((requires_capability(held)));
   void wait_until(mutex& held, time_point deadline) __attribute__((requires_capability(held)));
-  // For the pools' locks, which the analysis does not check yet.
-  [[clang::no_thread_safety_analysis]] void wait(lock& held) { wait(*held.mutex_); }
   void notify_one() noexcept;
   void notify_all() noexcept;
 
@@ -62,7 +62,7 @@ using spin_lock = lock;
 
 class spin_condition {
 public:
-  template <class Locks> void wait(Locks& held) __attribute__((requires_capability(held))) {
+  template <class Locks> void wait(Locks& held) {
     auto const ticket = ++tickets_;
     held.unlock();
     wait_for(ticket);
@@ -86,6 +86,7 @@ public:
   static void fence_owner_threads() noexcept {}
   [[clang::acquire_capability]] void lock_revoked() { taken_.lock(); }
   [[clang::release_capability]] void unlock_revoked() { taken_.unlock(); }
+  [[clang::assert_capability]] void assert_held() const noexcept { taken_.assert_held(); }
 
 private:
   mutex taken_;

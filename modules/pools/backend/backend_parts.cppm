@@ -11,6 +11,7 @@ import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;
 import :shard_list;
+import :shard_roles;
 import :std;
 
 namespace gpumem::detail {
@@ -18,7 +19,7 @@ namespace gpumem::detail {
 /// Is told of each change of a pool's reserved bytes before the locks of the shards are unlocked.
 export class reserved_observer {
 public:
-  virtual void on_reserved_changed() noexcept = 0;
+  [[clang::requires_capability(all_shards)]] virtual void on_reserved_changed() noexcept = 0;
 
 protected:
   ~reserved_observer() = default;
@@ -38,15 +39,17 @@ export struct backend_parts {
   reserved_observer& observer;
   growth_policy growth;
   growth_lock lock;
-  bool closed = false; ///< see pool_backend::set_closed
+  bool closed __attribute__((guarded_by(all_shards))) = false; ///< see pool_backend::set_closed
 
   inline bool lost() const noexcept { return where && where->lost(); }
   // On a lost device no work runs any more and no use is seen complete: a closed pool then gives back all memory.
-  inline bool device_gone() const noexcept { return closed && lost(); }
+  [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
+    return closed && lost();
+  }
   /// Marks the device as lost if the upstream has failed for that reason.
   void note_failure(failure const& why) const noexcept;
   /// Counts bytes that the shard has got.
-  void count_growth(pool_shard& into, std::size_t bytes) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& into, std::size_t bytes) noexcept;
 };
 
 } // namespace gpumem::detail

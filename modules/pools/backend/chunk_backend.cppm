@@ -9,6 +9,7 @@ import :chunk;
 import :error;
 import :pool_shard;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :stream;
 
@@ -20,17 +21,20 @@ export class chunk_backend {
 public:
   explicit chunk_backend(backend_parts& parts) noexcept : parts_{parts} {}
 
-  attempt<placement> grow(allocation_request const& request, all_shards_lock& held, bool exact);
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
+                                                                                bool exact);
   /// Gets one chunk of these bytes.
-  expected<block*, failure> reserve(std::size_t bytes, pool_shard& into, all_shards_lock& held);
-  placement migrate(allocation_request const& request);
-  std::size_t release(std::size_t keep, all_shards_lock& held) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
+                                                                                          pool_shard& into);
+  [[clang::requires_capability(one_shard, all_shards)]] placement migrate(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
 
 private:
-  expected<block*, failure> allocate(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least,
-                                     all_shards_lock& held);
-  block& add(stream_key const& key, pool_shard& into, void* base, std::size_t bytes);
-  bool is_idle_and_complete(chunk const& parent) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
+  allocate(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least);
+  [[clang::requires_capability(one_shard, all_shards)]] block& add(stream_key const& key, pool_shard& into, void* base,
+                                                                   std::size_t bytes);
+  [[clang::requires_shared_capability(all_shards)]] bool is_idle_and_complete(chunk const& parent) const noexcept;
 
   backend_parts& parts_;
 };

@@ -3,6 +3,7 @@
 export module gpumem:chunk_list;
 import :block;
 import :chunk;
+import :shard_roles;
 import :std;
 import :tuning;
 
@@ -16,26 +17,27 @@ public:
 
   /// Returns the size of the next chunk for a request of `need` bytes by a shard that has `has` bytes. It is more than
   /// `need`, so that growth is rare, but stays within the limit; 0 if `need` is beyond the limit.
-  std::size_t growth(std::size_t need, std::size_t has) const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] std::size_t growth(std::size_t need,
+                                                                       std::size_t has) const noexcept;
 
   /// Throws std::bad_alloc.
-  chunk& add(void* base, std::size_t bytes);
+  [[clang::requires_capability(all_shards)]] chunk& add(void* base, std::size_t bytes);
   /// Removes a chunk from the list, and returns it. Its bytes count against the limit until end_release().
-  chunk begin_release(chunk const& which) noexcept;
+  [[clang::requires_capability(all_shards)]] chunk begin_release(chunk const& which) noexcept;
   /// Begins to release pages of a chunk that stays.
-  void begin_release(std::size_t bytes) noexcept {
+  [[clang::requires_capability(all_shards)]] void begin_release(std::size_t bytes) noexcept {
     reserved_ -= bytes;
     releasing_ += bytes;
   }
-  void end_release(std::size_t bytes) noexcept { releasing_ -= bytes; }
+  [[clang::requires_capability(all_shards)]] void end_release(std::size_t bytes) noexcept { releasing_ -= bytes; }
   /// Counts bytes that were added to a chunk.
-  void add_reserved(std::size_t bytes) noexcept;
+  [[clang::requires_capability(all_shards)]] void add_reserved(std::size_t bytes) noexcept;
   /// Removes an empty chunk.
-  void erase(chunk const& which) noexcept;
+  [[clang::requires_capability(all_shards)]] void erase(chunk const& which) noexcept;
 
-  inline std::size_t reserved() const noexcept { return reserved_; }
-  inline std::size_t releasing() const noexcept { return releasing_; }
-  inline std::size_t peak() const noexcept { return peak_; }
+  [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved() const noexcept { return reserved_; }
+  [[clang::requires_shared_capability(all_shards)]] inline std::size_t releasing() const noexcept { return releasing_; }
+  [[clang::requires_shared_capability(all_shards)]] inline std::size_t peak() const noexcept { return peak_; }
   /// Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
@@ -44,24 +46,25 @@ public:
     return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule;
   }
   /// Returns the bytes that may still be reserved: the limit less the reserved bytes and those being released.
-  std::size_t headroom() const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] std::size_t headroom() const noexcept;
   /// Returns whether less than a quarter of the limit is left. Without a limit false: how much memory the device has
   /// left shows only when a request fails.
-  inline bool near_limit() const noexcept {
+  [[clang::requires_shared_capability(all_shards)]] inline bool near_limit() const noexcept {
     auto const max_bytes = limit();
     return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / tuning::near_limit_fraction;
   }
-  inline bool empty() const noexcept { return chunks_.empty(); }
+  [[clang::requires_shared_capability(all_shards)]] inline bool empty() const noexcept { return chunks_.empty(); }
 
   /// Returns the chunk that holds the address; null if none does.
-  chunk* find_containing(void const* pointer) const noexcept;
-  template <class Visit> void visit(Visit visitor) const {
+  [[clang::requires_shared_capability(all_shards)]] chunk* find_containing(void const* pointer) const noexcept;
+  template <class Visit> [[clang::requires_shared_capability(all_shards)]] void visit(Visit visitor) const {
     for (auto const& each : chunks_) visitor(*each);
   }
 
   /// Returns the largest chunk without live blocks for which `may(chunk)` is true and without which at least `keep`
   /// bytes remain reserved; null if there is none.
-  template <class May> chunk* largest_idle(std::size_t keep, May may) const {
+  template <class May>
+  [[clang::requires_shared_capability(all_shards)]] chunk* largest_idle(std::size_t keep, May may) const {
     chunk* best = nullptr;
     for (auto const& each : chunks_) {
       if (each->live_blocks > 0 || reserved_ - each->bytes < keep || (best && each->bytes <= best->bytes)) continue;
@@ -71,11 +74,11 @@ public:
   }
 
 private:
-  std::vector<std::unique_ptr<chunk>> chunks_; // by address
+  std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(all_shards))); // by address
   std::atomic<std::size_t> limit_;
-  std::size_t reserved_ = 0;
-  std::size_t releasing_ = 0;
-  std::size_t peak_ = 0;
+  std::size_t reserved_ __attribute__((guarded_by(all_shards))) = 0;
+  std::size_t releasing_ __attribute__((guarded_by(all_shards))) = 0;
+  std::size_t peak_ __attribute__((guarded_by(all_shards))) = 0;
 };
 
 } // namespace gpumem::detail

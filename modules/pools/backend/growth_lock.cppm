@@ -3,6 +3,7 @@
 export module gpumem:growth_lock;
 import :chunk_list;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :sync;
 
@@ -12,20 +13,23 @@ namespace gpumem::detail {
 /// the locks of the shards. Guarded by the locks of all shards.
 export class growth_lock {
 public:
-  inline bool taken() const noexcept { return taken_; }
+  explicit growth_lock(shard_list& shards) noexcept : shards_{shards} {}
+
+  [[clang::requires_shared_capability(all_shards)]] inline bool taken() const noexcept { return taken_; }
   /// Waits while another thread has it. Returns whether it waited. Unlocks the shards during the wait.
-  bool wait(all_shards_lock& held);
-  /// Takes it and unlocks the shards. No thread may have it.
-  void begin(all_shards_lock& held) noexcept;
-  void end() noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool wait();
+  /// Takes it. No thread may have it.
+  [[clang::requires_capability(all_shards)]] void begin() noexcept;
+  [[clang::requires_capability(all_shards)]] void end() noexcept;
   /// Waits until the bytes that are being released change. Unlocks the shards during the wait.
-  void wait_for_release(chunk_list const& chunks, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] void wait_for_release(chunk_list const& chunks);
   /// These bytes have changed.
   void notify_release() noexcept { changed_.notify_all(); }
 
 private:
+  shard_list& shards_;
   sync::spin_condition changed_;
-  bool taken_ = false;
+  bool taken_ __attribute__((guarded_by(all_shards))) = false;
 };
 
 } // namespace gpumem::detail

@@ -9,6 +9,7 @@ import :chunk_list;
 import :pool_shard;
 import :reuse_rules;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :stream;
 import :tuning;
@@ -46,11 +47,13 @@ public:
   /// Returns where and how much to map for a request; nullopt if the addresses are used up and no hole is large enough.
   /// Prefers the place where the fewest bytes are missing, and among equal places one in the stream's segment. Unless
   /// `exact`, adds memory for later requests.
-  std::optional<growth_plan> plan(allocation_request const& request, pool_shard const& in, bool exact) const;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
+  plan(allocation_request const& request, pool_shard const& in, bool exact) const;
   /// Returns whether to split the block off the upper end of its range. Large blocks go there: the next pages are
   /// mapped beside them, so that their range can grow after their free. Not under a limit: there it left more pages
   /// partly in use, and some requests of a recorded trace failed.
-  inline bool place_high(std::size_t bytes, pool_shard const& in) const noexcept {
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline bool
+  place_high(std::size_t bytes, pool_shard const& in) const noexcept {
     return !chunks_.limit() && bytes >= in.reserved / tuning::high_block_fraction;
   }
   /// Returns the smallest page that is worth moving; in place of smaller ones the pool makes new, larger ones.
@@ -64,11 +67,15 @@ public:
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:
-  block* usable_end(allocation_request const& request, pool_shard const& in) const;
-  std::size_t shortfall(allocation_request const& request, pool_shard const& in, block const* end, bool exact) const;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block*
+  usable_end(allocation_request const& request, pool_shard const& in) const;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
+  shortfall(allocation_request const& request, pool_shard const& in, block const* end, bool exact) const;
   struct candidate;
-  std::optional<candidate> best_hole(allocation_request const& request, pool_shard const& in, bool exact) const;
-  std::optional<page_extent> new_segment(allocation_request const& request, pool_shard const& in) const;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<candidate>
+  best_hole(allocation_request const& request, pool_shard const& in, bool exact) const;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<page_extent>
+  new_segment(allocation_request const& request, pool_shard const& in) const;
 
   chunk_list const& chunks_;
   shard_list const& shards_;

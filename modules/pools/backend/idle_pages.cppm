@@ -6,6 +6,7 @@ export module gpumem:idle_pages;
 import :backend_parts;
 import :block;
 import :pool_shard;
+import :shard_roles;
 import :std;
 import :virtual_pages;
 
@@ -36,10 +37,10 @@ public:
   explicit idle_pages(backend_parts& parts) noexcept : parts_{parts} {}
 
   /// Coalesces complete ranges, and returns whole pages of them. Throws std::bad_alloc.
-  std::vector<page_run> find(page_query const& query);
+  [[clang::requires_capability(one_shard, all_shards)]] std::vector<page_run> find(page_query const& query);
   /// Makes holes of the pages, and counts them as being released. Returns their bytes. If the host has no memory for
   /// the holes, removes the remaining pages from `idle`: they stay mapped.
-  std::size_t detach(std::vector<page_run>& idle) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t detach(std::vector<page_run>& idle) noexcept;
   static std::size_t count(std::vector<page_run> const& runs) noexcept;
   /// Unmaps detached pages; called without the locks.
   static void unmap(std::vector<page_run> const& detached) noexcept;
@@ -52,8 +53,8 @@ private:
     std::uintptr_t begin, end;
     inline std::size_t bytes() const noexcept { return end - begin; }
   };
-  void coalesce_complete(pool_shard& in);
-  std::vector<idle_run> find_runs(std::uintptr_t excluded);
+  [[clang::requires_capability(one_shard, all_shards)]] void coalesce_complete(pool_shard& in);
+  [[clang::requires_capability(one_shard, all_shards)]] std::vector<idle_run> find_runs(std::uintptr_t excluded);
 
   backend_parts& parts_;
 };

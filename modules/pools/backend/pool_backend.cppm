@@ -15,6 +15,7 @@ import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;
 import :shard_list;
+import :shard_roles;
 import :std;
 
 namespace gpumem::detail {
@@ -36,37 +37,39 @@ public:
   inline growth_policy const& growth() const noexcept { return parts_.growth; }
 
   /// Waits while another thread allocates a chunk, or maps, moves or unmaps pages. Returns whether it waited.
-  bool wait_for_growth(all_shards_lock& held) { return parts_.lock.wait(held); }
-  inline bool growing() const noexcept { return parts_.lock.taken(); }
+  [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_growth() { return parts_.lock.wait(); }
+  [[clang::requires_shared_capability(all_shards)]] inline bool growing() const noexcept { return parts_.lock.taken(); }
   /// Gets memory for a request, and coalesces it with free neighbours; no other thread may be growing. Unless `exact`,
   /// gets some to spare. Must be retried after a search if that is not enough or if it had to wait for a release. A
   /// failure carries the requested bytes; too_large from the upstream becomes exhausted. Throws std::bad_alloc.
-  attempt<placement> grow(allocation_request const& request, all_shards_lock& held, bool exact);
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
+                                                                                bool exact);
   /// Gets memory until `bytes` are reserved. Returns the bytes that were missing, or the upstream's failure. Throws
   /// std::bad_alloc.
-  expected<std::size_t, failure> grow_to(std::size_t bytes, pool_shard& into, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<std::size_t, failure> grow_to(std::size_t bytes,
+                                                                                               pool_shard& into);
   /// Moves a chunk from another shard to the request's shard: one that is a single free range, large enough, which the
   /// stream may use at once. Returns the place in it; empty if there is no such chunk.
-  placement migrate_chunk(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] placement migrate_chunk(allocation_request const& request);
 
   /// Gives back unused memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns
   /// the bytes given back.
-  std::size_t release(std::size_t keep, all_shards_lock& held) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   /// Moves unused pages together for a request that the pool cannot grow for. Returns the place in them; empty, and
   /// nothing is moved, if they are not enough. Throws std::bad_alloc.
-  placement move_at_limit(allocation_request const& request, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
   /// Gives unused memory back so that the pool can grow for the request: as many pages as are missing, or all unused
   /// chunks. Throws std::bad_alloc.
-  void release_for(allocation_request const& request, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
   /// Marks the pool as closed: it has no users any more. From then on memory on a lost device counts as complete, and
   /// unused memory is given back whatever stream freed it.
-  void set_closed() noexcept { parts_.closed = true; }
-  inline bool closed() const noexcept { return parts_.closed; }
+  [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
+  [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
   /// See pool_engine. All three wait as wait_for_growth() does.
-  bool pin(void const* pointer, std::size_t bytes, all_shards_lock& held);
-  void unpin(void const* pointer, std::size_t bytes, all_shards_lock& held);
-  expected<int, failure> export_page(void const* pointer, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
+  [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<int, failure> export_page(void const* pointer);
 
 private:
   backend_parts parts_;

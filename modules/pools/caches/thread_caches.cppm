@@ -7,6 +7,7 @@ import :block;
 import :cache_budget;
 import :large_cache;
 import :relaxed_atomic;
+import :shard_roles;
 import :size_class;
 import :std;
 import :stream_cache;
@@ -45,7 +46,7 @@ public:
 
   /// Allocates the storage of the calling thread's cache, if it has none. The caller holds the locks of all shards.
   /// `thread`: the index of the calling thread. Throws std::bad_alloc.
-  inline void ensure_storage(unsigned thread) {
+  [[clang::requires_capability(all_shards)]] inline void ensure_storage(unsigned thread) {
     if (!has_storage(thread)) allocate_storage(cache_of(thread));
   }
   inline bool has_storage(unsigned thread) const noexcept {
@@ -103,8 +104,10 @@ public:
   /// Sets whether blocks are cached, the budget of each kind in bytes, and the number of threads that share the budgets
   /// of small and medium blocks. After `event_threshold_bytes` a stream's free is not cached, so that it can record an
   /// event; SIZE_MAX: no events. The caller holds the locks of all shards.
-  void set_limits(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
-                  std::size_t event_threshold_bytes) noexcept;
+  [[clang::requires_capability(all_shards)]] void set_limits(bool on,
+                                                             std::array<std::size_t, size_class::kinds> const& limits,
+                                                             std::size_t threads,
+                                                             std::size_t event_threshold_bytes) noexcept;
   inline bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
   inline std::size_t event_threshold_bytes() const noexcept {
     return event_threshold_bytes_.load(std::memory_order_relaxed);
@@ -115,17 +118,15 @@ public:
   /// hold it for blocks that no request uses.
   inline bool budget_exhausted() const noexcept { return budget_exhausted_.load(std::memory_order_relaxed); }
   /// Removes and returns all blocks, linked by `next`. The caller holds the locks of all shards.
-  block* flush() noexcept;
+  [[clang::requires_capability(all_shards)]] block* flush() noexcept;
 
   /// Returns the requested bytes that the shards count as live although they lie in this thread's cache.
   inline std::int64_t cached_requested_of(unsigned thread) const noexcept { return cache_of(thread).cached_requested; }
   /// Returns the sums, which other threads may be changing. Any thread.
   cache_counts snapshot() const noexcept;
   /// Calls `visitor(counts)` with the sums while no cache changes. The caller holds the locks of all shards.
-  template <class Visit> void visit_locked(Visit visitor) {
-    lock_all();
-    visitor(snapshot());
-    unlock_all();
+  template <class Visit> [[clang::requires_capability(all_shards)]] void visit_locked(Visit visitor) {
+    with_all_locked([&] { visitor(snapshot()); });
   }
 
 private:
@@ -144,7 +145,8 @@ private:
   // The holder of the lock changes it; any thread may read the counts.
   struct alignas(false_sharing_distance) thread_cache {
     sync::biased_mutex mutex;
-    std::uint32_t budget_misses = 0; // frees since the last flush for which no budget was left
+    std::uint32_t budget_misses __attribute__((guarded_by(mutex))) =
+        0; // frees since the last flush for which no budget was left
     relaxed_atomic<std::int64_t> cached_requested;
     relaxed_atomic<std::uint64_t> allocations, frees, over_budget;
     std::array<cache_budget::share, size_class::kinds> shares;
@@ -158,20 +160,23 @@ private:
   inline thread_cache const& cache_of(unsigned number) const noexcept { return caches_[cache_index(number)]; }
 
   [[gnu::always_inline]] static inline block* pop_numbered(thread_cache& mine, stream_cache& in,
-                                                           stream_timeline const& timeline, unsigned number) noexcept {
+                                                           stream_timeline const& timeline, unsigned number) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     auto* const found = in.timeline == &timeline ? in.pop_fitting(number) : nullptr;
     if (found) mine.shares[size_class::kind_of(found->bytes)].uncharge(found->bytes);
     return found;
   }
   [[gnu::always_inline]] static inline block* pop_large(thread_cache& mine, large_cache& large_blocks,
-                                                        stream_timeline const& timeline, std::size_t bytes) noexcept {
+                                                        stream_timeline const& timeline, std::size_t bytes) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     auto* const found = large_blocks.pop(timeline, bytes);
     if (found) mine.shares[size_class::large].uncharge(bytes);
     return found;
   }
   // Allocates a cached block to its stream.
-  [[gnu::always_inline]] static inline block&
-  mark_allocated(thread_cache& mine, block& found, stream_timeline& timeline, std::size_t requested) noexcept {
+  [[gnu::always_inline]] static inline block& mark_allocated(thread_cache& mine, block& found,
+                                                             stream_timeline& timeline, std::size_t requested) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     mine.cached_requested -= static_cast<std::int64_t>(requested); // the shard still counts the last requested size
     found.uses.clear();
     found.requested = requested;
@@ -181,7 +186,8 @@ private:
     return found;
   }
   // Marks a block that left the cache; its free is still to be done.
-  static inline block& mark_evicted(thread_cache& mine, block& found) noexcept {
+  static inline block& mark_evicted(thread_cache& mine, block& found) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     found.set_state(block_state::evicted);
     mine.cached_requested -= static_cast<std::int64_t>(found.requested);
     return found;
@@ -189,7 +195,8 @@ private:
   // Returns nullopt for a medium block without room in the stream cache: the large cache may take it.
   [[gnu::always_inline]] inline std::optional<result> insert_numbered(thread_cache& mine, cache_storage& all,
                                                                       stream_cache& in, block& freed,
-                                                                      stream_use const& use) noexcept {
+                                                                      stream_use const& use) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     auto& timeline = *use.timeline;
     auto const kind = size_class::kind_of(freed.bytes);
     auto& from = budgets_[kind];
@@ -213,7 +220,8 @@ private:
     return {};
   }
   [[gnu::always_inline]] inline result insert_large(thread_cache& mine, large_cache& large_blocks, stream_cache& in,
-                                                    block& freed, stream_use const& use) noexcept {
+                                                    block& freed, stream_use const& use) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     auto& timeline = *use.timeline;
     auto const bytes = freed.bytes;
     bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && large_blocks.enabled();
@@ -252,21 +260,22 @@ private:
       flush_counters(one, timeline);
     return many || timeline.event_requested();
   }
-  inline void count_budget_miss(thread_cache& mine) noexcept {
+  inline void count_budget_miss(thread_cache& mine) noexcept __attribute__((requires_capability(mine.mutex))) {
     ++mine.budget_misses;
     if (mine.budget_misses < tuning::max_budget_misses) [[likely]]
       return;
     if (!budget_exhausted()) budget_exhausted_.store(true, std::memory_order_relaxed);
   }
   [[gnu::always_inline]] static inline void count_cached(thread_cache& mine, block& freed,
-                                                         stream_use const& use) noexcept {
+                                                         stream_use const& use) noexcept
+      __attribute__((requires_capability(mine.mutex))) {
     freed.uses.assign(use);
     freed.set_state(block_state::cached);
     ++mine.frees;
     mine.cached_requested += static_cast<std::int64_t>(freed.requested);
   }
 
-  void allocate_storage(thread_cache& mine);
+  [[clang::requires_capability(all_shards)]] void allocate_storage(thread_cache& mine);
   // Slow paths: for the attributes see sync::spin_mutex.
   [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_empty(stream_cache& one,
                                                                       stream_timeline& timeline) const noexcept;
@@ -274,16 +283,26 @@ private:
                                                                           stream_timeline& timeline) const noexcept;
   [[clang::preserve_most, gnu::visibility("hidden")]] bool event_due_unbound(stream_timeline& timeline,
                                                                              std::size_t bytes) const noexcept;
-  block& pop_largest(thread_cache& mine, stream_cache& in) noexcept;
-  static block* evict(thread_cache& mine, large_cache& large_blocks) noexcept;
+  block& pop_largest(thread_cache& mine, stream_cache& in) noexcept __attribute__((requires_capability(mine.mutex)));
+  static block* evict(thread_cache& mine, large_cache& large_blocks) noexcept
+      __attribute__((requires_capability(mine.mutex)));
   [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_for_other_stream(thread_cache& mine,
-                                                                                    stream_cache& in) noexcept;
+                                                                                    stream_cache& in) noexcept
+      __attribute__((requires_capability(mine.mutex)));
   [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_over_budget(thread_cache& mine, cache_storage& all,
-                                                                               bool exhausted) noexcept;
-  block* evict_stale(thread_cache& mine, cache_storage& all) noexcept;
-  block* evict_all(thread_cache& from, cache_storage& all, block* others) noexcept;
-  void lock_all() noexcept;
-  void unlock_all() noexcept;
+                                                                               bool exhausted) noexcept
+      __attribute__((requires_capability(mine.mutex)));
+  block* evict_stale(thread_cache& mine, cache_storage& all) noexcept __attribute__((requires_capability(mine.mutex)));
+  block* evict_all(thread_cache& from, cache_storage& all, block* others) noexcept
+      __attribute__((requires_capability(from.mutex)));
+  // Calls the function with the locks of all caches. The analysis does not follow locks that a loop takes.
+  template <class Function> [[clang::no_thread_safety_analysis]] void with_all_locked(Function function) noexcept {
+    for (auto& each : caches_) each.mutex.request_revoke();
+    sync::biased_mutex::fence_owner_threads();
+    for (auto& each : caches_) each.mutex.lock_revoked();
+    function();
+    for (auto& each : caches_) each.mutex.unlock_revoked();
+  }
 
   std::array<thread_cache, biased_caches + shared_caches> caches_;
   std::vector<std::unique_ptr<cache_storage>> all_storage_;

@@ -9,6 +9,7 @@ import :pool_parts;
 import :request_queue;
 import :shard_allocator;
 import :shard_list;
+import :shard_roles;
 import :size_class;
 import :std;
 import :stream;
@@ -30,9 +31,9 @@ public:
 
 private:
   expected<void*, failure> allocate_from_all(allocation_request& request);
-  void enter(allocation_request& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;
-  void count_failure(allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void count_failure(allocation_request const& request) noexcept;
 
   pool_parts& parts_;
   deferred_frees& deferred_;

@@ -13,6 +13,7 @@ import :progress_monitor;
 import :request_queue;
 import :shard_frees;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
@@ -80,7 +81,8 @@ private:
   bool push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept;
   free_result free_with_all_locks(free_call const& call) noexcept;
   free_result free_evicted_block(block& cached) noexcept;
-  void finish_free(block& freed, free_call const& call, pool_shard& in) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+  finish_free(block& freed, free_call const& call, pool_shard& in) noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;

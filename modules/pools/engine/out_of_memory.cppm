@@ -7,6 +7,7 @@ import :pool_parts;
 import :shard_allocator;
 import :shard_frees;
 import :shard_list;
+import :shard_roles;
 import :std;
 
 namespace gpumem::detail {
@@ -22,14 +23,16 @@ public:
 
   /// `why`: the failure of the growth. Under the locks of all shards, which it unlocks during driver calls and waits.
   /// Throws std::bad_alloc.
-  expected<void*, failure> allocate(allocation_request& request, all_shards_lock& held, failure const& why);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure> allocate(allocation_request& request,
+                                                                                          failure const& why);
 
 private:
-  void flush(all_shards_lock& held);
-  expected<void*, failure> grow_in_place(allocation_request const& request, all_shards_lock& held);
-  void* sync_and_retry(allocation_request const& request, all_shards_lock& held);
-  void* search_after_sync(allocation_request const& request);
-  bool sync_could_help(allocation_request const& request) const;
+  [[clang::requires_capability(one_shard, all_shards)]] void flush();
+  [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
+  grow_in_place(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void* sync_and_retry(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void* search_after_sync(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] bool sync_could_help(allocation_request const& request) const;
 
   pool_parts& parts_;
   shard_frees& frees_;

@@ -25,6 +25,7 @@ import :request_queue;
 import :shard_allocator;
 import :shard_frees;
 import :shard_list;
+import :shard_roles;
 import :size_class;
 import :std;
 import :stream;
@@ -118,7 +119,7 @@ public:
   void close() noexcept;
 
 private:
-  void refuse_requests(woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& woken) noexcept;
   void destroy() noexcept override { delete this; }
 
   // Each refers to those before it, and the first to the last, its timer.

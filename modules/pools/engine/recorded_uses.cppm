@@ -4,6 +4,7 @@ export module gpumem:recorded_uses;
 import :deferred_frees;
 import :pool_parts;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :stream;
 import :stream_uses;
@@ -22,7 +23,7 @@ public:
   stream_uses of(void const* pointer) noexcept;
 
 private:
-  void admit(stream_uses& uses, stream_key const& key, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] void admit(stream_uses& uses, stream_key const& key);
 
   pool_parts& parts_;
   deferred_frees& deferred_;

@@ -8,6 +8,7 @@ import :progress_monitor;
 import :request_passes;
 import :shard_frees;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :stream_timeline;
 
@@ -34,7 +35,7 @@ public:
 
   /// Gives memory back now, as long as at least `keep` bytes remain. Returns the bytes given back. Under the locks of
   /// all shards, which it unlocks during driver calls.
-  std::size_t release(std::size_t keep, all_shards_lock& held);
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
   /// Called when no handle and no live block is left. Gives all memory back; later passes give back memory whose uses
   /// the host has not seen complete. The pool may be gone when this returns.
   void close() noexcept;
@@ -43,8 +44,8 @@ private:
   // The reason why memory that is to go back stays after a pass.
   enum class held_by { nothing, open_events, uses_without_event };
   void expire() noexcept override;
-  held_by release_pass(all_shards_lock& held) noexcept;
-  inline bool is_beyond_threshold() const noexcept {
+  [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass() noexcept;
+  [[clang::requires_shared_capability(all_shards)]] inline bool is_beyond_threshold() const noexcept {
     return parts_.chunks.reserved() > parts_.options.release_threshold;
   }
   std::vector<stream_timeline*> streams_without_event() override;

@@ -9,6 +9,7 @@ import :pool_shard;
 import :range_search;
 import :shard_frees;
 import :shard_list;
+import :shard_roles;
 import :std;
 
 namespace gpumem::detail {
@@ -26,22 +27,25 @@ public:
   /// shards. With a single shard this does not poll: the search under all locks costs the same then, and polls.
   void* allocate_from_own(allocation_request& request);
   /// Searches all shards, then flushes the thread caches and repeats while a flush finds blocks.
-  void* search_all(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void* search_all(allocation_request const& request);
   /// Serves a thread that steals too often: from its own shard, or from an unused chunk, which moves there from another
   /// shard. If it returns null, the caller grows the shard.
-  void* search_own(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void* search_own(allocation_request const& request);
   /// Also searches ranges that other streams still use, and makes the request's stream wait for these uses.
-  void* search_with_wait(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void* search_with_wait(allocation_request const& request);
   /// Whether the thread has stolen `max_steals` times of late, so that its own shard grows instead.
-  bool steals_too_often(pool_shard const& thief) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool steals_too_often(pool_shard const& thief) const noexcept;
   /// Allocates from new memory of the upstream; unless `exact`, gets some to spare. Must be retried if another thread
   /// grew the pool meanwhile, or if the new memory does not serve the request. Unlocks the shards during driver calls.
-  attempt<void*> grow(allocation_request const& request, all_shards_lock& held, bool exact);
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<void*> grow(allocation_request const& request,
+                                                                            bool exact);
   /// Allocates the block of a request at its place.
-  void* commit(allocation_request const& request, placement place);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void*
+  commit(allocation_request const& request, placement place);
 
 private:
-  block& split_off(allocation_request const& request, placement place);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block&
+  split_off(allocation_request const& request, placement place);
 
   pool_parts& parts_;
   shard_frees& frees_;

@@ -4,6 +4,7 @@ export module gpumem:deferred_frees;
 import :block;
 import :pool_parts;
 import :shard_frees;
+import :shard_roles;
 import :std;
 import :stream;
 
@@ -16,21 +17,21 @@ public:
   /// Refers to both.
   deferred_frees(pool_parts& parts, shard_frees& frees) noexcept : parts_{parts}, frees_{frees} {}
 
-  inline bool any() const noexcept { return first_ != nullptr; }
-  void add(block& freed, stream_key const& key) noexcept;
+  [[clang::requires_shared_capability(all_shards)]] inline bool any() const noexcept { return first_ != nullptr; }
+  [[clang::requires_capability(one_shard, all_shards)]] void add(block& freed, stream_key const& key) noexcept;
   /// Completes all of them. `now`: the current call's stream; an event can be recorded on it if the call was given its
   /// handle. May be null.
-  inline void run(stream_key const* now) noexcept {
+  [[clang::requires_capability(one_shard, all_shards)]] inline void run(stream_key const* now) noexcept {
     if (first_) [[unlikely]]
       run_all(now);
   }
 
 private:
-  void run_all(stream_key const* now) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void run_all(stream_key const* now) noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;
-  block* first_ = nullptr;
+  block* first_ __attribute__((guarded_by(all_shards))) = nullptr;
 };
 
 } // namespace gpumem::detail

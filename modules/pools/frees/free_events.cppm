@@ -5,6 +5,7 @@ import :block;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;
+import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
@@ -20,8 +21,9 @@ public:
 
   /// Returns the use that `use` becomes: later, if the free of these bytes records an event. A free does if another
   /// stream or the host may soon want the memory. The caller holds the lock of the shard.
-  [[gnu::always_inline]] inline stream_use record_if_due(stream_key const& key, stream_use const& use,
-                                                         std::size_t bytes, pool_shard& in) noexcept {
+  [[clang::requires_capability(one_shard),
+    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline stream_use
+  record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& in) noexcept {
     bool const many = parts_.mode.multi_stream() && passes_threshold(*use.timeline, bytes, in);
     return many || use.timeline->event_requested() || parts_.mode.under_pressure() ? record(key, use) : use;
   }
@@ -29,7 +31,8 @@ public:
   stream_use record(stream_key const& key, stream_use const& use) noexcept;
 
 private:
-  bool passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
+  passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept;
 
   pool_parts& parts_;
 };

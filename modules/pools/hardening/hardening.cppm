@@ -80,15 +80,16 @@ private:
   bool drain(sync::time_point deadline, until goal) noexcept;
 
   guarded_block* claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  guarded_block* find_containing(void const* pointer) noexcept;
-  misuse explain(void const* pointer, std::optional<std::size_t> bytes) noexcept;
-  void report(misuse what, lock& held) noexcept;
+  guarded_block* find_containing(void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
+  misuse explain(void const* pointer, std::optional<std::size_t> bytes) noexcept
+      __attribute__((requires_capability(mutex_)));
+  void report(misuse what) noexcept __attribute__((requires_capability(mutex_)));
   void retire(guarded_block& freed, stream_key const& key) noexcept;
   bool may_touch(stream_key const& key) const noexcept;
 
   void advance(stream_key const* asking, std::size_t keep) noexcept;
   void release(guarded_block& outgoing) noexcept;
-  void report_corruption(guarded_block const& outgoing, lock& held) noexcept;
+  void report_corruption(guarded_block const& outgoing) noexcept __attribute__((requires_capability(mutex_)));
 
   void close() noexcept;
   void expire() noexcept override;
@@ -105,19 +106,19 @@ private:
   void* const state_;
 
   sync::mutex mutex_;
-  // Guarded by mutex_.
-  std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_; // by the address that the user has
-  quarantine quarantine_;
-  block_history history_;
-  std::size_t live_ = 0;
-  std::size_t peak_live_ = 0;
-  std::uint64_t allocations_ = 0;
-  std::uint64_t frees_ = 0;
-  std::uint64_t failures_ = 0;
-  std::size_t held_blocks_ = 0; // live blocks, and those that are being freed
-  std::uint64_t released_ = 0;
-  bool no_handles_ = false;
-  bool closing_ = false;
+  std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_
+      __attribute__((guarded_by(mutex_))); // by the address that the user has
+  quarantine quarantine_ __attribute__((guarded_by(mutex_)));
+  block_history history_ __attribute__((guarded_by(mutex_)));
+  std::size_t live_ __attribute__((guarded_by(mutex_))) = 0;
+  std::size_t peak_live_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t allocations_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t frees_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t failures_ __attribute__((guarded_by(mutex_))) = 0;
+  std::size_t held_blocks_ __attribute__((guarded_by(mutex_))) = 0; // live blocks, and those that are being freed
+  std::uint64_t released_ __attribute__((guarded_by(mutex_))) = 0;
+  bool no_handles_ __attribute__((guarded_by(mutex_))) = false;
+  bool closing_ __attribute__((guarded_by(mutex_))) = false;
   backoff pause_{tuning::max_pass_pause};
 };
 

@@ -1,6 +1,7 @@
 // Whether a pool serves requests at once, queues them, or refuses them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:admission;
+import :shard_roles;
 import :std;
 
 namespace gpumem::detail {
@@ -17,14 +18,19 @@ public:
 
   // Under the locks of all shards.
   /// Sets whether requests wait. Not after set_closed().
-  void set_waiting(bool any) noexcept { state_.store(any ? state::queue : state::open, std::memory_order_relaxed); }
+  [[clang::requires_capability(all_shards)]] void set_waiting(bool any) noexcept {
+    state_.store(any ? state::queue : state::open, std::memory_order_relaxed);
+  }
   /// From now on requests are refused with outcome::closed.
-  void set_closed() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
+  [[clang::requires_capability(all_shards)]] void set_closed() noexcept {
+    state_.store(state::closed, std::memory_order_relaxed);
+  }
   /// Something may let a request go on that was refused: a free, or a new limit.
-  inline void count_change() noexcept { ++changes_; }
-  inline std::uint64_t changes() const noexcept { return changes_; }
+  [[clang::requires_capability(all_shards)]] inline void count_change() noexcept { ++changes_; }
+  [[clang::requires_capability(all_shards)]] inline std::uint64_t changes() const noexcept { return changes_; }
   /// Calls the function, and takes back the changes that it counts. Returns their number.
-  template <class Function> std::uint64_t without_counting(Function function) noexcept {
+  template <class Function>
+  [[clang::requires_capability(all_shards)]] std::uint64_t without_counting(Function function) noexcept {
     auto const before = changes_;
     function();
     return std::exchange(changes_, before) - before;
@@ -34,7 +40,7 @@ private:
   enum class state : std::uint8_t { open, queue, closed };
 
   std::atomic<state> state_{state::open};
-  std::uint64_t changes_ = 1;
+  std::uint64_t changes_ __attribute__((guarded_by(all_shards))) = 1;
 };
 
 } // namespace gpumem::detail

@@ -10,6 +10,7 @@ import :chunk_list;
 import :pool_options;
 import :reuse_rules;
 import :shard_list;
+import :shard_roles;
 import :size_class;
 import :std;
 import :stream_timeline;
@@ -71,34 +72,39 @@ public:
   inline bool frees_record() const noexcept { return frees_record_.load(std::memory_order_relaxed); }
 
   // Under the lock of any shard.
-  inline bool fast_path() const noexcept { return fast_path_; }
-  inline bool multi_stream() const noexcept { return multi_stream_; }
-  inline bool under_pressure() const noexcept { return under_pressure_; }
+  [[clang::requires_shared_capability(all_shards)]] inline bool fast_path() const noexcept { return fast_path_; }
+  [[clang::requires_shared_capability(all_shards)]] inline bool multi_stream() const noexcept { return multi_stream_; }
+  [[clang::requires_shared_capability(all_shards)]] inline bool under_pressure() const noexcept {
+    return under_pressure_;
+  }
   /// Whether a call may be served under the lock of one shard.
-  inline bool may_use_one_lock(stream_timeline const& timeline) const noexcept {
+  [[clang::requires_shared_capability(all_shards)]] inline bool
+  may_use_one_lock(stream_timeline const& timeline) const noexcept {
     return fast_path_ && (multi_stream_ || first_stream_ == &timeline);
   }
-  inline std::size_t event_threshold_bytes() const noexcept {
+  [[clang::requires_shared_capability(all_shards)]] inline std::size_t event_threshold_bytes() const noexcept {
     return event_threshold_of(chunks_.reserved(), chunks_.near_limit());
   }
-  inline bool too_much_reserved() const noexcept { return is_too_much(chunks_.reserved(), options_.release_threshold); }
+  [[clang::requires_shared_capability(all_shards)]] inline bool too_much_reserved() const noexcept {
+    return is_too_much(chunks_.reserved(), options_.release_threshold);
+  }
 
   // Under the locks of all shards.
-  inline bool no_handles() const noexcept { return no_handles_; }
+  [[clang::requires_shared_capability(all_shards)]] inline bool no_handles() const noexcept { return no_handles_; }
   /// The stream uses the pool. From the second stream on frees record events.
-  inline void add_stream(stream_timeline const& timeline) noexcept {
+  [[clang::requires_capability(all_shards)]] inline void add_stream(stream_timeline const& timeline) noexcept {
     if (!first_stream_) first_stream_ = &timeline;
     if (!multi_stream_ && first_stream_ != &timeline) set(multi_stream_, true);
   }
-  void set_under_pressure(bool on) noexcept { set(under_pressure_, on); }
-  void set_deferred_frees(bool any) noexcept { set(deferred_frees_, any); }
-  void set_no_handles() noexcept { set(no_handles_, true); }
-  void on_reserved_changed() noexcept override { update(); }
+  [[clang::requires_capability(all_shards)]] void set_under_pressure(bool on) noexcept { set(under_pressure_, on); }
+  [[clang::requires_capability(all_shards)]] void set_deferred_frees(bool any) noexcept { set(deferred_frees_, any); }
+  [[clang::requires_capability(all_shards)]] void set_no_handles() noexcept { set(no_handles_, true); }
+  [[clang::requires_capability(all_shards)]] void on_reserved_changed() noexcept override { update(); }
   /// Applies the settings. Called after a change of the limit, of the number of shards, or of the admission.
-  void update() noexcept;
+  [[clang::requires_capability(all_shards)]] void update() noexcept;
 
 private:
-  void set(bool& fact, bool value) noexcept {
+  [[clang::requires_capability(all_shards)]] void set(bool& fact, bool value) noexcept {
     if (std::exchange(fact, value) != value) update();
   }
 
@@ -114,12 +120,12 @@ private:
   std::atomic<bool> frees_record_{false};
 
   // Changed under the locks of all shards.
-  stream_timeline const* first_stream_ = nullptr;
-  bool fast_path_ = false;
-  bool multi_stream_ = false;
-  bool under_pressure_ = false;
-  bool deferred_frees_ = false;
-  bool no_handles_ = false;
+  stream_timeline const* first_stream_ __attribute__((guarded_by(all_shards))) = nullptr;
+  bool fast_path_ __attribute__((guarded_by(all_shards))) = false;
+  bool multi_stream_ __attribute__((guarded_by(all_shards))) = false;
+  bool under_pressure_ __attribute__((guarded_by(all_shards))) = false;
+  bool deferred_frees_ __attribute__((guarded_by(all_shards))) = false;
+  bool no_handles_ __attribute__((guarded_by(all_shards))) = false;
 };
 
 } // namespace gpumem::detail

@@ -13,6 +13,7 @@ import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;
 import :shard_list;
+import :shard_roles;
 import :std;
 import :thread_caches;
 import :timer;
@@ -40,7 +41,9 @@ export struct pool_parts {
   inline shard_list::search_order everywhere() const noexcept { return {shards, *shards.all().front()}; }
   /// Counts a change of the live bytes of a shard. The caller holds its lock. `nearby`: bytes that count as live but
   /// lie in the calling thread's cache.
-  [[gnu::always_inline]] inline void count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
+  [[clang::requires_capability(one_shard),
+    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline void
+  count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
     if (!shards.single()) return count_live_of_many(in, change, nearby);
     peak.count_alone(in.live, change, nearby);
   }
@@ -48,16 +51,17 @@ export struct pool_parts {
   // Under the locks of all shards.
   /// Counts a change for requests that wait. A pass of the library thread wakes them, for calls that hold no list of
   /// woken waiters.
-  void notify() noexcept;
+  [[clang::requires_capability(all_shards)]] void notify() noexcept;
   /// Blocks, those in thread caches included.
-  std::int64_t live_blocks() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;
   /// Bytes on the free lists.
-  std::size_t free_bytes() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t free_bytes() const noexcept;
   /// Bytes that the callers have requested.
-  std::size_t live_bytes() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t live_bytes() const noexcept;
 
 private:
-  void count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+  count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 };
 
 /// Throws std::invalid_argument for what no pool can have as its limit.

@@ -7,6 +7,7 @@ import :pool_options;
 import :pool_shard;
 import :range_allocator;
 import :reuse_rules;
+import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
@@ -22,20 +23,26 @@ public:
   range_search(reuse_policy policy, reuse_rules& rules) noexcept : policy_{policy}, rules_{rules} {}
 
   /// Searches the tiers that need no wait, by what is known to be complete.
-  [[gnu::always_inline]] inline placement find_without_poll(allocation_request const& request, shard_span among) {
+  [[clang::requires_capability(one_shard),
+    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
+  find_without_poll(allocation_request const& request, shard_span among) {
     auto const place = find_own_or_ready(request, among);
     return place ? place : find_ordered(request, among);
   }
   /// Searches the same tiers; if they have nothing, polls the streams once and searches again. Throws std::bad_alloc.
-  placement find(allocation_request const& request, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
+  find(allocation_request const& request, shard_span among);
   /// Searches also ranges that other streams still use, and makes the request's stream wait for events of these uses.
   /// Empty also on an error of the driver.
-  placement find_with_wait(allocation_request const& request, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
+  find_with_wait(allocation_request const& request, shard_span among);
 
 private:
   // Returns the better fit of the stream's own free memory and of memory that no stream uses. A stream that is behind
   // takes its own first: the other streams cannot use that, and would have to grow.
-  [[gnu::always_inline]] inline placement find_own_or_ready(allocation_request const& request, free_lists& all) {
+  [[clang::requires_capability(one_shard),
+    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
+  find_own_or_ready(allocation_request const& request, free_lists& all) {
     auto* const own = rules_.needs_host(request.key) ? nullptr : all.find(request.key.timeline());
     if (request.is_small()) {
       if (auto* const spare = own ? own->quick().head(request.bytes) : nullptr)
@@ -50,16 +57,21 @@ private:
     if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, reuse_tier::completed};
     return {mine, own_offset, reuse_tier::same_stream};
   }
-  [[gnu::always_inline]] inline placement find_own_or_ready(allocation_request const& request, shard_span among) {
+  [[clang::requires_capability(one_shard),
+    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
+  find_own_or_ready(allocation_request const& request, shard_span among) {
     for (auto* const each : among) {
       if (auto const place = find_own_or_ready(request, each->ranges.lists())) [[likely]]
         return place;
     }
     return {};
   }
-  placement find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span among);
-  placement find_ordered(allocation_request const& request, shard_span among);
-  placement find_after_poll(allocation_request const& request, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
+  find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
+  find_ordered(allocation_request const& request, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
+  find_after_poll(allocation_request const& request, shard_span among);
 
   reuse_policy const policy_;
   reuse_rules& rules_;

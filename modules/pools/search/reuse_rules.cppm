@@ -3,6 +3,7 @@
 export module gpumem:reuse_rules;
 import :pool_options;
 import :pool_shard;
+import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
@@ -35,25 +36,32 @@ public:
     if (cross_stream_) uses.prune();
   }
   /// Promotes ranges whose uses are complete, and coalesces them with ready neighbours. Returns whether there were any.
-  bool promote_completed(shard_span among) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
+  promote_completed(shard_span among) noexcept;
   /// Coalesces free neighbours that the stream may use by tiers up to `last_tier`. Across streams this is for a request
   /// that would fail otherwise: none of the streams can use a joined range until the other streams are done.
-  void coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+  coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among);
 
   /// Polls every stream with incomplete uses of free memory once, and returns their number. Where a use has no event
   /// yet, records one late if the stream is gpumem's own or the asking one; otherwise requests one of the
   /// stream's next free. Throws std::bad_alloc.
-  std::size_t poll_streams(stream_key const* asking, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
+  poll_streams(stream_key const* asking, shard_span among);
   /// Polls all these streams, the asking one too. Unless the asking stream is behind, repeats the polls of young events
   /// for up to 4 us. A stream without work completes an event in 2 us, and a move of pages costs far more. Throws
   /// std::bad_alloc.
-  void poll_streams_for_moves(stream_key const& asking, shard_span among);
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+  poll_streams_for_moves(stream_key const& asking, shard_span among);
   /// Returns the streams whose uses of free memory the host has not seen complete, each once; with `without_event` only
   /// those with a use that no event covers. Throws std::bad_alloc.
-  static std::vector<stream_timeline*> streams_in_use(bool without_event, shard_span among);
+  [[clang::requires_capability(one_shard),
+    clang::requires_shared_capability(all_shards)]] static std::vector<stream_timeline*>
+  streams_in_use(bool without_event, shard_span among);
 
   /// Returns whether polling can show that an open use of free memory is complete.
-  static bool may_complete(shard_span among) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] static bool
+  may_complete(shard_span among) noexcept;
 
   /// Makes the stream wait for every use that it is not ordered after yet. Returns false on an error of the driver.
   static bool wait_for(stream_uses const& uses, stream_key const& key);

@@ -4,6 +4,7 @@ export module gpumem:shard_list;
 import :block;
 import :pool_shard;
 import :relaxed_atomic;
+import :shard_roles;
 import :std;
 import :sync;
 
@@ -16,7 +17,7 @@ public:
   static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 thread slots
 
   /// `poll_share`: share of the time that each shard may spend on polls.
-  explicit shard_list(double poll_share = 1) : poll_share_{poll_share} { add(); }
+  explicit shard_list(double poll_share = 1) : poll_share_{poll_share} { add(false); }
   shard_list(shard_list const&) = delete;
   shard_list& operator=(shard_list const&) = delete;
 
@@ -51,19 +52,17 @@ public:
     std::size_t count_ = 0;
   };
 
-  /// Takes a shard's lock.
-  inline sync::spin_lock lock(pool_shard& one) {
-    if (!one.mutex.try_lock()) lock_contended(one);
-    return {one.mutex, std::adopt_lock};
-  }
+  /// Takes the lock of a shard that a try_lock() has found taken, and counts that.
+  void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
+  /// Unlocks all shards during the wait.
+  [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
   /// Returns whether the calling thread, while it shares its shard, has found locks taken `contention_threshold` times.
   inline bool contended() noexcept {
     return own_slot().contention.load(std::memory_order_relaxed) >= sync::contention_threshold;
   }
-  /// Gives the calling thread a shard of its own, if the host has memory for one. The caller holds the locks of all
-  /// shards.
-  void add_for_thread() noexcept;
+  /// Gives the calling thread a shard of its own, if the host has memory for one.
+  [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
 
   /// The block that starts at an address and is not free, and its shard; or nulls. Found without a lock: the result is
   /// certain only for the owner of the block. Other callers check it again under the shard's lock.
@@ -81,6 +80,7 @@ public:
 
 private:
   friend class all_shards_lock;
+  friend class all_shards_unlock;
   // The slot of a thread. Far from other slots, because the thread writes to it when it frees blocks of other shards.
   struct alignas(false_sharing_distance) thread_slot {
     std::atomic<pool_shard*> shard{nullptr};
@@ -90,8 +90,9 @@ private:
   };
 
   inline thread_slot& own_slot() noexcept { return slots_[sync::thread_index() % (max_shards - 1)]; }
-  void add();
-  void lock_contended(pool_shard& one) noexcept;
+  void add(bool locked);
+  void lock_all() noexcept;
+  void unlock_all() noexcept;
   lookup find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept;
 
   double const poll_share_;
@@ -100,34 +101,55 @@ private:
   std::array<thread_slot, max_shards - 1> slots_;
 };
 
-/// Holds the locks of all shards. Data that changes only under all of them may be read under any one.
-export class all_shards_lock {
+/// Holds the lock of one shard.
+export class [[clang::scoped_lockable]] shard_lock {
 public:
-  explicit all_shards_lock(shard_list& of) : of_{&of} { lock(); }
-  ~all_shards_lock() {
-    if (first_) unlock();
+  /// Counts the lock if it is found taken: see shard_list::contended().
+  [[gnu::always_inline]] inline shard_lock(shard_list& of, pool_shard& one)
+      __attribute__((acquire_capability(one_shard), acquire_shared_capability(all_shards)))
+      : mutex_{one.mutex} {
+    if (!mutex_.try_lock()) of.lock_contended(one);
+  }
+  /// Takes over a lock that is held.
+  inline shard_lock(pool_shard& one, std::adopt_lock_t) noexcept
+      __attribute__((requires_capability(one.mutex), acquire_capability(one_shard),
+                     acquire_shared_capability(all_shards)))
+      : mutex_{one.mutex} {}
+  shard_lock(shard_lock const&) = delete;
+  shard_lock& operator=(shard_lock const&) = delete;
+  [[clang::release_capability]] inline ~shard_lock() { mutex_.unlock(); }
+
+private:
+  sync::spin_mutex& mutex_;
+};
+
+/// Holds the locks of all shards.
+export class [[clang::scoped_lockable]] all_shards_lock {
+public:
+  inline explicit all_shards_lock(shard_list& of) __attribute__((acquire_capability(one_shard, all_shards))) : of_{of} {
+    of_.lock_all();
   }
   all_shards_lock(all_shards_lock const&) = delete;
   all_shards_lock& operator=(all_shards_lock const&) = delete;
-
-  inline void lock() {
-    first_ = of_->lock(*of_->shards_[0]);
-    if (!of_->single()) lock_rest();
-  }
-  inline void unlock() {
-    if (!of_->single()) unlock_rest();
-    first_.unlock();
-  }
-  /// Unlocks all of them during the wait.
-  inline void wait(sync::spin_condition& changed) { changed.wait(*this); }
-  inline explicit operator bool() const noexcept { return static_cast<bool>(first_); }
+  [[clang::release_capability]] inline ~all_shards_lock() { of_.unlock_all(); }
 
 private:
-  void lock_rest();
-  void unlock_rest() noexcept;
+  shard_list& of_;
+};
 
-  shard_list* of_;
-  sync::spin_lock first_;
+/// Unlocks all shards for a scope: for functions that are called with their locks held.
+export class [[clang::scoped_lockable]] all_shards_unlock {
+public:
+  inline explicit all_shards_unlock(shard_list& of) __attribute__((release_capability(one_shard, all_shards)))
+      : of_{of} {
+    of_.unlock_all();
+  }
+  all_shards_unlock(all_shards_unlock const&) = delete;
+  all_shards_unlock& operator=(all_shards_unlock const&) = delete;
+  [[clang::release_capability]] inline ~all_shards_unlock() { of_.lock_all(); }
+
+private:
+  shard_list& of_;
 };
 
 } // namespace gpumem::detail

@@ -7,6 +7,7 @@ module;
 export module gpumem:pressure_call;
 import :coroutine;
 import :executor;
+import :shard_roles;
 import :std;
 import :sync;
 
@@ -49,15 +50,15 @@ private:
   function free_some_;
 
   // Under the locks of all shards.
-  bool busy_ = false;              // it was posted, and has not ended
-  bool freed_some_ = false;        // it has freed something
-  std::uint64_t parks_ = 0;        // requests that had parked when it was called
-  std::uint64_t change_count_ = 0; // of the pool, when it was called
+  bool busy_ __attribute__((guarded_by(all_shards))) = false;       // it was posted, and has not ended
+  bool freed_some_ __attribute__((guarded_by(all_shards))) = false; // it has freed something
+  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0; // requests that had parked when it was called
+  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // of the pool, when it was called
 
   sync::mutex mutex_;
   sync::condition over_;
-  std::shared_ptr<pressure_call> self_; // from its beginning until it has ended
-  bool ended_ = false;                  // by the function itself: the pool may be gone
+  std::shared_ptr<pressure_call> self_ __attribute__((guarded_by(mutex_))); // from its beginning until it has ended
+  bool ended_ = false; // by the function itself: the pool may be gone
 };
 
 /// A coroutine that nothing awaits: it begins at once, and its end is the end of its frame.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pressure_list;
 import :pressure_call;
+import :shard_roles;
 import :std;
 
 namespace gpumem::detail {
@@ -11,25 +12,27 @@ namespace gpumem::detail {
 export class pressure_list {
 public:
   /// Throws std::bad_alloc.
-  void add(pressure_call& item) { calls_.push_back(&item); }
-  void remove(pressure_call& item) noexcept;
-  void on_park() noexcept { ++parks_; }
+  [[clang::requires_capability(all_shards)]] void add(pressure_call& item) { calls_.push_back(&item); }
+  [[clang::requires_capability(all_shards)]] void remove(pressure_call& item) noexcept;
+  [[clang::requires_capability(all_shards)]] void on_park() noexcept { ++parks_; }
   /// Whether one runs, or is due.
-  bool pending() const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] bool pending() const noexcept;
   /// Whether one is due.
-  bool due() const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] bool due() const noexcept;
   /// Returns a function that is due, and marks it as begun; null if none is due.
-  pressure_call* begin_next() noexcept;
+  [[clang::requires_capability(all_shards)]] pressure_call* begin_next() noexcept;
   /// Notes that a function begins, and that it has ended. The count of changes shows whether it really freed memory.
-  void on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept;
-  void on_end(pressure_call& item, std::size_t freed, std::uint64_t change_count) noexcept;
+  [[clang::requires_capability(all_shards)]] void on_begin(pressure_call& item, std::size_t wanted,
+                                                           std::uint64_t change_count) noexcept;
+  [[clang::requires_capability(all_shards)]] void on_end(pressure_call& item, std::size_t freed,
+                                                         std::uint64_t change_count) noexcept;
 
 private:
-  inline bool is_due(pressure_call const& item) const noexcept {
+  [[clang::requires_shared_capability(all_shards)]] inline bool is_due(pressure_call const& item) const noexcept {
     return !item.busy_ && (item.freed_some_ || item.parks_ != parks_);
   }
-  std::vector<pressure_call*> calls_;
-  std::uint64_t parks_ = 0;
+  std::vector<pressure_call*> calls_ __attribute__((guarded_by(all_shards)));
+  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;
 };
 
 } // namespace gpumem::detail

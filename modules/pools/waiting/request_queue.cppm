@@ -9,6 +9,7 @@ import :error;
 import :pool_parts;
 import :progress_monitor;
 import :shard_frees;
+import :shard_roles;
 import :std;
 import :waiter;
 import :waiting_requests;
@@ -53,29 +54,33 @@ public:
 
   /// Gives turns as long as there could be memory for the next. A request that cannot be met any more is woken to be
   /// told so.
-  void wake_next(woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& woken) noexcept;
   /// Wakes the requests that cannot be met any more: the limit has changed, or the pool is closed.
-  void wake_ended(woken_waiters& woken) noexcept;
-  void give_turn(waiter& item, woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void give_turn(waiter& item, woken_waiters& woken) noexcept;
   /// Removes a request, after which others may have queued, and wakes those. Returns whether the pool is unused now.
-  bool remove(waiter& item, woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool remove(waiter& item, woken_waiters& woken) noexcept;
   /// Calls `free_part`, which frees a part of a request of which another part was refused. The free counts as no change
   /// for requests of several parts: otherwise two of them would wake each other for ever.
-  template <class Free> void return_part(Free free_part) noexcept {
+  template <class Free>
+  [[clang::requires_capability(one_shard, all_shards)]] void return_part(Free free_part) noexcept {
     waiting_.count_returned_parts(parts_.requests.without_counting(free_part));
   }
 
 private:
-  void take_turn(waiter& item) noexcept;
-  turn new_turn(waiter const& item) noexcept;
-  void end_turn_of(waiter& item) noexcept;
-  turn wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept;
+  std::optional<turn> park(waiter& item) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void take_turn(waiter& item) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] turn new_turn(waiter const& item) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void end_turn_of(waiter& item) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] turn wait_again(waiter& item, turn const& mine,
+                                                                        woken_waiters& woken) noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;
   waiting_requests& waiting_;
   progress_monitor& monitor_;
-  waiter const* multi_part_ = nullptr; // the request of several parts that tries to allocate them
+  waiter const* multi_part_ __attribute__((guarded_by(all_shards))) =
+      nullptr; // the request of several parts that tries to allocate them
 };
 
 } // namespace gpumem::detail

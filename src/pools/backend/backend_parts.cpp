@@ -30,7 +30,7 @@ std::optional<device> device_of(pool_upstream const& upstream) {
 backend_parts::backend_parts(pool_upstream& from, pool_options const& asked, reuse_rules& reuse, chunk_list& all,
                              shard_list& pool, reserved_observer& watcher)
     : upstream{from}, options{asked}, where{device_of(from)}, rules{reuse}, chunks{all}, shards{pool},
-      observer{watcher}, growth{all, pool, reuse} {}
+      observer{watcher}, growth{all, pool, reuse}, lock{pool} {}
 
 void backend_parts::note_failure(failure const& why) const noexcept {
   if (where && why.reason == outcome::device_lost) where->mark_lost(static_cast<CUresult>(why.code));

@@ -25,16 +25,16 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-attempt<placement> chunk_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
+attempt<placement> chunk_backend::grow(allocation_request const& request, bool exact) {
   auto const need = request.bytes + (request.alignment - granule);
   auto bytes = parts_.chunks.growth(need, request.shard->reserved);
   if (bytes == 0 && parts_.chunks.releasing() > 0) {
-    parts_.lock.wait_for_release(parts_.chunks, held);
+    parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
   if (bytes == 0) return unexpected<failure>{failure{outcome::exhausted}};
   if (exact) bytes = need;
-  auto const fresh = allocate(request.key, *request.shard, bytes, need, held);
+  auto const fresh = allocate(request.key, *request.shard, bytes, need);
   if (!fresh) return unexpected<failure>{fresh.error()};
   std::size_t offset = 0;
   fits(**fresh, request.bytes, request.alignment, offset);
@@ -44,11 +44,14 @@ attempt<placement> chunk_backend::grow(allocation_request const& request, all_sh
 // Allocates a chunk without the locks, while the growth lock keeps other threads out. If the upstream has less than
 // `bytes`, tries `least`. Returns the chunk's only block, which is free.
 expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_shard& into, std::size_t bytes,
-                                                  std::size_t least, all_shards_lock& held) {
-  parts_.lock.begin(held);
-  auto drawn = parts_.upstream.allocate(key, bytes);
-  if (!drawn && bytes > least) drawn = parts_.upstream.allocate(key, bytes = least);
-  held.lock();
+                                                  std::size_t least) {
+  expected<void*, failure> drawn = nullptr;
+  parts_.lock.begin();
+  {
+    all_shards_unlock const during{parts_.shards};
+    drawn = parts_.upstream.allocate(key, bytes);
+    if (!drawn && bytes > least) drawn = parts_.upstream.allocate(key, bytes = least);
+  }
   parts_.lock.end();
   if (!drawn) {
     parts_.note_failure(drawn.error());
@@ -57,15 +60,14 @@ expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_sh
   try {
     return &add(key, into, *drawn, bytes);
   } catch (std::bad_alloc const&) {
-    held.unlock();
+    all_shards_unlock const during{parts_.shards};
     parts_.upstream.deallocate({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
-    held.lock();
     throw;
   }
 }
 
-expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& into, all_shards_lock& held) {
-  return allocate(stream_key::host(), into, bytes, bytes, held);
+expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& into) {
+  return allocate(stream_key::host(), into, bytes, bytes);
 }
 
 // Memory of the upstream is valid in the order of the stream it was allocated on: its first use.
@@ -111,20 +113,23 @@ bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
 }
 
 // Releases the largest idle chunk first.
-std::size_t chunk_backend::release(std::size_t keep, all_shards_lock& held) noexcept {
+std::size_t chunk_backend::release(std::size_t keep) noexcept {
   std::size_t given = 0;
   for (;;) {
-    auto* const idle =
-        parts_.chunks.largest_idle(keep, [this](chunk const& parent) { return is_idle_and_complete(parent); });
+    auto* const idle = parts_.chunks.largest_idle(keep, [this](chunk const& parent) {
+      assert_shard_held();
+      return is_idle_and_complete(parent);
+    });
     if (!idle) return given;
     idle->shard->ranges.remove(*idle);
     idle->shard->reserved -= idle->bytes;
     ++idle->shard->counts.upstream_frees;
     auto const gone = parts_.chunks.begin_release(*idle);
     parts_.observer.on_reserved_changed();
-    held.unlock();
-    parts_.upstream.deallocate(gone);
-    held.lock();
+    {
+      all_shards_unlock const during{parts_.shards};
+      parts_.upstream.deallocate(gone);
+    }
     parts_.chunks.end_release(gone.bytes);
     parts_.lock.notify_release();
     given += gone.bytes;

@@ -9,25 +9,22 @@ import :sync;
 
 namespace gpumem::detail {
 
-bool growth_lock::wait(all_shards_lock& held) {
+bool growth_lock::wait() {
   bool const any = taken_;
-  while (taken_) held.wait(changed_);
+  while (taken_) shards_.wait(changed_);
   return any;
 }
 
-void growth_lock::begin(all_shards_lock& held) noexcept {
-  taken_ = true;
-  held.unlock();
-}
+void growth_lock::begin() noexcept { taken_ = true; }
 
 void growth_lock::end() noexcept {
   taken_ = false;
   changed_.notify_all();
 }
 
-void growth_lock::wait_for_release(chunk_list const& chunks, all_shards_lock& held) {
+void growth_lock::wait_for_release(chunk_list const& chunks) {
   auto const before = chunks.releasing();
-  while (chunks.releasing() == before) held.wait(changed_);
+  while (chunks.releasing() == before) shards_.wait(changed_);
 }
 
 } // namespace gpumem::detail

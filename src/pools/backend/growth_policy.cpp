@@ -82,6 +82,7 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
   auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
   std::optional<candidate> best;
   in.ranges.visit_holes([&](block const& at) {
+    assert_shard_held();
     auto const below = usable(at.lower, request.key) ? at.lower->bytes : 0;
     auto const above = usable(at.upper, request.key) ? at.upper->bytes : 0;
     if (below + at.bytes + above < need) return;

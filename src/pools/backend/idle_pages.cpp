@@ -59,6 +59,7 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(std::uintptr_t excluded)
   for (auto const& in : parts_.shards.all()) {
     if (on_one_list) {
       in->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
+        assert_shard_held();
         bool const stays = excluded - range.base < range.bytes;
         if (!stays && range.parent == in->paged) found.push_back({in.get(), &range, range.base, range.end()});
       });

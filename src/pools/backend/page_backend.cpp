@@ -55,18 +55,18 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 
 // Moves free pages or maps new ones for a request. Returns a place in them and their free neighbours. Must be retried
 // if these are not enough.
-attempt<placement> page_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
+attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
   auto& shard = *request.shard;
   bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
   if (moving) {
-    if (auto const place = move(request, held, false)) return place;
+    if (auto const place = move(request, false)) return place;
   }
   auto plan = parts_.growth.plan(request, shard, exact);
   // Unmaps free pages in place of those that it will map. Not at the limit: there move_at_limit() moves pages once all
   // other ways have failed. An unmapped page may have lain beside another hole, in which more bytes are missing then:
   // so each round plans again.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
-    auto const more = evict(request, plan, given, held);
+    auto const more = evict(request, plan, given);
     given += more;
     auto const left = affordable_pages(); // a large page is charged as several of the smallest size
     charge_moves(std::min(left, more / smallest_page));
@@ -76,10 +76,10 @@ attempt<placement> page_backend::grow(allocation_request const& request, all_sha
   if (!plan) return unexpected<failure>{failure{outcome::exhausted}};
   if (plan->bytes > parts_.chunks.headroom()) {
     if (parts_.chunks.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
-    parts_.lock.wait_for_release(parts_.chunks, held);
+    parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
-  auto const fresh = map(shard, *plan, fresh_uses(request), held);
+  auto const fresh = map(shard, *plan, fresh_uses(request));
   if (!fresh) return unexpected<failure>{fresh.error()};
   auto const place = placement_in(**fresh, request);
   return place ? attempt<placement>{place} : attempt<placement>::retry();
@@ -90,10 +90,10 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
   return page_is_free && parts_.options.cross_stream != reuse_policy::ordered;
 }
 
-placement page_backend::move_at_limit(allocation_request const& request, all_shards_lock& held) {
+placement page_backend::move_at_limit(allocation_request const& request) {
   if (!may_move(request)) return {};
-  parts_.lock.wait(held);
-  return move(request, held, true);
+  parts_.lock.wait();
+  return move(request, true);
 }
 
 // New memory has no uses. It counts as used by the request's stream at epoch 0, which is complete since the first epoch
@@ -119,7 +119,7 @@ placement page_backend::placement_in(block& fresh, allocation_request const& req
 // Moves unused pages to where memory is missing. A move costs two thirds of unmapping a page and making another, or
 // less if the page is large. `at_limit`: the pool would unmap pages otherwise, so the time for moves is not bounded.
 // Returns an empty placement if the pages are not enough.
-placement page_backend::move(allocation_request const& request, all_shards_lock& held, bool at_limit) {
+placement page_backend::move(allocation_request const& request, bool at_limit) {
   auto& shard = *request.shard;
   if (!shard.pages) return {};
   poll_for_moves(request);
@@ -139,27 +139,39 @@ placement page_backend::move(allocation_request const& request, all_shards_lock&
   std::vector<page_extent> runs(idle.size());
   auto const given = idle_.detach(idle);
   runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());
-  parts_.lock.begin(held);
-  auto const moved = shard.pages->move(runs, plan->hole ? plan->offset(given) : end);
-  if (!moved) idle_pages::unmap(idle);
-  held.lock();
+  expected<page_extent, failure> moved = page_extent{};
+  parts_.lock.begin();
+  {
+    all_shards_unlock const during{parts_.shards};
+    moved = shard.pages->move(runs, plan->hole ? plan->offset(given) : end);
+    if (!moved) idle_pages::unmap(idle);
+  }
   shard.counters.page_moves += bool{moved};
   parts_.chunks.end_release(given);
-  auto const there = accept(shard, moved, fresh_uses(request), held);
+  auto const there = accept(shard, moved, fresh_uses(request));
   return there ? placement_in(**there, request) : placement{};
 }
 
-// Maps pages in the hole or at the end, without the locks, while the growth lock keeps other threads out. If the device
-// has less than `bytes`, maps `least`. Returns the range that holds the pages.
-expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const& plan, stream_uses const& uses,
-                                            all_shards_lock& held) {
+// Maps pages without the locks, while the growth lock keeps other threads out. Returns the range that holds the pages.
+expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const& plan, stream_uses const& uses) {
   auto const affordable = affordable_pages();
-  std::size_t paid = 0;
-  parts_.lock.begin(held);
-  expected<page_extent, failure> made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}};
+  auto const count = [&into] { return into.pages ? into.pages->pages() : 0; };
+  auto const before = count();
+  expected<page_extent, failure> made = page_extent{};
+  parts_.lock.begin();
+  {
+    all_shards_unlock const during{parts_.shards};
+    made = map_unlocked(into, plan, affordable);
+  }
+  charge_moves(std::min(count() - std::min(before, count()), affordable));
+  return accept(into, made, uses);
+}
+
+// Maps pages in the hole or at the end. If the device has less than `bytes`, maps `least`.
+expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, growth_plan const& plan,
+                                                          std::size_t affordable) noexcept {
   try {
     if (!into.pages) into.pages = parts_.upstream.make_pages();
-    auto const before = into.pages->pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
       bool const fits_behind = wanted <= into.pages->address_space() - end; // otherwise in any large enough hole
@@ -168,31 +180,28 @@ expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const&
                                     : into.pages->find_extent(wanted).value_or(end);
       return into.pages->map(at, wanted, parts_.growth.page_size(*into.pages, wanted, affordable));
     };
-    made = map(plan.bytes);
+    auto const made = map(plan.bytes);
     bool const too_much =
         !made && (made.error().reason == outcome::exhausted || made.error().reason == outcome::too_large);
-    if (too_much && plan.bytes > plan.least) made = map(plan.least);
-    paid = into.pages->pages() - std::min(before, into.pages->pages());
+    return too_much && plan.bytes > plan.least ? map(plan.least) : made;
   } catch (cuda_error const& e) {
-    made = unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
-  } catch (std::bad_alloc const&) { made = unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
-  held.lock();
-  charge_moves(std::min(paid, affordable));
-  return accept(into, made, uses, held);
+    return unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
+  } catch (std::bad_alloc const&) { return unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
 }
 
 // Adds pages that were mapped or moved without the locks, and ends the growth. Returns the range that holds the pages.
 expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_extent, failure> const& made,
-                                               stream_uses const& uses, all_shards_lock& held) {
+                                               stream_uses const& uses) {
   if (made) {
     try {
       auto& added = add(into, *made, uses);
       parts_.lock.end();
       return &added;
     } catch (std::bad_alloc const&) {
-      held.unlock();
-      into.pages->unmap(made->offset, made->bytes);
-      held.lock();
+      {
+        all_shards_unlock const during{parts_.shards};
+        into.pages->unmap(made->offset, made->bytes);
+      }
       parts_.lock.end();
       throw;
     }
@@ -235,25 +244,25 @@ block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses
   return *added;
 }
 
-virtual_pages* page_backend::pages_of(void const* pointer, all_shards_lock& held) {
-  parts_.lock.wait(held);
+virtual_pages* page_backend::pages_of(void const* pointer) {
+  parts_.lock.wait();
   auto const* const parent = parts_.chunks.find_containing(pointer);
   return parent ? parent->shard->pages.get() : nullptr;
 }
 
-expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into, all_shards_lock& held) {
-  return map(into, {std::nullopt, bytes, bytes}, {}, held);
+expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into) {
+  return map(into, {std::nullopt, bytes, bytes}, {});
 }
 
-std::size_t page_backend::release(std::size_t keep, all_shards_lock& held) noexcept {
+std::size_t page_backend::release(std::size_t keep) noexcept {
   auto const excess = parts_.chunks.reserved() - std::min(keep, parts_.chunks.reserved());
-  return release_idle({.wanted = excess, .max_bytes = excess}, held);
+  return release_idle({.wanted = excess, .max_bytes = excess});
 }
 
-void page_backend::release_for(allocation_request const& request, all_shards_lock& held) {
-  parts_.lock.wait(held); // no other thread may change the pages meanwhile
+void page_backend::release_for(allocation_request const& request) {
+  parts_.lock.wait(); // no other thread may change the pages meanwhile
   auto const plan = parts_.growth.plan(request, *request.shard, true);
-  evict(request, plan, plan ? std::min(plan->bytes, parts_.chunks.headroom()) : 0, held);
+  evict(request, plan, plan ? std::min(plan->bytes, parts_.chunks.headroom()) : 0);
 }
 
 // Returns by how much these bytes exceed the headroom.
@@ -261,17 +270,19 @@ std::size_t page_backend::lacking(std::size_t bytes) const noexcept {
   return bytes - std::min(bytes, parts_.chunks.headroom());
 }
 
-std::size_t page_backend::release_idle(page_query const& query, all_shards_lock& held) noexcept {
-  parts_.lock.wait(held);
+std::size_t page_backend::release_idle(page_query const& query) noexcept {
+  parts_.lock.wait();
   std::vector<page_run> idle;
   try {
     idle = idle_.find(query);
   } catch (std::bad_alloc const&) { return 0; }
   if (idle.empty()) return 0;
   auto const given = idle_.detach(idle);
-  parts_.lock.begin(held);
-  idle_pages::unmap(idle);
-  held.lock();
+  parts_.lock.begin();
+  {
+    all_shards_unlock const during{parts_.shards};
+    idle_pages::unmap(idle);
+  }
   parts_.chunks.end_release(given);
   parts_.lock.end();
   return given;
@@ -281,15 +292,14 @@ std::size_t page_backend::release_idle(page_query const& query, all_shards_lock&
 // Keeps the range that the plan extends; it may become a part of a larger range before the search. `given`: bytes that
 // earlier calls unmapped for the same request. Returns the bytes that this call unmapped.
 std::size_t page_backend::evict(allocation_request const& request, std::optional<growth_plan> const& plan,
-                                std::size_t given, all_shards_lock& held) {
+                                std::size_t given) {
   poll_for_moves(request);
   auto const beyond =
       parts_.chunks.reserved() -
       std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0: the limit was lowered
   auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
   auto const least = beyond > 0 ? 0 : lacking(needed);
-  auto const more =
-      release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0}, held);
+  auto const more = release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0});
   request.shard->counters.page_evictions += more > 0;
   return more;
 }

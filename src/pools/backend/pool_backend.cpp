@@ -22,27 +22,27 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-attempt<placement> pool_backend::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
-  auto grown = paged() ? pages_.grow(request, held, exact) : chunks_.grow(request, held, exact);
+attempt<placement> pool_backend::grow(allocation_request const& request, bool exact) {
+  auto grown = paged() ? pages_.grow(request, exact) : chunks_.grow(request, exact);
   if (!grown.has_failed()) return grown;
   auto const& why = grown.error();
   auto const kind = why.reason == outcome::too_large ? outcome::exhausted : why.reason;
   return unexpected<failure>{failure{kind, why.code, request.requested}};
 }
 
-expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& into, all_shards_lock& held) {
+expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& into) {
   for (;;) {
-    parts_.lock.wait(held);
+    parts_.lock.wait();
     auto const& chunks = parts_.chunks;
     auto const unit = paged() ? smallest_page : granule;
     auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks.max_reserved() / unit * unit);
     if (wanted <= chunks.reserved()) return std::size_t{0};
     auto const missing = wanted - chunks.reserved();
     if (missing > chunks.headroom()) { // bytes that are being released still count
-      parts_.lock.wait_for_release(chunks, held);
+      parts_.lock.wait_for_release(chunks);
       continue;
     }
-    auto const fresh = paged() ? pages_.reserve(missing, into, held) : chunks_.reserve(missing, into, held);
+    auto const fresh = paged() ? pages_.reserve(missing, into) : chunks_.reserve(missing, into);
     if (!fresh) return unexpected<failure>{fresh.error()};
     return missing;
   }
@@ -52,32 +52,32 @@ placement pool_backend::migrate_chunk(allocation_request const& request) {
   return paged() ? placement{} : chunks_.migrate(request); // pages belong to the addresses of their shard
 }
 
-std::size_t pool_backend::release(std::size_t keep, all_shards_lock& held) noexcept {
-  return paged() ? pages_.release(keep, held) : chunks_.release(keep, held);
+std::size_t pool_backend::release(std::size_t keep) noexcept {
+  return paged() ? pages_.release(keep) : chunks_.release(keep);
 }
 
-placement pool_backend::move_at_limit(allocation_request const& request, all_shards_lock& held) {
-  return paged() ? pages_.move_at_limit(request, held) : placement{};
+placement pool_backend::move_at_limit(allocation_request const& request) {
+  return paged() ? pages_.move_at_limit(request) : placement{};
 }
 
-void pool_backend::release_for(allocation_request const& request, all_shards_lock& held) {
-  if (paged()) return pages_.release_for(request, held);
-  chunks_.release(0, held);
+void pool_backend::release_for(allocation_request const& request) {
+  if (paged()) return pages_.release_for(request);
+  chunks_.release(0);
 }
 
-bool pool_backend::pin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
-  if (auto* const pages = pages_.pages_of(pointer, held)) return pages->pin(pointer, bytes);
+bool pool_backend::pin(void const* pointer, std::size_t bytes) {
+  if (auto* const pages = pages_.pages_of(pointer)) return pages->pin(pointer, bytes);
   // A chunk stays as long as it has a live block.
   auto const* const parent = parts_.chunks.find_containing(pointer);
   return parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-void pool_backend::unpin(void const* pointer, std::size_t bytes, all_shards_lock& held) {
-  if (auto* const pages = pages_.pages_of(pointer, held)) pages->unpin(pointer, bytes);
+void pool_backend::unpin(void const* pointer, std::size_t bytes) {
+  if (auto* const pages = pages_.pages_of(pointer)) pages->unpin(pointer, bytes);
 }
 
-expected<int, failure> pool_backend::export_page(void const* pointer, all_shards_lock& held) {
-  if (auto* const pages = pages_.pages_of(pointer, held)) return pages->export_page(pointer);
+expected<int, failure> pool_backend::export_page(void const* pointer) {
+  if (auto* const pages = pages_.pages_of(pointer)) return pages->export_page(pointer);
   return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};
 }
 

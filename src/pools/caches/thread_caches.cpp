@@ -103,21 +103,22 @@ void thread_caches::set_limits(bool on, std::array<std::size_t, size_class::kind
 block* thread_caches::flush() noexcept {
   block* all = nullptr;
   budget_exhausted_.store(false, std::memory_order_relaxed);
-  lock_all();
-  for (auto& each : caches_) {
-    auto* const kept = each.storage.load(std::memory_order_relaxed);
-    if (!kept) continue; // no thread with this index has allocated
-    each.budget_misses = 0;
-    all = evict_all(each, *kept, all);
-    for (std::size_t kind = 0; kind < size_class::kinds; ++kind) budgets_[kind].release(each.shares[kind]);
-  }
-  unlock_all();
+  with_all_locked([&] {
+    for (auto& each : caches_) {
+      each.mutex.assert_held();
+      auto* const kept = each.storage.load(std::memory_order_relaxed);
+      if (!kept) continue; // no thread with this index has allocated
+      each.budget_misses = 0;
+      all = evict_all(each, *kept, all);
+      for (std::size_t kind = 0; kind < size_class::kinds; ++kind) budgets_[kind].release(each.shares[kind]);
+    }
+  });
   return all;
 }
 
 // Removes all blocks of one cache, and links them before `others`.
 block* thread_caches::evict_all(thread_cache& from, cache_storage& all, block* others) noexcept {
-  auto const link = [&](block& found) {
+  auto const link = [&](block& found) noexcept {
     found.next = others;
     others = &found;
   };
@@ -128,16 +129,6 @@ block* thread_caches::evict_all(thread_cache& from, cache_storage& all, block* o
     }
   }
   return others;
-}
-
-void thread_caches::lock_all() noexcept {
-  for (auto& each : caches_) each.mutex.request_revoke();
-  sync::biased_mutex::fence_owner_threads();
-  for (auto& each : caches_) each.mutex.lock_revoked();
-}
-
-void thread_caches::unlock_all() noexcept {
-  for (auto& each : caches_) each.mutex.unlock_revoked();
 }
 
 bool thread_caches::is_balanced(cache_counts const& sum) const noexcept {

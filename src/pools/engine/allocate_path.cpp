@@ -57,20 +57,20 @@ expected<void*, failure> allocate_path::allocate(stream_key const& key, size_cla
 }
 
 expected<void*, failure> allocate_path::allocate_from_all(allocation_request& request) {
-  all_shards_lock held{parts_.shards};
+  all_shards_lock const held{parts_.shards};
   enter(request);
   // A thread that steals too often first searches and grows its own shard.
   for (bool own = allocator_.steals_too_often(*request.shard);;) {
     deferred_.run(&request.key);
     if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
-    auto const grown = allocator_.grow(request, held, false);
+    auto const grown = allocator_.grow(request, false);
     if (grown.is_done()) return grown.value();
     if (grown.must_retry()) continue;
     if (own) {
       own = false;
       continue;
     }
-    auto const found = out_of_memory_.allocate(request, held, grown.error());
+    auto const found = out_of_memory_.allocate(request, grown.error());
     if (found) return found;
     count_failure(request);
     if (!parts_.backend.lost()) return found;
@@ -95,7 +95,7 @@ void allocate_path::enter(allocation_request& request) {
 
 expected<void*, failure> allocate_path::fail(allocation_request const& request, outcome why) noexcept {
   auto& shard = parts_.shards.shard_of_thread();
-  auto const held = parts_.shards.lock(shard);
+  shard_lock const held{parts_.shards, shard};
   shard.counts.failures += request.key.queues() != queueing::admitted;
   return unexpected<failure>{failure{why, 0, request.requested}};
 }

@@ -42,7 +42,8 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
   return bytes + one.quick().bytes();
 }
 
-bool is_consistent_with(pool_parts const& parts, cache_counts const& cached) {
+[[clang::requires_capability(one_shard, all_shards)]] bool is_consistent_with(pool_parts const& parts,
+                                                                              cache_counts const& cached) {
   std::size_t free = 0, small = 0, larger = 0, taken = 0;
   std::int64_t live = 0;
   bool consistent = true;
@@ -87,7 +88,10 @@ bool is_consistent(pool_parts& parts, shard_frees& frees) {
   all_shards_lock const held{parts.shards};
   frees.drain_all_remote_frees();
   bool consistent = false;
-  parts.caches.visit_locked([&](cache_counts const& cached) { consistent = is_consistent_with(parts, cached); });
+  parts.caches.visit_locked([&](cache_counts const& cached) {
+    assert_all_shards_held();
+    consistent = is_consistent_with(parts, cached);
+  });
   return consistent;
 }
 

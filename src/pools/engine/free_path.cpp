@@ -59,11 +59,11 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
   if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
     return false;
   auto& shard = *seen.shard;
-  sync::spin_lock held{shard.mutex, std::try_to_lock};
-  if (!held) {
+  if (!shard.mutex.try_lock()) {
     if (push_remote_free(call, seen)) return true;
-    held = parts_.shards.lock(shard);
+    parts_.shards.lock_contended(shard);
   }
+  shard_lock const held{shard, std::adopt_lock};
   auto& freed = *seen.that;
   if (!frees_.goes_to_quick_list(freed)) freed.prefetch_neighbours(); // coalescing reads them at the end of the call
   bool const right = parts_.mode.may_use_one_lock(*call.use.timeline) && freed.pointer() == call.pointer &&
@@ -107,7 +107,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
   auto const& timeline = *cached.uses.begin()->timeline;
   {
-    auto const held = parts_.shards.lock(shard);
+    shard_lock const held{parts_.shards, shard};
     if (parts_.mode.may_use_one_lock(timeline)) [[likely]] {
       ++shard.counters.locked_calls;
       frees_.free_cached_block(cached);
@@ -134,7 +134,10 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   ++in.counters.locked_calls;
   --in.live_blocks;
   if (key.capturing()) [[unlikely]]
-    return deferred_.add(freed, key);
+    return [&] {
+      assert_all_shards_held(); // a free inside a capture takes all locks
+      deferred_.add(freed, key);
+    }();
   if (!freed.uses.empty()) [[unlikely]]
     parts_.rules.prune(freed.uses);
   // A free by the host means that all work on the block is complete, except uses declared by record_use().
@@ -147,6 +150,7 @@ void free_path::return_part(stream_key const& key, void* pointer) noexcept {
   all_shards_lock const held{parts_.shards};
   auto& freed = *parts_.shards.find_live(pointer).that;
   queue_.return_part([&] {
+    assert_all_shards_held();
     finish_free(freed, {key, pointer, std::nullopt, end_use(parts_.mode, key, &freed, std::nullopt)},
                 *freed.parent->shard);
   });

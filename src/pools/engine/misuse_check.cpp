@@ -17,7 +17,8 @@ import :stream;
 namespace gpumem::detail {
 namespace {
 
-void report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+[[clang::requires_capability(one_shard, all_shards)]] void
+report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   auto const refuse = [&](misuse::kind what, std::size_t expected) {
     report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
   };

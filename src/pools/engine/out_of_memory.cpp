@@ -32,30 +32,30 @@ import :tuning;
 namespace gpumem::detail {
 // A paged pool gives back only the pages that it needs, so it does that before the host waits. Other pools give back
 // all unused chunks, so they do that last.
-expected<void*, failure> out_of_memory::allocate(allocation_request& request, all_shards_lock& held,
-                                                 failure const& why) {
+expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
   request.drop_rounding();
-  flush(held);
+  flush();
   if (auto* const p = allocator_.search_all(request)) return p;
   if (auto* const p = allocator_.search_with_wait(request)) return p;
   expected<void*, failure> grown = unexpected<failure>{why};
   if (why.reason == outcome::device_lost) return grown;
-  if (parts_.backend.paged() && (grown = grow_in_place(request, held))) return grown;
+  if (parts_.backend.paged() && (grown = grow_in_place(request))) return grown;
   if (request.key.may_wait()) {
-    if (auto* const p = sync_and_retry(request, held)) return p;
+    if (auto* const p = sync_and_retry(request)) return p;
   }
-  return grow_in_place(request, held);
+  return grow_in_place(request);
 }
 
 // Turns thread caches off and empties them. Waits until no block is evicted: such a block is in no list until its
 // thread frees it.
-void out_of_memory::flush(all_shards_lock& held) {
+void out_of_memory::flush() {
   bool const cached_till_now = parts_.caches.enabled();
   parts_.mode.set_under_pressure(true);
   frees_.flush_thread_caches();
   if (!cached_till_now) return;
-  parts_.evictions.wait(held, [&] {
+  parts_.evictions.wait(parts_.shards, [&] {
+    assert_all_shards_held();
     bool any = false;
     parts_.chunks.visit([&](chunk const& parent) {
       range_allocator::visit(parent, [&](block const& each) { any |= each.state() == block_state::evicted; });
@@ -65,11 +65,11 @@ void out_of_memory::flush(all_shards_lock& held) {
 }
 
 // Moves unused pages together, or gives unused memory back, and grows in its place.
-expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request, all_shards_lock& held) {
-  if (auto const place = parts_.backend.move_at_limit(request, held)) return allocator_.commit(request, place);
-  parts_.backend.release_for(request, held);
+expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request) {
+  if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
+  parts_.backend.release_for(request);
   for (;;) {
-    auto const grown = allocator_.grow(request, held, true);
+    auto const grown = allocator_.grow(request, true);
     if (grown.is_done()) return grown.value();
     if (grown.has_failed()) return unexpected<failure>{grown.error()};
     if (auto* const p = allocator_.search_all(request)) return p;
@@ -89,14 +89,15 @@ bool out_of_memory::sync_could_help(allocation_request const& request) const {
 
 // Polls for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the request fails; the caller
 // then gives back chunks that have become idle.
-void* out_of_memory::sync_and_retry(allocation_request const& request, all_shards_lock& held) {
+void* out_of_memory::sync_and_retry(allocation_request const& request) {
   auto const deadline = sync::now() + tuning::max_host_wait;
   parts_.rules.poll_streams(nullptr, parts_.everywhere());
   for (backoff pause{tuning::max_poll_pause}; sync_could_help(request);) {
     if (parts_.backend.lost() || sync::now() >= deadline) return nullptr;
-    held.unlock();
-    sync::sleep_for(pause.next());
-    held.lock();
+    {
+      all_shards_unlock const during{parts_.shards};
+      sync::sleep_for(pause.next());
+    }
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     if (auto* const p = search_after_sync(request)) return p;
   }

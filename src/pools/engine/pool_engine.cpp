@@ -52,7 +52,7 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
   auto const fail = [&](failure const& why) { throw_failure({why.reason, why.code, bytes}); };
-  all_shards_lock held{parts_.shards};
+  all_shards_lock const held{parts_.shards};
   auto const limit = parts_.chunks.limit();
   auto& shard = parts_.shards.shard_of_thread();
   if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
@@ -60,7 +60,7 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
     shard.ranges.reserve_metadata(tuning::prepared_blocks, tuning::prepared_streams);
     parts_.caches.ensure_storage(sync::thread_index());
   }
-  auto const missing = parts_.backend.grow_to(bytes, shard, held);
+  auto const missing = parts_.backend.grow_to(bytes, shard);
   if (!missing) fail(missing.error());
   if (*missing > 0) frees_.flush_beyond_threshold();
   return *missing;
@@ -80,29 +80,29 @@ void pool_engine::set_limit(std::size_t bytes) {
 std::size_t pool_engine::trim(std::size_t keep) {
   timeline_registry::cover_own_defaults();
   woken_waiters woken;
-  all_shards_lock held{parts_.shards};
-  auto const given = release_.release(keep, held);
+  all_shards_lock const held{parts_.shards};
+  auto const given = release_.release(keep);
   parts_.requests.count_change();
   queue_.wake_next(woken);
   return given;
 }
 
 bool pool_engine::pin(void const* pointer, std::size_t bytes) {
-  all_shards_lock held{parts_.shards};
-  return parts_.backend.pin(pointer, bytes, held);
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.pin(pointer, bytes);
 }
 
 void pool_engine::unpin(void const* pointer, std::size_t bytes) {
   woken_waiters woken;
-  all_shards_lock held{parts_.shards};
-  parts_.backend.unpin(pointer, bytes, held);
+  all_shards_lock const held{parts_.shards};
+  parts_.backend.unpin(pointer, bytes);
   parts_.requests.count_change();
   queue_.wake_next(woken);
 }
 
 expected<int, failure> pool_engine::export_page(void const* pointer) {
-  all_shards_lock held{parts_.shards};
-  return parts_.backend.export_page(pointer, held);
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.export_page(pointer);
 }
 
 bool pool_engine::is_consistent() { return detail::is_consistent(parts_, frees_); }

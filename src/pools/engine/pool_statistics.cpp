@@ -5,6 +5,7 @@ module;
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <vector>
 module gpumem:pool_statistics.impl;
@@ -48,7 +49,8 @@ inline constexpr std::array<std::uint64_t pool_counters::*, 10> counts_of_shards
 
 // Adds the free bytes of a shard, the number of its free ranges, and the free bytes whose uses are not known to be
 // complete. Appends the streams of those uses to `users`; a stream can occur several times.
-void add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline const*>& users) {
+[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline const*>& users) {
   auto const add_range = [&](block const& free) {
     bool const over = free.uses.completed();
     sum.free_in_use += over ? 0 : free.bytes;
@@ -95,7 +97,8 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
   std::vector<stream_timeline const*> users;
   std::int64_t live = 0;
   for (auto const& each : parts_.shards.all()) {
-    sync::spin_lock const held{each->mutex};
+    each->mutex.lock(); // not counted as contention
+    shard_lock const held{*each, std::adopt_lock};
     if (parts_.mode.fast_path()) frees_.drain_remote_frees(*each);
     for (auto const count : sums) sum.*count += each->counts.*count;
     live += each->live.bytes;

@@ -36,13 +36,13 @@ stream_uses recorded_uses::of(void const* pointer) noexcept {
 
 bool recorded_uses::record(stream_key const& key, void* pointer) {
   key.timeline().prepare();
-  all_shards_lock held{parts_.shards};
+  all_shards_lock const held{parts_.shards};
   if (!key.capturing()) deferred_.run(&key);
   auto* const used = find_or_report(parts_, key, pointer, std::nullopt);
   if (!used) return false;
   parts_.mode.add_stream(key.timeline());
   auto& timeline = key.timeline();
-  if (!used->uses.find(timeline)) admit(used->uses, key, held);
+  if (!used->uses.find(timeline)) admit(used->uses, key);
   auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
   used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
   return true;
@@ -50,7 +50,7 @@ bool recorded_uses::record(stream_key const& key, void* pointer) {
 
 // Makes room for a use if the block already has `max_uses`: the stream waits for the work of one use, which its own use
 // then covers. If no use has an event to wait for, the host waits until the uses are complete.
-void recorded_uses::admit(stream_uses& uses, stream_key const& key, all_shards_lock& held) {
+void recorded_uses::admit(stream_uses& uses, stream_key const& key) {
   uses.prune();
   if (uses.size() < max_uses) return;
   for (auto const& use : uses) {
@@ -63,9 +63,10 @@ void recorded_uses::admit(stream_uses& uses, stream_key const& key, all_shards_l
   }
   std::vector<stream_timeline*> open;
   for (auto const& use : uses) open.push_back(use.timeline);
-  held.unlock();
-  wait_for_streams(open, tuning::max_host_wait);
-  held.lock();
+  {
+    all_shards_unlock const during{parts_.shards};
+    wait_for_streams(open, tuning::max_host_wait);
+  }
   uses.prune();
   if (uses.size() >= max_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");
 }

@@ -24,11 +24,11 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-std::size_t release_task::release(std::size_t keep, all_shards_lock& held) {
+std::size_t release_task::release(std::size_t keep) {
   deferred_.run(nullptr);
   frees_.flush_thread_caches();
   parts_.rules.poll_streams(nullptr, parts_.everywhere());
-  return parts_.backend.release(keep, held);
+  return parts_.backend.release(keep);
 }
 
 // A pass of the library thread. It serves the requests that wait. It gives complete memory back: memory beyond the
@@ -37,10 +37,10 @@ void release_task::expire() noexcept {
   requests_.run();
   bool done = false, answered_meanwhile = false;
   {
-    all_shards_lock held{parts_.shards};
+    all_shards_lock const held{parts_.shards};
     parts_.passes.begin_pass();
     bool const closed = parts_.backend.closed();
-    auto const kept = closed || is_beyond_threshold() ? release_pass(held) : held_by::nothing;
+    auto const kept = closed || is_beyond_threshold() ? release_pass() : held_by::nothing;
     parts_.passes.end_pass();
     done = parts_.backend.closed() && parts_.chunks.empty();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
@@ -58,23 +58,22 @@ void release_task::expire() noexcept {
   if (done) owner_.destroy();
 }
 
-release_task::held_by release_task::release_pass(all_shards_lock& held) noexcept {
+release_task::held_by release_task::release_pass() noexcept {
   try {
     frees_.flush_thread_caches(); // near the threshold, frees are cached and kept on quick lists again
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
-    parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold, held);
+    parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
     parts_.passes.count_idle(open);
     if (open) return held_by::open_events;
     bool const in_use = !reuse_rules::streams_in_use(false, parts_.everywhere()).empty();
     return in_use ? held_by::uses_without_event : held_by::nothing;
-  } catch (std::bad_alloc const&) {
-    if (!held) held.lock(); // the next pass tries again
-    return held_by::open_events;
-  }
+  } catch (std::bad_alloc const&) { return held_by::open_events; } // the next pass tries again
 }
 
+// Called by request_events(), under the locks.
 std::vector<stream_timeline*> release_task::streams_without_event() {
+  assert_all_shards_held();
   return reuse_rules::streams_in_use(true, parts_.everywhere());
 }
 
@@ -82,7 +81,7 @@ void release_task::close() noexcept {
   retry_releases();
   bool done = false;
   {
-    all_shards_lock held{parts_.shards};
+    all_shards_lock const held{parts_.shards};
     parts_.backend.set_closed();
     if (!driver_alive()) return defer_release(); // no driver call may be made any more
     deferred_.run(nullptr);
@@ -92,7 +91,7 @@ void release_task::close() noexcept {
     } catch (std::bad_alloc const&) {
       // The library thread polls again.
     }
-    parts_.backend.release(0, held);
+    parts_.backend.release(0);
     done = parts_.chunks.empty();
     parts_.passes.restart_idle();
     if (!done) parts_.passes.schedule();

@@ -36,11 +36,13 @@ inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
     &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
     &statistics::reuse_waited};
 
-bool steals_expired(pool_shard const& thief) noexcept {
+[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
+steals_expired(pool_shard const& thief) noexcept {
   return thief.counters.locked_calls - thief.last_steal > tuning::steal_window;
 }
 
-void count_steal(pool_shard& thief) noexcept {
+[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+count_steal(pool_shard& thief) noexcept {
   ++thief.counters.steals;
   if (steals_expired(thief)) thief.steals = 0;
   ++thief.steals;
@@ -58,7 +60,7 @@ void* shard_allocator::allocate_from_own(allocation_request& request) {
   if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
     return nullptr;
   auto& shard = *request.shard;
-  auto const held = parts_.shards.lock(shard);
+  shard_lock const held{parts_.shards, shard};
   if (!parts_.mode.may_use_one_lock(request.key.timeline())) [[unlikely]]
     return nullptr;
   frees_.drain_remote_frees(shard);
@@ -93,10 +95,10 @@ void* shard_allocator::search_with_wait(allocation_request const& request) {
   return place ? commit(request, place) : nullptr;
 }
 
-attempt<void*> shard_allocator::grow(allocation_request const& request, all_shards_lock& held, bool exact) {
-  if (parts_.backend.wait_for_growth(held)) return attempt<void*>::retry();
+attempt<void*> shard_allocator::grow(allocation_request const& request, bool exact) {
+  if (parts_.backend.wait_for_growth()) return attempt<void*>::retry();
   try {
-    auto const grown = parts_.backend.grow(request, held, exact);
+    auto const grown = parts_.backend.grow(request, exact);
     if (grown.has_failed()) return unexpected<failure>{grown.error()};
     auto* const allocated = grown.is_done() ? commit(request, grown.value()) : nullptr;
     parts_.notify();

@@ -53,8 +53,12 @@ void shard_frees::free_block(block& freed) noexcept {
   auto& in = freed.parent->shard->ranges;
   if (goes_to_quick_list(freed) && in.push_quick(freed)) return;
   auto const& range = in.free(freed, coalescing_of(freed));
-  if (!parts_.mode.fast_path()) [[unlikely]]
+  if (parts_.mode.fast_path()) [[likely]]
+    return;
+  [&] {
+    assert_all_shards_held(); // off the fast path each call takes all locks
     check_thresholds(range);
+  }();
 }
 
 void shard_frees::free_cached_block(block& cached) noexcept {

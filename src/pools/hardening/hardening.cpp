@@ -171,13 +171,13 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
 // Ends the life of a block and returns it; null if a misuse was reported. If several threads free the block at once,
 // one of them gets it.
 guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  lock held{mutex_};
+  lock const held{mutex_};
   auto* const found = find_containing(pointer);
   bool const right = found && found->user == pointer && found->live && (!bytes || *bytes == found->bytes);
   if (!right) {
     auto wrong = explain(pointer, bytes);
     wrong.stream = key.id();
-    report(wrong, held);
+    report(wrong);
     return nullptr;
   }
   found->live = false;
@@ -214,14 +214,13 @@ misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes)
 }
 
 // Reports a misuse with its history. Unlocks while the handler runs.
-void hardening::report(misuse what, lock& held) noexcept {
+void hardening::report(misuse what) noexcept {
   std::array<block_event, max_reported_events> events{};
   what.events = history_.newest(what.pointer, events.data(), events.size());
   what.history = events.data();
   what.resource = engine_.options().name.c_str();
-  held.unlock();
+  sync::scoped_unlock const during{mutex_};
   report_misuse(what);
-  held.lock();
 }
 
 // Enqueues the poison on the stream of the free, if that may get work and is ordered after the allocation's fill, and
@@ -248,12 +247,12 @@ void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
 void hardening::record_use(stream_key const& key, void* pointer) {
   void* base = nullptr;
   {
-    lock held{mutex_};
+    lock const held{mutex_};
     auto* const used = find_containing(pointer);
     if (!used || used->user != pointer || !used->live) {
       auto wrong = explain(pointer, std::nullopt);
       wrong.stream = key.id();
-      return report(wrong, held);
+      return report(wrong);
     }
     used->has_recorded_uses = true;
     base = used->base();

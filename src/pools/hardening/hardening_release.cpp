@@ -50,8 +50,8 @@ void hardening::release(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;
   {
-    lock held{mutex_};
-    if (outgoing.report.any()) report_corruption(outgoing, held);
+    lock const held{mutex_};
+    if (outgoing.report.any()) report_corruption(outgoing);
     blocks_.erase(reinterpret_cast<std::uintptr_t>(outgoing.user));
   }
   engine_.deallocate(stream_key::host(), base, allocated);
@@ -59,13 +59,14 @@ void hardening::release(guarded_block& outgoing) noexcept {
   ++released_;
 }
 
-void hardening::report_corruption(guarded_block const& outgoing, lock& held) noexcept {
+void hardening::report_corruption(guarded_block const& outgoing) noexcept {
   auto const say = [&](misuse::kind what, corruption const& found, std::ptrdiff_t nearest) {
+    mutex_.assert_held();
     if (found.bytes == 0) return;
     misuse wrong{what, outgoing.user, 0, outgoing.bytes, outgoing.freed_on};
     wrong.offset = nearest;
     wrong.overwritten = found.bytes;
-    report(wrong, held);
+    report(wrong);
   };
   auto const& found = outgoing.report;
   auto const signed_size = [](std::size_t n) { return static_cast<std::ptrdiff_t>(n); };

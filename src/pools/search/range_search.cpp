@@ -23,7 +23,10 @@ import :tuning;
 
 namespace gpumem::detail {
 placement range_search::find(allocation_request const& request, shard_span among) {
-  bool const any = std::ranges::any_of(among, [&](auto* in) { return in->ranges.free_bytes() >= request.bytes; });
+  bool const any = std::ranges::any_of(among, [&](pool_shard* in) {
+    assert_shard_held();
+    return in->ranges.free_bytes() >= request.bytes;
+  });
   auto const place = any ? find_without_poll(request, among) : placement{};
   return place ? place : find_after_poll(request, among);
 }

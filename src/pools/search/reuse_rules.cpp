@@ -22,7 +22,8 @@ namespace gpumem::detail {
 namespace {
 
 // Promotes the complete ranges of one shard. Visits each range once, from the oldest to the newest.
-void promote_completed_in(pool_shard& in) noexcept {
+[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+promote_completed_in(pool_shard& in) noexcept {
   auto& all = in.ranges.lists();
   for (auto* const each : all.single_stream()) {
     auto const& timeline = *each->timeline();
@@ -128,6 +129,7 @@ std::vector<stream_timeline*> reuse_rules::streams_in_use(bool without_event, sh
 bool reuse_rules::may_complete(shard_span among) noexcept {
   auto const may = [](block const& range) { return std::ranges::any_of(range.uses, &stream_use::may_complete); };
   return std::ranges::any_of(among, [&](pool_shard* in) {
+    assert_shard_held();
     auto& all = in->ranges.lists();
     for (auto const* const each : all.single_stream()) {
       for (auto const* range = each->newest(); range; range = range->older) {

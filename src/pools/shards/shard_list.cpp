@@ -20,9 +20,9 @@ shard_list::search_order::search_order(shard_list const& list, pool_shard& first
   }
 }
 
-void shard_list::add() {
+void shard_list::add(bool locked) {
   auto const count = count_.load(std::memory_order_relaxed);
-  shards_[count] = std::make_unique<pool_shard>(poll_share_);
+  shards_[count] = std::make_unique<pool_shard>(poll_share_, locked);
   if (count == 0) {
     for (auto& each : slots_) {
       each.shard.store(shards_[0].get(), std::memory_order_relaxed);
@@ -43,10 +43,9 @@ void shard_list::add_for_thread() noexcept {
   mine.contention.store(0, std::memory_order_relaxed);
   if (mine.owns_shard.load(std::memory_order_relaxed)) return; // another thread of this slot has added one
   try {
-    add();
+    add(true); // the caller holds the locks of all shards, so also of this one
   } catch (std::bad_alloc const&) { return; }
   auto& made = *shards_[count_.load(std::memory_order_relaxed) - 1];
-  made.mutex.lock(); // the caller holds the locks of all shards, so also of this one
   mine.owns_shard.store(true, std::memory_order_relaxed);
   mine.shard.store(&made, std::memory_order_release);
 }
@@ -63,12 +62,25 @@ shard_list::lookup shard_list::find_in_all(void const* pointer, std::atomic<pool
   return {};
 }
 
-void all_shards_lock::lock_rest() {
-  for (auto const& each : of_->all().subspan(1)) each->mutex.lock();
+// The analysis does not follow locks that a loop takes.
+[[clang::no_thread_safety_analysis]] void shard_list::lock_all() noexcept {
+  auto& first = *shards_[0];
+  if (!first.mutex.try_lock()) lock_contended(first);
+  for (auto const& each : all().subspan(1)) each->mutex.lock();
 }
 
-void all_shards_lock::unlock_rest() noexcept {
-  for (auto const& each : of_->all().subspan(1)) each->mutex.unlock();
+[[clang::no_thread_safety_analysis]] void shard_list::unlock_all() noexcept {
+  for (auto const& each : all().subspan(1)) each->mutex.unlock();
+  shards_[0]->mutex.unlock();
+}
+
+void shard_list::wait(sync::spin_condition& changed) {
+  struct {
+    shard_list& of;
+    void lock() noexcept { of.lock_all(); }
+    void unlock() noexcept { of.unlock_all(); }
+  } locks{*this};
+  changed.wait(locks);
 }
 
 } // namespace gpumem::detail

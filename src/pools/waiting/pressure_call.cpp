@@ -47,21 +47,21 @@ void pressure_call::resume() noexcept {
 
 void pressure_call::finish(std::size_t freed) noexcept {
   if (!ended_) pool_.end_pressure(*this, freed);
-  sync::lock held{mutex_};
-  auto const self = std::exchange(self_, nullptr);
+  std::shared_ptr<pressure_call> self; // outlives the lock: it may be the last reference
+  sync::lock const held{mutex_};
+  self = std::exchange(self_, nullptr);
   over_.notify_all();
-  held.unlock();
 }
 
 void pressure_call::end() noexcept {
-  sync::lock held{mutex_};
+  sync::lock const held{mutex_};
   if (running == this) ended_ = true;
   if (!self_ || ended_) return;
   if (where_.try_cancel(*this)) {
     self_ = nullptr;
     return;
   }
-  while (self_) over_.wait(held);
+  while (self_) over_.wait(mutex_);
 }
 
 } // namespace gpumem::detail

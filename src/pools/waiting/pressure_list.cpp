@@ -20,15 +20,24 @@ namespace gpumem::detail {
 void pressure_list::remove(pressure_call& item) noexcept { std::erase(calls_, &item); }
 
 bool pressure_list::pending() const noexcept {
-  return std::ranges::any_of(calls_, [this](auto const* each) { return each->busy_ || is_due(*each); });
+  return std::ranges::any_of(calls_, [this](pressure_call const* each) {
+    assert_shard_held();
+    return each->busy_ || is_due(*each);
+  });
 }
 
 bool pressure_list::due() const noexcept {
-  return std::ranges::any_of(calls_, [this](auto const* each) { return is_due(*each); });
+  return std::ranges::any_of(calls_, [this](pressure_call const* each) {
+    assert_shard_held();
+    return is_due(*each);
+  });
 }
 
 pressure_call* pressure_list::begin_next() noexcept {
-  auto const found = std::ranges::find_if(calls_, [this](auto const* each) { return is_due(*each); });
+  auto const found = std::ranges::find_if(calls_, [this](pressure_call const* each) {
+    assert_shard_held();
+    return is_due(*each);
+  });
   if (found == calls_.end()) return nullptr;
   auto& next = **found;
   next.busy_ = true;

@@ -40,7 +40,10 @@ bool progress_monitor::is_work_pending() const noexcept {
 waiter* progress_monitor::next_to_poll_for() const noexcept {
   if (!parts_.requests.has_waiting()) return nullptr;
   if (parts_.options.hardened.enabled || waiting_.has_deferred_frees()) return waiting_.queue.next_waiting();
-  return waiting_.queue.next_for_turn([this](waiter const& item) { return waiting_.fits(item); });
+  return waiting_.queue.next_for_turn([this](waiter const& item) {
+    assert_all_shards_held();
+    return waiting_.fits(item);
+  });
 }
 
 bool progress_monitor::needs_poll() noexcept {

@@ -43,6 +43,7 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
 
 void request_queue::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
+    assert_all_shards_held();
     if (waiting_.ends(item)) return true;
     if (item.has_parts() && multi_part_) return false; // one such request at a time: see return_part
     return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
@@ -78,22 +79,25 @@ request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
 // Parks a request (O11) in three steps: all frees begin to look at the queue, the thread caches are flushed, and the
 // request tries once more. A free in between counts as a change.
 request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
+  if (auto const begun = park(item)) return *begun;
+  item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}}); // without locks: it informs adaptors
+  return {waiting::answered};
+}
+
+// Returns nullopt, and parks nothing, if the pool is closed.
+std::optional<request_queue::turn> request_queue::park(waiter& item) noexcept {
   woken_waiters woken;
-  all_shards_lock held{parts_.shards};
+  all_shards_lock const held{parts_.shards};
   if (waiter_list::holds(item)) return new_turn(item);
-  if (parts_.requests.is_closed()) {
-    held.unlock(); // complete() informs adaptors
-    item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}});
-    return {waiting::answered};
-  }
+  if (parts_.requests.is_closed()) return std::nullopt;
   bool const first = waiting_.queue.empty();
-  if (!waiting_.queue.park(item)) return {waiting::answered};
+  if (!waiting_.queue.park(item)) return turn{waiting::answered};
   parts_.passes.restart_waiting();
   if (!first) {
     monitor_.pressure.on_park();
     wake_next(woken);
     monitor_.schedule_poll();
-    return {waiting::parked};
+    return turn{waiting::parked};
   }
   monitor_.stall.begin();
   parts_.requests.set_waiting(true);
