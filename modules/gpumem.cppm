@@ -38,6 +38,7 @@ export import :acquire_options;
 export import :request_operation;
 export import :acquire;
 export import :resource;
+export import :forwarding_base;
 
 export import :trace;
 

@@ -21,9 +21,10 @@ namespace replay {
 namespace detail {
 
 bool serve_simulated(device_choice choice) {
+  gpumem::simulator::options const how{.mode = gpumem::simulator::stepping::immediate};
   switch (choice) {
-  case device_choice::simulated: gpumem::simulator::load(); return true;
-  case device_choice::automatic: return gpumem::simulator::auto_load();
+  case device_choice::simulated: gpumem::simulator::load(how); return true;
+  case device_choice::automatic: return gpumem::simulator::auto_load(how);
   case device_choice::cuda: return false;
   }
   return false;

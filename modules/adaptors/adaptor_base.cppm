@@ -4,6 +4,7 @@ export module gpumem:adaptor_base;
 import :cuda;
 import :device;
 import :error;
+import :forwarding_base;
 import :holder;
 import :resource;
 import :services;
@@ -176,34 +177,6 @@ private:
 
   link upstream_;
 };
-
-// The resource_base with the accessibility properties of the upstream, no more and no less.
-template <class Self, class State, bool Device, bool Host> struct accessible_base {
-  using type = resource_base<Self, State>;
-};
-template <class Self, class State> struct accessible_base<Self, State, true, false> {
-  using type = resource_base<Self, State, mr::device_accessible>;
-};
-template <class Self, class State> struct accessible_base<Self, State, false, true> {
-  using type = resource_base<Self, State, mr::host_accessible>;
-};
-template <class Self, class State> struct accessible_base<Self, State, true, true> {
-  using type = resource_base<Self, State, mr::device_accessible, mr::host_accessible>;
-};
-template <class Self, class State, class Upstream>
-using forwarding_base = accessible_base<Self, State, mr::has_property<Upstream, mr::device_accessible>,
-                                        mr::has_property<Upstream, mr::host_accessible>>::type;
-
-// Upstreams without a member `stream_ordered` are taken as stream-ordered.
-template <class Upstream> consteval bool is_stream_ordered() {
-  if constexpr (requires {
-                  { Upstream::stream_ordered } -> std::convertible_to<bool>;
-                }) {
-    return Upstream::stream_ordered;
-  } else {
-    return true;
-  }
-}
 
 } // namespace detail
 

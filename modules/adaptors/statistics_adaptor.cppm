@@ -116,7 +116,7 @@ public:
   /// Throws std::bad_alloc.
   explicit statistics_adaptor(Upstream upstream) : base{new detail::counting_state<Upstream>{std::move(upstream)}} {}
 
-  /// Returns the counters since the last push or the construction. Any thread.
+  /// Returns the counters since the last push that was not popped, or since the construction. Any thread.
   allocation_counts counters() const { return this->shared().counters().read(); }
 
   /// Starts nested counters at zero. Returns the counters so far of the level above. Throws std::bad_alloc. Any thread.

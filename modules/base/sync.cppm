@@ -79,7 +79,7 @@ using spin_lock = scoped_lock<spin_mutex>;
 /// the mutexes.
 class spin_condition {
 public:
-  /// Begins the wait before it unlocks any of the locks.
+  /// Locks a mutex of its own before it unlocks the others, so that no notification in between is lost.
   template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};

@@ -7,6 +7,7 @@ import :adaptor_base;
 import :cuda;
 import :device;
 import :error;
+import :forwarding_base;
 import :services;
 import :shared_state;
 import :std;

@@ -117,7 +117,8 @@ public:
   /// Lets another stream use the buffer: that stream waits for the buffer's stream. When the guard is destroyed, the
   /// buffer's stream waits for that stream.
   scoped_use use_on(stream_ref stream) const;
-  /// Makes `stream` the buffer's stream, after it has waited for the old one. If this throws, the buffer is unchanged.
+  /// Makes `stream` wait for the buffer's stream, and then makes it the buffer's stream. If this throws, the buffer is
+  /// unchanged.
   void set_stream(stream_ref stream);
   /// Waits on the host for all work enqueued on the buffer's stream. Throws cuda_error, and acquire_error if the stream
   /// captures a graph.

@@ -98,7 +98,7 @@ private:
   sync::spin_mutex mutex_;
   // Marked holders come before all others.
   detail::intrusive_list<holder> items_ __attribute__((guarded_by(mutex_)));
-  std::size_t marked_ = 0; // read under the lock of the resource alone
+  std::size_t marked_ = 0; // the lock of the resource is enough to read it
 };
 
 } // namespace gpumem::extend

@@ -119,10 +119,11 @@ protected:
 
   // Tries at once; false if the request must wait and the resource allows that. `may_wait`: see stream_key.
   bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
-  // Parks the request; false if it was answered at once. The operation may be destroyed when this returns true.
+  // Parks the request; false if it was answered at once. When this returns true, another thread may already have
+  // destroyed the operation.
   bool park() noexcept;
   // Called after a decision or a turn; in a turn it asks again. True: the request is answered. False: it is parked
-  // again, and the operation may be destroyed.
+  // again, and another thread may already have destroyed the operation.
   bool answered() noexcept { return is_complete() || !park_again(); }
   // Whether the resource may let requests wait.
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }

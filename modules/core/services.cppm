@@ -133,7 +133,7 @@ template <resource_state State, class Adjust>
   return state.try_allocate(adjust(*key), bytes, alignment);
 }
 
-// For a stream that is neither gpumem's own nor adopted.
+// For a stream that is neither gpumem's own nor one whose owner has promised that it lives.
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {

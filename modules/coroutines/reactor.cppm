@@ -48,7 +48,11 @@ public:
 
 private:
   static constexpr std::size_t batch_size = 32;
-  enum class sleep_kind { awake, dozing, asleep }; // dozing: a short sleep; only a wait of latency::low wakes it
+  enum class sleep_kind {
+    awake,
+    dozing,
+    asleep
+  }; // dozing: a short sleep; of new waits, only one with latency::low ends it
 
   static void stop_all() noexcept;
   void stop(sync::time_point deadline) noexcept;

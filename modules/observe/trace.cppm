@@ -87,8 +87,8 @@ private:
   std::size_t line_ = 0;
 };
 
-/// Writes a trace to a stream: the header on construction, then one row per call. A failed write sets the state of the
-/// stream. Not thread-safe.
+/// Writes a trace to a std::ostream: the header on construction, then one row per call. A failed write sets the error
+/// state of the std::ostream. Not thread-safe.
 export class trace_writer {
 public:
   explicit trace_writer(std::ostream& output);

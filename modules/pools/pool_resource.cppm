@@ -15,6 +15,7 @@ import :cuda_resource;
 import :device;
 import :error;
 import :executor;
+import :forwarding_base;
 import :hardening;
 import :holder;
 import :misuse;
@@ -100,20 +101,10 @@ private:
   std::atomic<std::int64_t> hardened_handles_{0};
 };
 
-template <class Upstream> consteval bool is_stream_ordered_upstream() {
-  if constexpr (requires {
-                  { Upstream::stream_ordered } -> std::convertible_to<bool>;
-                }) {
-    return Upstream::stream_ordered;
-  } else {
-    return true;
-  }
-}
-
 template <class Upstream> class held_upstream final : public pool_upstream {
 public:
   explicit held_upstream(Upstream upstream)
-      : pool_upstream{is_stream_ordered_upstream<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
+      : pool_upstream{is_stream_ordered<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
                       mr::has_property<Upstream, mr::device_accessible>},
         value{std::move(upstream)} {
     attach(services_of(value));
@@ -129,21 +120,6 @@ public:
 // Returns an upstream of pages if the device has virtual memory and the options allow pages; otherwise one of chunks.
 std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
                                           virtual_pages_options pages);
-
-template <class Self, class Upstream, bool = mr::has_property<Upstream, mr::device_accessible>,
-          bool = mr::has_property<Upstream, mr::host_accessible>>
-struct pool_base {
-  using type = resource_base<Self, pool_state>;
-};
-template <class Self, class Upstream> struct pool_base<Self, Upstream, true, false> {
-  using type = resource_base<Self, pool_state, mr::device_accessible>;
-};
-template <class Self, class Upstream> struct pool_base<Self, Upstream, false, true> {
-  using type = resource_base<Self, pool_state, mr::host_accessible>;
-};
-template <class Self, class Upstream> struct pool_base<Self, Upstream, true, true> {
-  using type = resource_base<Self, pool_state, mr::device_accessible, mr::host_accessible>;
-};
 
 // The parts of a pool's calls that do not depend on the type of its upstream.
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept;
@@ -190,8 +166,8 @@ private:
 /// Ownership: a handle of 8 bytes; copies are the same pool and compare equal. The pool lives until its last handle is
 /// gone and its last block is freed; its memory goes upstream when the host has seen all uses complete.
 export template <mr::resource Upstream>
-class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream>::type {
-  using base = detail::pool_base<pool_resource, Upstream>::type;
+class pool_resource : public detail::forwarding_base<pool_resource<Upstream>, detail::pool_state, Upstream> {
+  using base = detail::forwarding_base<pool_resource, detail::pool_state, Upstream>;
 
 public:
   /// An allocated block is valid in the order of its stream.
@@ -218,8 +194,8 @@ public:
   void deallocate(stream_ref stream, void* pointer) noexcept { detail::pool_deallocate(*state_, stream, pointer); }
 
   /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
-  /// orders reuse after them. A block keeps the uses of at most three streams apart; a fourth stream first waits for
-  /// one of these. Throws cuda_error, std::bad_alloc, std::invalid_argument.
+  /// orders reuse after them. A block has room for the uses of three streams; for a fourth, its stream first waits for
+  /// the work of one of them. Throws cuda_error, std::bad_alloc, std::invalid_argument.
   void record_use(void* pointer, stream_ref stream) { detail::pool_record_use(*state_, pointer, stream); }
 
   /// Reserves memory in one piece until the pool has `bytes` in all, and prepares the host's records of a thousand

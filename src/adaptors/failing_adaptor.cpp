@@ -68,7 +68,8 @@ bool refusals::refuse_next() noexcept {
 
 void refusals::note_failed(bool refused) noexcept { last_failed = {this, refused}; }
 
-// If an adaptor above let the request wait, the request made no attempt here. Then it is counted and decided now.
+// Returns whether the request that begins to wait is refused: as its failed attempt here decided, or by a new decision
+// if an outer adaptor let it wait before any attempt here.
 bool refusals::refuse_waiting() noexcept {
   auto const last = std::exchange(last_failed, {});
   return last.at == this ? last.refused : refuse_next();

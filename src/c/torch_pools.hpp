@@ -56,7 +56,7 @@ private:
   bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
   std::array<std::atomic<gpumem_pool*>, max_devices> pools_{};
-  support::guarded_mutex mutex_; // held during no call of a pool, except to make one
+  support::guarded_mutex mutex_; // not held while a pool is called, but while a pool is made
   std::array<double, max_devices> fractions_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
   std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_ __attribute__((guarded_by(mutex_)));

@@ -44,7 +44,7 @@ sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
   return std::clamp<sync::duration>(std::max(fair, extra), min_pause, max_pause);
 }
 
-// The default timer slack of Linux makes each sleep last 50 us longer.
+// The default timer slack of Linux makes a sleep last up to 50 us longer; this sets it to 1 ns.
 void sleep_precisely() noexcept { prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); }
 
 void query(poll_request& request) {

@@ -127,7 +127,7 @@ private:
   const memory& allocations_;
   virtual_memory& mappings_;
   const vector_clock& host_;
-  segment_map segments_;                                // by key: the address, or the physical location
+  segment_map segments_;                                // by key: the address; for virtual memory the physical location
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
   std::unordered_set<std::uint64_t> tracked_;           // allocations of the driver in which blocks were granted
   std::uint64_t blocks_made_ = 0;

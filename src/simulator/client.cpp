@@ -23,7 +23,7 @@ gpumem_simulator_options outside(const options& how) {
   return {how.devices,
           how.capacity,
           how.seed,
-          how.mode == stepping::manual ? 1 : 0,
+          static_cast<int>(how.mode),
           static_cast<std::uint64_t>(how.stall_timeout.count()),
           how.virtual_memory ? 1 : 0};
 }

@@ -64,7 +64,7 @@ public:
   // Calls
   /// Counts a call of `name`. Returns success, or the error with which the call must fail.
   CUresult admit(const char* name, unsigned rules);
-  /// Runs a random number of operations, unless stepping is manual.
+  /// Runs a random number of operations, all of them, or none: see `stepping`.
   void advance() __attribute__((requires_capability(simulation_mutex)));
 
   // Device work

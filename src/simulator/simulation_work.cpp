@@ -140,7 +140,11 @@ void simulation::finish(stream& on) {
 
 void simulation::advance() {
   host_time += 1000;
-  if (options_.manual != 0 || active_.empty()) return;
+  if (options_.stepping == GPUMEM_STEPPING_MANUAL || active_.empty()) return;
+  if (options_.stepping == GPUMEM_STEPPING_IMMEDIATE) {
+    while (step()) {}
+    return;
+  }
   if (calls_at_this_pace_-- == 0) {
     eagerness_ = static_cast<unsigned>(chance_.below(4));
     calls_at_this_pace_ = 16 + static_cast<unsigned>(chance_.below(64));

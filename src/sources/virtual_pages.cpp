@@ -26,9 +26,9 @@ namespace {
 // A new page has 1/page_fraction of the mapped bytes. Small pages cost driver calls; a large page stays mapped for the
 // sake of one small block.
 inline constexpr std::size_t page_fraction = 128;
-// Reserved addresses as a multiple of the device's memory, since moved pages leave holes. Addresses cost no memory; on
-// an H200, reserving them takes 5 us for 1 or 64 times its memory. With 2 times the memory, two thirds of it live, 30
-// passes of a recorded trace left no hole for its largest blocks.
+// Reserved addresses as a multiple of the device's memory, since moved pages leave holes. Addresses cost no memory. A
+// reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds of
+// the memory live, a recorded trace found no hole for its largest blocks after 30 passes.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {

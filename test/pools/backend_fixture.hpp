@@ -53,24 +53,24 @@ protected:
   }
 
   auto grow(allocation_request const& request, bool exact = true) {
-    all_shards_lock held{parts->shards};
-    return parts->backend.grow(request, held, exact);
+    all_shards_lock const held{parts->shards};
+    return parts->backend.grow(request, exact);
   }
   auto grow_to(std::size_t bytes) {
-    all_shards_lock held{parts->shards};
-    return parts->backend.grow_to(bytes, *shard, held);
+    all_shards_lock const held{parts->shards};
+    return parts->backend.grow_to(bytes, *shard);
   }
   std::size_t release(std::size_t keep) {
-    all_shards_lock held{parts->shards};
-    return parts->backend.release(keep, held);
+    all_shards_lock const held{parts->shards};
+    return parts->backend.release(keep);
   }
   void release_for(allocation_request const& request) {
-    all_shards_lock held{parts->shards};
-    parts->backend.release_for(request, held);
+    all_shards_lock const held{parts->shards};
+    parts->backend.release_for(request);
   }
   placement move_at_limit(allocation_request const& request) {
-    all_shards_lock held{parts->shards};
-    return parts->backend.move_at_limit(request, held);
+    all_shards_lock const held{parts->shards};
+    return parts->backend.move_at_limit(request);
   }
   placement migrate_chunk(allocation_request const& request) {
     all_shards_lock const held{parts->shards};

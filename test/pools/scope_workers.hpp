@@ -27,7 +27,7 @@ public:
       gpumem::detail::sync::lock held{mutex_};
       while (queue_.empty()) {
         book_.see_waiting(member_);
-        wake_.wait(held);
+        wake_.wait(mutex_);
       }
       auto* const item = queue_.pop();
       held.unlock();

@@ -158,9 +158,9 @@ TEST_F(shard_list_test, no_lock_is_released_before_a_wait_has_begun) {
     }
   }};
   for (int round = 1; round <= rounds && missed == 0; ++round) {
-    detail::all_shards_lock held{list};
+    detail::all_shards_lock const held{list};
     waiting.store(round);
-    while (told < round) held.wait(changed);
+    while (told < round) list.wait(changed);
     heard.store(round);
   }
   teller.join();

@@ -29,6 +29,14 @@ TEST_F(stream, work_runs_only_when_the_device_steps) {
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
 }
 
+TEST_F(stream, immediate_device_runs_all_work_before_each_call) {
+  simulator::reset({.mode = simulator::stepping::immediate});
+  const CUstream s = new_stream();
+  for (int mark = 0; mark < 100; ++mark) note(s, mark);
+  EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
+  EXPECT_EQ(ran_.size(), 100u);
+}
+
 TEST_F(stream, work_is_ordered_within_a_stream_only) {
   bool seen[2] = {};
   for (std::uint64_t seed = 0; seed < 32; ++seed) {

@@ -85,7 +85,7 @@ template <class Erased> services_handle find_services(Erased const& resource) no
 
 } // namespace extend
 
-/// Allocates in stream order from an erased resource without throwing. `alignment` must be a power of two. For code
+/// Allocates in stream order from a type-erased resource without throwing. `alignment` must be a power of two. For code
 /// that cannot import the module. Any thread.
 template <class Erased>
 cuda::std::expected<void*, failure> try_allocate_erased(Erased& resource, cuda::stream_ref stream, std::size_t bytes,

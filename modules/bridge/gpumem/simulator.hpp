@@ -29,9 +29,10 @@ struct error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// `automatic`: each driver call lets the device run a random number of operations. `manual`: only step(),
+/// `automatic`: each driver call lets the device run a random number of operations. `immediate`: each driver call first
+/// lets it run all operations that can run, so that results do not depend on the host's speed. `manual`: only step(),
 /// run_until_idle() and host calls that wait let it run.
-enum class stepping { automatic, manual };
+enum class stepping { automatic, manual, immediate };
 
 struct options {
   int devices = 1;
@@ -149,7 +150,7 @@ struct summary {
   std::uint64_t streams_created = 0;
   std::uint64_t stream_handles_recycled = 0;
   std::uint64_t event_handles_recycled = 0;
-  std::uint64_t implicit_synchronizations = 0; // frees by the driver, which wait for the device
+  std::uint64_t implicit_synchronizations = 0; // calls of the driver that free memory and wait for the device
   std::uint64_t bytes_allocated = 0;           // device memory, now
   std::uint64_t bytes_reserved = 0;            // addresses for virtual memory, now
   std::uint64_t mappings = 0;                  // of physical memory at reserved addresses, now

@@ -61,7 +61,8 @@ public:
   thrust_allocator(cuda::stream_ref stream, thrust_resource resource)
       : stream_{stream}, resource_{std::move(resource)}, device_{current()} {}
 
-  // NOLINTBEGIN(modernize-use-equals-default): nvcc ignores __host__ __device__ on defaulted ones, as CUDA documents
+  // NOLINTBEGIN(modernize-use-equals-default): nvcc ignores __host__ __device__ on defaulted functions, as CUDA
+  // documents
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator(thrust_allocator const& other)
       : stream_{other.stream_}, resource_{other.resource_}, device_{other.device_} {}

@@ -32,8 +32,8 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
-  /// Waits until no pages change. Returns the shard's pages that hold the address; null for chunks and for memory that
-  /// is not the pool's.
+  /// Waits while another thread changes pages. Returns the virtual_pages of the shard in whose addresses the pointer
+  /// lies; null for chunks and for memory that is not the pool's.
   [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
 
 private:

@@ -10,8 +10,9 @@ namespace gpumem::detail {
 
 /// The size of the guards around each block, and the bytes of a block that are poisoned and checked.
 export struct guard_layout {
-  std::size_t guard = 0;  ///< a multiple of the granule
-  std::size_t poison = 0; ///< blocks up to this size are poisoned in full; larger ones by half of it at each end
+  std::size_t guard = 0; ///< a multiple of the granule
+  std::size_t poison =
+      0; ///< blocks up to this size are poisoned in full; of larger ones half this many bytes at each end
 
   /// Returns the bytes from the start of the engine's block to the user's bytes.
   inline std::size_t front(std::size_t alignment) const noexcept {

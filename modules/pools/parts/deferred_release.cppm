@@ -20,8 +20,8 @@ protected:
   ~deferred_release() = default;
   /// Called in a pass, which must not start another one, or when the driver is gone.
   void defer_release() noexcept;
-  /// Asks for an event on each of the uncovered streams, after defer_release(). An event that was recorded just before
-  /// causes no visit, so the caller looks again.
+  /// Requests an event on each stream of streams_without_event(). Called after defer_release(). An event that was
+  /// recorded just before starts no pass, so the caller then checks once more whether memory can go back.
   void request_events() noexcept;
 
 private:

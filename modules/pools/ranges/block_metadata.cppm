@@ -52,9 +52,9 @@ private:
   block* base_ = nullptr;
   void* reserved_ = nullptr;
   // Not on the cache line that other threads read when they search for a block.
-  alignas(64) std::size_t next_ = first_number; // the first number without a record
-  std::size_t backed_ = 0;                      // the first number without memory
-  std::size_t end_ = 0;                         // the first number without an address
+  alignas(64) std::size_t next_ = first_number; // numbers from this one on have no record yet
+  std::size_t backed_ = 0;                      // numbers from this one on have no memory yet
+  std::size_t end_ = 0;                         // numbers from this one on have no address
   block* spare_ = nullptr;
   std::size_t spare_count_ = 0;
 };

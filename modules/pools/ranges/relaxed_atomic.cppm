@@ -6,8 +6,8 @@ import :std;
 namespace gpumem::detail {
 
 /// The distance in bytes between data that different threads write all the time. Processors fetch more than the cache
-/// line that missed. With 128 bytes, a pair of lines, 16 threads on an H200's host lost a third of their speed: each
-/// lost its lines to neighbours that read theirs in order.
+/// line that missed. With 128 bytes, two lines, 16 threads on an H200's host lost a third of their speed. A thread that
+/// read its own data in order also fetched the lines of the next thread.
 export inline constexpr std::size_t false_sharing_distance = 512;
 
 /// An atomic with relaxed loads and stores only, which cost as much as those of a plain value. One thread at a time,

@@ -18,7 +18,7 @@ export struct size_class {
   /// Each kind has a budget of its own in the thread caches.
   enum kind : std::uint8_t { small, medium, large };
   static constexpr std::size_t kinds = 3;
-  /// Returns the kind of a block with a class number.
+  /// Returns the kind, small or medium, of a size that has a class number.
   static inline kind kind_of(std::size_t bytes) noexcept { return bytes <= largest_small ? small : medium; }
 
   std::size_t bytes;

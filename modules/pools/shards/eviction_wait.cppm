@@ -8,8 +8,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Wakes requests that wait until evicted blocks have reached a free list: such a block is in no list until its thread
-/// frees it.
+/// Lets requests wait until no evicted block is left. The thread that evicted a block must still free it; until then
+/// the block is in no list.
 export class eviction_wait {
 public:
   /// Returns once `any()` is false: no block is evicted. Unlocks the shards during the wait.

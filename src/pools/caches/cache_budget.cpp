@@ -15,7 +15,8 @@ bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
     if (claimable(mine) < amount) continue;
     if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
       mine.allowance += amount;
-      mine.claimed.fetch_add(amount, std::memory_order_release); // after the allowance: see usage::add()
+      mine.claimed.fetch_add(
+          amount, std::memory_order_release); // after the allowance, since usage::add() reads `claimed` first
       return true;
     }
     unclaimed_.fetch_add(amount, std::memory_order_relaxed);

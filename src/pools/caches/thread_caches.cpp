@@ -93,7 +93,8 @@ void thread_caches::set_limits(bool on, std::array<std::size_t, size_class::kind
     budgets_[kind].set_total(limits[kind], limits[kind] / threads);
   }
   auto const large = limits[size_class::large];
-  budgets_[size_class::large].set_total(large, large); // no bound per thread: a large cache holds eight blocks only
+  budgets_[size_class::large].set_total(large,
+                                        large); // no bound per thread: each thread caches eight large blocks at most
   largest_.store(std::min(large, std::max(large / tuning::large_block_fraction, tuning::always_cached_bytes)),
                  std::memory_order_relaxed);
   event_threshold_bytes_.store(event_threshold_bytes, std::memory_order_relaxed);

@@ -39,9 +39,9 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   if (cached.result.inserted) return evicted;
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
-  // A block of another thread's shard goes back to that shard. If this thread cached it, its later frees would search
-  // all shards. Near the limit it is cached nevertheless: the thread may find no other block, and a steal locks all
-  // shards.
+  // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
+  // would search all shards. Near the limit the thread caches it nevertheless: it may find no other block, and taking
+  // one from another shard locks all shards.
   auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());

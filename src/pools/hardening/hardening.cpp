@@ -48,8 +48,9 @@ std::optional<device> device_for(pool_engine& engine) {
   throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
 }
 
-// Returns whether the stream is capturing, or the driver does not say. For own streams asks the driver, which alone
-// knows of a capture that was begun on the raw handle or joined; for other streams the key has the driver's answer.
+// Returns whether the stream is capturing; true also if the driver's query fails. For own streams asks the driver,
+// which alone knows of a capture that was begun on the raw handle or joined; for other streams the key has the driver's
+// answer.
 bool captures(stream_key const& key) noexcept {
   if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
   try {
@@ -223,9 +224,9 @@ void hardening::report(misuse what) noexcept {
   report_misuse(what);
 }
 
-// Enqueues the poison on the stream of the free, if that may get work and is ordered after the allocation's fill, and
-// if no other use was recorded. Then records an event. Otherwise the quarantine poisons the block later: the user may
-// have ordered streams without telling gpumem.
+// If the stream of the free may get work and is ordered after the allocation's fill, and if no other use was recorded,
+// enqueues the poison on it. Otherwise the quarantine poisons the block later: the user may have ordered streams
+// without telling gpumem. In both cases records an event, if the stream can have one.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
   if (key.is_host()) return;

@@ -170,7 +170,8 @@ void quarantine::poison(guarded_block& complete) noexcept {
   }
 }
 
-// Enqueues the copy of a block, after all fills on the same stream. Returns false if there is no room for it now.
+// Enqueues a copy of the checked bytes to the staging memory, on the quarantine's own stream after all fills there.
+// Returns false if there is no room, or if earlier copies must end first.
 bool quarantine::send(guarded_block& outgoing) noexcept {
   if (sent_until_ != 0) return false; // the copies before must end first
   auto const runs = outgoing.all(layout_);
