@@ -77,6 +77,8 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options con
                                           virtual_pages_options pages) {
   cuda_resource const chunks{where};
   if (!draws_pages(where, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
+  // Refuses bad options here: the pool makes its pages only when it first grows, and an allocation cannot throw.
+  if (is_special(pages)) static_cast<void>(virtual_pages{where, pages});
   return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
 }
 

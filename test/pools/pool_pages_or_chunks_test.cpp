@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 
 import gpumem;
@@ -67,6 +68,12 @@ TEST_F(pool_pages_or_chunks, pool_refuses_page_options_without_pages) {
   auto const told = [](void*, std::size_t) { return true; };
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_mapped = told}}), std::invalid_argument);
   EXPECT_THROW((gpumem::pool_resource{device, {.pages = false}, {.on_unmapping = told}}), std::invalid_argument);
+}
+
+TEST_F(pool_pages_or_chunks, pool_refuses_page_options_when_it_is_made) {
+  gpumem::virtual_pages_options const too_large{.address_space = std::numeric_limits<std::size_t>::max()};
+  EXPECT_THROW((gpumem::pool_resource{device, {.initial_size = 2 * MiB}, too_large}), std::invalid_argument);
+  EXPECT_THROW((gpumem::pool_resource{device, {}, too_large}), std::invalid_argument);
 }
 
 TEST_F(pool_pages_or_chunks, pool_maps_whole_pages_within_the_limit) {

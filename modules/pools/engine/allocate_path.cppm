@@ -6,6 +6,7 @@ import :deferred_frees;
 import :error;
 import :out_of_memory;
 import :pool_parts;
+import :pool_shard;
 import :request_queue;
 import :shard_allocator;
 import :shard_list;
@@ -33,7 +34,8 @@ private:
   expected<void*, failure> allocate_from_all(allocation_request& request);
   [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void count_failure(allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard)]] static void count_failure(pool_shard& in,
+                                                                      allocation_request const& request) noexcept;
 
   pool_parts& parts_;
   deferred_frees& deferred_;

@@ -35,6 +35,7 @@ import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
+
 page_backend::page_backend(backend_parts& parts) noexcept
     : parts_{parts}, idle_{parts}, move_budget_{parts.options.effort, tuning::max_move_burst, sync::now()} {}
 
@@ -167,7 +168,8 @@ expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const&
   return accept(into, made, uses);
 }
 
-// Maps pages in the hole or at the end. If the device has less than `bytes`, maps `least`.
+// Maps pages in the hole or at the end. If the device has less than `bytes`, maps `least`. make_pages() refuses no
+// options: the pool has checked them when it was made.
 expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, growth_plan const& plan,
                                                           std::size_t affordable) noexcept {
   try {

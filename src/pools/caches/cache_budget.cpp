@@ -10,6 +10,7 @@ import :cache_budget;
 import :tuning;
 
 namespace gpumem::detail {
+
 bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
   for (auto const amount : {std::max(need, tuning::claimed_bytes), need}) {
     if (claimable(mine) < amount) continue;

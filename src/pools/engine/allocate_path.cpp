@@ -72,7 +72,7 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
     }
     auto const found = out_of_memory_.allocate(request, grown.error());
     if (found) return found;
-    count_failure(request);
+    count_failure(*request.shard, request);
     if (!parts_.backend.lost()) return found;
     return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), request.requested}};
   }
@@ -96,13 +96,13 @@ void allocate_path::enter(allocation_request& request) {
 expected<void*, failure> allocate_path::fail(allocation_request const& request, outcome why) noexcept {
   auto& shard = parts_.shards.shard_of_thread();
   shard_lock const held{parts_.shards, shard};
-  shard.counts.failures += request.key.queues() != queueing::admitted;
+  count_failure(shard, request);
   return unexpected<failure>{failure{why, 0, request.requested}};
 }
 
 // A request that waits counts as failed only once it ends.
-void allocate_path::count_failure(allocation_request const& request) noexcept {
-  request.shard->counts.failures += request.key.queues() != queueing::admitted;
+void allocate_path::count_failure(pool_shard& in, allocation_request const& request) noexcept {
+  in.counts.failures += request.key.queues() != queueing::admitted;
 }
 
 } // namespace gpumem::detail

@@ -28,6 +28,7 @@ import :timer;
 import :tuning;
 
 namespace gpumem::detail {
+
 // Advances the quarantine, and frees the blocks that leave it. On a lost device no work runs and no use is seen
 // complete: so a pool that ends frees all blocks unchecked.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {

@@ -14,6 +14,7 @@ import :timer;
 import :tuning;
 
 namespace gpumem::detail {
+
 void pass_timer::schedule() noexcept {
   if (!may_post(true)) return;
   auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();

@@ -22,6 +22,7 @@ import :time_budget;
 import :tuning;
 
 namespace gpumem::detail {
+
 placement range_search::find(allocation_request const& request, shard_span among) {
   bool const any = std::ranges::any_of(among, [&](pool_shard* in) {
     assert_shard_held();
