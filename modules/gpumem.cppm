@@ -31,6 +31,7 @@ export import :suspension;
 export import :holder;
 export import :waiter;
 export import :shared_state;
+export import :pointer_set;
 export import :services;
 export import :allocation;
 export import :stop_token;
