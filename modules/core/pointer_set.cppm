@@ -14,17 +14,25 @@ export class pointer_set {
 public:
   /// Returns false, and inserts nothing, if the host has no memory.
   bool insert(void const* pointer) noexcept;
+  /// Makes room for `count` pointers that insert_prepared() will insert. Returns false, and makes none, if the host has
+  /// no memory.
+  bool prepare(std::size_t count) noexcept;
+  /// Inserts a pointer into room that prepare() has made; cancel() gives up room for `count` pointers.
+  void insert_prepared(void const* pointer) noexcept;
+  void cancel(std::size_t count) noexcept;
   /// Returns whether the pointer was in the set. Takes no lock while the set is empty.
   bool erase(void const* pointer) noexcept {
     return count_.load(std::memory_order_acquire) != 0 && erase_locked(pointer);
   }
 
 private:
+  using set = std::unordered_set<void const*>;
   bool erase_locked(void const* pointer) noexcept;
 
   std::atomic<std::size_t> count_{0};
   sync::mutex mutex_;
-  std::unordered_set<void const*> pointers_ __attribute__((guarded_by(mutex_)));
+  set pointers_ __attribute__((guarded_by(mutex_)));
+  std::vector<set::node_type> spare_ __attribute__((guarded_by(mutex_))); // nodes for prepared pointers
 };
 
 } // namespace gpumem::detail

@@ -5,6 +5,8 @@ module;
 #include <cstddef>
 #include <new>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 module gpumem:pointer_set.impl;
 import :pointer_set;
 import :sync;
@@ -13,10 +15,38 @@ namespace gpumem::detail {
 
 bool pointer_set::insert(void const* pointer) noexcept try {
   sync::lock const held{mutex_};
+  pointers_.reserve(pointers_.size() + spare_.size() + 1); // so that no prepared pointer makes the table grow
   pointers_.insert(pointer);
   count_.store(pointers_.size(), std::memory_order_release);
   return true;
 } catch (std::bad_alloc const&) { return false; }
+
+bool pointer_set::prepare(std::size_t count) noexcept try {
+  std::vector<set::node_type> made(count);
+  for (auto& each : made) {
+    set one{nullptr};
+    each = one.extract(one.begin());
+  }
+  sync::lock const held{mutex_};
+  pointers_.reserve(pointers_.size() + spare_.size() + count);
+  spare_.reserve(spare_.size() + count);
+  for (auto& each : made) spare_.push_back(std::move(each));
+  return true;
+} catch (std::bad_alloc const&) { return false; }
+
+void pointer_set::insert_prepared(void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  auto node = std::move(spare_.back());
+  spare_.pop_back();
+  node.value() = pointer;
+  pointers_.insert(std::move(node));
+  count_.store(pointers_.size(), std::memory_order_release);
+}
+
+void pointer_set::cancel(std::size_t count) noexcept {
+  sync::lock const held{mutex_};
+  spare_.resize(spare_.size() - count);
+}
 
 bool pointer_set::erase_locked(void const* pointer) noexcept {
   sync::lock const held{mutex_};

@@ -130,6 +130,31 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///   guard=256, quarantine=64MiB, poison=64KiB, history=4096
 ///                          for a hardened pool: bytes around each block; freed bytes kept from reuse; most bytes of a
 ///                          block that are filled and checked; number of allocations and frees that are remembered
+///   chunk_size=64MiB       bytes that are reserved at a time, in chunks
+///   smallest_block=4KiB    each block takes at least these bytes
+///   largest_block=1GiB     requests for more give GPUMEM_TOO_LARGE
+///   shard_per_thread=on    each thread gets memory of its own at its first request
+///   max_overtakes=16       how often later requests may get memory before one that waits
+///   stall_timeout=1.5s     a request that waits ends as GPUMEM_STALLED if nothing is freed for this long
+///   failure_report=FILE    append a report of which stream holds the memory when a request finds none
+/// Options may also describe a stack of resources, the outermost first: `name(resource, option=value, …)`, for
+/// instance `binning(pool(managed,limit=80GiB),bins=256KiB:fixed)`. The resources are:
+///   cuda, async, managed, pinned, async_managed
+///                          memory of the driver, each block by a call
+///   pool(resource, …)      a pool with the options above; without a resource over the pages of the device
+///   fixed(resource, block_size=1MiB, blocks_per_chunk=128, …)
+///                          a pool of blocks of one size; without a resource over cuda
+///   arena(resource, arena_size=64MiB, max_arenas=16, …)
+///                          a pool in which each thread has arenas of its own; without a resource over cuda
+///   binning(resource, bins=256KiB:fixed;1MiB:upstream;4MiB:pool(cuda), min_exponent=10, max_exponent=20,
+///           blocks_per_chunk=128)
+///                          the bin of the smallest size that holds a request serves it: blocks of that size from the
+///                          resource, the resource itself, or another one; the exponents add bins of powers of two
+///   limiting(resource, limit=8GiB), logging(resource, file=FILE), statistics(resource),
+///   failing(resource, every=0, first=0, count=1, probability=0, seed=1)
+///                          the adaptors of the C++ library
+/// In a stack whose outermost resource is not a pool, fixed or arena, gpumem_synchronize gives
+/// GPUMEM_INVALID_ARGUMENT, and the stream of a free waits for the uses that were recorded.
 /// A size is a number of bytes, or a number with a unit and perhaps a fraction: B, KiB, MiB, GiB, TiB, or kB, KB, MB,
 /// GB, TB. Unknown, repeated, malformed and contradicting options give GPUMEM_INVALID_ARGUMENT, as does a device that
 /// does not exist.

@@ -30,6 +30,19 @@ struct hardening_options {
 struct pool_options {
   std::size_t initial_size = 0; ///< bytes that are reserved at construction
   std::size_t limit = 0;        ///< most bytes that may be reserved; 0: no limit. Pages are multiples of 2 MiB
+  /// Bytes of each chunk that a pool over an upstream allocates. A larger request gets a chunk of its own size. 0: a
+  /// sixth of what the shard has, from 2 to 512 MiB. A pool that is made for a device then uses chunks in place of
+  /// pages.
+  std::size_t chunk_size = 0;
+  /// Each block takes at least these bytes, so that a freed block serves each request for fewer. 0: no bound.
+  std::size_t smallest_block = 0;
+  /// Requests for more bytes, rounded up to a size class, fail as `too_large`. 0: no bound.
+  std::size_t largest_block = 0;
+  /// Whether each thread, 64 of them at most, gets a shard of its own at its first request. Otherwise a thread gets one
+  /// after it has often found a lock taken.
+  bool shard_per_thread = false;
+  /// A file to which the pool appends describe_memory() when a request fails as `exhausted`; empty: none.
+  std::string failure_report = {};
   /// Reserved memory beyond this is given back in the background, in whole chunks or pages that are free and complete.
   /// It begins when an eighth more is reserved, so that memory that comes and goes about the threshold stays.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();

@@ -16,6 +16,7 @@ struct statistics {
   std::size_t reserved = 0;      ///< got from the upstream
   std::size_t largest_free = 0;  ///< largest free range, whichever streams used it
   std::size_t limit = 0;         ///< most that may be reserved; 0: no limit
+  std::size_t largest_block = 0; ///< requests for more bytes are refused as too large; 0: no bound but the limit
   std::size_t peak_live = 0;     ///< in a pool with several shards exact to 1/16 of the reserved bytes, and the cached
   std::size_t peak_reserved = 0; ///< at growth, before memory is given back
 

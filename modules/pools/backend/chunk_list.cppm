@@ -12,8 +12,9 @@ namespace gpumem::detail {
 /// A pool's chunks, and the limit on their bytes. Changes need the locks of all shards; reads need any one of them.
 export class chunk_list {
 public:
-  /// `limit`: most bytes that may be reserved; 0: no limit.
-  explicit chunk_list(std::size_t limit) noexcept : limit_{limit} {}
+  /// `limit`: most bytes that may be reserved; 0: no limit. `chunk_bytes`: bytes of each chunk; 0: see growth().
+  explicit chunk_list(std::size_t limit, std::size_t chunk_bytes = 0) noexcept
+      : limit_{limit}, chunk_bytes_{chunk_bytes} {}
 
   /// Returns the size of the next chunk for a request of `need` bytes by a shard that has `has` bytes. It is more than
   /// `need`, so that growth is rare, but stays within the limit; 0 if `need` is beyond the limit.
@@ -76,6 +77,7 @@ public:
 private:
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(all_shards))); // by address
   std::atomic<std::size_t> limit_;
+  std::size_t const chunk_bytes_;
   std::size_t reserved_ __attribute__((guarded_by(all_shards))) = 0;
   std::size_t releasing_ __attribute__((guarded_by(all_shards))) = 0;
   std::size_t peak_ __attribute__((guarded_by(all_shards))) = 0;

@@ -9,6 +9,7 @@ import :pool_parts;
 import :pool_shard;
 import :request_queue;
 import :shard_allocator;
+import :shard_frees;
 import :shard_list;
 import :shard_roles;
 import :size_class;
@@ -22,15 +23,18 @@ namespace gpumem::detail {
 export class allocate_path {
 public:
   /// Refers to all arguments.
-  allocate_path(pool_parts& parts, deferred_frees& deferred, request_queue& queue, shard_allocator& allocator,
-                out_of_memory& last_resort) noexcept
-      : parts_{parts}, deferred_{deferred}, queue_{queue}, allocator_{allocator}, out_of_memory_{last_resort} {}
+  allocate_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, request_queue& queue,
+                shard_allocator& allocator, out_of_memory& last_resort) noexcept
+      : parts_{parts}, frees_{frees}, deferred_{deferred}, queue_{queue}, allocator_{allocator},
+        out_of_memory_{last_resort} {}
 
   /// `size`: of `bytes`, as rounded by the pool's mode. Any thread, without a lock.
   expected<void*, failure> allocate(stream_key const& key, size_class size, std::size_t bytes,
                                     std::size_t alignment) noexcept;
 
 private:
+  expected<void*, failure> try_allocate(stream_key const& key, size_class size, std::size_t bytes,
+                                        std::size_t alignment) noexcept;
   expected<void*, failure> allocate_from_all(allocation_request& request);
   [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;
@@ -38,6 +42,7 @@ private:
                                                                       allocation_request const& request) noexcept;
 
   pool_parts& parts_;
+  shard_frees& frees_;
   deferred_frees& deferred_;
   request_queue& queue_;
   shard_allocator& allocator_;

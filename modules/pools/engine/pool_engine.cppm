@@ -9,6 +9,7 @@ import :deferred_frees;
 import :device;
 import :error;
 import :free_path;
+import :memory_report;
 import :out_of_memory;
 import :pool_backend;
 import :pool_counters;
@@ -47,7 +48,7 @@ public:
 
   [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                                       std::size_t alignment) noexcept {
-    auto const size = size_class::of(bytes, parts_.mode.largest_numbered());
+    auto const size = size_class::of(std::max(bytes, parts_.smallest_block), parts_.mode.largest_numbered());
     auto const thread = sync::thread_index();
     if (alignment <= granule && !key.is_host()) [[likely]] {
       if (auto* const cached = parts_.caches.pop(key.timeline(), size, bytes, thread)) return cached->pointer();
@@ -93,6 +94,8 @@ public:
   /// Whether requests wait.
   inline bool has_waiting() const noexcept { return parts_.requests.has_waiting(); }
   bool is_consistent();
+  /// Throws std::bad_alloc.
+  std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
 
   std::size_t trim(std::size_t keep);
   /// Throws what `throw_failure` throws for the failure of the upstream, std::bad_alloc.

@@ -27,6 +27,8 @@ export struct pool_parts {
 
   std::unique_ptr<pool_upstream> const upstream; ///< outlives the shards, which hold its memory
   pool_options const options;
+  std::size_t const smallest_block; ///< bytes, with the guards of a hardened pool
+  std::size_t const largest_block;  ///< bytes; SIZE_MAX in a hardened pool, which checks without the guards
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;
@@ -38,6 +40,10 @@ export struct pool_parts {
   peak_tracker peak;
   eviction_wait evictions;
 
+  /// Whether all blocks have the same size.
+  inline bool has_one_size() const noexcept {
+    return options.smallest_block != 0 && options.smallest_block == options.largest_block;
+  }
   inline shard_list::search_order everywhere() const noexcept { return {shards, *shards.all().front()}; }
   /// Counts a change of the live bytes of a shard. The caller holds its lock. `nearby`: bytes that count as live but
   /// lie in the calling thread's cache.
@@ -63,6 +69,9 @@ private:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
 };
+
+/// Returns the bytes that guards add to each block.
+export std::size_t guard_bytes(hardening_options const& asked) noexcept;
 
 /// Throws std::invalid_argument for what no pool can have as its limit.
 export void check_limit(std::size_t limit);

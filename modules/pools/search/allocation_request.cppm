@@ -21,10 +21,10 @@ export struct allocation_request {
   pool_shard* shard = nullptr; // the calling thread's
   bool growth_failed = false;  // the pool could not grow for this request
 
-  /// Rounds a medium size only as a large one, where memory is short.
-  inline void drop_rounding() noexcept {
+  /// Rounds a medium size only as a large one, where memory is short. `smallest`: bytes of the smallest block.
+  inline void drop_rounding(std::size_t smallest) noexcept {
     if (bytes <= size_class::largest_small) return;
-    auto const exact = size_class::of(requested, size_class::largest_small);
+    auto const exact = size_class::of(std::max(requested, smallest), size_class::largest_small);
     bytes = exact.bytes;
     class_number = exact.number;
   }

@@ -16,8 +16,12 @@ export class shard_list {
 public:
   static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 thread slots
 
-  /// `poll_share`: share of the time that each shard may spend on polls.
-  explicit shard_list(double poll_share = 1) : poll_share_{poll_share} { add(false); }
+  /// `poll_share`: share of the time that each shard may spend on polls. `shard_per_thread`: each thread counts as
+  /// contended from the start.
+  explicit shard_list(double poll_share = 1, bool shard_per_thread = false)
+      : poll_share_{poll_share}, shard_per_thread_{shard_per_thread} {
+    add(false);
+  }
   shard_list(shard_list const&) = delete;
   shard_list& operator=(shard_list const&) = delete;
 
@@ -96,6 +100,7 @@ private:
   lookup find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept;
 
   double const poll_share_;
+  bool const shard_per_thread_;
   std::array<std::unique_ptr<pool_shard>, max_shards> shards_;
   std::atomic<unsigned> count_{0};
   std::array<thread_slot, max_shards - 1> slots_;

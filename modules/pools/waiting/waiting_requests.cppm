@@ -24,8 +24,8 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
   /// Rounds as for a request for which the pool cannot grow: only small sizes are rounded to a size class.
-  static std::size_t rounded(std::size_t bytes) noexcept;
-  static std::size_t rounded(waiter const& item) noexcept;
+  std::size_t rounded(std::size_t bytes) const noexcept;
+  std::size_t rounded(waiter const& item) const noexcept;
   /// Whether the request can no longer be met.
   [[clang::requires_shared_capability(all_shards)]] bool ends(waiter const& item) const noexcept;
   /// Whether nothing is left for which the request could wait.

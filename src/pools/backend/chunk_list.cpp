@@ -22,6 +22,7 @@ std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return eac
 
 std::size_t chunk_list::growth(std::size_t need, std::size_t has) const noexcept {
   if (need > headroom()) return 0;
+  if (chunk_bytes_) return std::min(std::max(need, chunk_bytes_), headroom());
   auto const wanted =
       std::max(need, std::clamp(has / tuning::chunk_fraction, tuning::min_chunk_bytes, tuning::max_chunk_bytes));
   constexpr auto step = tuning::min_chunk_bytes;

@@ -14,6 +14,7 @@ import :chunk_list;
 import :deferred_frees;
 import :device;
 import :error;
+import :memory_report;
 import :out_of_memory;
 import :peak_tracker;
 import :pool_backend;
@@ -34,10 +35,20 @@ namespace gpumem::detail {
 
 expected<void*, failure> allocate_path::allocate(stream_key const& key, size_class size, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
+  auto const result = try_allocate(key, size, bytes, alignment);
+  if (!result && result.error().reason == outcome::exhausted && !parts_.options.failure_report.empty() &&
+      key.queues() == queueing::none) [[unlikely]]
+    append_failure_report(parts_, frees_, result.error());
+  return result;
+}
+
+[[gnu::always_inline]] inline expected<void*, failure>
+allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t bytes, std::size_t alignment) noexcept {
   allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
   if (parts_.mode.near_limit()) [[unlikely]]
-    request.drop_rounding();
-  if (parts_.chunks.limit() && request.bytes > parts_.chunks.limit()) [[unlikely]]
+    request.drop_rounding(parts_.smallest_block);
+  bool const beyond_limit = parts_.chunks.limit() && request.bytes > parts_.chunks.limit();
+  if (beyond_limit || bytes > parts_.largest_block) [[unlikely]]
     return fail(request, outcome::too_large);
   if (!parts_.requests.is_open()) [[unlikely]] {
     if (auto const why = queue_.refusal_at_admission(request)) return fail(request, *why);
@@ -59,8 +70,8 @@ expected<void*, failure> allocate_path::allocate(stream_key const& key, size_cla
 expected<void*, failure> allocate_path::allocate_from_all(allocation_request& request) {
   all_shards_lock const held{parts_.shards};
   enter(request);
-  // A thread that steals too often first searches and grows its own shard.
-  for (bool own = allocator_.steals_too_often(*request.shard);;) {
+  // A thread that steals too often, or never should, first searches and grows its own shard.
+  for (bool own = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);;) {
     deferred_.run(&request.key);
     if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
     auto const grown = allocator_.grow(request, false);

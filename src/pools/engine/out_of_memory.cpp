@@ -34,7 +34,7 @@ namespace gpumem::detail {
 // all unused chunks, so they do that last.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
-  request.drop_rounding();
+  request.drop_rounding(parts_.smallest_block);
   flush();
   if (auto* const p = allocator_.search_all(request)) return p;
   if (auto* const p = allocator_.search_with_wait(request)) return p;

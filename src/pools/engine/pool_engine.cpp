@@ -42,9 +42,9 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       waiting_{parts_, deferred_}, monitor_{parts_, waiting_}, queue_{parts_, frees_, waiting_, monitor_},
       request_passes_{parts_, deferred_, waiting_, monitor_, queue_},
       free_path_{parts_, frees_, deferred_, waiting_, monitor_, queue_}, allocator_{parts_, frees_},
-      out_of_memory_{parts_, frees_, allocator_}, allocate_path_{parts_, deferred_, queue_, allocator_, out_of_memory_},
-      uses_{parts_, deferred_}, statistics_{parts_, frees_, queue_},
-      release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
+      out_of_memory_{parts_, frees_, allocator_},
+      allocate_path_{parts_, frees_, deferred_, queue_, allocator_, out_of_memory_}, uses_{parts_, deferred_},
+      statistics_{parts_, frees_, queue_}, release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
   default_executor(); // started here, since frees and destructors must not start it
   deferred_release::retry_releases();
   reserve(parts_.options.initial_size);

@@ -109,6 +109,7 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
     add_free_statistics(*each, sum, users);
     sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
     sum.limit = parts_.chunks.limit();
+    sum.largest_block = parts_.options.largest_block;
     sum.peak_reserved = parts_.chunks.peak();
   }
   std::ranges::sort(users, {}, &stream_timeline::index);

@@ -42,9 +42,10 @@ void shard_frees::drain(pool_shard& in) noexcept {
 // the stream's work is complete, so it is not done while the stream is behind.
 [[gnu::always_inline]] inline range_allocator::coalescing
 shard_frees::coalescing_of(block const& freed) const noexcept {
+  // If blocks have one size, or there is a limit, unused ranges stay free for all streams.
+  if (parts_.has_one_size()) return range_allocator::coalescing::same_streams;
   if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
-  if (parts_.chunks.limit() != 0)
-    return range_allocator::coalescing::same_streams; // there, unused ranges stay free for all streams
+  if (parts_.chunks.limit() != 0) return range_allocator::coalescing::same_streams;
   bool const over = freed.uses.size() == 1 && !freed.uses.begin()->timeline->is_behind();
   return over ? range_allocator::coalescing::unused : range_allocator::coalescing::same_streams;
 }

@@ -22,6 +22,7 @@ import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;
 import :shard_list;
+import :size_class;
 import :thread_caches;
 import :timer;
 import :tuning;
@@ -48,6 +49,18 @@ void check_hardening(hardening_options const& asked, std::size_t limit) {
   }
 }
 
+void check_blocks(pool_options const& asked) {
+  for (auto const bytes : {asked.chunk_size, asked.smallest_block, asked.largest_block}) {
+    if (bytes > PTRDIFF_MAX / 2)
+      throw std::invalid_argument{
+          "gpumem: a pool's chunks and blocks must be less than a quarter of the address space"};
+  }
+  if (asked.largest_block && asked.smallest_block > asked.largest_block)
+    throw std::invalid_argument{"gpumem: a pool's smallest_block is larger than its largest_block"};
+  if (asked.limit && std::max(asked.smallest_block, asked.chunk_size) > asked.limit)
+    throw std::invalid_argument{"gpumem: a pool's smallest_block and chunk_size must not exceed its limit"};
+}
+
 pool_options checked_options(pool_options options, bool paged) {
   if (options.cross_stream > reuse_policy::wait)
     throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
@@ -66,10 +79,15 @@ pool_options checked_options(pool_options options, bool paged) {
   if (!paged) options.effort = 0; // only pages can be moved
   check_limit(options.limit);
   check_hardening(options.hardened, options.limit);
+  check_blocks(options);
   return options;
 }
 
 } // namespace
+
+std::size_t guard_bytes(hardening_options const& asked) noexcept {
+  return asked.enabled ? 2 * ((asked.guard + granule - 1) / granule * granule) : 0;
+}
 
 void check_limit(std::size_t limit) {
   if (limit > PTRDIFF_MAX) {
@@ -80,8 +98,12 @@ void check_limit(std::size_t limit) {
 
 pool_parts::pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass)
     : upstream{std::move(from)}, options{checked_options(std::move(asked), upstream->paged())},
+      smallest_block{options.smallest_block ? options.smallest_block + guard_bytes(options.hardened) : 0},
+      largest_block{options.largest_block && !options.hardened.enabled ? size_class::of(options.largest_block).bytes
+                                                                       : SIZE_MAX},
       rules{options.cross_stream, upstream->host_accessible()},
-      shards{std::max(options.effort, tuning::min_poll_share)}, chunks{options.limit}, passes{pass, requests},
+      shards{std::max(options.effort, tuning::min_poll_share), options.shard_per_thread},
+      chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{pass, requests},
       mode{options, rules, chunks, shards, requests, caches}, backend{*upstream, options, rules, chunks, shards, mode} {
 }
 

@@ -27,6 +27,7 @@ void shard_list::add(bool locked) {
     for (auto& each : slots_) {
       each.shard.store(shards_[0].get(), std::memory_order_relaxed);
       each.last_freed_shard.store(shards_[0].get(), std::memory_order_relaxed);
+      if (shard_per_thread_) each.contention.store(sync::contention_threshold, std::memory_order_relaxed);
     }
   }
   count_.store(count + 1, std::memory_order_release);

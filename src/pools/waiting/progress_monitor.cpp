@@ -89,7 +89,7 @@ waiter* progress_monitor::next_to_abort() noexcept {
   auto const yielding = queue.find_yielding(*first);
   auto const headroom = waiting_.headroom();
   // If the first request fits and was refused, the free bytes lie in pieces and do not count.
-  auto const needed = waiting_requests::rounded(*first), coming = preempted_ + (fits ? 0 : headroom);
+  auto const needed = waiting_.rounded(*first), coming = preempted_ + (fits ? 0 : headroom);
   bool const enough = needed <= headroom + preempted_ + yielding.held;
   if (yielding.last && needed > coming && enough) return yielding.last;
   if (queue.set_aside() > 0) return nullptr;

@@ -34,7 +34,7 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
   if (request.key.queues() == queueing::admitted) return std::nullopt;
   if (request.key.queues() == queueing::behind) return outcome::exhausted;
   all_shards_lock const held{parts_.shards};
-  if (!waiting_.queue.may_be_overtaken() || waiting_requests::rounded(request.requested) > waiting_.headroom())
+  if (!waiting_.queue.may_be_overtaken() || waiting_.rounded(request.requested) > waiting_.headroom())
     return outcome::exhausted;
   waiting_.queue.count_overtaking();
   monitor_.stall.count_grant();
@@ -67,7 +67,7 @@ void request_queue::give_turn(waiter& item, woken_waiters& woken) noexcept {
 }
 
 void request_queue::take_turn(waiter& item) noexcept {
-  waiting_.queue.give_turn(item, waiting_requests::rounded(item));
+  waiting_.queue.give_turn(item, waiting_.rounded(item));
   if (item.has_parts()) multi_part_ = &item;
 }
 
@@ -138,7 +138,7 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, wo
   if (changed && (parts_.requests.is_closed() || waiting_.fits(item))) return new_turn(item);
   end_turn_of(item);
   // If the limit leaves room for the request, the upstream has refused it: fewer bytes are left there.
-  auto const bytes = waiting_requests::rounded(item);
+  auto const bytes = waiting_.rounded(item);
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts()) waiting_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
   if (waiting_.waits_for_nothing(item)) {
@@ -163,7 +163,7 @@ expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
   if (parts_.backend.lost())
     return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), item.bytes()}};
   auto const limit = parts_.chunks.limit();
-  bool const too_large = limit && waiting_requests::rounded(item) > limit;
+  bool const too_large = limit && waiting_.rounded(item) > limit;
   bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt empties the quarantine
   if (!too_large && (tries || waiting_.fits(item))) return nullptr;
   return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};

@@ -21,12 +21,12 @@ import :waiter;
 
 namespace gpumem::detail {
 
-std::size_t waiting_requests::rounded(std::size_t bytes) noexcept {
-  return size_class::of(bytes, size_class::largest_small).bytes;
+std::size_t waiting_requests::rounded(std::size_t bytes) const noexcept {
+  return size_class::of(std::max(bytes, parts_.smallest_block), size_class::largest_small).bytes;
 }
 
-std::size_t waiting_requests::rounded(waiter const& item) noexcept {
-  return item.bytes_by([](std::size_t each) { return rounded(each); });
+std::size_t waiting_requests::rounded(waiter const& item) const noexcept {
+  return item.bytes_by([this](std::size_t each) { return rounded(each); });
 }
 
 std::uint64_t waiting_requests::change_count() const noexcept {

@@ -12,8 +12,8 @@ module;
 #include <string>
 #include <utility>
 #include <vector>
-module gpumem:pool_resource.impl;
-import :pool_resource;
+module gpumem:pool_base.impl;
+import :pool_base;
 import :block_info;
 import :cuda;
 import :cuda_resource;
@@ -49,9 +49,10 @@ bool is_special(virtual_pages_options const& pages) noexcept {
 // Under a limit of less than one page a pool over pages could allocate nothing.
 bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
   bool const special = is_special(pages);
-  if (!options.pages && special) throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};
+  if ((!options.pages || options.chunk_size) && special)
+    throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};
   bool const too_small = options.limit && options.limit < smallest_page && !special;
-  return options.pages && !too_small && virtual_pages::supported(where);
+  return options.pages && options.chunk_size == 0 && !too_small && virtual_pages::supported(where);
 }
 
 // Checks the device here: a pool without an initial size would otherwise fail only at its first allocation.
@@ -114,14 +115,22 @@ void pool_state::dispose() noexcept {
 
 expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
-  if (hardened_handles_.load(std::memory_order_relaxed) != 0) return hardening_->try_allocate(key, bytes, alignment);
+  if (hardened_handles_.load(std::memory_order_relaxed) != 0) return try_hardened(key, bytes, alignment);
   report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
+// Compares the size here: the engine's block is larger by the guards.
+expected<void*, failure> pool_state::try_hardened(stream_key const& key, std::size_t bytes,
+                                                  std::size_t alignment) noexcept {
+  auto const largest = engine_->options().largest_block;
+  if (largest && bytes > largest) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  return hardening_->try_allocate(key, bytes, alignment);
+}
+
 bool pool_state::admit(waiter& item) noexcept {
   using waiting = request_queue::waiting;
-  if (!waiter_list::holds(item) && is_beyond_device(item)) {
+  if (!waiter_list::holds(item) && is_too_large(item)) {
     item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
     return false;
   }
@@ -146,8 +155,16 @@ expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
 expected<void*, failure> pool_state::try_part(request_part const& one) noexcept {
   auto const key = one.stream.queueing_as(queueing::admitted);
   if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
-  if (hardening_) return hardening_->try_allocate(key, one.bytes, one.alignment);
+  if (hardening_) return try_hardened(key, one.bytes, one.alignment);
   return engine_->try_allocate(key, one.bytes, one.alignment);
+}
+
+bool pool_state::is_too_large(waiter& item) noexcept {
+  auto const largest = engine_->options().largest_block;
+  for (std::size_t i = 0; largest && i < item.parts(); ++i) {
+    if (item.part(i).bytes > largest) return true;
+  }
+  return is_beyond_device(item);
 }
 
 // With a limit the limit decides, without a driver call. Managed memory may be larger than the device's memory.
@@ -219,6 +236,8 @@ statistics pool_state::read_statistics() {
 std::string pool_state::describe_waiting() {
   return forked() ? std::string{} : engine_->requests().describe(read_statistics().live);
 }
+
+std::string pool_state::describe_memory() { return forked() ? std::string{} : engine_->describe_memory(); }
 
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;

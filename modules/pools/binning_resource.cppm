@@ -1,0 +1,212 @@
+// binning_resource: sends each request to the resource of the smallest bin that holds its size.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
+#include <memory>
+#include <utility>
+export module gpumem:binning_resource;
+import :cuda;
+import :device;
+import :error;
+import :fixed_size_resource;
+import :forwarding_base;
+import :holder;
+import :pointer_set;
+import :resource;
+import :services;
+import :shared_state;
+import :std;
+import :stream;
+import :sync;
+import :waiter;
+
+namespace gpumem {
+
+/// Options of binning_resource.
+export struct binning_options {
+  int min_exponent = 0;               ///< fixed-size bins of 2 to the powers from this one …
+  int max_exponent = -1;              ///< … to this one, 62 at most; less than min_exponent: none
+  std::size_t blocks_per_chunk = 128; ///< of these bins: blocks that the upstream gives at once
+};
+
+namespace detail {
+
+// One bin, which owns its resource. Hears of the grants of requests that waited there.
+class bin : public grant_hook {
+public:
+  bin(std::size_t size, bool inside) noexcept : size{size}, inside_{inside} {}
+  virtual ~bin() = default;
+  bin(bin const&) = delete;
+  bin& operator=(bin const&) = delete;
+
+  // Counts the block as live in the binning_resource.
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
+  }
+  // Whether the block came from this bin. Forgets the block, which the caller then frees.
+  bool forget(void const* pointer) noexcept { return !late_.load(std::memory_order_acquire) || given_.erase(pointer); }
+  // Called if the bin was there before the first request.
+  void set_early() noexcept { late_.store(false, std::memory_order_release); }
+  void set_owner(shared_state& owner) noexcept { owner_ = &owner; }
+  services_handle const& services() const noexcept { return services_; }
+  // Whether the chunks of this bin are blocks of the upstream.
+  bool is_inside() const noexcept { return inside_; }
+  bool admit(waiter& item) noexcept;
+  bool cancel(waiter& item) noexcept;
+  // Records a use if the resource can, and the block is its own.
+  virtual bool record_use(void* pointer, stream_ref stream) = 0;
+
+  std::size_t const size; // largest request; SIZE_MAX for the upstream
+
+protected:
+  void attach(services_handle services) noexcept { services_ = services; }
+
+private:
+  void on_grant(stream_key const&, void* pointer, std::size_t, std::size_t) noexcept override;
+  void on_refusal(waiter& item) noexcept override;
+
+  services_handle services_;
+  bool const inside_;
+  shared_state* owner_ = nullptr; // counts the live blocks
+  std::atomic<bool> late_{true};  // added after the first request: blocks of its sizes may belong to other bins
+  pointer_set given_;             // live blocks, if it is late
+};
+
+template <class R> class held_bin final : public bin {
+public:
+  held_bin(std::size_t size, R resource, bool inside) : bin{size, inside}, value{std::move(resource)} {
+    attach(services_of(value));
+  }
+  bool record_use(void* pointer, stream_ref stream) override {
+    if constexpr (requires { value.find(pointer)->live, value.record_use(pointer, stream); }) {
+      auto const found = value.find(pointer);
+      if (!found || !found->live) return false;
+      value.record_use(pointer, stream);
+      return true;
+    }
+    return false;
+  }
+  R value;
+};
+
+class binning_state final : public shared_state {
+public:
+  explicit binning_state(std::unique_ptr<bin> upstream);
+
+  // Throws std::invalid_argument for a size of 0 or SIZE_MAX, a size that has a bin, and a bin that cannot serve it.
+  void add(std::unique_ptr<bin> added);
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  std::optional<device> where() noexcept { return device_; }
+  bool admit(waiter& item) noexcept;
+  bool cancel_waiter(waiter& item) noexcept;
+  void on_holder_event(holder& unit, holder_event what) noexcept;
+  std::size_t trim(std::size_t keep);
+  statistics read_statistics();
+  bool record_use(void* pointer, stream_ref stream);
+  std::vector<std::size_t> sizes() const;
+  bin& upstream() noexcept { return *bins_.front(); }
+
+private:
+  using bin_table = std::vector<bin*>; // by size, the upstream last
+
+  ~binning_state() override = default;
+  bin_table const& table() const noexcept { return *table_.load(std::memory_order_seq_cst); }
+  bin& bin_for(std::size_t bytes) noexcept;
+  bin* bin_for(waiter& item) noexcept;
+  void note_request() noexcept {
+    if (!used_.load(std::memory_order_relaxed)) used_.store(true, std::memory_order_seq_cst);
+  }
+
+  std::optional<device> device_;
+  std::atomic<bool> used_{false}; // there has been a request
+  std::atomic<bin_table const*> table_{nullptr};
+  sync::mutex mutex_;
+  std::vector<std::unique_ptr<bin>> bins_;               // the upstream first; grows under the lock
+  std::vector<std::unique_ptr<bin_table const>> tables_; // also old ones, which other threads may be reading
+};
+
+// Throws std::invalid_argument for exponents outside 0 to 62.
+void check_exponents(binning_options const& options);
+
+} // namespace detail
+
+/// Sends each request to the bin with the smallest size that holds it, and larger requests to the upstream. A bin is a
+/// pool of blocks of one size over the upstream, a resource of the caller's, or the upstream itself. The resource owns
+/// its bins. For programs whose sizes are known; a pool_resource serves mixed sizes in less memory.
+///
+/// Bins may be added at any time. A block goes back to the bin that it came from. For that, a bin that is added after
+/// the first request records its live blocks, which costs a lock in each of its calls.
+///
+/// A request that waits does so in its bin, if requests can wait there. `acquire_all` waits only if one bin serves all
+/// blocks; otherwise it fails unless all have memory now. `trim` trims each bin, then the upstream. Statistics are sums
+/// over the bins and the upstream, which also count what others allocate there; chunks of bins over the upstream do not
+/// count twice. A handle; copies are the same resource. It lives until its last handle is gone and its last block is
+/// freed. Any thread.
+export template <mr::resource Upstream>
+class binning_resource : public detail::forwarding_base<binning_resource<Upstream>, detail::binning_state, Upstream> {
+  using base = detail::forwarding_base<binning_resource, detail::binning_state, Upstream>;
+
+public:
+  static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
+
+  /// Makes the bins of the options, each a fixed_size_resource over the upstream. They allocate nothing before their
+  /// first request. Throws std::invalid_argument for exponents outside 0 to 62, std::bad_alloc.
+  explicit binning_resource(Upstream upstream, binning_options options = {})
+      : state_{new detail::binning_state{
+            std::make_unique<detail::held_bin<Upstream>>(SIZE_MAX, std::move(upstream), false)}} {
+    detail::check_exponents(options);
+    for (int each = options.min_exponent; each <= options.max_exponent; ++each)
+      add_fixed_bin(std::size_t{1} << each, options.blocks_per_chunk);
+  }
+
+  /// Adds a bin for requests of up to `size` bytes that a resource of the caller's serves; any with the accessibility
+  /// properties of the upstream. Throws std::invalid_argument if there is a bin of that size, or if the resource
+  /// refuses requests for `size` bytes as too large. A resource of another library is asked for such a block to find
+  /// out.
+  template <mr::resource R>
+    requires(mr::has_property<R, mr::device_accessible> || !mr::has_property<Upstream, mr::device_accessible>) &&
+            (mr::has_property<R, mr::host_accessible> || !mr::has_property<Upstream, mr::host_accessible>)
+  void add_bin(std::size_t size, R resource) {
+    state_->add(std::make_unique<detail::held_bin<R>>(size, std::move(resource), false));
+  }
+
+  /// Adds a bin whose requests go to the upstream although a larger bin would hold them.
+  void add_upstream_bin(std::size_t size) {
+    state_->add(std::make_unique<detail::held_bin<Upstream>>(size, upstream(), false));
+  }
+
+  /// Adds a bin of blocks of `size` bytes, which a fixed_size_resource over the upstream serves.
+  void add_fixed_bin(std::size_t size, std::size_t blocks_per_chunk = 128) {
+    using fixed = fixed_size_resource<Upstream>;
+    fixed made{upstream(), {.block_size = size, .blocks_per_chunk = blocks_per_chunk}};
+    state_->add(std::make_unique<detail::held_bin<fixed>>(size, std::move(made), true));
+  }
+
+  /// Returns the sizes of the bins, the smallest first. Throws std::bad_alloc.
+  std::vector<std::size_t> bin_sizes() const { return state_->sizes(); }
+
+  /// Declares that all uses of the block on this stream are enqueued; see pool_resource::record_use. Throws
+  /// std::invalid_argument if no bin knows the block, or its resource records no uses.
+  void record_use(void* pointer, stream_ref stream)
+    requires requires(Upstream& up) { up.record_use(pointer, stream); }
+  {
+    if (pointer && !state_->record_use(pointer, stream))
+      throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};
+  }
+
+  Upstream const& upstream() const noexcept {
+    return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value;
+  }
+
+  friend bool operator==(binning_resource const& a, binning_resource const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  friend base;
+  detail::binning_state& state() const noexcept { return *state_; }
+  state_ptr<detail::binning_state> state_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,49 @@
+// fixed_size_resource: a pool of blocks of one size.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <memory>
+#include <utility>
+export module gpumem:fixed_size_resource;
+import :cuda;
+import :pool_base;
+import :pool_options;
+import :std;
+
+namespace gpumem {
+
+/// Options of fixed_size_resource.
+export struct fixed_size_options {
+  std::size_t block_size = std::size_t{1} << 20; ///< bytes; rounded up to a size class
+  std::size_t blocks_per_chunk = 128;            ///< blocks that are allocated from the upstream at once
+  /// All other options of the pool. Its chunk_size, smallest_block and largest_block must stay 0.
+  pool_options pool = {.name = "fixed_size"};
+};
+
+namespace detail {
+// Returns the options of the pool in which every block has this size. Throws std::invalid_argument.
+pool_options fixed_pool_options(fixed_size_options options);
+} // namespace detail
+
+/// A pool in which every block has the same size. A free block serves each request, so an allocation takes constant
+/// time, and memory does not fragment. Requests for more than `block_size()` are `too_large`. The upstream gives chunks
+/// of `blocks_per_chunk` blocks, the first one at the first request; `pool.initial_size` reserves some at once. `trim`
+/// gives back the chunks that are free as a whole.
+///
+/// Everything else is as in pool_resource: stream order, waiting requests, limits, hardening and ownership. Statistics
+/// count requested bytes as `live`, and whole blocks as `allocated`. Any thread.
+export template <mr::resource Upstream>
+class fixed_size_resource : public detail::pool_base<fixed_size_resource<Upstream>, Upstream> {
+  using base = detail::pool_base<fixed_size_resource, Upstream>;
+
+public:
+  /// Throws std::invalid_argument for a `block_size` or `blocks_per_chunk` of 0, for a product of both that is too
+  /// large, and as pool_resource does.
+  explicit fixed_size_resource(Upstream upstream, fixed_size_options options = {})
+      : base{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
+             detail::fixed_pool_options(std::move(options))} {}
+
+  /// Returns the bytes of each block.
+  std::size_t block_size() const noexcept { return this->options().largest_block; }
+};
+
+} // namespace gpumem

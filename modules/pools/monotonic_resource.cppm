@@ -1,0 +1,127 @@
+// monotonic_resource: gives out memory of a region by an offset that only grows, until the region is reset.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <memory>
+#include <utility>
+export module gpumem:monotonic_resource;
+import :cuda;
+import :device;
+import :error;
+import :forwarding_base;
+import :pool_base;
+import :pool_options;
+import :pool_upstream;
+import :shared_state;
+import :std;
+import :stream;
+import :stream_uses;
+import :sync;
+
+namespace gpumem {
+
+/// Options of monotonic_resource.
+export struct monotonic_options {
+  std::size_t region_size = std::size_t{32} << 20; ///< bytes of a region; a larger request gets a region of its own
+  std::size_t limit = 0;                           ///< most bytes of all regions; 0: no limit
+  /// All other options of the pool that keeps regions between two resets. Its limit must stay 0.
+  pool_options pool = {.name = "monotonic"};
+};
+
+namespace detail {
+
+// Regions, which are blocks of a pool over the upstream. The newest one gives out memory by an offset. The pool orders
+// the reuse of a region; this state orders a stream after the allocation of a region on another stream.
+class monotonic_state final {
+public:
+  monotonic_state(std::unique_ptr<pool_upstream> upstream, monotonic_options options);
+  monotonic_state(monotonic_state const&) = delete;
+  monotonic_state& operator=(monotonic_state const&) = delete;
+  void add_handle() noexcept;
+  void drop_handle() noexcept;
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  void reset(stream_key const& key) noexcept;
+  inline auto where() noexcept { return pool_->where(); }
+  std::size_t trim(std::size_t keep) { return pool_->trim(keep); }
+  statistics read_statistics();
+  inline pool_state& pool() noexcept { return *pool_; }
+
+private:
+  struct region {
+    char* base;
+    std::size_t bytes;
+    std::size_t used; // bytes from the base
+    stream_key home;  // of the stream that it was allocated on, without permission to use the handle
+    stream_uses origin;
+    std::size_t largest() const noexcept { return bytes - used; }
+  };
+
+  ~monotonic_state() = default;
+  void* take(region& from, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
+      __attribute__((requires_capability(mutex_)));
+  expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  region const* find(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
+  void record_use(region const& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void end_if_unused() noexcept;
+
+  std::size_t const region_size_;
+  state_ptr<pool_state> const pool_;
+  sync::mutex mutex_;
+  std::vector<region> regions_ __attribute__((guarded_by(mutex_)));
+  std::int64_t handles_ __attribute__((guarded_by(mutex_))) = 0;
+  std::size_t live_blocks_ __attribute__((guarded_by(mutex_))) = 0; // since the last reset
+  statistics counts_ __attribute__((guarded_by(mutex_)));
+};
+
+// Identifies the stream of a reset. Throws what `identify` throws.
+void reset_monotonic(monotonic_state& state, stream_ref stream);
+
+} // namespace detail
+
+/// Memory that is given out by an offset and taken back all at once: `reset` frees all blocks. A free alone makes no
+/// memory reusable. For work in steps that need the same scratch memory each time. An allocation takes one short lock.
+///
+/// The upstream gives one region at a time. If a request does not fit into the newest region, the resource adds one; a
+/// request beyond the limit is `exhausted`. Requests do not wait for memory. Each block is valid in the order of its
+/// stream: a stream that gets memory of a region that another stream allocated first waits for that allocation.
+///
+/// A reset is a free in the order of its stream: work that uses the blocks must come before it in that order, or before
+/// the free of its block. Regions that are free again stay in a pool; `trim` gives them back. A handle; copies are the
+/// same resource. It lives until its last handle is gone and each block was freed or reset. Any thread.
+export template <mr::resource Upstream>
+class monotonic_resource
+    : public detail::forwarding_base<monotonic_resource<Upstream>, detail::monotonic_state, Upstream> {
+  using base = detail::forwarding_base<monotonic_resource, detail::monotonic_state, Upstream>;
+
+public:
+  static constexpr bool stream_ordered = true;
+
+  /// Allocates nothing yet, unless `pool.initial_size` says so. Throws std::invalid_argument for a `region_size` of 0,
+  /// for options that contradict each other, and as pool_resource does.
+  explicit monotonic_resource(Upstream upstream, monotonic_options options = {})
+      : state_{new detail::monotonic_state{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
+                                           std::move(options)}} {}
+
+  /// Frees all blocks in the order of the stream. The caller must not free or use them afterwards. Throws cuda_error,
+  /// std::invalid_argument for a stream that cannot be identified, std::bad_alloc. Any thread.
+  void reset(stream_ref stream) { detail::reset_monotonic(*state_, stream); }
+
+  /// Frees all blocks. The caller guarantees that all uses are complete and that the host has seen that. Any thread.
+  void reset_sync() noexcept { state_->reset(stream_key::host()); }
+
+  Upstream const& upstream() const noexcept {
+    return static_cast<detail::held_upstream<Upstream>&>(state_->pool().engine().upstream()).value;
+  }
+
+  friend bool operator==(monotonic_resource const& a, monotonic_resource const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  friend base;
+  detail::monotonic_state& state() const noexcept { return *state_; }
+  state_ptr<detail::monotonic_state> state_;
+};
+
+} // namespace gpumem

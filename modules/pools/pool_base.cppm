@@ -1,0 +1,279 @@
+// The base of the handles of pools, and the state that the handles of one pool share.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+export module gpumem:pool_base;
+import :block_info;
+import :cuda;
+import :device;
+import :error;
+import :executor;
+import :forwarding_base;
+import :hardening;
+import :holder;
+import :misuse;
+import :pool_engine;
+import :pool_options;
+import :pool_upstream;
+import :pressure_call;
+import :resource;
+import :services;
+import :shared_state;
+import :std;
+import :stream;
+import :virtual_pages;
+import :waiter;
+
+namespace gpumem {
+
+namespace detail {
+
+/// The state that the handles of one pool share; it counts them.
+export class pool_state final {
+public:
+  pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options);
+  pool_state(pool_state const&) = delete;
+  pool_state& operator=(pool_state const&) = delete;
+
+  // Count the handles; the engine counts the live blocks.
+  void add_handle() noexcept { handles().fetch_add(1, std::memory_order_relaxed); }
+  void drop_handle() noexcept;
+
+  [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                                                      std::size_t alignment) noexcept {
+    if (plain_handles_.load(std::memory_order_relaxed) == 0) [[unlikely]]
+      return allocate_uncommon(key, bytes, alignment);
+    return engine_->try_allocate(key, bytes, alignment);
+  }
+  [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
+                                                std::size_t) noexcept {
+    free(key, pointer, bytes);
+  }
+  inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
+  bool admit(waiter& item) noexcept;
+  bool cancel_waiter(waiter& item) noexcept;
+  void on_holder_event(holder& unit, holder_event what) noexcept;
+  void refuse_requests() noexcept;
+  void record_use(stream_key const& key, void* pointer);
+  inline std::optional<class device> where() noexcept { return engine_->where(); }
+  std::size_t trim(std::size_t keep);
+  std::size_t reserve(std::size_t bytes);
+  void set_limit(std::size_t bytes);
+  bool synchronize(std::chrono::nanoseconds longest);
+  bool pin(void const* pointer, std::size_t bytes);
+  void unpin(void const* pointer, std::size_t bytes);
+  expected<int, failure> export_page(void const* pointer);
+  statistics read_statistics();
+  std::string describe_waiting();
+  std::string describe_memory();
+  std::optional<block_info> find(void const* pointer);
+  std::vector<block_event> history(void const* pointer);
+  inline pool_engine& engine() noexcept { return *engine_; }
+
+private:
+  ~pool_state() = default;
+  inline std::atomic<std::int64_t>& handles() noexcept { return hardening_ ? hardened_handles_ : plain_handles_; }
+  [[gnu::always_inline]] inline void free(stream_key const& key, void* pointer,
+                                          std::optional<std::size_t> bytes) noexcept {
+    if (hardening_) [[unlikely]]
+      return hardening_->deallocate(key, pointer, bytes);
+    auto const cached = engine_->try_cache(key, pointer, bytes);
+    if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
+  }
+  // Not inlined, so that a free that the thread cache takes saves no registers.
+  void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                      cached_free const& cached) noexcept;
+  expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  expected<void*, failure> try_in_turn(waiter& item) noexcept;
+  expected<void*, failure> try_part(request_part const& one) noexcept;
+  expected<void*, failure> try_hardened(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  bool is_too_large(waiter& item) noexcept;
+  bool is_beyond_device(waiter const& item) noexcept;
+  void dispose() noexcept;
+
+  std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is hardened or has no handle: one test finds both
+  pool_engine* const engine_;
+  std::unique_ptr<hardening> const hardening_;
+  std::atomic<std::int64_t> hardened_handles_{0};
+};
+
+template <class Upstream> class held_upstream final : public pool_upstream {
+public:
+  explicit held_upstream(Upstream upstream)
+      : pool_upstream{is_stream_ordered<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
+                      mr::has_property<Upstream, mr::device_accessible>},
+        value{std::move(upstream)} {
+    attach(services_of(value));
+  }
+  /// Gets pages of the device instead of chunks of `instead`.
+  held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
+      : held_upstream{std::move(instead)} {
+    use_pages(where, std::move(pages));
+  }
+  Upstream value;
+};
+
+// Returns an upstream of pages if the device has virtual memory and the options allow pages; otherwise one of chunks.
+std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
+                                          virtual_pages_options pages);
+
+// The parts of a pool's calls that do not depend on the type of its upstream.
+void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept;
+void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
+
+export template <class Self, class Upstream> class pool_base;
+
+} // namespace detail
+
+/// Keeps a pressure callback registered (see pool_resource::on_pressure), and its pool alive. The destructor ends the
+/// registration: the function does not run afterwards, and the destructor waits while another thread runs it.
+/// Move-only.
+export class [[nodiscard]] pressure_callback {
+public:
+  pressure_callback() noexcept = default;
+  pressure_callback(pressure_callback&& other) noexcept = default;
+  pressure_callback& operator=(pressure_callback&& other) noexcept {
+    pressure_callback{std::move(other)}.swap(*this);
+    return *this;
+  }
+  ~pressure_callback();
+
+private:
+  template <class, class> friend class detail::pool_base;
+  pressure_callback(detail::pool_state& pool, executor& where, detail::pressure_call::function free_some);
+  void swap(pressure_callback& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(call_, other.call_);
+  }
+  std::optional<state_ptr<detail::pool_state>> pool_;
+  std::shared_ptr<detail::pressure_call> call_;
+};
+
+namespace detail {
+
+/// Base of each pool's handle: 8 bytes that share a pool_state. Any thread.
+template <class Self, class Upstream> class pool_base : public forwarding_base<Self, pool_state, Upstream> {
+  using base = forwarding_base<Self, pool_state, Upstream>;
+
+public:
+  /// An allocated block is valid in the order of its stream.
+  static constexpr bool stream_ordered = true;
+
+  using base::deallocate;
+  /// Frees a block whose size the caller does not know.
+  void deallocate(stream_ref stream, void* pointer) noexcept { pool_deallocate(*state_, stream, pointer); }
+
+  /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
+  /// orders reuse after them. A block has room for the uses of three streams; for a fourth, its stream first waits for
+  /// the work of one of them. Throws cuda_error, std::bad_alloc, std::invalid_argument.
+  void record_use(void* pointer, stream_ref stream) { pool_record_use(*state_, pointer, stream); }
+
+  /// Reserves memory in one piece until the pool has `bytes` in all, and prepares the host's records of a thousand
+  /// blocks and sixteen streams. Returns the bytes that were missing. Memory beyond the release threshold may go back
+  /// again. Throws what `throw_failure` throws, also if `bytes` is more than the limit, and std::bad_alloc. Any thread.
+  std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
+
+  /// Changes the limit of the options, in bytes; 0: no limit. The pool keeps memory that it has reserved beyond the new
+  /// limit, but reserves no more; `trim` gives back what is free. Requests that wait for more than the limit end with
+  /// outcome::too_large. Throws std::invalid_argument. Any thread.
+  void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
+
+  /// Ends all waiting and later requests with outcome::closed. Frees, `trim` and statistics still work. Any thread.
+  void close() noexcept { state_->refuse_requests(); }
+
+  /// Registers a pressure callback until the result is destroyed: for spilling, and for caches that can shrink. The
+  /// pool calls `free_some(wanted)` if requests wait and `wanted` bytes are missing. The function runs on `where`,
+  /// never inside a call of the pool, one call at a time, and returns the bytes that it has freed. If it freed any and
+  /// requests still wait, the pool calls it again; otherwise when the next request begins to wait. The function may
+  /// allocate and free, but must not wait for memory of the pool. An exception counts as 0 bytes. Throws
+  /// std::bad_alloc. Any thread.
+  pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
+    return {*state_, where,
+            [free_some = std::move(free_some)](std::size_t wanted, auto&) { return free_some(wanted); }};
+  }
+
+  /// Registers a function that returns an awaitable of the bytes freed, such as task<std::size_t>. It starts on
+  /// `where`; the awaitable decides which thread resumes it. It counts as one call until the bytes are known. It may
+  /// wait for copies, and for memory of another pool: a small one, reserved in advance, that only such functions use.
+  /// Until it ends, no waiting request is preempted or ends as stalled. The destructor of the result waits for this end
+  /// too: it must not run on the thread that resumes the function, nor in the function itself after its first
+  /// suspension.
+  template <std::invocable<std::size_t> F>
+    requires(!std::convertible_to<std::invoke_result_t<F&, std::size_t>, std::size_t>)
+  pressure_callback on_pressure(executor& where, F free_some) {
+    return {*state_, where,
+            [free_some = std::move(free_some)](std::size_t wanted,
+                                               pressure_call& call) mutable -> std::optional<std::size_t> {
+              await_freed(free_some, wanted, call);
+              return std::nullopt;
+            }};
+  }
+
+  /// Blocks the calling thread, `longest` at most, until all work that keeps free memory from going upstream is
+  /// complete. Returns false if the time passed before, or if no event covers a free on a raw stream. The next call on
+  /// that stream, or the end of its thread, then records one. Throws std::bad_alloc.
+  bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
+
+  /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network or map it
+  /// elsewhere. Each pin() needs its own unpin(). Returns false, and pins nothing, if a part is not the pool's. In a
+  /// pool over chunks live memory stays in any case. Any thread.
+  bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
+  void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
+
+  /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
+  /// Pins the page. Needs a pool over pages with `exportable`. Throws what `throw_failure` throws.
+  int export_page(void const* pointer) {
+    auto const made = state_->export_page(pointer);
+    if (!made) throw_failure(made.error());
+    return *made;
+  }
+
+  /// Returns the block, live or free, that holds the address; nullopt if it is not the pool's.
+  std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
+
+  /// Returns the allocations and frees of blocks that held the address, the oldest first, as far as a hardened pool
+  /// remembers them; nothing for other pools. Throws std::bad_alloc. Any thread.
+  std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
+
+  /// Returns a text with one line for each scope that holds memory, the largest first, and for each request that waits,
+  /// in order. It is meant for people, after a request has ended with outcome::stalled. Throws std::bad_alloc. Any
+  /// thread.
+  std::string describe_waiting() const { return state_->describe_waiting(); }
+
+  /// Returns a text that tells which streams hold the memory. The sums of the pool come first, then a line for each
+  /// stream and power of two of block sizes, and the free ranges. It is meant for people, after a request has failed;
+  /// see also pool_options::failure_report. Takes time in proportion to the number of blocks. Throws std::bad_alloc.
+  /// Any thread.
+  std::string describe_memory() const { return state_->describe_memory(); }
+
+  Upstream const& upstream() const noexcept {
+    return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value;
+  }
+  inline pool_options const& options() const noexcept { return state_->engine().options(); }
+
+  /// Copies are the same pool and compare equal.
+  friend bool operator==(Self const& a, Self const& b) noexcept {
+    pool_base const &left = a, &right = b;
+    return left.state_ == right.state_;
+  }
+
+protected:
+  /// Throws what the constructors of pool_resource throw.
+  pool_base(std::unique_ptr<pool_upstream> upstream, pool_options options)
+      : state_{new pool_state{std::move(upstream), std::move(options)}} {}
+
+private:
+  friend base;
+  inline pool_state& state() const noexcept { return *state_; }
+  state_ptr<pool_state> state_;
+};
+
+} // namespace detail
+
+} // namespace gpumem

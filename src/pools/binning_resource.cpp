@@ -1,0 +1,256 @@
+// Finds the bin of a request and of a block, and sums up the bins.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+module gpumem:binning_resource.impl;
+import :binning_resource;
+import :cuda;
+import :device;
+import :error;
+import :fork;
+import :holder;
+import :pointer_set;
+import :services;
+import :shared_state;
+import :stream;
+import :sync;
+import :waiter;
+
+namespace gpumem::detail {
+namespace {
+
+bool is_gpumem(services_handle const& of) noexcept { return of.table->try_allocate_behind != nullptr; }
+
+// Whether the resource can serve a request for `bytes` at all. A resource of another library does not tell it.
+bool can_serve(services_handle const& of, std::size_t bytes) {
+  if (is_gpumem(of)) {
+    auto const now = of.table->read_statistics(of.state);
+    return (!now.limit || bytes <= now.limit) && (!now.largest_block || bytes <= now.largest_block);
+  }
+  auto const host = stream_key::host();
+  auto const block = of.table->try_allocate_keyed(of.state, &host, bytes, 256);
+  if (block) of.table->deallocate_keyed(of.state, &host, *block, bytes, 256);
+  return block.has_value();
+}
+
+// Returns the number of blocks that the request may get.
+std::size_t blocks_of(waiter& item) noexcept {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < item.parts(); ++i) count += item.part(i).bytes > 0;
+  return count;
+}
+
+// Adds the statistics that are sums over the bins.
+void add_to(statistics& sum, statistics const& one) noexcept {
+  sum.live += one.live;
+  sum.allocated += one.allocated;
+  sum.cached += one.cached;
+  sum.reserved += one.reserved;
+  sum.free += one.free;
+  sum.free_ranges += one.free_ranges;
+  sum.free_in_use += one.free_in_use;
+  sum.quarantined += one.quarantined;
+  sum.allocations += one.allocations;
+  sum.frees += one.frees;
+  sum.failures += one.failures;
+  sum.waiting += one.waiting;
+  sum.waiting_bytes += one.waiting_bytes;
+  sum.oldest_wait_ns = std::max(sum.oldest_wait_ns, one.oldest_wait_ns);
+  sum.largest_free = std::max(sum.largest_free, one.largest_free);
+}
+
+} // namespace
+
+expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+  auto const result = services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+  if (!result) return result;
+  if (late_.load(std::memory_order_acquire) && !given_.insert(*result)) {
+    deallocate(key, *result, bytes, alignment);
+    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  }
+  owner_->add_live();
+  return result;
+}
+
+void bin::on_grant(stream_key const&, void* pointer, std::size_t, std::size_t) noexcept {
+  given_.insert_prepared(pointer);
+  owner_->add_live();
+}
+
+void bin::on_refusal(waiter& item) noexcept { given_.cancel(blocks_of(item)); }
+
+// A request that asks again stays in its bin, where its room is prepared.
+bool bin::admit(waiter& item) noexcept {
+  if (!item.has_passed(*this)) {
+    if (!given_.prepare(blocks_of(item))) return false;
+    item.mark_passed(*this);
+  }
+  if (item.add_hook(*this)) return services_.table->admit(services_.state, &item);
+  item.clear_passed(*this);
+  given_.cancel(blocks_of(item));
+  return false;
+}
+
+bool bin::cancel(waiter& item) noexcept {
+  if (!services_.table->cancel_waiter(services_.state, &item)) return false;
+  given_.cancel(blocks_of(item));
+  return true;
+}
+
+binning_state::binning_state(std::unique_ptr<bin> upstream) : device_{device_of(upstream->services())} {
+  upstream->set_owner(*this);
+  upstream->set_early();
+  tables_.push_back(std::make_unique<bin_table const>(bin_table{upstream.get()}));
+  bins_.push_back(std::move(upstream));
+  table_.store(tables_.back().get(), std::memory_order_seq_cst);
+}
+
+// A bin that is published before the first request sees all blocks of its sizes. The order of the two flags makes sure
+// that either that request sees the bin, or this function sees the request.
+void binning_state::add(std::unique_ptr<bin> added) {
+  throw_if_child();
+  if (added->size == 0 || added->size > PTRDIFF_MAX)
+    throw std::invalid_argument{"gpumem: the size of a bin must be 1 to PTRDIFF_MAX bytes"};
+  if (!can_serve(added->services(), added->size))
+    throw std::invalid_argument{"gpumem: the resource of a bin refuses blocks of the bin's size"};
+  sync::lock const held{mutex_};
+  auto next = table();
+  auto const place = std::ranges::lower_bound(next, added->size, {}, &bin::size);
+  if ((*place)->size == added->size)
+    throw std::invalid_argument{"gpumem: the binning_resource has a bin of this size already"};
+  next.insert(place, added.get());
+  added->set_owner(*this);
+  auto made = std::make_unique<bin_table const>(std::move(next));
+  bins_.reserve(bins_.size() + 1);
+  tables_.push_back(std::move(made));
+  bins_.push_back(std::move(added));
+  table_.store(tables_.back().get(), std::memory_order_seq_cst);
+  if (!used_.load(std::memory_order_seq_cst)) bins_.back()->set_early();
+}
+
+bin& binning_state::bin_for(std::size_t bytes) noexcept {
+  return **std::ranges::lower_bound(table(), bytes, {}, &bin::size);
+}
+
+// Returns the bin of all parts of a request; null if there are several.
+bin* binning_state::bin_for(waiter& item) noexcept {
+  for (auto* const each : table()) {
+    if (item.has_passed(*each)) return each;
+  }
+  if (item.asks_for_turn()) return &upstream();
+  auto& first = bin_for(item.part(0).bytes);
+  for (std::size_t i = 1; i < item.parts(); ++i) {
+    if (&bin_for(item.part(i).bytes) != &first) return nullptr;
+  }
+  return &first;
+}
+
+expected<void*, failure> binning_state::try_allocate(stream_key const& key, std::size_t bytes,
+                                                     std::size_t alignment) noexcept {
+  note_request();
+  return bin_for(bytes).try_allocate(key, bytes, alignment);
+}
+
+// The block came from the smallest bin that holds its size and was there when it was allocated.
+void binning_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes,
+                               std::size_t alignment) noexcept {
+  auto const& all = table();
+  auto at = std::ranges::lower_bound(all, bytes, {}, &bin::size);
+  while (!(*at)->forget(pointer)) ++at; // ends at the upstream at the latest
+  (*at)->deallocate(key, pointer, bytes, alignment);
+  drop_live(); // may destroy the state
+}
+
+bool binning_state::admit(waiter& item) noexcept {
+  note_request();
+  auto* const in = bin_for(item);
+  if (in && in->services().table->admit) return in->admit(item);
+  item.complete(item.allocate_parts(
+      [this](request_part const& one) -> expected<void*, failure> {
+        auto const key = one.stream.queueing_as(queueing::none);
+        if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
+        return bin_for(one.bytes).try_allocate(key, one.bytes, one.alignment);
+      },
+      [this](request_part const& one) { deallocate(one.stream, one.pointer, one.bytes, one.alignment); }));
+  return false;
+}
+
+bool binning_state::cancel_waiter(waiter& item) noexcept {
+  if (forked()) return false;
+  for (auto* const each : table()) {
+    if (item.has_passed(*each)) return each->cancel(item);
+  }
+  return false;
+}
+
+void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {
+  for (auto* const each : table()) {
+    auto const& services = each->services();
+    if (services.table->on_holder_event) services.table->on_holder_event(services.state, &unit, what);
+  }
+}
+
+// Memory that a bin inside the upstream gives back counts only when the upstream gives it back too.
+std::size_t binning_state::trim(std::size_t keep) {
+  std::size_t given = 0;
+  for (auto* const each : table()) {
+    auto const trimmed = each->services().table->trim(each->services().state, keep);
+    given += each->is_inside() ? 0 : trimmed;
+  }
+  return given;
+}
+
+statistics binning_state::read_statistics() {
+  if (forked()) return {};
+  auto const& outer = upstream().services();
+  auto sum = outer.table->read_statistics(outer.state);
+  for (auto* const each : table()) {
+    auto const& services = each->services();
+    if (services.state == outer.state) continue; // the upstream, or a bin that goes there
+    auto one = services.table->read_statistics(services.state);
+    if (each->is_inside()) {
+      sum.live -= std::min(sum.live, one.reserved);
+      sum.allocated -= std::min(sum.allocated, one.reserved);
+      sum.allocations -= std::min(sum.allocations, one.upstream_allocations);
+      sum.frees -= std::min(sum.frees, one.upstream_frees);
+      one.reserved = 0;
+    }
+    add_to(sum, one);
+  }
+  return sum;
+}
+
+// The upstream comes last: it takes the chunks of bins inside it for live blocks.
+bool binning_state::record_use(void* pointer, stream_ref stream) {
+  throw_if_child();
+  for (auto* const each : table()) {
+    if (each->record_use(pointer, stream)) return true;
+  }
+  return false;
+}
+
+std::vector<std::size_t> binning_state::sizes() const {
+  std::vector<std::size_t> found;
+  for (auto const* const each : table()) {
+    if (each->size != SIZE_MAX) found.push_back(each->size);
+  }
+  return found;
+}
+
+void check_exponents(binning_options const& options) {
+  bool const none = options.max_exponent < options.min_exponent;
+  if (options.min_exponent < 0 || options.max_exponent > 62)
+    throw std::invalid_argument{"gpumem: the exponents of a binning_resource must be 0 to 62"};
+  if (!none && options.blocks_per_chunk == 0)
+    throw std::invalid_argument{"gpumem: the chunks of a binning_resource's bins must have a block at least"};
+}
+
+} // namespace gpumem::detail

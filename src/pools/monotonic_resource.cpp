@@ -1,0 +1,191 @@
+// Gives out memory of regions, and frees the regions at a reset.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/pool_options.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+module gpumem:monotonic_resource.impl;
+import :monotonic_resource;
+import :block;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :fork;
+import :misuse;
+import :pool_base;
+import :pool_engine;
+import :pool_upstream;
+import :reuse_rules;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+pool_options checked(monotonic_options options) {
+  if (options.region_size == 0 || options.region_size > PTRDIFF_MAX / 4)
+    throw std::invalid_argument{"gpumem: the region_size of a monotonic_resource must be 1 byte to 2 EiB"};
+  if (options.pool.limit)
+    throw std::invalid_argument{"gpumem: the pool of a monotonic_resource gets its limit from `limit`"};
+  options.pool.limit = options.limit;
+  if (!options.pool.chunk_size) options.pool.chunk_size = options.region_size;
+  return std::move(options.pool);
+}
+
+} // namespace
+
+monotonic_state::monotonic_state(std::unique_ptr<pool_upstream> upstream, monotonic_options options)
+    : region_size_{options.region_size}, pool_{new pool_state{std::move(upstream), checked(std::move(options))}} {}
+
+void monotonic_state::add_handle() noexcept {
+  sync::lock const held{mutex_};
+  ++handles_;
+}
+
+// Does nothing in a forked child: the memory belongs to the parent.
+void monotonic_state::drop_handle() noexcept {
+  if (forked()) return;
+  {
+    sync::lock const held{mutex_};
+    --handles_;
+  }
+  end_if_unused();
+}
+
+// Frees the regions in the order of the streams that they were allocated on. Uses on other streams were recorded.
+void monotonic_state::end_if_unused() noexcept {
+  {
+    sync::lock const held{mutex_};
+    if (handles_ > 0 || live_blocks_ > 0) return;
+    for (auto const& each : regions_) pool_->deallocate(each.home, each.base, each.bytes, granule);
+    regions_.clear();
+  }
+  delete this;
+}
+
+expected<void*, failure> monotonic_state::try_allocate(stream_key const& key, std::size_t bytes,
+                                                       std::size_t alignment) noexcept {
+  {
+    sync::lock const held{mutex_};
+    if (!regions_.empty()) {
+      if (auto* const taken = take(regions_.back(), key, bytes, alignment)) return taken;
+    }
+  }
+  auto const result = grow(key, bytes, alignment);
+  if (result) return result;
+  sync::lock const held{mutex_};
+  ++counts_.failures;
+  return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
+}
+
+// Takes the bytes off a region; null if they do not fit, or if the stream cannot be ordered after its allocation. The
+// host can only be given memory whose allocation the host has seen complete.
+void* monotonic_state::take(region& from, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(from.base) + from.used;
+  auto const padding = (0 - address) & (std::max(alignment, granule) - 1);
+  if (padding > from.largest() || bytes > from.largest() - padding) return nullptr;
+  if (key.is_host() ? !from.origin.completed() : !reuse_rules::wait_for(from.origin, key)) return nullptr;
+  from.used += padding + bytes;
+  ++live_blocks_;
+  ++counts_.allocations;
+  counts_.live += bytes;
+  counts_.peak_live = std::max(counts_.peak_live, counts_.live);
+  return reinterpret_cast<void*>(address + padding);
+}
+
+// Allocates a region without the lock, since the upstream may be slow. A region that another thread has added meanwhile
+// stays too.
+expected<void*, failure> monotonic_state::grow(stream_key const& key, std::size_t bytes,
+                                               std::size_t alignment) noexcept {
+  auto const size = std::max(region_size_, bytes);
+  auto const start = std::max(alignment, granule);
+  auto const drawn = pool_->try_allocate(key, size, start);
+  if (!drawn) return drawn;
+  try {
+    key.timeline().prepare();
+    region fresh{static_cast<char*>(*drawn), size, 0, key.by_identity(), {}};
+    if (!key.is_host()) {
+      auto const recorded = key.has_handle() ? key.timeline().record_at_free(key.handle()) : epoch{0};
+      fresh.origin.assign({&key.timeline(), recorded ? recorded : key.end_use(size, true)});
+    }
+    sync::lock const held{mutex_};
+    regions_.push_back(fresh);
+    return take(regions_.back(), key, bytes, alignment);
+  } catch (...) { // the host is out of memory
+    pool_->deallocate(key, *drawn, size, start);
+    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  }
+}
+
+monotonic_state::region const* monotonic_state::find(void const* pointer) const noexcept {
+  auto const found = std::ranges::find_if(
+      regions_, [&](region const& each) { return pointer >= each.base && pointer < each.base + each.used; });
+  return found == regions_.end() ? nullptr : &*found;
+}
+
+// Records the stream's use, so that the end of the region need not be ordered after it. If that fails, the host waits.
+void monotonic_state::record_use(region const& of, stream_key const& key) noexcept {
+  if (key.is_host() || key == of.home || key.capturing()) return;
+  try {
+    pool_->record_use(key, of.base);
+  } catch (...) { static_cast<void>(key.wait_on_host()); }
+}
+
+void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+  auto wrong = misuse::kind::foreign_pointer;
+  bool freed = false;
+  {
+    sync::lock const held{mutex_};
+    auto const* const in = find(pointer);
+    if (in && live_blocks_ > 0 && bytes <= counts_.live) {
+      record_use(*in, key);
+      --live_blocks_;
+      ++counts_.frees;
+      counts_.live -= bytes;
+      freed = true;
+    } else if (in) {
+      wrong = misuse::kind::double_free;
+    }
+  }
+  if (freed) return end_if_unused();
+  report_misuse({wrong, pointer, bytes, 0, key.id(), pool_->engine().options().name.c_str()});
+}
+
+void monotonic_state::reset(stream_key const& key) noexcept {
+  if (!driver_alive()) return;
+  sync::lock const held{mutex_};
+  for (auto const& each : regions_) pool_->deallocate(key, each.base, each.bytes, granule);
+  regions_.clear();
+  counts_.frees += live_blocks_;
+  counts_.live = 0;
+  live_blocks_ = 0;
+}
+
+statistics monotonic_state::read_statistics() {
+  if (forked()) return {};
+  auto now = pool_->read_statistics();
+  sync::lock const held{mutex_};
+  now.live = counts_.live;
+  now.peak_live = counts_.peak_live;
+  now.allocations = counts_.allocations;
+  now.frees = counts_.frees;
+  now.failures = counts_.failures;
+  return now;
+}
+
+void reset_monotonic(monotonic_state& state, stream_ref stream) {
+  throw_if_child();
+  auto const where = state.where();
+  state.reset(where ? identify(stream, *where) : identify(stream));
+}
+
+} // namespace gpumem::detail
