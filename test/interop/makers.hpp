@@ -116,8 +116,4 @@ using resources = testing::Types<
     hardened<async>, hardened<second_device>, hardened<managed>, hardened<host>, pool<hardened<cuda>>,
     statistics<hardened<pinned>>, checked<hardened<cuda>>, checked<hardened<async>>>;
 
-struct names {
-  template <class Maker> static std::string GetName(int index) { return std::to_string(index) + "_" + Maker::name; }
-};
-
 } // namespace makers
