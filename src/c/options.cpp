@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,13 +22,6 @@ using namespace std::string_view_literals;
 
 [[noreturn]] void refuse(std::string_view option, std::string const& why) {
   throw std::invalid_argument{"gpumem: the option '" + std::string{option} + "' " + why};
-}
-
-std::string_view trimmed(std::string_view text) noexcept {
-  constexpr auto blanks = " \t\r\n"sv;
-  auto const first = text.find_first_not_of(blanks);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(blanks) - first + 1);
 }
 
 std::size_t size_of(std::string_view option, std::string_view value) {
@@ -60,21 +55,46 @@ struct known_option {
   void (*set)(pool_options& options, std::string_view name, std::string_view value);
 };
 
+unsigned count_of(std::string_view option, std::string_view value) {
+  unsigned count = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
+  if (error == std::errc{} && end == value.data() + value.size()) return count;
+  refuse(option, "must be a whole number, not '" + std::string{value} + "'");
+}
+
+std::chrono::nanoseconds time_of(std::string_view option, std::string_view value) {
+  constexpr double longest = 31'536'000; // seconds, a year: no clock overflows if that is added
+  double seconds = 0;
+  auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+  bool const whole = error == std::errc{} && std::string_view{end, value.data() + value.size()} == "s"sv;
+  if (whole && seconds >= 0 && seconds <= longest)
+    return std::chrono::nanoseconds{static_cast<std::int64_t>(seconds * 1e9)};
+  refuse(option, "must be a time of at most a year, not '" + std::string{value} + "'; write 1.5s");
+}
+
 constexpr std::array known_options{
+    known_option{"chunk_size"sv, [](pool_options& o, auto name, auto v) { o.chunk_size = size_of(name, v); }},
     known_option{"cross_stream"sv,
                  [](pool_options& o, auto name, auto v) { o.cross_stream = reuse_policy_of(name, v); }},
     known_option{"effort"sv, [](pool_options& o, auto name, auto v) { o.effort = share_of(name, v); }},
+    known_option{"failure_report"sv, [](pool_options& o, auto, auto v) { o.failure_report = v; }},
     known_option{"guard"sv, [](pool_options& o, auto name, auto v) { o.hardened.guard = size_of(name, v); }},
     known_option{"hardened"sv, [](pool_options& o, auto name, auto v) { o.hardened.enabled = switch_of(name, v); }},
     known_option{"history"sv, [](pool_options& o, auto name, auto v) { o.hardened.history = size_of(name, v); }},
     known_option{"initial_size"sv, [](pool_options& o, auto name, auto v) { o.initial_size = size_of(name, v); }},
+    known_option{"largest_block"sv, [](pool_options& o, auto name, auto v) { o.largest_block = size_of(name, v); }},
     known_option{"limit"sv, [](pool_options& o, auto name, auto v) { o.limit = size_of(name, v); }},
+    known_option{"max_overtakes"sv, [](pool_options& o, auto name, auto v) { o.max_overtakes = count_of(name, v); }},
     known_option{"name"sv, [](pool_options& o, auto, auto v) { o.name = v; }},
     known_option{"pages"sv, [](pool_options& o, auto name, auto v) { o.pages = switch_of(name, v); }},
     known_option{"poison"sv, [](pool_options& o, auto name, auto v) { o.hardened.poison = size_of(name, v); }},
     known_option{"quarantine"sv, [](pool_options& o, auto name, auto v) { o.hardened.quarantine = size_of(name, v); }},
     known_option{"release_threshold"sv,
                  [](pool_options& o, auto name, auto v) { o.release_threshold = size_of(name, v); }},
+    known_option{"shard_per_thread"sv,
+                 [](pool_options& o, auto name, auto v) { o.shard_per_thread = switch_of(name, v); }},
+    known_option{"smallest_block"sv, [](pool_options& o, auto name, auto v) { o.smallest_block = size_of(name, v); }},
+    known_option{"stall_timeout"sv, [](pool_options& o, auto name, auto v) { o.stall_timeout = time_of(name, v); }},
 };
 using seen_options = std::array<bool, known_options.size()>;
 
@@ -97,6 +117,17 @@ void read_option(std::string_view text, pool_options& options, seen_options& see
 }
 
 } // namespace
+
+std::string_view trimmed(std::string_view text) noexcept {
+  constexpr auto blanks = " \t\r\n"sv;
+  auto const first = text.find_first_not_of(blanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(blanks) - first + 1);
+}
+
+bool is_option(std::string_view name) noexcept {
+  return std::ranges::find(known_options, name, &known_option::name) != known_options.end();
+}
 
 pool_options parse_options(std::string_view text, pool_options options) {
   if (trimmed(text).empty()) return options;

@@ -12,4 +12,10 @@ namespace gpumem::c {
 /// with a text that names the option.
 pool_options parse_options(std::string_view text, pool_options options = {});
 
+/// Whether a pool has an option of that name.
+bool is_option(std::string_view name) noexcept;
+
+/// Returns the text without blanks at its ends.
+std::string_view trimmed(std::string_view text) noexcept;
+
 } // namespace gpumem::c

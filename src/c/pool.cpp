@@ -10,22 +10,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "failure.hpp"
-#include "options.hpp"
+#include "stack.hpp"
 
 import gpumem;
 
+#include "held_pool.hpp"
+
 using gpumem::c::outcome_of;
 using gpumem::c::refuse;
-
-struct gpumem_pool {
-  std::atomic<std::size_t> references{1};
-  gpumem::pool_resource<gpumem::cuda_resource> resource;
-
-  gpumem_pool(gpumem::device where, gpumem::pool_options options) : resource{where, std::move(options)} {}
-};
 
 namespace {
 
@@ -72,15 +69,16 @@ gpumem_statistics outside(gpumem::statistics const& f) noexcept {
           f.reuse_thread_cache};
 }
 
-gpumem_block outside(gpumem::block_info const& b) noexcept {
+gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
   return {sizeof(gpumem_block), b.base, b.bytes, b.allocated, b.stream, b.live};
 }
 
 } // namespace
 
-gpumem_pool* gpumem::c::make_pool(int device, pool_options options) {
+std::unique_ptr<gpumem_pool> gpumem::c::make_plain_pool(int device, pool_options options) {
   catch_misuse();
-  return new gpumem_pool{gpumem::device{device}, std::move(options)};
+  return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
+      pool_resource{gpumem::device{device}, std::move(options)});
 }
 
 uint32_t gpumem_version(void) noexcept {
@@ -97,7 +95,7 @@ char const* gpumem_last_error(void) noexcept { return gpumem::c::last_sentence()
 
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) noexcept {
   if (!pool) return refuse("gpumem_make_pool", "the out-pointer is NULL");
-  return outcome_of([&] { *pool = gpumem::c::make_pool(device, gpumem::c::parse_options(options ? options : "")); });
+  return outcome_of([&] { *pool = gpumem::c::make_stack(device, options ? options : "").release(); });
 }
 
 gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
@@ -116,40 +114,40 @@ gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, si
                                void** pointer) noexcept {
   if (!pool) return refuse("gpumem_allocate", no_pool);
   if (!pointer) return refuse("gpumem_allocate", "the out-pointer is NULL");
-  return outcome_of([&] { *pointer = pool->resource.allocate(stream_of(stream), bytes, alignment); });
+  return outcome_of([&] { *pointer = pool->allocate(stream_of(stream), bytes, alignment); });
 }
 
 gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) noexcept {
   if (!pool) return refuse("gpumem_free", no_pool);
-  return outcome_of([&] { pool->resource.deallocate(stream_of(stream), pointer); });
+  return outcome_of([&] { pool->free(stream_of(stream), pointer, std::nullopt); });
 }
 
 gpumem_outcome gpumem_free_sized(gpumem_pool* pool, void* stream, void* pointer, size_t bytes) noexcept {
   if (!pool) return refuse("gpumem_free_sized", no_pool);
-  return outcome_of([&] { pool->resource.deallocate(stream_of(stream), pointer, bytes); });
+  return outcome_of([&] { pool->free(stream_of(stream), pointer, bytes); });
 }
 
 gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alignment, void** pointer) noexcept {
   if (!pool) return refuse("gpumem_allocate_sync", no_pool);
   if (!pointer) return refuse("gpumem_allocate_sync", "the out-pointer is NULL");
-  return outcome_of([&] { *pointer = pool->resource.allocate_sync(bytes, alignment); });
+  return outcome_of([&] { *pointer = pool->allocate_sync(bytes, alignment); });
 }
 
 gpumem_outcome gpumem_free_sync(gpumem_pool* pool, void* pointer, size_t bytes) noexcept {
   if (!pool) return refuse("gpumem_free_sync", no_pool);
-  return outcome_of([&] { pool->resource.deallocate_sync(pointer, bytes); });
+  return outcome_of([&] { pool->free_sync(pointer, bytes); });
 }
 
 gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream) noexcept {
   if (!pool) return refuse("gpumem_record_use", no_pool);
-  return outcome_of([&] { pool->resource.record_use(pointer, stream_of(stream)); });
+  return outcome_of([&] { pool->record_use(pointer, stream_of(stream)); });
 }
 
 gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) noexcept {
   if (!pool) return refuse("gpumem_synchronize", no_pool);
   constexpr std::uint64_t longest = 3'600'000'000'000; // an hour: no clock overflows if that is added
   return outcome_of([&] {
-    if (pool->resource.synchronize(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
+    if (pool->synchronize(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
     gpumem::extend::throw_failure({gpumem::outcome::deadline, 0, 0});
   });
 }
@@ -157,14 +155,14 @@ gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) noexc
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) noexcept {
   if (!pool) return refuse("gpumem_trim", no_pool);
   if (!given_back) return refuse("gpumem_trim", "the out-pointer is NULL");
-  return outcome_of([&] { *given_back = pool->resource.trim(keep); });
+  return outcome_of([&] { *given_back = pool->trim(keep); });
 }
 
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) noexcept {
   if (!pool) return refuse("gpumem_read_statistics", no_pool);
   if (!statistics) return refuse("gpumem_read_statistics", "the out-pointer is NULL");
   bool copied = false;
-  auto const outcome = outcome_of([&] { copied = copy_known(outside(pool->resource.statistics()), statistics); });
+  auto const outcome = outcome_of([&] { copied = copy_known(outside(pool->statistics()), statistics); });
   if (outcome != GPUMEM_GRANTED || copied) return outcome;
   return refuse("gpumem_read_statistics", "the size in the statistics is too small: write sizeof(gpumem_statistics)");
 }
@@ -173,8 +171,7 @@ gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block*
   if (!pool) return refuse("gpumem_find", no_pool);
   if (!block) return refuse("gpumem_find", "the out-pointer is NULL");
   bool copied = false;
-  auto const outcome = outcome_of(
-      [&] { copied = copy_known(outside(pool->resource.find(pointer).value_or(gpumem::block_info{})), block); });
+  auto const outcome = outcome_of([&] { copied = copy_known(outside(pool->find(pointer)), block); });
   if (outcome != GPUMEM_GRANTED || copied) return outcome;
   return refuse("gpumem_find", "the size in the block is too small: write sizeof(gpumem_block)");
 }

@@ -1,13 +1,53 @@
-// Makes a pool of the C ABI from options that were already parsed.
+// The pool of the C ABI behind one interface, whichever resources it is made of.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <gpumem/gpumem.h>
 #include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+#include <gpumem/statistics.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+/// The pool to which a C caller has a pointer. Its functions throw exceptions that outcome_of() makes outcomes of. Any thread.
+struct gpumem_pool {
+  /// The block in which a pointer lies; as gpumem::block_info, which belongs to the module.
+  struct found_block {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+    std::size_t allocated = 0;
+    std::uint64_t stream = 0;
+    bool live = false;
+  };
+
+  gpumem_pool() = default;
+  gpumem_pool(gpumem_pool const&) = delete;
+  gpumem_pool& operator=(gpumem_pool const&) = delete;
+  virtual ~gpumem_pool() = default;
+
+  virtual void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
+  /// Without `bytes` any size is right.
+  virtual void free(cuda::stream_ref stream, void* pointer, std::optional<std::size_t> bytes) = 0;
+  virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
+  virtual void free_sync(void* pointer, std::size_t bytes) = 0;
+  virtual void record_use(void* pointer, cuda::stream_ref stream) = 0;
+  /// Returns false if the time has passed.
+  virtual bool synchronize(std::chrono::nanoseconds longest) = 0;
+  virtual std::size_t trim(std::size_t keep) = 0;
+  virtual gpumem::statistics statistics() = 0;
+  virtual found_block find(void const* pointer) = 0;
+
+  std::atomic<std::size_t> references{1};
+};
 
 namespace gpumem::c {
 
-/// Returns a pool whose one reference the caller owns. Throws what the pool's constructor throws.
-gpumem_pool* make_pool(int device, pool_options options);
+/// Returns a pool over a device's virtual pages, or over chunks. Throws what the pool's constructor throws.
+std::unique_ptr<gpumem_pool> make_plain_pool(int device, pool_options options);
 
 } // namespace gpumem::c

@@ -15,7 +15,8 @@
 
 #include "failure.hpp"
 #include "options.hpp"
-#include "pool.hpp"
+#include "stack.hpp"
+#include "stack_text.hpp"
 
 import gpumem;
 
@@ -85,7 +86,7 @@ bool torch_pools::any_made() const noexcept {
 
 void torch_pools::configure(char const* options) {
   auto text = options ? std::string{options} : text_of_environment();
-  parse_options(text); // throws now if the text is wrong
+  check_stack(text); // throws now if the text is wrong
   support::scoped_lock const held{mutex_};
   if (any_made()) throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
   options_ = std::move(text);
@@ -117,14 +118,17 @@ gpumem_pool* torch_pools::make(int device) {
   if (auto* const pool = made(device)) return pool;
   pool_options options;
   options.name = "torch cuda:" + std::to_string(device);
-  options = parse_options(options_ ? *options_ : text_of_environment(), options);
+  auto text = options_ ? *options_ : text_of_environment();
+  bool const stack = layer_text::describes_stack(text);
+  if (!stack) options = parse_options(text, options);
   if (fractions_[slot] > 0) {
     auto const share_limit = share(fractions_[slot], gpumem::device{device}.memory().total);
+    if (stack) text = "limiting(" + text + ",limit=" + std::to_string(share_limit) + ")";
     options.limit = options.limit ? std::min(options.limit, share_limit) : share_limit;
   }
-  auto* const pool = make_pool(device, std::move(options));
-  pools_[slot].store(pool, std::memory_order_release);
-  return pool;
+  auto pool = stack ? make_stack(device, text, options) : make_plain_pool(device, std::move(options));
+  pools_[slot].store(pool.get(), std::memory_order_release);
+  return pool.release();
 }
 
 void* torch_pools::allocate(std::size_t bytes, int device, void* stream) {

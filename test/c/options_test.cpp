@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,7 +25,9 @@ constexpr std::size_t mib = std::size_t{1} << 20;
 TEST(c_options_read, every_option_is_read) {
   auto const read = parse_options("initial_size=1MiB, limit=2GiB, release_threshold=3MiB, effort=0.1, pages=off,"
                                   "cross_stream=completed, name=all of them, hardened=on, guard=512, quarantine=4KiB,"
-                                  "poison=5KiB, history=6");
+                                  "poison=5KiB, history=6, chunk_size=7MiB, smallest_block=8KiB, largest_block=9MiB,"
+                                  "failure_report=/tmp/report, max_overtakes=3, shard_per_thread=on,"
+                                  "stall_timeout=1.5s");
   EXPECT_EQ(read.initial_size, mib);
   EXPECT_EQ(read.limit, 2048 * mib);
   EXPECT_EQ(read.release_threshold, 3 * mib);
@@ -37,6 +40,13 @@ TEST(c_options_read, every_option_is_read) {
   EXPECT_EQ(read.hardened.quarantine, 4096u);
   EXPECT_EQ(read.hardened.poison, 5120u);
   EXPECT_EQ(read.hardened.history, 6u);
+  EXPECT_EQ(read.chunk_size, 7 * mib);
+  EXPECT_EQ(read.smallest_block, 8192u);
+  EXPECT_EQ(read.largest_block, 9 * mib);
+  EXPECT_EQ(read.failure_report, "/tmp/report");
+  EXPECT_EQ(read.max_overtakes, 3u);
+  EXPECT_TRUE(read.shard_per_thread);
+  EXPECT_EQ(read.stall_timeout, std::chrono::milliseconds{1500});
 }
 
 TEST(c_options_read, options_that_are_not_named_keep_their_values) {
@@ -114,8 +124,10 @@ TEST_F(c_options, pool_allocates_chunks_if_its_limit_is_below_a_page) {
 }
 
 TEST_F(c_options, unknown_options_are_refused) {
-  expect_refused("limt=8GiB", "'limt' is unknown; the options are cross_stream, effort, guard, hardened, history, "
-                              "initial_size, limit, name, pages, poison, quarantine, release_threshold");
+  expect_refused("limt=8GiB",
+                 "'limt' is unknown; the options are chunk_size, cross_stream, effort, failure_report, guard, "
+                 "hardened, history, initial_size, largest_block, limit, max_overtakes, name, pages, "
+                 "poison, quarantine, release_threshold, shard_per_thread, smallest_block, stall_timeout");
   expect_refused("page=off", "'page' is unknown");
   expect_refused("=3", "'' is unknown");
   expect_refused("limit", "'limit' has no value");
@@ -152,6 +164,13 @@ TEST_F(c_options, effort_outside_0_to_1_is_refused) {
                      ("'effort' must be a number from 0 to 1, not '" + std::string{text} + "'").c_str());
     }
   }
+}
+
+TEST_F(c_options, malformed_counts_and_times_are_refused) {
+  for (auto const* text : {"-1", "1.5", "x", "99999999999"})
+    expect_refused(("max_overtakes=" + std::string{text}).c_str(), "'max_overtakes' must be a whole number");
+  for (auto const* text : {"1", "1ms", "-1s", "nans", "1e9s", "s"})
+    expect_refused(("stall_timeout=" + std::string{text}).c_str(), "'stall_timeout' must be a time of at most a year");
 }
 
 TEST_F(c_options, contradicting_options_are_refused) {

@@ -1,0 +1,93 @@
+// Records the blocks of a stack.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <cuda.h>
+
+import gpumem;
+
+#include "held_pool.hpp"
+
+namespace gpumem::c {
+
+void* recorded_pool::keep(void* pointer, record block) {
+  if (!pointer) return nullptr;
+  support::scoped_lock const held{mutex_};
+  live_.insert_or_assign(pointer, std::move(block));
+  return pointer;
+}
+
+// Removes the record, before the block is freed and another thread may get its address.
+recorded_pool::records::node_type recorded_pool::take(void* pointer, std::optional<std::size_t> bytes) {
+  support::scoped_lock const held{mutex_};
+  auto const found = live_.find(pointer);
+  if (found == live_.end()) throw std::invalid_argument{"gpumem: the pointer is not live in the pool"};
+  if (bytes && *bytes != found->second.bytes) {
+    throw std::invalid_argument{"gpumem: the block has " + std::to_string(found->second.bytes) + " bytes, not " +
+                                std::to_string(*bytes)};
+  }
+  return live_.extract(found);
+}
+
+void* recorded_pool::allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  auto* const pointer = resource_.allocate(stream, bytes, alignment);
+  try {
+    return keep(pointer, {bytes, pointer ? extend::identify(stream, device_).id() : 0, {}});
+  } catch (...) {
+    resource_.deallocate(stream, pointer, bytes, alignment);
+    throw;
+  }
+}
+
+void recorded_pool::free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) {
+  if (!pointer) return;
+  auto const block = take(pointer, bytes);
+  for (auto const& use : block.mapped().uses) use.make_wait(stream);
+  resource_.deallocate(stream, pointer, block.mapped().bytes, GPUMEM_ALIGNMENT);
+}
+
+void* recorded_pool::allocate_sync(std::size_t bytes, std::size_t alignment) {
+  auto* const pointer = resource_.allocate_sync(bytes, alignment);
+  try {
+    return keep(pointer, {bytes, 0, {}});
+  } catch (...) {
+    resource_.deallocate_sync(pointer, bytes, alignment);
+    throw;
+  }
+}
+
+void recorded_pool::free_sync(void* pointer, std::size_t bytes) {
+  if (!pointer) return;
+  take(pointer, bytes);
+  resource_.deallocate_sync(pointer, bytes, GPUMEM_ALIGNMENT);
+}
+
+void recorded_pool::record_use(void* pointer, stream_ref stream) {
+  if (!pointer) return;
+  event use{device_};
+  use.record(stream);
+  support::scoped_lock const held{mutex_};
+  auto const found = live_.find(pointer);
+  if (found == live_.end()) throw std::invalid_argument{"gpumem: the pointer is not live in the pool"};
+  found->second.uses.push_back(std::move(use));
+}
+
+bool recorded_pool::synchronize(std::chrono::nanoseconds) {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena can be synchronized, not a stack over one"};
+}
+
+gpumem_pool::found_block recorded_pool::find(void const* pointer) {
+  support::scoped_lock const held{mutex_};
+  auto const found = live_.lower_bound(pointer); // the greatest address up to the pointer
+  if (found == live_.end()) return {};
+  auto* const base = static_cast<char const*>(found->first);
+  if (static_cast<char const*>(pointer) - base >= static_cast<std::ptrdiff_t>(found->second.bytes)) return {};
+  return {const_cast<char*>(base), found->second.bytes, found->second.bytes, found->second.stream, true};
+}
+
+} // namespace gpumem::c

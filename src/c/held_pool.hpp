@@ -1,0 +1,78 @@
+// Pools of the C ABI over resources of the module. Include it after `import gpumem;`.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "pool.hpp"
+
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "../support/guarded_mutex.hpp"
+
+namespace gpumem::c {
+
+/// A pool that knows its blocks.
+template <class R> class held_pool final : public gpumem_pool {
+public:
+  explicit held_pool(R resource) : resource_{std::move(resource)} {}
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+    return resource_.allocate(stream, bytes, alignment);
+  }
+  void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override {
+    bytes ? resource_.deallocate(stream, pointer, *bytes) : resource_.deallocate(stream, pointer);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) override {
+    return resource_.allocate_sync(bytes, alignment);
+  }
+  void free_sync(void* pointer, std::size_t bytes) override { resource_.deallocate_sync(pointer, bytes); }
+  void record_use(void* pointer, stream_ref stream) override { resource_.record_use(pointer, stream); }
+  bool synchronize(std::chrono::nanoseconds longest) override { return resource_.synchronize(longest); }
+  std::size_t trim(std::size_t keep) override { return resource_.trim(keep); }
+  gpumem::statistics statistics() override { return resource_.statistics(); }
+  found_block find(void const* pointer) override {
+    auto const found = resource_.find(pointer);
+    return found ? found_block{found->base, found->bytes, found->allocated, found->stream, found->live} : found_block{};
+  }
+
+private:
+  R resource_;
+};
+
+/// A stack whose outermost resource does not know its blocks: this class records them. A use that another stream has
+/// recorded is an event, for which the stream of the free waits.
+class recorded_pool final : public gpumem_pool {
+public:
+  recorded_pool(int ordinal, any_pool resource) : device_{ordinal}, resource_{std::move(resource)} {}
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override;
+  void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override;
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
+  void free_sync(void* pointer, std::size_t bytes) override;
+  void record_use(void* pointer, stream_ref stream) override;
+  /// Throws std::invalid_argument: only a pool can be synchronized.
+  bool synchronize(std::chrono::nanoseconds longest) override;
+  std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
+  gpumem::statistics statistics() override { return statistics_of(resource_); }
+  found_block find(void const* pointer) override;
+
+private:
+  struct record {
+    std::size_t bytes;
+    std::uint64_t stream; // id; 0: the host
+    std::vector<event> uses;
+  };
+  using records = std::map<void const*, record, std::greater<>>;
+
+  void* keep(void* pointer, record block);
+  records::node_type take(void* pointer, std::optional<std::size_t> bytes);
+
+  gpumem::device device_;
+  any_pool resource_;
+  support::guarded_mutex mutex_;
+  records live_ __attribute__((guarded_by(mutex_)));
+};
+
+} // namespace gpumem::c

@@ -1,0 +1,230 @@
+// Makes each layer of a stack from its text.
+// SPDX-License-Identifier: Apache-2.0
+#include "stack.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <cuda.h>
+
+#include "failure.hpp"
+#include "options.hpp"
+#include "size.hpp"
+#include "stack_text.hpp"
+
+import gpumem;
+
+#include "held_pool.hpp"
+
+namespace gpumem::c {
+namespace {
+
+[[noreturn]] void refuse_layer(layer_text const& layer, std::string const& why) {
+  throw std::invalid_argument{"gpumem: the resource '" + layer.name() + "' " + why};
+}
+
+// The values of one layer's options.
+class option_values {
+public:
+  explicit option_values(layer_text& layer) noexcept : layer_{layer} {}
+
+  std::size_t size(std::string_view name, std::size_t usual) {
+    auto const value = layer_.take(name);
+    if (!value) return usual;
+    if (auto const bytes = parse_size(*value)) return *bytes;
+    refuse_layer(layer_, "needs a size for '" + std::string{name} + "', not '" + *value + "'");
+  }
+  std::size_t needed_size(std::string_view name) {
+    auto const value = size(name, 0);
+    if (value == 0) refuse_layer(layer_, "needs the option '" + std::string{name} + "'");
+    return value;
+  }
+  template <class Number> Number number(std::string_view name, Number usual) {
+    auto const value = layer_.take(name);
+    if (!value) return usual;
+    Number result{};
+    auto const [end, error] = std::from_chars(value->data(), value->data() + value->size(), result);
+    if (error == std::errc{} && end == value->data() + value->size()) return result;
+    refuse_layer(layer_, "needs a number for '" + std::string{name} + "', not '" + *value + "'");
+  }
+  std::string text(std::string_view name) {
+    auto value = layer_.take(name);
+    if (!value) refuse_layer(layer_, "needs the option '" + std::string{name} + "'");
+    return *std::move(value);
+  }
+
+private:
+  layer_text& layer_;
+};
+
+any_pool make_layer(int device, layer_text layer);
+
+// Returns the one resource in the parentheses.
+any_pool upstream_of(int device, layer_text const& layer) {
+  if (layer.inner().size() == 1) return make_layer(device, layer.inner().front());
+  refuse_layer(layer, "needs one resource in its parentheses");
+}
+
+// A pool without a resource in its parentheses gets its memory by cudaMalloc.
+any_pool upstream_or_cuda(int device, layer_text const& layer) {
+  return layer.inner().empty() ? any_pool{cuda_resource{gpumem::device{device}}} : upstream_of(device, layer);
+}
+
+fixed_size_resource<any_pool> make_fixed(int device, layer_text layer) {
+  option_values values{layer};
+  fixed_size_options options;
+  options.block_size = values.needed_size("block_size");
+  options.blocks_per_chunk = values.number("blocks_per_chunk", options.blocks_per_chunk);
+  options.pool = parse_options(layer.rest(), options.pool);
+  return fixed_size_resource<any_pool>{upstream_or_cuda(device, layer), std::move(options)};
+}
+
+arena_resource<any_pool> make_arena(int device, layer_text layer) {
+  option_values values{layer};
+  arena_options options;
+  options.arena_size = values.size("arena_size", options.arena_size);
+  options.max_arenas = values.number("max_arenas", options.max_arenas);
+  options.pool = parse_options(layer.rest(), options.pool);
+  return arena_resource<any_pool>{upstream_or_cuda(device, layer), std::move(options)};
+}
+
+// One bin of `bins`: a size, a colon, and `fixed`, `upstream` or a resource.
+void add_bin(int device, binning_resource<any_pool>& to, layer_text const& layer, std::string_view text) {
+  auto const colon = text.find(':');
+  auto const size = parse_size(trimmed(text.substr(0, colon)));
+  if (!size || colon == std::string_view::npos)
+    refuse_layer(layer, "needs bins as in 256KiB:fixed;1MiB:upstream, not '" + std::string{text} + "'");
+  auto const what = trimmed(text.substr(colon + 1));
+  if (what == "fixed") return to.add_fixed_bin(*size);
+  if (what == "upstream") return to.add_upstream_bin(*size);
+  to.add_bin(*size, make_layer(device, layer_text::read(what)));
+}
+
+any_pool make_binning(int device, layer_text layer) {
+  option_values values{layer};
+  binning_options options;
+  options.min_exponent = values.number("min_exponent", options.min_exponent);
+  options.max_exponent = values.number("max_exponent", options.max_exponent);
+  options.blocks_per_chunk = values.number("blocks_per_chunk", options.blocks_per_chunk);
+  auto const bins = layer.take("bins");
+  layer.expect_no_more("bins, min_exponent, max_exponent, blocks_per_chunk");
+  binning_resource made{upstream_of(device, layer), options};
+  if (bins) {
+    for (auto const each : split_outside(*bins, ';')) add_bin(device, made, layer, each);
+  }
+  return any_pool{std::move(made)};
+}
+
+any_pool make_failing(int device, layer_text layer) {
+  option_values values{layer};
+  failing_options options;
+  options.every = values.number("every", options.every);
+  options.first = values.number("first", options.first);
+  options.count = values.number("count", options.count);
+  options.probability = values.number("probability", options.probability);
+  options.seed = values.number("seed", options.seed);
+  layer.expect_no_more("every, first, count, probability, seed");
+  return any_pool{failing_adaptor{upstream_of(device, layer), options}};
+}
+
+any_pool make_limiting(int device, layer_text layer) {
+  auto const limit = option_values{layer}.needed_size("limit");
+  layer.expect_no_more("limit");
+  return any_pool{limiting_adaptor{upstream_of(device, layer), {.limit = limit}}};
+}
+
+any_pool make_logging(int device, layer_text layer) {
+  auto const file = option_values{layer}.text("file");
+  layer.expect_no_more("file");
+  return any_pool{logging_adaptor{upstream_of(device, layer), extend::log_sink{file}}};
+}
+
+any_pool make_statistics(int device, layer_text layer) {
+  layer.expect_no_more("");
+  return any_pool{statistics_adaptor{upstream_of(device, layer)}};
+}
+
+template <class Source> any_pool make_source(int device, layer_text layer) {
+  layer.expect_no_more("");
+  if (!layer.inner().empty()) refuse_layer(layer, "has no resource in its parentheses");
+  return any_pool{Source{gpumem::device{device}}};
+}
+
+any_pool make_pool_layer(int device, layer_text layer) {
+  auto options = parse_options(layer.rest());
+  if (layer.inner().empty()) return any_pool{pool_resource{gpumem::device{device}, std::move(options)}};
+  return any_pool{pool_resource{upstream_of(device, layer), std::move(options)}};
+}
+
+struct known_layer {
+  std::string_view name;
+  any_pool (*make)(int device, layer_text layer);
+};
+
+constexpr std::array known_layers{
+    known_layer{"arena", [](int device, layer_text layer) { return any_pool{make_arena(device, std::move(layer))}; }},
+    known_layer{"async", make_source<async_resource>},
+    known_layer{"async_managed", make_source<async_managed_resource>},
+    known_layer{"binning", make_binning},
+    known_layer{"cuda", make_source<cuda_resource>},
+    known_layer{"failing", make_failing},
+    known_layer{"fixed", [](int device, layer_text layer) { return any_pool{make_fixed(device, std::move(layer))}; }},
+    known_layer{"limiting", make_limiting},
+    known_layer{"logging", make_logging},
+    known_layer{"managed", make_source<managed_resource>},
+    known_layer{"pinned", make_source<pinned_resource>},
+    known_layer{"pool", make_pool_layer},
+    known_layer{"statistics", make_statistics},
+};
+
+known_layer const& find_layer(layer_text const& layer) {
+  auto const found = std::ranges::find(known_layers, layer.name(), &known_layer::name);
+  if (found != known_layers.end()) return *found;
+  std::string names;
+  for (auto const& known : known_layers) names += (names.empty() ? "" : ", ") + std::string{known.name};
+  refuse_layer(layer, "is unknown; the resources are " + names);
+}
+
+any_pool make_layer(int device, layer_text layer) {
+  auto const& known = find_layer(layer);
+  return known.make(device, std::move(layer));
+}
+
+void check_layer(layer_text const& layer) {
+  find_layer(layer);
+  for (auto const& each : layer.inner()) check_layer(each);
+}
+
+template <class R> std::unique_ptr<gpumem_pool> held(R resource) {
+  return std::make_unique<held_pool<R>>(std::move(resource));
+}
+
+} // namespace
+
+void check_stack(std::string_view text) {
+  if (layer_text::describes_stack(text)) return check_layer(layer_text::read(text));
+  parse_options(text);
+}
+
+std::unique_ptr<gpumem_pool> make_stack(int device, std::string_view text, pool_options const& plain) {
+  catch_misuse();
+  if (!layer_text::describes_stack(text)) return make_plain_pool(device, parse_options(text, plain));
+  auto outer = layer_text::read(text);
+  if (outer.name() == "pool" && outer.inner().empty())
+    return make_plain_pool(device, parse_options(outer.rest(), plain));
+  if (outer.name() == "pool")
+    return held(pool_resource{upstream_of(device, outer), parse_options(outer.rest(), plain)});
+  if (outer.name() == "fixed") return held(make_fixed(device, std::move(outer)));
+  if (outer.name() == "arena") return held(make_arena(device, std::move(outer)));
+  return std::make_unique<recorded_pool>(device, make_layer(device, std::move(outer)));
+}
+
+} // namespace gpumem::c

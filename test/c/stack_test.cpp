@@ -1,0 +1,217 @@
+// Stacks of resources that are described by text.
+// SPDX-License-Identifier: Apache-2.0
+#include <gpumem/gpumem.h>
+#include <gpumem/simulator.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <cuda/stream>
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "../../src/c/stack_text.hpp"
+
+namespace {
+
+namespace simulator = gpumem::simulator;
+using gpumem::c::layer_text;
+using testing::HasSubstr;
+
+constexpr std::size_t kib = 1024, mib = 1024 * kib;
+
+// Returns a function of the loaded driver.
+template <class Function> Function* driver_function(char const* name) {
+  return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
+}
+
+TEST(c_stack_text, layers_and_options_are_read) {
+  auto outer =
+      layer_text::read(" binning( pool(managed, limit=80GiB) , bins=256KiB:fixed;1MiB:pool(cuda,limit=1GiB) )");
+  EXPECT_EQ(outer.name(), "binning");
+  ASSERT_EQ(outer.inner().size(), 1u);
+  auto pool = outer.inner()[0];
+  EXPECT_EQ(pool.name(), "pool");
+  EXPECT_EQ(pool.inner()[0].name(), "managed");
+  EXPECT_EQ(pool.rest(), "limit=80GiB");
+  EXPECT_EQ(pool.take("limit"), "80GiB");
+  EXPECT_EQ(pool.rest(), "");
+  EXPECT_EQ(outer.take("bins"), "256KiB:fixed;1MiB:pool(cuda,limit=1GiB)");
+  EXPECT_EQ(outer.take("bins"), std::nullopt);
+}
+
+TEST(c_stack_text, options_alone_are_no_stack) {
+  for (auto const* text : {"", " ", "limit=1GiB", "limit", "name=a(b)", "limit=1GiB,name=pool(cuda)", "=", ","})
+    EXPECT_FALSE(layer_text::describes_stack(text)) << text;
+  for (auto const* text : {"managed", " pool() ", "pool(limit=1GiB)", "what (ever", "unknown"})
+    EXPECT_TRUE(layer_text::describes_stack(text)) << text;
+}
+
+class c_stack : public testing::Test {
+protected:
+  struct release {
+    void operator()(gpumem_pool* pool) const { gpumem_release(pool); }
+  };
+  using handle = std::unique_ptr<gpumem_pool, release>;
+
+  static void SetUpTestSuite() {
+    simulator::options how;
+    how.devices = 2;
+    simulator::load(how);
+  }
+  void SetUp() override { simulator::take_findings(); }
+  void TearDown() override {
+    EXPECT_EQ(simulator::run_until_idle(), 0u);
+    for (auto const& finding : simulator::take_findings()) ADD_FAILURE() << finding.text;
+  }
+
+  static handle make(std::string const& text) {
+    gpumem_pool* pool = nullptr;
+    EXPECT_EQ(gpumem_make_pool(0, text.c_str(), &pool), GPUMEM_GRANTED) << text << ": " << gpumem_last_error();
+    return handle{pool};
+  }
+  static void expect_refused(char const* text, char const* sentence) {
+    gpumem_pool* pool = nullptr;
+    EXPECT_EQ(gpumem_make_pool(0, text, &pool), GPUMEM_INVALID_ARGUMENT) << text;
+    EXPECT_THAT(gpumem_last_error(), HasSubstr(sentence)) << text;
+    EXPECT_EQ(pool, nullptr);
+  }
+  static void* allocate(handle const& from, std::size_t bytes) {
+    void* block = nullptr;
+    EXPECT_EQ(gpumem_allocate(from.get(), GPUMEM_STREAM_PER_THREAD, bytes, GPUMEM_ALIGNMENT, &block), GPUMEM_GRANTED)
+        << gpumem_last_error();
+    return block;
+  }
+  static gpumem_statistics statistics(handle const& of) {
+    gpumem_statistics now{};
+    now.size = sizeof now;
+    EXPECT_EQ(gpumem_read_statistics(of.get(), &now), GPUMEM_GRANTED);
+    return now;
+  }
+};
+
+// Each resource serves all functions.
+TEST_F(c_stack, every_resource_can_be_described) {
+  for (auto const* text :
+       {"cuda", "async", "managed", "pinned", "async_managed", "pool", "pool(limit=1GiB)", "pool(cuda,hardened=on)",
+        "fixed(block_size=1MiB)", "fixed(pool(managed),block_size=64KiB,blocks_per_chunk=4,limit=1GiB)",
+        "arena(arena_size=8MiB,max_arenas=4)", "arena(async)", "binning(pool,min_exponent=10,max_exponent=12)",
+        "binning(pool(managed,limit=80GiB),bins=256KiB:fixed)",
+        "binning(cuda,bins=1KiB:pool(cuda);4KiB:upstream;8KiB:fixed,blocks_per_chunk=8)", "limiting(pool,limit=1GiB)",
+        "logging(cuda,file=/dev/null)", "statistics(limiting(statistics(pool(async)),limit=64MiB))",
+        "failing(pool,every=1000)"}) {
+    SCOPED_TRACE(text);
+    auto const pool = make(text);
+    if (!pool) continue;
+    auto* const block = allocate(pool, 1000);
+    ASSERT_NE(block, nullptr);
+    gpumem_block found{};
+    found.size = sizeof found;
+    EXPECT_EQ(gpumem_find(pool.get(), static_cast<char*>(block) + 500, &found), GPUMEM_GRANTED);
+    EXPECT_EQ(found.base, block);
+    EXPECT_EQ(found.bytes, 1000u);
+    EXPECT_EQ(found.live, 1u);
+    EXPECT_EQ(gpumem_find(pool.get(), &found, &found), GPUMEM_GRANTED);
+    EXPECT_EQ(found.base, nullptr);
+    EXPECT_EQ(gpumem_free_sized(pool.get(), GPUMEM_STREAM_PER_THREAD, block, 999), GPUMEM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, block), GPUMEM_GRANTED) << gpumem_last_error();
+    EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, &found), GPUMEM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, nullptr), GPUMEM_GRANTED);
+    void* ready = nullptr;
+    EXPECT_EQ(gpumem_allocate_sync(pool.get(), 100, 4096, &ready), GPUMEM_GRANTED) << gpumem_last_error();
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ready) % 4096, 0u);
+    EXPECT_EQ(gpumem_free_sync(pool.get(), ready, 100), GPUMEM_GRANTED) << gpumem_last_error();
+    std::size_t given = 0;
+    EXPECT_EQ(gpumem_trim(pool.get(), 0, &given), GPUMEM_GRANTED);
+    EXPECT_EQ(statistics(pool).live, 0u);
+  }
+}
+
+TEST_F(c_stack, options_reach_their_layer) {
+  auto const pool = make("limiting(pool(cuda,limit=64MiB,chunk_size=8MiB),limit=16MiB)");
+  auto* const block = allocate(pool, mib);
+  EXPECT_EQ(statistics(pool).reserved, 8 * mib);
+  EXPECT_EQ(statistics(pool).limit, 16 * mib);
+  void* refused = nullptr;
+  EXPECT_EQ(gpumem_allocate(pool.get(), GPUMEM_STREAM_PER_THREAD, 17 * mib, 256, &refused), GPUMEM_TOO_LARGE);
+  EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, block), GPUMEM_GRANTED);
+}
+
+TEST_F(c_stack, recorded_use_orders_the_free) {
+  auto const pool = make("limiting(pool(cuda,limit=2MiB),limit=2MiB)");
+  CUstream one = nullptr, other = nullptr;
+  auto* const create = driver_function<CUresult(CUstream*, unsigned)>("cuStreamCreate");
+  auto* const destroy = driver_function<CUresult(CUstream)>("cuStreamDestroy_v2");
+  ASSERT_EQ(create(&one, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(create(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  for (int round = 0; round < 10; ++round) {
+    void* block = nullptr;
+    ASSERT_EQ(gpumem_allocate(pool.get(), one, 2 * mib, 256, &block), GPUMEM_GRANTED) << gpumem_last_error();
+    simulator::work(cuda::stream_ref{other}, {simulator::write(block, 2 * mib)}, std::chrono::microseconds{20});
+    ASSERT_EQ(gpumem_record_use(pool.get(), block, other), GPUMEM_GRANTED) << gpumem_last_error();
+    ASSERT_EQ(gpumem_free(pool.get(), one, block), GPUMEM_GRANTED) << gpumem_last_error();
+  }
+  int foreign = 0;
+  EXPECT_EQ(gpumem_record_use(pool.get(), &foreign, other), GPUMEM_INVALID_ARGUMENT);
+  ASSERT_EQ(destroy(one), CUDA_SUCCESS);
+  ASSERT_EQ(destroy(other), CUDA_SUCCESS);
+}
+
+TEST_F(c_stack, only_pools_can_be_synchronized) {
+  EXPECT_EQ(gpumem_synchronize(make("fixed(block_size=1KiB)").get(), 1'000'000'000), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_synchronize(make("statistics(pool)").get(), 0), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("only a pool"));
+}
+
+TEST_F(c_stack, log_is_written) {
+  auto const path = std::filesystem::temp_directory_path() / ("c_stack_" + std::to_string(getpid()) + ".csv");
+  {
+    auto const pool = make("logging(pool,file=" + path.string() + ")");
+    EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, allocate(pool, 4711)), GPUMEM_GRANTED);
+  }
+  std::ifstream file{path};
+  std::string const text{std::istreambuf_iterator<char>{file}, {}};
+  EXPECT_THAT(text, HasSubstr(",4711,"));
+  std::filesystem::remove(path);
+}
+
+TEST_F(c_stack, bad_descriptions_are_refused) {
+  expect_refused("malloc", "'malloc' is unknown; the resources are arena, async, ");
+  expect_refused("pool(malloc)", "'malloc' is unknown");
+  expect_refused("pool(cuda", "a ')' is missing");
+  expect_refused("pool(cuda))", "closed that was not opened");
+  expect_refused("pool(cuda,)", "a part is missing");
+  expect_refused("pool(cuda,managed)", "needs one resource in its parentheses");
+  expect_refused("limiting(limit=1GiB)", "needs one resource in its parentheses");
+  expect_refused("limiting(pool)", "'limiting' needs the option 'limit'");
+  expect_refused("limiting(pool,limit=much)", "needs a size for 'limit', not 'much'");
+  expect_refused("limiting(pool,limit=1GiB,limit=2GiB)", "is given twice");
+  expect_refused("limiting(pool,limit=)", "has an empty value");
+  expect_refused("limiting(pool,limit=1GiB,size=1)", "'size' is no option of limiting; its options are limit");
+  expect_refused("cuda(pool)", "has no resource in its parentheses");
+  expect_refused("cuda(limit=1GiB)", "'limit' is no option of cuda, which has none");
+  expect_refused("pool(limt=1GiB)", "'limt' is unknown; the options are");
+  expect_refused("fixed(cuda)", "needs the option 'block_size'");
+  expect_refused("fixed(block_size=1MiB,blocks_per_chunk=x)", "needs a number for 'blocks_per_chunk'");
+  expect_refused("binning(pool,bins=256KiB)", "needs bins as in 256KiB:fixed");
+  expect_refused("binning(pool,bins=256KiB:fixed(block_size=1KiB))", "refuses blocks of the bin's size");
+  expect_refused("binning(pool,bins=1KiB:fixed;1KiB:fixed)", "has a bin of this size already");
+  expect_refused("binning(pool,min_exponent=70,max_exponent=71)", "exponents");
+  std::string deep = "cuda";
+  for (int i = 0; i < 20; ++i) deep = "statistics(" + deep + ")";
+  expect_refused(deep.c_str(), "16 layers at most");
+}
+
+} // namespace
