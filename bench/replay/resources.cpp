@@ -50,6 +50,28 @@ struct make_chunk_pool {
   }
 };
 
+struct make_arena {
+  static constexpr resource_name name{"arena", true};
+  auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
+    gpumem::arena_options options;
+    options.pool.limit = limit_bytes;
+    options.arena_size = limit_bytes ? std::min<std::uint64_t>(options.arena_size, limit_bytes) : options.arena_size;
+    return gpumem::arena_resource{gpumem::cuda_resource{device}, options};
+  }
+};
+
+// Bins of 256 KiB to 4 MiB over a pool, as RMM's benchmark has them.
+struct make_binning {
+  static constexpr resource_name name{"binning", true};
+  auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
+    gpumem::pool_options options;
+    options.limit = limit_bytes;
+    gpumem::binning_options bins{.min_exponent = 18, .max_exponent = 22};
+    if (limit_bytes) bins.blocks_per_chunk = 8;
+    return gpumem::binning_resource{gpumem::pool_resource{device, options}, bins};
+  }
+};
+
 struct make_async {
   static constexpr resource_name name{"async", true};
   auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
@@ -82,6 +104,8 @@ std::vector<resource_entry>& resource_table() {
       entry_of({"pool_effort_1", true}, make_pool{.effort = 1}),
       entry_of(make_chunk_pool::name, make_chunk_pool{}),
       entry_of(make_async::name, make_async{}),
+      entry_of(make_arena::name, make_arena{}),
+      entry_of(make_binning::name, make_binning{}),
       entry_of({peers::driver_pool().name, false}, make_peer{&peers::driver_pool()}),
   };
   return table;

@@ -110,7 +110,7 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   std::string const plain = file("plain.csv", small_trace);
   std::string const packed = gzip_file("packed.csv.gz", small_trace);
   auto const all = statistics({plain, packed});
-  ASSERT_EQ(all.size(), 14U);
+  ASSERT_EQ(all.size(), 18U);
   for (auto const& object : all) {
     EXPECT_EQ(object["failures"], 0) << object;
     EXPECT_EQ(object["peak_live_bytes"], 3 << 20) << object;
@@ -129,7 +129,9 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   EXPECT_EQ(all[6]["resource"], "pool_effort_1");
   EXPECT_EQ(all[8]["resource"], "pool_chunks");
   EXPECT_EQ(all[10]["resource"], "async");
-  EXPECT_EQ(all[12]["resource"], "driver_pool");
+  EXPECT_EQ(all[12]["resource"], "arena");
+  EXPECT_EQ(all[14]["resource"], "binning");
+  EXPECT_EQ(all[16]["resource"], "driver_pool");
   EXPECT_EQ(all[0]["peak_reserved_bytes"], 3 << 20);
 }
 
