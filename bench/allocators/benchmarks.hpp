@@ -27,6 +27,12 @@ public:
     if (!with_->simulated) add_kernel_overlaps(); // the simulated device runs no kernels
   }
 
+  /// Registers only the rows of one size that thread caches serve: they show what an adaptor adds to a call.
+  void add_hits() const {
+    add_size("256B", 256);
+    add_size("1MiB", mib);
+  }
+
 private:
   static constexpr std::size_t kib = 1024, mib = kib * kib;
 
@@ -42,12 +48,14 @@ private:
     benchmark::RegisterBenchmark((workload + "/" + name_).c_str(), guarded)->UseManualTime()->Iterations(repeat);
   }
 
+  void add_size(char const* text, std::size_t bytes) const {
+    add(std::string{"one_size_"} + text, 5,
+        [=](auto& state, auto& with, auto& from) { one_size(state, with, from, with.streams.front(), bytes); });
+  }
+
   void add_calls() const {
-    auto const size = [&](char const* text, std::size_t bytes) {
-      add(std::string{"one_size_"} + text, 5,
-          [=](auto& state, auto& with, auto& from) { one_size(state, with, from, with.streams.front(), bytes); });
-    };
-    size("256B", 256), size("64KiB", 64 * kib), size("1MiB", mib), size("16MiB", 16 * mib), size("256MiB", 256 * mib);
+    add_hits();
+    add_size("64KiB", 64 * kib), add_size("16MiB", 16 * mib), add_size("256MiB", 256 * mib);
     if constexpr (requires(decltype(make_(with_->device))& from) { from.acquire(with_->streams.front(), kib); }) {
       add("awaited_256B", 5,
           [](auto& state, auto& with, auto& from) { awaited(state, with, from, with.streams.front(), 256); });

@@ -7,6 +7,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <map>
@@ -39,6 +40,18 @@ template <class Make> void add_rows(char const* name, bench::context& with, Make
   bench::benchmarks<Make>{name, with, std::move(make)}.add_all();
 }
 
+// Adaptors over a pool: the difference to the pool's own rows is what they cost.
+void add_adaptors(bench::context& with) {
+  auto const add = [&](char const* name, auto adapt) {
+    auto const make = [adapt](gpumem::device where) { return adapt(gpumem::pool_resource{where}); };
+    bench::benchmarks{name, with, make}.add_hits();
+  };
+  add("pool_scope", [](auto pool) { return gpumem::scope{std::move(pool)}; });
+  add("pool_statistics", [](auto pool) { return gpumem::statistics_adaptor{std::move(pool)}; });
+  add("pool_limiting", [](auto pool) { return gpumem::limiting_adaptor{std::move(pool), {.limit = PTRDIFF_MAX}}; });
+  add("pool_logging", [](auto pool) { return gpumem::logging_adaptor{std::move(pool), "/dev/null"}; });
+}
+
 void register_rows(bench::context& with, std::vector<std::string> const& files) {
   auto const pool_of = [](double effort) {
     return [effort](gpumem::device where) {
@@ -50,6 +63,11 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
   add_rows("pool", with, pool_of(gpumem::pool_options{}.effort));
   add_rows("pool_effort_0", with, pool_of(0));
   add_rows("pool_effort_1", with, pool_of(1));
+  add_rows("arena", with, [](gpumem::device where) { return gpumem::arena_resource{gpumem::cuda_resource{where}}; });
+  add_rows("binning", with, [](gpumem::device where) {
+    return gpumem::binning_resource{gpumem::pool_resource{where}, {.min_exponent = 18, .max_exponent = 22}};
+  });
+  add_adaptors(with);
   std::vector<peers::gpumem_peer const*> others{&peers::driver_pool()};
   for (auto const& file : files) {
     auto const found = peers::load_peers(file);

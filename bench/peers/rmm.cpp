@@ -1,4 +1,5 @@
-// RMM's pool, arena and binning resources as peers. Compiled with RMM's own headers and the CCCL that comes with RMM.
+// RMM's pool, arena and binning resources, and adaptors over its pool, as peers. Compiled with RMM's own headers and
+// the CCCL that comes with RMM.
 // SPDX-License-Identifier: Apache-2.0
 #include "peer.h"
 
@@ -6,7 +7,10 @@
 #include <rmm/mr/binning_memory_resource.hpp>
 #include <rmm/mr/callback_memory_resource.hpp>
 #include <rmm/mr/cuda_memory_resource.hpp>
+#include <rmm/mr/logging_resource_adaptor.hpp>
 #include <rmm/mr/pool_memory_resource.hpp>
+#include <rmm/mr/statistics_resource_adaptor.hpp>
+#include <rmm/mr/tracking_resource_adaptor.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -56,6 +60,20 @@ struct binning_over_pool {
   static type over(counted_device& device) { return type{pool_over_device::over(device), 18, 22}; }
 };
 
+// Adaptors over the pool.
+struct statistics_over_pool {
+  using type = rmm::mr::statistics_resource_adaptor;
+  static type over(counted_device& device) { return type{pool_over_device::over(device)}; }
+};
+struct tracking_over_pool {
+  using type = rmm::mr::tracking_resource_adaptor;
+  static type over(counted_device& device) { return type{pool_over_device::over(device)}; }
+};
+struct logging_over_pool {
+  using type = rmm::mr::logging_resource_adaptor;
+  static type over(counted_device& device) { return type{pool_over_device::over(device), "/dev/null"}; }
+};
+
 template <class Kind> struct subject {
   counted_device device;
   typename Kind::type resource = Kind::over(device);
@@ -81,8 +99,12 @@ template <class Kind> constexpr gpumem_peer peer(char const* name) {
   return {name, make<Kind>, destroy<Kind>, allocate<Kind>, deallocate<Kind>, peak_reserved<Kind>};
 }
 
-constexpr gpumem_peer peers[] = {peer<pool_over_device>("rmm_pool"), peer<arena_over_device>("rmm_arena"),
-                                 peer<binning_over_pool>("rmm_binning")};
+constexpr gpumem_peer peers[] = {peer<pool_over_device>("rmm_pool"),
+                                 peer<arena_over_device>("rmm_arena"),
+                                 peer<binning_over_pool>("rmm_binning"),
+                                 peer<statistics_over_pool>("rmm_pool_statistics"),
+                                 peer<tracking_over_pool>("rmm_pool_tracking"),
+                                 peer<logging_over_pool>("rmm_pool_logging")};
 
 } // namespace
 
