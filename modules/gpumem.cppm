@@ -49,6 +49,7 @@ export import :cuda_resource;
 export import :managed_resource;
 export import :pinned_resource;
 export import :host_resource;
+export import :callback_resource;
 export import :async_options;
 export import :driver_pool;
 export import :async_resource;

@@ -68,7 +68,7 @@ protected:
 private:
   expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
                                            std::size_t alignment) noexcept override;
-  bool free_memory(void* base, std::size_t alignment) noexcept override;
+  bool free_memory(block const& returned) noexcept override;
   bool free_in_order(stream_key const& key, block const& returned) noexcept override;
   bool may_free_inside(stream_key const& freed_on, stream_key const& now) const noexcept override;
   void mark_lost(stream_key const& key, CUresult error) noexcept override;
@@ -105,7 +105,6 @@ private:
   void freed_in_order(stream_key const& key, block_map::node_type given) noexcept override;
   // Returns false if the wait was refused, because of a capture or because the device is lost.
   bool wait_for_frees() noexcept;
-
   async_options const options_;
   sync::mutex frees_mutex_;
   // The newest free of each stream; the key is the stream's timeline.

@@ -24,7 +24,7 @@ public:
 private:
   expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
                                            std::size_t alignment) noexcept override;
-  bool free_memory(void* base, std::size_t alignment) noexcept override;
+  bool free_memory(block const& returned) noexcept override;
   void mark_lost(stream_key const& key, CUresult error) noexcept override;
 };
 

@@ -15,6 +15,11 @@ import :sync;
 
 namespace gpumem::detail {
 
+// Whether the handle means another stream in each context.
+bool is_default_handle(CUstream handle) noexcept;
+// Returns success unless the stream captures.
+CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
+
 // Base of the states that get each block by one call and free it after all work enqueued before the free. Unless a
 // derived class overrides free_in_order(), the host waits for that work. Records the live blocks, to detect misuse, and
 // keeps statistics. A free on a capturing stream cannot wait for the stream, so it is deferred to the next call outside
@@ -49,6 +54,9 @@ protected:
   // instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
+  // Tries the deferred frees that a call on the stream `now` may try; for the host's key all of them.
+  void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
+
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` holds. The caller passes each
   // to end_free().
   template <class Which> block_map take_deferred(Which which) noexcept __attribute__((locks_excluded(mutex_))) {
@@ -70,8 +78,8 @@ private:
   // Returns memory that work enqueued on the stream from now on may use; for the host key, all streams and the host.
   virtual expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept = 0;
-  // Frees memory of which all use is over. Returns false if a capture forbids that now.
-  virtual bool free_memory(void* base, std::size_t alignment) noexcept = 0;
+  // Frees a block of which all use is over. Returns false if a capture forbids that now.
+  virtual bool free_memory(block const& returned) noexcept = 0;
   // Frees a block after the work enqueued on the stream so far. Returns false if that is not possible yet.
   virtual bool free_in_order(stream_key const& key, block const& returned) noexcept {
     return free_after_wait(key, returned);
@@ -87,7 +95,6 @@ private:
   block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept
       __attribute__((locks_excluded(mutex_)));
   void dispose(stream_key const& key, block_map::node_type returned) noexcept __attribute__((locks_excluded(mutex_)));
-  void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
   char const* const name_;
   std::size_t const natural_;
@@ -97,6 +104,20 @@ private:
   std::atomic<bool> any_deferred_{false};
   statistics counts_ __attribute__((guarded_by(mutex_)));
 };
+
+// Returns a handle that names the key's stream on any thread. Returns none for the host, and for a foreign stream
+// outside a call that was given its handle, which may have been destroyed.
+std::optional<CUstream> usable_handle(stream_key const& key) noexcept;
+
+// Makes a driver call on the key's stream and returns its result. If the stream captures, makes no call and returns an
+// error of capture. Default streams depend on the current context, so theirs is made current. `on`: usable_handle().
+template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
+  bool const by_context = is_default_handle(on);
+  context_guard const here{by_context ? key.timeline().context() : nullptr};
+  if (here.result() != CUDA_SUCCESS) return here.result();
+  auto const result = refuse_capture(key, on);
+  return result == CUDA_SUCCESS ? call() : result;
+}
 
 // Converts the error of a failed driver call into a failure.
 failure refusal_of(CUresult error, std::size_t bytes) noexcept;

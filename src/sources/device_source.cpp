@@ -41,9 +41,9 @@ expected<void*, failure> device_source::allocate_memory(stream_key const&, std::
   return unexpected<failure>{refusal_of(device_.interpret(result), bytes)};
 }
 
-bool device_source::free_memory(void* base, std::size_t) noexcept {
+bool device_source::free_memory(block const& returned) noexcept {
   if (device_.lost()) return true;
-  auto const result = call_on(device_, [&] { return kind_.free(reinterpret_cast<CUdeviceptr>(base)); });
+  auto const result = call_on(device_, [&] { return kind_.free(reinterpret_cast<CUdeviceptr>(returned.base)); });
   return !capture_forbids(device_.interpret(result));
 }
 

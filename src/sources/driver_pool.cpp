@@ -44,33 +44,6 @@ void destroy(CUmemoryPool pool, device where) noexcept {
   call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
 }
 
-// Returns a handle that names the key's stream on any thread. Returns none for the host, and for a foreign stream
-// outside a call that was given its handle, which may have been destroyed.
-std::optional<CUstream> stream_for(stream_key const& key) noexcept {
-  switch (key.timeline().kind()) {
-  case stream_kind::host: return std::nullopt;
-  case stream_kind::null:
-  case stream_kind::legacy: return CU_STREAM_LEGACY;
-  case stream_kind::per_thread: return key.has_handle() ? key.handle() : CU_STREAM_LEGACY;
-  default: return key.has_handle() ? std::optional{key.handle()} : std::nullopt;
-  }
-}
-
-// Whether identify() has already asked the driver if the stream captures.
-bool capture_known(stream_key const& key) noexcept { return key.has_handle() && !key.timeline().owns_handle(); }
-
-// Makes a driver call on the key's stream and returns its result. If the stream captures, makes no call and returns an
-// error of capture. Default streams depend on the current context, so theirs is made current.
-template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
-  bool const by_context = on == CU_STREAM_LEGACY || on == CU_STREAM_PER_THREAD;
-  context_guard const here{by_context ? key.timeline().context() : nullptr};
-  if (here.result() != CUDA_SUCCESS) return here.result();
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  auto result = capture_known(key) ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
-  if (status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  return result == CUDA_SUCCESS ? call() : result;
-}
-
 } // namespace
 
 driver_pool_state::driver_pool_state(char const* name, driver_pool const& pool)
@@ -79,7 +52,7 @@ driver_pool_state::driver_pool_state(char const* name, driver_pool const& pool)
 expected<void*, failure> driver_pool_state::allocate_memory(stream_key const& key, std::size_t bytes,
                                                             std::size_t) noexcept {
   if (pool_.limit != 0 && bytes > pool_.limit) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
-  auto const on = stream_for(key);
+  auto const on = usable_handle(key);
   if (pool_.host_ready || !on) return allocate_ready(bytes);
   CUdeviceptr address{};
   auto const result =
@@ -111,8 +84,8 @@ failure driver_pool_state::refused(CUresult error, std::size_t bytes) noexcept {
 
 bool driver_pool_state::free_in_order(stream_key const& key, block const& returned) noexcept {
   if (pool_.where.lost()) return true;
-  if (key.is_host()) return free_memory(returned.base, returned.alignment);
-  auto const on = stream_for(key);
+  if (key.is_host()) return free_memory(returned);
+  auto const on = usable_handle(key);
   if (!on) return false;
   auto const result = call_on_stream(
       key, *on, [&] { return driver().mem_free_async(reinterpret_cast<CUdeviceptr>(returned.base), *on); });
@@ -120,9 +93,10 @@ bool driver_pool_state::free_in_order(stream_key const& key, block const& return
 }
 
 // For memory of a pool, cuMemFree relies on the caller that all use is over.
-bool driver_pool_state::free_memory(void* base, std::size_t) noexcept {
+bool driver_pool_state::free_memory(block const& returned) noexcept {
   if (pool_.where.lost()) return true;
-  auto const result = call_on(pool_.where, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(base)); });
+  auto const result =
+      call_on(pool_.where, [&] { return driver().mem_free(reinterpret_cast<CUdeviceptr>(returned.base)); });
   return !capture_forbids(pool_.where.interpret(result));
 }
 

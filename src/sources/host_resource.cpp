@@ -41,8 +41,8 @@ expected<void*, failure> host_state::allocate_memory(stream_key const&, std::siz
   return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
 }
 
-bool host_state::free_memory(void* base, std::size_t alignment) noexcept {
-  ::operator delete(base, host_alignment(alignment));
+bool host_state::free_memory(block const& returned) noexcept {
+  ::operator delete(returned.base, host_alignment(returned.alignment));
   return true;
 }
 

@@ -120,7 +120,7 @@ bool source_state::free_after_wait(stream_key const& key, block const& returned)
   if (!key.has_handle() && timeline.is_mortal()) {
     timeline.poll();
     if (!timeline.completed(returned.freed_at)) timeline.cover(std::nullopt);
-    return timeline.completed(returned.freed_at) && free_memory(returned.base, returned.alignment);
+    return timeline.completed(returned.freed_at) && free_memory(returned);
   }
   auto const waited = key.wait_on_host();
   if (is_sticky(waited)) {
@@ -128,7 +128,7 @@ bool source_state::free_after_wait(stream_key const& key, block const& returned)
   } else if (waited != CUDA_SUCCESS) {
     return false;
   }
-  return free_memory(returned.base, returned.alignment);
+  return free_memory(returned);
 }
 
 // A deferred free on the stream of this call may use its handle; other frees go without one.
@@ -148,6 +148,28 @@ statistics source_state::read_statistics() noexcept {
   auto now = counts_;
   now.allocated = now.reserved;
   return now;
+}
+
+bool is_default_handle(CUstream handle) noexcept {
+  return handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
+}
+
+std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
+  switch (key.timeline().kind()) {
+  case stream_kind::host: return std::nullopt;
+  case stream_kind::null:
+  case stream_kind::legacy: return CU_STREAM_LEGACY;
+  case stream_kind::per_thread: return key.has_handle() ? key.handle() : CU_STREAM_LEGACY;
+  default: return key.has_handle() ? std::optional{key.handle()} : std::nullopt;
+  }
+}
+
+// For a stream that is not gpumem's own, identify() has already asked the driver.
+CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  bool const known = key.has_handle() && !key.timeline().owns_handle();
+  auto const result = known ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? result : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 bool capture_forbids(CUresult error) noexcept {

@@ -10,6 +10,20 @@ import gpumem;
 
 namespace {
 
+int frees_by_function = 0;
+
+/// Functions that call the driver.
+struct callback : gpumem::callback_resource<gpumem::mr::device_accessible> {
+  explicit callback(gpumem::device where)
+      : callback_resource{where,
+                          [](gpumem::stream_ref, std::size_t bytes, std::size_t) {
+                            CUdeviceptr p = 0;
+                            gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&p, bytes), "mine");
+                            return reinterpret_cast<void*>(p);
+                          },
+                          [](gpumem::stream_ref, void*, std::size_t, std::size_t) { ++frees_by_function; }} {}
+};
+
 class lost_device : public simulated {
 protected:
   void TearDown() override {}
@@ -43,10 +57,16 @@ TEST_F(lost_device, lost_device_is_reported_and_frees_make_no_driver_call) {
   held<gpumem::async_resource> async{where};
   held<gpumem::async_pinned_resource> async_pinned{where};
   held<gpumem::async_resource_view> view{where};
+  held<callback> functions{gpumem::device{0}};
   gpumem::simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
   auto const got = async.resource.try_allocate(async.stream, 1024);
   ASSERT_FALSE(got);
   EXPECT_EQ(got.error(), (gpumem::failure{gpumem::outcome::device_lost, CUDA_ERROR_ILLEGAL_ADDRESS, 1024}));
+  auto const refused = functions.resource.try_allocate(functions.stream, 1024);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error(), got.error());
+  functions.expect_bookkeeping();
+  EXPECT_EQ(frees_by_function, 0) << "called on a lost device";
   plain.expect_bookkeeping();
   managed.expect_bookkeeping();
   pinned.expect_bookkeeping();

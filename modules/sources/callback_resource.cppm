@@ -1,0 +1,102 @@
+// callback_resource: memory from two functions of the caller.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:callback_resource;
+import :cuda;
+import :device;
+import :error;
+import :resource;
+import :shared_state;
+import :source_state;
+import :std;
+import :stream;
+
+namespace gpumem {
+
+/// Returns `bytes` > 0 bytes at a multiple of `alignment` that work enqueued on the stream from now on may use. Returns
+/// null or throws if it cannot.
+export using callback_allocate = std::function<void*(stream_ref, std::size_t bytes, std::size_t alignment)>;
+/// Frees memory after the work enqueued on the stream so far. `bytes` and `alignment` are those of its allocation.
+export using callback_deallocate = std::function<void(stream_ref, void*, std::size_t bytes, std::size_t alignment)>;
+
+namespace detail {
+
+// Calls the functions. Its handles and live blocks are counted; it ends with the last of them.
+class callback_state final : public source_state, public shared_state {
+public:
+  callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate);
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+  class device where() noexcept { return where_; }
+  std::uint64_t dropped_exceptions() const noexcept { return dropped_.load(std::memory_order_relaxed); }
+
+private:
+  ~callback_state() override;
+  expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
+                                           std::size_t alignment) noexcept override;
+  bool free_memory(block const& returned) noexcept override;
+  bool free_in_order(stream_key const& key, block const& returned) noexcept override;
+  void mark_lost(stream_key const& key, CUresult error) noexcept override;
+
+  expected<void*, failure> allocate_ready(std::size_t bytes, std::size_t alignment) noexcept;
+  expected<void*, failure> call_allocate(stream_ref on, std::size_t bytes, std::size_t alignment) noexcept;
+  void call_deallocate(stream_ref on, block const& returned) noexcept;
+
+  class device const where_;
+  stream own_; // for calls without a stream
+  callback_allocate const allocate_;
+  callback_deallocate const deallocate_;
+  std::atomic<std::uint64_t> dropped_{0};
+};
+
+} // namespace detail
+
+/// Makes a resource of two functions. `Properties` says whether the device and the host can access their memory;
+/// without it, `callback_resource{device, allocate, deallocate}` is accessible to the device.
+///
+/// Both functions are called without a lock of gpumem, on any thread and on several at once. The device is current
+/// meanwhile. A stream-ordered call passes the caller's stream. `allocate_sync` passes a stream of the resource, and
+/// then waits on the host for that stream. `deallocate_sync` passes that stream and does not wait. So does a free whose
+/// stream may not be used any more, after the host has seen the work on the block complete.
+///
+/// Failures of an allocation: null and std::bad_alloc mean outcome::exhausted; a cuda_error means driver_error or, if
+/// it is sticky, device_lost, with its code; std::invalid_argument, and memory with a smaller alignment, mean
+/// invalid_argument; any other exception means driver_error with code 0. A free cannot fail. An exception that the
+/// function throws there is dropped and counted; the block counts as freed.
+///
+/// An allocation on a capturing stream fails, and a free there is deferred to the next call outside a capture, as in
+/// cuda_resource. Misuse is found and reported, and does not reach the functions. Neither function is called after the
+/// device is lost, at process exit, and in a forked child. Statistics are those of cuda_resource, per resource.
+///
+/// A shared handle of 8 bytes: copies refer to the same functions and compare equal. The functions live until the last
+/// handle is gone and the last block is freed. A free that was deferred and still cannot be done then is never done.
+/// Any thread.
+export template <class... Properties>
+class callback_resource
+    : public resource_base<callback_resource<Properties...>, detail::callback_state, Properties...> {
+public:
+  /// The memory may be used in the order of the stream on which it was allocated.
+  static constexpr bool stream_ordered = true;
+
+  /// Throws std::invalid_argument for an empty function, std::bad_alloc and cuda_error.
+  callback_resource(gpumem::device where, callback_allocate allocate, callback_deallocate deallocate)
+      : state_{new detail::callback_state{where, std::move(allocate), std::move(deallocate)}} {}
+
+  /// Returns how many exceptions of the function that frees were dropped. Any thread.
+  std::uint64_t dropped_exceptions() const noexcept { return state_->dropped_exceptions(); }
+
+  friend bool operator==(callback_resource const& a, callback_resource const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  friend resource_base<callback_resource, detail::callback_state, Properties...>;
+  detail::callback_state& state() const noexcept { return *state_; }
+  state_ptr<detail::callback_state> state_;
+};
+
+callback_resource(gpumem::device, callback_allocate, callback_deallocate) -> callback_resource<mr::device_accessible>;
+
+static_assert(mr::resource_with<callback_resource<mr::device_accessible>, mr::device_accessible>);
+
+} // namespace gpumem

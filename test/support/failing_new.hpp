@@ -1,0 +1,16 @@
+// Lets host allocations of the calling thread fail. failing_new.cpp defines the operators for the whole program.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace test {
+
+/// While an object lives, each call of operator new on its thread throws std::bad_alloc, after the first `successes`.
+class failing_new {
+public:
+  explicit failing_new(int successes = 0) noexcept;
+  failing_new(failing_new const&) = delete;
+  failing_new& operator=(failing_new const&) = delete;
+  ~failing_new();
+};
+
+} // namespace test
