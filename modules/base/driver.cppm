@@ -76,8 +76,10 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(mem_pool_get_access, cuMemPoolGetAccess)                                                                           \
   X(device_get_default_mem_pool, cuDeviceGetDefaultMemPool)                                                            \
   X(device_get_mem_pool, cuDeviceGetMemPool)                                                                           \
+  X(device_set_mem_pool, cuDeviceSetMemPool)                                                                           \
   X(mem_get_default_mem_pool, cuMemGetDefaultMemPool)                                                                  \
   X(mem_get_info, cuMemGetInfo)                                                                                        \
+  X(mem_advise, cuMemAdvise)                                                                                           \
   X(mem_address_reserve, cuMemAddressReserve)                                                                          \
   X(mem_address_free, cuMemAddressFree)                                                                                \
   X(mem_create, cuMemCreate)                                                                                           \
@@ -96,6 +98,7 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(memcpy_dtod_async, cuMemcpyDtoDAsync)                                                                              \
   X(memset_d8_async, cuMemsetD8Async)                                                                                  \
   X(memset_d32_async, cuMemsetD32Async)                                                                                \
+  X(mem_prefetch_async, cuMemPrefetchAsync)                                                                            \
   X(launch_host_func, cuLaunchHostFunc)                                                                                \
   X(module_load_data, cuModuleLoadData)                                                                                \
   X(module_unload, cuModuleUnload)                                                                                     \

@@ -25,7 +25,9 @@ gpumem_simulator_options outside(const options& how) {
           how.seed,
           static_cast<int>(how.mode),
           static_cast<std::uint64_t>(how.stall_timeout.count()),
-          how.virtual_memory ? 1 : 0};
+          how.virtual_memory ? 1 : 0,
+          how.pageable_memory ? 1 : 0,
+          how.concurrent_managed_access ? 1 : 0};
 }
 
 party inside(const gpumem_simulator_party& side) { return {side.stream, side.operation, side.action}; }

@@ -12,22 +12,20 @@ extern "C" {
 #endif
 
 /* Increases with each change of this interface; the client accepts only the same number. */
-#define GPUMEM_SIMULATOR_INTERFACE 4
+#define GPUMEM_SIMULATOR_INTERFACE 5
 
 /* In the order of the enumeration stepping in simulator.hpp, which says what each does. */
-enum gpumem_simulator_stepping {
-  GPUMEM_STEPPING_AUTOMATIC,
-  GPUMEM_STEPPING_MANUAL,
-  GPUMEM_STEPPING_IMMEDIATE
-};
+enum gpumem_simulator_stepping { GPUMEM_STEPPING_AUTOMATIC, GPUMEM_STEPPING_MANUAL, GPUMEM_STEPPING_IMMEDIATE };
 
 struct gpumem_simulator_options {
   int devices;
   size_t capacity; /* bytes of each device */
   uint64_t seed;
-  int stepping;              /* a gpumem_simulator_stepping */
-  uint64_t stall_timeout_ms; /* how long a host call waits without progress before it is a deadlock */
-  int virtual_memory;        /* 0: the devices have no virtual memory */
+  int stepping;                  /* a gpumem_simulator_stepping */
+  uint64_t stall_timeout_ms;     /* how long a host call waits without progress before it is a deadlock */
+  int virtual_memory;            /* 0: the devices have no virtual memory */
+  int pageable_memory;           /* 0: the devices cannot access memory of the host's own allocators */
+  int concurrent_managed_access; /* 0: managed memory cannot be prefetched */
 };
 
 struct gpumem_simulator_touch {

@@ -31,6 +31,30 @@ CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned 
       handle, [&](simulation& device, const stream_ptr& on) { return fill(device, on, to, value, width, count); });
 }
 
+/// Returns whether one managed allocation, or block of a pool, holds all of the bytes.
+bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
+  const auto held = known_at(device, pointer);
+  return held && held->kind == memory_kind::managed && bytes != 0 && bytes <= held->bytes - (pointer - held->address);
+}
+
+/// Returns whether the devices can access the bytes as memory of the host that the driver does not know.
+bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
+  if (device.options().pageable_memory == 0 || pointer == 0 || bytes == 0) return false;
+  return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
+}
+
+/// Returns success, or the driver's error for a location to which memory cannot be moved.
+CUresult judge(const simulation& device, const CUmemLocation& to) {
+  switch (to.type) {
+  case CU_MEM_LOCATION_TYPE_DEVICE:
+    return to.id >= 0 && to.id < device.options().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  case CU_MEM_LOCATION_TYPE_HOST:
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA: return to.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  default: return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
 } // namespace
 
 extern "C" {
@@ -84,21 +108,28 @@ CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream
   return fill_on<"cuMemsetD32Async">(stream, to, value, 4, count);
 }
 
-CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation, unsigned, CUstream stream) {
+CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to, unsigned flags, CUstream stream) {
   return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, const stream_ptr& on) {
-    const allocation* held = device.allocations.find(pointer);
-    if (held == nullptr || held->kind != memory_kind::managed || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (flags != 0 || !is_managed(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (device.options().concurrent_managed_access == 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (on->capturing) { // a graph cannot hold a prefetch
+      device.invalidate(*on->capturing);
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     operation work;
     work.action = "prefetch";
     return device.enqueue(on, std::move(work));
   });
 }
 
-CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise, CUmemLocation) {
+CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation to) {
   return enter<"cuMemAdvise">([&](simulation& device) {
-    const allocation* held = device.allocations.find(pointer);
-    return held == nullptr || held->kind != memory_kind::managed || bytes == 0 ? CUDA_ERROR_INVALID_VALUE
-                                                                               : CUDA_SUCCESS;
+    const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
+    if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
+      return CUDA_ERROR_INVALID_VALUE;
+    const bool read_mostly = advice <= CU_MEM_ADVISE_UNSET_READ_MOSTLY; // ignores the location
+    return read_mostly ? CUDA_SUCCESS : judge(device, to);
   });
 }
 

@@ -27,6 +27,16 @@ const error_name* look_up(CUresult code) {
   return nullptr;
 }
 
+/// Returns an attribute that the options of the simulation set; nothing for all others.
+std::optional<int> chosen_attribute(const gpumem_simulator_options& by, CUdevice_attribute attribute) {
+  switch (attribute) {
+  case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return by.virtual_memory;
+  case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: return by.pageable_memory;
+  case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: return by.concurrent_managed_access;
+  default: return std::nullopt;
+  }
+}
+
 /// Converts a name to words: "CUDA_ERROR_OUT_OF_MEMORY" to "out of memory".
 std::string in_words(const char* name) {
   std::string words = std::strcmp(name, "CUDA_SUCCESS") == 0 ? "NO_ERROR" : name;
@@ -126,9 +136,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   return enter<"cuDeviceGetAttribute", quiet>([&](simulation& device) {
     if (!exists(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     if (value == nullptr || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
-    const bool hidden =
-        attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED && device.options().virtual_memory == 0;
-    *value = hidden ? 0 : device_attribute(attribute, ordinal);
+    *value = chosen_attribute(device.options(), attribute).value_or(device_attribute(attribute, ordinal));
     return CUDA_SUCCESS;
   });
 }

@@ -37,12 +37,18 @@ template <auto Function> table_row stream_row(std::string_view name, int since) 
   return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
 }
 
+/// The older forms of two functions name the host by a device number.
+CUmemLocation location_of(CUdevice device) {
+  if (device == CU_DEVICE_CPU) return {CU_MEM_LOCATION_TYPE_HOST, 0};
+  return {CU_MEM_LOCATION_TYPE_DEVICE, device};
+}
+
 CUresult prefetch_to_device(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream) {
-  return cuMemPrefetchAsync(pointer, bytes, CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, device}, 0, stream);
+  return cuMemPrefetchAsync(pointer, bytes, location_of(device), 0, stream);
 }
 
 CUresult advise_device(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUdevice device) {
-  return cuMemAdvise(pointer, bytes, advice, CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, device});
+  return cuMemAdvise(pointer, bytes, advice, location_of(device));
 }
 
 CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,

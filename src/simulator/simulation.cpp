@@ -15,7 +15,7 @@ namespace simulated {
 
 namespace {
 
-constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1};
+constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1};
 
 /// Removes the streams of the context, the order of its ended streams, and its peers.
 void forget_streams(context& home) {

@@ -75,7 +75,7 @@ static void take_all(void) {
 }
 
 void simulated_reset(int devices) {
-  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, 1, 10000, 1};
+  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, 1, 10000, 1, 0, 1};
   take_all();
   require(driver.reset(&options), "the reset");
   require(driver.init(0), "cuInit");

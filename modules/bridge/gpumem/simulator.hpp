@@ -40,8 +40,10 @@ struct options {
   std::uint64_t seed = 1;
   stepping mode = stepping::automatic;
   std::chrono::milliseconds stall_timeout{
-      10'000};                // how long a blocked host call waits for other threads before it fails
-  bool virtual_memory = true; // false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
+      10'000};                  // how long a blocked host call waits for other threads before it fails
+  bool virtual_memory = true;   // false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
+  bool pageable_memory = false; // true: devices that can access all memory of the host, as by HMM or ATS
+  bool concurrent_managed_access = true; // false: devices to which managed memory cannot be prefetched
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
