@@ -35,7 +35,19 @@ public:
   /// (CUDA_ERROR_NOT_SUPPORTED if the device does not support such pools).
   explicit async_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
       : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::device, where, std::move(options)}} {}
+
+  /// Makes the pool the device's current one: cuMemAllocAsync and cudaMallocAsync, which name no pool, then draw from
+  /// it, in the whole process. The statistics' live bytes do not count such blocks; allocated and reserved bytes do.
+  ///
+  /// When the pool ends, the device's default pool becomes current again, unless another one is current by then;
+  /// reset_current_pool() makes it current earlier. Blocks of cuMemAllocAsync do not keep the pool: free them, and
+  /// let the host see those frees complete, before the last handle and the last block are gone. Throws cuda_error.
+  void make_current() { shared().make_current(); }
 };
+
+/// Makes the device's default driver pool its current one again. Pools and blocks stay as they are. Throws cuda_error.
+/// Any thread.
+export void reset_current_pool(device where);
 
 static_assert(mr::resource_with<async_resource, mr::device_accessible>);
 

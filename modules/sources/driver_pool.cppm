@@ -38,6 +38,7 @@ driver_pool default_driver_pool(class device where);
 // driver has none.
 driver_pool default_driver_pool(driver_pool_kind kind, class device where);
 driver_pool current_driver_pool(class device where);
+void set_current_driver_pool(driver_pool const& pool);
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
 // Allocates and frees in stream order. Handle 0 is taken as the legacy stream, which is ordered with both streams that
@@ -91,6 +92,8 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   async_options const& options() const noexcept { return options_; }
+  // Makes this the device's current pool. Throws cuda_error.
+  void make_current();
 
 private:
   // Destroys the pool if the rest of the construction throws.
@@ -105,6 +108,10 @@ private:
   void freed_in_order(stream_key const& key, block_map::node_type given) noexcept override;
   // Returns false if the wait was refused, because of a capture or because the device is lost.
   bool wait_for_frees() noexcept;
+  // Makes the default pool current again if this one still is.
+  void end_being_current() noexcept;
+
+  std::atomic<bool> was_current_{false};
   async_options const options_;
   sync::mutex frees_mutex_;
   // The newest free of each stream; the key is the stream's timeline.
@@ -156,6 +163,7 @@ public:
 
 protected:
   explicit owned_driver_pool(async_state* state) noexcept : state_{state} {}
+  async_state& shared() const noexcept { return *state_; }
 
 private:
   friend resource_base<Self, async_state, Properties...>;

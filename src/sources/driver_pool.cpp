@@ -145,11 +145,26 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
 // If the host cannot wait for the frees, the pool is never destroyed, only trimmed to the memory still in use.
 async_state::~async_state() {
   if (!driver_alive() || where().lost()) return;
+  end_being_current();
   if (wait_for_frees()) {
     destroy(handle(), where());
   } else if (!where().lost()) {
     call_on(where(), [this] { return driver().mem_pool_trim_to(handle(), 0); });
   }
+}
+
+void async_state::make_current() {
+  where().require();
+  was_current_.store(true, std::memory_order_relaxed);
+  set_current_driver_pool({handle(), where()});
+}
+
+// The driver does so only when it destroys the pool, which does not happen if its frees cannot be awaited.
+void async_state::end_being_current() noexcept try {
+  if (was_current_.load(std::memory_order_relaxed) && current_driver_pool(where()).handle == handle()) {
+    set_current_driver_pool(default_driver_pool(where()));
+  }
+} catch (cuda_error const&) { // the pool then stays current until the driver destroys it
 }
 
 // Keeps the newest free of each stream for the destructor's wait. Reuses the block's node, so it allocates nothing.

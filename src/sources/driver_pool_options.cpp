@@ -154,6 +154,10 @@ driver_pool current_driver_pool(class device where) {
   return {handle, where};
 }
 
+void set_current_driver_pool(driver_pool const& pool) {
+  check(driver().device_set_mem_pool(pool.where.ordinal(), pool.handle), "cuDeviceSetMemPool");
+}
+
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready) {
   if (!handle) throw std::invalid_argument{"gpumem: the handle of the driver pool is null"};
   return {handle, where, host_ready};

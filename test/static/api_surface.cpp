@@ -81,6 +81,7 @@ using gpumem::pool_options;
 using gpumem::pool_ref;
 using gpumem::pool_resource;
 using gpumem::pressure_callback;
+using gpumem::reset_current_pool;
 using gpumem::reset_current_resource;
 using gpumem::reuse_policy;
 using gpumem::scalar;

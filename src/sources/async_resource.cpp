@@ -1,0 +1,15 @@
+// async_resource: which pool of a device is current.
+// SPDX-License-Identifier: Apache-2.0
+module gpumem:async_resource.impl;
+import :async_resource;
+import :device;
+import :driver_pool;
+
+namespace gpumem {
+
+void reset_current_pool(device where) {
+  where.require();
+  detail::set_current_driver_pool(detail::default_driver_pool(where));
+}
+
+} // namespace gpumem
