@@ -50,6 +50,7 @@ export import :managed_resource;
 export import :pinned_resource;
 export import :host_resource;
 export import :callback_resource;
+export import :prefetch;
 export import :async_options;
 export import :driver_pool;
 export import :async_resource;
@@ -143,6 +144,7 @@ export import :statistics_adaptor;
 export import :logging_adaptor;
 export import :limiting_adaptor;
 export import :failing_adaptor;
+export import :prefetch_adaptor;
 export import :scope;
 
 export import :bytes;

@@ -43,6 +43,10 @@ bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
   return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
 }
 
+int number_of(const CUmemLocation& place) {
+  return place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : int{CU_DEVICE_CPU};
+}
+
 /// Returns success, or the driver's error for a location to which memory cannot be moved.
 CUresult judge(const simulation& device, const CUmemLocation& to) {
   switch (to.type) {
@@ -117,6 +121,7 @@ CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to,
       device.invalidate(*on->capturing);
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
+    device.prefetched.set(pointer, bytes, number_of(to));
     operation work;
     work.action = "prefetch";
     return device.enqueue(on, std::move(work));
@@ -128,8 +133,25 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
     const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
     if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
       return CUDA_ERROR_INVALID_VALUE;
-    const bool read_mostly = advice <= CU_MEM_ADVISE_UNSET_READ_MOSTLY; // ignores the location
-    return read_mostly ? CUDA_SUCCESS : judge(device, to);
+    if (advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) device.preferred.set(pointer, bytes, CU_DEVICE_INVALID);
+    if (advice <= CU_MEM_ADVISE_UNSET_READ_MOSTLY || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION)
+      return CUDA_SUCCESS; // these ignore the location
+    const CUresult judged = judge(device, to);
+    if (judged == CUDA_SUCCESS && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION)
+      device.preferred.set(pointer, bytes, number_of(to));
+    return judged;
+  });
+}
+
+CUresult cuMemRangeGetAttribute(void* place, size_t size, CUmem_range_attribute which, CUdeviceptr pointer,
+                                size_t bytes) {
+  return enter<"cuMemRangeGetAttribute", quiet>([&](simulation& device) {
+    const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
+    if (place == nullptr || size != sizeof(int) || !known) return CUDA_ERROR_INVALID_VALUE;
+    const bool last = which == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION;
+    if (!last && which != CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION) return CUDA_ERROR_NOT_SUPPORTED;
+    *static_cast<int*>(place) = (last ? device.prefetched : device.preferred).of(pointer, bytes);
+    return CUDA_SUCCESS;
   });
 }
 

@@ -69,6 +69,8 @@ bool simulation::reset(const gpumem_simulator_options& options) {
   for (auto& home : primaries) forget_streams(*home);
   drop_work();
   pools.clear();
+  prefetched.clear();
+  preferred.clear();
   streams.clear();
   events.clear();
   graphs.clear();

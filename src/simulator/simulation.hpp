@@ -22,6 +22,7 @@
 #include "faults.hpp"
 #include "handle_table.hpp"
 #include "host_thread.hpp"
+#include "location_map.hpp"
 #include "memory.hpp"
 #include "physical_memory.hpp"
 #include "pool_table.hpp"
@@ -137,6 +138,8 @@ public:
   checker order{findings, allocations, mappings, host};
   simulated::faults faults;
   pool_table pools;
+  location_map prefetched; // by the last prefetch
+  location_map preferred;  // by advice
   handle_table<stream> streams;
   handle_table<event> events;
   handle_table<graph> graphs;

@@ -1,0 +1,81 @@
+// prefetch_adaptor: moves each block to its device when it is allocated.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:prefetch_adaptor;
+import :adaptor_base;
+import :cuda;
+import :device;
+import :prefetch;
+import :std;
+import :stream;
+
+namespace gpumem {
+
+/// Options of a prefetch_adaptor.
+export struct prefetch_options {
+  std::optional<memory_location> location = {}; ///< where blocks are moved; none: the device of the upstream
+};
+
+namespace detail {
+
+// Prefetches blocks and counts. Any thread.
+class prefetcher {
+public:
+  // Throws std::invalid_argument without a location and a device, cuda_error.
+  prefetcher(prefetch_options const& options, std::optional<device> upstream);
+
+  // Prefetches in the order of the key's stream; for the host's key on a stream of its own.
+  void move(stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
+  std::uint64_t prefetches() const noexcept { return moved_.load(std::memory_order_relaxed); }
+  std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
+
+private:
+  memory_location const to_;
+  stream own_;
+  std::atomic<std::uint64_t> moved_{0};
+  std::atomic<std::uint64_t> refused_{0};
+};
+
+template <class Upstream> class prefetching_state final : public adaptor_state<prefetching_state<Upstream>, Upstream> {
+  using base = adaptor_state<prefetching_state, Upstream>;
+
+public:
+  prefetching_state(Upstream upstream, prefetch_options const& options)
+      : base{std::move(upstream)}, blocks_{options, this->where()} {}
+  prefetcher const& blocks() const noexcept { return blocks_; }
+
+private:
+  friend class adaptor_state<prefetching_state, Upstream>;
+  void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
+    blocks_.move(key, pointer, bytes);
+  }
+  void on_free(stream_key const&, void*, std::size_t) noexcept {}
+  void on_failure(stream_key const&, std::size_t) noexcept {}
+
+  prefetcher blocks_;
+};
+
+} // namespace detail
+
+/// Prefetches each block to a device or to the host: after the upstream has allocated it, also if the request waited,
+/// and in the order of its stream. For upstreams of managed memory; blocks of other memory stay where they are. The
+/// `_sync` forms have no stream: the prefetch is then on a stream of the adaptor, and nothing waits for it.
+///
+/// A prefetch that the driver refuses never fails the allocation; it is counted. Each allocation costs one driver call,
+/// and on a gpumem stream one more that asks whether the stream captures. A handle; see adaptor_base. Any thread.
+export template <mr::resource Upstream>
+class prefetch_adaptor
+    : public adaptor_base<prefetch_adaptor<Upstream>, detail::prefetching_state<Upstream>, Upstream> {
+  using base = adaptor_base<prefetch_adaptor, detail::prefetching_state<Upstream>, Upstream>;
+
+public:
+  /// Throws std::invalid_argument if the options name no location and the upstream belongs to no device, std::bad_alloc
+  /// and cuda_error.
+  explicit prefetch_adaptor(Upstream upstream, prefetch_options options = {})
+      : base{new detail::prefetching_state<Upstream>{std::move(upstream), options}} {}
+
+  /// Returns how many prefetches the driver has accepted, and how many it has refused. Any thread.
+  std::uint64_t prefetches() const noexcept { return this->shared().blocks().prefetches(); }
+  std::uint64_t refused() const noexcept { return this->shared().blocks().refused(); }
+};
+
+} // namespace gpumem

@@ -1,0 +1,51 @@
+// prefetch: moves managed memory to a device or to the host, before it is used there.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:prefetch;
+import :cuda;
+import :device;
+import :std;
+import :stream;
+
+namespace gpumem {
+
+/// A place where managed memory can lie: a device, or the host. A small value.
+export class memory_location {
+public:
+  memory_location(gpumem::device where) noexcept : ordinal_{where.ordinal()} {}
+  /// Returns the host.
+  static memory_location host() noexcept { return memory_location{}; }
+
+  inline bool is_host() const noexcept { return ordinal_ < 0; }
+  /// Returns the device's ordinal; -1 for the host.
+  inline int ordinal() const noexcept { return ordinal_; }
+
+  friend bool operator==(memory_location a, memory_location b) noexcept { return a.ordinal_ == b.ordinal_; }
+
+private:
+  memory_location() noexcept = default;
+  int ordinal_ = -1;
+};
+
+namespace detail {
+// Enqueues the prefetch on the key's stream and returns the driver's answer. If the stream captures, or may not be used
+// any more, makes no such call and returns an error. Notes if the device is lost. Never throws.
+CUresult enqueue_prefetch(stream_key const& key, void const* pointer, std::size_t bytes, memory_location to) noexcept;
+} // namespace detail
+
+/// Moves managed memory to a location, in the order of the stream; does not wait. Work that uses the memory meanwhile
+/// is correct, but slower. The driver rounds the range to whole pages.
+///
+/// Returns whether the prefetch was enqueued. Returns false for memory that cannot be prefetched: memory that is not
+/// managed, and any memory on a device without concurrent managed access. Returns false for 0 bytes, without a driver
+/// call. The driver API keeps no last error, so nothing of a refused prefetch is left behind.
+///
+/// Throws cuda_error for any other error of the driver; with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED for a stream that
+/// captures, whose capture goes on. Throws std::invalid_argument for a default stream of another device. Any thread.
+export bool prefetch(void const* pointer, std::size_t bytes, memory_location to, stream_ref stream);
+
+/// The same for the elements of a span.
+export template <class T> bool prefetch(span<T> elements, memory_location to, stream_ref stream) {
+  return gpumem::prefetch(static_cast<void const*>(elements.data()), elements.size() * sizeof(T), to, stream);
+}
+
+} // namespace gpumem
