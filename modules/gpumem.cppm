@@ -132,6 +132,7 @@ export import :block_history;
 export import :guarded_block;
 export import :quarantine;
 export import :hardening;
+export import :pass_through;
 export import :pool_base;
 export import :pool_resource;
 export import :fixed_size_resource;

@@ -18,6 +18,7 @@ import :forwarding_base;
 import :hardening;
 import :holder;
 import :misuse;
+import :pass_through;
 import :pool_engine;
 import :pool_options;
 import :pool_upstream;
@@ -78,11 +79,11 @@ public:
 
 private:
   ~pool_state() = default;
-  inline std::atomic<std::int64_t>& handles() noexcept { return hardening_ ? hardened_handles_ : plain_handles_; }
+  inline std::atomic<std::int64_t>& handles() noexcept { return special_ ? special_handles_ : plain_handles_; }
   [[gnu::always_inline]] inline void free(stream_key const& key, void* pointer,
                                           std::optional<std::size_t> bytes) noexcept {
-    if (hardening_) [[unlikely]]
-      return hardening_->deallocate(key, pointer, bytes);
+    if (special_) [[unlikely]]
+      return free_special(key, pointer, bytes);
     auto const cached = engine_->try_cache(key, pointer, bytes);
     if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
   }
@@ -92,18 +93,22 @@ private:
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> try_in_turn(waiter& item) noexcept;
   expected<void*, failure> try_part(request_part const& one) noexcept;
-  expected<void*, failure> try_hardened(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  expected<void*, failure> allocate_special(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   bool is_too_large(waiter& item) noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
+  static void end(void* state) noexcept;
   void dispose() noexcept;
 
-  std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is hardened or has no handle: one test finds both
+  std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle: one test finds both
+  bool const special_;                         // it is hardened, or passes through
   pool_engine* const engine_;
+  std::unique_ptr<pass_through> const pass_through_;
   std::unique_ptr<hardening> const hardening_;
-  std::atomic<std::int64_t> hardened_handles_{0};
+  std::atomic<std::int64_t> special_handles_{0};
 };
 
-template <class Upstream> class held_upstream final : public pool_upstream {
+template <class Upstream> class held_upstream : public pool_upstream {
 public:
   explicit held_upstream(Upstream upstream)
       : pool_upstream{is_stream_ordered<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,

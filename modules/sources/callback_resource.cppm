@@ -59,9 +59,9 @@ private:
 /// then waits on the host for that stream. `deallocate_sync` passes that stream and does not wait. So does a free whose
 /// stream may not be used any more, after the host has seen the work on the block complete.
 ///
-/// Failures of an allocation: null and std::bad_alloc mean outcome::exhausted; a cuda_error means driver_error or, if
-/// it is sticky, device_lost, with its code; std::invalid_argument, and memory with a smaller alignment, mean
-/// invalid_argument; any other exception means driver_error with code 0. A free cannot fail. An exception that the
+/// Null and std::bad_alloc from an allocation mean outcome::exhausted. A cuda_error means driver_error or, if it is
+/// sticky, device_lost, with its code. A std::invalid_argument, and memory with a smaller alignment, mean
+/// invalid_argument. Any other exception means driver_error with code 0. A free cannot fail. An exception that the
 /// function throws there is dropped and counted; the block counts as freed.
 ///
 /// An allocation on a capturing stream fails, and a free there is deferred to the next call outside a capture, as in

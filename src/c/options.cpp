@@ -87,6 +87,7 @@ constexpr std::array known_options{
     known_option{"max_overtakes"sv, [](pool_options& o, auto name, auto v) { o.max_overtakes = count_of(name, v); }},
     known_option{"name"sv, [](pool_options& o, auto, auto v) { o.name = v; }},
     known_option{"pages"sv, [](pool_options& o, auto name, auto v) { o.pages = switch_of(name, v); }},
+    known_option{"pass_through"sv, [](pool_options& o, auto name, auto v) { o.pass_through = switch_of(name, v); }},
     known_option{"poison"sv, [](pool_options& o, auto name, auto v) { o.hardened.poison = size_of(name, v); }},
     known_option{"quarantine"sv, [](pool_options& o, auto name, auto v) { o.hardened.quarantine = size_of(name, v); }},
     known_option{"release_threshold"sv,

@@ -98,6 +98,13 @@ gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** p
   return outcome_of([&] { *pool = gpumem::c::make_stack(device, options ? options : "").release(); });
 }
 
+gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbacks, char const* options,
+                                     gpumem_pool** pool) noexcept {
+  if (!callbacks) return refuse("gpumem_make_pool_over", "the callbacks are NULL");
+  if (!pool) return refuse("gpumem_make_pool_over", "the out-pointer is NULL");
+  return outcome_of([&] { *pool = gpumem::c::make_stack_over(device, *callbacks, options ? options : "").release(); });
+}
+
 gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
   if (!pool) return refuse("gpumem_retain", no_pool);
   pool->references.fetch_add(1, std::memory_order_relaxed);

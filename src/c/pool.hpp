@@ -14,7 +14,8 @@
 #include <memory>
 #include <optional>
 
-/// The pool to which a C caller has a pointer. Its functions throw exceptions that outcome_of() makes outcomes of. Any thread.
+/// The pool to which a C caller has a pointer. Its functions throw exceptions that outcome_of() makes outcomes of. Any
+/// thread.
 struct gpumem_pool {
   /// The block in which a pointer lies; as gpumem::block_info, which belongs to the module.
   struct found_block {

@@ -65,39 +65,45 @@ private:
   layer_text& layer_;
 };
 
-any_pool make_layer(int device, layer_text layer);
+// The facts that all layers of a stack share.
+struct stack_base {
+  int device;
+  gpumem_callbacks const* callbacks = nullptr; // null: the stack has no layer `callbacks`
+};
+
+any_pool make_layer(stack_base const& base, layer_text layer);
 
 // Returns the one resource in the parentheses.
-any_pool upstream_of(int device, layer_text const& layer) {
-  if (layer.inner().size() == 1) return make_layer(device, layer.inner().front());
+any_pool upstream_of(stack_base const& base, layer_text const& layer) {
+  if (layer.inner().size() == 1) return make_layer(base, layer.inner().front());
   refuse_layer(layer, "needs one resource in its parentheses");
 }
 
 // A pool without a resource in its parentheses gets its memory by cudaMalloc.
-any_pool upstream_or_cuda(int device, layer_text const& layer) {
-  return layer.inner().empty() ? any_pool{cuda_resource{gpumem::device{device}}} : upstream_of(device, layer);
+any_pool upstream_or_cuda(stack_base const& base, layer_text const& layer) {
+  return layer.inner().empty() ? any_pool{cuda_resource{gpumem::device{base.device}}} : upstream_of(base, layer);
 }
 
-fixed_size_resource<any_pool> make_fixed(int device, layer_text layer) {
+fixed_size_resource<any_pool> make_fixed(stack_base const& base, layer_text layer) {
   option_values values{layer};
   fixed_size_options options;
   options.block_size = values.needed_size("block_size");
   options.blocks_per_chunk = values.number("blocks_per_chunk", options.blocks_per_chunk);
   options.pool = parse_options(layer.rest(), options.pool);
-  return fixed_size_resource<any_pool>{upstream_or_cuda(device, layer), std::move(options)};
+  return fixed_size_resource<any_pool>{upstream_or_cuda(base, layer), std::move(options)};
 }
 
-arena_resource<any_pool> make_arena(int device, layer_text layer) {
+arena_resource<any_pool> make_arena(stack_base const& base, layer_text layer) {
   option_values values{layer};
   arena_options options;
   options.arena_size = values.size("arena_size", options.arena_size);
   options.max_arenas = values.number("max_arenas", options.max_arenas);
   options.pool = parse_options(layer.rest(), options.pool);
-  return arena_resource<any_pool>{upstream_or_cuda(device, layer), std::move(options)};
+  return arena_resource<any_pool>{upstream_or_cuda(base, layer), std::move(options)};
 }
 
 // One bin of `bins`: a size, a colon, and `fixed`, `upstream` or a resource.
-void add_bin(int device, binning_resource<any_pool>& to, layer_text const& layer, std::string_view text) {
+void add_bin(stack_base const& base, binning_resource<any_pool>& to, layer_text const& layer, std::string_view text) {
   auto const colon = text.find(':');
   auto const size = parse_size(trimmed(text.substr(0, colon)));
   if (!size || colon == std::string_view::npos)
@@ -105,10 +111,10 @@ void add_bin(int device, binning_resource<any_pool>& to, layer_text const& layer
   auto const what = trimmed(text.substr(colon + 1));
   if (what == "fixed") return to.add_fixed_bin(*size);
   if (what == "upstream") return to.add_upstream_bin(*size);
-  to.add_bin(*size, make_layer(device, layer_text::read(what)));
+  to.add_bin(*size, make_layer(base, layer_text::read(what)));
 }
 
-any_pool make_binning(int device, layer_text layer) {
+any_pool make_binning(stack_base const& base, layer_text layer) {
   option_values values{layer};
   binning_options options;
   options.min_exponent = values.number("min_exponent", options.min_exponent);
@@ -116,14 +122,14 @@ any_pool make_binning(int device, layer_text layer) {
   options.blocks_per_chunk = values.number("blocks_per_chunk", options.blocks_per_chunk);
   auto const bins = layer.take("bins");
   layer.expect_no_more("bins, min_exponent, max_exponent, blocks_per_chunk");
-  binning_resource made{upstream_of(device, layer), options};
+  binning_resource made{upstream_of(base, layer), options};
   if (bins) {
-    for (auto const each : split_outside(*bins, ';')) add_bin(device, made, layer, each);
+    for (auto const each : split_outside(*bins, ';')) add_bin(base, made, layer, each);
   }
   return any_pool{std::move(made)};
 }
 
-any_pool make_failing(int device, layer_text layer) {
+any_pool make_failing(stack_base const& base, layer_text layer) {
   option_values values{layer};
   failing_options options;
   options.every = values.number("every", options.every);
@@ -132,56 +138,83 @@ any_pool make_failing(int device, layer_text layer) {
   options.probability = values.number("probability", options.probability);
   options.seed = values.number("seed", options.seed);
   layer.expect_no_more("every, first, count, probability, seed");
-  return any_pool{failing_adaptor{upstream_of(device, layer), options}};
+  return any_pool{failing_adaptor{upstream_of(base, layer), options}};
 }
 
-any_pool make_limiting(int device, layer_text layer) {
+any_pool make_limiting(stack_base const& base, layer_text layer) {
   auto const limit = option_values{layer}.needed_size("limit");
   layer.expect_no_more("limit");
-  return any_pool{limiting_adaptor{upstream_of(device, layer), {.limit = limit}}};
+  return any_pool{limiting_adaptor{upstream_of(base, layer), {.limit = limit}}};
 }
 
-any_pool make_logging(int device, layer_text layer) {
+any_pool make_logging(stack_base const& base, layer_text layer) {
   auto const file = option_values{layer}.text("file");
   layer.expect_no_more("file");
-  return any_pool{logging_adaptor{upstream_of(device, layer), extend::log_sink{file}}};
+  return any_pool{logging_adaptor{upstream_of(base, layer), extend::log_sink{file}}};
 }
 
-any_pool make_statistics(int device, layer_text layer) {
+any_pool make_statistics(stack_base const& base, layer_text layer) {
   layer.expect_no_more("");
-  return any_pool{statistics_adaptor{upstream_of(device, layer)}};
+  return any_pool{statistics_adaptor{upstream_of(base, layer)}};
 }
 
-template <class Source> any_pool make_source(int device, layer_text layer) {
+any_pool make_callbacks(stack_base const& base, layer_text layer) {
+  layer.expect_no_more("");
+  if (!base.callbacks) refuse_layer(layer, "needs gpumem_make_pool_over");
+  auto const of = *base.callbacks;
+  return any_pool{callback_resource{gpumem::device{base.device},
+                                    [of](stream_ref stream, std::size_t bytes, std::size_t alignment) {
+                                      return of.allocate(of.context, stream.get(), bytes, alignment);
+                                    },
+                                    [of](stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment) {
+                                      of.free(of.context, stream.get(), pointer, bytes, alignment);
+                                    }}};
+}
+
+any_pool make_prefetch(stack_base const& base, layer_text layer) {
+  auto const to = layer.take("to");
+  layer.expect_no_more("to");
+  if (to && *to != "device" && *to != "host")
+    refuse_layer(layer, "moves blocks to device or to host, not to '" + *to + "'");
+  prefetch_options options{.location = gpumem::device{base.device}};
+  if (to == "host") options.location = memory_location::host();
+  return any_pool{prefetch_adaptor{upstream_of(base, layer), options}};
+}
+
+template <class Source> any_pool make_source(stack_base const& base, layer_text layer) {
   layer.expect_no_more("");
   if (!layer.inner().empty()) refuse_layer(layer, "has no resource in its parentheses");
-  return any_pool{Source{gpumem::device{device}}};
+  return any_pool{Source{gpumem::device{base.device}}};
 }
 
-any_pool make_pool_layer(int device, layer_text layer) {
+any_pool make_pool_layer(stack_base const& base, layer_text layer) {
   auto options = parse_options(layer.rest());
-  if (layer.inner().empty()) return any_pool{pool_resource{gpumem::device{device}, std::move(options)}};
-  return any_pool{pool_resource{upstream_of(device, layer), std::move(options)}};
+  if (layer.inner().empty()) return any_pool{pool_resource{gpumem::device{base.device}, std::move(options)}};
+  return any_pool{pool_resource{upstream_of(base, layer), std::move(options)}};
 }
 
 struct known_layer {
   std::string_view name;
-  any_pool (*make)(int device, layer_text layer);
+  any_pool (*make)(stack_base const& base, layer_text layer);
 };
 
 constexpr std::array known_layers{
-    known_layer{"arena", [](int device, layer_text layer) { return any_pool{make_arena(device, std::move(layer))}; }},
+    known_layer{"arena",
+                [](stack_base const& base, layer_text layer) { return any_pool{make_arena(base, std::move(layer))}; }},
     known_layer{"async", make_source<async_resource>},
     known_layer{"async_managed", make_source<async_managed_resource>},
     known_layer{"binning", make_binning},
+    known_layer{"callbacks", make_callbacks},
     known_layer{"cuda", make_source<cuda_resource>},
     known_layer{"failing", make_failing},
-    known_layer{"fixed", [](int device, layer_text layer) { return any_pool{make_fixed(device, std::move(layer))}; }},
+    known_layer{"fixed",
+                [](stack_base const& base, layer_text layer) { return any_pool{make_fixed(base, std::move(layer))}; }},
     known_layer{"limiting", make_limiting},
     known_layer{"logging", make_logging},
     known_layer{"managed", make_source<managed_resource>},
     known_layer{"pinned", make_source<pinned_resource>},
     known_layer{"pool", make_pool_layer},
+    known_layer{"prefetch", make_prefetch},
     known_layer{"statistics", make_statistics},
 };
 
@@ -193,9 +226,9 @@ known_layer const& find_layer(layer_text const& layer) {
   refuse_layer(layer, "is unknown; the resources are " + names);
 }
 
-any_pool make_layer(int device, layer_text layer) {
+any_pool make_layer(stack_base const& base, layer_text layer) {
   auto const& known = find_layer(layer);
-  return known.make(device, std::move(layer));
+  return known.make(base, std::move(layer));
 }
 
 void check_layer(layer_text const& layer) {
@@ -205,6 +238,15 @@ void check_layer(layer_text const& layer) {
 
 template <class R> std::unique_ptr<gpumem_pool> held(R resource) {
   return std::make_unique<held_pool<R>>(std::move(resource));
+}
+
+std::unique_ptr<gpumem_pool> make_outer(stack_base const& base, layer_text outer, pool_options const& plain) {
+  if (outer.name() == "pool" && outer.inner().empty())
+    return make_plain_pool(base.device, parse_options(outer.rest(), plain));
+  if (outer.name() == "pool") return held(pool_resource{upstream_of(base, outer), parse_options(outer.rest(), plain)});
+  if (outer.name() == "fixed") return held(make_fixed(base, std::move(outer)));
+  if (outer.name() == "arena") return held(make_arena(base, std::move(outer)));
+  return std::make_unique<recorded_pool>(base.device, make_layer(base, std::move(outer)));
 }
 
 } // namespace
@@ -217,14 +259,17 @@ void check_stack(std::string_view text) {
 std::unique_ptr<gpumem_pool> make_stack(int device, std::string_view text, pool_options const& plain) {
   catch_misuse();
   if (!layer_text::describes_stack(text)) return make_plain_pool(device, parse_options(text, plain));
-  auto outer = layer_text::read(text);
-  if (outer.name() == "pool" && outer.inner().empty())
-    return make_plain_pool(device, parse_options(outer.rest(), plain));
-  if (outer.name() == "pool")
-    return held(pool_resource{upstream_of(device, outer), parse_options(outer.rest(), plain)});
-  if (outer.name() == "fixed") return held(make_fixed(device, std::move(outer)));
-  if (outer.name() == "arena") return held(make_arena(device, std::move(outer)));
-  return std::make_unique<recorded_pool>(device, make_layer(device, std::move(outer)));
+  return make_outer({device}, layer_text::read(text), plain);
+}
+
+std::unique_ptr<gpumem_pool> make_stack_over(int device, gpumem_callbacks const& callbacks, std::string_view text) {
+  catch_misuse();
+  if (callbacks.size < sizeof callbacks || !callbacks.allocate || !callbacks.free)
+    throw std::invalid_argument{"gpumem: the callbacks need a size, and two functions that are not NULL"};
+  stack_base const base{device, &callbacks};
+  if (layer_text::describes_stack(text)) return make_outer(base, layer_text::read(text), {});
+  return make_outer(
+      base, layer_text::read("pool(callbacks" + (trimmed(text).empty() ? "" : "," + std::string{text}) + ")"), {});
 }
 
 } // namespace gpumem::c

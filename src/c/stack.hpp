@@ -13,6 +13,9 @@ namespace gpumem::c {
 /// and what the constructors of the resources throw.
 std::unique_ptr<gpumem_pool> make_stack(int device, std::string_view text, pool_options const& plain = {});
 
+/// Makes what gpumem_make_pool_over describes; throws the same.
+std::unique_ptr<gpumem_pool> make_stack_over(int device, gpumem_callbacks const& callbacks, std::string_view text);
+
 /// Throws std::invalid_argument if the text is malformed or names a resource that there is not.
 void check_stack(std::string_view text);
 

@@ -212,6 +212,7 @@ statistics binning_state::read_statistics() {
   if (forked()) return {};
   auto const& outer = upstream().services();
   auto sum = outer.table->read_statistics(outer.state);
+  sum.peak_live = 0; // the upstream counts whole chunks
   for (auto* const each : table()) {
     auto const& services = each->services();
     if (services.state == outer.state) continue; // the upstream, or a bin that goes there
@@ -222,6 +223,8 @@ statistics binning_state::read_statistics() {
       sum.allocations -= std::min(sum.allocations, one.upstream_allocations);
       sum.frees -= std::min(sum.frees, one.upstream_frees);
       one.reserved = 0;
+    } else {
+      sum.peak_reserved = 0; // the peaks of several resources are at different times
     }
     add_to(sum, one);
   }

@@ -1,6 +1,7 @@
 // The state that a pool's handles share, and the calls of a pool that do not depend on the type of its upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <atomic>
@@ -16,6 +17,8 @@ module gpumem:pool_base.impl;
 import :pool_base;
 import :block_info;
 import :cuda;
+import :async_options;
+import :async_resource;
 import :cuda_resource;
 import :device;
 import :driver;
@@ -25,6 +28,7 @@ import :fork;
 import :hardening;
 import :holder;
 import :misuse;
+import :pass_through;
 import :pool_engine;
 import :request_queue;
 import :pool_options;
@@ -62,6 +66,46 @@ pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
   return new pool_engine{std::move(upstream), std::move(options)};
 }
 
+bool is_special(pool_options const& options) noexcept { return options.hardened.enabled || options.pass_through; }
+
+// Without what a pool that passes through cannot have. It allocates nothing in advance, and hardens nothing.
+pool_options for_pass_through(pool_options options, bool paged) {
+  options.pass_through = passes_through(options.pass_through) && !paged;
+  if (!options.pass_through) return options;
+  options.initial_size = 0;
+  options.hardened = {};
+  return options;
+}
+
+// Device memory of an own driver pool, which tools can follow in stream order, in place of pages.
+class stream_ordered_upstream final : public held_upstream<cuda_resource> {
+public:
+  stream_ordered_upstream(cuda_resource instead, gpumem::device where)
+      : held_upstream{std::move(instead)}, blocks_{where, {.release_threshold = 0}} {
+    attach(services_of(blocks_));
+  }
+
+private:
+  async_resource blocks_;
+};
+
+bool has_driver_pools(gpumem::device where) {
+  int supported = 0;
+  check(driver().device_get_attribute(&supported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, where.ordinal()),
+        "cuDeviceGetAttribute");
+  return supported != 0;
+}
+
+std::unique_ptr<pass_through> make_pass_through(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
+  if (!engine.options().pass_through) return nullptr;
+  try {
+    return std::make_unique<pass_through>(engine, ended, state);
+  } catch (...) {
+    engine.close();
+    throw;
+  }
+}
+
 std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
   if (!engine.options().hardened.enabled) return nullptr;
   try {
@@ -77,6 +121,8 @@ std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* state
 std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
                                           virtual_pages_options pages) {
   cuda_resource const chunks{where};
+  if (passes_through(options.pass_through) && !is_special(pages) && has_driver_pools(where))
+    return std::make_unique<stream_ordered_upstream>(chunks, where);
   if (!draws_pages(where, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
   // Refuses bad options here: the pool makes its pages only when it first grows, and an allocation cannot throw.
   if (is_special(pages)) static_cast<void>(virtual_pages{where, pages});
@@ -84,21 +130,22 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options con
 }
 
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : engine_{make_engine(std::move(upstream), std::move(options))},
-      hardening_{harden(
-          *engine_,
-          [](void* state) noexcept {
-            auto& ended = *static_cast<pool_state*>(state);
-            if (ended.engine_->drop_last_handle()) ended.dispose();
-          },
-          this)} {}
+    : special_{is_special(options = for_pass_through(std::move(options), upstream->paged()))},
+      engine_{make_engine(std::move(upstream), std::move(options))},
+      pass_through_{make_pass_through(*engine_, &pool_state::end, this)},
+      hardening_{harden(*engine_, &pool_state::end, this)} {}
+
+void pool_state::end(void* state) noexcept {
+  auto& ended = *static_cast<pool_state*>(state);
+  if (ended.engine_->drop_last_handle()) ended.dispose();
+}
 
 // Does nothing in a forked child: the memory that the state would give back belongs to the parent.
 void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (hardening_) {
+  if (special_) {
     engine_->refuse_requests();
-    return hardening_->drop_last_handle();
+    return pass_through_ ? pass_through_->drop_last_handle() : hardening_->drop_last_handle();
   }
   if (engine_->drop_last_handle()) dispose();
 }
@@ -115,17 +162,23 @@ void pool_state::dispose() noexcept {
 
 expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
-  if (hardened_handles_.load(std::memory_order_relaxed) != 0) return try_hardened(key, bytes, alignment);
+  if (special_handles_.load(std::memory_order_relaxed) != 0) return allocate_special(key, bytes, alignment);
   report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
 // Compares the size here: the engine's block is larger by the guards.
-expected<void*, failure> pool_state::try_hardened(stream_key const& key, std::size_t bytes,
-                                                  std::size_t alignment) noexcept {
+expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
+                                                      std::size_t alignment) noexcept {
+  if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
   auto const largest = engine_->options().largest_block;
   if (largest && bytes > largest) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   return hardening_->try_allocate(key, bytes, alignment);
+}
+
+void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
+  hardening_->deallocate(key, pointer, bytes);
 }
 
 bool pool_state::admit(waiter& item) noexcept {
@@ -147,7 +200,7 @@ expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
   }
   return item.allocate_parts([this](request_part const& one) { return try_part(one); },
                              [this](request_part const& one) {
-                               if (hardening_) return hardening_->deallocate(one.stream, one.pointer, one.bytes);
+                               if (special_) return free_special(one.stream, one.pointer, one.bytes);
                                engine_->return_part(one.stream, one.pointer);
                              });
 }
@@ -155,7 +208,7 @@ expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
 expected<void*, failure> pool_state::try_part(request_part const& one) noexcept {
   auto const key = one.stream.queueing_as(queueing::admitted);
   if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
-  if (hardening_) return try_hardened(key, one.bytes, one.alignment);
+  if (special_) return allocate_special(key, one.bytes, one.alignment);
   return engine_->try_allocate(key, one.bytes, one.alignment);
 }
 
@@ -209,7 +262,7 @@ std::size_t pool_state::trim(std::size_t keep) {
 
 std::size_t pool_state::reserve(std::size_t bytes) {
   throw_if_child();
-  return engine_->reserve(bytes);
+  return pass_through_ ? 0 : engine_->reserve(bytes);
 }
 
 void pool_state::set_limit(std::size_t bytes) {
@@ -229,6 +282,7 @@ expected<int, failure> pool_state::export_page(void const* pointer) {
 
 statistics pool_state::read_statistics() {
   if (forked()) return {};
+  if (pass_through_) return pass_through_->read_statistics();
   auto const seen = engine_->statistics().read();
   return hardening_ ? hardening_->amend(seen) : seen;
 }
@@ -241,6 +295,7 @@ std::string pool_state::describe_memory() { return forked() ? std::string{} : en
 
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;
+  if (pass_through_) return pass_through_->find(pointer);
   auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
   return guarded ? guarded : engine_->statistics().find(pointer);
 }
@@ -251,6 +306,7 @@ std::vector<block_event> pool_state::history(void const* pointer) {
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {
+  if (pass_through_) return pass_through_->record_use(key, pointer);
   if (hardening_) return hardening_->record_use(key, pointer);
   engine_->uses().record(key, pointer);
 }

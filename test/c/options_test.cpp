@@ -27,7 +27,7 @@ TEST(c_options_read, every_option_is_read) {
                                   "cross_stream=completed, name=all of them, hardened=on, guard=512, quarantine=4KiB,"
                                   "poison=5KiB, history=6, chunk_size=7MiB, smallest_block=8KiB, largest_block=9MiB,"
                                   "failure_report=/tmp/report, max_overtakes=3, shard_per_thread=on,"
-                                  "stall_timeout=1.5s");
+                                  "stall_timeout=1.5s, pass_through=on");
   EXPECT_EQ(read.initial_size, mib);
   EXPECT_EQ(read.limit, 2048 * mib);
   EXPECT_EQ(read.release_threshold, 3 * mib);
@@ -46,6 +46,7 @@ TEST(c_options_read, every_option_is_read) {
   EXPECT_EQ(read.failure_report, "/tmp/report");
   EXPECT_EQ(read.max_overtakes, 3u);
   EXPECT_TRUE(read.shard_per_thread);
+  EXPECT_TRUE(read.pass_through);
   EXPECT_EQ(read.stall_timeout, std::chrono::milliseconds{1500});
 }
 
@@ -127,7 +128,8 @@ TEST_F(c_options, unknown_options_are_refused) {
   expect_refused("limt=8GiB",
                  "'limt' is unknown; the options are chunk_size, cross_stream, effort, failure_report, guard, "
                  "hardened, history, initial_size, largest_block, limit, max_overtakes, name, pages, "
-                 "poison, quarantine, release_threshold, shard_per_thread, smallest_block, stall_timeout");
+                 "pass_through, poison, quarantine, release_threshold, shard_per_thread, "
+                 "smallest_block, stall_timeout");
   expect_refused("page=off", "'page' is unknown");
   expect_refused("=3", "'' is unknown");
   expect_refused("limit", "'limit' has no value");

@@ -118,7 +118,7 @@ static void options_that_are_refused(void) {
   } const wrong[] = {
       // options_test.cpp tests the other errors.
       {"limt=8GiB",
-       "'limt' is unknown; the options are cross_stream, effort, guard, hardened, history, initial_size, "},
+       "'limt' is unknown; the options are chunk_size, cross_stream, effort, failure_report, guard, "},
       {"limit=8 gigs", "'limit' is not a size: '8 gigs'"},
       {"effort=nan", "'effort' must be a number from 0 to 1, not 'nan'"},
       {"pages=no", "'pages' must be on or off, not 'no'"},

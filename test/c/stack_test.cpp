@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include <cuda/stream>
 
@@ -104,14 +105,27 @@ protected:
 
 // Each resource serves all functions.
 TEST_F(c_stack, every_resource_can_be_described) {
-  for (auto const* text :
-       {"cuda", "async", "managed", "pinned", "async_managed", "pool", "pool(limit=1GiB)", "pool(cuda,hardened=on)",
-        "fixed(block_size=1MiB)", "fixed(pool(managed),block_size=64KiB,blocks_per_chunk=4,limit=1GiB)",
-        "arena(arena_size=8MiB,max_arenas=4)", "arena(async)", "binning(pool,min_exponent=10,max_exponent=12)",
-        "binning(pool(managed,limit=80GiB),bins=256KiB:fixed)",
-        "binning(cuda,bins=1KiB:pool(cuda);4KiB:upstream;8KiB:fixed,blocks_per_chunk=8)", "limiting(pool,limit=1GiB)",
-        "logging(cuda,file=/dev/null)", "statistics(limiting(statistics(pool(async)),limit=64MiB))",
-        "failing(pool,every=1000)"}) {
+  for (auto const* text : {"cuda",
+                           "async",
+                           "managed",
+                           "pinned",
+                           "async_managed",
+                           "pool",
+                           "pool(limit=1GiB)",
+                           "pool(cuda,hardened=on)",
+                           "fixed(block_size=1MiB)",
+                           "fixed(pool(managed),block_size=64KiB,blocks_per_chunk=4,limit=1GiB)",
+                           "arena(arena_size=8MiB,max_arenas=4)",
+                           "arena(async)",
+                           "binning(pool,min_exponent=10,max_exponent=12)",
+                           "binning(pool(managed,limit=80GiB),bins=256KiB:fixed)",
+                           "binning(cuda,bins=1KiB:pool(cuda);4KiB:upstream;8KiB:fixed,blocks_per_chunk=8)",
+                           "limiting(pool,limit=1GiB)",
+                           "logging(cuda,file=/dev/null)",
+                           "statistics(limiting(statistics(pool(async)),limit=64MiB))",
+                           "failing(pool,every=1000)",
+                           "prefetch(managed)",
+                           "prefetch(pool(managed),to=host)"}) {
     SCOPED_TRACE(text);
     auto const pool = make(text);
     if (!pool) continue;
@@ -151,7 +165,10 @@ TEST_F(c_stack, options_reach_their_layer) {
 
 TEST_F(c_stack, recorded_use_orders_the_free) {
   auto const pool = make("limiting(pool(cuda,limit=2MiB),limit=2MiB)");
+  CUcontext context = nullptr;
   CUstream one = nullptr, other = nullptr;
+  ASSERT_EQ(driver_function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context, 0), CUDA_SUCCESS);
+  ASSERT_EQ(driver_function<CUresult(CUcontext)>("cuCtxSetCurrent")(context), CUDA_SUCCESS);
   auto* const create = driver_function<CUresult(CUstream*, unsigned)>("cuStreamCreate");
   auto* const destroy = driver_function<CUresult(CUstream)>("cuStreamDestroy_v2");
   ASSERT_EQ(create(&one, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -173,6 +190,61 @@ TEST_F(c_stack, only_pools_can_be_synchronized) {
   EXPECT_EQ(gpumem_synchronize(make("fixed(block_size=1KiB)").get(), 1'000'000'000), GPUMEM_GRANTED);
   EXPECT_EQ(gpumem_synchronize(make("statistics(pool)").get(), 0), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("only a pool"));
+}
+
+// Memory of the caller's own functions, which call the driver.
+struct own_memory {
+  int live = 0;
+  bool full = false;
+  static void* allocate(void* context, void*, std::size_t bytes, std::size_t) {
+    auto& self = *static_cast<own_memory*>(context);
+    if (self.full) return nullptr;
+    CUdeviceptr address = 0;
+    driver_function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&address, bytes);
+    ++self.live;
+    return reinterpret_cast<void*>(address);
+  }
+  static void free(void* context, void*, void* pointer, std::size_t, std::size_t) {
+    --static_cast<own_memory*>(context)->live;
+    driver_function<CUresult(CUdeviceptr)>("cuMemFree_v2")(reinterpret_cast<CUdeviceptr>(pointer));
+  }
+  gpumem_callbacks callbacks() { return {sizeof(gpumem_callbacks), this, &own_memory::allocate, &own_memory::free}; }
+};
+
+TEST_F(c_stack, callers_functions_give_the_memory) {
+  own_memory memory;
+  auto const callbacks = memory.callbacks();
+  for (auto const* text : {"", "limit=64MiB", "callbacks", "statistics(pool(callbacks))"}) {
+    SCOPED_TRACE(text);
+    gpumem_pool* made = nullptr;
+    ASSERT_EQ(gpumem_make_pool_over(0, &callbacks, text, &made), GPUMEM_GRANTED) << gpumem_last_error();
+    handle pool{made};
+    auto* const block = allocate(pool, 1000);
+    EXPECT_EQ(memory.live, 1);
+    EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, block), GPUMEM_GRANTED);
+    memory.full = true;
+    void* refused = nullptr;
+    EXPECT_EQ(gpumem_allocate(pool.get(), GPUMEM_STREAM_PER_THREAD, 32 * mib, 256, &refused), GPUMEM_EXHAUSTED);
+    memory.full = false;
+    pool.reset();
+    simulator::run_until_idle();
+    for (int i = 0; memory.live > 0 && i < 10'000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    EXPECT_EQ(memory.live, 0);
+  }
+}
+
+TEST_F(c_stack, bad_callbacks_are_refused) {
+  own_memory memory;
+  gpumem_pool* pool = nullptr;
+  auto callbacks = memory.callbacks();
+  EXPECT_EQ(gpumem_make_pool_over(0, nullptr, "", &pool), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_make_pool_over(0, &callbacks, "", nullptr), GPUMEM_INVALID_ARGUMENT);
+  callbacks.size = 8;
+  EXPECT_EQ(gpumem_make_pool_over(0, &callbacks, "", &pool), GPUMEM_INVALID_ARGUMENT);
+  callbacks = memory.callbacks();
+  callbacks.free = nullptr;
+  EXPECT_EQ(gpumem_make_pool_over(0, &callbacks, "", &pool), GPUMEM_INVALID_ARGUMENT);
+  expect_refused("pool(callbacks)", "needs gpumem_make_pool_over");
 }
 
 TEST_F(c_stack, log_is_written) {
@@ -208,6 +280,7 @@ TEST_F(c_stack, bad_descriptions_are_refused) {
   expect_refused("binning(pool,bins=256KiB)", "needs bins as in 256KiB:fixed");
   expect_refused("binning(pool,bins=256KiB:fixed(block_size=1KiB))", "refuses blocks of the bin's size");
   expect_refused("binning(pool,bins=1KiB:fixed;1KiB:fixed)", "has a bin of this size already");
+  expect_refused("prefetch(managed,to=moon)", "to device or to host, not to 'moon'");
   expect_refused("binning(pool,min_exponent=70,max_exponent=71)", "exponents");
   std::string deep = "cuda";
   for (int i = 0; i < 20; ++i) deep = "statistics(" + deep + ")";

@@ -53,6 +53,15 @@ std::vector<source> sources() {
       {"cuda", [] { return any_pool{cuda()}; }},
       {"async", [] { return any_pool{gpumem::async_resource{}}; }},
       {"managed", [] { return any_pool{gpumem::managed_resource{}}; }},
+      {"callback",
+       [] {
+         return any_pool{gpumem::callback_resource{
+             gpumem::device{0},
+             [](auto stream, auto bytes, auto alignment) { return cuda().allocate(stream, bytes, alignment); },
+             [](auto stream, void* pointer, auto bytes, auto alignment) {
+               cuda().deallocate(stream, pointer, bytes, alignment);
+             }}};
+       }},
       {"pool", [] { return any_pool{gpumem::pool_resource{gpumem::device{0}}}; }},
       {"pool_over_cuda", [] { return any_pool{gpumem::pool_resource{cuda()}}; }},
       {"hardened", [] { return any_pool{gpumem::pool_resource{cuda(), {.hardened = {.enabled = true}}}}; }},
@@ -87,6 +96,7 @@ std::vector<adaptor> adaptors() {
       {"limiting",
        [](any_pool up) { return any_pool{gpumem::limiting_adaptor{std::move(up), {.limit = PTRDIFF_MAX}}}; }},
       {"failing", [](any_pool up) { return any_pool{gpumem::failing_adaptor{std::move(up)}}; }},
+      {"prefetch", [](any_pool up) { return any_pool{gpumem::prefetch_adaptor{std::move(up)}}; }},
       {"scope", [](any_pool up) { return any_pool{gpumem::scope{std::move(up)}}; }},
   };
 }

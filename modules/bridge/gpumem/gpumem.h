@@ -86,6 +86,18 @@ typedef struct gpumem_statistics {
   uint64_t reuse_thread_cache;   ///< part of reuse_same_stream: the block was in a thread cache
 } gpumem_statistics;
 
+/// Two functions of the caller that get and return memory: see gpumem_make_pool_over. Any thread calls them, several at
+/// once, with the device current and without a lock of gpumem.
+typedef struct gpumem_callbacks {
+  size_t size;   ///< sizeof(gpumem_callbacks) of the caller
+  void* context; ///< passed to both functions; must live as long as the pool and its blocks
+  /// Returns memory at a multiple of `alignment` that work enqueued on the stream from now on may use; NULL if there is
+  /// none.
+  void* (*allocate)(void* context, void* stream, size_t bytes, size_t alignment);
+  /// Frees memory after the work enqueued on the stream so far.
+  void (*free)(void* context, void* stream, void* pointer, size_t bytes, size_t alignment);
+} gpumem_callbacks;
+
 /// The block in which a pointer lies; `size` as in gpumem_statistics.
 typedef struct gpumem_block {
   size_t size;        ///< sizeof(gpumem_block) of the caller
@@ -136,6 +148,8 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///   shard_per_thread=on    each thread gets memory of its own at its first request
 ///   max_overtakes=16       how often later requests may get memory before one that waits
 ///   stall_timeout=1.5s     a request that waits ends as GPUMEM_STALLED if nothing is freed for this long
+///   pass_through=on        each block is one allocation of the driver, so that compute-sanitizer sees it; also by the
+///                          environment variable GPUMEM_PASS_THROUGH=1
 ///   failure_report=FILE    append a report of which stream holds the memory when a request finds none
 /// Options may also describe a stack of resources, the outermost first: `name(resource, option=value, …)`, for
 /// instance `binning(pool(managed,limit=80GiB),bins=256KiB:fixed)`. The resources are:
@@ -151,6 +165,7 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///                          the bin of the smallest size that holds a request serves it: blocks of that size from the
 ///                          resource, the resource itself, or another one; the exponents add bins of powers of two
 ///   limiting(resource, limit=8GiB), logging(resource, file=FILE), statistics(resource),
+///   prefetch(resource, to=device), where `to` may also be host,
 ///   failing(resource, every=0, first=0, count=1, probability=0, seed=1)
 ///                          the adaptors of the C++ library
 /// In a stack whose outermost resource is not a pool, fixed or arena, gpumem_synchronize gives
@@ -159,6 +174,12 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 /// GB, TB. Unknown, repeated, malformed and contradicting options give GPUMEM_INVALID_ARGUMENT, as does a device that
 /// does not exist.
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) GPUMEM_NOEXCEPT;
+
+/// The same over memory of the caller. In the options `callbacks` is a resource like `cuda`; without a description of a
+/// stack they are those of `pool(callbacks, …)`. The callbacks are copied. A function that is NULL, or a `size` that is
+/// too small, gives GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbacks, char const* options,
+                                     gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
 /// Adds a reference.
 gpumem_outcome gpumem_retain(gpumem_pool* pool) GPUMEM_NOEXCEPT;

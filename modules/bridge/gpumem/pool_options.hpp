@@ -71,6 +71,11 @@ struct pool_options {
   /// also be longer than any kernel.
   std::chrono::nanoseconds stall_timeout = {};
   std::string name = "pool"; ///< in reports
+  /// Makes each block one allocation of the upstream, or of the driver in stream order, so that compute-sanitizer sees
+  /// it with its exact size and lifetime. The environment variable GPUMEM_PASS_THROUGH=1 does it for all pools of a
+  /// process. The pool then keeps nothing, and has no limit: a request does not wait for memory. A pool whose options
+  /// of pages ask for something stays as it is.
+  bool pass_through = false;
   hardening_options hardened = {};
 };
 

@@ -33,6 +33,10 @@ public:
   /// Gives back memory whose uses the host has seen complete.
   void deallocate(chunk const& done) noexcept;
 
+  /// Allocate and free a block as it is, for pass_through.
+  expected<void*, failure> allocate_exact(stream_key const& stream, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
+
 protected:
   pool_upstream(bool stream_ordered, bool host_accessible, bool device_accessible) noexcept
       : stream_ordered_{stream_ordered}, host_accessible_{host_accessible}, device_accessible_{device_accessible} {}

@@ -91,6 +91,8 @@ public:
   /// Returns the device; none over an upstream without a device.
   inline std::optional<device> where() const noexcept { return parts_.backend.where(); }
   inline bool lost() const noexcept { return parts_.backend.lost(); }
+  /// Whether all requests are refused.
+  inline bool refuses() const noexcept { return parts_.requests.is_closed(); }
   /// Whether requests wait.
   inline bool has_waiting() const noexcept { return parts_.requests.has_waiting(); }
   bool is_consistent();

@@ -31,4 +31,15 @@ void pool_upstream::deallocate(chunk const& done) noexcept {
   services_.table->deallocate_keyed(services_.state, &host, reinterpret_cast<void*>(done.base), done.bytes, granule);
 }
 
+expected<void*, failure> pool_upstream::allocate_exact(stream_key const& stream, std::size_t bytes,
+                                                       std::size_t alignment) noexcept {
+  auto const key = stream.queueing_as(queueing::none);
+  return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+}
+
+void pool_upstream::deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+  services_.table->deallocate_keyed(services_.state, &stream, pointer, bytes, alignment);
+}
+
 } // namespace gpumem::detail

@@ -1,0 +1,180 @@
+// Passes allocations and frees of a pool to its upstream.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+module gpumem:pass_through.impl;
+import :pass_through;
+import :block_info;
+import :cuda;
+import :error;
+import :misuse;
+import :pool_engine;
+import :pool_options;
+import :pool_upstream;
+import :reuse_rules;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :stream_wait;
+import :sync;
+import :tuning;
+
+namespace gpumem::detail {
+namespace {
+
+std::uintptr_t address_of(void const* pointer) noexcept { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+// Orders the stream after the uses. If that fails, waits for them on the host for a bounded time.
+void order_after(stream_uses const& uses, stream_key const& key) noexcept {
+  if (uses.completed()) return;
+  try {
+    if (!key.is_host() && key.has_handle() && !key.capturing() && reuse_rules::wait_for(uses, key)) return;
+    std::vector<stream_timeline*> open;
+    for (auto const& use : uses) open.push_back(use.timeline);
+    wait_for_streams(open, tuning::max_host_wait);
+  } catch (...) {} // the host has no memory, or the device is lost
+}
+
+} // namespace
+
+bool passes_through(bool asked) {
+  auto const* const value = std::getenv("GPUMEM_PASS_THROUGH");
+  if (!value || !*value) return asked;
+  std::string_view const text{value};
+  if (text == "1" || text == "on") return true;
+  if (text == "0" || text == "off") return asked;
+  throw std::invalid_argument{"gpumem: GPUMEM_PASS_THROUGH must be 0, 1, off or on"};
+}
+
+expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::size_t bytes,
+                                                    std::size_t alignment) noexcept {
+  auto const largest = engine_.options().largest_block;
+  expected<void*, failure> result = unexpected<failure>{failure{outcome::closed, 0, bytes}};
+  if (largest && bytes > largest) {
+    result = unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  } else if (!engine_.refuses()) {
+    result = engine_.upstream().allocate_exact(key, bytes, alignment);
+  }
+  try {
+    sync::lock const held{mutex_};
+    if (result) {
+      live_.insert_or_assign(address_of(*result), block{bytes, alignment, key.id(), {}});
+      ++held_;
+      ++counts_.allocations;
+      counts_.live += bytes;
+      counts_.peak_live = std::max(counts_.peak_live, counts_.live);
+      return result;
+    }
+    ++counts_.failures;
+  } catch (std::bad_alloc const&) {
+    engine_.upstream().deallocate_exact(key, *result, bytes, alignment);
+    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  }
+  return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
+}
+
+// The record goes before the block does: afterwards another thread may get the address.
+pass_through::block_map::node_type pass_through::take(stream_key const& key, void* pointer,
+                                                      std::optional<std::size_t> bytes) noexcept {
+  misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), engine_.options().name.c_str()};
+  {
+    sync::lock const held{mutex_};
+    auto const found = live_.find(address_of(pointer));
+    if (found != live_.end() && (!bytes || *bytes == found->second.bytes)) {
+      remember(pointer);
+      ++counts_.frees;
+      counts_.live -= found->second.bytes;
+      return live_.extract(found);
+    }
+    if (found != live_.end()) {
+      wrong.what = misuse::kind::wrong_size;
+      wrong.expected = found->second.bytes;
+    } else if (std::ranges::find(freed_, pointer) != freed_.end()) {
+      wrong.what = misuse::kind::double_free;
+    }
+  }
+  report_misuse(wrong);
+  return {};
+}
+
+void pass_through::remember(void* pointer) noexcept {
+  freed_[next_freed_] = pointer;
+  next_freed_ = (next_freed_ + 1) % remembered;
+}
+
+void pass_through::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto const freed = take(key, pointer, bytes);
+  if (!freed) return;
+  auto const& was = freed.mapped();
+  order_after(was.uses, key);
+  engine_.upstream().deallocate_exact(key, pointer, was.bytes, was.alignment);
+  finish_free();
+}
+
+void pass_through::finish_free() noexcept {
+  bool last = false;
+  {
+    sync::lock const held{mutex_};
+    last = --held_ == 0 && no_handles_;
+  }
+  if (last) ended_(state_); // destroys this object
+}
+
+void pass_through::drop_last_handle() noexcept {
+  bool last = false;
+  {
+    sync::lock const held{mutex_};
+    no_handles_ = true;
+    last = held_ == 0;
+  }
+  if (last) ended_(state_);
+}
+
+void pass_through::record_use(stream_key const& key, void* pointer) {
+  key.timeline().prepare();
+  auto const end_use = [&key](std::size_t bytes) {
+    auto const recorded = key.has_handle() ? key.timeline().record_at_free(key.handle()) : epoch{0};
+    return stream_use{&key.timeline(), recorded ? recorded : key.end_use(bytes, true)};
+  };
+  {
+    sync::lock const held{mutex_};
+    auto const found = live_.find(address_of(pointer));
+    if (found != live_.end()) {
+      auto& [bytes, alignment, stream, uses] = found->second;
+      uses.prune();
+      if (uses.add(end_use(bytes))) return;
+      order_after(uses, key);
+      return uses.assign(end_use(bytes)); // after the stream's waits
+    }
+  }
+  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), engine_.options().name.c_str()});
+}
+
+std::optional<block_info> pass_through::find(void const* pointer) {
+  sync::lock const held{mutex_};
+  auto after = live_.upper_bound(address_of(pointer));
+  if (after == live_.begin()) return std::nullopt;
+  auto const& [base, found] = *--after;
+  if (address_of(pointer) - base >= found.bytes) return std::nullopt;
+  return block_info{reinterpret_cast<void*>(base), found.bytes, found.bytes, found.stream, true};
+}
+
+statistics pass_through::read_statistics() {
+  sync::lock const held{mutex_};
+  auto now = counts_;
+  now.allocated = now.reserved = now.live;
+  now.peak_reserved = now.peak_live;
+  now.largest_block = engine_.options().largest_block;
+  return now;
+}
+
+} // namespace gpumem::detail
