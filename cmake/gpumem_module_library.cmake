@@ -35,6 +35,12 @@ function(gpumem_add_implementation_partitions target)
     CXX_SCAN_FOR_MODULES OFF COMPILE_OPTIONS "${folders}" OBJECT_DEPENDS "${objects}/${primary}.o")
 endfunction()
 
+# libbacktrace comes with GCC. Clang finds it there too.
+if(GPUMEM_WITH_LIBBACKTRACE)
+  include(CheckLibraryExists)
+  check_library_exists(backtrace backtrace_create_state "" GPUMEM_LIBBACKTRACE_FOUND)
+endif()
+
 # gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...])
 # Adds a static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
 # GPUMEM_IMPLEMENTATIONS (paths under src/), and from the additional files of this variant, named the same way.
@@ -60,4 +66,8 @@ function(gpumem_add_module_library name)
   # In the installed package, the finder that it contains defines the same target.
   target_link_libraries(${name} PUBLIC
     "$<BUILD_INTERFACE:gpumem_cccl>" "$<INSTALL_INTERFACE:gpumem::cccl>" Threads::Threads ${CMAKE_DL_LIBS})
+  if(GPUMEM_WITH_LIBBACKTRACE AND GPUMEM_LIBBACKTRACE_FOUND)
+    target_compile_definitions(${name} PRIVATE GPUMEM_WITH_LIBBACKTRACE)
+    target_link_libraries(${name} PRIVATE backtrace)
+  endif()
 endfunction()

@@ -42,6 +42,7 @@ export import :resource;
 export import :forwarding_base;
 
 export import :trace;
+export import :stack_trace;
 
 export import :source_state;
 export import :device_source;
@@ -146,6 +147,11 @@ export import :logging_adaptor;
 export import :limiting_adaptor;
 export import :failing_adaptor;
 export import :prefetch_adaptor;
+export import :aligned_adaptor;
+export import :fallback_adaptor;
+export import :failure_callback_adaptor;
+export import :thread_safe_adaptor;
+export import :tracking_adaptor;
 export import :scope;
 
 export import :bytes;

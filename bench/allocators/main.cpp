@@ -49,7 +49,8 @@ void add_adaptors(bench::context& with) {
   add("pool_scope", [](auto pool) { return gpumem::scope{std::move(pool)}; });
   add("pool_statistics", [](auto pool) { return gpumem::statistics_adaptor{std::move(pool)}; });
   add("pool_limiting", [](auto pool) { return gpumem::limiting_adaptor{std::move(pool), {.limit = PTRDIFF_MAX}}; });
-  add("pool_logging", [](auto pool) { return gpumem::logging_adaptor{std::move(pool), gpumem::extend::log_sink{"/dev/null"}}; });
+  add("pool_logging",
+      [](auto pool) { return gpumem::logging_adaptor{std::move(pool), gpumem::extend::log_sink{"/dev/null"}}; });
 }
 
 void register_rows(bench::context& with, std::vector<std::string> const& files) {

@@ -39,13 +39,11 @@ public:
   }
   inline std::optional<device> where() const noexcept { return device_; }
 
-  // Only the table of an erased upstream shows whether requests can wait there. If not, admit() answers at once.
+  // Only the table of an erased upstream shows whether it is gpumem's, and whether requests can wait there. admit() is
+  // called only if they can.
+  inline bool is_gpumem() const noexcept { return services_.table->try_allocate_behind != nullptr; }
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
-  bool admit(waiter& item) noexcept {
-    if (can_wait()) return services_.table->admit(services_.state, &item);
-    item.complete(try_allocate(item.stream(), item.bytes(), item.alignment()));
-    return false;
-  }
+  bool admit(waiter& item) noexcept { return services_.table->admit(services_.state, &item); }
   bool cancel_waiter(waiter& item) noexcept {
     return services_.table->cancel_waiter && services_.table->cancel_waiter(services_.state, &item);
   }
@@ -78,6 +76,7 @@ public:
     state_->deallocate(key, pointer, bytes, alignment);
   }
   inline auto where() const noexcept { return state_->where(); }
+  static constexpr bool is_gpumem() noexcept { return true; }
   static constexpr bool can_wait() noexcept { return waiting_state<state_type>; }
   bool admit(waiter& item) noexcept
     requires waiting_state<state_type>
@@ -124,7 +123,7 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto const result = upstream_.try_allocate(key, bytes, alignment);
     if (result) {
-      on_grant(key, *result, bytes, alignment);
+      grant(key, *result, bytes);
     } else {
       derived().on_failure(key, bytes);
     }
@@ -139,11 +138,14 @@ public:
 
   inline auto where() noexcept { return upstream_.where(); }
 
-  // Cannot park the request if the waiter has no hook left, because too many adaptors are stacked.
+  // Cannot park the request if the waiter has no hook left, because too many adaptors are stacked. Where requests
+  // cannot wait, the attempt before has failed.
   bool admit(waiter& item) noexcept
     requires requires(link& up) { up.admit(item); }
   {
-    return item.add_hook(*this) && upstream_.admit(item);
+    if (upstream_.can_wait()) return item.add_hook(*this) && upstream_.admit(item);
+    if (item.asks_for_turn()) item.complete(nullptr);
+    return false;
   }
   bool cancel_waiter(waiter& item) noexcept
     requires requires(link& up) { up.cancel_waiter(item); }
@@ -168,8 +170,14 @@ public:
 
   Upstream& upstream() noexcept { return upstream_.value(); }
 
+protected:
+  void on_grant(waiter const&, request_part const& part) noexcept override {
+    grant(part.stream, part.pointer, part.bytes);
+  }
+  link& access() noexcept { return upstream_; }
+
 private:
-  void on_grant(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept override {
+  void grant(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     this->add_live();
     derived().on_granted(key, pointer, bytes);
   }

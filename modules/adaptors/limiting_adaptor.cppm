@@ -64,7 +64,7 @@ protected:
   std::optional<bool> take_back(waiter& item) noexcept;
   // Called when a request that was passed to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;
-  void on_grant(stream_key const&, void*, std::size_t, std::size_t) noexcept final { add_live(); }
+  void on_grant(waiter const&, request_part const&) noexcept final { add_live(); }
 
   // Returns the upstream's statistics with the limit and the waiting requests of this adaptor.
   statistics amend(statistics seen) noexcept;

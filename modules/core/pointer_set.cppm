@@ -25,6 +25,8 @@ public:
     return count_.load(std::memory_order_acquire) != 0 && erase_locked(pointer);
   }
 
+  bool contains(void const* pointer) noexcept;
+
 private:
   using set = std::unordered_set<void const*>;
   bool erase_locked(void const* pointer) noexcept;

@@ -103,6 +103,8 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
+// Adds the figures that are sums over several resources, except limits and peaks.
+void add_statistics(statistics& sum, statistics const& one) noexcept;
 // Returns the failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;
 

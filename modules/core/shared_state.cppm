@@ -29,6 +29,9 @@ public:
 protected:
   virtual ~shared_state() = default;
 
+  /// Called once, when the last handle is gone; the state still lives.
+  virtual void on_last_handle() noexcept {}
+
 private:
   struct alignas(64) slot {
     std::atomic_flag busy;

@@ -26,7 +26,8 @@ export struct request_part {
 /// Tells an adaptor when a request is granted: counting at the call would count requests that are never granted.
 export class grant_hook {
 public:
-  virtual void on_grant(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept = 0;
+  /// Called for each part that is granted, in their order.
+  virtual void on_grant(waiter const& item, request_part const& part) noexcept = 0;
   /// Called if the request ends without memory. Not called if it is withdrawn: that call passes through the adaptor.
   virtual void on_refusal(waiter&) noexcept {}
 

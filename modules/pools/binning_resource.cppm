@@ -63,7 +63,7 @@ protected:
   void attach(services_handle services) noexcept { services_ = services; }
 
 private:
-  void on_grant(stream_key const&, void* pointer, std::size_t, std::size_t) noexcept override;
+  void on_grant(waiter const& item, request_part const& part) noexcept override;
   void on_refusal(waiter& item) noexcept override;
 
   services_handle services_;

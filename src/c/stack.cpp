@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <iostream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -181,6 +182,38 @@ any_pool make_prefetch(stack_base const& base, layer_text layer) {
   return any_pool{prefetch_adaptor{upstream_of(base, layer), options}};
 }
 
+any_pool make_aligned(stack_base const& base, layer_text layer) {
+  option_values values{layer};
+  aligned_options options;
+  options.alignment = values.size("alignment", options.alignment);
+  options.threshold = values.size("threshold", options.threshold);
+  layer.expect_no_more("alignment, threshold");
+  return any_pool{aligned_adaptor{upstream_of(base, layer), options}};
+}
+
+any_pool make_fallback(stack_base const& base, layer_text layer) {
+  layer.expect_no_more("");
+  if (layer.inner().size() != 2) refuse_layer(layer, "needs two resources in its parentheses");
+  return any_pool{fallback_adaptor{make_layer(base, layer.inner()[0]), make_layer(base, layer.inner()[1])}};
+}
+
+any_pool make_thread_safe(stack_base const& base, layer_text layer) {
+  layer.expect_no_more("");
+  return any_pool{thread_safe_adaptor{upstream_of(base, layer)}};
+}
+
+// The report goes to standard error or to a file.
+any_pool make_tracking(stack_base const& base, layer_text layer) {
+  option_values values{layer};
+  tracking_options options;
+  options.stack_depth = values.number("stack_depth", options.stack_depth);
+  options.freed_remembered = values.number("freed_remembered", options.freed_remembered);
+  auto const report = layer.take("report").value_or("stderr");
+  layer.expect_no_more("stack_depth, freed_remembered, report");
+  options.report_at_end = report == "stderr" ? extend::log_sink{std::cerr} : extend::log_sink{report};
+  return any_pool{tracking_adaptor{upstream_of(base, layer), std::move(options)}};
+}
+
 template <class Source> any_pool make_source(stack_base const& base, layer_text layer) {
   layer.expect_no_more("");
   if (!layer.inner().empty()) refuse_layer(layer, "has no resource in its parentheses");
@@ -199,6 +232,7 @@ struct known_layer {
 };
 
 constexpr std::array known_layers{
+    known_layer{"aligned", make_aligned},
     known_layer{"arena",
                 [](stack_base const& base, layer_text layer) { return any_pool{make_arena(base, std::move(layer))}; }},
     known_layer{"async", make_source<async_resource>},
@@ -207,6 +241,7 @@ constexpr std::array known_layers{
     known_layer{"callbacks", make_callbacks},
     known_layer{"cuda", make_source<cuda_resource>},
     known_layer{"failing", make_failing},
+    known_layer{"fallback", make_fallback},
     known_layer{"fixed",
                 [](stack_base const& base, layer_text layer) { return any_pool{make_fixed(base, std::move(layer))}; }},
     known_layer{"limiting", make_limiting},
@@ -216,6 +251,8 @@ constexpr std::array known_layers{
     known_layer{"pool", make_pool_layer},
     known_layer{"prefetch", make_prefetch},
     known_layer{"statistics", make_statistics},
+    known_layer{"thread_safe", make_thread_safe},
+    known_layer{"tracking", make_tracking},
 };
 
 known_layer const& find_layer(layer_text const& layer) {

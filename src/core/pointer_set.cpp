@@ -48,6 +48,11 @@ void pointer_set::cancel(std::size_t count) noexcept {
   spare_.resize(spare_.size() - count);
 }
 
+bool pointer_set::contains(void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  return pointers_.contains(pointer);
+}
+
 bool pointer_set::erase_locked(void const* pointer) noexcept {
   sync::lock const held{mutex_};
   bool const found = pointers_.erase(pointer) != 0;

@@ -1,6 +1,7 @@
 // The checks of a request, and the translations between failures and exceptions.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,24 @@ expected<stream_key, failure> try_identify(stream_ref stream, services_handle co
   try {
     return try_identify(stream, device_of(from), bytes);
   } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
+}
+
+void add_statistics(statistics& sum, statistics const& one) noexcept {
+  sum.live += one.live;
+  sum.allocated += one.allocated;
+  sum.cached += one.cached;
+  sum.reserved += one.reserved;
+  sum.free += one.free;
+  sum.free_ranges += one.free_ranges;
+  sum.free_in_use += one.free_in_use;
+  sum.quarantined += one.quarantined;
+  sum.allocations += one.allocations;
+  sum.frees += one.frees;
+  sum.failures += one.failures;
+  sum.waiting += one.waiting;
+  sum.waiting_bytes += one.waiting_bytes;
+  sum.oldest_wait_ns = std::max(sum.oldest_wait_ns, one.oldest_wait_ns);
+  sum.largest_free = std::max(sum.largest_free, one.largest_free);
 }
 
 void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {

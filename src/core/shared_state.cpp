@@ -54,6 +54,7 @@ void shared_state::drop_live() noexcept {
 void shared_state::drop_handle() noexcept {
   if (detail::forked()) return;
   if (handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  on_last_handle();
   for (auto& slot : slots_) {
     slot_lock const held{slot.busy};
     slot.folded = true;

@@ -39,7 +39,7 @@ void waiter::complete(expected<void*, failure> result) noexcept {
     for (std::size_t i = hook_count_; i > 0; --i) {
       for (std::size_t at = 0; at < parts(); ++at) {
         auto const& one = part(at);
-        if (one.pointer) hooks_[i - 1]->on_grant(one.stream, one.pointer, one.bytes, one.alignment);
+        if (one.pointer) hooks_[i - 1]->on_grant(*this, one);
       }
     }
   }

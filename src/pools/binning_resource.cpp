@@ -48,25 +48,6 @@ std::size_t blocks_of(waiter& item) noexcept {
   return count;
 }
 
-// Adds the statistics that are sums over the bins.
-void add_to(statistics& sum, statistics const& one) noexcept {
-  sum.live += one.live;
-  sum.allocated += one.allocated;
-  sum.cached += one.cached;
-  sum.reserved += one.reserved;
-  sum.free += one.free;
-  sum.free_ranges += one.free_ranges;
-  sum.free_in_use += one.free_in_use;
-  sum.quarantined += one.quarantined;
-  sum.allocations += one.allocations;
-  sum.frees += one.frees;
-  sum.failures += one.failures;
-  sum.waiting += one.waiting;
-  sum.waiting_bytes += one.waiting_bytes;
-  sum.oldest_wait_ns = std::max(sum.oldest_wait_ns, one.oldest_wait_ns);
-  sum.largest_free = std::max(sum.largest_free, one.largest_free);
-}
-
 } // namespace
 
 expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
@@ -80,8 +61,8 @@ expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t by
   return result;
 }
 
-void bin::on_grant(stream_key const&, void* pointer, std::size_t, std::size_t) noexcept {
-  given_.insert_prepared(pointer);
+void bin::on_grant(waiter const&, request_part const& part) noexcept {
+  given_.insert_prepared(part.pointer);
   owner_->add_live();
 }
 
@@ -226,7 +207,7 @@ statistics binning_state::read_statistics() {
     } else {
       sum.peak_reserved = 0; // the peaks of several resources are at different times
     }
-    add_to(sum, one);
+    add_statistics(sum, one);
   }
   return sum;
 }

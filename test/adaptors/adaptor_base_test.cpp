@@ -148,6 +148,19 @@ TEST_F(adaptor_base, request_over_an_erased_source_fails_at_once) {
   EXPECT_EQ(subject.counters(), gpumem::allocation_counts{});
 }
 
+TEST_F(adaptor_base, request_for_several_over_an_erased_source_gets_all_or_none) {
+  gpumem::statistics_adaptor subject{gpumem::any_pool{gpumem::cuda_resource{}}};
+  EXPECT_THROW((void)subject.acquire_all({{stream_, 1000}, {stream_, std::size_t{1} << 50}}).wait(),
+               gpumem::out_of_memory);
+  EXPECT_EQ(subject.counters().bytes.value, 0);
+  {
+    auto const both = subject.acquire_all({{stream_, 1000}, {stream_, 2000}}).wait();
+    EXPECT_NE(both[1].data(), nullptr);
+    EXPECT_EQ(subject.counters().bytes.value, 3000);
+  }
+  EXPECT_EQ(subject.counters().bytes.value, 0);
+}
+
 TEST_F(adaptor_base, free_is_counted_before_the_upstream_frees) {
   narrow_resource upstream;
   gpumem::statistics_adaptor subject{upstream};

@@ -70,8 +70,8 @@ public:
     return below().cancel_waiter(item);
   }
 
-  void on_grant(gpumem::extend::stream_key const&, void*, std::size_t bytes, std::size_t) noexcept override {
-    counts_.add_within(SIZE_MAX, bytes);
+  void on_grant(gpumem::extend::waiter const&, gpumem::extend::request_part const& part) noexcept override {
+    counts_.add_within(SIZE_MAX, part.bytes);
     add_live();
   }
 

@@ -124,6 +124,12 @@ TEST_F(c_stack, every_resource_can_be_described) {
                            "logging(cuda,file=/dev/null)",
                            "statistics(limiting(statistics(pool(async)),limit=64MiB))",
                            "failing(pool,every=1000)",
+                           "aligned(cuda,alignment=4KiB,threshold=1KiB)",
+                           "fallback(pool(limit=1MiB),managed)",
+                           "fallback(fallback(pool(limit=1MiB),pool(cuda)),managed)",
+                           "thread_safe(cuda)",
+                           "tracking(pool)",
+                           "tracking(pool,stack_depth=0,freed_remembered=8,report=/dev/null)",
                            "prefetch(managed)",
                            "prefetch(pool(managed),to=host)"}) {
     SCOPED_TRACE(text);
@@ -259,8 +265,34 @@ TEST_F(c_stack, log_is_written) {
   std::filesystem::remove(path);
 }
 
+TEST_F(c_stack, leaks_are_reported) {
+  auto const path = std::filesystem::temp_directory_path() / ("c_stack_leaks_" + std::to_string(getpid()) + ".txt");
+  void* block = nullptr;
+  auto const pool = make("tracking(pool,stack_depth=4,report=" + path.string() + ")");
+  block = allocate(pool, 4711);
+  EXPECT_TRUE(std::filesystem::is_empty(path)) << "the file is made, and written at the end";
+  EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, block), GPUMEM_GRANTED);
+  std::filesystem::remove(path);
+}
+
+TEST_F(c_stack, second_resource_serves_when_the_first_is_full) {
+  auto const pool = make("fallback(pool(cuda,limit=2MiB),managed)");
+  auto* const first = allocate(pool, 2 * mib);
+  auto* const second = allocate(pool, 2 * mib);
+  EXPECT_NE(second, nullptr);
+  EXPECT_EQ(statistics(pool).live, 4 * mib);
+  EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, first), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, second), GPUMEM_GRANTED);
+}
+
 TEST_F(c_stack, bad_descriptions_are_refused) {
-  expect_refused("malloc", "'malloc' is unknown; the resources are arena, async, ");
+  expect_refused("fallback(pool)", "'fallback' needs two resources in its parentheses");
+  expect_refused("fallback(pool,cuda,managed)", "'fallback' needs two resources in its parentheses");
+  expect_refused("aligned(pool,alignment=3)", "must be a power of two");
+  expect_refused("tracking(pool,stack_depth=1000)", "must be 256 at most");
+  expect_refused("tracking(pool,depth=1)", "its options are stack_depth, freed_remembered, report");
+  expect_refused("thread_safe(pool,on=1)", "'on' is no option of thread_safe");
+  expect_refused("malloc", "'malloc' is unknown; the resources are aligned, arena, async, ");
   expect_refused("pool(malloc)", "'malloc' is unknown");
   expect_refused("pool(cuda", "a ')' is missing");
   expect_refused("pool(cuda))", "closed that was not opened");

@@ -26,8 +26,10 @@ using gpumem::any_pool;
 using namespace gpumem::literals;
 
 template <class Maker> stack stack_of(int index) {
-  return {std::to_string(index) + "_" + Maker::name,
-          [] { return std::make_unique<held_subject<decltype(Maker::make())>>(Maker::make()); }};
+  using resource = decltype(Maker::make());
+  return {.name = std::to_string(index) + "_" + Maker::name,
+          .make = [] { return std::make_unique<held_subject<resource>>(Maker::make()); },
+          .on_device = gpumem::mr::has_property<resource, gpumem::mr::device_accessible>};
 }
 
 template <class... Makers> std::vector<stack> stacks_of(testing::Types<Makers...>) {
@@ -97,6 +99,18 @@ std::vector<adaptor> adaptors() {
        [](any_pool up) { return any_pool{gpumem::limiting_adaptor{std::move(up), {.limit = PTRDIFF_MAX}}}; }},
       {"failing", [](any_pool up) { return any_pool{gpumem::failing_adaptor{std::move(up)}}; }},
       {"prefetch", [](any_pool up) { return any_pool{gpumem::prefetch_adaptor{std::move(up)}}; }},
+      {"aligned",
+       [](any_pool up) {
+         return any_pool{gpumem::aligned_adaptor{std::move(up), {.alignment = 4_KiB, .threshold = 64_KiB}}};
+       }},
+      {"fallback",
+       [](any_pool up) { return any_pool{gpumem::fallback_adaptor{std::move(up), gpumem::managed_resource{}}}; }},
+      {"failure_callback",
+       [](any_pool up) {
+         return any_pool{gpumem::failure_callback_adaptor{std::move(up), {.callback = [](auto) { return false; }}}};
+       }},
+      {"thread_safe", [](any_pool up) { return any_pool{gpumem::thread_safe_adaptor{std::move(up)}}; }},
+      {"tracking", [](any_pool up) { return any_pool{gpumem::tracking_adaptor{std::move(up), {.stack_depth = 4}}}; }},
       {"scope", [](any_pool up) { return any_pool{gpumem::scope{std::move(up)}}; }},
   };
 }

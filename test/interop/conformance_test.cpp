@@ -271,7 +271,7 @@ TEST_P(contract, several_threads_can_allocate_at_once) {
       for (unsigned i = 0; i < 4; ++i) {
         threads.emplace_back([&, i] {
           gpumem::device_guard const scope{gpumem::device{in.home()}};
-          run::mix(in.resource(), how, mib, 100, i);
+          run::mix(in.resource(), how, mib, 50, i);
         });
       }
       for (auto& thread : threads) thread.join();
@@ -281,6 +281,7 @@ TEST_P(contract, several_threads_can_allocate_at_once) {
 
 // A default stream is a different stream in each thread: the event orders the free after the allocation.
 TEST_P(contract, another_thread_can_free_a_block) {
+  constexpr int handed = 10;
   for_each([](run& in) {
     struct handed_over {
       block given;
@@ -293,7 +294,7 @@ TEST_P(contract, another_thread_can_free_a_block) {
       std::deque<handed_over> given;
       std::thread consumer{[&] {
         gpumem::device_guard const scope{gpumem::device{in.home()}};
-        for (int i = 0; i < 30; ++i) {
+        for (int i = 0; i < handed; ++i) {
           std::unique_lock held{guard};
           arrived.wait(held, [&] { return !given.empty(); });
           auto const next = std::move(given.front());
@@ -304,7 +305,7 @@ TEST_P(contract, another_thread_can_free_a_block) {
         }
       }};
       std::mt19937 random{3};
-      for (int i = 0; i < 30; ++i) {
+      for (int i = 0; i < handed; ++i) {
         std::size_t const bytes = 1 + random() % mib;
         void* const p = how.allocate(in.resource(), bytes, 256);
         gpumem::event allocated{gpumem::device{in.home()}};

@@ -102,8 +102,60 @@ template <class Upstream> struct narrowed {
   static auto make() { return gpumem::mr::any_resource<device_accessible>{any_pool<Upstream>::make()}; }
 };
 
+template <class Upstream> struct arena {
+  static constexpr char const* name = "arena";
+  static auto make() { return gpumem::arena_resource{Upstream::make()}; }
+};
+template <class Upstream> struct monotonic {
+  static constexpr char const* name = "monotonic";
+  static auto make() { return gpumem::monotonic_resource{Upstream::make()}; }
+};
+template <class Upstream> struct binning {
+  static constexpr char const* name = "binning";
+  static auto make() { return gpumem::binning_resource{Upstream::make(), {.min_exponent = 18, .max_exponent = 20}}; }
+};
+template <class Upstream> struct aligned {
+  static constexpr char const* name = "aligned";
+  static auto make() { return gpumem::aligned_adaptor{Upstream::make(), {.alignment = 4096}}; }
+};
+template <class First, class Second> struct fallback {
+  static constexpr char const* name = "fallback";
+  static auto make() { return gpumem::fallback_adaptor{First::make(), Second::make()}; }
+};
+template <class Upstream> struct failure_callback {
+  static constexpr char const* name = "failure_callback";
+  static auto make() {
+    return gpumem::failure_callback_adaptor{Upstream::make(), {.callback = [](auto const&) { return false; }}};
+  }
+};
+template <class Upstream> struct thread_safe {
+  static constexpr char const* name = "thread_safe";
+  static auto make() { return gpumem::thread_safe_adaptor{Upstream::make()}; }
+};
+template <class Upstream> struct tracking {
+  static constexpr char const* name = "tracking";
+  static auto make() { return gpumem::tracking_adaptor{Upstream::make(), {.stack_depth = 4}}; }
+};
+template <class Upstream> struct prefetch {
+  static constexpr char const* name = "prefetch";
+  static auto make() { return gpumem::prefetch_adaptor{Upstream::make()}; }
+};
+
+// Ten stacks as programs build them.
+using training = statistics<pool<cuda>>;
+using seeds_example = binning<pool<managed>>;
+using shared_card = limiting<prefetch<pool<managed>>>;
+using spilling = failure_callback<limiting<pool<cuda>>>;
+using overflowing = fallback<pool<cuda>, managed>;
+using leak_hunt = tracking<hardened<cuda>>;
+using storage = aligned<pool<pinned>>;
+using step_scratch = logging<monotonic<pool<cuda>>>;
+using service = tracking<limiting<arena<async>>>;
+using foreign_below = aligned<thread_safe<checked<binning<cuda>>>>;
+
 using resources = testing::Types<
-    cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
+    training, seeds_example, shared_card, spilling, overflowing, leak_hunt, storage, step_scratch, service,
+    foreign_below, cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
     statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<checked<cuda>>,
     checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>, any_pool<statistics<cuda>>,
     pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>, any<statistics<host>, host_accessible>,

@@ -63,6 +63,7 @@ struct stack {
   std::string name;
   std::function<std::unique_ptr<subject>()> make;
   std::size_t largest = std::size_t{1} << 30;
+  bool on_device = true; ///< whether kernels may use the memory
 };
 
 /// Stacks that are tested as one test.

@@ -140,7 +140,7 @@ public:
   gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const& key, std::size_t bytes,
                                                         std::size_t alignment) noexcept {
     auto const result = upstream_.state().try_allocate(key, bytes, alignment);
-    if (result) on_grant(key, *result, bytes, alignment);
+    if (result) grant();
     return result;
   }
   void deallocate(gpumem::extend::stream_key const& key, void* pointer, std::size_t bytes,
@@ -155,16 +155,17 @@ public:
   bool cancel_waiter(gpumem::extend::waiter& request) noexcept { return upstream_.state().cancel_waiter(request); }
   gpumem::device where() noexcept { return upstream_.state().where(); }
 
-  void on_grant(gpumem::extend::stream_key const&, void*, std::size_t, std::size_t) noexcept override {
-    add_live();
-    count(1);
-  }
+  void on_grant(gpumem::extend::waiter const&, gpumem::extend::request_part const&) noexcept override { grant(); }
   long live() {
     gpumem::detail::sync::lock const held{mutex_};
     return live_;
   }
 
 private:
+  void grant() noexcept {
+    add_live();
+    count(1);
+  }
   void count(long change) noexcept {
     gpumem::detail::sync::lock const held{mutex_};
     live_ += change;

@@ -165,7 +165,9 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///                          the bin of the smallest size that holds a request serves it: blocks of that size from the
 ///                          resource, the resource itself, or another one; the exponents add bins of powers of two
 ///   limiting(resource, limit=8GiB), logging(resource, file=FILE), statistics(resource),
-///   prefetch(resource, to=device), where `to` may also be host,
+///   prefetch(resource, to=device), where `to` may also be host, aligned(resource, alignment=256, threshold=0),
+///   tracking(resource, stack_depth=16, freed_remembered=1024, report=stderr), where `report` may also be a file,
+///   fallback(resource, resource), thread_safe(resource),
 ///   failing(resource, every=0, first=0, count=1, probability=0, seed=1)
 ///                          the adaptors of the C++ library
 /// In a stack whose outermost resource is not a pool, fixed or arena, gpumem_synchronize gives

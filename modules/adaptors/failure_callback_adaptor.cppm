@@ -1,0 +1,99 @@
+// failure_callback_adaptor: calls a function when the upstream has no memory, and tries again.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:failure_callback_adaptor;
+import :adaptor_base;
+import :cuda;
+import :device;
+import :error;
+import :services;
+import :std;
+import :stream;
+
+namespace gpumem {
+
+/// A request that failed because memory is exhausted.
+export struct allocation_failure {
+  std::size_t requested; ///< bytes
+  /// Bytes that must become free as far as the statistics of the upstream, or the free memory of its device, tell.
+  /// Equal to `requested` if they tell that enough is free: then no free range is large enough.
+  std::size_t missing;
+  unsigned attempt; ///< number of the attempt that failed, from 1
+  outcome reason;
+};
+
+/// Options of a failure_callback_adaptor.
+export struct failure_callback_options {
+  /// Frees memory and returns true to try again, or returns false to let the request fail. An exception counts as
+  /// false.
+  std::function<bool(allocation_failure const&)> callback;
+  unsigned max_retries = 8; ///< attempts after the first; 0: none, the callback only hears of the failure
+};
+
+namespace detail {
+
+// Calls the callback. Any thread.
+class failure_calls {
+public:
+  // Throws std::invalid_argument without a callback.
+  explicit failure_calls(failure_callback_options options);
+
+  // Returns whether the request shall be tried again. Returns false without a call for a request that the callback
+  // itself makes.
+  bool wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
+                   unsigned attempt) noexcept;
+
+private:
+  failure_callback_options const options_;
+};
+
+template <class Upstream>
+class failure_callback_state final : public adaptor_state<failure_callback_state<Upstream>, Upstream> {
+  using base = adaptor_state<failure_callback_state, Upstream>;
+
+public:
+  failure_callback_state(Upstream upstream, failure_callback_options options)
+      : base{std::move(upstream)}, calls_{std::move(options)} {}
+
+  // A request that may wait at the upstream has not failed yet.
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    auto result = base::try_allocate(key, bytes, alignment);
+    bool const waits = key.queues() != queueing::none && this->access().can_wait();
+    for (unsigned attempt = 1; !result && !waits && may_retry(result.error(), attempt); ++attempt)
+      result = base::try_allocate(key, bytes, alignment);
+    return result;
+  }
+
+private:
+  friend class adaptor_state<failure_callback_state, Upstream>;
+  bool may_retry(failure const& why, unsigned attempt) noexcept {
+    return why.reason == outcome::exhausted &&
+           calls_.wants_retry(services_of(this->upstream()), this->where(), why, attempt);
+  }
+  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
+  void on_free(stream_key const&, void*, std::size_t) noexcept {}
+  void on_failure(stream_key const&, std::size_t) noexcept {}
+
+  failure_calls calls_;
+};
+
+} // namespace detail
+
+/// Calls a function when the upstream fails a request as `exhausted`, and tries again if the function returns true: to
+/// spill, to shrink caches, or to write a report. It is called on the thread of the request and without a lock of
+/// gpumem, so it may free memory, synchronize and allocate. If it allocates through the same adaptor and that fails,
+/// it is not called again for that request. Calls of several threads may overlap.
+///
+/// A request that waits at the upstream does not fail, and calls nothing; see pool_resource::on_pressure for callbacks
+/// that serve waiting requests. A handle; see adaptor_base. Any thread.
+export template <mr::resource Upstream>
+class failure_callback_adaptor
+    : public adaptor_base<failure_callback_adaptor<Upstream>, detail::failure_callback_state<Upstream>, Upstream> {
+  using base = adaptor_base<failure_callback_adaptor, detail::failure_callback_state<Upstream>, Upstream>;
+
+public:
+  /// Throws std::invalid_argument without a callback, and std::bad_alloc.
+  failure_callback_adaptor(Upstream upstream, failure_callback_options options)
+      : base{new detail::failure_callback_state<Upstream>{std::move(upstream), std::move(options)}} {}
+};
+
+} // namespace gpumem

@@ -1,0 +1,178 @@
+// fallback_adaptor: gets memory from a second resource when the first has none.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <utility>
+export module gpumem:fallback_adaptor;
+import :adaptor_base;
+import :cuda;
+import :device;
+import :error;
+import :fork;
+import :forwarding_base;
+import :holder;
+import :pointer_set;
+import :resource;
+import :services;
+import :shared_state;
+import :std;
+import :stream;
+import :waiter;
+
+namespace gpumem {
+
+namespace detail {
+
+// Returns the device of a resource with two upstreams. Throws std::invalid_argument if they belong to two devices.
+std::optional<device> common_device(std::optional<device> first, std::optional<device> second);
+// Returns the sum for a resource that gets memory from both.
+statistics sum_of(statistics first, statistics const& second) noexcept;
+// Throws std::invalid_argument.
+[[noreturn]] void refuse_use_of_fallback();
+
+template <class First, class Second> class fallback_state final : public shared_state, private grant_hook {
+public:
+  fallback_state(First first, Second second)
+      : first_{std::move(first)}, second_{std::move(second)}, device_{common_device(first_.where(), second_.where())} {}
+
+  // The first resource waits on the host only if the second has nothing either.
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const now = key.waiting(false);
+    auto const result = first_.try_allocate(now, bytes, alignment);
+    if (result) return counted(result);
+    auto const why = result.error().reason;
+    if (why != outcome::exhausted && why != outcome::too_large) return result;
+    auto const other = allocate_in_second(now, bytes, alignment);
+    if (other) return other;
+    if (why == outcome::too_large) return other;
+    return key.may_wait() ? counted(first_.try_allocate(key, bytes, alignment)) : result;
+  }
+
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    if (in_second_.erase(pointer)) {
+      second_.deallocate(key, pointer, bytes, alignment);
+    } else {
+      first_.deallocate(key, pointer, bytes, alignment);
+    }
+    drop_live(); // may destroy the state
+  }
+
+  std::optional<device> where() const noexcept { return device_; }
+
+  bool admit(waiter& item) noexcept
+    requires requires(upstream_access<First>& up) { up.admit(item); }
+  {
+    if (first_.can_wait()) return item.add_hook(*this) && first_.admit(item);
+    if (item.asks_for_turn()) item.complete(nullptr);
+    return false;
+  }
+  bool cancel_waiter(waiter& item) noexcept
+    requires requires(upstream_access<First>& up) { up.cancel_waiter(item); }
+  {
+    return !forked() && first_.cancel_waiter(item);
+  }
+  void on_holder_event(holder& unit, holder_event what) noexcept
+    requires requires(upstream_access<First>& up) { up.on_holder_event(unit, what); }
+  {
+    first_.on_holder_event(unit, what);
+  }
+
+  std::size_t trim(std::size_t keep) {
+    std::size_t given = 0;
+    if constexpr (requires { first_.trim(keep); }) given += first_.trim(keep);
+    if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
+    return given;
+  }
+  statistics read_statistics() {
+    statistics first, second;
+    if constexpr (requires { first_.read_statistics(); }) first = first_.read_statistics();
+    if constexpr (requires { second_.read_statistics(); }) second = second_.read_statistics();
+    return sum_of(first, second);
+  }
+
+  void record_use(void* pointer, stream_ref stream) {
+    if (!in_second_.contains(pointer)) return first_.value().record_use(pointer, stream);
+    if constexpr (requires { second_.value().record_use(pointer, stream); }) {
+      second_.value().record_use(pointer, stream);
+    } else {
+      refuse_use_of_fallback();
+    }
+  }
+
+  First& first() noexcept { return first_.value(); }
+  Second& second() noexcept { return second_.value(); }
+  std::uint64_t fallbacks() const noexcept { return fallbacks_.load(std::memory_order_relaxed); }
+
+private:
+  void on_grant(waiter const&, request_part const&) noexcept override { add_live(); }
+
+  expected<void*, failure> counted(expected<void*, failure> const& result) noexcept {
+    if (result) add_live();
+    return result;
+  }
+  expected<void*, failure> allocate_in_second(stream_key const& key, std::size_t bytes,
+                                              std::size_t alignment) noexcept {
+    auto const result = second_.try_allocate(key, bytes, alignment);
+    if (!result) return result;
+    if (!in_second_.insert(*result)) {
+      second_.deallocate(key, *result, bytes, alignment);
+      return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+    }
+    fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    return counted(result);
+  }
+
+  upstream_access<First> first_;
+  upstream_access<Second> second_;
+  std::optional<device> const device_;
+  pointer_set in_second_;
+  std::atomic<std::uint64_t> fallbacks_{0};
+};
+
+} // namespace detail
+
+/// Gets a block from the second resource when the first has none: when it refuses the request as `exhausted` or
+/// `too_large`. For instance managed or pinned memory behind a pool with a limit. A block goes back to the resource
+/// that it came from. While no block of the second is live, a free costs one load more.
+///
+/// A request that waits does so at the first resource, and only if the second had no memory at its start. `allocate`
+/// waits on the host for the first resource only after the second has failed. If both fail, the failure is that of the
+/// first, unless the request is too large for it. `trim` trims both. Statistics are sums of both; there is a limit if
+/// both have one. A handle; copies are the same resource. It lives until its last handle is gone and its last block is
+/// freed. Any thread.
+export template <mr::resource First, mr::resource Second>
+  requires(mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
+          (mr::has_property<Second, mr::host_accessible> || !mr::has_property<First, mr::host_accessible>)
+class fallback_adaptor
+    : public detail::forwarding_base<fallback_adaptor<First, Second>, detail::fallback_state<First, Second>, First> {
+  using state_of = detail::fallback_state<First, Second>;
+  using base = detail::forwarding_base<fallback_adaptor, state_of, First>;
+
+public:
+  static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
+
+  /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
+  fallback_adaptor(First first, Second second) : state_{new state_of{std::move(first), std::move(second)}} {}
+
+  First const& upstream() const noexcept { return state_->first(); }
+  Second const& fallback() const noexcept { return state_->second(); }
+
+  /// Returns how many blocks the second resource has given. Any thread.
+  std::uint64_t fallbacks() const noexcept { return state_->fallbacks(); }
+
+  /// Declares that all uses of the block on this stream are enqueued; see pool_resource::record_use. Throws
+  /// std::invalid_argument if the block came from the second resource and that records no uses.
+  void record_use(void* pointer, stream_ref stream)
+    requires requires(First& up) { up.record_use(pointer, stream); }
+  {
+    if (pointer) state_->record_use(pointer, stream);
+  }
+
+  friend bool operator==(fallback_adaptor const& a, fallback_adaptor const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  friend base;
+  state_of& state() const noexcept { return *state_; }
+  state_ptr<state_of> state_;
+};
+
+} // namespace gpumem

@@ -1,0 +1,58 @@
+// thread_safe_adaptor: lets threads share a resource that only one thread may use at a time.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:thread_safe_adaptor;
+import :adaptor_base;
+import :cuda;
+import :error;
+import :std;
+import :stream;
+import :sync;
+
+namespace gpumem {
+
+namespace detail {
+
+template <class Upstream> class locking_state final : public adaptor_state<locking_state<Upstream>, Upstream> {
+  using base = adaptor_state<locking_state, Upstream>;
+
+public:
+  using base::base;
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    sync::lock const held{mutex_};
+    return base::try_allocate(key, bytes, alignment);
+  }
+
+  // The lock must be released before the state may end.
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    {
+      sync::lock const held{mutex_};
+      this->access().deallocate(key, pointer, bytes, alignment);
+    }
+    this->drop_live(); // may destroy the state
+  }
+
+private:
+  friend class adaptor_state<locking_state, Upstream>;
+  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
+  void on_failure(stream_key const&, std::size_t) noexcept {}
+
+  sync::mutex mutex_;
+};
+
+} // namespace detail
+
+/// Makes the allocations and frees of all threads one after another, under one lock. For resources of other libraries
+/// and callback resources that are not thread-safe: gpumem's own are, and are faster without it. The lock is held while
+/// the upstream works or waits, and the upstream must not call this adaptor. A handle; see adaptor_base. Any thread.
+export template <mr::resource Upstream>
+class thread_safe_adaptor
+    : public adaptor_base<thread_safe_adaptor<Upstream>, detail::locking_state<Upstream>, Upstream> {
+  using base = adaptor_base<thread_safe_adaptor, detail::locking_state<Upstream>, Upstream>;
+
+public:
+  /// Throws std::bad_alloc.
+  explicit thread_safe_adaptor(Upstream upstream) : base{new detail::locking_state<Upstream>{std::move(upstream)}} {}
+};
+
+} // namespace gpumem

@@ -1,0 +1,66 @@
+// failure_callback_adaptor: says what is missing, and calls the callback.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+module gpumem:failure_callback_adaptor.impl;
+import :failure_callback_adaptor;
+import :device;
+import :error;
+import :services;
+
+namespace gpumem::detail {
+namespace {
+
+// The callbacks that this thread runs, the innermost first.
+struct running_call {
+  failure_calls const* of;
+  running_call const* outer;
+};
+thread_local running_call const* innermost = nullptr;
+
+bool runs_on_this_thread(failure_calls const& calls) noexcept {
+  for (auto const* each = innermost; each; each = each->outer) {
+    if (each->of == &calls) return true;
+  }
+  return false;
+}
+
+// Returns the bytes that the upstream could still give; none if nothing tells.
+std::optional<std::size_t> room_of(services_handle upstream, std::optional<device> where) {
+  auto const now = upstream.table->read_statistics(upstream.state);
+  if (now.limit > 0) return now.limit - std::min(now.limit, std::max(now.live, now.allocated));
+  if (!where) return std::nullopt;
+  return where->memory().free + now.free;
+}
+
+std::size_t missing_of(services_handle upstream, std::optional<device> where, std::size_t bytes) noexcept {
+  try {
+    auto const room = room_of(upstream, where);
+    return room && *room < bytes ? bytes - *room : bytes;
+  } catch (...) { return bytes; } // the device does not answer
+}
+
+} // namespace
+
+failure_calls::failure_calls(failure_callback_options options) : options_{std::move(options)} {
+  if (!options_.callback) throw std::invalid_argument{"gpumem: failure_callback_options: `callback` is empty"};
+}
+
+bool failure_calls::wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
+                                unsigned attempt) noexcept {
+  if (runs_on_this_thread(*this)) return false;
+  running_call const call{this, innermost};
+  innermost = &call;
+  bool again = false;
+  try {
+    again = options_.callback({why.requested, missing_of(upstream, where, why.requested), attempt, why.reason});
+  } catch (...) { again = false; }
+  innermost = call.outer;
+  return again && attempt <= options_.max_retries;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,34 @@
+// fallback_adaptor: the parts that do not depend on the types of its resources.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+module gpumem:fallback_adaptor.impl;
+import :fallback_adaptor;
+import :device;
+import :services;
+
+namespace gpumem::detail {
+
+std::optional<device> common_device(std::optional<device> first, std::optional<device> second) {
+  if (first && second && *first != *second)
+    throw std::invalid_argument{"gpumem: the two resources of a fallback_adaptor belong to different devices"};
+  return first ? first : second;
+}
+
+statistics sum_of(statistics first, statistics const& second) noexcept {
+  bool const limited = first.limit > 0 && second.limit > 0;
+  bool const bounded = first.largest_block > 0 && second.largest_block > 0;
+  add_statistics(first, second);
+  first.limit = limited ? first.limit + second.limit : 0;
+  first.largest_block = bounded ? std::max(first.largest_block, second.largest_block) : 0;
+  first.peak_live = first.peak_reserved = 0; // the peaks of two resources are at different times
+  return first;
+}
+
+void refuse_use_of_fallback() {
+  throw std::invalid_argument{"gpumem: the second resource of this fallback_adaptor records no uses"};
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,207 @@
+// fallback_adaptor: when the second resource serves, where blocks go back, waiting, statistics.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <gpumem/pool_options.hpp>
+#include <gpumem/services.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+
+#include "../support/parking_resource.hpp"
+
+namespace {
+
+using namespace gpumem::literals;
+using namespace std::chrono_literals;
+namespace simulator = gpumem::simulator;
+
+class fallback : public simulated {
+protected:
+  using counted_pool = gpumem::statistics_adaptor<gpumem::pool_resource<gpumem::cuda_resource>>;
+  using counted_managed = gpumem::statistics_adaptor<gpumem::managed_resource>;
+  gpumem::stream s_{gpumem::device{0}};
+  counted_pool first_{gpumem::pool_resource{gpumem::cuda_resource{}, {.limit = 4_MiB}}};
+  counted_managed second_{gpumem::managed_resource{}};
+  gpumem::fallback_adaptor<counted_pool, counted_managed> subject_{first_, second_};
+};
+
+TEST_F(fallback, second_resource_serves_when_the_first_is_full) {
+  void* const a = subject_.allocate(s_, 3_MiB);
+  EXPECT_EQ(subject_.fallbacks(), 0u);
+  void* const b = subject_.allocate(s_, 3_MiB);
+  EXPECT_EQ(subject_.fallbacks(), 1u);
+  EXPECT_EQ(first_.counters().bytes.value, static_cast<std::int64_t>(3_MiB));
+  EXPECT_EQ(second_.counters().bytes.value, static_cast<std::int64_t>(3_MiB));
+  subject_.deallocate(s_, a, 3_MiB);
+  EXPECT_EQ(first_.counters().bytes.value, 0);
+  void* const c = subject_.allocate(s_, 3_MiB); // the first has room again
+  EXPECT_EQ(subject_.fallbacks(), 1u);
+  subject_.deallocate(s_, b, 3_MiB);
+  EXPECT_EQ(second_.counters().bytes.value, 0);
+  subject_.deallocate(s_, c, 3_MiB);
+  EXPECT_EQ(first_.counters().bytes.value, 0);
+}
+
+TEST_F(fallback, request_that_is_too_large_for_the_first_goes_to_the_second) {
+  void* const p = subject_.allocate_sync(5_MiB);
+  EXPECT_EQ(second_.counters().allocations.value, 1);
+  subject_.deallocate_sync(p, 5_MiB);
+  EXPECT_EQ(second_.counters().allocations.value, 0);
+}
+
+TEST_F(fallback, statistics_are_sums) {
+  void* const a = subject_.allocate(s_, 3_MiB);
+  void* const b = subject_.allocate(s_, 2_MiB);
+  EXPECT_EQ(subject_.statistics().live, 5_MiB);
+  EXPECT_EQ(subject_.statistics().limit, 0u) << "the second has no limit";
+  subject_.deallocate(s_, a, 3_MiB);
+  subject_.deallocate(s_, b, 2_MiB);
+  EXPECT_EQ(subject_.statistics().live, 0u);
+  s_.synchronize();
+  EXPECT_GT(subject_.trim(), 0u);
+  EXPECT_EQ(subject_.statistics().reserved, 0u);
+}
+
+TEST_F(fallback, failure_is_that_of_the_first_unless_it_is_too_small) {
+  gpumem::pool_resource one{gpumem::cuda_resource{}, {.limit = 4_MiB}};
+  gpumem::pool_resource other{gpumem::cuda_resource{}, {.limit = 2_MiB}};
+  gpumem::fallback_adaptor subject{one, other};
+  EXPECT_EQ(subject.statistics().limit, 6_MiB);
+  void* const p = subject.allocate(s_, 4_MiB);
+  EXPECT_EQ(subject.try_allocate(s_, 3_MiB).error().reason, gpumem::outcome::exhausted);
+  EXPECT_EQ(subject.try_allocate(s_, 5_MiB).error().reason, gpumem::outcome::too_large);
+  void* const q = subject.allocate(s_, 2_MiB);
+  EXPECT_THROW(subject.allocate(s_, 1_MiB), gpumem::out_of_memory);
+  subject.deallocate(s_, p, 4_MiB);
+  subject.deallocate(s_, q, 2_MiB);
+}
+
+TEST_F(fallback, host_does_not_wait_for_the_first_while_the_second_has_memory) {
+  void* const a = subject_.allocate(s_, 4_MiB);
+  simulator::work(s_, {simulator::write(a, 4_MiB)}, 50ms);
+  subject_.deallocate(s_, a, 4_MiB);
+  gpumem::stream other{gpumem::device{0}};
+  void* const b = subject_.allocate(other, 4_MiB, 256);
+  EXPECT_LE(subject_.fallbacks(), 1u);
+  subject_.deallocate(other, b, 4_MiB);
+}
+
+TEST_F(fallback, other_failures_of_the_first_end_the_request) {
+  gpumem::limiting_adaptor one{gpumem::cuda_resource{}, {.limit = 1_MiB}};
+  gpumem::fallback_adaptor subject{one, gpumem::managed_resource{}};
+  one.close();
+  EXPECT_EQ(subject.try_allocate(s_, 1_KiB).error().reason, gpumem::outcome::closed);
+  EXPECT_EQ(subject.fallbacks(), 0u);
+}
+
+TEST_F(fallback, request_waits_at_the_first_if_both_are_full) {
+  test::parking_resource one{1000}, other{100};
+  gpumem::fallback_adaptor subject{one, other};
+  auto held = subject.acquire(s_, 1000).wait();
+  auto second = subject.acquire(s_, 100).wait();
+  EXPECT_EQ(subject.fallbacks(), 1u);
+  std::thread waiting{[&] {
+    auto const late = subject.acquire(s_, 50).wait();
+    EXPECT_EQ(subject.fallbacks(), 1u);
+  }};
+  while (one.state().parked() == 0) std::this_thread::yield();
+  held.reset();
+  waiting.join();
+  {
+    auto const cancelled = subject.acquire(s_, 1000).wait_until(gpumem::detail::sync::now());
+    EXPECT_TRUE(cancelled);
+  }
+  second.reset();
+  EXPECT_EQ(one.state().read_statistics().live + other.state().read_statistics().live, 0u);
+}
+
+TEST_F(fallback, request_cannot_wait_if_the_first_cannot) {
+  gpumem::fallback_adaptor subject{gpumem::any_pool{gpumem::cuda_resource{}}, gpumem::any_pool{first_}};
+  EXPECT_THROW((void)subject.acquire(s_, 1_GiB * 1024 * 1024).wait(), gpumem::out_of_memory);
+  auto const block = subject.acquire(s_, 1_MiB).wait();
+  EXPECT_NE(block.data(), nullptr);
+}
+
+TEST_F(fallback, recorded_uses_reach_the_resource_of_the_block) {
+  gpumem::pool_resource one{gpumem::cuda_resource{}, {.limit = 1_MiB}};
+  gpumem::pool_resource other{gpumem::cuda_resource{}, {.limit = 4_MiB}};
+  gpumem::fallback_adaptor subject{one, other};
+  gpumem::stream user{gpumem::device{0}};
+  for (std::size_t const bytes : {1_MiB, 4_MiB}) {
+    for (int round = 0; round < 5; ++round) {
+      void* const p = subject.allocate(s_, bytes);
+      gpumem::event ready{gpumem::device{0}};
+      ready.record(s_);
+      user.wait(ready);
+      simulator::work(user, {simulator::write(p, bytes)}, 20us);
+      subject.record_use(p, user);
+      subject.deallocate(s_, p, bytes);
+    }
+  }
+  gpumem::fallback_adaptor over_managed{one, gpumem::managed_resource{}};
+  void* const p = over_managed.allocate(s_, 2_MiB);
+  EXPECT_THROW(over_managed.record_use(p, user), std::invalid_argument);
+  over_managed.deallocate(s_, p, 2_MiB);
+  user.synchronize();
+}
+
+TEST_F(fallback, blocks_go_back_to_their_resource_from_any_thread) {
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      gpumem::stream own{gpumem::device{0}};
+      std::mt19937 random{seed};
+      std::vector<std::pair<void*, std::size_t>> live;
+      for (int i = 0; i < 300; ++i) {
+        if (live.size() < 8) {
+          std::size_t const bytes = 1 + random() % 1_MiB;
+          live.emplace_back(subject_.allocate(own, bytes), bytes);
+        } else {
+          std::swap(live[random() % live.size()], live.back());
+          subject_.deallocate(own, live.back().first, live.back().second);
+          live.pop_back();
+        }
+      }
+      for (auto const& [p, bytes] : live) subject_.deallocate(own, p, bytes);
+    });
+  }
+  for (auto& each : threads) each.join();
+  EXPECT_GT(subject_.fallbacks(), 0u) << "the test does not reach the second resource";
+  EXPECT_EQ(first_.counters().bytes.value, 0);
+  EXPECT_EQ(second_.counters().bytes.value, 0);
+}
+
+TEST_F(fallback, resources_of_two_devices_are_refused) {
+  EXPECT_THROW((gpumem::fallback_adaptor{gpumem::cuda_resource{}, gpumem::cuda_resource{gpumem::device{1}}}),
+               std::invalid_argument);
+}
+
+template <class A, class B>
+concept may_back = requires(A a, B b) { gpumem::fallback_adaptor{a, b}; };
+static_assert(may_back<gpumem::cuda_resource, gpumem::managed_resource>);
+static_assert(!may_back<gpumem::cuda_resource, gpumem::host_resource>, "the device cannot read it");
+static_assert(!may_back<gpumem::managed_resource, gpumem::cuda_resource>, "the host cannot read it");
+
+TEST_F(fallback, copies_are_equal_and_it_lives_until_its_last_block) {
+  auto const copy = subject_;
+  EXPECT_TRUE(copy == subject_);
+  gpumem::allocation kept;
+  {
+    gpumem::fallback_adaptor subject{test::parking_resource{10}, test::parking_resource{100}};
+    kept = subject.acquire(s_, 50).wait();
+  }
+  kept.reset();
+  EXPECT_FALSE(kept);
+}
+
+} // namespace
