@@ -29,7 +29,8 @@ const char* phrase(finding_kind kind) {
 
 } // namespace
 
-void checker::clear() {
+void checker::clear(bool all_memory) {
+  all_memory_ = all_memory;
   segments_.clear();
   blocks_.clear();
   tracked_.clear();
@@ -118,7 +119,7 @@ void checker::check_order(segment& part, const actor& who, bool write, finding_k
 }
 
 bool checker::tracked(std::uint64_t address) const {
-  if (mappings_.owns(address)) return true;
+  if (all_memory_ || mappings_.owns(address)) return true;
   if (allocations_.owns(address) || allocations_.find(address) != nullptr) return true;
   auto above = segments_.upper_bound(address);
   return above != segments_.begin() && std::prev(above)->second.end > address;

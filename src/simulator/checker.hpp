@@ -35,7 +35,8 @@ public:
   checker(report& findings, const memory& allocations, virtual_memory& mappings, const vector_clock& host)
       : findings_(findings), allocations_(allocations), mappings_(mappings), host_(host) {}
 
-  void clear();
+  /// `all_memory`: the devices can access all memory of the host.
+  void clear(bool all_memory);
 
   /// Checks work that reads or writes bytes. For `own` work of a resource only the order is checked, since a resource
   /// may use its memory without a grant.
@@ -131,6 +132,7 @@ private:
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
   std::unordered_set<std::uint64_t> tracked_;           // allocations of the driver in which blocks were granted
   std::uint64_t blocks_made_ = 0;
+  bool all_memory_ = false;
 };
 
 } // namespace simulated

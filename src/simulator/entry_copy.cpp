@@ -1,5 +1,7 @@
 // Entry points of copies, fills, prefetch and advice.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include "entry.hpp"
 #include "transfers.hpp"
 
@@ -41,6 +43,13 @@ bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
 bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
   if (device.options().pageable_memory == 0 || pointer == 0 || bytes == 0) return false;
   return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
+}
+
+/// Calls `set(address, bytes)` with the pages of the host that hold the bytes: advice is for whole pages.
+template <class Set> void for_pages(CUdeviceptr pointer, size_t bytes, Set&& set) {
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = pointer / page * page;
+  set(begin, (pointer + bytes + page - 1) / page * page - begin);
 }
 
 int number_of(const CUmemLocation& place) {
@@ -133,13 +142,17 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
     const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
     if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
       return CUDA_ERROR_INVALID_VALUE;
-    if (advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) device.preferred.set(pointer, bytes, CU_DEVICE_INVALID);
+    const auto prefer = [&](int where) {
+      for_pages(pointer, bytes, [&](auto begin, auto length) { device.preferred.set(begin, length, where); });
+    };
+    if (advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) prefer(CU_DEVICE_INVALID);
     if (advice <= CU_MEM_ADVISE_UNSET_READ_MOSTLY || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION)
       return CUDA_SUCCESS; // these ignore the location
-    const CUresult judged = judge(device, to);
-    if (judged == CUDA_SUCCESS && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION)
-      device.preferred.set(pointer, bytes, number_of(to));
-    return judged;
+    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE && device.options().concurrent_managed_access == 0)
+      return CUDA_ERROR_INVALID_DEVICE;
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) prefer(number_of(to));
+    return CUDA_SUCCESS;
   });
 }
 

@@ -77,7 +77,7 @@ bool simulation::reset(const gpumem_simulator_options& options) {
   executables.clear();
   modules.clear();
   captures.clear();
-  order.clear();
+  order.clear(options.pageable_memory != 0);
   findings.clear();
   faults.clear();
   calls.clear();

@@ -11,13 +11,14 @@ namespace simulated {
 
 namespace {
 
-enum class place { device, locked_host, pageable };
+enum class place { device, reachable_host, pageable };
 
 place place_of(const simulation& device, std::uint64_t address) {
   if (device.mappings.owns(address)) return place::device;
   const allocation* held = device.allocations.find(address);
-  if (held == nullptr) return device.allocations.owns(address) ? place::device : place::pageable;
-  return held->kind == memory_kind::device ? place::device : place::locked_host;
+  if (held != nullptr) return held->kind == memory_kind::device ? place::device : place::reachable_host;
+  if (device.allocations.owns(address)) return place::device;
+  return device.options().pageable_memory != 0 ? place::reachable_host : place::pageable;
 }
 
 char* bytes_at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
@@ -57,7 +58,7 @@ CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, st
 CUresult fill(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,
               std::size_t count) {
   if (count == 0) return CUDA_SUCCESS;
-  if (to == 0 || to % width != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (to == 0 || to % width != 0 || place_of(device, to) == place::pageable) return CUDA_ERROR_INVALID_VALUE;
   operation work;
   work.action = "fill";
   work.duration = transfer_time(count * width);

@@ -80,6 +80,46 @@ TEST_F(device_memory, copies_to_pinned_memory_are_asynchronous) {
   EXPECT_EQ(cu().free_host(pinned), CUDA_SUCCESS);
 }
 
+TEST_F(device_memory, fills_of_memory_that_the_device_cannot_access_are_refused) {
+  std::array<char, 64> own{};
+  EXPECT_EQ(cu().fill_async(address(own.data()), 1, own.size(), new_stream()), CUDA_ERROR_INVALID_VALUE);
+}
+
+// Devices that can access all memory of the host.
+class pageable_memory : public simulated_device {
+protected:
+  pageable_memory()
+      : simulated_device([] {
+          auto how = stepped_by_hand();
+          how.pageable_memory = true;
+          return how;
+        }()) {}
+};
+
+TEST_F(pageable_memory, copies_and_fills_are_in_stream_order) {
+  const CUstream s = new_stream();
+  std::array<int, 16> in{}, out{};
+  char* memory = new_memory(sizeof in);
+  EXPECT_EQ(cu().fill32_async(address(in.data()), 42, 16, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().to_device_async(address(memory), in.data(), sizeof in, s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().to_host_async(out.data(), address(memory), sizeof out, s), CUDA_SUCCESS);
+  EXPECT_EQ(in[3], 0);
+  EXPECT_EQ(out[3], 0) << "the copy waited";
+  cu().stream_synchronize(s);
+  EXPECT_EQ(in[3], 42);
+  EXPECT_EQ(out[3], 42);
+}
+
+TEST_F(pageable_memory, unordered_work_on_it_is_found) {
+  std::array<char, 64> own{};
+  const CUstream a = new_stream();
+  simulator::work(a, {simulator::write(own.data(), own.size())}, 1us);
+  simulator::work(new_stream(), {simulator::read(own.data(), own.size())}, 1us);
+  const auto found = only_finding();
+  EXPECT_EQ(found.kind, simulator::finding_kind::unordered_access);
+  EXPECT_EQ(found.earlier.stream, id_of(a));
+}
+
 TEST_F(device_memory, synchronous_copies_wait_unless_both_sides_are_on_the_device) {
   char* a = new_memory(64);
   char* b = new_memory(64);
