@@ -50,6 +50,7 @@ export import :cuda_resource;
 export import :managed_resource;
 export import :pinned_resource;
 export import :host_resource;
+export import :system_resource;
 export import :callback_resource;
 export import :prefetch;
 export import :async_options;

@@ -214,10 +214,21 @@ any_pool make_tracking(stack_base const& base, layer_text layer) {
   return any_pool{tracking_adaptor{upstream_of(base, layer), std::move(options)}};
 }
 
+void expect_no_upstream(layer_text const& layer) {
+  if (!layer.inner().empty()) refuse_layer(layer, "has no resource in its parentheses");
+}
+
 template <class Source> any_pool make_source(stack_base const& base, layer_text layer) {
   layer.expect_no_more("");
-  if (!layer.inner().empty()) refuse_layer(layer, "has no resource in its parentheses");
+  expect_no_upstream(layer);
   return any_pool{Source{gpumem::device{base.device}}};
+}
+
+any_pool make_system(stack_base const& base, layer_text layer) {
+  auto const headroom = option_values{layer}.size("headroom", 0);
+  layer.expect_no_more("headroom");
+  expect_no_upstream(layer);
+  return any_pool{system_resource{gpumem::device{base.device}, {.headroom = headroom}}};
 }
 
 any_pool make_pool_layer(stack_base const& base, layer_text layer) {
@@ -251,6 +262,7 @@ constexpr std::array known_layers{
     known_layer{"pool", make_pool_layer},
     known_layer{"prefetch", make_prefetch},
     known_layer{"statistics", make_statistics},
+    known_layer{"system", make_system},
     known_layer{"thread_safe", make_thread_safe},
     known_layer{"tracking", make_tracking},
 };

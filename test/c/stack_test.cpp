@@ -70,6 +70,7 @@ protected:
   static void SetUpTestSuite() {
     simulator::options how;
     how.devices = 2;
+    how.pageable_memory = true;
     simulator::load(how);
   }
   void SetUp() override { simulator::take_findings(); }
@@ -110,6 +111,9 @@ TEST_F(c_stack, every_resource_can_be_described) {
                            "managed",
                            "pinned",
                            "async_managed",
+                           "system",
+                           "system(headroom=1GiB)",
+                           "pool(system(headroom=79GiB),limit=1GiB)",
                            "pool",
                            "pool(limit=1GiB)",
                            "pool(cuda,hardened=on)",
@@ -305,6 +309,9 @@ TEST_F(c_stack, bad_descriptions_are_refused) {
   expect_refused("limiting(pool,limit=)", "has an empty value");
   expect_refused("limiting(pool,limit=1GiB,size=1)", "'size' is no option of limiting; its options are limit");
   expect_refused("cuda(pool)", "has no resource in its parentheses");
+  expect_refused("system(pool)", "has no resource in its parentheses");
+  expect_refused("system(headroom=much)", "needs a size for 'headroom', not 'much'");
+  expect_refused("system(limit=1GiB)", "'limit' is no option of system; its options are headroom");
   expect_refused("cuda(limit=1GiB)", "'limit' is no option of cuda, which has none");
   expect_refused("pool(limt=1GiB)", "'limt' is unknown; the options are");
   expect_refused("fixed(cuda)", "needs the option 'block_size'");

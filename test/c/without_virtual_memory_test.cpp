@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <string>
 
 namespace {
 
@@ -43,6 +44,13 @@ TEST_F(c_without_virtual_memory, pytorch_allocator_works_over_chunks) {
   auto* const block = gpumem_torch_try_allocate(3 * mib, 0, nullptr);
   EXPECT_NE(block, nullptr) << gpumem_last_error();
   gpumem_torch_free(block, 3 * mib, 0, nullptr);
+}
+
+TEST(c_without_pageable_access, memory_of_the_hosts_allocator_is_refused_by_name) {
+  simulator::load({.virtual_memory = false});
+  gpumem_pool* pool = nullptr;
+  EXPECT_EQ(gpumem_make_pool(0, "system", &pool), GPUMEM_DRIVER_ERROR);
+  EXPECT_NE(std::string{gpumem_last_error()}.find("cannot access memory of the host's allocator"), std::string::npos);
 }
 
 } // namespace

@@ -49,12 +49,15 @@ struct adaptor {
 
 gpumem::cuda_resource cuda() { return gpumem::cuda_resource{}; }
 
-// Each resource of device memory.
+// Each resource of memory that the device can access.
 std::vector<source> sources() {
   return {
       {"cuda", [] { return any_pool{cuda()}; }},
       {"async", [] { return any_pool{gpumem::async_resource{}}; }},
       {"managed", [] { return any_pool{gpumem::managed_resource{}}; }},
+      {"system", [] { return any_pool{gpumem::system_resource{}}; }},
+      {"system_with_headroom",
+       [] { return any_pool{gpumem::system_resource{gpumem::device{0}, {.headroom = 79_GiB}}}; }},
       {"callback",
        [] {
          return any_pool{gpumem::callback_resource{

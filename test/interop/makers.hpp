@@ -19,6 +19,10 @@ struct managed {
   static constexpr char const* name = "managed";
   static auto make() { return gpumem::managed_resource{}; }
 };
+struct system {
+  static constexpr char const* name = "system";
+  static auto make() { return gpumem::system_resource{}; }
+};
 struct pinned {
   static constexpr char const* name = "pinned";
   static auto make() { return gpumem::pinned_resource{}; }
@@ -161,11 +165,11 @@ using resources = testing::Types<
     pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>, any<statistics<host>, host_accessible>,
     reference<statistics<cuda>, device_accessible>, reference<host, host_accessible>, shared<cuda>,
     shared<statistics<cuda>>, narrowed<statistics<cuda>>, pool<cuda>, pool<host>, pool<statistics<cuda>>,
-    statistics<pool<cuda>>, any_pool<pool<cuda>>, checked<pool<cuda>>, managed, pinned, async, async_managed,
-    async_pinned, default_pool, pool<async>, pool<managed>, pool<pinned>, pool<async_pinned>, statistics<async>,
-    checked<async>, limiting<cuda>, limiting<host>, limiting<pool<cuda>>, limiting<statistics<any_pool<cuda>>>,
-    any_pool<limiting<checked<cuda>>>, pool<limiting<cuda>>, checked<pool<async>>, any_pool<async>, hardened<cuda>,
-    hardened<async>, hardened<second_device>, hardened<managed>, hardened<host>, pool<hardened<cuda>>,
-    statistics<hardened<pinned>>, checked<hardened<cuda>>, checked<hardened<async>>>;
+    statistics<pool<cuda>>, any_pool<pool<cuda>>, checked<pool<cuda>>, managed, system, pool<system>, pinned, async,
+    async_managed, async_pinned, default_pool, pool<async>, pool<managed>, pool<pinned>, pool<async_pinned>,
+    statistics<async>, checked<async>, limiting<cuda>, limiting<host>, limiting<pool<cuda>>,
+    limiting<statistics<any_pool<cuda>>>, any_pool<limiting<checked<cuda>>>, pool<limiting<cuda>>, checked<pool<async>>,
+    any_pool<async>, hardened<cuda>, hardened<async>, hardened<second_device>, hardened<managed>, hardened<host>,
+    pool<hardened<cuda>>, statistics<hardened<pinned>>, checked<hardened<cuda>>, checked<hardened<async>>>;
 
 } // namespace makers

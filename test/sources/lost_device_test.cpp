@@ -24,6 +24,11 @@ struct callback : gpumem::callback_resource<gpumem::mr::device_accessible> {
                           [](gpumem::stream_ref, void*, std::size_t, std::size_t) { ++frees_by_function; }} {}
 };
 
+/// Blocks with advice.
+struct with_headroom : gpumem::system_resource {
+  explicit with_headroom(gpumem::device where) : system_resource{where, {.headroom = 1024}} {}
+};
+
 class lost_device : public simulated {
 protected:
   void TearDown() override {}
@@ -54,6 +59,8 @@ TEST_F(lost_device, lost_device_is_reported_and_frees_make_no_driver_call) {
   held<gpumem::cuda_resource> plain{where};
   held<gpumem::managed_resource> managed{where};
   held<gpumem::pinned_resource> pinned{where};
+  held<gpumem::system_resource> system{where};
+  held<with_headroom> advised{where};
   held<gpumem::async_resource> async{where};
   held<gpumem::async_pinned_resource> async_pinned{where};
   held<gpumem::async_resource_view> view{where};
@@ -70,6 +77,8 @@ TEST_F(lost_device, lost_device_is_reported_and_frees_make_no_driver_call) {
   plain.expect_bookkeeping();
   managed.expect_bookkeeping();
   pinned.expect_bookkeeping();
+  system.expect_bookkeeping();
+  advised.expect_bookkeeping();
   async.expect_bookkeeping();
   async_pinned.expect_bookkeeping();
   view.expect_bookkeeping();

@@ -34,8 +34,8 @@ protected:
   bool ran_ = false;
 };
 
-using sources =
-    testing::Types<gpumem::cuda_resource, gpumem::host_resource, gpumem::managed_resource, gpumem::pinned_resource>;
+using sources = testing::Types<gpumem::cuda_resource, gpumem::host_resource, gpumem::managed_resource,
+                               gpumem::pinned_resource, gpumem::system_resource>;
 TYPED_TEST_SUITE(source, sources);
 
 TYPED_TEST(source, free_waits_for_an_own_stream) {

@@ -111,6 +111,8 @@ using gpumem::stream_allocator;
 using gpumem::stream_pool;
 using gpumem::stream_ref;
 using gpumem::sync_wait;
+using gpumem::system_options;
+using gpumem::system_resource;
 using gpumem::task;
 using gpumem::thread_executor;
 using gpumem::thread_pool_executor;

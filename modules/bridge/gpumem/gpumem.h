@@ -155,6 +155,8 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 /// instance `binning(pool(managed,limit=80GiB),bins=256KiB:fixed)`. The resources are:
 ///   cuda, async, managed, pinned, async_managed
 ///                          memory of the driver, each block by a call
+///   system(headroom=0)     memory of the host's allocator, on devices that can access it (HMM, ATS); with a headroom,
+///                          what would leave less device memory free prefers the host
 ///   pool(resource, …)      a pool with the options above; without a resource over the pages of the device
 ///   fixed(resource, block_size=1MiB, blocks_per_chunk=128, …)
 ///                          a pool of blocks of one size; without a resource over cuda

@@ -1,0 +1,85 @@
+// system_resource: memory of the host's allocator that a device can access as it is.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:system_resource;
+import :cuda;
+import :device;
+import :error;
+import :resource;
+import :source_state;
+import :std;
+import :stream;
+
+namespace gpumem {
+
+/// Options of a system_resource.
+export struct system_options {
+  /// If not 0, bytes of device memory that blocks should leave free: see system_resource.
+  std::size_t headroom = 0;
+};
+
+namespace detail {
+
+// One per device and headroom, never destroyed: the resources are values that point to it.
+class system_source final : public source_state {
+public:
+  system_source(class device where, std::size_t headroom) noexcept;
+  // Throws cuda_error with CUDA_ERROR_NOT_SUPPORTED if the device cannot access the memory.
+  static system_source& of(class device where, std::size_t headroom);
+  class device where() noexcept { return device_; }
+  std::size_t headroom() const noexcept { return headroom_; }
+
+private:
+  expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
+                                           std::size_t alignment) noexcept override;
+  bool free_memory(block const& returned) noexcept override;
+  void mark_lost(stream_key const& key, CUresult error) noexcept override;
+
+  CUresult advise(void* base, std::size_t bytes) noexcept;
+  void take_advice_back(void* base, std::size_t bytes) noexcept;
+
+  class device device_;
+  std::size_t const headroom_;
+};
+
+} // namespace detail
+
+/// Memory by aligned operator new, where the device can access all memory of the host (HMM, or ATS as on Grace). The
+/// host, and work on any stream, may touch the memory as soon as an allocation returns. Pages lie where they are
+/// touched first, and may move to the processor that uses them.
+///
+/// With a headroom, each block gets advice (cuMemAdvise) as it is allocated. Its first part, as large as the device's
+/// free memory beyond the headroom, prefers the device. The rest prefers the host and is accessed there. Blocks that
+/// nothing has touched yet take no device memory and are not counted. Blocks are then whole pages of the host, and a
+/// free takes the advice back. An allocation whose advice the driver refuses fails with the driver's error.
+///
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Captures, loss
+/// of the device and statistics are as for cuda_resource. A value type; objects with the same device and headroom are
+/// equal. Any thread.
+export class system_resource
+    : public resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible> {
+  using base = resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible>;
+
+public:
+  static constexpr bool stream_ordered = false;
+
+  /// Throws std::invalid_argument if the device does not exist, and cuda_error; with CUDA_ERROR_NOT_SUPPORTED if the
+  /// device cannot access the memory.
+  explicit system_resource(gpumem::device where = gpumem::device{0}, system_options options = {})
+      : state_{&detail::system_source::of(where, options.headroom)} {}
+
+  /// Returns whether the device can access the memory; false if the driver cannot be asked. Any thread.
+  static bool supported(gpumem::device where) noexcept;
+  /// Returns the headroom in bytes; 0 without one.
+  std::size_t headroom() const noexcept { return state_->headroom(); }
+
+  friend bool operator==(system_resource const& a, system_resource const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  friend base;
+  detail::system_source& state() const noexcept { return *state_; }
+  detail::system_source* state_;
+};
+
+static_assert(mr::resource_with<system_resource, mr::device_accessible, mr::host_accessible>);
+
+} // namespace gpumem
