@@ -93,6 +93,7 @@ export import :allocation_request;
 export import :attempt;
 export import :range_search;
 export import :stream_wait;
+export import :nvtx_heaps;
 export import :pool_upstream;
 export import :chunk_list;
 export import :growth_policy;

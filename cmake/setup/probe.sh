@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Results: found_* (paths) and the arrays missing (for people), packages (Debian), wheels (PyPI).
 
-wheel_cuda=(nvidia-cuda-cccl==13.3.5.0.6 'cuda-toolkit[nvcc,nvvm,crt,cudart]==13.0.2')
+wheel_cuda=(nvidia-cuda-cccl==13.3.5.0.6 'cuda-toolkit[nvcc,nvvm,crt,cudart,nvtx]==13.0.2')
 wheel_cccl=nvidia-cuda-cccl==13.3.5.0.6
 wheel_cmake=cmake==3.31.6
 wheel_ninja=ninja==1.13.0

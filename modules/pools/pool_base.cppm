@@ -94,6 +94,7 @@ private:
   expected<void*, failure> try_in_turn(waiter& item) noexcept;
   expected<void*, failure> try_part(request_part const& one) noexcept;
   expected<void*, failure> allocate_special(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  expected<void*, failure> allocate_region(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   bool is_too_large(waiter& item) noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
@@ -101,7 +102,7 @@ private:
   void dispose() noexcept;
 
   std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle: one test finds both
-  bool const special_;                         // it is hardened, or passes through
+  bool const special_;                         // it is hardened, passes through, or a tool is told of its blocks
   pool_engine* const engine_;
   std::unique_ptr<pass_through> const pass_through_;
   std::unique_ptr<hardening> const hardening_;

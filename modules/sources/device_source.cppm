@@ -35,6 +35,8 @@ class device_source final : public source_state {
 public:
   device_source(driver_memory const& kind, class device where) noexcept;
   static device_source& of(driver_memory const& kind, class device where);
+  // Whether this is a whole live block of one of the states: one allocation of the driver.
+  static bool any_has_block(void* pointer, std::size_t bytes) noexcept;
   class device where() noexcept { return device_; }
 
 private:

@@ -28,6 +28,7 @@ import :fork;
 import :hardening;
 import :holder;
 import :misuse;
+import :nvtx_heaps;
 import :pass_through;
 import :pool_engine;
 import :request_queue;
@@ -130,7 +131,8 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options con
 }
 
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : special_{is_special(options = for_pass_through(std::move(options), upstream->paged()))},
+    : special_{is_special(options = for_pass_through(std::move(options), upstream->paged())) ||
+               upstream->show_to_tool()},
       engine_{make_engine(std::move(upstream), std::move(options))},
       pass_through_{make_pass_through(*engine_, &pool_state::end, this)},
       hardening_{harden(*engine_, &pool_state::end, this)} {}
@@ -143,7 +145,7 @@ void pool_state::end(void* state) noexcept {
 // Does nothing in a forked child: the memory that the state would give back belongs to the parent.
 void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (special_) {
+  if (pass_through_ || hardening_) {
     engine_->refuse_requests();
     return pass_through_ ? pass_through_->drop_last_handle() : hardening_->drop_last_handle();
   }
@@ -171,14 +173,26 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
+  if (!hardening_) return allocate_region(key, bytes, alignment);
   auto const largest = engine_->options().largest_block;
   if (largest && bytes > largest) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   return hardening_->try_allocate(key, bytes, alignment);
 }
 
+expected<void*, failure> pool_state::allocate_region(stream_key const& key, std::size_t bytes,
+                                                     std::size_t alignment) noexcept {
+  auto const result = engine_->try_allocate(key, bytes, alignment);
+  if (!result || engine_->upstream().heaps()->add_region(*result, bytes)) return result;
+  engine_->deallocate(key, *result, bytes);
+  return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+}
+
+// A region ends before its block is freed: afterwards another thread may get the memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
-  hardening_->deallocate(key, pointer, bytes);
+  if (hardening_) return hardening_->deallocate(key, pointer, bytes);
+  engine_->upstream().heaps()->remove_region(pointer, bytes);
+  if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
 }
 
 bool pool_state::admit(waiter& item) noexcept {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
@@ -20,18 +21,33 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
+struct source_states {
+  using key = std::pair<driver_memory const*, int>;
+  sync::mutex mutex;
+  std::map<key, device_source> all __attribute__((guarded_by(mutex)));
+
+  static source_states& instance() {
+    static auto* const made = new source_states;
+    return *made;
+  }
+};
+
 } // namespace
 
 device_source::device_source(driver_memory const& kind, class device where) noexcept
     : source_state{kind.name, driver_alignment}, kind_{kind}, device_{where} {}
 
 device_source& device_source::of(driver_memory const& kind, class device where) {
-  using key = std::pair<driver_memory const*, int>;
   throw_if_child();
-  static auto* const mutex = new sync::mutex;
-  static auto* const states = new std::map<key, device_source>;
-  sync::lock const held{*mutex};
-  return states->try_emplace(key{&kind, where.ordinal()}, kind, where).first->second;
+  auto& states = source_states::instance();
+  sync::lock const held{states.mutex};
+  return states.all.try_emplace({&kind, where.ordinal()}, kind, where).first->second;
+}
+
+bool device_source::any_has_block(void* pointer, std::size_t bytes) noexcept {
+  auto& states = source_states::instance();
+  sync::lock const held{states.mutex};
+  return std::ranges::any_of(states.all, [&](auto& each) { return each.second.has_block(pointer, bytes); });
 }
 
 expected<void*, failure> device_source::allocate_memory(stream_key const&, std::size_t bytes, std::size_t) noexcept {

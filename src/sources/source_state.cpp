@@ -150,6 +150,12 @@ statistics source_state::read_statistics() noexcept {
   return now;
 }
 
+bool source_state::has_block(void* pointer, std::size_t bytes) noexcept {
+  sync::lock const held{mutex_};
+  auto const found = live_.find(pointer);
+  return found != live_.end() && found->second.bytes == bytes;
+}
+
 bool is_default_handle(CUstream handle) noexcept {
   return handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
 }

@@ -1,4 +1,5 @@
-// A program with one error of memory, which its argument names. compute-sanitizer must find it in pools that pass through.
+// A program with one error of memory, which its first argument names. compute-sanitizer must find it in pools that pass
+// through, and in pools over chunks, which tell it of their blocks. The second argument has the options of the pool.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem.h>
 
@@ -17,13 +18,14 @@ int fail(char const* what) {
 } // namespace
 
 int main(int count, char** values) {
-  char const* const error = count == 2 ? values[1] : "none";
+  char const* const error = count > 1 ? values[1] : "none";
+  char const* const options = count > 2 ? values[2] : "limit=1GiB";
   constexpr std::size_t bytes = 1000;
   gpumem_pool* pool = nullptr;
   cudaStream_t stream = nullptr;
   void* block = nullptr;
   if (cudaStreamCreate(&stream) != cudaSuccess) return fail("cudaStreamCreate");
-  if (gpumem_make_pool(0, "limit=1GiB", &pool) != GPUMEM_GRANTED) return fail("gpumem_make_pool");
+  if (gpumem_make_pool(0, options, &pool) != GPUMEM_GRANTED) return fail("gpumem_make_pool");
   if (gpumem_allocate(pool, stream, bytes, GPUMEM_ALIGNMENT, &block) != GPUMEM_GRANTED) return fail("gpumem_allocate");
   auto* const first = static_cast<char*>(block);
   write_byte<<<1, 1, 0, stream>>>(first, std::strcmp(error, "overrun") == 0 ? bytes : bytes - 1);

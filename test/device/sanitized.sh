@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shows that compute-sanitizer finds errors of memory in a pool that passes through, and finds none in a correct program.
+# Shows that compute-sanitizer finds errors of memory in pools that pass through and in pools over chunks, and finds none
+# in a correct program.
 # Arguments: the folder of libgpumem_c.so, the folder of the headers. Needs nvcc, compute-sanitizer and a GPU; exits with
 # 77 where one of them is missing or the sanitizer refuses the device.
 # SPDX-License-Identifier: Apache-2.0
@@ -15,28 +16,45 @@ trap 'rm -rf "$scratch"' EXIT
 nvcc -arch=native -o "$scratch/program" "$here/sanitized.cu" -I"$headers" -L"$library" -lgpumem_c \
   -Xlinker -rpath="$library"
 
-# sanitize PASS_THROUGH ERROR [OPTION...]: writes the sanitizer's output; returns its status, 3 if it found an error.
+# sanitize PASS_THROUGH OPTIONS ERROR: writes the sanitizer's output; returns its status, 3 if it found an error.
 sanitize() {
-  local on=$1 error=$2
-  shift 2
-  GPUMEM_PASS_THROUGH=$on compute-sanitizer --error-exitcode 3 "$@" "$scratch/program" "$error" >"$scratch/output" 2>&1
+  GPUMEM_PASS_THROUGH=$1 compute-sanitizer --error-exitcode 3 "$scratch/program" "$3" "$2" >"$scratch/output" 2>&1
+}
+
+# expect_found NAME PASS_THROUGH OPTIONS: a correct program has no error, and the sanitizer finds each error.
+expect_found() {
+  local name=$1 error status=0
+  sanitize "$2" "$3" none || status=$?
+  [[ $status == 0 ]] || { cat "$scratch/output"; echo "$name: a correct program has errors"; exit 1; }
+  for error in overrun after_free; do
+    status=0
+    sanitize "$2" "$3" "$error" || status=$?
+    [[ $status == 3 ]] || { cat "$scratch/output"; echo "$name: $error was not found: status $status"; exit 1; }
+    grep -m1 "Invalid __global__ write" "$scratch/output"
+    grep -m1 "bytes after the nearest allocation\|is out of bounds\|use-after-free\|freed" "$scratch/output" || true
+    echo "$name: $error was found"
+  done
 }
 
 status=0
-sanitize 1 none || status=$?
+sanitize 1 limit=1GiB none || status=$?
 if [[ $status != 0 ]] && grep -qi "not supported\|unable to\|failed to initialize\|no CUDA-capable" "$scratch/output"; then
   head -5 "$scratch/output"
   echo "skipped: compute-sanitizer refuses this device (kernel $(uname -r))"
   exit 77
 fi
-[[ $status == 0 ]] || { cat "$scratch/output"; echo "a correct program has errors"; exit 1; }
-for error in overrun after_free; do
+expect_found "a pool that passes through" 1 limit=1GiB
+# Needs a library that was built with NVTX's headers.
+expect_found "a pool over chunks" 0 limit=1GiB,pages=off
+expect_found "a pool over managed memory" 0 "pool(managed)"
+expect_found "a pool over pinned memory" 0 "pool(pinned)"
+
+# Tools refuse virtual pages and driver pools, and would count each attempt to tell of them as an error.
+for options in limit=1GiB "pool(async)"; do
   status=0
-  sanitize 1 "$error" || status=$?
-  [[ $status == 3 ]] || { cat "$scratch/output"; echo "$error was not found: status $status"; exit 1; }
-  grep -m1 "Invalid __global__ write" "$scratch/output"
-  grep -m1 "bytes after the nearest allocation\|is out of bounds\|use-after-free\|freed" "$scratch/output" || true
+  sanitize 0 "$options" none || status=$?
+  [[ $status == 0 ]] || { cat "$scratch/output"; echo "$options: a correct program has errors"; exit 1; }
   status=0
-  sanitize 0 "$error" || status=$?
-  echo "$error: found with GPUMEM_PASS_THROUGH=1; without it the sanitizer ends with status $status"
+  sanitize 0 "$options" overrun || status=$?
+  echo "$options: an overrun ends with status $status"
 done

@@ -157,6 +157,13 @@ TEST_F(pass_through, several_threads_share_it) {
   EXPECT_EQ(pool.upstream_resource().statistics().live, 0u);
 }
 
+TEST_F(pass_through, without_a_tool_no_pool_has_heaps) {
+  EXPECT_EQ(gpumem::detail::nvtx_heaps::make(device_), nullptr);
+  gpumem::pool_resource pool{gpumem::cuda_resource{device_}};
+  for (int i = 0; i < 10; ++i) pool.deallocate(stream_, pool.allocate(stream_, 1000), 1000);
+  EXPECT_EQ(pool.statistics().reuse_thread_cache, 9u);
+}
+
 TEST_F(pass_through, pool_with_exported_pages_stays_as_it_is) {
   gpumem::pool_resource pool{device_, options(), {.exportable = true}};
   auto* const block = pool.allocate(stream_, 1000);

@@ -57,7 +57,8 @@ struct pool_options {
   /// one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
   /// `cudaDeviceEnablePeerAccess` opens only chunks to other devices: a program that needs either must set false.
   /// `export_page` exports pages, and virtual_pages_options name the devices that may access them. A pool over a given
-  /// upstream ignores this option.
+  /// upstream ignores this option. Under compute-sanitizer, pools over chunks of cuda_resource, managed_resource or
+  /// pinned_resource tell the tool of each block; tools refuse pages.
   bool pages = true;
   reuse_policy cross_stream = reuse_policy::wait;
   /// Number of times that later requests, which ask for less, may get memory before a waiting one. It is also the

@@ -4,6 +4,7 @@ export module gpumem:pool_upstream;
 import :chunk;
 import :cuda;
 import :error;
+import :nvtx_heaps;
 import :services;
 import :std;
 import :stream;
@@ -26,6 +27,12 @@ public:
   inline bool paged() const noexcept { return paged_.has_value(); }
   /// Makes the run of addresses of one shard. Throws what the constructor of virtual_pages throws.
   std::unique_ptr<virtual_pages> make_pages() const;
+
+  /// Makes the chunks heaps of the tool that checks memory, if there is one and the device can access them; returns
+  /// whether it did. Call it before the first chunk. Throws std::bad_alloc and cuda_error.
+  bool show_to_tool();
+  /// Returns the heaps to which the pool adds its blocks; null if no tool is told.
+  inline nvtx_heaps* heaps() const noexcept { return heaps_.get(); }
 
   /// Allocates memory that is aligned to the granule and valid in the order of the stream. The upstream may be slow:
   /// the caller holds no lock.
@@ -52,6 +59,7 @@ private:
   };
   services_handle services_;
   std::optional<paging> paged_;
+  std::unique_ptr<nvtx_heaps> heaps_;
   bool stream_ordered_;
   bool host_accessible_;
   bool device_accessible_;

@@ -9,7 +9,10 @@ import :pool_upstream;
 import :block;
 import :chunk;
 import :cuda;
+import :device;
+import :device_source;
 import :error;
+import :nvtx_heaps;
 import :stream;
 import :virtual_pages;
 
@@ -19,16 +22,26 @@ std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
   return std::make_unique<virtual_pages>(paged_->where, paged_->options);
 }
 
+bool pool_upstream::show_to_tool() {
+  auto const ordinal = device();
+  if (!paged() && device_accessible() && ordinal >= 0) heaps_ = nvtx_heaps::make(gpumem::device{ordinal});
+  return heaps_ != nullptr;
+}
+
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
   // If the call may not use the stream's handle, asks for memory that is valid at once. Does not queue behind requests
   // that wait in an upstream pool.
   auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
-  return services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
+  auto const drawn = services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
+  if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);
+  return drawn;
 }
 
 void pool_upstream::deallocate(chunk const& done) noexcept {
   auto const host = stream_key::host();
-  services_.table->deallocate_keyed(services_.state, &host, reinterpret_cast<void*>(done.base), done.bytes, granule);
+  auto* const base = reinterpret_cast<void*>(done.base);
+  if (heaps_) heaps_->remove_heap(base);
+  services_.table->deallocate_keyed(services_.state, &host, base, done.bytes, granule);
 }
 
 expected<void*, failure> pool_upstream::allocate_exact(stream_key const& stream, std::size_t bytes,
