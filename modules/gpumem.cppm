@@ -41,6 +41,7 @@ export import :acquire;
 export import :resource;
 export import :forwarding_base;
 
+export import :binary_trace;
 export import :trace;
 export import :stack_trace;
 
@@ -145,6 +146,7 @@ export import :binning_resource;
 
 export import :adaptor_base;
 export import :statistics_adaptor;
+export import :log_ring;
 export import :logging_adaptor;
 export import :limiting_adaptor;
 export import :failing_adaptor;

@@ -49,8 +49,12 @@ void add_adaptors(bench::context& with) {
   add("pool_scope", [](auto pool) { return gpumem::scope{std::move(pool)}; });
   add("pool_statistics", [](auto pool) { return gpumem::statistics_adaptor{std::move(pool)}; });
   add("pool_limiting", [](auto pool) { return gpumem::limiting_adaptor{std::move(pool), {.limit = PTRDIFF_MAX}}; });
-  add("pool_logging",
-      [](auto pool) { return gpumem::logging_adaptor{std::move(pool), gpumem::extend::log_sink{"/dev/null"}}; });
+  for (auto const [name, format] : {std::pair{"pool_logging", gpumem::log_format::csv},
+                                    std::pair{"pool_logging_binary", gpumem::log_format::binary}}) {
+    add(name, [format](auto pool) {
+      return gpumem::logging_adaptor{std::move(pool), gpumem::extend::log_sink{"/dev/null"}, {.format = format}};
+    });
+  }
 }
 
 void register_rows(bench::context& with, std::vector<std::string> const& files) {

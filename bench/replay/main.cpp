@@ -34,6 +34,11 @@ std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& tra
   return results;
 }
 
+void write_csv(replay::options const& chosen) {
+  std::string const& file = chosen.traces.front();
+  replay::write_whole(chosen.csv, replay::to_csv(replay::read_trace_file(file), file));
+}
+
 void run(replay::options const& chosen) {
   std::vector<replay::result> const results = measure(load(chosen), chosen);
   std::fputs(replay::format_tables(results).c_str(), stdout);
@@ -51,6 +56,8 @@ int main(int count, char** arguments) {
     replay::parsed_options const parsed = replay::parse_options(given, known);
     if (parsed.help) {
       std::fputs(parsed.help->c_str(), stdout);
+    } else if (!parsed.chosen.csv.empty()) {
+      write_csv(parsed.chosen);
     } else {
       run(parsed.chosen);
     }

@@ -93,7 +93,7 @@ CLI::Option* declare_peers(CLI::App& app, std::vector<std::string>& peers) {
 void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resource_name const> known) {
   std::map<std::string, device_choice> const devices{
       {"cuda", device_choice::cuda}, {"simulated", device_choice::simulated}, {"auto", device_choice::automatic}};
-  app.add_option("TRACE", chosen.traces, "traces in RMM's log format, plain or gzip");
+  app.add_option("TRACE", chosen.traces, "traces in RMM's log format or gpumem's binary form, plain or gzip");
   app.add_option("--resource", chosen.resources, "resources to replay over: " + known_names(known))
       ->type_name("NAME")
       ->delimiter(',');
@@ -127,6 +127,7 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
       ->type_name("full|recorded")
       ->transform(CLI::CheckedTransformer(paces).description(""));
   app.add_option("--json", chosen.json, "also write the results to this file")->type_name("FILE");
+  app.add_option("--csv", chosen.csv, "only write the one trace to this file, in RMM's log format")->type_name("FILE");
 }
 
 } // namespace detail
@@ -188,6 +189,7 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   if (auto const extra = app.remaining(); !extra.empty()) throw usage_error("unknown option '" + extra.front() + "'");
   detail::return_swallowed_traces(chosen);
   if (chosen.traces.empty()) throw usage_error("no TRACE was given");
+  if (!chosen.csv.empty() && chosen.traces.size() > 1) throw usage_error("--csv takes one TRACE");
   if (!raw.limit.empty()) chosen.limit = parse_limit(raw.limit);
   if (raw.work > 0) chosen.work = work_choice{raw.work, raw.every == 0 ? 1 : raw.every};
   detail::check_pace(chosen);

@@ -57,6 +57,7 @@ export struct options {
   std::optional<work_choice> work;
   pace_choice pace = pace_choice::full;
   std::string json; ///< output file; empty: none
+  std::string csv;  ///< file for the trace in RMM's format, in place of a replay; empty: replay
 };
 
 /// An error in the command line.

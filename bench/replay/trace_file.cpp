@@ -87,6 +87,7 @@ private:
   }
 
   [[noreturn]] void fail(std::string reason) const {
+    if (text_.starts_with('\x89')) fail_in_file(path_, 0, std::move(reason)); // a binary trace has no lines
     auto const lines = static_cast<std::size_t>(std::count(text_.begin(), text_.end(), '\n'));
     fail_in_file(path_, lines + 1, std::move(reason));
   }
@@ -105,10 +106,19 @@ std::string read_trace_file(std::string const& path) {
   return detail::is_gzip(bytes) ? detail::gzip_reader{path, bytes}.unpack() : bytes;
 }
 
+std::string to_csv(std::string text, std::string const& name) {
+  gpumem::extend::trace_reader reader{std::move(text), name};
+  std::string rows{gpumem::extend::trace_header};
+  rows += '\n';
+  gpumem::extend::trace_record record;
+  while (reader.next(record)) rows += gpumem::extend::format_row(record).text();
+  return rows;
+}
+
 std::string trace_name(std::string const& path) {
   std::filesystem::path name = std::filesystem::path{path}.filename();
   if (name.extension() == ".gz") name.replace_extension();
-  if (name.extension() == ".csv") name.replace_extension();
+  if (name.extension() == ".csv" || name.extension() == ".gpumemlog") name.replace_extension();
   return name.string();
 }
 

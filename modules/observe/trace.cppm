@@ -1,4 +1,5 @@
-// Allocation traces in RMM's log format, with one row per call: a reader and a writer. They use no device.
+// Allocation traces with one row per call, in RMM's log format or gpumem's binary form: a reader of both, a writer of
+// the first. They use no device.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -29,7 +30,8 @@ export struct trace_record {
 /// The first line of every trace, without its line end.
 export inline constexpr std::string_view trace_header = "Thread,Time,Action,Pointer,Size,Stream";
 
-/// A trace that cannot be read: `what()` is `file:line: reason`. Line 0 means the file as a whole.
+/// A trace that cannot be read: `what()` is `file:line: reason`. Line 0 means the file as a whole. In a binary trace
+/// the line is the number of the row in the file; the header is 1.
 export class trace_error : public std::runtime_error {
 public:
   trace_error(std::string file, std::size_t line, std::string reason);
@@ -59,8 +61,13 @@ private:
 /// Returns the formatted row of `record`. Allocates nothing. Any thread.
 export trace_row format_row(const trace_record& record) noexcept;
 
-/// Reads a whole trace from memory, row by row. Throws `trace_error` for any line that is not a row of the format, also
-/// for a last line without a line end, as in a file that was cut short. Lines may end in LF or CR LF.
+/// Reads a whole trace from memory, row by row; its first bytes tell the format. Throws `trace_error` for any line that
+/// is not a row of the format, also for a last line without a line end, as in a file that was cut short. Lines may end
+/// in LF or CR LF.
+///
+/// The rows of a binary trace come in the order of their times: an allocation of an address comes after the free before
+/// it. After a row that is malformed or cut short, the rows before it in the file are read, and then `trace_error` is
+/// thrown.
 export class trace_reader {
 public:
   /// Reads `text`; `name` is the file name in errors. Checks the header at once.
@@ -72,19 +79,25 @@ public:
   bool next(trace_record& record);
   /// Returns all remaining rows.
   std::vector<trace_record> read_all();
-  /// Returns the line number of the row that next() returned last; the header is line 1.
+  /// Returns the line number of the row that next() returned last; the header is line 1. In a binary trace it is the
+  /// number of the row in the file.
   inline std::size_t line() const noexcept { return line_; }
   inline const std::string& name() const noexcept { return name_; }
 
 private:
   std::string_view next_line();
   void read_header();
+  void read_binary_header();
+  bool next_binary(trace_record& record);
   [[noreturn]] void fail(std::string reason);
 
   std::string text_;
   std::string name_;
-  std::size_t position_ = 0;
+  std::size_t position_ = 0; // of the next line in the text; in a binary trace of the next row in the order of times
   std::size_t line_ = 0;
+  bool binary_ = false;
+  std::uint64_t microseconds_ = 0;   // since midnight, at the time 0 of a binary trace
+  std::vector<std::size_t> by_time_; // the positions in the text of a binary trace's rows, up to a malformed one
 };
 
 /// Writes a trace to a std::ostream: the header on construction, then one row per call. A failed write sets the error

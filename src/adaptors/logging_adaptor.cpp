@@ -1,6 +1,7 @@
 // logging_adaptor: formats rows, buffers them and writes them to the sinks.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -8,16 +9,20 @@ module;
 #include <ctime>
 #include <fstream>
 #include <memory>
+#include <new>
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 module gpumem:logging_adaptor.impl;
 import :logging_adaptor;
+import :binary_trace;
 import :driver;
 import :fork;
+import :log_ring;
 import :stream;
 import :sync;
 import :trace;
@@ -62,27 +67,72 @@ std::uint64_t system_thread() noexcept {
 
 } // namespace
 
-allocation_log::allocation_log(std::vector<log_sink> sinks, bool auto_flush)
-    : sinks_{std::move(sinks)}, auto_flush_{auto_flush}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
+allocation_log::allocation_log(std::vector<log_sink> sinks, logging_options options)
+    : sinks_{std::move(sinks)}, options_{options}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
   throw_if_child();
   if (sinks_.empty()) throw std::invalid_argument{"gpumem: a logging_adaptor needs at least one sink"};
   gathered_.reserve(log_buffer + max_row);
-  gathered_.append(trace_header).append("\n");
+  if (options_.format == log_format::binary) {
+    gathered_.append(bytes_in_trace(binary_trace_header{.microseconds = began_}));
+  } else {
+    gathered_.append(trace_header).append("\n");
+  }
   if (!flush()) throw std::runtime_error{"gpumem: cannot write to the log"};
 }
 
-allocation_log::~allocation_log() { flush(); }
+allocation_log::~allocation_log() {
+  flush();
+  for (auto const& ring : rings_) delete ring.load(std::memory_order_relaxed);
+}
+
+sync::duration allocation_log::passed() const noexcept { return sync::now() - began_at_; }
 
 void allocation_log::write(trace_action action, stream_key const& key, void const* pointer,
                            std::size_t bytes) noexcept {
-  auto const thread = system_thread();
-  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
-  auto const stream = reinterpret_cast<std::uintptr_t>(key.handle());
+  trace_record record{.thread = system_thread(),
+                      .action = action,
+                      .pointer = reinterpret_cast<std::uintptr_t>(pointer),
+                      .bytes = bytes,
+                      .stream = reinterpret_cast<std::uintptr_t>(key.handle())};
+  if (options_.format == log_format::binary) return write_binary(record);
   sync::lock const held{mutex_};
-  auto const passed = std::chrono::duration_cast<std::chrono::microseconds>(sync::now() - began_at_).count();
-  auto const time = began_ + static_cast<std::uint64_t>(passed);
-  gathered_.append(format_row({thread, time, action, address, bytes, stream}).text()); // the capacity is reserved
-  if (auto_flush_) {
+  auto const time = std::chrono::duration_cast<std::chrono::microseconds>(passed());
+  record.microseconds = began_ + static_cast<std::uint64_t>(time.count());
+  append(format_row(record).text());
+}
+
+void allocation_log::write_binary(trace_record const& record) noexcept {
+  binary_trace_row const row{.nanoseconds = static_cast<std::uint64_t>(passed().count()),
+                             .pointer = record.pointer,
+                             .bytes = record.bytes,
+                             .stream = record.stream,
+                             .thread = static_cast<std::uint32_t>(record.thread),
+                             .action = static_cast<std::uint32_t>(record.action)};
+  auto* const ring = options_.auto_flush ? nullptr : ring_of_thread();
+  if (ring && ring->push(row)) return;
+  sync::lock const held{mutex_};
+  if (!ring) return append(bytes_in_trace(row));
+  take_rows(*ring);
+  drain();
+  ring->push(row);
+}
+
+// Returns null if the thread has no ring.
+log_ring* allocation_log::ring_of_thread() noexcept {
+  auto const index = sync::thread_index();
+  if (index >= max_rings) return nullptr;
+  auto* ring = rings_[index].load(std::memory_order_relaxed);
+  if (!ring) [[unlikely]] {
+    ring = new (std::nothrow) log_ring;
+    rings_[index].store(ring, std::memory_order_release);
+  }
+  return ring;
+}
+
+// The capacity of the buffer is reserved.
+void allocation_log::append(std::string_view row) noexcept {
+  gathered_.append(row);
+  if (options_.auto_flush) {
     drain();
     flush_sinks();
   } else if (gathered_.size() >= log_buffer) {
@@ -90,9 +140,18 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
   }
 }
 
+void allocation_log::take_rows(log_ring& from) noexcept {
+  static_assert(log_ring::bytes <= log_buffer);
+  if (gathered_.size() + log_ring::bytes > log_buffer) drain();
+  from.take(gathered_);
+}
+
 bool allocation_log::flush() noexcept {
   if (forked()) return false;
   sync::lock const held{mutex_};
+  for (auto const& each : rings_) {
+    if (auto* const ring = each.load(std::memory_order_acquire)) take_rows(*ring);
+  }
   drain();
   return flush_sinks();
 }

@@ -150,8 +150,13 @@ any_pool make_limiting(stack_base const& base, layer_text layer) {
 
 any_pool make_logging(stack_base const& base, layer_text layer) {
   auto const file = option_values{layer}.text("file");
-  layer.expect_no_more("file");
-  return any_pool{logging_adaptor{upstream_of(base, layer), extend::log_sink{file}}};
+  auto const format = layer.take("format");
+  layer.expect_no_more("file, format");
+  if (format && *format != "csv" && *format != "binary")
+    refuse_layer(layer, "writes csv or binary, not '" + *format + "'");
+  logging_options options;
+  if (format == "binary") options.format = log_format::binary;
+  return any_pool{logging_adaptor{upstream_of(base, layer), extend::log_sink{file}, options}};
 }
 
 any_pool make_statistics(stack_base const& base, layer_text layer) {

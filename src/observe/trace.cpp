@@ -20,6 +20,7 @@ module;
 
 module gpumem:trace.impl;
 
+import :binary_trace;
 import :trace;
 
 namespace gpumem {
@@ -198,6 +199,9 @@ std::string_view trace_reader::next_line() {
 
 void trace_reader::read_header() {
   if (text_.empty()) throw trace_error(name_, 1, "is empty");
+  if (text_.starts_with(std::string_view{detail::binary_trace_magic.data(), detail::binary_trace_magic.size()})) {
+    return read_binary_header();
+  }
   const std::string_view first = next_line();
   if (first != trace_header) {
     fail("not a trace: the first line must be '" + std::string(trace_header) + "', not " +
@@ -206,6 +210,7 @@ void trace_reader::read_header() {
 }
 
 bool trace_reader::next(trace_record& record) {
+  if (binary_) return next_binary(record);
   if (position_ == text_.size()) return false;
   const std::string_view row = next_line();
   std::array<std::string_view, detail::trace_columns> fields;
@@ -221,7 +226,8 @@ bool trace_reader::next(trace_record& record) {
 
 std::vector<trace_record> trace_reader::read_all() {
   std::vector<trace_record> records;
-  records.reserve((text_.size() - position_) / 48); // a typical row has 50 characters
+  // a typical line has 50 characters
+  records.reserve(binary_ ? by_time_.size() : (text_.size() - position_) / 48);
   trace_record record;
   while (next(record)) records.push_back(record);
   return records;

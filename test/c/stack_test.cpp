@@ -126,6 +126,7 @@ TEST_F(c_stack, every_resource_can_be_described) {
                            "binning(cuda,bins=1KiB:pool(cuda);4KiB:upstream;8KiB:fixed,blocks_per_chunk=8)",
                            "limiting(pool,limit=1GiB)",
                            "logging(cuda,file=/dev/null)",
+                           "logging(pool,file=/dev/null,format=binary)",
                            "statistics(limiting(statistics(pool(async)),limit=64MiB))",
                            "failing(pool,every=1000)",
                            "aligned(cuda,alignment=4KiB,threshold=1KiB)",
@@ -258,14 +259,20 @@ TEST_F(c_stack, bad_callbacks_are_refused) {
 }
 
 TEST_F(c_stack, log_is_written) {
-  auto const path = std::filesystem::temp_directory_path() / ("c_stack_" + std::to_string(getpid()) + ".csv");
-  {
-    auto const pool = make("logging(pool,file=" + path.string() + ")");
-    EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, allocate(pool, 4711)), GPUMEM_GRANTED);
-  }
-  std::ifstream file{path};
-  std::string const text{std::istreambuf_iterator<char>{file}, {}};
-  EXPECT_THAT(text, HasSubstr(",4711,"));
+  auto const path = std::filesystem::temp_directory_path() / ("c_stack_" + std::to_string(getpid()));
+  auto const log_of = [&](std::string const& options) {
+    {
+      auto const pool = make("logging(pool,file=" + path.string() + options + ")");
+      EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, allocate(pool, 4711)), GPUMEM_GRANTED);
+    }
+    std::ifstream file{path, std::ios::binary};
+    return std::string{std::istreambuf_iterator<char>{file}, {}};
+  };
+  EXPECT_THAT(log_of(""), HasSubstr(",4711,"));
+  EXPECT_THAT(log_of(",format=csv"), HasSubstr(",4711,"));
+  auto const binary = log_of(",format=binary");
+  EXPECT_EQ(binary.size(), 3u * 40) << "a header and two rows";
+  EXPECT_EQ(binary.substr(0, 8), "\x89gpumem\n");
   std::filesystem::remove(path);
 }
 
@@ -319,6 +326,9 @@ TEST_F(c_stack, bad_descriptions_are_refused) {
   expect_refused("binning(pool,bins=256KiB)", "needs bins as in 256KiB:fixed");
   expect_refused("binning(pool,bins=256KiB:fixed(block_size=1KiB))", "refuses blocks of the bin's size");
   expect_refused("binning(pool,bins=1KiB:fixed;1KiB:fixed)", "has a bin of this size already");
+  expect_refused("logging(cuda)", "needs the option 'file'");
+  expect_refused("logging(cuda,file=/dev/null,format=text)", "'logging' writes csv or binary, not 'text'");
+  expect_refused("logging(cuda,file=/dev/null,size=1)", "'size' is no option of logging; its options are file, format");
   expect_refused("prefetch(managed,to=moon)", "to device or to host, not to 'moon'");
   expect_refused("binning(pool,min_exponent=70,max_exponent=71)", "exponents");
   std::string deep = "cuda";

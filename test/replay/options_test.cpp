@@ -34,6 +34,7 @@ TEST(options, options_have_defaults) {
   EXPECT_FALSE(chosen.work);
   EXPECT_EQ(chosen.pace, replay::pace_choice::full);
   EXPECT_EQ(chosen.json, "");
+  EXPECT_EQ(chosen.csv, "");
 }
 
 TEST(options, all_options_are_read) {
@@ -50,6 +51,12 @@ TEST(options, all_options_are_read) {
   EXPECT_TRUE(chosen.foreign);
   EXPECT_EQ(chosen.work, (replay::work_choice{20.5, 4}));
   EXPECT_EQ(chosen.json, "out.json");
+}
+
+TEST(options, csv_takes_one_trace) {
+  EXPECT_EQ(parse({"a.gpumemlog", "--csv", "a.csv"}).csv, "a.csv");
+  EXPECT_EQ(parse({"a.gpumemlog", "--csv", "a.csv"}).traces, words{"a.gpumemlog"});
+  EXPECT_EQ(refusal({"a.csv", "b.csv", "--csv", "c.csv"}), "--csv takes one TRACE");
 }
 
 TEST(options, resources_may_be_repeated_and_separated_by_commas) {
@@ -96,7 +103,7 @@ TEST(options, help_returns_a_text_without_an_error) {
   auto const parsed = replay::parse_options({"--help"}, known);
   ASSERT_TRUE(parsed.help);
   for (char const* option : {"TRACE", "--resource", "--device", "--threads", "--repeat", "--limit", "--foreign",
-                             "--work", "--every", "--pace", "--json", "cuda, pool, arena, all"}) {
+                             "--work", "--every", "--pace", "--json", "--csv", "cuda, pool, arena, all"}) {
     EXPECT_NE(parsed.help->find(option), std::string::npos) << option;
   }
 }

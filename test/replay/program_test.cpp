@@ -7,6 +7,7 @@
 #include <zlib.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -218,6 +219,63 @@ TEST_F(program, recorded_pace_needs_times_in_every_trace) {
   std::string const small = file("small.csv", small_trace);
   expect_refusal({timed, small, "--pace", "recorded"}, small + ": all its calls have the same time");
   expect_refusal({timed, "--pace", "recorded", "--work", "5"}, "--pace recorded and --work exclude each other");
+}
+
+// The binary form of small_trace: a header and rows of 40 bytes, in another order than that of their times.
+std::string binary_trace() {
+  auto const number = [](std::uint64_t value, int bytes = 8) {
+    std::string text;
+    for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
+    return text;
+  };
+  auto const row = [&](std::uint64_t time, std::uint64_t action, std::uint64_t pointer, std::uint64_t bytes,
+                       std::uint64_t stream) {
+    return number(time) + number(pointer) + number(bytes) + number(stream) + number(1, 4) + number(action, 4);
+  };
+  return "\x89gpumem\n" + number(1, 4) + number(0, 4) + number(0) + number(0) + number(0) +
+         row(10, 0, 0xa00, 1 << 20, 1) + row(30, 1, 0xa00, 1 << 20, 2) + row(40, 0, 0xa00, 512, 1) +
+         row(20, 0, 0xb00, 2 << 20, 2) + row(50, 1, 0xb00, 2 << 20, 2);
+}
+
+TEST_F(program, binary_trace_gives_the_figures_of_its_text) {
+  auto const text = statistics({file("same.csv", small_trace)});
+  for (std::string const& trace :
+       {file("same.gpumemlog", binary_trace()), gzip_file("same.gpumemlog.gz", binary_trace())}) {
+    auto binary = statistics({trace});
+    for (auto& object : binary) object["file"] = text[0]["file"];
+    EXPECT_EQ(binary, text);
+  }
+}
+
+TEST_F(program, binary_trace_becomes_csv) {
+  std::string const trace = file("a.gpumemlog", binary_trace());
+  outcome const done = run({trace, "--csv", path("a.csv")});
+  EXPECT_EQ(done.code, 0) << done.errors;
+  EXPECT_EQ(done.output, "");
+  EXPECT_EQ(read(path("a.csv")), small_trace);
+  EXPECT_EQ(run({trace, "--csv", path("none") + "/a.csv"}).code, 1);
+  EXPECT_EQ(run({trace, trace, "--csv", path("b.csv")}).code, 2);
+  EXPECT_FALSE(std::filesystem::exists(path("b.csv")));
+}
+
+TEST_F(program, refuses_malformed_binary_traces_with_the_number_of_the_row) {
+  std::string const bad = path("bad.gpumemlog");
+  std::string const whole = binary_trace();
+  std::string damaged = whole;
+  damaged[4 * 40 - 4] = 3; // the action of the third row
+  std::vector<std::pair<std::string, std::string>> const cases{
+      {whole.substr(0, 20), ":1: cut short"},
+      {whole.substr(0, 40), ":1: there is nothing to replay"},
+      {whole.substr(0, whole.size() - 1), ":6: cut short: this last row is not whole"},
+      {damaged, ":4: bad action 3"},
+      {whole + whole.substr(5 * 40), ":7: double free of pointer 0xb00, freed in line 6"}};
+  for (auto const& [bytes, message] : cases) {
+    file("bad.gpumemlog", bytes);
+    expect_refusal({bad}, bad + message);
+  }
+  file("bad.gpumemlog", damaged);
+  EXPECT_EQ(run({bad, "--csv", path("a.csv")}).code, 1);
+  EXPECT_FALSE(std::filesystem::exists(path("a.csv")));
 }
 
 TEST_F(program, help_is_no_error) {

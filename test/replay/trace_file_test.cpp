@@ -83,6 +83,18 @@ TEST_F(trace_file, truncated_gzip_is_reported_with_the_line_where_it_ends) {
   EXPECT_TRUE(message.ends_with(": cut short: the gzip data ends here")) << message;
 }
 
+TEST_F(trace_file, truncated_gzip_of_a_binary_trace_is_reported_without_a_line) {
+  std::string const packed = gzip("\x89gpumem\n" + std::string(10'000, '\n') + long_text());
+  std::string const half = file("half.gz", packed.substr(0, packed.size() / 2));
+  EXPECT_EQ(error_of(half), half + ": cut short: the gzip data ends here");
+}
+
+TEST_F(trace_file, csv_has_the_rows_of_the_trace) {
+  std::string const text = long_text();
+  EXPECT_EQ(replay::to_csv(text, "t"), text);
+  EXPECT_THROW(replay::to_csv(text + "x\n", "t"), gpumem::extend::trace_error);
+}
+
 TEST_F(trace_file, gzip_truncated_anywhere_is_found) {
   std::string const packed = gzip("one\ntwo\n");
   for (std::size_t size = 2; size < packed.size(); ++size) {
@@ -107,6 +119,8 @@ TEST_F(trace_file, missing_and_unreadable_files_are_reported) {
 TEST_F(trace_file, trace_name_is_the_file_without_folder_and_suffix) {
   EXPECT_EQ(replay::trace_name("a/b/gpt_train.csv.gz"), "gpt_train");
   EXPECT_EQ(replay::trace_name("x.csv"), "x");
+  EXPECT_EQ(replay::trace_name("a/x.gpumemlog"), "x");
+  EXPECT_EQ(replay::trace_name("x.gpumemlog.gz"), "x");
   EXPECT_EQ(replay::trace_name("log"), "log");
   EXPECT_EQ(replay::trace_name("v1.2.csv"), "v1.2");
 }

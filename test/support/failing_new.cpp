@@ -8,13 +8,14 @@
 
 namespace {
 
-thread_local int successes_left = -1; // -1: no allocation fails
+[[maybe_unused]] thread_local int successes_left = -1; // -1: no allocation fails
 
 } // namespace
 
 test::failing_new::failing_new(int successes) noexcept { successes_left = successes; }
 test::failing_new::~failing_new() { successes_left = -1; }
 
+#if !__has_feature(thread_sanitizer)
 void* operator new(std::size_t bytes) {
   if (successes_left == 0) throw std::bad_alloc{};
   if (successes_left > 0) --successes_left;
@@ -23,3 +24,4 @@ void* operator new(std::size_t bytes) {
 }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+#endif

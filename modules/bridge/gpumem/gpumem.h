@@ -167,7 +167,8 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 ///           blocks_per_chunk=128)
 ///                          the bin of the smallest size that holds a request serves it: blocks of that size from the
 ///                          resource, the resource itself, or another one; the exponents add bins of powers of two
-///   limiting(resource, limit=8GiB), logging(resource, file=FILE), statistics(resource),
+///   limiting(resource, limit=8GiB), statistics(resource),
+///   logging(resource, file=FILE, format=csv), where `format` may also be binary,
 ///   prefetch(resource, to=device), where `to` may also be host, aligned(resource, alignment=256, threshold=0),
 ///   tracking(resource, stack_depth=16, freed_remembered=1024, report=stderr), where `report` may also be a file,
 ///   fallback(resource, resource), thread_safe(resource),
