@@ -57,10 +57,12 @@ nlohmann::ordered_json object_of(result const& row) {
                                 {"streams_per_thread", row.streams},
                                 {"peak_live_bytes", row.peak_live_bytes},
                                 {"peak_reserved_bytes", row.peak_reserved_bytes},
+                                {"suggested_initial_bytes", row.suggested_initial_bytes},
                                 {"driver_calls_per_1000_operations_cold", row.driver_calls_cold},
                                 {"driver_calls_per_1000_operations", row.driver_calls_warm},
                                 {"blocks_left_live_by_trace", row.blocks_live_at_end},
                                 {"allocation_failures_recorded_in_trace", row.recorded_failures}};
+  if (row.fragmentation) object["fragmentation"] = *row.fragmentation;
   if (row.limit_bytes != 0) object["limit_bytes"] = row.limit_bytes;
   if (row.work_every != 0) {
     object["work_microseconds"] = row.work_microseconds;

@@ -25,10 +25,11 @@ namespace replay {
 
 std::size_t passes_of(options const& chosen, bool simulated) {
   std::size_t const passes = chosen.repeat + 1;
-  if (detail::runs_paced(chosen)) return passes;
+  std::size_t const fragmentation = 1;
+  if (detail::runs_paced(chosen)) return passes + fragmentation;
   std::size_t const without_work = detail::runs_without_work(chosen, simulated) ? passes + (simulated ? 0 : 1) : 0;
   std::size_t const with_work = chosen.work ? passes * (simulated ? 1 : 2) : 0;
-  return without_work + with_work;
+  return without_work + with_work + fragmentation;
 }
 
 namespace detail {
@@ -50,6 +51,7 @@ result describe(run_config const& what) {
   row.limit_bytes = chosen.limit ? chosen.limit->of(operations.peak_live_bytes) : 0;
   row.operations = operations.operations.size();
   row.peak_live_bytes = operations.peak_live_bytes * chosen.threads;
+  row.suggested_initial_bytes = suggested_initial_size(row.peak_live_bytes);
   row.streams = operations.streams;
   row.blocks_live_at_end = operations.live_at_end.size();
   row.recorded_failures = operations.recorded_failures;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,6 +13,7 @@ module;
 export module replay:measure;
 
 import gpumem;
+import :growth_timer;
 import :options;
 import :pace;
 import :pass;
@@ -24,7 +26,7 @@ import :work;
 
 namespace replay {
 
-/// Returns the number of progress steps for one trace over one resource.
+/// Returns the most progress steps that one trace over one resource can have.
 export std::size_t passes_of(options const& chosen, bool simulated);
 
 /// Returns the times of passes at the recorded pace, the cold pass first, from the nanoseconds of their calls. `clock`
@@ -51,10 +53,12 @@ device_time_ratios ratios_of(std::vector<double> const& milliseconds, std::vecto
 inline bool runs_paced(options const& chosen) { return chosen.pace == pace_choice::recorded; }
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
-template <class Figures> void set_memory(result& row, Figures const& statistics, std::uint64_t failures) {
+// Called when all blocks are free. Returns whether the resource knows its free ranges.
+template <class Figures> bool set_memory(result& row, Figures const& statistics, std::uint64_t failures) {
   if (statistics.peak_live != 0) row.peak_live_bytes = statistics.peak_live; // a peer does not count live bytes
   row.peak_reserved_bytes = statistics.peak_reserved;
   row.failures = failures;
+  return statistics.largest_free != 0;
 }
 
 template <class Resource> void clear_pass(Resource& resource, plan const& operations, replay_session& on) {
@@ -64,7 +68,7 @@ template <class Resource> void clear_pass(Resource& resource, plan const& operat
 }
 
 // Passes without kernels, which show the cost of calls. Single calls are timed in an additional pass.
-template <class Make> void measure_calls(run_config const& what, replay_session& on, Make const& make, result& row) {
+template <class Make> bool measure_calls(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
   std::vector<pass_cost> passes;
@@ -76,8 +80,8 @@ template <class Make> void measure_calls(run_config const& what, replay_session&
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
-  set_memory(row, resource.statistics(), on.take_failures());
-  if (what.where->simulated) return;
+  bool const knows_ranges = set_memory(row, resource.statistics(), on.take_failures());
+  if (what.where->simulated) return knows_ranges;
 
   std::vector<call_timer> watches(what.chosen->threads, call_timer{operations.operations.size()});
   on.run("single calls", [&](replay_session::member mine) {
@@ -87,11 +91,12 @@ template <class Make> void measure_calls(run_config const& what, replay_session&
   std::vector<double> calls;
   for (call_timer& watch : watches) calls.insert(calls.end(), watch.nanoseconds().begin(), watch.nanoseconds().end());
   row.times = times_of(passes, operations.operations.size(), std::move(calls));
+  return knows_ranges;
 }
 
 // Passes at the recorded pace: the cost of calls in a program that does more than allocate. Every call is timed anyway,
 // so there is no additional pass for single calls.
-template <class Make> void measure_paced(run_config const& what, replay_session& on, Make const& make, result& row) {
+template <class Make> bool measure_paced(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
   pace_timer<> watch{operations};
@@ -107,13 +112,14 @@ template <class Make> void measure_paced(run_config const& what, replay_session&
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
-  set_memory(row, resource.statistics(), on.take_failures());
+  bool const knows_ranges = set_memory(row, resource.statistics(), on.take_failures());
   if (!what.where->simulated) row.times = paced_times_of(passes, calls, clock_cost());
+  return knows_ranges;
 }
 
 // Passes with kernels between the operations, which keep freed memory from other streams as real work does. The row's
 // driver calls, memory and failures come from these passes.
-template <class Make> void measure_work(run_config const& what, replay_session& on, Make const& make, result& row) {
+template <class Make> bool measure_work(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   work_kernel const kernel{what.where->device, what.chosen->work->microseconds};
   gpu_stopwatch stopwatch{what.where->device, on.sets()};
@@ -134,8 +140,30 @@ template <class Make> void measure_work(run_config const& what, replay_session& 
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
-  set_memory(row, resource.statistics(), on.take_failures());
+  bool const knows_ranges = set_memory(row, resource.statistics(), on.take_failures());
   if (row.times) row.times->device_time = ratios_of(milliseconds, preallocated);
+  return knows_ranges;
+}
+
+// A cold pass over another resource, at full pace: reading its statistics would change the times of the other passes.
+template <class Make>
+void measure_fragmentation(run_config const& what, replay_session& on, Make const& make, result& row) {
+  plan const& operations = what.trace->operations;
+  std::optional<work_kernel> kernel;
+  if (what.chosen->work) kernel.emplace(what.where->device, what.chosen->work->microseconds);
+  auto resource = make(what.where->device, row.limit_bytes);
+  std::vector<gpumem::statistics> peaks(what.chosen->threads);
+  on.run("fragmentation", [&](replay_session::member mine) {
+    auto const replay_with = [&](auto other) {
+      growth_timer watch{resource, std::move(other)};
+      run_pass(resource, operations, mine.streams, mine.state, watch);
+      peaks[mine.number] = watch.peak();
+    };
+    kernel ? replay_with(work_timer{*kernel, what.chosen->work->every, mine.streams}) : replay_with(no_timer{});
+  });
+  clear_pass(resource, operations, on);
+  on.take_failures(); // those of the other passes count
+  row.fragmentation = fragmentation_of(*std::ranges::max_element(peaks, {}, &gpumem::statistics::reserved));
 }
 
 } // namespace detail
@@ -146,12 +174,15 @@ template <class Make> void measure_work(run_config const& what, replay_session& 
 export template <class Make> result measure(run_config const& what, Make const& make) {
   result row = detail::describe(what);
   replay_session on{what};
+  bool knows_ranges = false;
   if (detail::runs_paced(*what.chosen)) {
-    detail::measure_paced(what, on, make, row);
-    return row;
+    knows_ranges = detail::measure_paced(what, on, make, row);
+  } else {
+    if (detail::runs_without_work(*what.chosen, what.where->simulated))
+      knows_ranges = detail::measure_calls(what, on, make, row);
+    if (what.chosen->work) knows_ranges = detail::measure_work(what, on, make, row);
   }
-  if (detail::runs_without_work(*what.chosen, what.where->simulated)) detail::measure_calls(what, on, make, row);
-  if (what.chosen->work) detail::measure_work(what, on, make, row);
+  if (knows_ranges) detail::measure_fragmentation(what, on, make, row);
   return row;
 }
 

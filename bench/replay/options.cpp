@@ -76,6 +76,14 @@ void check_pace(options const& chosen) {
   if (chosen.threads > 1) throw usage_error("--pace recorded is for one thread, not for --threads");
 }
 
+inline constexpr char const* column_help = R"(Columns of memory:
+  peak live      the most requested bytes that were live at once
+  peak reserved  the most bytes that the resource had from the driver
+  utilization    peak live / peak reserved
+  fragmentation  1 - largest free range / free bytes, when the reserved bytes
+                 reach their peak, in a cold pass of its own
+  initial size   80 % of peak live in pages of 2 MiB, for initial_size of a pool)";
+
 struct raw_options {
   std::string limit;
   double work = 0;
@@ -178,6 +186,7 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   detail::raw_options raw;
   CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.", "gpumem-replay"};
   detail::declare(app, chosen, raw, known);
+  app.footer(detail::column_help);
   app.allow_extras(); // reported below by name, before a missing trace is
   std::reverse(arguments.begin(), arguments.end());
   try {

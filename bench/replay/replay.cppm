@@ -18,6 +18,7 @@ export import :replay_session;
 export import :work;
 export import :gpu_stopwatch;
 export import :preallocated;
+export import :growth_timer;
 export import :measure;
 export import :accounted_resource;
 export import :resources;

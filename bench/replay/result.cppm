@@ -66,6 +66,10 @@ export struct result {
   double driver_calls_warm = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t peak_reserved_bytes = 0;
+  std::uint64_t suggested_initial_bytes = 0; ///< see suggested_initial_size()
+  /// The share of the free bytes that was outside the largest free range when the most bytes were reserved, in a cold
+  /// pass. Empty if the resource does not know its free ranges.
+  std::optional<double> fragmentation;
   std::uint64_t failures = 0;           ///< failed allocations of cold and warm passes, all threads
   std::uint64_t blocks_live_at_end = 0; ///< blocks that the trace leaves live; of one pass of one thread
   std::uint64_t recorded_failures = 0;
@@ -76,6 +80,14 @@ export struct result {
                                     : static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
   }
 };
+
+/// Returns 80 % of `peak_live`, rounded up to whole pages of 2 MiB: a pool_options::initial_size that saves most of the
+/// growth, and that a smaller run needs too.
+export inline std::uint64_t suggested_initial_size(std::uint64_t peak_live) {
+  constexpr std::uint64_t page = std::uint64_t{2} << 20;
+  std::uint64_t const wanted = peak_live - peak_live / 5;
+  return wanted / page * page + (wanted % page == 0 ? 0 : page);
+}
 
 /// Returns the nearest-rank percentile for `fraction`; 0 if there are no values. Reorders the values.
 export template <class Value> Value percentile(std::span<Value> values, double fraction) {

@@ -51,10 +51,11 @@ struct column {
 bool always(result const&) { return true; }
 bool timed(result const& row) { return row.times.has_value(); }
 bool with_timeline(result const& row) { return row.times && row.times->device_time; }
+bool with_fragmentation(result const& row) { return row.fragmentation.has_value(); }
 bool with_pace(result const& row) { return row.times && row.times->pace; }
 
 std::span<column const> columns() {
-  static constexpr std::array<column, 15> all{{
+  static constexpr std::array<column, 17> all{{
       {"trace", always, [](result const& row) { return row.trace; }},
       {"operations", always, [](result const& row) { return grouped(row.operations); }},
       {"cold ns/op", timed, [](result const& row) { return nanoseconds(row.times->cold); }},
@@ -66,6 +67,8 @@ std::span<column const> columns() {
       {"peak live", always, [](result const& row) { return gpumem::format_bytes(row.peak_live_bytes); }},
       {"peak reserved", always, [](result const& row) { return gpumem::format_bytes(row.peak_reserved_bytes); }},
       {"utilization", always, [](result const& row) { return decimals(row.utilization(), 3); }},
+      {"fragmentation", with_fragmentation, [](result const& row) { return decimals(*row.fragmentation, 3); }},
+      {"initial size", always, [](result const& row) { return gpumem::format_bytes(row.suggested_initial_bytes); }},
       {"timeline ratio", with_timeline, [](result const& row) { return decimals(row.times->device_time->warm, 3); }},
       {"share of time", with_pace, [](result const& row) { return decimals(row.times->pace->share_warm, 4); }},
       {"failures", always, [](result const& row) { return grouped(row.failures); }},

@@ -1,99 +1,16 @@
 // gpumem-replay as users run it, on the simulated device.
 // SPDX-License-Identifier: Apache-2.0
-#include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <zlib.h>
+#include "program_fixture.hpp"
 
 #include <cstddef>
-#include <cstdint>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace {
 
-std::string const header = "Thread,Time,Action,Pointer,Size,Stream\n";
-
-std::string row(std::string const& action, std::string const& pointer, std::string const& bytes,
-                std::string const& stream = "0") {
-  return "1,00:00:00.000000," + action + "," + pointer + "," + bytes + "," + stream + "\n";
-}
-
-// Two streams, one free on the other stream, one block left live; at most 3 MiB live.
-std::string const small_trace = header + row("allocate", "0xa00", "1048576", "0x1") +
-                                row("allocate", "0xb00", "2097152", "0x2") + row("free", "0xa00", "1048576", "0x2") +
-                                row("allocate", "0xa00", "512", "0x1") + row("free", "0xb00", "2097152", "0x2");
-
-struct outcome {
-  int code = 0;
-  std::string output;
-  std::string errors;
-};
-
-class program : public testing::Test {
-protected:
-  program() {
-    folder_ = std::filesystem::temp_directory_path() / ("gpumem_replay_" + std::to_string(getpid()) + "_" +
-                                                        testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_);
-  }
-  ~program() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(std::string const& name) const { return (folder_ / name).string(); }
-
-  std::string file(std::string const& name, std::string const& bytes) const {
-    std::ofstream(path(name), std::ios::binary) << bytes;
-    return path(name);
-  }
-
-  static std::string read(std::string const& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
-  std::string gzip_file(std::string const& name, std::string const& text) const {
-    gzFile const out = gzopen(path(name).c_str(), "wb");
-    gzwrite(out, text.data(), static_cast<unsigned>(text.size()));
-    gzclose(out);
-    return path(name);
-  }
-
-  outcome run(std::vector<std::string> const& arguments) const {
-    std::string command = "'" GPUMEM_REPLAY_PROGRAM "'";
-    for (std::string const& argument : arguments) command += " '" + argument + "'";
-    int const status = std::system((command + " >" + path("out") + " 2>" + path("err") + " </dev/null").c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("out")), read(path("err"))};
-  }
-
-  // Returns the JSON of a run that must succeed.
-  nlohmann::json statistics(std::vector<std::string> arguments) const {
-    std::string const json = path("results.json");
-    arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
-    outcome const done = run(arguments);
-    if (done.code != 0) throw std::runtime_error(done.errors);
-    return nlohmann::json::parse(read(json));
-  }
-
-  // Expects that a run fails with this message and prints no results.
-  void expect_refusal(std::vector<std::string> arguments, std::string const& message) const {
-    std::string const json = path("refused.json");
-    arguments.insert(arguments.end(), {"--device", "simulated", "--json", json});
-    outcome const done = run(arguments);
-    EXPECT_NE(done.code, 0);
-    EXPECT_EQ(done.output, "");
-    EXPECT_NE(done.errors.find(message), std::string::npos) << done.errors;
-    EXPECT_FALSE(std::filesystem::exists(json));
-  }
-
-  std::filesystem::path folder_;
-};
+using namespace replay_test;
 
 TEST_F(program, prints_a_table_for_each_resource_without_times_and_without_progress) {
   outcome const done = run({file("small.csv", small_trace), "--device", "simulated"});
@@ -221,67 +138,12 @@ TEST_F(program, recorded_pace_needs_times_in_every_trace) {
   expect_refusal({timed, "--pace", "recorded", "--work", "5"}, "--pace recorded and --work exclude each other");
 }
 
-// The binary form of small_trace: a header and rows of 40 bytes, in another order than that of their times.
-std::string binary_trace() {
-  auto const number = [](std::uint64_t value, int bytes = 8) {
-    std::string text;
-    for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
-    return text;
-  };
-  auto const row = [&](std::uint64_t time, std::uint64_t action, std::uint64_t pointer, std::uint64_t bytes,
-                       std::uint64_t stream) {
-    return number(time) + number(pointer) + number(bytes) + number(stream) + number(1, 4) + number(action, 4);
-  };
-  return "\x89gpumem\n" + number(1, 4) + number(0, 4) + number(0) + number(0) + number(0) +
-         row(10, 0, 0xa00, 1 << 20, 1) + row(30, 1, 0xa00, 1 << 20, 2) + row(40, 0, 0xa00, 512, 1) +
-         row(20, 0, 0xb00, 2 << 20, 2) + row(50, 1, 0xb00, 2 << 20, 2);
-}
-
-TEST_F(program, binary_trace_gives_the_figures_of_its_text) {
-  auto const text = statistics({file("same.csv", small_trace)});
-  for (std::string const& trace :
-       {file("same.gpumemlog", binary_trace()), gzip_file("same.gpumemlog.gz", binary_trace())}) {
-    auto binary = statistics({trace});
-    for (auto& object : binary) object["file"] = text[0]["file"];
-    EXPECT_EQ(binary, text);
-  }
-}
-
-TEST_F(program, binary_trace_becomes_csv) {
-  std::string const trace = file("a.gpumemlog", binary_trace());
-  outcome const done = run({trace, "--csv", path("a.csv")});
-  EXPECT_EQ(done.code, 0) << done.errors;
-  EXPECT_EQ(done.output, "");
-  EXPECT_EQ(read(path("a.csv")), small_trace);
-  EXPECT_EQ(run({trace, "--csv", path("none") + "/a.csv"}).code, 1);
-  EXPECT_EQ(run({trace, trace, "--csv", path("b.csv")}).code, 2);
-  EXPECT_FALSE(std::filesystem::exists(path("b.csv")));
-}
-
-TEST_F(program, refuses_malformed_binary_traces_with_the_number_of_the_row) {
-  std::string const bad = path("bad.gpumemlog");
-  std::string const whole = binary_trace();
-  std::string damaged = whole;
-  damaged[4 * 40 - 4] = 3; // the action of the third row
-  std::vector<std::pair<std::string, std::string>> const cases{
-      {whole.substr(0, 20), ":1: cut short"},
-      {whole.substr(0, 40), ":1: there is nothing to replay"},
-      {whole.substr(0, whole.size() - 1), ":6: cut short: this last row is not whole"},
-      {damaged, ":4: bad action 3"},
-      {whole + whole.substr(5 * 40), ":7: double free of pointer 0xb00, freed in line 6"}};
-  for (auto const& [bytes, message] : cases) {
-    file("bad.gpumemlog", bytes);
-    expect_refusal({bad}, bad + message);
-  }
-  file("bad.gpumemlog", damaged);
-  EXPECT_EQ(run({bad, "--csv", path("a.csv")}).code, 1);
-  EXPECT_FALSE(std::filesystem::exists(path("a.csv")));
-}
-
 TEST_F(program, help_is_no_error) {
   outcome const done = run({"--help"});
   EXPECT_EQ(done.code, 0);
   EXPECT_NE(done.output.find("--limit BYTES|FACTOR"), std::string::npos);
+  EXPECT_NE(done.output.find("fragmentation  1 - largest free range / free bytes"), std::string::npos);
+  EXPECT_NE(done.output.find("initial size   80 % of peak live"), std::string::npos);
 }
 
 TEST_F(program, refuses_what_is_malformed_with_file_and_line) {

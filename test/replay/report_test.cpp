@@ -28,6 +28,8 @@ replay::result simulated_row(std::string const& trace, std::string const& resour
   row.driver_calls_warm = 0.5;
   row.peak_live_bytes = 3ULL << 30;
   row.peak_reserved_bytes = 4ULL << 30;
+  row.suggested_initial_bytes = 12ULL << 28;
+  row.fragmentation = .125;
   row.failures = 1'234;
   row.blocks_live_at_end = 3;
   return row;
@@ -44,21 +46,25 @@ replay::result timed_row(std::string const& trace, std::string const& resource) 
 TEST(table, table_has_no_times_on_a_simulated_device) {
   EXPECT_EQ(replay::format_tables(std::vector{simulated_row("gpt_train", "pool"), simulated_row("gnn", "pool")}),
             "pool on simulated device\n"
-            "trace      operations  driver calls/1000  peak live  peak reserved  utilization  failures  left live\n"
-            "gpt_train      72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          3\n"
-            "gnn            72,457                0.5   3.00 GiB       4.00 GiB        0.750     1,234          "
-            "3\n");
+            "trace      operations  driver calls/1000  peak live  peak reserved  utilization  fragmentation  "
+            "initial size  failures  left live\n"
+            "gpt_train      72,457                0.5   3.00 GiB       4.00 GiB        0.750          0.125  "
+            "    3.00 GiB     1,234          3\n"
+            "gnn            72,457                0.5   3.00 GiB       4.00 GiB        0.750          0.125  "
+            "    3.00 GiB     1,234          3\n");
 }
 
 TEST(table, table_has_times_on_a_device) {
-  EXPECT_EQ(replay::format_tables(std::vector{timed_row("gpt_train", "cuda")}),
+  replay::result row = timed_row("gpt_train", "cuda");
+  row.fragmentation.reset();
+  EXPECT_EQ(replay::format_tables(std::vector{row}),
             "cuda on NVIDIA H200; one call includes 21.5 ns of clock\n"
             "trace      operations  cold ns/op  warm ns/op  p50 ns  p99 ns  max ns  driver calls/1000  peak "
             "live  peak "
-            "reserved  utilization  failures  left live\n"
+            "reserved  utilization  initial size  failures  left live\n"
             "gpt_train      72,457      24,123        31.2    12.5     680  15,900                0.5   3.00 "
             "GiB       "
-            "4.00 GiB        0.750     1,234          3\n");
+            "4.00 GiB        0.750      3.00 GiB     1,234          3\n");
 }
 
 TEST(table, table_has_device_times_if_kernels_run) {
@@ -72,8 +78,8 @@ TEST(table, table_has_device_times_if_kernels_run) {
   EXPECT_EQ(text.substr(0, text.find('\n')), "pool on NVIDIA H200, 2 threads, foreign streams, a kernel of "
                                              "20 us after every 3. allocation; one call "
                                              "includes 21.5 ns of clock");
-  EXPECT_NE(text.find("  utilization  timeline ratio  "), std::string::npos) << text;
-  EXPECT_NE(text.find("        0.750           1.005  "), std::string::npos) << text;
+  EXPECT_NE(text.find("  initial size  timeline ratio  "), std::string::npos) << text;
+  EXPECT_NE(text.find("      3.00 GiB           1.005  "), std::string::npos) << text;
 }
 
 replay::result paced_row() {
@@ -87,8 +93,8 @@ TEST(table, table_at_the_recorded_pace_has_the_share_of_time) {
   std::string const text = replay::format_tables(std::vector{paced_row()});
   EXPECT_EQ(text.substr(0, text.find('\n')),
             "pool on NVIDIA H200, at the recorded pace; one call includes 21.5 ns of clock");
-  EXPECT_NE(text.find("  utilization  share of time  "), std::string::npos) << text;
-  EXPECT_NE(text.find("        0.750         0.0123  "), std::string::npos) << text;
+  EXPECT_NE(text.find("  initial size  share of time  "), std::string::npos) << text;
+  EXPECT_NE(text.find("      3.00 GiB         0.0123  "), std::string::npos) << text;
 }
 
 TEST(table, each_resource_has_a_table) {
@@ -97,6 +103,16 @@ TEST(table, each_resource_has_a_table) {
   EXPECT_EQ(text.find("cuda on"), 0U);
   EXPECT_EQ(text.find("cuda on", 1), std::string::npos);
   EXPECT_LT(text.find("\nb "), text.find("\npool on"));
+}
+
+TEST(table, resource_that_does_not_know_its_free_ranges_has_no_fragmentation) {
+  std::vector rows{simulated_row("a", "pool"), simulated_row("b", "pool")};
+  rows[1].fragmentation.reset();
+  std::string const text = replay::format_tables(rows);
+  EXPECT_NE(text.find("0.750              -  "), std::string::npos) << text;
+  auto const all = nlohmann::json::parse(replay::format_json(rows));
+  EXPECT_EQ(all[0]["fragmentation"], .125);
+  EXPECT_FALSE(all[1].contains("fragmentation"));
 }
 
 TEST(json, json_has_an_object_for_each_trace_and_resource) {
@@ -111,6 +127,7 @@ TEST(json, json_has_an_object_for_each_trace_and_resource) {
   EXPECT_EQ(all[0]["device"], "simulated device");
   EXPECT_EQ(all[0]["peak_live_bytes"], 3ULL << 30);
   EXPECT_EQ(all[0]["peak_reserved_bytes"], 4ULL << 30);
+  EXPECT_EQ(all[0]["suggested_initial_bytes"], 3ULL << 30);
   EXPECT_EQ(all[0]["blocks_left_live_by_trace"], 3);
   EXPECT_EQ(all[1]["warm_ns_per_operation"], 31.25);
   EXPECT_EQ(all[1]["call_p99_ns"], 680);
