@@ -280,18 +280,6 @@ class Configuration(Plugged):
         self.assertEqual(gpumem_torch.statistics(0)["limit"], 8 * MIB)
 
     @alone
-    def test_a_stack_serves_as_a_pool_does(self):
-        gpumem_torch.configure("binning(pool(managed,limit=64MiB),bins=256KiB:fixed;1MiB:upstream)")
-        stream = self.simulator.stream()
-        for size in (1000, 300_000, 2 * MIB):
-            block = self.allocate(size, stream)
-            self.simulator.write(stream, block, size)
-            self.free(block, size, stream)
-        self.assertEqual((gpumem_torch.statistics(0)["allocations"], gpumem_torch.statistics(0)["live"]), (3, 0))
-        self.assertIsNone(self.library.gpumem_torch_try_allocate(65 * MIB, 0, stream))
-        self.assertIn(b"too_large", self.library.gpumem_last_error())
-
-    @alone
     def test_a_faulty_environment_is_told(self):
         os.environ["GPUMEM_TORCH_OPTIONS"] = "limit=8 Mebi"
         self.assert_refused("invalid_argument", "'8 Mebi'", gpumem_torch.configure)

@@ -1,6 +1,7 @@
 // Stacks of resources that are described by text.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem.h>
+#include <gpumem/gpumem_torch.h>
 #include <gpumem/simulator.hpp>
 
 #include <gmock/gmock.h>
@@ -129,10 +130,10 @@ TEST_F(c_stack, every_resource_can_be_described) {
                            "logging(pool,file=/dev/null,format=binary)",
                            "statistics(limiting(statistics(pool(async)),limit=64MiB))",
                            "failing(pool,every=1000)",
-                           "aligned(cuda,alignment=4KiB,threshold=1KiB)",
+                           "aligned(pool,alignment=4KiB,threshold=1KiB)",
                            "fallback(pool(limit=1MiB),managed)",
                            "fallback(fallback(pool(limit=1MiB),pool(cuda)),managed)",
-                           "thread_safe(cuda)",
+                           "thread_safe(pool)",
                            "tracking(pool)",
                            "tracking(pool,stack_depth=0,freed_remembered=8,report=/dev/null)",
                            "prefetch(managed)",
@@ -294,6 +295,27 @@ TEST_F(c_stack, second_resource_serves_when_the_first_is_full) {
   EXPECT_EQ(statistics(pool).live, 4 * mib);
   EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, first), GPUMEM_GRANTED);
   EXPECT_EQ(gpumem_free(pool.get(), GPUMEM_STREAM_PER_THREAD, second), GPUMEM_GRANTED);
+}
+
+TEST_F(c_stack, stack_serves_calls_of_pytorch) {
+  ASSERT_EQ(gpumem_torch_configure("binning(pool(managed,limit=64MiB),bins=256KiB:fixed;1MiB:upstream)"),
+            GPUMEM_GRANTED)
+      << gpumem_last_error();
+  auto* const stream = static_cast<CUstream>(GPUMEM_STREAM_PER_THREAD);
+  for (std::size_t const bytes : {std::size_t{1000}, std::size_t{300'000}, 2 * mib}) {
+    auto* const block = gpumem_torch_try_allocate(bytes, 1, stream);
+    ASSERT_NE(block, nullptr) << gpumem_last_error();
+    gpumem_torch_free(block, bytes, 1, stream);
+  }
+  EXPECT_EQ(gpumem_torch_try_allocate(65 * mib, 1, stream), nullptr);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("too_large"));
+  gpumem_pool* pool = nullptr;
+  ASSERT_EQ(gpumem_torch_pool(1, &pool), GPUMEM_GRANTED);
+  gpumem_statistics now{};
+  now.size = sizeof now;
+  ASSERT_EQ(gpumem_read_statistics(pool, &now), GPUMEM_GRANTED);
+  EXPECT_EQ(now.allocations, 3u);
+  EXPECT_EQ(now.live, 0u);
 }
 
 TEST_F(c_stack, bad_descriptions_are_refused) {

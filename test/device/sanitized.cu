@@ -22,15 +22,18 @@ int main(int count, char** values) {
   char const* const options = count > 2 ? values[2] : "limit=1GiB";
   constexpr std::size_t bytes = 1000;
   gpumem_pool* pool = nullptr;
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream = nullptr, other = nullptr;
   void* block = nullptr;
-  if (cudaStreamCreate(&stream) != cudaSuccess) return fail("cudaStreamCreate");
+  if (cudaStreamCreate(&stream) != cudaSuccess || cudaStreamCreate(&other) != cudaSuccess)
+    return fail("cudaStreamCreate");
   if (gpumem_make_pool(0, options, &pool) != GPUMEM_GRANTED) return fail("gpumem_make_pool");
   if (gpumem_allocate(pool, stream, bytes, GPUMEM_ALIGNMENT, &block) != GPUMEM_GRANTED) return fail("gpumem_allocate");
   auto* const first = static_cast<char*>(block);
   write_byte<<<1, 1, 0, stream>>>(first, std::strcmp(error, "overrun") == 0 ? bytes : bytes - 1);
+  if (std::strcmp(error, "unordered") == 0) write_byte<<<1, 1, 0, other>>>(first, 0); // no event orders the free after it
   if (gpumem_free(pool, stream, block) != GPUMEM_GRANTED) return fail("gpumem_free");
   if (std::strcmp(error, "after_free") == 0) write_byte<<<1, 1, 0, stream>>>(first, 0);
-  if (cudaStreamSynchronize(stream) != cudaSuccess) return 1; // the sanitizer ends kernels that fail
+  if (cudaStreamSynchronize(stream) != cudaSuccess || cudaStreamSynchronize(other) != cudaSuccess)
+    return 1; // the sanitizer ends kernels that fail
   return gpumem_release(pool) == GPUMEM_GRANTED ? 0 : fail("gpumem_release");
 }

@@ -22,6 +22,11 @@ void* operator new(std::size_t bytes) {
   if (void* const p = std::malloc(bytes ? bytes : 1)) return p;
   throw std::bad_alloc{};
 }
+void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept { // AddressSanitizer's would not call the above
+  try {
+    return operator new(bytes);
+  } catch (std::bad_alloc const&) { return nullptr; }
+}
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 #endif
