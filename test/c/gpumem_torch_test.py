@@ -339,7 +339,7 @@ class StandIn:
                                          change_current_allocator=lambda a: asked.append(("change", a))),
             MemPool=lambda inner, **more: ("pool", inner, more),
             device=lambda ordinal: asked.append(("device", ordinal)) or contextlib.nullcontext(),
-            device_guard=lambda: 1)
+            current_device=lambda: 1)
         self.module.device = lambda text: types.SimpleNamespace(index=int(text[5:]) if ":" in text else None)
         sys.modules["torch"] = self.module
 

@@ -172,9 +172,9 @@ def _ordinal(device):
         return device
     import torch
     if device is None:
-        return torch.cuda.device_guard()
+        return torch.cuda.current_device()
     index = torch.device(device).index
-    return torch.cuda.device_guard() if index is None else index
+    return torch.cuda.current_device() if index is None else index
 
 
 def statistics(device=0):
