@@ -46,6 +46,7 @@ void add_adaptors(bench::context& with) {
     auto const make = [adapt](gpumem::device where) { return adapt(gpumem::pool_resource{where}); };
     bench::benchmarks{name, with, make}.add_hits();
   };
+  add("pool_aligned", [](auto pool) { return gpumem::aligned_adaptor{std::move(pool)}; }); // the adaptor only forwards
   add("pool_scope", [](auto pool) { return gpumem::scope{std::move(pool)}; });
   add("pool_statistics", [](auto pool) { return gpumem::statistics_adaptor{std::move(pool)}; });
   add("pool_limiting", [](auto pool) { return gpumem::limiting_adaptor{std::move(pool), {.limit = PTRDIFF_MAX}}; });
@@ -72,6 +73,13 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
   add_rows("binning", with, [](gpumem::device where) {
     return gpumem::binning_resource{gpumem::pool_resource{where}, {.min_exponent = 18, .max_exponent = 22}};
   });
+  // Of these only the rows that fit: blocks of one size, and memory that is freed at once.
+  bench::benchmarks{"fixed_size", with,
+                    [](gpumem::device where) { return gpumem::fixed_size_resource{gpumem::cuda_resource{where}}; }}
+      .add_hits();
+  bench::benchmarks{"monotonic", with,
+                    [](gpumem::device where) { return gpumem::monotonic_resource{gpumem::cuda_resource{where}}; }}
+      .add_hits();
   add_adaptors(with);
   std::vector<peers::gpumem_peer const*> others{&peers::driver_pool()};
   for (auto const& file : files) {

@@ -79,7 +79,7 @@ private:
 
   std::array<slot, slot_count + 1> slots_; // the last is shared
   alignas(128) std::atomic<std::uint64_t> level_number_{0};
-  sync::mutex mutex_;
+  sync::spin_mutex mutex_;
   std::int64_t published_bytes_ __attribute__((guarded_by(mutex_))) = 0;
   std::int64_t published_count_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<level> levels_ __attribute__((guarded_by(mutex_)));

@@ -33,10 +33,10 @@ void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
   if (number < slot_count) {
     auto& mine = slots_[number];
     if (!add_to(mine, bytes, count)) return;
-    sync::lock const held{mutex_};
+    sync::spin_lock const held{mutex_};
     publish(mine);
   } else {
-    sync::lock const held{mutex_};
+    sync::spin_lock const held{mutex_};
     auto& shared = slots_[slot_count];
     if (add_to(shared, bytes, count)) publish(shared);
   }
@@ -111,13 +111,13 @@ allocation_counts allocation_counters::since_base(level const& now) const noexce
 
 allocation_counts allocation_counters::read() noexcept {
   if (forked()) return {};
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   return since_base(measure());
 }
 
 allocation_counts allocation_counters::push() {
   if (forked()) return {};
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   auto const now = measure();
   auto const above = since_base(now);
   auto const begin = [](level_base const& at) { return level_base{at.current, at.total, at.current}; };
@@ -131,7 +131,7 @@ allocation_counts allocation_counters::push() {
 
 allocation_counts allocation_counters::pop() {
   if (forked()) return {};
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   if (levels_.size() == 1) throw std::out_of_range{"gpumem: there are no pushed counters to pop"};
   auto const now = measure();
   auto const nested = since_base(now);
