@@ -144,6 +144,7 @@ export import :arena_resource;
 export import :monotonic_resource;
 export import :binning_resource;
 
+export import :inner_alignment;
 export import :adaptor_base;
 export import :statistics_adaptor;
 export import :log_ring;

@@ -29,9 +29,10 @@ public:
 
   /// Registers only the rows of one size that thread caches serve: they show what an adaptor adds to a call.
   void add_hits() const {
-    add_size("256B", 256);
+    add_small_hits();
     add_size("1MiB", mib);
   }
+  void add_small_hits() const { add_size("256B", 256); }
 
 private:
   static constexpr std::size_t kib = 1024, mib = kib * kib;

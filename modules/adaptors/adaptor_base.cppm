@@ -1,11 +1,14 @@
 // The base classes of all adaptors: they hold the upstream, forward calls to it, and call the adaptor's hooks.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
 export module gpumem:adaptor_base;
 import :cuda;
 import :device;
 import :error;
 import :forwarding_base;
 import :holder;
+import :inner_alignment;
 import :resource;
 import :services;
 import :shared_state;
@@ -31,17 +34,20 @@ public:
   explicit upstream_access(Upstream upstream)
       : value_{std::move(upstream)}, services_{services_of(value_)}, device_{device_of(services_)} {}
 
+  // A resource of another library may align to 256 bytes only. For more, the block lies inside a larger one.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+    if (aligns_to(alignment)) return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+    return allocate_inside(key, bytes, alignment);
   }
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
-    services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
+    if (aligns_to(alignment))
+      return services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
+    services_.table->deallocate_keyed(services_.state, &key, inside_.base_of(pointer),
+                                      inner_alignment::padded(bytes, alignment), inner_alignment::natural);
   }
   inline std::optional<device> where() const noexcept { return device_; }
 
-  // Only the table of an erased upstream shows whether it is gpumem's, and whether requests can wait there. admit() is
-  // called only if they can.
-  inline bool is_gpumem() const noexcept { return services_.table->try_allocate_behind != nullptr; }
+  // Only the table of an erased upstream shows whether requests can wait there. admit() is called only if they can.
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept { return services_.table->admit(services_.state, &item); }
   bool cancel_waiter(waiter& item) noexcept {
@@ -56,9 +62,24 @@ public:
   Upstream& value() noexcept { return value_; }
 
 private:
+  // The table of a resource of another library has no try_allocate_behind.
+  inline bool aligns_to(std::size_t alignment) const noexcept {
+    return alignment <= inner_alignment::natural || services_.table->try_allocate_behind;
+  }
+  expected<void*, failure> allocate_inside(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const padded = inner_alignment::padded(bytes, alignment);
+    if (padded > PTRDIFF_MAX) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+    auto const given = services_.table->try_allocate_keyed(services_.state, &key, padded, inner_alignment::natural);
+    if (!given) return unexpected<failure>{failure{given.error().reason, given.error().code, bytes}};
+    if (auto* const aligned = inside_.align(*given, alignment)) return aligned;
+    services_.table->deallocate_keyed(services_.state, &key, *given, padded, inner_alignment::natural);
+    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  }
+
   Upstream value_;
   services_handle services_;
   std::optional<device> device_;
+  inner_alignment inside_;
 };
 
 template <transparent_resource Upstream> class upstream_access<Upstream> {
@@ -76,7 +97,6 @@ public:
     state_->deallocate(key, pointer, bytes, alignment);
   }
   inline auto where() const noexcept { return state_->where(); }
-  static constexpr bool is_gpumem() noexcept { return true; }
   static constexpr bool can_wait() noexcept { return waiting_state<state_type>; }
   bool admit(waiter& item) noexcept
     requires waiting_state<state_type>
@@ -118,7 +138,9 @@ template <class Derived, class Upstream> class adaptor_state : public shared_sta
   using link = upstream_access<Upstream>;
 
 public:
-  explicit adaptor_state(Upstream upstream) : upstream_{std::move(upstream)} {}
+  /// `long_lived`: see shared_state.
+  explicit adaptor_state(Upstream upstream, bool long_lived = true)
+      : shared_state{long_lived}, upstream_{std::move(upstream)} {}
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto const result = upstream_.try_allocate(key, bytes, alignment);
@@ -193,7 +215,8 @@ namespace extend {
 /// adaptor and compare equal. The adaptor lives until its last handle is gone and its last block is freed. It forwards
 /// what the upstream supports beyond allocation and free: waiting, trim, statistics, record_use, find, frees without
 /// size, and its accessibility properties. The upstream may be any resource: of gpumem, erased, or of another library.
-/// Any thread.
+/// A resource of another library may align to 256 bytes only: for an alignment above that, the block lies inside one
+/// with up to `alignment` - 256 bytes more. Any thread.
 export template <class Self, class State, mr::resource Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;

@@ -26,7 +26,7 @@ export struct failure_callback_options {
   /// Frees memory and returns true to try again, or returns false to let the request fail. An exception counts as
   /// false.
   std::function<bool(allocation_failure const&)> callback;
-  unsigned max_retries = 8; ///< attempts after the first; 0: none, the callback only hears of the failure
+  unsigned max_retries = 8; ///< attempts after the first; 0: none; the result of the callback is ignored
 };
 
 namespace detail {

@@ -43,7 +43,7 @@ public:
     if (why != outcome::exhausted && why != outcome::too_large) return result;
     auto const other = allocate_in_second(now, bytes, alignment);
     if (other) return other;
-    if (why == outcome::too_large) return other;
+    if (why == outcome::too_large) return key.may_wait() ? allocate_in_second(key, bytes, alignment) : other;
     return key.may_wait() ? counted(first_.try_allocate(key, bytes, alignment)) : result;
   }
 
@@ -90,6 +90,7 @@ public:
   }
 
   void record_use(void* pointer, stream_ref stream) {
+    if (forked()) return;
     if (!in_second_.contains(pointer)) return first_.value().record_use(pointer, stream);
     if constexpr (requires { second_.value().record_use(pointer, stream); }) {
       second_.value().record_use(pointer, stream);
@@ -135,10 +136,10 @@ private:
 /// that it came from. While no block of the second is live, a free costs one load more.
 ///
 /// A request that waits does so at the first resource, and only if the second had no memory at its start. `allocate`
-/// waits on the host for the first resource only after the second has failed. If both fail, the failure is that of the
-/// first, unless the request is too large for it. `trim` trims both. Statistics are sums of both; there is a limit if
-/// both have one. A handle; copies are the same resource. It lives until its last handle is gone and its last block is
-/// freed. Any thread.
+/// waits on the host for the first resource only after the second has failed, and for the second only if the request is
+/// too large for the first. If both fail, the failure is that of the first, unless the request is too large for it.
+/// `trim` trims both. Statistics are sums of both; there is a limit if both have one. A handle; copies are the same
+/// resource. It lives until its last handle is gone and its last block is freed. Any thread.
 export template <mr::resource First, mr::resource Second>
   requires(mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
           (mr::has_property<Second, mr::host_accessible> || !mr::has_property<First, mr::host_accessible>)

@@ -27,7 +27,7 @@ class scope_state final : public adaptor_state<scope_state<Upstream>, Upstream>,
 
 public:
   scope_state(Upstream upstream, std::string name, scope_options const& options)
-      : base{std::move(upstream)}, holder{std::move(name), options.priority} {
+      : base{std::move(upstream), false}, holder{std::move(name), options.priority} {
     tell(holder_event::begins);
   }
 

@@ -1,5 +1,7 @@
 // statistics_adaptor: counts bytes and allocations, each with current, peak and total value.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <list>
 export module gpumem:statistics_adaptor;
 import :adaptor_base;
 import :cuda;
@@ -82,7 +84,7 @@ private:
   sync::spin_mutex mutex_;
   std::int64_t published_bytes_ __attribute__((guarded_by(mutex_))) = 0;
   std::int64_t published_count_ __attribute__((guarded_by(mutex_))) = 0;
-  std::vector<level> levels_ __attribute__((guarded_by(mutex_)));
+  std::list<level> levels_ __attribute__((guarded_by(mutex_)));
 };
 
 template <class Upstream> class counting_state final : public adaptor_state<counting_state<Upstream>, Upstream> {

@@ -32,6 +32,12 @@ public:
     this->drop_live(); // may destroy the state
   }
 
+  // Calls the function under the lock.
+  template <class Call> auto locked(Call call) {
+    sync::lock const held{mutex_};
+    return call();
+  }
+
 private:
   friend class adaptor_state<locking_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t) noexcept {}
@@ -51,6 +57,25 @@ class thread_safe_adaptor
   using base = adaptor_base<thread_safe_adaptor, detail::locking_state<Upstream>, Upstream>;
 
 public:
+  using base::deallocate;
+  void deallocate(stream_ref stream, void* pointer) noexcept
+    requires requires(base& b) { b.deallocate(stream, pointer); }
+  {
+    auto const found = find(pointer);
+    if (found && found->live && found->base == pointer) return base::deallocate(stream, pointer, found->bytes);
+    this->shared().locked([&] { base::deallocate(stream, pointer); }); // the upstream reports the misuse
+  }
+  void record_use(void* pointer, stream_ref stream)
+    requires requires(base& b) { b.record_use(pointer, stream); }
+  {
+    this->shared().locked([&] { base::record_use(pointer, stream); });
+  }
+  auto find(void const* pointer) const
+    requires requires(base const& b) { b.find(pointer); }
+  {
+    return this->shared().locked([&] { return base::find(pointer); });
+  }
+
   /// Throws std::bad_alloc.
   explicit thread_safe_adaptor(Upstream upstream) : base{new detail::locking_state<Upstream>{std::move(upstream)}} {}
 };

@@ -86,6 +86,7 @@ private:
 
   // Returns a record of the calling thread's request, in a node that can be inserted without host memory.
   live_map::node_type make_node(stream_key const& key, std::size_t bytes) const;
+  void reserve(std::size_t more) __attribute__((requires_capability(mutex_)));
   void insert(live_map::node_type node, void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
   void remember(tracked_block const& block, stream_key const& key) noexcept
       __attribute__((requires_capability(mutex_)));

@@ -122,7 +122,7 @@ public:
     taken_.store(false, std::memory_order_release);
   }
 
-  /// For other threads than the owner, one at a time: calls request_revoke() for each mutex, then
+  /// For any thread that does not hold the mutex, one at a time: calls request_revoke() for each mutex, then
   /// fence_owner_threads() once for all of them, then lock_revoked() for each.
   inline void request_revoke() noexcept { revoke_requested_.store(true, std::memory_order_relaxed); }
   static void fence_owner_threads() noexcept;

@@ -44,7 +44,7 @@ template <class R> class held_state final : public adaptor_state<held_state<R>, 
   using base = adaptor_state<held_state, R>;
 
 public:
-  explicit held_state(R resource) : base{std::move(resource)} {}
+  explicit held_state(R resource) : base{std::move(resource), false} {}
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     held_device const scope{this->where()};

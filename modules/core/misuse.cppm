@@ -5,13 +5,14 @@ import :std;
 
 export namespace gpumem {
 
-/// An allocation or a free that a hardened pool remembers.
+/// An allocation or a free that a hardened pool or a tracking_adaptor remembers.
 struct block_event {
   enum class kind : std::uint8_t { allocated, freed };
   kind what = kind::allocated;
-  unsigned thread = 0;        ///< number of the calling thread; the number of an ended thread is reused
-  std::uint64_t sequence = 0; ///< number among the pool's allocations and frees, from 1
-  std::uint64_t stream = 0;   ///< id; 0: the host
+  unsigned thread = 0; ///< number of the calling thread; the number of an ended thread is reused
+  std::uint64_t sequence =
+      0; ///< number among the pool's allocations and frees, or among the adaptor's allocations, from 1
+  std::uint64_t stream = 0; ///< id; 0: the host
   void const* pointer = nullptr;
   std::size_t bytes = 0; ///< of the block
 };
@@ -35,7 +36,7 @@ struct misuse {
   std::size_t expected = 0; ///< bytes of the block, if known
   std::uint64_t stream = 0; ///< id of the stream passed to the call, if known
   char const* resource = "";
-  // Set by hardened pools:
+  // Set by hardened pools; `history` and `events` also by a tracking_adaptor:
   std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's start
   std::size_t overwritten = 0; ///< number of overwritten bytes, of those that were checked
   block_event const* history = nullptr; ///< of the memory, the oldest first; valid until the handler returns

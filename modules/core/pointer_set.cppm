@@ -30,6 +30,7 @@ public:
 private:
   using set = std::unordered_set<void const*>;
   bool erase_locked(void const* pointer) noexcept;
+  void reserve(std::size_t count) __attribute__((requires_capability(mutex_)));
 
   std::atomic<std::size_t> count_{0};
   sync::mutex mutex_;

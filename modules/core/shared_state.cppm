@@ -15,7 +15,8 @@ namespace gpumem::extend {
 /// which stops all threads for some microseconds. The call that brings the count to zero deletes the state. Any thread.
 export class shared_state {
 public:
-  shared_state() noexcept;
+  /// `long_lived`: false saves the making and the revocation of biased mutexes, and makes calls slower.
+  explicit shared_state(bool long_lived = true) noexcept;
   shared_state(shared_state const&) = delete;
   shared_state& operator=(shared_state const&) = delete;
 
@@ -53,13 +54,19 @@ protected:
   virtual void on_last_handle() noexcept {}
 
 private:
-  // The mutex belongs to the thread of the slot's index. Threads with higher indices share the last slot.
+  // The mutex belongs to the thread of the slot's index. Threads with higher indices share the slots after these.
   struct alignas(64) slot {
     sync::biased_mutex mutex;
     bool folded __attribute__((guarded_by(mutex))) = false;
     std::int64_t live __attribute__((guarded_by(mutex))) = 0;
   };
-  inline slot& own_slot() noexcept { return slots_[std::min(sync::thread_index(), sync::max_biased_threads)]; }
+  static constexpr unsigned shared_slots = 16;
+  inline slot& own_slot() noexcept {
+    auto const index = sync::thread_index();
+    if (index < sync::max_biased_threads && long_lived_) [[likely]]
+      return slots_[index];
+    return slots_[sync::max_biased_threads + index % shared_slots];
+  }
   void add_folded() noexcept { remaining_.fetch_add(1, std::memory_order_relaxed); }
   void drop_folded() noexcept;
 
@@ -68,7 +75,8 @@ private:
   // a free on a folded slot cannot bring it to zero before.
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
-  std::array<slot, sync::max_biased_threads + 1> slots_;
+  bool const long_lived_;
+  std::array<slot, sync::max_biased_threads + shared_slots> slots_;
 };
 
 /// A counted pointer to a state; each handle of a pool or adaptor holds one.

@@ -7,8 +7,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Writes the return addresses of the calling thread's stack into `frames`, the innermost first, and returns their
-/// number. The first call of the process may allocate host memory.
+/// Writes the return addresses of the calling thread's stack into `frames`, and returns their number. The innermost
+/// comes first, which lies in this function. The first call of the process may allocate host memory.
 export std::size_t capture_stack(std::span<void*> frames) noexcept;
 
 /// Returns a line of text for a return address: the function, and its file and line number if the program has debug

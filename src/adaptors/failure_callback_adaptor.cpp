@@ -32,9 +32,11 @@ bool runs_on_this_thread(failure_calls const& calls) noexcept {
 // Returns the bytes that the upstream could still give; none if nothing tells.
 std::optional<std::size_t> room_of(services_handle upstream, std::optional<device> where) {
   auto const now = upstream.table->read_statistics(upstream.state);
-  if (now.limit > 0) return now.limit - std::min(now.limit, std::max(now.live, now.allocated));
-  if (!where) return std::nullopt;
-  return where->memory().free + now.free;
+  std::optional<std::size_t> room;
+  if (where) room = where->memory().free + now.free;
+  if (now.limit == 0) return room;
+  auto const below_limit = now.limit - std::min(now.limit, std::max(now.live, now.allocated));
+  return room ? std::min(*room, below_limit) : below_limit;
 }
 
 std::size_t missing_of(services_handle upstream, std::optional<device> where, std::size_t bytes) noexcept {

@@ -6,8 +6,9 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
+#include <list>
 #include <stdexcept>
-#include <vector>
 module gpumem:statistics_adaptor.impl;
 import :statistics_adaptor;
 import :fork;
@@ -117,25 +118,28 @@ allocation_counts allocation_counters::read() noexcept {
 
 allocation_counts allocation_counters::push() {
   if (forked()) return {};
+  std::list<level> added(1); // host memory is not allocated under the spin mutex
   sync::spin_lock const held{mutex_};
   auto const now = measure();
   auto const above = since_base(now);
   auto const begin = [](level_base const& at) { return level_base{at.current, at.total, at.current}; };
-  levels_.push_back({begin(now.bytes), begin(now.count)});
-  auto& left = levels_[levels_.size() - 2];
+  added.front() = {begin(now.bytes), begin(now.count)};
+  auto& left = levels_.back();
   left.bytes.peak = now.bytes.peak;
   left.count.peak = now.count.peak;
+  levels_.splice(levels_.end(), added);
   level_number_.fetch_add(1, std::memory_order_relaxed);
   return above;
 }
 
 allocation_counts allocation_counters::pop() {
   if (forked()) return {};
+  std::list<level> removed;
   sync::spin_lock const held{mutex_};
   if (levels_.size() == 1) throw std::out_of_range{"gpumem: there are no pushed counters to pop"};
   auto const now = measure();
   auto const nested = since_base(now);
-  levels_.pop_back();
+  removed.splice(removed.end(), levels_, std::prev(levels_.end()));
   auto& top = levels_.back();
   top.bytes.peak = std::max(top.bytes.peak, now.bytes.peak);
   top.count.peak = std::max(top.count.peak, now.count.peak);

@@ -33,10 +33,15 @@ constexpr std::size_t max_stack_depth = 256;
 
 thread_local tracking_label const* newest_label = nullptr;
 
-std::vector<void*> stack_of_this_thread(std::size_t depth) {
-  std::array<void*, max_stack_depth> frames; // not set to 0: the depth is small as a rule
-  auto const count = detail::capture_stack(std::span{frames}.first(depth));
-  return std::vector<void*>(frames.begin(), frames.begin() + count); // braces would make a list of two pointers
+// The frames of capture_stack(), make_node(), and add() or prepare(), which the compiler must not inline.
+constexpr std::size_t own_frames = 3;
+
+inline std::vector<void*> stack_of_caller(std::size_t depth) {
+  if (depth == 0) return {};
+  std::array<void*, max_stack_depth + own_frames> frames; // not set to 0: the depth is small as a rule
+  auto const count = detail::capture_stack(std::span{frames}.first(depth + own_frames));
+  auto const first = frames.begin() + std::min(count, own_frames);
+  return std::vector<void*>(first, frames.begin() + count); // braces would make a list of two pointers
 }
 
 block_event event_of(block_event::kind what, tracked_block const& block) noexcept {
@@ -98,11 +103,11 @@ tracked_blocks::tracked_blocks(tracking_options options) : options_{std::move(op
     throw std::invalid_argument{"gpumem: tracking_options: `stack_depth` must be 256 at most"};
 }
 
-tracked_blocks::live_map::node_type tracked_blocks::make_node(stream_key const& key, std::size_t bytes) const {
+[[gnu::noinline]] tracked_blocks::live_map::node_type tracked_blocks::make_node(stream_key const& key,
+                                                                                std::size_t bytes) const {
   live_map one;
-  one.emplace(nullptr,
-              tracked_block{nullptr, bytes, key.id(), sync::thread_index(), 0, std::string{tracking_label::current()},
-                            stack_of_this_thread(options_.stack_depth)});
+  one.emplace(nullptr, tracked_block{nullptr, bytes, key.id(), sync::thread_index(), 0,
+                                     std::string{tracking_label::current()}, stack_of_caller(options_.stack_depth)});
   return one.extract(one.begin());
 }
 
@@ -112,15 +117,21 @@ void tracked_blocks::insert(live_map::node_type node, void const* pointer) noexc
   live_.insert(std::move(node));
 }
 
-bool tracked_blocks::add(stream_key const& key, void const* pointer, std::size_t bytes) noexcept try {
+// Makes room so that no prepared node makes the table grow; see pointer_set::reserve.
+void tracked_blocks::reserve(std::size_t more) {
+  auto const count = live_.size() + prepared_ + more;
+  if (count > live_.bucket_count()) live_.reserve(2 * count);
+}
+
+[[gnu::noinline]] bool tracked_blocks::add(stream_key const& key, void const* pointer, std::size_t bytes) noexcept try {
   auto node = make_node(key, bytes);
   sync::lock const held{mutex_};
-  live_.reserve(live_.size() + prepared_ + 1); // so that no prepared node makes the table grow
+  reserve(1);
   insert(std::move(node), pointer);
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
-bool tracked_blocks::prepare(waiter& item) noexcept try {
+[[gnu::noinline]] bool tracked_blocks::prepare(waiter& item) noexcept try {
   if (item.asks_for_turn()) return true;
   {
     sync::lock const held{mutex_};
@@ -132,7 +143,7 @@ bool tracked_blocks::prepare(waiter& item) noexcept try {
     if (part.bytes > 0) nodes.push_back(make_node(part.stream, part.bytes));
   }
   sync::lock const held{mutex_};
-  live_.reserve(live_.size() + prepared_ + nodes.size());
+  reserve(nodes.size());
   auto const count = nodes.size();
   waiting_.emplace(&item, std::move(nodes));
   prepared_ += count;

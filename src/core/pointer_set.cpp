@@ -13,9 +13,15 @@ import :sync;
 
 namespace gpumem::detail {
 
+// Makes room so that no later insertion makes the table grow. reserve() of the standard library also makes it smaller;
+// with room for twice the count it does so rarely.
+void pointer_set::reserve(std::size_t count) {
+  if (count > pointers_.bucket_count()) pointers_.reserve(2 * count);
+}
+
 bool pointer_set::insert(void const* pointer) noexcept try {
   sync::lock const held{mutex_};
-  pointers_.reserve(pointers_.size() + spare_.size() + 1); // so that no prepared pointer makes the table grow
+  reserve(pointers_.size() + spare_.size() + 1);
   pointers_.insert(pointer);
   count_.store(pointers_.size(), std::memory_order_release);
   return true;
@@ -28,7 +34,7 @@ bool pointer_set::prepare(std::size_t count) noexcept try {
     each = one.extract(one.begin());
   }
   sync::lock const held{mutex_};
-  pointers_.reserve(pointers_.size() + spare_.size() + count);
+  reserve(pointers_.size() + spare_.size() + count);
   spare_.reserve(spare_.size() + count);
   for (auto& each : made) spare_.push_back(std::move(each));
   return true;

@@ -84,6 +84,7 @@ bool request_operation::cancel_waiter() noexcept {
 void request_operation::cancel(outcome why) noexcept {
   if (forked() || !set_cancelled(why)) return;
   if (!cancel_waiter()) return;
+  clear_hooks(); // the withdrawal has passed through the adaptors
   cancelled_ = true;
   refuse(failure{why, 0, bytes()});
 }

@@ -3,6 +3,7 @@
 module;
 #include <atomic>
 #include <cstdint>
+#include <span>
 module gpumem:shared_state.impl;
 import :shared_state;
 import :fork;
@@ -10,7 +11,9 @@ import :sync;
 
 namespace gpumem {
 
-shared_state::shared_state() noexcept {
+shared_state::shared_state(bool long_lived) noexcept : long_lived_{long_lived} {
+  if (!long_lived) return;
+  detail::set_in_use();
   for (unsigned i = 0; i < sync::max_biased_threads; ++i) slots_[i].mutex.enable_bias();
 }
 
@@ -23,9 +26,10 @@ void shared_state::drop_handle() noexcept {
   if (detail::forked()) return;
   if (handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   on_last_handle();
-  for (auto& slot : slots_) slot.mutex.request_revoke();
-  sync::biased_mutex::fence_owner_threads();
-  for (auto& slot : slots_) {
+  auto const used = std::span{slots_}.subspan(long_lived_ ? 0 : sync::max_biased_threads);
+  for (auto& slot : used) slot.mutex.request_revoke();
+  if (long_lived_) sync::biased_mutex::fence_owner_threads();
+  for (auto& slot : used) {
     slot.mutex.lock_revoked();
     slot.folded = true;
     remaining_.fetch_add(slot.live,

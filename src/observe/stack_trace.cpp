@@ -80,8 +80,9 @@ std::string hexadecimal(std::uintptr_t value) {
 
 } // namespace
 
-std::size_t capture_stack(std::span<void*> frames) noexcept {
-  return static_cast<std::size_t>(::backtrace(frames.data(), static_cast<int>(frames.size())));
+[[gnu::noinline]] std::size_t capture_stack(std::span<void*> frames) noexcept {
+  auto const count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  return static_cast<std::size_t>(count);
 }
 
 std::string describe_frame(void* frame) {

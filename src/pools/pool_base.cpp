@@ -71,6 +71,7 @@ bool is_special(pool_options const& options) noexcept { return options.hardened.
 
 // Without what a pool that passes through cannot have. It allocates nothing in advance, and hardens nothing.
 pool_options for_pass_through(pool_options options, bool paged) {
+  throw_if_child();
   options.pass_through = passes_through(options.pass_through) && !paged;
   if (!options.pass_through) return options;
   options.initial_size = 0;
@@ -214,7 +215,8 @@ expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
   }
   return item.allocate_parts([this](request_part const& one) { return try_part(one); },
                              [this](request_part const& one) {
-                               if (special_) return free_special(one.stream, one.pointer, one.bytes);
+                               if (pass_through_ || hardening_) return free_special(one.stream, one.pointer, one.bytes);
+                               if (special_) engine_->upstream().heaps()->remove_region(one.pointer, one.bytes);
                                engine_->return_part(one.stream, one.pointer);
                              });
 }

@@ -118,6 +118,23 @@ TEST_F(aligned, block_of_another_library_is_aligned_inside_a_larger_one) {
   }
 }
 
+TEST_F(aligned, block_is_aligned_through_adaptors_over_another_library) {
+  narrow_upstream upstream;
+  {
+    gpumem::aligned_adaptor subject{gpumem::thread_safe_adaptor{upstream}, {.alignment = 8_KiB}};
+    gpumem::aligned_adaptor erased{
+        gpumem::any_pool{gpumem::statistics_adaptor{gpumem::mr::any_resource<gpumem::mr::device_accessible>{upstream}}},
+        {.alignment = 8_KiB}};
+    for (int i = 0; i < 8; ++i) {
+      auto const one = subject.acquire(s_, 100 + i).wait();
+      auto const other = erased.acquire(s_, 100 + i).wait();
+      EXPECT_TRUE(is_aligned(one.data(), 8_KiB) && is_aligned(other.data(), 8_KiB));
+    }
+  }
+  EXPECT_EQ(upstream.state().draws().size(), 16u);
+  EXPECT_EQ(upstream.state().returns().size(), 16u);
+}
+
 TEST_F(aligned, size_that_overflows_is_too_large) {
   gpumem::aligned_adaptor subject{narrow_upstream{}, {.alignment = 1_GiB}};
   auto const result = subject.try_allocate(s_, PTRDIFF_MAX - 1_MiB);

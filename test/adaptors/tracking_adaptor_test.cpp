@@ -4,6 +4,7 @@
 
 #include <gpumem/services.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <mutex>
@@ -89,6 +90,16 @@ TEST_F(tracking, stack_trace_names_the_requests_function) {
 #endif
   subject.deallocate_sync(p, 64);
 }
+
+#ifdef STACK_TRACES_NAME_FUNCTIONS
+TEST_F(tracking, first_frames_are_those_of_the_program) {
+  gpumem::tracking_adaptor subject{gpumem::cuda_resource{}, {.stack_depth = 3}};
+  void* const p = allocate_in_a_named_function(subject);
+  EXPECT_THAT(subject.report(), HasSubstr("allocate_in_a_named_function"));
+  EXPECT_THAT(subject.report(), testing::Not(HasSubstr("make_node")));
+  subject.deallocate_sync(p, 64);
+}
+#endif
 
 TEST_F(tracking, depth_of_stack_traces_is_bounded) {
   for (std::size_t const depth : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{256}}) {
@@ -187,7 +198,7 @@ void expect_that_waiting_is_recorded(Subject& subject, test::parking_resource co
   }};
   while (upstream.state().parked() == 0) std::this_thread::yield();
   EXPECT_EQ(subject.outstanding().size(), 1u);
-  { EXPECT_FALSE(subject.acquire(s, 70).wait_until(gpumem::detail::sync::now())); }
+  EXPECT_FALSE(subject.acquire(s, 70).wait_until(gpumem::detail::sync::now() + std::chrono::milliseconds{5}));
   held.reset();
   waiting.join();
   auto const live = subject.outstanding();

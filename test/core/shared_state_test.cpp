@@ -12,7 +12,7 @@ import gpumem;
 namespace {
 
 struct counted final : gpumem::extend::shared_state {
-  explicit counted(std::atomic<int>& ended) : ended_{ended} {}
+  explicit counted(std::atomic<int>& ended, bool long_lived = true) : shared_state{long_lived}, ended_{ended} {}
   ~counted() override { ++ended_; }
   std::atomic<int>& ended_;
 };
@@ -64,6 +64,28 @@ TEST(shared_state, counts_blocks_freed_by_other_threads) {
   EXPECT_EQ(ended, 0);
   state->drop_live();
   EXPECT_EQ(ended, 1);
+}
+
+// More threads than there are slots of a thread's own.
+TEST(shared_state, counts_blocks_of_many_threads) {
+  for (bool const long_lived : {true, false}) {
+    std::atomic<int> ended{0};
+    auto* const state = new counted{ended, long_lived};
+    auto* const last = new handle{state};
+    constexpr int threads = 100;
+    std::atomic<int> there{0};
+    std::vector<std::thread> all;
+    for (int i = 0; i < threads; ++i) {
+      all.emplace_back([&] {
+        for (int k = 0; k < 50; ++k) state->add_live();
+        if (++there == threads) delete last;
+        while (there < threads) std::this_thread::yield();
+        for (int k = 0; k < 50; ++k) state->drop_live();
+      });
+    }
+    for (auto& thread : all) thread.join();
+    EXPECT_EQ(ended, 1);
+  }
 }
 
 TEST(shared_state, is_destroyed_once_when_many_threads_release_it) {

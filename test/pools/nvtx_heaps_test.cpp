@@ -6,6 +6,7 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -221,6 +222,18 @@ TEST_F(nvtx_heaps, requests_that_wait_get_regions) {
   waiting.join();
   EXPECT_FALSE(pool.acquire_all({{stream_, 16_MiB}, {stream_, 56_MiB}}).try_now());
   EXPECT_TRUE(tool_.regions().empty()) << "a part of a refused request kept its region";
+}
+
+TEST_F(nvtx_heaps, request_for_several_waits_where_the_free_bytes_lie_in_pieces) {
+  gpumem::pool_resource pool{cuda_, {.limit = 48_MiB, .chunk_size = 48_MiB}};
+  std::array<gpumem::allocation, 3> held;
+  for (auto& each : held) each = pool.acquire(stream_, 16_MiB).wait();
+  held[0].reset();
+  held[2].reset();
+  auto const late = pool.acquire_all({{stream_, 1_MiB}, {stream_, 20_MiB}})
+                        .wait_until(gpumem::detail::sync::now() + std::chrono::milliseconds{20});
+  EXPECT_EQ(late.error().reason, gpumem::outcome::deadline);
+  EXPECT_EQ(tool_.regions().size(), 1u) << "a part of the withdrawn request kept its region";
 }
 
 TEST_F(nvtx_heaps, block_that_outlives_its_pool_stays_a_region) {

@@ -15,6 +15,7 @@ module gpumem:pass_through.impl;
 import :pass_through;
 import :block_info;
 import :cuda;
+import :driver;
 import :error;
 import :misuse;
 import :pool_engine;
@@ -40,7 +41,7 @@ void order_after(stream_uses const& uses, stream_key const& key) noexcept {
     if (!key.is_host() && key.has_handle() && !key.capturing() && reuse_rules::wait_for(uses, key)) return;
     std::vector<stream_timeline*> open;
     for (auto const& use : uses) open.push_back(use.timeline);
-    wait_for_streams(open, tuning::max_host_wait);
+    for (int tries = 0; tries < 60 && driver_alive() && !wait_for_streams(open, tuning::max_host_wait); ++tries) {}
   } catch (...) {} // the host has no memory, or the device is lost
 }
 

@@ -262,6 +262,17 @@ constexpr call source_calls[] = {
                 gpumem::logging_adaptor{o.all.pages, gpumem::extend::log_sink{text}};
               });
      }},
+    {"tracking_adaptor",
+     [](own_objects& o) {
+       return gives_nothing(o.all.tracked, o.a, o.page) && o.all.tracked.outstanding().empty() &&
+              refused([&] { gpumem::tracking_adaptor{o.all.pages}; });
+     }},
+    {"fallback_adaptor",
+     [](own_objects& o) {
+       bool const none = gives_nothing(o.all.fallback, o.a, o.page);
+       o.all.fallback.record_use(o.page, o.b);
+       return none && zero(o.all.fallback.statistics());
+     }},
     {"adaptor, found and freed",
      [](own_objects& o) {
        auto const got = o.all.counted.try_allocate(o.a, bytes);

@@ -33,6 +33,9 @@ struct shared_objects {
   gpumem::logging_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> logged{pages, gpumem::extend::log_sink{text}};
   gpumem::cuda_resource cuda{device};
   gpumem::managed_resource managed{device};
+  gpumem::tracking_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> tracked{pages};
+  gpumem::fallback_adaptor<gpumem::pool_resource<gpumem::cuda_resource>, gpumem::managed_resource> fallback{pages,
+                                                                                                            managed};
   gpumem::pinned_resource pinned{device};
   gpumem::host_resource host;
   gpumem::async_resource async{device};
