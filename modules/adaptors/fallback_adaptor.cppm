@@ -138,8 +138,11 @@ private:
 /// A request that waits does so at the first resource, and only if the second had no memory at its start. `allocate`
 /// waits on the host for the first resource only after the second has failed, and for the second only if the request is
 /// too large for the first. If both fail, the failure is that of the first, unless the request is too large for it.
-/// `trim` trims both. Statistics are sums of both; there is a limit if both have one. A handle; copies are the same
-/// resource. It lives until its last handle is gone and its last block is freed. Any thread.
+/// `trim` trims both. Statistics are sums of both; there is a limit if both have one.
+///
+/// A scope over it counts the blocks of both. So the first resource cannot tell that no scope can go on: a pool needs a
+/// `stall_timeout` here. A handle; copies are the same resource. It lives until its last handle is gone and its last
+/// block is freed. Any thread.
 export template <mr::resource First, mr::resource Second>
   requires(mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
           (mr::has_property<Second, mr::host_accessible> || !mr::has_property<First, mr::host_accessible>)

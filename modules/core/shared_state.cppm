@@ -1,6 +1,7 @@
 // The shared state of a pool or adaptor: it lives until its last handle is gone and its last block is freed.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <thread>
 #include <utility>
 export module gpumem:shared_state;
 import :fork;
@@ -23,25 +24,15 @@ public:
   void add_handle() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
   inline void add_live() noexcept {
-    auto& mine = own_slot();
-    sync::biased_lock const held{mine.mutex};
-    if (mine.folded) [[unlikely]]
-      return add_folded();
-    ++mine.live;
+    if (!count(1)) [[unlikely]]
+      remaining_.fetch_add(1, std::memory_order_relaxed);
   }
   /// The state may be deleted when this returns.
   inline void drop_live() noexcept {
     if (detail::forked()) [[unlikely]]
       return;
-    auto& mine = own_slot();
-    {
-      sync::biased_lock const held{mine.mutex};
-      if (!mine.folded) [[likely]] {
-        --mine.live;
-        return;
-      }
-    }
-    drop_folded();
+    if (!count(-1)) [[unlikely]]
+      drop_folded();
   }
 
   /// Whether the last handle is gone: only frees may still come.
@@ -54,20 +45,48 @@ protected:
   virtual void on_last_handle() noexcept {}
 
 private:
-  // The mutex belongs to the thread of the slot's index. Threads with higher indices share the slots after these.
-  struct alignas(64) slot {
-    sync::biased_mutex mutex;
-    bool folded __attribute__((guarded_by(mutex))) = false;
-    std::int64_t live __attribute__((guarded_by(mutex))) = 0;
+  struct slot {
+    bool folded = false;
+    std::int64_t live = 0;
+    bool add(std::int64_t change) noexcept {
+      if (folded) return false;
+      live += change;
+      return true;
+    }
   };
-  static constexpr unsigned shared_slots = 16;
-  inline slot& own_slot() noexcept {
+  struct alignas(64) owned_slot : slot {
+    sync::biased_mutex mutex; // belongs to the thread of the slot's index
+  };
+  // Threads with higher indices use these, and all threads in a state that is not long-lived.
+  struct alignas(64) shared_slot : slot {
+    std::atomic_flag busy;
+  };
+  class flag_lock {
+  public:
+    explicit flag_lock(std::atomic_flag& busy) noexcept : busy_{busy} {
+      while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    ~flag_lock() { busy_.clear(std::memory_order_release); }
+    flag_lock(flag_lock const&) = delete;
+    flag_lock& operator=(flag_lock const&) = delete;
+
+  private:
+    std::atomic_flag& busy_;
+  };
+
+  // Adds to the slot of the calling thread. Returns false if the slot is folded.
+  inline bool count(std::int64_t change) noexcept {
     auto const index = sync::thread_index();
-    if (index < sync::max_biased_threads && long_lived_) [[likely]]
-      return slots_[index];
-    return slots_[sync::max_biased_threads + index % shared_slots];
+    if (long_lived_ && index < sync::max_biased_threads) [[likely]] {
+      auto& mine = owned_[index];
+      sync::biased_lock const held{mine.mutex};
+      return mine.add(change);
+    }
+    auto& mine = shared_[index % shared_.size()];
+    flag_lock const held{mine.busy};
+    return mine.add(change);
   }
-  void add_folded() noexcept { remaining_.fetch_add(1, std::memory_order_relaxed); }
+  void fold(slot& from) noexcept;
   void drop_folded() noexcept;
 
   std::atomic<std::int64_t> handles_{0};
@@ -76,7 +95,8 @@ private:
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
   bool const long_lived_;
-  std::array<slot, sync::max_biased_threads + shared_slots> slots_;
+  std::array<shared_slot, 16> shared_;
+  std::array<owned_slot, sync::max_biased_threads> owned_;
 };
 
 /// A counted pointer to a state; each handle of a pool or adaptor holds one.
