@@ -97,7 +97,7 @@ TEST_F(failure_callback, only_exhaustion_calls_it) {
 }
 
 TEST_F(failure_callback, missing_bytes_are_those_of_the_limit_or_the_device) {
-  gpumem::limiting_adaptor limited{gpumem::cuda_resource{}, {.limit = 10_MiB}};
+  gpumem::limiting_adaptor limited{gpumem::pool_resource{gpumem::cuda_resource{}}, {.limit = 10_MiB}};
   void* const held = limited.allocate(s_, 8_MiB);
   gpumem::failure_callback_adaptor subject{limited, {.callback = recording()}};
   EXPECT_FALSE(subject.try_allocate(s_, 5_MiB));
