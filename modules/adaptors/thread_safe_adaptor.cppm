@@ -4,6 +4,7 @@ export module gpumem:thread_safe_adaptor;
 import :adaptor_base;
 import :cuda;
 import :error;
+import :fork;
 import :std;
 import :stream;
 import :sync;
@@ -32,8 +33,10 @@ public:
     this->drop_live(); // may destroy the state
   }
 
-  // Calls the function under the lock.
+  // Calls the function under the lock. In a forked child, where the lock may be held for ever, the upstream does
+  // nothing.
   template <class Call> auto locked(Call call) {
+    if (forked()) return call();
     sync::lock const held{mutex_};
     return call();
   }

@@ -13,8 +13,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Makes room so that no later insertion makes the table grow. reserve() of the standard library also makes it smaller;
-// with room for twice the count it does so rarely.
+// Makes room so that no later insertion makes the table grow. The standard library's reserve() may also make it
+// smaller, and then moves all pointers. Room for twice the count makes both rare.
 void pointer_set::reserve(std::size_t count) {
   if (count > pointers_.bucket_count()) pointers_.reserve(2 * count);
 }

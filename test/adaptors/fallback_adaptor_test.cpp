@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 import gpumem;
 
 #include "../support/parking_resource.hpp"
+#include "../support/thread_churn.hpp"
 
 namespace fallback_test {
 
@@ -221,26 +223,7 @@ TEST_F(fallback, recorded_uses_reach_the_resource_of_the_block) {
 }
 
 TEST_F(fallback, blocks_go_back_to_their_resource_from_any_thread) {
-  std::vector<std::thread> threads;
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    threads.emplace_back([&, seed] {
-      gpumem::stream own{gpumem::device{0}};
-      std::mt19937 random{seed};
-      std::vector<std::pair<void*, std::size_t>> live;
-      for (int i = 0; i < 300; ++i) {
-        if (live.size() < 8) {
-          std::size_t const bytes = 1 + random() % 1_MiB;
-          live.emplace_back(subject_.allocate(own, bytes), bytes);
-        } else {
-          std::swap(live[random() % live.size()], live.back());
-          subject_.deallocate(own, live.back().first, live.back().second);
-          live.pop_back();
-        }
-      }
-      for (auto const& [p, bytes] : live) subject_.deallocate(own, p, bytes);
-    });
-  }
-  for (auto& each : threads) each.join();
+  test::churn_by_threads(subject_, 8, 1_MiB);
   EXPECT_GT(subject_.fallbacks(), 0u) << "the test does not reach the second resource";
   EXPECT_EQ(first_.counters().bytes.value, 0);
   EXPECT_EQ(second_.counters().bytes.value, 0);

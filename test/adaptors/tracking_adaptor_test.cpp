@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -21,6 +22,7 @@ import gpumem;
 
 #include "../sources/recorded_misuse.hpp"
 #include "../support/parking_resource.hpp"
+#include "../support/thread_churn.hpp"
 
 namespace {
 
@@ -244,27 +246,7 @@ TEST_F(tracking, each_block_of_a_request_for_several_is_recorded) {
 
 TEST_F(tracking, threads_allocate_and_free_at_once) {
   gpumem::tracking_adaptor subject{gpumem::pool_resource{gpumem::cuda_resource{}}, {.stack_depth = 2}};
-  std::vector<std::thread> threads;
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    threads.emplace_back([&, seed] {
-      gpumem::stream own{gpumem::device{0}};
-      std::mt19937 random{seed};
-      std::vector<std::pair<void*, std::size_t>> live;
-      for (int i = 0; i < 300; ++i) {
-        if (live.empty() || random() % 2) {
-          std::size_t const bytes = 1 + random() % 5000;
-          live.emplace_back(subject.allocate(own, bytes), bytes);
-        } else {
-          std::swap(live[random() % live.size()], live.back());
-          subject.deallocate(own, live.back().first, live.back().second);
-          live.pop_back();
-        }
-        if (i % 50 == 0) EXPECT_GE(subject.outstanding().size(), live.size());
-      }
-      for (auto const& [p, bytes] : live) subject.deallocate(own, p, bytes);
-    });
-  }
-  for (auto& each : threads) each.join();
+  test::churn_by_threads(subject, 100, 5000, [&](std::size_t live) { EXPECT_GE(subject.outstanding().size(), live); });
   EXPECT_TRUE(subject.outstanding().empty());
 }
 

@@ -112,6 +112,7 @@ TEST_F(binning, bin_added_later_leaves_live_blocks_to_their_owners) {
 TEST_F(binning, bins_can_be_added_while_threads_allocate) {
   gpumem::binning_resource bins{gpumem::pool_resource{upstream_}};
   std::atomic<bool> stop{false};
+  std::atomic<std::size_t> allocations{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&] {
@@ -120,6 +121,7 @@ TEST_F(binning, bins_can_be_added_while_threads_allocate) {
       for (std::size_t i = 0; !stop || i < 100; ++i) {
         std::size_t const bytes = 1 + i * 997 % 10'000;
         blocks.emplace_back(bins.allocate(own, bytes), bytes);
+        ++allocations;
         if (blocks.size() < 10) continue;
         bins.deallocate(own, blocks[i % 10].first, blocks[i % 10].second);
         blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i % 10));
@@ -133,7 +135,7 @@ TEST_F(binning, bins_can_be_added_while_threads_allocate) {
     } else {
       bins.add_bin(size, gpumem::pool_resource{small_});
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    for (auto const before = allocations.load(); allocations < before + 10;) std::this_thread::yield();
   }
   stop = true;
   for (auto& thread : threads) thread.join();

@@ -267,6 +267,13 @@ constexpr call source_calls[] = {
        return gives_nothing(o.all.tracked, o.a, o.page) && o.all.tracked.outstanding().empty() &&
               refused([&] { gpumem::tracking_adaptor{o.all.pages}; });
      }},
+    {"thread_safe_adaptor",
+     [](own_objects& o) {
+       bool const none = gives_nothing(o.all.locked, o.a, o.page);
+       bool const known = o.all.locked.find(o.page).has_value();
+       o.all.locked.record_use(o.page, o.b);
+       return none && !known;
+     }},
     {"fallback_adaptor",
      [](own_objects& o) {
        bool const none = gives_nothing(o.all.fallback, o.a, o.page);

@@ -36,6 +36,7 @@ struct shared_objects {
   gpumem::tracking_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> tracked{pages};
   gpumem::fallback_adaptor<gpumem::pool_resource<gpumem::cuda_resource>, gpumem::managed_resource> fallback{pages,
                                                                                                             managed};
+  gpumem::thread_safe_adaptor<gpumem::pool_resource<gpumem::cuda_resource>> locked{pages};
   gpumem::pinned_resource pinned{device};
   gpumem::host_resource host;
   gpumem::async_resource async{device};
