@@ -238,7 +238,8 @@ private:
   // When it takes the stream's last own event, the next allocation makes spares again.
   pooled_event* acquire_event() noexcept __attribute__((requires_capability(events_mutex_)));
   void return_event(pooled_event* event) noexcept __attribute__((requires_capability(events_mutex_)));
-  epoch record(CUstream caller_handle, bool precise) noexcept;
+  // `promised`: the handle lives by its owner's promise. If that has ended meanwhile, records nothing and returns 0.
+  epoch record(CUstream handle, bool precise, bool promised = false) noexcept;
   inline recorded_event& at(std::size_t i) noexcept __attribute__((requires_capability(events_mutex_))) {
     return ring_[(first_ + i) % max_events];
   }

@@ -113,6 +113,7 @@ stream_timeline::stream_timeline(stream_kind kind, std::uint32_t index, std::uin
 
 bool stream_timeline::adopt(bool promised) noexcept {
   if (kind() == stream_kind::own) return true;
+  sync::lock const held{events_mutex_}; // when the promise ends, no other thread is using the handle in record()
   adoptions_ += promised ? 1 : -1;
   kind_.store(adoptions_ > 0 ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
   return adoptions_ > 0;
@@ -155,10 +156,11 @@ bool stream_timeline::captures(CUstream caller_handle) const noexcept {
 }
 
 // Closes the epoch before it records the event: all work before a free in that epoch was enqueued before the record.
-epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
+epoch stream_timeline::record(CUstream handle, bool precise, bool promised) noexcept {
   if (kind() == stream_kind::host || !driver_alive() || lost_error_of(device_) != CUDA_SUCCESS) return 0;
   relaxed_capture const relaxed;
   sync::lock const held{events_mutex_};
+  if (promised && !owns_handle()) return 0;
   auto* const event = acquire_event();
   if (!event) return 0;
   if (size_ == max_events) retire_completed();
@@ -166,7 +168,7 @@ epoch stream_timeline::record(CUstream caller_handle, bool precise) noexcept {
   // event requests it again. Otherwise each free of the stream would come here until its work ends, and none would stay
   // in the thread cache.
   bool const full = size_ == max_events;
-  auto const on = recorded_on(caller_handle);
+  auto const on = recorded_on(handle);
   if (full) event_requested_.store(false, std::memory_order_relaxed);
   if (full || captures(on)) {
     return_event(event);

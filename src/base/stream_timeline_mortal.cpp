@@ -108,8 +108,9 @@ void stream_timeline::query_legacy() noexcept {
 }
 
 void stream_timeline::cover(std::optional<CUstream> caller_handle) noexcept {
-  if (owns_handle()) caller_handle = handle();
-  if (caller_handle) {
+  if (owns_handle()) {
+    record(handle(), false, true);
+  } else if (caller_handle) {
     if (!record_later(*caller_handle) && is_mortal()) record_last_event(*caller_handle, false);
   } else if (kind() == stream_kind::legacy) {
     query_legacy();
