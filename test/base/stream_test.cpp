@@ -3,7 +3,6 @@
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <optional>
 #include <stdexcept>
@@ -152,30 +151,6 @@ TEST_F(stream_test, stream_adopted_twice_stays_adopted_until_both_end) {
   b.reset();
   EXPECT_FALSE(key.by_identity().has_handle());
   destroy(handle);
-}
-
-// The library's thread covers frees on an adopted stream by its handle. It must not do so after the promise has ended.
-TEST_F(stream_test, no_other_thread_uses_the_handle_after_the_promise) {
-  for (int round = 0; round < 200; ++round) {
-    auto const handle = make_foreign();
-    std::atomic<bool> covers{false}, ended{false};
-    std::thread other;
-    {
-      auto const promised = stream::adopt(handle);
-      auto& timeline = promised.key().timeline();
-      other = std::thread{[&covers, &ended, &timeline] {
-        while (!ended) {
-          timeline.cover(std::nullopt);
-          timeline.poll();
-          covers = true;
-        }
-      }};
-      while (!covers) std::this_thread::yield();
-    }
-    destroy(handle);
-    ended = true;
-    other.join();
-  }
 }
 
 TEST_F(stream_test, adopted_own_stream_stays_own) {
