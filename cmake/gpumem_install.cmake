@@ -14,7 +14,7 @@ install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "$
 
 # The C ABI is a separate package: its users need no CUDA headers, no modules and no C++ compiler.
 set(gpumem_c_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem_c")
-install(TARGETS gpumem_c EXPORT gpumem_c
+install(TARGETS gpumem_c gpumem_bridge EXPORT gpumem_c
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT gpumem_c NAMESPACE gpumem:: FILE gpumem_cConfig.cmake DESTINATION "${gpumem_c_package}")

@@ -41,6 +41,12 @@ if(GPUMEM_WITH_LIBBACKTRACE)
   check_library_exists(backtrace backtrace_create_state "" GPUMEM_LIBBACKTRACE_FOUND)
 endif()
 
+# Thread-local variables by TLS descriptors, which the C library reads without a call of __tls_get_addr. Programs are
+# linked without either. Other processors use descriptors anyway.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT GPUMEM_SANITIZE)
+  set(GPUMEM_TLS_OPTIONS -mtls-dialect=gnu2)
+endif()
+
 # gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...])
 # Adds a static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
 # GPUMEM_IMPLEMENTATIONS (paths under src/), and from the additional files of this variant, named the same way.
@@ -60,7 +66,7 @@ function(gpumem_add_module_library name)
   gpumem_add_implementation_partitions(${name}
     PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
-  target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>")
+  target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" ${GPUMEM_TLS_OPTIONS})
   # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   # In the installed package, the finder that it contains defines the same target.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <benchmark/benchmark.h>
+#include <gpumem/pool.hpp>
 
 #include <algorithm>
 #include <barrier>
@@ -80,6 +81,8 @@ void register_rows(bench::context& with, std::vector<std::string> const& files) 
   bench::benchmarks{"monotonic", with,
                     [](gpumem::device where) { return gpumem::monotonic_resource{gpumem::cuda_resource{where}}; }}
       .add_small_hits();
+  // The pool again, through the C library and the C++ headers over it.
+  bench::benchmarks{"c_library", with, [](gpumem::device where) { return gpumem::pool{where.ordinal()}; }}.add_hits();
   add_adaptors(with);
   std::vector<peers::gpumem_peer const*> others{&peers::driver_pool()};
   for (auto const& file : files) {

@@ -7,7 +7,6 @@ export module gpumem.thrust;
 
 export namespace gpumem {
 using gpumem::thrust_allocator;
-using gpumem::thrust_resource;
 
 /// A thrust::device_vector in memory of a gpumem resource.
 template <class T> using device_vector = thrust::device_vector<T, thrust_allocator<T>>;

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -34,11 +35,23 @@ static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
 // An array, because a string could itself run out of memory, and would be destroyed before other thread-local objects.
 thread_local std::array<char, 1024> sentence{};
 thread_local bool misused = false;
+thread_local gpumem_failure figures{};
 
-gpumem_outcome keep(outcome what, char const* text) noexcept {
+gpumem_outcome keep(failure const& why, char const* text, out_of_memory_info const& f = {}) noexcept {
   std::snprintf(sentence.data(), sentence.size(), "%s", text);
-  return static_cast<gpumem_outcome>(what);
+  figures = {sizeof figures, static_cast<std::uint32_t>(why.reason),
+             why.code,       why.requested,
+             f.live,         f.reserved,
+             f.largest_free, f.limit,
+             f.device_free,  f.device_total,
+             f.free,         f.free_ranges,
+             f.free_in_use,  f.in_use_streams,
+             f.quarantined,  f.stream,
+             f.device};
+  return static_cast<gpumem_outcome>(why.reason);
 }
+
+gpumem_outcome keep(outcome what, char const* text) noexcept { return keep(failure{what, 0, 0}, text); }
 
 outcome outcome_of_driver(int code) noexcept {
   auto const result = static_cast<CUresult>(code);
@@ -59,12 +72,14 @@ void keep_misuse(misuse const& m) noexcept {
     return;
   }
   misused = true;
+  keep(outcome::invalid_argument, "");
   describe(m, sentence.data(), sentence.size());
 }
 
 } // namespace
 
 gpumem_outcome refuse(char const* function, char const* why) noexcept {
+  keep(outcome::invalid_argument, "");
   std::snprintf(sentence.data(), sentence.size(), "%s: %s", function, why);
   return GPUMEM_INVALID_ARGUMENT;
 }
@@ -73,17 +88,19 @@ gpumem_outcome refuse_exception() noexcept {
   try {
     throw;
   } catch (refused_call const& e) { return e.what; } catch (out_of_memory const& e) {
-    return keep(e.reason(), e.what());
+    return keep({e.reason(), 0, e.info().requested}, e.what(), e.info());
   } catch (std::bad_alloc const&) {
     return keep(outcome::exhausted, "gpumem: out of host memory");
-  } catch (acquire_error const& e) { return keep(e.reason(), e.what()); } catch (cuda_error const& e) {
-    return keep(outcome_of_driver(e.status()), e.what());
+  } catch (acquire_error const& e) { return keep(e.why(), e.what()); } catch (cuda_error const& e) {
+    return keep({outcome_of_driver(e.status()), e.status(), 0}, e.what());
   } catch (std::invalid_argument const& e) {
     return keep(outcome::invalid_argument, e.what());
   } catch (std::exception const& e) { return keep(outcome::driver_error, e.what()); } catch (...) {
     return keep(outcome::driver_error, "gpumem: an unknown failure");
   }
 }
+
+gpumem_failure const& last_failure() noexcept { return figures; }
 
 char const* last_sentence() noexcept { return sentence.data(); }
 

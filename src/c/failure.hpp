@@ -15,6 +15,9 @@ gpumem_outcome refuse_exception() noexcept;
 /// Returns the text that the calling thread keeps.
 char const* last_sentence() noexcept;
 
+/// Returns the figures of the calling thread's last failed call.
+gpumem_failure const& last_failure() noexcept;
+
 /// Makes misuse an outcome of the call instead of the end of the process. Sets the handler of this library only: other
 /// copies of gpumem in the process have their own.
 void catch_misuse() noexcept;
@@ -32,10 +35,12 @@ inline void require(gpumem_outcome outcome) {
 
 /// Runs the work. An exception that it throws, or a misuse that is reported meanwhile, becomes the outcome.
 template <class Work> gpumem_outcome outcome_of(Work work) noexcept {
-  take_misuse();
   try {
     work();
-  } catch (...) { return refuse_exception(); }
+  } catch (...) {
+    take_misuse();
+    return refuse_exception();
+  }
   return take_misuse() ? GPUMEM_INVALID_ARGUMENT : GPUMEM_GRANTED;
 }
 

@@ -34,14 +34,23 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
   return live_.extract(found);
 }
 
-void* recorded_pool::allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-  auto* const pointer = resource_.allocate(stream, bytes, alignment);
+// Keeps a block that was allocated for the stream, or frees it again.
+void* recorded_pool::keep(void* pointer, stream_ref stream, std::size_t bytes, std::size_t alignment) {
   try {
     return keep(pointer, {bytes, pointer ? extend::identify(stream, device_).id() : 0, {}});
   } catch (...) {
     resource_.deallocate(stream, pointer, bytes, alignment);
     throw;
   }
+}
+
+void* recorded_pool::allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+  return keep(resource_.allocate(stream, bytes, alignment), stream, bytes, alignment);
+}
+
+void* recorded_pool::acquire(stream_ref stream, std::size_t bytes, std::size_t alignment,
+                             std::chrono::nanoseconds longest) {
+  return keep(acquire_from(resource_, stream, bytes, alignment, longest), stream, bytes, alignment);
 }
 
 void recorded_pool::free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) {
@@ -79,6 +88,14 @@ void recorded_pool::record_use(void* pointer, stream_ref stream) {
 
 bool recorded_pool::synchronize(std::chrono::nanoseconds) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena can be synchronized, not a stack over one"};
+}
+
+void recorded_pool::reserve(std::size_t) {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena can reserve memory, not a stack over one"};
+}
+
+void recorded_pool::set_limit(std::size_t) {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena has a limit that can change, not a stack over one"};
 }
 
 gpumem_pool::found_block recorded_pool::find(void const* pointer) {

@@ -13,16 +13,31 @@
 
 namespace gpumem::c {
 
+/// Returns the block of a request that may wait. Throws what acquire throws.
+template <class R>
+void* acquire_from(R& resource, stream_ref stream, std::size_t bytes, std::size_t alignment,
+                   std::chrono::nanoseconds longest) {
+  acquire_options options;
+  options.alignment = alignment;
+  auto const now = std::chrono::steady_clock::now();
+  if (longest < options.deadline - now) options.deadline = now + longest;
+  return sync_wait(gpumem::acquire(resource, stream, bytes, options)).release();
+}
+
 /// A pool that knows its blocks.
 template <class R> class held_pool final : public gpumem_pool {
 public:
-  explicit held_pool(R resource) : resource_{std::move(resource)} {}
+  held_pool(int ordinal, R resource) : ordinal_{ordinal}, resource_{std::move(resource)} {}
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
     return resource_.allocate(stream, bytes, alignment);
   }
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override {
     bytes ? resource_.deallocate(stream, pointer, *bytes) : resource_.deallocate(stream, pointer);
+  }
+  void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment,
+                std::chrono::nanoseconds longest) override {
+    return acquire_from(resource_, stream, bytes, alignment, longest);
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override {
     return resource_.allocate_sync(bytes, alignment);
@@ -31,6 +46,9 @@ public:
   void record_use(void* pointer, stream_ref stream) override { resource_.record_use(pointer, stream); }
   bool synchronize(std::chrono::nanoseconds longest) override { return resource_.synchronize(longest); }
   std::size_t trim(std::size_t keep) override { return resource_.trim(keep); }
+  void reserve(std::size_t bytes) override { resource_.reserve(bytes); }
+  void set_limit(std::size_t bytes) override { resource_.set_limit(bytes); }
+  int device() override { return ordinal_; }
   gpumem::statistics statistics() override { return resource_.statistics(); }
   found_block find(void const* pointer) override {
     auto const found = resource_.find(pointer);
@@ -38,6 +56,7 @@ public:
   }
 
 private:
+  int ordinal_;
   R resource_;
 };
 
@@ -49,11 +68,15 @@ public:
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override;
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override;
+  void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment, std::chrono::nanoseconds longest) override;
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// Throws std::invalid_argument: only a pool can be synchronized.
+  /// These three throw std::invalid_argument: only a pool has them.
   bool synchronize(std::chrono::nanoseconds longest) override;
+  void reserve(std::size_t bytes) override;
+  void set_limit(std::size_t bytes) override;
+  int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
   gpumem::statistics statistics() override { return statistics_of(resource_); }
   found_block find(void const* pointer) override;
@@ -66,6 +89,7 @@ private:
   };
   using records = std::map<void const*, record, std::greater<>>;
 
+  void* keep(void* pointer, stream_ref stream, std::size_t bytes, std::size_t alignment);
   void* keep(void* pointer, record block);
   records::node_type take(void* pointer, std::optional<std::size_t> bytes);
 

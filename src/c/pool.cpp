@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -66,7 +67,11 @@ gpumem_statistics outside(gpumem::statistics const& f) noexcept {
           f.in_use_streams,
           f.quarantined,
           f.cached,
-          f.reuse_thread_cache};
+          f.reuse_thread_cache,
+          f.largest_block,
+          f.waiting,
+          f.waiting_bytes,
+          f.oldest_wait_ns};
 }
 
 gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
@@ -78,7 +83,7 @@ gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
 std::unique_ptr<gpumem_pool> gpumem::c::make_plain_pool(int device, pool_options options) {
   catch_misuse();
   return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
-      pool_resource{gpumem::device{device}, std::move(options)});
+      device, pool_resource{gpumem::device{device}, std::move(options)});
 }
 
 uint32_t gpumem_version(void) noexcept {
@@ -89,6 +94,12 @@ uint32_t gpumem_version(void) noexcept {
 char const* gpumem_outcome_name(gpumem_outcome outcome) noexcept {
   bool const known = outcome >= GPUMEM_GRANTED && outcome <= GPUMEM_DRIVER_ERROR;
   return known ? gpumem::to_string(static_cast<gpumem::outcome>(outcome)) : "unknown outcome";
+}
+
+gpumem_outcome gpumem_read_failure(gpumem_failure* failure) noexcept {
+  if (!failure) return refuse("gpumem_read_failure", "the out-pointer is NULL");
+  if (copy_known(gpumem::c::last_failure(), failure)) return GPUMEM_GRANTED;
+  return refuse("gpumem_read_failure", "the size in the failure is too small: write sizeof(gpumem_failure)");
 }
 
 char const* gpumem_last_error(void) noexcept { return gpumem::c::last_sentence(); }
@@ -113,7 +124,8 @@ gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
 
 gpumem_outcome gpumem_release(gpumem_pool* pool) noexcept {
   if (!pool) return refuse("gpumem_release", no_pool);
-  if (pool->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete pool;
+  if (pool->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return GPUMEM_GRANTED;
+  outcome_of([&] { delete pool; }); // takes a misuse that a block of the pool reports now
   return GPUMEM_GRANTED;
 }
 
@@ -132,6 +144,15 @@ gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) noexc
 gpumem_outcome gpumem_free_sized(gpumem_pool* pool, void* stream, void* pointer, size_t bytes) noexcept {
   if (!pool) return refuse("gpumem_free_sized", no_pool);
   return outcome_of([&] { pool->free(stream_of(stream), pointer, bytes); });
+}
+
+gpumem_outcome gpumem_acquire(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment, uint64_t nanoseconds,
+                              void** pointer) noexcept {
+  if (!pool) return refuse("gpumem_acquire", no_pool);
+  if (!pointer) return refuse("gpumem_acquire", "the out-pointer is NULL");
+  using limits = std::numeric_limits<std::int64_t>;
+  auto const longest = std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, limits::max())};
+  return outcome_of([&] { *pointer = pool->acquire(stream_of(stream), bytes, alignment, longest); });
 }
 
 gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alignment, void** pointer) noexcept {
@@ -163,6 +184,23 @@ gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) n
   if (!pool) return refuse("gpumem_trim", no_pool);
   if (!given_back) return refuse("gpumem_trim", "the out-pointer is NULL");
   return outcome_of([&] { *given_back = pool->trim(keep); });
+}
+
+gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) noexcept {
+  if (!pool) return refuse("gpumem_reserve", no_pool);
+  return outcome_of([&] { pool->reserve(bytes); });
+}
+
+gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) noexcept {
+  if (!pool) return refuse("gpumem_set_limit", no_pool);
+  return outcome_of([&] { pool->set_limit(bytes); });
+}
+
+gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) noexcept {
+  if (!pool) return refuse("gpumem_device", no_pool);
+  if (!device) return refuse("gpumem_device", "the out-pointer is NULL");
+  *device = pool->device();
+  return GPUMEM_GRANTED;
 }
 
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) noexcept {

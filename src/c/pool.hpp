@@ -34,12 +34,18 @@ struct gpumem_pool {
   virtual void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
   /// Without `bytes` any size is right.
   virtual void free(cuda::stream_ref stream, void* pointer, std::optional<std::size_t> bytes) = 0;
+  /// Waits until the time has passed; max(): without end.
+  virtual void* acquire(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment,
+                        std::chrono::nanoseconds longest) = 0;
   virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void free_sync(void* pointer, std::size_t bytes) = 0;
   virtual void record_use(void* pointer, cuda::stream_ref stream) = 0;
   /// Returns false if the time has passed.
   virtual bool synchronize(std::chrono::nanoseconds longest) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
+  virtual void reserve(std::size_t bytes) = 0;
+  virtual void set_limit(std::size_t bytes) = 0;
+  virtual int device() = 0;
   virtual gpumem::statistics statistics() = 0;
   virtual found_block find(void const* pointer) = 0;
 

@@ -290,16 +290,17 @@ void check_layer(layer_text const& layer) {
   for (auto const& each : layer.inner()) check_layer(each);
 }
 
-template <class R> std::unique_ptr<gpumem_pool> held(R resource) {
-  return std::make_unique<held_pool<R>>(std::move(resource));
+template <class R> std::unique_ptr<gpumem_pool> held(stack_base const& base, R resource) {
+  return std::make_unique<held_pool<R>>(base.device, std::move(resource));
 }
 
 std::unique_ptr<gpumem_pool> make_outer(stack_base const& base, layer_text outer, pool_options const& plain) {
   if (outer.name() == "pool" && outer.inner().empty())
     return make_plain_pool(base.device, parse_options(outer.rest(), plain));
-  if (outer.name() == "pool") return held(pool_resource{upstream_of(base, outer), parse_options(outer.rest(), plain)});
-  if (outer.name() == "fixed") return held(make_fixed(base, std::move(outer)));
-  if (outer.name() == "arena") return held(make_arena(base, std::move(outer)));
+  if (outer.name() == "pool")
+    return held(base, pool_resource{upstream_of(base, outer), parse_options(outer.rest(), plain)});
+  if (outer.name() == "fixed") return held(base, make_fixed(base, std::move(outer)));
+  if (outer.name() == "arena") return held(base, make_arena(base, std::move(outer)));
   return std::make_unique<recorded_pool>(base.device, make_layer(base, std::move(outer)));
 }
 

@@ -58,6 +58,14 @@ gpumem_outcome gpumem_torch_pool(int device, gpumem_pool** pool) noexcept {
   return outcome_of([&] { *pool = gpumem::detail::forked() ? nullptr : torch_pools::instance().made(device); });
 }
 
+gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) noexcept {
+  if (!pool) return gpumem::c::refuse("gpumem_torch_share_pool", "the pool is NULL");
+  return outcome_of([&] {
+    gpumem::detail::throw_if_child();
+    torch_pools::instance().share_pool(device, pool);
+  });
+}
+
 void* gpumem_torch_try_allocate(size_t bytes, int device, CUstream_st* stream) noexcept {
   void* pointer = nullptr;
   allocate(bytes, device, stream, pointer);

@@ -98,11 +98,26 @@ void torch_pools::set_fraction(double fraction, int device) {
     throw std::invalid_argument{"gpumem: the memory fraction must be more than 0 and at most 1"};
   }
   support::scoped_lock const held{mutex_};
-  if (made(device)) {
-    throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
-                                " already has its pool: set its fraction before the first use"};
-  }
+  require_none(device);
   fractions_[slot] = fraction;
+}
+
+void torch_pools::require_none(int device) {
+  if (!made(device)) return;
+  throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
+                              " already has its pool: set its fraction, or share one, before the first use"};
+}
+
+void torch_pools::share_pool(int device, gpumem_pool* pool) {
+  auto const slot = slot_of(device);
+  if (pool->device() != device) {
+    throw std::invalid_argument{"gpumem: the pool is of device " + std::to_string(pool->device()) + ", not of device " +
+                                std::to_string(device)};
+  }
+  support::scoped_lock const held{mutex_};
+  require_none(device);
+  gpumem_retain(pool);
+  pools_[slot].store(pool, std::memory_order_release);
 }
 
 gpumem_pool* torch_pools::made(int device) { return pools_[slot_of(device)].load(std::memory_order_acquire); }

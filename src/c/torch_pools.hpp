@@ -27,6 +27,9 @@ public:
   void configure(char const* options);
   void set_fraction(double fraction, int device);
 
+  /// Makes the pool that of its device.
+  void share_pool(int device, gpumem_pool* pool);
+
   /// Returns the device's pool; makes it if there is none.
   gpumem_pool* of(int device);
   /// Returns the device's pool; null if it was not made yet.
@@ -50,6 +53,7 @@ private:
   };
 
   static std::size_t slot_of(int device);
+  void require_none(int device);
   gpumem_pool* make(int device);
   bool any_made() const noexcept;
   bool holds_graphs(int device);

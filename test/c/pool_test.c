@@ -5,55 +5,11 @@
 
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "simulated.h"
-
-#define MIB ((size_t)1 << 20)
-
-static int failures = 0;
-#define EXPECT(condition) expect((condition) != 0, #condition, __LINE__)
-#define EXPECT_REFUSED(call, outcome, sentence) expect_refused((call), (outcome), (sentence), #call, __LINE__)
-
-static void expect(int holds, char const* what, int line) {
-  if (holds) return;
-  fprintf(stderr, "pool_test.c:%d: check failed: %s; last error: %s\n", line, what, gpumem_last_error());
-  ++failures;
-}
-
-static void expect_refused(gpumem_outcome got, gpumem_outcome wanted, char const* sentence, char const* what,
-                           int line) {
-  if (got == wanted && strstr(gpumem_last_error(), sentence)) return;
-  fprintf(stderr, "pool_test.c:%d: %s is %s, \"%s\"\n", line, what, gpumem_outcome_name(got), gpumem_last_error());
-  ++failures;
-}
-
-static gpumem_pool* make(char const* options) {
-  gpumem_pool* pool = NULL;
-  EXPECT(gpumem_make_pool(0, options, &pool) == GPUMEM_GRANTED);
-  return pool;
-}
-
-static gpumem_statistics statistics_of(gpumem_pool* pool) {
-  gpumem_statistics statistics = {.size = sizeof statistics};
-  EXPECT(gpumem_read_statistics(pool, &statistics) == GPUMEM_GRANTED);
-  return statistics;
-}
-
-static void* allocate(gpumem_pool* pool, void* stream, size_t bytes) {
-  void* pointer = NULL;
-  EXPECT(gpumem_allocate(pool, stream, bytes, GPUMEM_ALIGNMENT, &pointer) == GPUMEM_GRANTED);
-  simulated_allocated(stream, pointer, bytes);
-  return pointer;
-}
-
-static void release(gpumem_pool* pool, void* stream, void* pointer, size_t bytes) {
-  simulated_freed(stream, pointer, bytes);
-  EXPECT(gpumem_free_sized(pool, stream, pointer, bytes) == GPUMEM_GRANTED);
-}
+#include "checks.h"
 
 static void a_pool_from_make_to_release(void) {
   void* stream = simulated_stream(0);
@@ -117,8 +73,7 @@ static void options_that_are_refused(void) {
     char const* sentence;
   } const wrong[] = {
       // options_test.cpp tests the other errors.
-      {"limt=8GiB",
-       "'limt' is unknown; the options are chunk_size, cross_stream, effort, failure_report, guard, "},
+      {"limt=8GiB", "'limt' is unknown; the options are chunk_size, cross_stream, effort, failure_report, guard, "},
       {"limit=8 gigs", "'limit' is not a size: '8 gigs'"},
       {"effort=nan", "'effort' must be a number from 0 to 1, not 'nan'"},
       {"pages=no", "'pages' must be on or off, not 'no'"},
@@ -359,10 +314,7 @@ static void a_forked_child(void) {
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
 
-static struct {
-  char const* name;
-  void (*run)(void);
-} const tests[] = {
+static test const tests[] = {
     {"a_pool_from_make_to_release", a_pool_from_make_to_release},
     {"sizes_as_people_write_them", sizes_as_people_write_them},
     {"options_that_are_refused", options_that_are_refused},
@@ -377,15 +329,4 @@ static struct {
     {"a_forked_child", a_forked_child},
 };
 
-int main(int count, char** arguments) {
-  int run = 0;
-  simulated_reset(2);
-  for (size_t i = 0; i < sizeof tests / sizeof *tests; ++i) {
-    if (count > 1 && strcmp(arguments[1], tests[i].name) != 0) continue;
-    ++run;
-    tests[i].run();
-    expect(simulated_finish() == 0, tests[i].name, __LINE__);
-  }
-  if (run == 0) fprintf(stderr, "there is no test %s\n", arguments[1]);
-  return failures != 0 || run == 0;
-}
+int main(int count, char** arguments) { return run_tests(tests, sizeof tests / sizeof *tests, count, arguments); }

@@ -84,7 +84,32 @@ typedef struct gpumem_statistics {
   uint64_t quarantined;          ///< in a hardened pool: freed and kept from reuse; allocated, not live
   uint64_t cached;               ///< freed, and in a thread cache
   uint64_t reuse_thread_cache;   ///< part of reuse_same_stream: the block was in a thread cache
+  uint64_t largest_block;        ///< requests for more bytes are refused as too large; 0: no bound but the limit
+  uint64_t waiting;              ///< number of requests that wait for memory
+  uint64_t waiting_bytes;        ///< bytes for which they ask
+  uint64_t oldest_wait_ns;       ///< nanoseconds that the oldest of them has waited
 } gpumem_statistics;
+
+/// The figures of a failed call: bytes, if not said otherwise; 0 if they are not known. `size` as in gpumem_statistics.
+typedef struct gpumem_failure {
+  size_t size;             ///< sizeof(gpumem_failure) of the caller
+  uint32_t outcome;        ///< a gpumem_outcome; GPUMEM_GRANTED: no call of the thread has failed
+  int32_t code;            ///< the driver's error (CUresult), if one was the cause
+  uint64_t requested;      ///< by the call
+  uint64_t live;           ///< this and the following only for GPUMEM_EXHAUSTED and GPUMEM_TOO_LARGE, of the pool
+  uint64_t reserved;       ///< got from the device
+  uint64_t largest_free;   ///< largest free range
+  uint64_t limit;          ///< most that may be reserved; 0: no limit
+  uint64_t device_free;    ///< free on the device
+  uint64_t device_total;   ///< of the device
+  uint64_t free;           ///< neither allocated nor cached
+  uint64_t free_ranges;    ///< number of free ranges
+  uint64_t free_in_use;    ///< free bytes whose last use the host has not yet seen complete
+  uint64_t in_use_streams; ///< number of streams with such uses
+  uint64_t quarantined;    ///< in the quarantine of a hardened pool
+  uint64_t stream;         ///< the stream's id
+  int64_t device;          ///< ordinal; -1: not known
+} gpumem_failure;
 
 /// Two functions of the caller that get and return memory: see gpumem_make_pool_over. Any thread calls them, several at
 /// once, with the device current and without a lock of gpumem.
@@ -118,6 +143,9 @@ char const* gpumem_outcome_name(gpumem_outcome outcome) GPUMEM_NOEXCEPT;
 /// Returns the text of the calling thread's last failed call; "" if none failed. It lives until the thread's next
 /// failure.
 char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
+
+/// Writes the figures of the calling thread's last failed call.
+gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 
 /// Makes a pool over the memory of the device with that ordinal; the caller owns its one reference. Options are
 /// `name=value`, separated by commas; NULL and "" are no options:
@@ -199,6 +227,11 @@ gpumem_outcome gpumem_release(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment,
                                void** pointer) GPUMEM_NOEXCEPT;
 
+/// The same, but a request that finds no memory waits in line and the calling thread sleeps, at most for that many
+/// nanoseconds; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that, GPUMEM_STALLED if no memory can come.
+gpumem_outcome gpumem_acquire(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment, uint64_t nanoseconds,
+                              void** pointer) GPUMEM_NOEXCEPT;
+
 /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. The stream must be ordered
 /// after the one for which the memory was allocated, and after all other uses that were not recorded. Freeing NULL does
 /// nothing. A pointer that is not live in the pool gives GPUMEM_INVALID_ARGUMENT. A free on a capturing stream is
@@ -227,6 +260,18 @@ gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) GPUME
 /// pages or chunks go back, and only if the host has seen all their uses complete. Waits for nothing; call
 /// gpumem_synchronize before to wait for these uses.
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) GPUMEM_NOEXCEPT;
+
+/// Reserves memory in one piece until the pool has `bytes` in all. A stack whose outermost resource is not a pool gives
+/// GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
+
+/// Changes the most bytes that may be reserved; 0: no limit. The pool keeps what it has reserved beyond the new limit,
+/// but reserves no more. Requests that wait for more than the limit end as GPUMEM_TOO_LARGE. In a stack the outermost
+/// resource must be a pool; otherwise the call gives GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
+
+/// Writes the ordinal of the pool's device.
+gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know; a `size` too small for any field gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) GPUMEM_NOEXCEPT;

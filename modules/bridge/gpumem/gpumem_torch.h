@@ -27,6 +27,11 @@ gpumem_outcome gpumem_torch_configure(char const* options) GPUMEM_NOEXCEPT;
 /// Writes the device's pool, which lives as long as the process and must not be released; NULL if none was made yet.
 gpumem_outcome gpumem_torch_pool(int device, gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
+/// Makes PyTorch use this pool for the device from now on; the options of gpumem_torch_configure do not count for it.
+/// The library keeps a reference as long as the process lives. Returns GPUMEM_INVALID_ARGUMENT once the device has its
+/// pool, and for a pool of another device.
+gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) GPUMEM_NOEXCEPT;
+
 /// For torch.cuda.MemPool, which asks again after it has freed its cached memory. Returns NULL if there is no memory,
 /// and gpumem_last_error then gives the reason; also NULL for 0 bytes.
 void* gpumem_torch_try_allocate(size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;

@@ -23,6 +23,25 @@ enum class outcome : std::uint8_t {
   driver_error,        ///< another error of the driver
 };
 
+/// Returns the name of the enumerator.
+inline char const* to_string(outcome value) noexcept {
+  switch (value) {
+  case outcome::granted: return "granted";
+  case outcome::stopped: return "stopped";
+  case outcome::deadline: return "deadline";
+  case outcome::closed: return "closed";
+  case outcome::too_large: return "too_large";
+  case outcome::exhausted: return "exhausted";
+  case outcome::preempted: return "preempted";
+  case outcome::stalled: return "stalled";
+  case outcome::capture_unsupported: return "capture_unsupported";
+  case outcome::device_lost: return "device_lost";
+  case outcome::invalid_argument: return "invalid_argument";
+  case outcome::driver_error: return "driver_error";
+  }
+  return "unknown outcome";
+}
+
 /// A request that was not granted. The resource is as it was before the request.
 struct failure {
   outcome reason = outcome::exhausted;

@@ -1,10 +1,8 @@
-// Thrust over any resource: an allocator and an execution policy, for .cu files and for host systems of Thrust.
+// Thrust over any resource: an allocator and an execution policy, for .cu files and for host systems of Thrust. C++17.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <gpumem/cccl.hpp>
-#include <gpumem/make_pool.hpp>
-#include <gpumem/services.hpp>
+#include <gpumem/pool.hpp>
 
 #include <thrust/detail/execute_with_allocator.h>
 #include <thrust/device_ptr.h>
@@ -12,7 +10,10 @@
 
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <new>
+#include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #if defined(__CUDACC__)
@@ -28,18 +29,59 @@
 #endif
 
 namespace gpumem {
+namespace detail {
 
-/// The resource that a thrust_allocator holds: any whose memory Thrust's device system can access.
+/// The resource of a thrust_allocator behind one interface.
+class thrust_memory {
+public:
+  thrust_memory() = default;
+  thrust_memory(thrust_memory const&) = delete;
+  thrust_memory& operator=(thrust_memory const&) = delete;
+  virtual ~thrust_memory() = default;
+  virtual void* allocate(CUstream_st* stream, std::size_t bytes) = 0;
+  virtual void deallocate(CUstream_st* stream, void* pointer, std::size_t bytes) noexcept = 0;
+  virtual bool equals(thrust_memory const& other) const = 0;
+};
+
+template <class Resource> class held_thrust_memory final : public thrust_memory {
+public:
+  explicit held_thrust_memory(Resource resource) : resource_{std::move(resource)} {}
+  void* allocate(CUstream_st* stream, std::size_t bytes) override {
+    return resource_.allocate(stream, bytes, GPUMEM_ALIGNMENT);
+  }
+  void deallocate(CUstream_st* stream, void* pointer, std::size_t bytes) noexcept override {
+    resource_.deallocate(stream, pointer, bytes, GPUMEM_ALIGNMENT);
+  }
+  bool equals(thrust_memory const& other) const override {
+    return typeid(other) == typeid(*this) && static_cast<held_thrust_memory const&>(other).resource_ == resource_;
+  }
+
+private:
+  Resource resource_;
+};
+
+/// Whether Thrust's device system can access the memory of the resource. A pool of the C library knows its kind of
+/// memory only at run time.
+#if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
 #if THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
-using thrust_resource = cuda::mr::any_resource<cuda::mr::device_accessible>;
+using thrust_accessible = cuda::mr::device_accessible;
 #else
-using thrust_resource = cuda::mr::any_resource<cuda::mr::host_accessible>;
+using thrust_accessible = cuda::mr::host_accessible;
+#endif
+template <class Resource>
+inline constexpr bool serves_thrust =
+    std::is_same<Resource, pool>::value || cuda::has_property<Resource, thrust_accessible>;
+#else
+template <class Resource> inline constexpr bool serves_thrust = true;
 #endif
 
-/// An allocator over a resource, for thrust::device_vector and Thrust's policies. Memory is valid in the order of a
-/// stream and aligned to 256 bytes. Holds a copy of the resource, which copies of the allocator share. Throws what the
-/// resource throws, and std::bad_array_new_length. `Pointer` is a parameter so that the instances of nvcc and of the
-/// host compiler have different names: Thrust's own types differ between them.
+} // namespace detail
+
+/// An allocator over a resource, for thrust::device_vector and Thrust's policies: `pool`, or any resource of gpumem or
+/// CCCL that Thrust's device system can access. Memory is valid in the order of a stream and aligned to 256 bytes.
+/// Holds a copy of the resource, which copies of the allocator share. Throws what the resource throws, and
+/// std::bad_array_new_length. `Pointer` is a parameter so that the instances of nvcc and of the host compiler have
+/// different names: Thrust's own types differ between them.
 template <class T, class Pointer = thrust::device_ptr<T>> class thrust_allocator {
 public:
   using value_type = T;
@@ -49,31 +91,35 @@ public:
   using const_reference = thrust::device_reference<T const>;
   using size_type = std::size_t;
   using difference_type = std::ptrdiff_t;
-  using propagate_on_container_copy_assignment = cuda::std::true_type;
-  using propagate_on_container_move_assignment = cuda::std::true_type;
-  using propagate_on_container_swap = cuda::std::true_type;
-  using is_always_equal = cuda::std::false_type;
+  using propagate_on_container_copy_assignment = std::true_type;
+  using propagate_on_container_move_assignment = std::true_type;
+  using propagate_on_container_swap = std::true_type;
+  using is_always_equal = std::false_type;
   template <class U> struct rebind {
     using other = thrust_allocator<U, thrust::device_ptr<U>>;
   };
 
   /// Uses memory of the device that is current now: later calls make that device current if it is not.
-  thrust_allocator(cuda::stream_ref stream, thrust_resource resource)
-      : stream_{stream}, resource_{std::move(resource)}, device_{current()} {}
+  template <class Resource>
+  thrust_allocator(stream_handle stream, Resource resource)
+      : stream_{static_cast<CUstream_st*>(stream.value())},
+        memory_{std::make_shared<detail::held_thrust_memory<Resource>>(std::move(resource))}, device_{current()} {
+    static_assert(detail::serves_thrust<Resource>, "Thrust's device system cannot access the memory of this resource");
+  }
 
   // NOLINTBEGIN(modernize-use-equals-default): nvcc ignores __host__ __device__ on defaulted functions, as CUDA
   // documents
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator(thrust_allocator const& other)
-      : stream_{other.stream_}, resource_{other.resource_}, device_{other.device_} {}
+      : stream_{other.stream_}, memory_{other.memory_}, device_{other.device_} {}
   GPUMEM_DETAIL_UNCHECKED
   template <class U, class P>
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator(thrust_allocator<U, P> const& other)
-      : stream_{other.stream()}, resource_{other.resource()}, device_{other.device()} {}
+      : stream_{other.stream_}, memory_{other.memory_}, device_{other.device_} {}
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator& operator=(thrust_allocator const& other) {
     stream_ = other.stream_;
-    resource_ = other.resource_;
+    memory_ = other.memory_;
     device_ = other.device_;
     return *this;
   }
@@ -84,24 +130,23 @@ public:
   pointer allocate(size_type count) {
     if (count > (std::numeric_limits<size_type>::max)() / sizeof(T)) throw std::bad_array_new_length{};
     on_device const scope{device_};
-    return pointer{static_cast<T*>(resource_.allocate(stream_, count * sizeof(T), alignment))};
+    return pointer{static_cast<T*>(memory_->allocate(stream_, count * sizeof(T)))};
   }
   void deallocate(pointer block, size_type count) noexcept {
     on_device const scope{device_};
-    resource_.deallocate(stream_, thrust::raw_pointer_cast(block), count * sizeof(T), alignment);
+    memory_->deallocate(stream_, thrust::raw_pointer_cast(block), count * sizeof(T));
   }
 
-  cuda::stream_ref stream() const noexcept { return stream_; }
-  thrust_resource const& resource() const noexcept { return resource_; }
+  CUstream_st* stream() const noexcept { return stream_; }
   int device() const noexcept { return device_; }
 
   friend bool operator==(thrust_allocator const& a, thrust_allocator const& b) {
-    return a.stream_ == b.stream_ && a.resource_ == b.resource_;
+    return a.stream_ == b.stream_ && (a.memory_ == b.memory_ || a.memory_->equals(*b.memory_));
   }
   friend bool operator!=(thrust_allocator const& a, thrust_allocator const& b) { return !(a == b); }
 
 private:
-  static constexpr size_type alignment = 256;
+  template <class U, class P> friend class thrust_allocator;
 
 #if defined(__CUDACC__)
   static int current() noexcept {
@@ -130,21 +175,23 @@ private:
   };
 #endif
 
-  cuda::stream_ref stream_;
-  thrust_resource resource_;
+  CUstream_st* stream_;
+  std::shared_ptr<detail::thrust_memory> memory_;
   int device_;
 };
 
 #if defined(__CUDACC__) && THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
 /// Returns a policy that runs Thrust's algorithms on the stream, with temporary memory from the resource. Each
 /// algorithm waits on the host for its end.
-inline auto exec_policy(cuda::stream_ref stream, thrust_resource resource) {
-  return thrust::cuda::par(thrust_allocator<char>{stream, std::move(resource)}).on(stream.get());
+template <class Resource> auto exec_policy(stream_handle stream, Resource resource) {
+  thrust_allocator<char> const allocator{stream, std::move(resource)};
+  return thrust::cuda::par(allocator).on(allocator.stream());
 }
 
 /// The same, but algorithms that need not wait on the host do not wait.
-inline auto exec_policy_nosync(cuda::stream_ref stream, thrust_resource resource) {
-  return thrust::cuda::par_nosync(thrust_allocator<char>{stream, std::move(resource)}).on(stream.get());
+template <class Resource> auto exec_policy_nosync(stream_handle stream, Resource resource) {
+  thrust_allocator<char> const allocator{stream, std::move(resource)};
+  return thrust::cuda::par_nosync(allocator).on(allocator.stream());
 }
 #endif
 

@@ -24,7 +24,8 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["Failure", "configure", "statistics", "find", "install", "installed", "library", "mem_pool", "trim", "version"]
+__all__ = ["Failure", "configure", "statistics", "find", "install", "installed", "library", "mem_pool",
+           "share_pool", "trim", "version"]
 
 OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
             "capture_unsupported", "device_lost", "invalid_argument", "driver_error")
@@ -54,7 +55,7 @@ class _Statistics(ctypes.Structure):
         "live", "allocated", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
         "failures", "upstream_allocations", "upstream_frees", "coalesces", "coalesces_refused", "reuse_same_stream", "reuse_ordered", "reuse_completed",
         "reuse_waited", "reuse_after_sync", "free", "free_ranges", "free_in_use", "in_use_streams", "quarantined",
-        "cached", "reuse_thread_cache")]
+        "cached", "reuse_thread_cache", "largest_block", "waiting", "waiting_bytes", "oldest_wait_ns")]
 
 
 class _Block(ctypes.Structure):
@@ -95,15 +96,20 @@ def _declare(lib):
         "gpumem_release": (code, [pointer]),
         "gpumem_allocate": (code, [pointer, pointer, size, size, ctypes.POINTER(pointer)]),
         "gpumem_allocate_sync": (code, [pointer, size, size, ctypes.POINTER(pointer)]),
+        "gpumem_acquire": (code, [pointer, pointer, size, size, ctypes.c_uint64, ctypes.POINTER(pointer)]),
         "gpumem_free": (code, [pointer, pointer, pointer]),
         "gpumem_free_sized": (code, [pointer, pointer, pointer, size]),
         "gpumem_free_sync": (code, [pointer, pointer, size]),
         "gpumem_record_use": (code, [pointer, pointer, pointer]),
         "gpumem_synchronize": (code, [pointer, ctypes.c_uint64]),
         "gpumem_trim": (code, [pointer, size, ctypes.POINTER(size)]),
+        "gpumem_reserve": (code, [pointer, size]),
+        "gpumem_set_limit": (code, [pointer, size]),
+        "gpumem_device": (code, [pointer, ctypes.POINTER(code)]),
         "gpumem_read_statistics": (code, [pointer, ctypes.POINTER(_Statistics)]),
         "gpumem_find": (code, [pointer, pointer, ctypes.POINTER(_Block)]),
         "gpumem_torch_configure": (code, [ctypes.c_char_p]),
+        "gpumem_torch_share_pool": (code, [code, pointer]),
         "gpumem_torch_pool": (code, [code, ctypes.POINTER(pointer)]),
         "gpumem_torch_try_allocate": (pointer, [size, code, pointer]),
         "gpumem_torch_free": (None, [pointer, size, code, pointer]),
@@ -175,6 +181,12 @@ def _ordinal(device):
         return torch.cuda.current_device()
     index = torch.device(device).index
     return torch.cuda.current_device() if index is None else index
+
+
+def share_pool(handle, device=0):
+    """Makes PyTorch use the pool of a C or C++ part of the program, from the device's first allocation on. `handle` is its
+    gpumem_pool* as an int: `pool.handle()` in C++. Raises Failure once the device has its pool."""
+    check(library().gpumem_torch_share_pool(_ordinal(device), handle))
 
 
 def statistics(device=0):

@@ -8,6 +8,7 @@ MACROS = {
     "cfloat": r"(FLT|DBL|LDBL)_(DIG|EPSILON|MANT_DIG|MAX|MIN)",
     "cinttypes": r"(PRI|SCN)[diouxX](\d+|MAX|PTR)",
     "climits": r"CHAR_BIT|(S?CHAR|SHRT|INT|LONG|LLONG)_(MIN|MAX)|(UCHAR|USHRT|UINT|ULONG|ULLONG|SSIZE)_MAX|PATH_MAX",
+    "clocale": r"LC_\w+",
     "cmath": r"INFINITY|NAN|HUGE_VALF?|M_(E|PI)",
     "csignal": r"SIG(ABRT|ALRM|BUS|FPE|HUP|ILL|INT|KILL|PIPE|SEGV|STOP|TERM|USR1|USR2|_DFL|_IGN|_ERR)",
     "cstdarg": r"va_(list|start|end|arg|copy)",
@@ -41,6 +42,7 @@ STD = {
     "bit": r"bit_(cast|ceil|floor|width)|count[lr]_(one|zero)|endian|has_single_bit|popcount|rot[lr]",
     "charconv": r"chars_format|from_chars(_result)?|to_chars(_result)?",
     "chrono": r"chrono(_literals)?|micro|milli|nano",
+    "clocale": r"setlocale",
     "cmath": r"abs|ceil|cos|exp2?|floor|fmod|isfinite|isinf|isnan|l?lround|log(2|10|1p)?|pow|round|signbit|sin|sqrt",
     "concepts": r"assignable_from|constructible_from|convertible_to|copyable|copy_constructible|default_initializable|"
                 r"derived_from|destructible|(signed_|unsigned_)?integral|floating_point|invocable|movable|"
@@ -73,6 +75,7 @@ STD = {
     "latch": r"latch",
     "limits": r"numeric_limits",
     "list": r"list|erase(_if)?",
+    "locale": r"locale",
     "map": r"(multi)?map|erase_if",
     "memory": r"addressof|align|allocator(_traits)?|assume_aligned|construct_at|default_delete|destroy(_at|_n)?|"
               r"enable_shared_from_this|make_shared|make_unique|pointer_traits|shared_ptr|to_address|"

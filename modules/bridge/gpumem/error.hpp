@@ -1,0 +1,92 @@
+// The exceptions that report failures, for the module and for code that cannot import it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/outcome.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+// An exception that one shared library throws can be caught in another.
+#pragma GCC visibility push(default)
+
+namespace gpumem {
+
+/// Statistics taken when memory ran out. Numbers of bytes, if not said otherwise; 0 if the resource does not know.
+struct out_of_memory_info {
+  std::size_t requested = 0;
+  std::size_t live = 0;
+  std::size_t reserved = 0;
+  std::size_t largest_free = 0;
+  std::size_t limit = 0; ///< 0: none
+  std::size_t device_free = 0;
+  std::size_t device_total = 0;
+  std::uint64_t stream = 0; ///< the stream's id
+  int device = -1;
+  std::size_t free = 0;
+  std::uint64_t free_ranges = 0;    ///< number of free ranges
+  std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not yet seen complete
+  std::uint64_t in_use_streams = 0; ///< number of streams with such uses
+  std::size_t quarantined = 0;      ///< in the quarantine of a hardened pool
+};
+
+/// Thrown when memory is exhausted or the request is larger than it can ever be.
+class out_of_memory : public std::bad_alloc {
+public:
+  out_of_memory(outcome what, out_of_memory_info const& info)
+      : info_{info}, text_{describe(what, info)}, reason_{what} {}
+  char const* what() const noexcept override { return text_.what(); }
+  outcome reason() const noexcept { return reason_; }
+  out_of_memory_info const& info() const noexcept { return info_; }
+
+private:
+  static std::string describe(outcome what, out_of_memory_info const& f) {
+    auto const bytes = [](std::size_t n) { return std::to_string(n); };
+    std::string text = "gpumem: out of memory (" + std::string{to_string(what)} + "): requested " + bytes(f.requested) +
+                       " bytes, live " + bytes(f.live) + ", reserved " + bytes(f.reserved) + ", largest free range " +
+                       bytes(f.largest_free);
+    if (f.free_ranges) text += ", free " + bytes(f.free) + " in " + bytes(f.free_ranges) + " ranges";
+    if (f.free_in_use) {
+      text +=
+          ", free but still in use " + bytes(f.free_in_use) + " on " + std::to_string(f.in_use_streams) + " streams";
+    }
+    if (f.quarantined) text += ", quarantined " + bytes(f.quarantined);
+    if (f.limit) text += ", limit " + bytes(f.limit);
+    if (f.device >= 0) {
+      text += "; device " + std::to_string(f.device) + " has " + bytes(f.device_free) + " of " + bytes(f.device_total) +
+              " bytes free";
+    }
+    return text + "; stream " + std::to_string(f.stream);
+  }
+
+  out_of_memory_info info_;
+  std::runtime_error text_; // copies without throwing, as an exception must
+  outcome reason_;
+};
+
+/// Thrown for the outcomes that are neither exhaustion nor an error of the driver: stopped, deadline, closed, and the
+/// like. `pool` of <gpumem/pool.hpp> throws it for errors of the driver as well, with the driver's error as the code.
+class acquire_error : public std::runtime_error {
+public:
+  explicit acquire_error(failure const& why) : acquire_error{why, describe(why)} {}
+  acquire_error(failure const& why, std::string const& text) : std::runtime_error{text}, why_{why} {}
+  outcome reason() const noexcept { return why_.reason; }
+  failure const& why() const noexcept { return why_; }
+
+private:
+  static std::string describe(failure const& why) {
+    if (why.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(why.reason);
+    auto const text =
+        "gpumem: a request for " + std::to_string(why.requested) + " bytes was not granted: " + to_string(why.reason);
+    return why.reason == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory" : text;
+  }
+
+  failure why_;
+};
+
+} // namespace gpumem
+
+#pragma GCC visibility pop

@@ -1,0 +1,372 @@
+// Pools of GPU memory for C++17 and later, for GCC, clang and nvcc, without modules: a class over the C library.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/error.hpp>
+#include <gpumem/gpumem.h>
+#include <gpumem/option_text.hpp>
+#include <gpumem/pool_options.hpp>
+#include <gpumem/statistics.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+// With CCCL 3.1 or newer, `pool` is a cuda::mr resource. A program that wants to include less defines
+// GPUMEM_WITHOUT_CCCL.
+#if !defined(GPUMEM_WITHOUT_CCCL) && defined(__has_include)
+#if __has_include(<cuda/std/version>)
+#include <cuda/std/version>
+#if CCCL_VERSION >= 3001000
+#include <cuda/memory_resource>
+#define GPUMEM_DETAIL_WITH_MEMORY_RESOURCE
+#endif
+#endif
+#endif
+
+struct CUstream_st; // what a CUstream or cudaStream_t points to
+
+namespace gpumem {
+
+/// A stream as an argument: a CUstream or cudaStream_t, or an object whose get() returns one, such as cuda::stream_ref.
+/// Null is the default stream that the compiler of the calling code uses: the legacy stream, or that of the thread with
+/// `nvcc --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM).
+class stream_handle {
+public:
+  // Inlined at each call, since the macro may differ between the files of a program.
+  __attribute__((always_inline)) inline stream_handle(CUstream_st* stream) noexcept : value_{stream} {
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+    if (!stream) value_ = GPUMEM_STREAM_PER_THREAD;
+#else
+    if (!stream) value_ = GPUMEM_STREAM_LEGACY;
+#endif
+  }
+  template <class Stream, class = decltype(static_cast<CUstream_st*>(std::declval<Stream const&>().get()))>
+  __attribute__((always_inline)) inline stream_handle(Stream const& stream) noexcept : stream_handle{stream.get()} {}
+
+  void* value() const noexcept { return value_; }
+
+private:
+  void* value_;
+};
+
+namespace detail {
+
+/// Throws the exception that belongs to the calling thread's last failed call: out_of_memory for exhausted and
+/// too_large, std::invalid_argument for invalid_argument, acquire_error for the rest.
+[[noreturn]] inline void throw_last_failure() {
+  gpumem_failure f{};
+  f.size = sizeof f;
+  gpumem_read_failure(&f);
+  auto const reason = static_cast<outcome>(f.outcome);
+  if (reason == outcome::exhausted || reason == outcome::too_large) {
+    out_of_memory_info info;
+    info.requested = f.requested;
+    info.live = f.live;
+    info.reserved = f.reserved;
+    info.largest_free = f.largest_free;
+    info.limit = f.limit;
+    info.device_free = f.device_free;
+    info.device_total = f.device_total;
+    info.stream = f.stream;
+    info.device = static_cast<int>(f.device);
+    info.free = f.free;
+    info.free_ranges = f.free_ranges;
+    info.free_in_use = f.free_in_use;
+    info.in_use_streams = f.in_use_streams;
+    info.quarantined = f.quarantined;
+    throw out_of_memory{reason, info};
+  }
+  if (reason == outcome::invalid_argument) throw std::invalid_argument{gpumem_last_error()};
+  throw acquire_error{failure{reason, f.code, static_cast<std::size_t>(f.requested)}, gpumem_last_error()};
+}
+
+inline void require(gpumem_outcome result) {
+  if (result != GPUMEM_GRANTED) throw_last_failure();
+}
+
+} // namespace detail
+
+class pool_block;
+
+/// The result of try_allocate: a pointer or a failure, with the functions of std::expected<void*, failure>.
+class try_result {
+public:
+  try_result(void* pointer) noexcept : pointer_{pointer} {}
+  try_result(failure const& why) noexcept : why_{why} {}
+  bool has_value() const noexcept { return why_.reason == outcome::granted; }
+  explicit operator bool() const noexcept { return has_value(); }
+  /// Returns the pointer: null for 0 bytes, and after a failure.
+  void* operator*() const noexcept { return pointer_; }
+  failure const& error() const noexcept { return why_; }
+
+private:
+  void* pointer_ = nullptr;
+  failure why_ = {outcome::granted, 0, 0};
+};
+
+/// The block, live or free, in which a pointer lies.
+struct found_block {
+  void* base = nullptr;
+  std::size_t bytes = 0;     ///< requested; 0 if the memory is free
+  std::size_t allocated = 0; ///< rounded up; the size of the range if the memory is free
+  std::uint64_t stream = 0;  ///< id of the stream for which it was allocated
+  bool live = false;
+};
+
+/// A pool over the memory of one device. Copies share it; the last one gives the memory back once all uses are
+/// complete, and does not wait for that. Shared libraries of one process can pass a pool to each other. Any thread may
+/// call all functions; several threads may use one pool at the same time. After a move from it, functions throw
+/// std::invalid_argument, and `try_allocate` says so.
+///
+/// Functions throw out_of_memory (a std::bad_alloc), std::invalid_argument, and acquire_error for other failures, all
+/// with the figures of the failure.
+class pool {
+public:
+  /// Makes a pool over virtual pages if the device has them, otherwise over chunks. Throws std::invalid_argument also
+  /// for a device that does not exist, and for a comma in a name.
+  explicit pool(int device, pool_options const& options = {}) : pool{device, detail::option_text{options}.text()} {}
+  /// Makes a pool, or a stack of resources, from the text that gpumem_make_pool takes, such as "limit=8GiB" or
+  /// "binning(pool(managed),bins=256KiB:fixed)".
+  pool(int device, std::string const& text) { detail::require(gpumem_make_pool(device, text.c_str(), &handle_)); }
+  pool(int device, char const* text) { detail::require(gpumem_make_pool(device, text, &handle_)); }
+
+  /// Returns a pool that shares one of C or Python, and adds a reference to it. Throws std::invalid_argument for null.
+  static pool share(gpumem_pool* handle) {
+    detail::require(gpumem_retain(handle));
+    return pool{handle};
+  }
+
+  pool(pool const& other) noexcept : handle_{other.handle_} {
+    if (handle_) gpumem_retain(handle_);
+  }
+  pool(pool&& other) noexcept : handle_{std::exchange(other.handle_, nullptr)} {}
+  pool& operator=(pool other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~pool() {
+    if (handle_) gpumem_release(handle_);
+  }
+
+  /// Allocates memory that work enqueued on the stream from now on may use. 0 bytes give null. The alignment is a power
+  /// of two.
+  [[nodiscard]] void* allocate(stream_handle stream, std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {
+    void* pointer = nullptr;
+    detail::require(gpumem_allocate(handle_, stream.value(), bytes, alignment, &pointer));
+    return pointer;
+  }
+  /// The same without an exception.
+  [[nodiscard]] try_result try_allocate(stream_handle stream, std::size_t bytes,
+                                        std::size_t alignment = GPUMEM_ALIGNMENT) noexcept {
+    void* pointer = nullptr;
+    if (gpumem_allocate(handle_, stream.value(), bytes, alignment, &pointer) == GPUMEM_GRANTED) return pointer;
+    gpumem_failure f{};
+    f.size = sizeof f;
+    gpumem_read_failure(&f);
+    return failure{static_cast<outcome>(f.outcome), f.code, bytes};
+  }
+  /// The same as `allocate`, but a request that finds no memory waits in line, and the calling thread sleeps, at most
+  /// for `longest`. Throws acquire_error with outcome::deadline after that, with outcome::stalled if no memory can
+  /// come.
+  [[nodiscard]] void* allocate_within(std::chrono::nanoseconds longest, stream_handle stream, std::size_t bytes,
+                                      std::size_t alignment = GPUMEM_ALIGNMENT) {
+    void* pointer = nullptr;
+    detail::require(gpumem_acquire(handle_, stream.value(), bytes, alignment, time_of(longest), &pointer));
+    return pointer;
+  }
+  /// Returns a block that frees itself; waits for memory like `allocate_within`, by default without end.
+  [[nodiscard]] pool_block acquire(stream_handle stream, std::size_t bytes,
+                                   std::chrono::nanoseconds longest = (std::chrono::nanoseconds::max)());
+
+  /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. The stream must be ordered
+  /// after all uses that were not recorded. Null does nothing. Prints a misuse to stderr; the call then frees nothing.
+  void deallocate(stream_handle stream, void* pointer, std::size_t bytes, std::size_t = GPUMEM_ALIGNMENT) noexcept {
+    report(gpumem_free_sized(handle_, stream.value(), pointer, bytes), pointer);
+  }
+  /// The same without a size.
+  void deallocate(stream_handle stream, void* pointer) noexcept {
+    report(gpumem_free(handle_, stream.value(), pointer), pointer);
+  }
+
+  /// Allocates memory that any stream may use at once.
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {
+    void* pointer = nullptr;
+    detail::require(gpumem_allocate_sync(handle_, bytes, alignment, &pointer));
+    return pointer;
+  }
+  /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
+  void deallocate_sync(void* pointer, std::size_t bytes, std::size_t = GPUMEM_ALIGNMENT) noexcept {
+    report(gpumem_free_sync(handle_, pointer, bytes), pointer);
+  }
+
+  /// Declares that all uses of the block on this stream are enqueued: its free need not be ordered after them, but its
+  /// reuse will be. Null does nothing.
+  void record_use(void* pointer, stream_handle stream) {
+    detail::require(gpumem_record_use(handle_, pointer, stream.value()));
+  }
+
+  /// Reserves memory in one piece until the pool has `bytes` in all.
+  void reserve(std::size_t bytes) { detail::require(gpumem_reserve(handle_, bytes)); }
+  /// Changes the most bytes that may be reserved; 0: no limit.
+  void set_limit(std::size_t bytes) { detail::require(gpumem_set_limit(handle_, bytes)); }
+  /// Gives unused memory beyond `keep` reserved bytes back to the device; returns the bytes given back. Waits for
+  /// nothing.
+  std::size_t trim(std::size_t keep = 0) {
+    std::size_t given_back = 0;
+    detail::require(gpumem_trim(handle_, keep, &given_back));
+    return given_back;
+  }
+  /// Waits until the host has seen all work complete that keeps free memory from going back to the device. Returns
+  /// false if that takes longer than `longest`, or than one hour.
+  bool synchronize(std::chrono::nanoseconds longest = std::chrono::hours{1}) {
+    auto const result = gpumem_synchronize(handle_, time_of(longest));
+    if (result == GPUMEM_DEADLINE) return false;
+    detail::require(result);
+    return true;
+  }
+
+  gpumem::statistics statistics() const;
+  /// Returns the block, live or free, in which the pointer lies; no value if the pool does not own the pointer.
+  std::optional<found_block> find(void const* pointer) const {
+    gpumem_block b{};
+    b.size = sizeof b;
+    detail::require(gpumem_find(handle_, pointer, &b));
+    if (!b.base) return std::nullopt;
+    return found_block{b.base, static_cast<std::size_t>(b.bytes), static_cast<std::size_t>(b.allocated), b.stream,
+                       b.live != 0};
+  }
+  /// Returns the ordinal of the device.
+  int device() const {
+    int ordinal = -1;
+    detail::require(gpumem_device(handle_, &ordinal));
+    return ordinal;
+  }
+
+  /// Returns the C library's pool, which lives as long as this object; null after a move from it.
+  gpumem_pool* handle() const noexcept { return handle_; }
+
+  /// Whether both are the same pool: each can free the other's blocks.
+  friend bool operator==(pool const& a, pool const& b) noexcept { return a.handle_ == b.handle_; }
+  friend bool operator!=(pool const& a, pool const& b) noexcept { return !(a == b); }
+
+#if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
+  friend void get_property(pool const&, cuda::mr::device_accessible) noexcept {}
+#endif
+
+private:
+  explicit pool(gpumem_pool* handle) noexcept : handle_{handle} {}
+
+  static std::uint64_t time_of(std::chrono::nanoseconds longest) noexcept {
+    if (longest == (std::chrono::nanoseconds::max)()) return UINT64_MAX;
+    return longest.count() < 0 ? 0 : static_cast<std::uint64_t>(longest.count());
+  }
+  static void report(gpumem_outcome result, void* pointer) noexcept {
+    if (result != GPUMEM_GRANTED) std::fprintf(stderr, "gpumem: %p was not freed: %s\n", pointer, gpumem_last_error());
+  }
+
+  gpumem_pool* handle_ = nullptr;
+};
+
+/// Owns a block of a pool: move-only. The destructor frees it in the order of its stream, which must live until then.
+/// It keeps the pool alive. One thread at a time.
+class pool_block {
+public:
+  pool_block() noexcept = default;
+  /// Allocates; throws what pool::allocate throws.
+  pool_block(pool from, stream_handle stream, std::size_t bytes) : pool_block{std::move(from), stream, bytes, nullptr} {
+    data_ = from_->allocate(stream, bytes);
+  }
+  pool_block(pool_block&& other) noexcept
+      : from_{std::move(other.from_)}, stream_{other.stream_}, data_{std::exchange(other.data_, nullptr)},
+        bytes_{std::exchange(other.bytes_, 0)} {}
+  pool_block& operator=(pool_block&& other) noexcept {
+    pool_block moved{std::move(other)};
+    std::swap(from_, moved.from_);
+    std::swap(stream_, moved.stream_);
+    std::swap(data_, moved.data_);
+    std::swap(bytes_, moved.bytes_);
+    return *this;
+  }
+  ~pool_block() { reset(); }
+
+  void* data() const noexcept { return data_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  /// Returns the stream in whose order the block is valid and will be freed.
+  CUstream_st* stream() const noexcept { return static_cast<CUstream_st*>(stream_.value()); }
+  /// False for 0 bytes and after a move from it.
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+  /// Frees the block now, in the order of its stream.
+  void reset() noexcept { reset(stream_); }
+  /// The same in the order of another stream, which the caller has ordered after all uses.
+  void reset(stream_handle stream) noexcept {
+    if (data_) from_->deallocate(stream, std::exchange(data_, nullptr), std::exchange(bytes_, 0));
+  }
+  /// Gives up ownership and returns the pointer, which the caller frees with the pool's `deallocate`.
+  [[nodiscard]] void* release() noexcept {
+    bytes_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
+private:
+  friend class pool;
+  pool_block(pool from, stream_handle stream, std::size_t bytes, void* data) noexcept
+      : from_{std::move(from)}, stream_{stream}, data_{data}, bytes_{bytes} {}
+
+  std::optional<pool> from_;
+  stream_handle stream_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+inline pool_block pool::acquire(stream_handle stream, std::size_t bytes, std::chrono::nanoseconds longest) {
+  pool_block block{*this, stream, bytes, nullptr};
+  block.data_ = allocate_within(longest, stream, bytes);
+  return block;
+}
+
+inline gpumem::statistics pool::statistics() const {
+  gpumem_statistics f{};
+  f.size = sizeof f;
+  detail::require(gpumem_read_statistics(handle_, &f));
+  gpumem::statistics result;
+  result.live = f.live;
+  result.allocated = f.allocated;
+  result.cached = f.cached;
+  result.reserved = f.reserved;
+  result.largest_free = f.largest_free;
+  result.limit = f.limit;
+  result.largest_block = f.largest_block;
+  result.peak_live = f.peak_live;
+  result.peak_reserved = f.peak_reserved;
+  result.allocations = f.allocations;
+  result.frees = f.frees;
+  result.failures = f.failures;
+  result.upstream_allocations = f.upstream_allocations;
+  result.upstream_frees = f.upstream_frees;
+  result.coalesces = f.coalesces;
+  result.coalesces_refused = f.coalesces_refused;
+  result.reuse_same_stream = f.reuse_same_stream;
+  result.reuse_thread_cache = f.reuse_thread_cache;
+  result.reuse_ordered = f.reuse_ordered;
+  result.reuse_completed = f.reuse_completed;
+  result.reuse_waited = f.reuse_waited;
+  result.reuse_after_sync = f.reuse_after_sync;
+  result.free = f.free;
+  result.free_ranges = f.free_ranges;
+  result.free_in_use = f.free_in_use;
+  result.in_use_streams = f.in_use_streams;
+  result.quarantined = f.quarantined;
+  result.waiting = f.waiting;
+  result.waiting_bytes = f.waiting_bytes;
+  result.oldest_wait_ns = f.oldest_wait_ns;
+  return result;
+}
+
+} // namespace gpumem
