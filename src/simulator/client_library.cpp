@@ -76,15 +76,13 @@ std::vector<fs::path> candidates() {
   return all;
 }
 
-void refuse_real_driver() {
+/// Returns the simulated driver, if it was preloaded or the simulated runtime has opened it; null if there is no driver.
+void* present_driver() {
   void* present = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (present == nullptr) return;
-  const bool ours = ::dlsym(present, "gpumem_simulator_interface") != nullptr;
+  if (present == nullptr || ::dlsym(present, "gpumem_simulator_interface") != nullptr) return present;
   ::dlclose(present);
-  if (!ours)
-    throw error("a real CUDA driver (libcuda.so.1) is already loaded in this process: load the simulated "
-                "device before the "
-                "first CUDA call");
+  throw error("a real CUDA driver (libcuda.so.1) is already loaded in this process: load the simulated device before "
+              "the first CUDA call");
 }
 
 void* open_first(const std::vector<fs::path>& paths) {
@@ -117,8 +115,9 @@ bool open_library() {
   static std::mutex once;
   const std::lock_guard lock(once);
   if (loaded_control() != nullptr) return false;
-  refuse_real_driver();
-  opened.store(functions_of(open_first(candidates())), std::memory_order_release);
+  void* library = present_driver();
+  if (library == nullptr) library = open_first(candidates());
+  opened.store(functions_of(library), std::memory_order_release);
   ::pthread_atfork(nullptr, nullptr, [] {
     left_behind = true;
     opened = nullptr;

@@ -42,6 +42,11 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
 /// Returns the allocation, or the block of a pool, that holds the address; none if there is none.
 std::optional<allocation> known_at(const simulation& device, std::uint64_t address);
 
+/// cuMemcpyBatchAsync in its first form. Sets `failed`, if given, to the index of the copy that failed; the maximum of
+/// its type: none.
+CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
+                    size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream);
+
 /// Frees a block of a pool by a host call. Does not wait: the caller guarantees that all use is over.
 CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call);
 

@@ -1,6 +1,7 @@
-// Entry points of copies, fills, prefetch and advice.
+// Entry points of copies and fills.
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
+#include <limits>
+#include <span>
 
 #include "entry.hpp"
 #include "transfers.hpp"
@@ -33,42 +34,76 @@ CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned 
       handle, [&](simulation& device, const stream_ptr& on) { return fill(device, on, to, value, width, count); });
 }
 
-/// Returns whether one managed allocation, or block of a pool, holds all of the bytes.
-bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
-  const auto held = known_at(device, pointer);
-  return held && held->kind == memory_kind::managed && bytes != 0 && bytes <= held->bytes - (pointer - held->address);
-}
+struct copy_batch_view {
+  std::span<const CUdeviceptr> to, from;
+  std::span<const std::size_t> bytes;
+  std::span<const CUmemcpyAttributes> attributes;
+  std::span<const std::size_t> first_copies; // of each attribute
 
-/// Returns whether the devices can access the bytes as memory of the host that the driver does not know.
-bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
-  if (device.options().pageable_memory == 0 || pointer == 0 || bytes == 0) return false;
-  return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
-}
-
-/// Calls `set(address, bytes)` with the pages of the host that hold the bytes: advice is for whole pages.
-template <class Set> void for_pages(CUdeviceptr pointer, size_t bytes, Set&& set) {
-  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = pointer / page * page;
-  set(begin, (pointer + bytes + page - 1) / page * page - begin);
-}
-
-int number_of(const CUmemLocation& place) {
-  return place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : int{CU_DEVICE_CPU};
-}
-
-/// Returns success, or the driver's error for a location to which memory cannot be moved.
-CUresult judge(const simulation& device, const CUmemLocation& to) {
-  switch (to.type) {
-  case CU_MEM_LOCATION_TYPE_DEVICE:
-    return to.id >= 0 && to.id < device.options().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-  case CU_MEM_LOCATION_TYPE_HOST:
-  case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
-  case CU_MEM_LOCATION_TYPE_HOST_NUMA: return to.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  default: return CUDA_ERROR_INVALID_VALUE;
+  /// Returns whether each copy has attributes, and they are valid.
+  [[nodiscard]] bool attributes_are_good() const {
+    if (first_copies.front() != 0 || first_copies.back() >= to.size()) return false;
+    for (std::size_t i = 1; i < first_copies.size(); ++i)
+      if (first_copies[i] <= first_copies[i - 1]) return false;
+    return std::all_of(attributes.begin(), attributes.end(), [](const CUmemcpyAttributes& each) {
+      constexpr unsigned known = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
+      return each.srcAccessOrder >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
+             each.srcAccessOrder <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY && (each.flags & ~known) == 0;
+    });
   }
+};
+
+source_access access_of(CUmemcpySrcAccessOrder order) {
+  if (order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) return source_access::during_call;
+  return order == CU_MEMCPY_SRC_ACCESS_ORDER_ANY ? source_access::at_any_time : source_access::in_stream_order;
+}
+
+CUresult copy_all(simulation& device, const stream_ptr& on, const copy_batch_view& all, std::size_t& failed)
+    __attribute__((requires_capability(simulation_mutex))) {
+  if (on->kind == stream_kind::legacy || !all.attributes_are_good()) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < all.to.size(); ++i)
+    if (all.bytes[i] != 0 && (all.to[i] == 0 || all.from[i] == 0)) {
+      failed = i;
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  report_overlaps(device, on, all.to, all.from, all.bytes);
+  std::size_t attribute = 0;
+  for (std::size_t i = 0; i < all.to.size(); ++i) {
+    while (attribute + 1 < all.first_copies.size() && all.first_copies[attribute + 1] <= i) ++attribute;
+    const source_access how = access_of(all.attributes[attribute].srcAccessOrder);
+    const CUresult result =
+        transfer(device, on, all.to[i], all.from[i], all.bytes[i], false, "cuMemcpyBatchAsync", how);
+    if (result == CUDA_SUCCESS) continue;
+    failed = i;
+    return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 } // namespace
+
+namespace simulated {
+
+CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
+                    size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream) {
+  std::size_t index = std::numeric_limits<std::size_t>::max();
+  const CUresult result = enter_on<"cuMemcpyBatchAsync">(
+      stream, [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+        if (to == nullptr || from == nullptr || bytes == nullptr || attributes == nullptr || first_copies == nullptr ||
+            attribute_count == 0 || attribute_count > count)
+          return CUDA_ERROR_INVALID_VALUE;
+        const copy_batch_view all{{to, count},
+                                  {from, count},
+                                  {bytes, count},
+                                  {attributes, attribute_count},
+                                  {first_copies, attribute_count}};
+        return copy_all(device, on, all, index);
+      });
+  if (failed != nullptr) *failed = index;
+  return result;
+}
+
+} // namespace simulated
 
 extern "C" {
 
@@ -121,51 +156,10 @@ CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream
   return fill_on<"cuMemsetD32Async">(stream, to, value, 4, count);
 }
 
-CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to, unsigned flags, CUstream stream) {
-  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, const stream_ptr& on) {
-    if (flags != 0 || !is_managed(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
-    if (device.options().concurrent_managed_access == 0) return CUDA_ERROR_INVALID_DEVICE;
-    if (on->capturing) { // a graph cannot hold a prefetch
-      device.invalidate(*on->capturing);
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    device.prefetched.set(pointer, bytes, number_of(to));
-    operation work;
-    work.action = "prefetch";
-    return device.enqueue(on, std::move(work));
-  });
-}
-
-CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation to) {
-  return enter<"cuMemAdvise">([&](simulation& device) {
-    const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
-    if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
-      return CUDA_ERROR_INVALID_VALUE;
-    const auto prefer = [&](int where) {
-      for_pages(pointer, bytes, [&](auto begin, auto length) { device.preferred.set(begin, length, where); });
-    };
-    if (advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) prefer(CU_DEVICE_INVALID);
-    if (advice <= CU_MEM_ADVISE_UNSET_READ_MOSTLY || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION)
-      return CUDA_SUCCESS; // these ignore the location
-    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
-    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE && device.options().concurrent_managed_access == 0)
-      return CUDA_ERROR_INVALID_DEVICE;
-    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) prefer(number_of(to));
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemRangeGetAttribute(void* place, size_t size, CUmem_range_attribute which, CUdeviceptr pointer,
-                                size_t bytes) {
-  return enter<"cuMemRangeGetAttribute", quiet>([&](simulation& device) {
-    const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
-    if (place == nullptr || size != sizeof(int) || !known) return CUDA_ERROR_INVALID_VALUE;
-    const bool last = which == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION;
-    if (!last && which != CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION) return CUDA_ERROR_NOT_SUPPORTED;
-    *static_cast<int*>(place) = (last ? device.prefetched : device.preferred).of(pointer, bytes);
-    return CUDA_SUCCESS;
-  });
+CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                            CUmemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count,
+                            CUstream stream) {
+  return copy_batch(to, from, bytes, count, attributes, first_copies, attribute_count, nullptr, stream);
 }
 
 } // extern "C"

@@ -1,5 +1,6 @@
 // Entry points of initialisation, errors and devices.
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -81,8 +82,13 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/// The tables through which the runtime library uses a real driver are not public, so none are simulated.
+/// The tables through which NVIDIA's runtime library uses a real driver are not public, so none are simulated.
 CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  static std::atomic_flag told;
+  if (!told.test_and_set())
+    std::fputs("gpumem simulator: NVIDIA's CUDA runtime does not run here, since it needs private tables of the driver. "
+               "Link the program with the shared runtime (nvcc --cudart shared) and preload gpumem's libcudart.so.\n",
+               stderr);
   if (table != nullptr) *table = nullptr;
   return CUDA_ERROR_NOT_FOUND;
 }

@@ -1,5 +1,7 @@
 // Entry points of modules and kernels. Kernels do not run: a launch is work of a fixed duration that touches no memory.
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -27,10 +29,21 @@ template <class Handle> CUresult unload(simulation& device, Handle handle) {
   return CUDA_SUCCESS;
 }
 
+/// Says once per process that kernels do not run.
+void tell_of_kernels(const char* call) {
+  static std::atomic_flag told;
+  if (told.test_and_set()) return;
+  std::fprintf(stderr,
+               "gpumem simulator: kernels do not run here: %s enqueues work that touches no memory. In its place, "
+               "cuLaunchHostFunc or gpumem::simulator::work runs a function of the host on the stream.\n",
+               call);
+}
+
 template <entry_name Name> CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
   return enter_on<Name>(stream, [&](simulation& device, const stream_ptr& on) {
     if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
+    tell_of_kernels(Name.text);
     operation work;
     work.action = "kernel";
     work.duration = nominal_duration;

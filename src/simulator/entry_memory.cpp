@@ -37,6 +37,7 @@ CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, co
   held = device.allocations.find(address);
   if (held == nullptr) return CUDA_ERROR_INVALID_VALUE;
   device.order.gone(device.host_point(call), address, held->granted, true);
+  if (held->kind == memory_kind::managed) device.advice.forget(address, held->granted);
   device.allocations.release(address);
   return CUDA_SUCCESS;
 }

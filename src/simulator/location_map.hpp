@@ -1,4 +1,4 @@
-// location_map: the location that a call has named for each range of addresses.
+// location_map, memory_advice: the locations that calls have named for ranges of addresses.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,33 +11,65 @@
 
 namespace simulated {
 
-/// A location is the number of a device, CU_DEVICE_CPU, or CU_DEVICE_INVALID for none. A call forgets all earlier
-/// ranges that overlap its own.
+/// A location whose type is CU_MEM_LOCATION_TYPE_INVALID is none.
 class location_map {
 public:
-  void set(std::uint64_t address, std::size_t bytes, int where) {
-    auto at = ranges_.lower_bound(address);
-    if (at != ranges_.begin() && std::prev(at)->first + std::prev(at)->second.bytes > address) --at;
-    while (at != ranges_.end() && at->first < address + bytes) at = ranges_.erase(at);
-    if (where != CU_DEVICE_INVALID) ranges_.emplace(address, range{bytes, where});
+  void set(std::uint64_t address, std::size_t bytes, const CUmemLocation& where) {
+    split(address);
+    split(address + bytes);
+    ranges_.erase(ranges_.lower_bound(address), ranges_.lower_bound(address + bytes));
+    if (where.type != CU_MEM_LOCATION_TYPE_INVALID) ranges_.emplace(address, range{bytes, where});
   }
 
-  /// Returns the location of the bytes, if one call has named it for all of them.
-  [[nodiscard]] int of(std::uint64_t address, std::size_t bytes) const {
-    const auto above = ranges_.upper_bound(address);
-    if (above == ranges_.begin()) return CU_DEVICE_INVALID;
-    const auto& [begin, held] = *std::prev(above);
-    return address + bytes <= begin + held.bytes ? held.where : int{CU_DEVICE_INVALID};
+  /// Returns the location of the bytes, if all of them have the same.
+  [[nodiscard]] CUmemLocation of(std::uint64_t address, std::size_t bytes) const {
+    auto at = ranges_.upper_bound(address);
+    if (at == ranges_.begin()) return none;
+    const CUmemLocation first = (--at)->second.where;
+    std::uint64_t reached = at->first;
+    for (; at != ranges_.end() && at->first == reached; ++at) {
+      if (at->second.where.type != first.type || at->second.where.id != first.id) break;
+      reached += at->second.bytes;
+      if (reached >= address + bytes) return first;
+    }
+    return none;
   }
 
   void clear() { ranges_.clear(); }
 
 private:
+  static constexpr CUmemLocation none{CU_MEM_LOCATION_TYPE_INVALID, 0};
   struct range {
     std::size_t bytes;
-    int where;
+    CUmemLocation where;
   };
+
+  void split(std::uint64_t address) {
+    const auto above = ranges_.lower_bound(address);
+    if (above == ranges_.begin()) return;
+    auto& [begin, held] = *std::prev(above);
+    if (begin + held.bytes <= address) return;
+    ranges_.emplace(address, range{held.bytes - (address - begin), held.where});
+    held.bytes = address - begin;
+  }
+
   std::map<std::uint64_t, range> ranges_;
+};
+
+/// What calls have said of managed memory, and of memory of the host that the devices can access.
+struct memory_advice {
+  location_map prefetched; // by the last prefetch
+  location_map preferred;
+  location_map read_mostly;                // any location: yes
+  std::map<int, location_map> accessed_by; // by device, or CU_DEVICE_CPU; any location: yes
+
+  void clear() { *this = {}; }
+  /// Forgets the advice for memory that is freed.
+  void forget(std::uint64_t address, std::size_t bytes) {
+    constexpr CUmemLocation none{CU_MEM_LOCATION_TYPE_INVALID, 0};
+    for (location_map* each : {&prefetched, &preferred, &read_mostly}) each->set(address, bytes, none);
+    for (auto& [device, each] : accessed_by) each.set(address, bytes, none);
+  }
 };
 
 } // namespace simulated

@@ -69,8 +69,7 @@ bool simulation::reset(const gpumem_simulator_options& options) {
   for (auto& home : primaries) forget_streams(*home);
   drop_work();
   pools.clear();
-  prefetched.clear();
-  preferred.clear();
+  advice.clear();
   streams.clear();
   events.clear();
   graphs.clear();

@@ -138,8 +138,7 @@ public:
   checker order{findings, allocations, mappings, host};
   simulated::faults faults;
   pool_table pools;
-  location_map prefetched; // by the last prefetch
-  location_map preferred;  // by advice
+  memory_advice advice;
   handle_table<stream> streams;
   handle_table<event> events;
   handle_table<graph> graphs;

@@ -62,8 +62,11 @@ CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
     work.recorded->order = on->order;
   }
   const actor who = newest_point(on, work.action);
+  actor early = who;
+  early.order = &host;
   const bool own = this_host_thread().own_work;
-  for (const touched& range : work.touches) order.touch(who, range.address, range.bytes, range.write, own);
+  for (const touched& range : work.touches)
+    order.touch(range.early ? early : who, range.address, range.bytes, range.write, own);
   if (on->queue.empty()) active_.push_back(on);
   on->queue.push_back(std::move(work));
   ++progress_;

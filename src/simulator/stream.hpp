@@ -52,11 +52,12 @@ struct flag_wait {
   [[nodiscard]] bool satisfied() const noexcept;
 };
 
-/// Bytes that an operation reads or writes.
+/// Bytes that an operation reads or writes. `early`: perhaps before the earlier work of its stream.
 struct touched {
   std::uint64_t address;
   std::uint64_t bytes;
   bool write;
+  bool early = false;
 };
 
 /// A unit of device work in a stream's queue.

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfers.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,7 +30,7 @@ std::uint64_t transfer_time(std::size_t bytes) { return 2000 + bytes / 50; }
 } // namespace
 
 CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
-                  bool wait, const char* call) {
+                  bool wait, const char* call, source_access how) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
   const place target = place_of(device, to);
@@ -36,9 +38,15 @@ CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, st
   operation work;
   work.action = "copy";
   work.duration = transfer_time(bytes);
-  if (source != place::pageable) work.touches.push_back({from, bytes, false});
+  const bool reads_now = how == source_access::during_call ||
+                         (how == source_access::usual && source == place::pageable && target == place::device &&
+                          !on->capturing);
+  if (source != place::pageable && how == source_access::during_call)
+    device.order.touch(device.host_point("read during a call"), from, bytes, false, this_host_thread().own_work);
+  else if (source != place::pageable)
+    work.touches.push_back({from, bytes, false, how == source_access::at_any_time});
   if (target != place::pageable) work.touches.push_back({to, bytes, true});
-  if (source == place::pageable && target == place::device && !on->capturing) {
+  if (reads_now) {
     auto staged = std::make_shared<std::vector<char>>(bytes_at(from), bytes_at(from) + bytes);
     work.run = [staged, to] { std::memcpy(bytes_at(to), staged->data(), staged->size()); };
   } else {
@@ -53,6 +61,37 @@ CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, st
   const bool to_pageable = target == place::pageable && !captured;
   const bool device_only = target == place::device && source == place::device;
   return to_pageable || (wait && !device_only) ? device.wait_for(on, call) : CUDA_SUCCESS;
+}
+
+void report_overlaps(simulation& device, const stream_ptr& on, std::span<const CUdeviceptr> to,
+                     std::span<const CUdeviceptr> from, std::span<const std::size_t> bytes) {
+  struct part {
+    std::uint64_t begin;
+    std::uint64_t end;
+    std::size_t copy;
+    bool write;
+  };
+  std::vector<part> parts;
+  for (std::size_t i = 0; i < to.size(); ++i)
+    for (const bool write : {false, true}) {
+      const std::uint64_t begin = write ? to[i] : from[i];
+      if (bytes[i] != 0) parts.push_back({begin, begin + bytes[i], i, write});
+    }
+  std::sort(parts.begin(), parts.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
+  const part* last_read = nullptr; // of the parts so far, that with the highest end
+  const part* last_write = nullptr;
+  for (const part& each : parts) {
+    const part* other = last_write;
+    if (each.write && last_read != nullptr && last_read->end > each.begin) other = last_read;
+    if (other != nullptr && other->end > each.begin) {
+      const auto [first, second] = std::minmax(other->copy, each.copy);
+      device.find(finding_kind::unordered_access,
+                  "copies " + std::to_string(first) + " and " + std::to_string(second) + " of a batch on stream " +
+                      std::to_string(on->id) + " touch the same bytes, and a batch has no order");
+    }
+    const part*& last = each.write ? last_write : last_read;
+    if (last == nullptr || each.end > last->end) last = &each;
+  }
 }
 
 CUresult fill(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,

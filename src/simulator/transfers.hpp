@@ -4,16 +4,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "simulation.hpp"
 
 namespace simulated {
 
+/// When a copy reads its source. `usual`: in stream order, but pageable memory for a device is read during the call.
+/// `at_any_time`: after the call begins and before the copy ends, in no order after earlier work of the stream.
+enum class source_access { usual, in_stream_order, during_call, at_any_time };
+
 /// Copies in stream order. A copy from pageable to device memory reads the source during the call; a copy to pageable
 /// memory waits for the stream. Neither holds for devices that can access pageable memory: there a program may rely on
 /// the order of the stream alone. `wait`: a synchronous copy; it waits unless both sides are device memory.
 CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
-                  bool wait, const char* call) __attribute__((requires_capability(simulation_mutex)));
+                  bool wait, const char* call, source_access how = source_access::usual)
+    __attribute__((requires_capability(simulation_mutex)));
+
+/// Reports copies of one batch, which have no order among them, of which one writes bytes that another touches.
+void report_overlaps(simulation& device, const stream_ptr& on, std::span<const CUdeviceptr> to,
+                     std::span<const CUdeviceptr> from, std::span<const std::size_t> bytes);
 
 /// Fills `count` elements of `width` bytes in stream order. Refuses memory that the device cannot access.
 CUresult fill(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint32_t value, unsigned width,

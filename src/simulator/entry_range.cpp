@@ -1,0 +1,165 @@
+// Entry points of prefetch, and of advice for ranges of memory.
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <span>
+
+#include "entry.hpp"
+
+using namespace simulated;
+
+namespace {
+
+/// Returns whether one managed allocation, or block of a pool, holds all of the bytes.
+bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
+  const auto held = known_at(device, pointer);
+  return held && held->kind == memory_kind::managed && bytes != 0 && bytes <= held->bytes - (pointer - held->address);
+}
+
+/// Returns whether the devices can access the bytes as memory of the host that the driver does not know.
+bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
+  if (device.options().pageable_memory == 0 || pointer == 0 || bytes == 0) return false;
+  return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
+}
+
+/// Calls `set(address, bytes)` with the pages of the host that hold the bytes: advice is for whole pages.
+template <class Set> void for_pages(CUdeviceptr pointer, size_t bytes, Set&& set) {
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = pointer / page * page;
+  set(begin, (pointer + bytes + page - 1) / page * page - begin);
+}
+
+constexpr CUmemLocation no_location{CU_MEM_LOCATION_TYPE_INVALID, 0};
+constexpr CUmemLocation any_location{CU_MEM_LOCATION_TYPE_HOST, 0};
+
+/// The host of the simulation has one NUMA node.
+CUmemLocation resolved(const CUmemLocation& given) {
+  if (given.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+  return given;
+}
+
+int number_of(const CUmemLocation& place) {
+  if (place.type == CU_MEM_LOCATION_TYPE_INVALID) return CU_DEVICE_INVALID;
+  return place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : int{CU_DEVICE_CPU};
+}
+
+/// Returns success, or the driver's error for a location to which memory cannot be moved.
+CUresult judge(const simulation& device, const CUmemLocation& to) {
+  switch (to.type) {
+  case CU_MEM_LOCATION_TYPE_DEVICE:
+    return to.id >= 0 && to.id < device.options().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  case CU_MEM_LOCATION_TYPE_HOST:
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA: return to.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  default: return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+/// Stores one attribute of the bytes, which are managed or pageable.
+CUresult describe_range(const memory_advice& noted, void* place, size_t size, CUmem_range_attribute which,
+                        CUdeviceptr pointer, size_t bytes) {
+  constexpr std::size_t unit = sizeof(int);
+  static_assert(sizeof(CUmemLocationType) == unit);
+  const bool is_list = which == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
+  if (place == nullptr || size == 0 || (is_list ? size % unit : size - unit) != 0) return CUDA_ERROR_INVALID_VALUE;
+  const std::span answer(static_cast<int*>(place), size / unit);
+  switch (which) {
+  case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
+    answer[0] = noted.read_mostly.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID;
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
+    answer[0] = number_of(noted.preferred.of(pointer, bytes));
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
+    answer[0] = number_of(noted.prefetched.of(pointer, bytes));
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
+    answer[0] = noted.preferred.of(pointer, bytes).type;
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
+    answer[0] = noted.preferred.of(pointer, bytes).id;
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
+    answer[0] = noted.prefetched.of(pointer, bytes).type;
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
+    answer[0] = noted.prefetched.of(pointer, bytes).id;
+    return CUDA_SUCCESS;
+  case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
+    std::fill(answer.begin(), answer.end(), int{CU_DEVICE_INVALID});
+    auto next = answer.begin();
+    for (const auto& [device, ranges] : noted.accessed_by)
+      if (next != answer.end() && ranges.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID) *next++ = device;
+    return CUDA_SUCCESS;
+  }
+  default: return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+} // namespace
+
+extern "C" {
+
+CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to, unsigned flags, CUstream stream) {
+  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, const stream_ptr& on) {
+    if (flags != 0 || !is_managed(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (device.options().concurrent_managed_access == 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (on->capturing) { // a graph cannot hold a prefetch
+      device.invalidate(*on->capturing);
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    device.advice.prefetched.set(pointer, bytes, resolved(to));
+    operation work;
+    work.action = "prefetch";
+    return device.enqueue(on, std::move(work));
+  });
+}
+
+CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation to) {
+  return enter<"cuMemAdvise">([&](simulation& device) {
+    const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
+    if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
+      return CUDA_ERROR_INVALID_VALUE;
+    const auto note = [&](location_map& in, const CUmemLocation& where) {
+      for_pages(pointer, bytes, [&](auto begin, auto length) { in.set(begin, length, where); });
+      return CUDA_SUCCESS;
+    };
+    memory_advice& noted = device.advice;
+    switch (advice) { // these ignore the location
+    case CU_MEM_ADVISE_SET_READ_MOSTLY: return note(noted.read_mostly, any_location);
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: return note(noted.read_mostly, no_location);
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(noted.preferred, no_location);
+    default: break;
+    }
+    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE && device.options().concurrent_managed_access == 0)
+      return CUDA_ERROR_INVALID_DEVICE;
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) return note(noted.preferred, resolved(to));
+    const bool set = advice == CU_MEM_ADVISE_SET_ACCESSED_BY;
+    return note(noted.accessed_by[number_of(to)], set ? any_location : no_location);
+  });
+}
+
+CUresult cuMemRangeGetAttribute(void* place, size_t size, CUmem_range_attribute which, CUdeviceptr pointer,
+                                size_t bytes) {
+  return enter<"cuMemRangeGetAttribute", quiet>([&](simulation& device) {
+    if (!is_managed(device, pointer, bytes) && !is_pageable(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    return describe_range(device.advice, place, size, which, pointer, bytes);
+  });
+}
+
+CUresult cuMemRangeGetAttributes(void** places, size_t* sizes, CUmem_range_attribute* which, size_t count,
+                                 CUdeviceptr pointer, size_t bytes) {
+  return enter<"cuMemRangeGetAttributes", quiet>([&](simulation& device) {
+    if (places == nullptr || sizes == nullptr || which == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_managed(device, pointer, bytes) && !is_pageable(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; i < count; ++i)
+      if (const CUresult result = describe_range(device.advice, places[i], sizes[i], which[i], pointer, bytes);
+          result != CUDA_SUCCESS)
+        return result;
+    return CUDA_SUCCESS;
+  });
+}
+
+} // extern "C"

@@ -1,0 +1,203 @@
+// Functions whose stream may be the default stream. They are compiled twice: with the macro of the per-thread default
+// stream, the header gives them their other names (cudaMemcpyAsync_ptsz, cudaMemcpy_ptds).
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+#include <type_traits>
+
+#include "calls.hpp"
+
+using namespace simulated_runtime;
+
+namespace {
+
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+constexpr bool per_thread = true;
+#else
+constexpr bool per_thread = false;
+#endif
+
+CUstream on(cudaStream_t given) { return given == nullptr && per_thread ? CU_STREAM_PER_THREAD : given; }
+
+bool known(cudaMemcpyKind kind) { return kind >= cudaMemcpyHostToHost && kind <= cudaMemcpyDefault; }
+
+/// Runs `copy` for each of `height` rows.
+template <class Copy> cudaError_t for_rows(size_t height, Copy&& copy) {
+  for (size_t row = 0; row < height; ++row)
+    if (const cudaError_t result = copy(row); result != cudaSuccess) return result;
+  return cudaSuccess;
+}
+
+void* row_of(void* first, size_t pitch, size_t row) { return static_cast<char*>(first) + row * pitch; }
+const void* row_of(const void* first, size_t pitch, size_t row) { return static_cast<const char*>(first) + row * pitch; }
+
+struct callback {
+  cudaStreamCallback_t function;
+  cudaStream_t stream;
+  void* data;
+};
+
+} // namespace
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if (!known(kind)) return keep(cudaErrorInvalidMemcpyDirection);
+  return in_context([&](const driver_table& cu) {
+    if (!per_thread) return cu.cuMemcpy(address(to), address(from), bytes);
+    const CUresult result = cu.cuMemcpyAsync(address(to), address(from), bytes, CU_STREAM_PER_THREAD);
+    return result == CUDA_SUCCESS ? cu.cuStreamSynchronize(CU_STREAM_PER_THREAD) : result;
+  });
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (!known(kind)) return keep(cudaErrorInvalidMemcpyDirection);
+  return pass<&driver_table::cuMemcpyAsync>(address(to), address(from), bytes, on(stream));
+}
+
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind) {
+  if (width > to_pitch || width > from_pitch) return keep(cudaErrorInvalidPitchValue);
+  return for_rows(height, [&](size_t row) {
+    return cudaMemcpy(row_of(to, to_pitch, row), row_of(from, from_pitch, row), width, kind);
+  });
+}
+
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (width > to_pitch || width > from_pitch) return keep(cudaErrorInvalidPitchValue);
+  return for_rows(height, [&](size_t row) {
+    return cudaMemcpyAsync(row_of(to, to_pitch, row), row_of(from, from_pitch, row), width, kind, stream);
+  });
+}
+
+cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes, size_t count,
+                                 cudaMemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count,
+                                 cudaStream_t stream) {
+  return pass<&driver_table::cuMemcpyBatchAsync>(
+      as<CUdeviceptr>(const_cast<void**>(to)), as<CUdeviceptr>(const_cast<const void**>(from)),
+      const_cast<size_t*>(bytes), count, as<CUmemcpyAttributes>(attributes), first_copies, attribute_count, on(stream));
+}
+
+cudaError_t cudaMemset(void* to, int value, size_t count) {
+  return in_context([&](const driver_table& cu) {
+    const auto byte = static_cast<unsigned char>(value);
+    return per_thread ? cu.cuMemsetD8Async(address(to), byte, count, CU_STREAM_PER_THREAD)
+                      : cu.cuMemsetD8(address(to), byte, count);
+  });
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t count, cudaStream_t stream) {
+  return pass<&driver_table::cuMemsetD8Async>(address(to), static_cast<unsigned char>(value), count, on(stream));
+}
+
+cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
+  if (width > pitch) return keep(cudaErrorInvalidPitchValue);
+  return for_rows(height, [&](size_t row) { return cudaMemset(row_of(to, pitch, row), value, width); });
+}
+
+cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
+  if (width > pitch) return keep(cudaErrorInvalidPitchValue);
+  return for_rows(height, [&](size_t row) { return cudaMemsetAsync(row_of(to, pitch, row), value, width, stream); });
+}
+
+cudaError_t cudaMemPrefetchAsync(const void* pointer, size_t bytes, cudaMemLocation to, unsigned flags,
+                                 cudaStream_t stream) {
+  return pass<&driver_table::cuMemPrefetchAsync>(address(pointer), bytes, location_of(to), flags, on(stream));
+}
+
+cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t stream) {
+  return pass<&driver_table::cuMemAllocAsync>(as<CUdeviceptr>(pointer), bytes, on(stream));
+}
+cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+  return pass<&driver_table::cuMemAllocFromPoolAsync>(as<CUdeviceptr>(pointer), bytes, pool, on(stream));
+}
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
+  return pass<&driver_table::cuMemFreeAsync>(address(pointer), on(stream));
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return pass<&driver_table::cuStreamQuery>(on(stream)); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return pass<&driver_table::cuStreamSynchronize>(on(stream)); }
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  return pass<&driver_table::cuStreamGetId>(on(stream), id);
+}
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  return pass<&driver_table::cuStreamGetDevice>(on(stream), device);
+}
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
+  return pass<&driver_table::cuStreamGetFlags>(on(stream), flags);
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  return pass<&driver_table::cuStreamGetPriority>(on(stream), priority);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  return pass<&driver_table::cuStreamWaitEvent>(on(stream), event, flags);
+}
+cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void* pointer, size_t bytes, unsigned flags) {
+  return pass<&driver_table::cuStreamAttachMemAsync>(on(stream), address(pointer), bytes, flags);
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return pass<&driver_table::cuLaunchHostFunc>(on(stream), function, data);
+}
+
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned flags) {
+  if (function == nullptr) return keep(cudaErrorInvalidValue);
+  auto held = std::make_unique<callback>(callback{function, stream, data});
+  const auto call = [](CUstream, CUresult result, void* context) {
+    const std::unique_ptr<callback> own(static_cast<callback*>(context));
+    own->function(own->stream, static_cast<cudaError_t>(result), own->data);
+  };
+  const cudaError_t result = pass<&driver_table::cuStreamAddCallback>(on(stream), +call, held.get(), flags);
+  if (result == cudaSuccess) held.release();
+  return result;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return pass<&driver_table::cuEventRecord>(event, on(stream));
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return pass<&driver_table::cuEventRecordWithFlags>(event, on(stream), flags);
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return pass<&driver_table::cuStreamBeginCapture>(on(stream), static_cast<CUstreamCaptureMode>(mode));
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
+  return pass<&driver_table::cuStreamEndCapture>(on(stream), made);
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return pass<&driver_table::cuStreamIsCapturing>(on(stream), as<CUstreamCaptureStatus>(status));
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t* made, const cudaGraphNode_t** dependencies,
+                                     const cudaGraphEdgeData** edges, size_t* count) {
+  return pass<&driver_table::cuStreamGetCaptureInfo>(on(stream), as<CUstreamCaptureStatus>(status),
+                                                     as<cuuint64_t>(id), made, dependencies,
+                                                     as<const CUgraphEdgeData*>(edges), count);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  return pass<&driver_table::cuGraphLaunch>(graph, on(stream));
+}
+
+/// A function that the driver does not have is no error: the pointer is null.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* status) {
+  return without_context([&](const driver_table& cu) {
+    if (symbol == nullptr || function == nullptr || version > CUDA_VERSION) return CUDA_ERROR_INVALID_VALUE;
+    if (flags == cudaEnableDefault && per_thread) flags = cudaEnablePerThreadDefaultStream;
+    const CUresult result = cu.cuGetProcAddress(symbol, function, static_cast<int>(version), flags,
+                                                as<CUdriverProcAddressQueryResult>(status));
+    return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result;
+  });
+}
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* status) {
+  return cudaGetDriverEntryPointByVersion(symbol, function, CUDART_VERSION, flags, status);
+}
+
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return refuse_kernel("cudaLaunchKernel");
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+  return refuse_kernel("cudaLaunchKernelExC");
+}
+cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return refuse_kernel("cudaLaunchCooperativeKernel");
+}

@@ -1,0 +1,150 @@
+// Functions of memory and memory pools that take no stream.
+// SPDX-License-Identifier: Apache-2.0
+#include <iterator>
+#include <limits>
+
+#include "calls.hpp"
+
+using namespace simulated_runtime;
+
+namespace {
+
+constexpr std::size_t pitch_unit = 512;
+
+/// An allocation of 0 bytes succeeds with a null pointer.
+template <class Allocate> cudaError_t allocate(void** pointer, std::size_t bytes, Allocate&& take) {
+  return in_context([&](const driver_table& cu) {
+    if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *pointer = nullptr;
+    return bytes == 0 ? CUDA_SUCCESS : take(cu);
+  });
+}
+
+} // namespace
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  return allocate(pointer, bytes,
+                  [&](const driver_table& cu) { return cu.cuMemAlloc(as<CUdeviceptr>(pointer), bytes); });
+}
+
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault); }
+
+cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  return allocate(pointer, bytes, [&](const driver_table& cu) { return cu.cuMemHostAlloc(pointer, bytes, flags); });
+}
+
+cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned flags) {
+  return pass<&driver_table::cuMemAllocManaged>(as<CUdeviceptr>(pointer), bytes, flags);
+}
+
+cudaError_t cudaMallocPitch(void** pointer, size_t* pitch, size_t width, size_t height) {
+  if (pitch == nullptr) return keep(cudaErrorInvalidValue);
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  if (width > most - pitch_unit || (height != 0 && width + pitch_unit > most / height))
+    return keep(cudaErrorMemoryAllocation);
+  *pitch = (width + pitch_unit - 1) / pitch_unit * pitch_unit;
+  return cudaMalloc(pointer, *pitch * height);
+}
+
+cudaError_t cudaFree(void* pointer) { return pass<&driver_table::cuMemFree>(address(pointer)); }
+cudaError_t cudaFreeHost(void* pointer) { return pass<&driver_table::cuMemFreeHost>(pointer); }
+
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  return pass<&driver_table::cuMemHostRegister>(pointer, bytes, flags);
+}
+cudaError_t cudaHostUnregister(void* pointer) { return pass<&driver_table::cuMemHostUnregister>(pointer); }
+cudaError_t cudaHostGetDevicePointer(void** pointer, void* host, unsigned flags) {
+  return pass<&driver_table::cuMemHostGetDevicePointer>(as<CUdeviceptr>(pointer), host, flags);
+}
+cudaError_t cudaHostGetFlags(unsigned* flags, void* host) {
+  return pass<&driver_table::cuMemHostGetFlags>(flags, host);
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return pass<&driver_table::cuMemGetInfo>(free, total); }
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, const void* pointer) {
+  return in_context([&](const driver_table& cu) {
+    if (all == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *all = {};
+    unsigned type = 0;
+    unsigned char managed = 0;
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+                                   CU_POINTER_ATTRIBUTE_HOST_POINTER};
+    void* places[] = {&type, &managed, &all->device, &all->devicePointer, &all->hostPointer};
+    const CUresult result = cu.cuPointerGetAttributes(std::size(which), which, places, address(pointer));
+    if (result != CUDA_SUCCESS) return result;
+    all->type = managed != 0                  ? cudaMemoryTypeManaged
+                : type == CU_MEMORYTYPE_HOST   ? cudaMemoryTypeHost
+                : type == CU_MEMORYTYPE_DEVICE ? cudaMemoryTypeDevice
+                                               : cudaMemoryTypeUnregistered;
+    if (all->type == cudaMemoryTypeUnregistered) all->hostPointer = const_cast<void*>(pointer);
+    return CUDA_SUCCESS;
+  });
+}
+
+cudaError_t cudaMemAdvise(const void* pointer, size_t bytes, cudaMemoryAdvise advice, cudaMemLocation to) {
+  return pass<&driver_table::cuMemAdvise>(address(pointer), bytes, static_cast<CUmem_advise>(advice), location_of(to));
+}
+
+cudaError_t cudaMemRangeGetAttribute(void* place, size_t size, cudaMemRangeAttribute which, const void* pointer,
+                                     size_t bytes) {
+  return pass<&driver_table::cuMemRangeGetAttribute>(place, size, static_cast<CUmem_range_attribute>(which),
+                                                     address(pointer), bytes);
+}
+
+cudaError_t cudaMemRangeGetAttributes(void** places, size_t* sizes, cudaMemRangeAttribute* which, size_t count,
+                                      const void* pointer, size_t bytes) {
+  return pass<&driver_table::cuMemRangeGetAttributes>(places, sizes, as<CUmem_range_attribute>(which), count,
+                                                      address(pointer), bytes);
+}
+
+cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
+  return pass<&driver_table::cuMemcpyPeer>(address(to), CUcontext{}, address(from), CUcontext{}, bytes);
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
+  return pass<&driver_table::cuMemcpyPeerAsync>(address(to), CUcontext{}, address(from), CUcontext{}, bytes, stream);
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
+  return pass_plain<&driver_table::cuDeviceGetDefaultMemPool>(pool, device);
+}
+cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
+  return pass_plain<&driver_table::cuDeviceGetMemPool>(pool, device);
+}
+cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
+  return pass_plain<&driver_table::cuDeviceSetMemPool>(device, pool);
+}
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  return pass<&driver_table::cuMemPoolCreate>(pool, as<const CUmemPoolProps>(properties));
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { return pass<&driver_table::cuMemPoolDestroy>(pool); }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t bytes) {
+  return pass<&driver_table::cuMemPoolTrimTo>(pool, bytes);
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  return pass<&driver_table::cuMemPoolSetAttribute>(pool, static_cast<CUmemPool_attribute>(attribute), value);
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  return pass<&driver_table::cuMemPoolGetAttribute>(pool, static_cast<CUmemPool_attribute>(attribute), value);
+}
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* wishes, size_t count) {
+  return pass<&driver_table::cuMemPoolSetAccess>(pool, as<const CUmemAccessDesc>(wishes), count);
+}
+cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t pool, cudaMemLocation* location) {
+  return pass<&driver_table::cuMemPoolGetAccess>(as<CUmemAccess_flags>(flags), pool, as<CUmemLocation>(location));
+}
+cudaError_t cudaMemGetDefaultMemPool(cudaMemPool_t* pool, cudaMemLocation* location, cudaMemAllocationType type) {
+  return pass<&driver_table::cuMemGetDefaultMemPool>(pool, as<CUmemLocation>(location),
+                                                     static_cast<CUmemAllocationType>(type));
+}
+cudaError_t cudaMemGetMemPool(cudaMemPool_t* pool, cudaMemLocation* location, cudaMemAllocationType type) {
+  return pass<&driver_table::cuMemGetMemPool>(pool, as<CUmemLocation>(location),
+                                              static_cast<CUmemAllocationType>(type));
+}
+cudaError_t cudaMemSetMemPool(cudaMemLocation* location, cudaMemAllocationType type, cudaMemPool_t pool) {
+  return pass<&driver_table::cuMemSetMemPool>(as<CUmemLocation>(location), static_cast<CUmemAllocationType>(type),
+                                              pool);
+}
