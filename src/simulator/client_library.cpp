@@ -76,7 +76,8 @@ std::vector<fs::path> candidates() {
   return all;
 }
 
-/// Returns the simulated driver, if it was preloaded or the simulated runtime has opened it; null if there is no driver.
+/// Returns the simulated driver, if it was preloaded or the simulated runtime has opened it; null if there is no
+/// driver.
 void* present_driver() {
   void* present = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (present == nullptr || ::dlsym(present, "gpumem_simulator_interface") != nullptr) return present;

@@ -92,11 +92,8 @@ CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t co
         if (to == nullptr || from == nullptr || bytes == nullptr || attributes == nullptr || first_copies == nullptr ||
             attribute_count == 0 || attribute_count > count)
           return CUDA_ERROR_INVALID_VALUE;
-        const copy_batch_view all{{to, count},
-                                  {from, count},
-                                  {bytes, count},
-                                  {attributes, attribute_count},
-                                  {first_copies, attribute_count}};
+        const copy_batch_view all{
+            {to, count}, {from, count}, {bytes, count}, {attributes, attribute_count}, {first_copies, attribute_count}};
         return copy_all(device, on, all, index);
       });
   if (failed != nullptr) *failed = index;

@@ -86,9 +86,10 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
 CUresult cuGetExportTable(const void** table, const CUuuid*) {
   static std::atomic_flag told;
   if (!told.test_and_set())
-    std::fputs("gpumem simulator: NVIDIA's CUDA runtime does not run here, since it needs private tables of the driver. "
-               "Link the program with the shared runtime (nvcc --cudart shared) and preload gpumem's libcudart.so.\n",
-               stderr);
+    std::fputs(
+        "gpumem simulator: NVIDIA's CUDA runtime does not run here, since it needs private tables of the driver. "
+        "Link the program with the shared runtime (nvcc --cudart shared) and preload gpumem's libcudart.so.\n",
+        stderr);
   if (table != nullptr) *table = nullptr;
   return CUDA_ERROR_NOT_FOUND;
 }

@@ -38,9 +38,9 @@ CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, st
   operation work;
   work.action = "copy";
   work.duration = transfer_time(bytes);
-  const bool reads_now = how == source_access::during_call ||
-                         (how == source_access::usual && source == place::pageable && target == place::device &&
-                          !on->capturing);
+  const bool reads_now =
+      how == source_access::during_call ||
+      (how == source_access::usual && source == place::pageable && target == place::device && !on->capturing);
   if (source != place::pageable && how == source_access::during_call)
     device.order.touch(device.host_point("read during a call"), from, bytes, false, this_host_thread().own_work);
   else if (source != place::pageable)
@@ -85,9 +85,9 @@ void report_overlaps(simulation& device, const stream_ptr& on, std::span<const C
     if (each.write && last_read != nullptr && last_read->end > each.begin) other = last_read;
     if (other != nullptr && other->end > each.begin) {
       const auto [first, second] = std::minmax(other->copy, each.copy);
-      device.find(finding_kind::unordered_access,
-                  "copies " + std::to_string(first) + " and " + std::to_string(second) + " of a batch on stream " +
-                      std::to_string(on->id) + " touch the same bytes, and a batch has no order");
+      device.find(finding_kind::unordered_access, "copies " + std::to_string(first) + " and " + std::to_string(second) +
+                                                      " of a batch on stream " + std::to_string(on->id) +
+                                                      " touch the same bytes, and a batch has no order");
     }
     const part*& last = each.write ? last_write : last_read;
     if (last == nullptr || each.end > last->end) last = &each;

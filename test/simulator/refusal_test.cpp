@@ -1,9 +1,7 @@
-// When the simulated device refuses to load: beside another driver, or without its library.
+// When the simulated device refuses to load, and what it says of programs that it does not serve.
 // SPDX-License-Identifier: Apache-2.0
-#include <gpumem/simulator.hpp>
+#include "support/driver.hpp"
 
-#include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -14,7 +12,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-namespace simulator = gpumem::simulator;
 
 /// Each test runs in a process of its own, since a driver stays loaded.
 class refusal : public testing::Test {
@@ -84,6 +81,46 @@ TEST_F(refusal, second_load_does_nothing_and_dlopen_finds_the_simulator) {
   EXPECT_NE(::dlsym(driver, "gpumem_simulator_interface"), nullptr);
   EXPECT_NE(::dlsym(driver, "cuGetProcAddress_v2"), nullptr);
   EXPECT_NE(::dlsym(driver, "cuMemPoolCreate"), nullptr);
+}
+
+TEST_F(refusal, a_driver_that_is_already_loaded_is_used) {
+  simulator::load();
+  void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  Dl_info place{};
+  ASSERT_NE(::dladdr(::dlsym(driver, "cuInit"), &place), 0);
+  EXPECT_EQ(::dlopen(place.dli_fname, RTLD_NOW | RTLD_NOLOAD), driver);
+}
+
+TEST_F(refusal, kernels_are_opaque_work_and_said_to_be) {
+  simulator::load();
+  const driver_functions cu;
+  CUcontext context = nullptr;
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  ASSERT_EQ(cu.init(0), CUDA_SUCCESS);
+  ASSERT_EQ(cu.retain(&context, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cu.set_current(context), CUDA_SUCCESS);
+  ASSERT_EQ(cu.load_module(&module, "image"), CUDA_SUCCESS);
+  ASSERT_EQ(cu.module_function(&function, module, "kernel"), CUDA_SUCCESS);
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(cu.launch(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), CUDA_SUCCESS);
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("kernels do not run here: cuLaunchKernel"), std::string::npos) << told;
+  EXPECT_EQ(told.find("kernels"), told.rfind("kernels")) << "said twice: " << told;
+}
+
+TEST_F(refusal, private_tables_for_the_runtime_are_refused_with_a_sentence) {
+  simulator::load();
+  const decltype(&::cuGetExportTable) call = entry{"cuGetExportTable"};
+  const void* table = this;
+  const CUuuid which{};
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(call(&table, &which), CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(table, nullptr);
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("NVIDIA's CUDA runtime does not run here"), std::string::npos) << told;
+  EXPECT_EQ(told.find('\n'), told.size() - 1) << "said twice: " << told;
 }
 
 TEST_F(refusal, invalid_options_are_reported) {

@@ -28,7 +28,9 @@ template <class Copy> cudaError_t for_rows(size_t height, Copy&& copy) {
 }
 
 void* row_of(void* first, size_t pitch, size_t row) { return static_cast<char*>(first) + row * pitch; }
-const void* row_of(const void* first, size_t pitch, size_t row) { return static_cast<const char*>(first) + row * pitch; }
+const void* row_of(const void* first, size_t pitch, size_t row) {
+  return static_cast<const char*>(first) + row * pitch;
+}
 
 struct callback {
   cudaStreamCallback_t function;
@@ -168,9 +170,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
                                      cudaGraph_t* made, const cudaGraphNode_t** dependencies,
                                      const cudaGraphEdgeData** edges, size_t* count) {
-  return pass<&driver_table::cuStreamGetCaptureInfo>(on(stream), as<CUstreamCaptureStatus>(status),
-                                                     as<cuuint64_t>(id), made, dependencies,
-                                                     as<const CUgraphEdgeData*>(edges), count);
+  return pass<&driver_table::cuStreamGetCaptureInfo>(on(stream), as<CUstreamCaptureStatus>(status), as<cuuint64_t>(id),
+                                                     made, dependencies, as<const CUgraphEdgeData*>(edges), count);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   return pass<&driver_table::cuGraphLaunch>(graph, on(stream));

@@ -28,9 +28,8 @@ struct field {
 
 constexpr field fields[] = {
 #define GPUMEM_RUNTIME_FIELD(member, attribute)                                                                        \
-  {CU_DEVICE_ATTRIBUTE_##attribute, [](cudaDeviceProp& all, int value) {                                               \
-     all.member = static_cast<decltype(all.member)>(value);                                                            \
-   }},
+  {CU_DEVICE_ATTRIBUTE_##attribute,                                                                                    \
+   [](cudaDeviceProp& all, int value) { all.member = static_cast<decltype(all.member)>(value); }},
 #include "device_fields.inc"
 #undef GPUMEM_RUNTIME_FIELD
 };
@@ -83,9 +82,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   return cudaGetErrorName(error);
 }
 
-cudaError_t cudaDriverGetVersion(int* version) {
-  return pass_plain<&driver_table::cuDriverGetVersion>(version);
-}
+cudaError_t cudaDriverGetVersion(int* version) { return pass_plain<&driver_table::cuDriverGetVersion>(version); }
 
 cudaError_t cudaRuntimeGetVersion(int* version) {
   if (version == nullptr) return keep(cudaErrorInvalidValue);
@@ -139,9 +136,8 @@ cudaError_t cudaGetDeviceFlags(unsigned* flags) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* all, int device) {
-  return without_context([&](const driver_table& cu) {
-    return all == nullptr ? CUDA_ERROR_INVALID_VALUE : describe(cu, *all, device);
-  });
+  return without_context(
+      [&](const driver_table& cu) { return all == nullptr ? CUDA_ERROR_INVALID_VALUE : describe(cu, *all, device); });
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {

@@ -74,7 +74,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, const void* poi
     void* places[] = {&type, &managed, &all->device, &all->devicePointer, &all->hostPointer};
     const CUresult result = cu.cuPointerGetAttributes(std::size(which), which, places, address(pointer));
     if (result != CUDA_SUCCESS) return result;
-    all->type = managed != 0                  ? cudaMemoryTypeManaged
+    all->type = managed != 0                   ? cudaMemoryTypeManaged
                 : type == CU_MEMORYTYPE_HOST   ? cudaMemoryTypeHost
                 : type == CU_MEMORYTYPE_DEVICE ? cudaMemoryTypeDevice
                                                : cudaMemoryTypeUnregistered;
