@@ -25,7 +25,7 @@ install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
 
 # The simulated driver is loaded by name at run time and never linked. Programs that use it contain its path.
-install(TARGETS gpumem_simulator_driver LIBRARY DESTINATION "${gpumem_simulator_folder}")
+install(TARGETS gpumem_simulator_driver gpumem_simulator_runtime LIBRARY DESTINATION "${gpumem_simulator_folder}")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/gpumemConfig.cmake.in"

@@ -56,7 +56,7 @@ private:
   std::map<std::uint64_t, range> ranges_;
 };
 
-/// What calls have said of managed memory, and of memory of the host that the devices can access.
+/// Advice for managed memory, and for memory of the host that the devices can access.
 struct memory_advice {
   location_map prefetched; // by the last prefetch
   location_map preferred;

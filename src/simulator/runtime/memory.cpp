@@ -1,5 +1,6 @@
 // Functions of memory and memory pools that take no stream.
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
 #include <iterator>
 #include <limits>
 
