@@ -23,6 +23,12 @@ place place_of(const simulation& device, std::uint64_t address) {
   return device.options().pageable_memory != 0 ? place::reachable_host : place::pageable;
 }
 
+/// Returns whether the memory was allocated outside CUDA.
+bool is_foreign(const simulation& device, std::uint64_t address, place where) {
+  const allocation* held = device.allocations.find(address);
+  return where != place::device && (held == nullptr || held->kind == memory_kind::registered);
+}
+
 char* bytes_at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
 
 std::uint64_t transfer_time(std::size_t bytes) { return 2000 + bytes / 50; }
@@ -44,7 +50,7 @@ CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, st
   if (source != place::pageable && how == source_access::during_call)
     device.order.touch(device.host_point("read during a call"), from, bytes, false, this_host_thread().own_work);
   else if (source != place::pageable)
-    work.touches.push_back({from, bytes, false, how == source_access::at_any_time});
+    work.touches.push_back({from, bytes, false, how == source_access::at_any_time && is_foreign(device, from, source)});
   if (target != place::pageable) work.touches.push_back({to, bytes, true});
   if (reads_now) {
     auto staged = std::make_shared<std::vector<char>>(bytes_at(from), bytes_at(from) + bytes);

@@ -11,7 +11,8 @@
 namespace simulated {
 
 /// When a copy reads its source. `usual`: in stream order, but pageable memory for a device is read during the call.
-/// `at_any_time`: after the call begins and before the copy ends, in no order after earlier work of the stream.
+/// `at_any_time`: memory that was allocated outside CUDA is read after the call begins and before the copy ends, in no
+/// order after earlier work of the stream. Other memory is read in stream order, since CCCL relies on that.
 enum class source_access { usual, in_stream_order, during_call, at_any_time };
 
 /// Copies in stream order. A copy from pageable to device memory reads the source during the call; a copy to pageable

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/driver.hpp"
 
+#include <cuda/algorithm>
 #include <cuda/buffer>
 #include <cuda/devices>
 
@@ -29,6 +30,17 @@ TEST_F(cccl, streams_and_events_order_work) {
   EXPECT_EQ(ran, (std::vector{1, 2}));
   EXPECT_TRUE(done.is_done());
   EXPECT_TRUE(b.is_done());
+}
+
+TEST_F(cccl, bytes_are_filled_and_copied) {
+  cuda::stream s{device_};
+  const cuda::std::span<char> first(new_memory(64), 64);
+  const cuda::std::span<char> second(new_memory(64), 64);
+  cuda::fill_bytes(s, first, 7);
+  cuda::copy_bytes(s, first, second);
+  EXPECT_EQ(second[63], 0);
+  s.sync();
+  EXPECT_EQ(second[63], 7);
 }
 
 TEST_F(cccl, stream_waits_for_a_stream) {

@@ -138,7 +138,7 @@ TEST_F(memory_range, invalid_arguments_are_refused) {
   EXPECT_EQ(ask(value.data(), 8, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(ask(value.data(), 0, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(ask(value.data(), 6, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(ask(value.data(), 4, static_cast<CUmem_range_attribute>(99)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(value.data(), 4, static_cast<CUmem_range_attribute>(15)), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(ask(value.data(), 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(ask(value.data(), 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 17 * unit), CUDA_ERROR_INVALID_VALUE);
 }

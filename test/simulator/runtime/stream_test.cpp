@@ -56,8 +56,8 @@ TEST_F(DEFAULT_STREAM, copies_are_in_stream_order) {
   EXPECT_EQ(b[0], 5);
   EXPECT_EQ(b[16], 3);
   EXPECT_EQ(b[32], 4);
-  EXPECT_EQ(cudaMemcpy(a, b, 64, static_cast<cudaMemcpyKind>(9)), cudaErrorInvalidMemcpyDirection);
-  EXPECT_EQ(cudaMemcpyAsync(a, b, 64, static_cast<cudaMemcpyKind>(9), nullptr), cudaErrorInvalidMemcpyDirection);
+  EXPECT_EQ(cudaMemcpy(a, b, 64, static_cast<cudaMemcpyKind>(7)), cudaErrorInvalidMemcpyDirection);
+  EXPECT_EQ(cudaMemcpyAsync(a, b, 64, static_cast<cudaMemcpyKind>(7), nullptr), cudaErrorInvalidMemcpyDirection);
   EXPECT_EQ(cudaMemcpy2DAsync(b, 8, a, 32, 16, 2, cudaMemcpyDefault, nullptr), cudaErrorInvalidPitchValue);
   EXPECT_EQ(cudaMemset2DAsync(b, 8, 5, 16, 1, nullptr), cudaErrorInvalidPitchValue);
 }
