@@ -59,6 +59,7 @@ cudaError_t refuse_kernel(const char* call) noexcept {
 
 /// Called by the functions that are not simulated. Says so once for each.
 extern "C" int gpumem_simulator_runtime_missing(const char* name, bool& told) {
-  if (!std::exchange(told, true)) std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
+  if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+    std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
   return simulated_runtime::keep(cudaErrorNotSupported);
 }

@@ -63,7 +63,7 @@ inline CUdeviceptr address(const void* pointer) noexcept { return reinterpret_ca
 
 /// Types of the runtime that have the layout of the driver's.
 template <class To, class From> To* as(From* given) noexcept {
-  static_assert(sizeof(To) == sizeof(From) && alignof(To) == alignof(From));
+  static_assert(sizeof(To) == sizeof(From));
   return reinterpret_cast<To*>(given);
 }
 inline CUmemLocation location_of(const cudaMemLocation& given) noexcept {

@@ -147,7 +147,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
     own->function(own->stream, static_cast<cudaError_t>(result), own->data);
   };
   const cudaError_t result = pass<&driver_table::cuStreamAddCallback>(on(stream), +call, held.get(), flags);
-  if (result == cudaSuccess) held.release();
+  if (result == cudaSuccess) (void)held.release();
   return result;
 }
 
@@ -171,7 +171,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
                                      cudaGraph_t* made, const cudaGraphNode_t** dependencies,
                                      const cudaGraphEdgeData** edges, size_t* count) {
   return pass<&driver_table::cuStreamGetCaptureInfo>(on(stream), as<CUstreamCaptureStatus>(status), as<cuuint64_t>(id),
-                                                     made, dependencies, as<const CUgraphEdgeData*>(edges), count);
+                                                     made, dependencies,
+                                                     reinterpret_cast<const CUgraphEdgeData**>(edges), count);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   return pass<&driver_table::cuGraphLaunch>(graph, on(stream));
