@@ -47,8 +47,9 @@ struct options {
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
-/// nothing. Throws `error` if a real driver is loaded, or if the library is not found. It is searched at
-/// GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or installed.
+/// nothing. Throws `error` if a real driver is loaded, or if the library is not found. A library that was preloaded is
+/// used; otherwise it is searched at GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or
+/// installed.
 void load(const options& how = {});
 
 /// Whether load() has succeeded in this process.
