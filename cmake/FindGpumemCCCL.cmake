@@ -8,7 +8,9 @@
 # place that says which CCCL a build uses. Remove the finder when the required toolkit carries CCCL >= 3.5.0.
 #
 # Looked at, in this order: GPUMEM_CCCL_INCLUDE_DIR and GPUMEM_CUDA_INCLUDE_DIR (CMake or environment), the wheels
-# in GPUMEM_WHEELS, CUDACXX, nvcc on PATH, CUDA_HOME, CUDA_PATH, the system's folders, /usr/local/cuda.
+# in GPUMEM_WHEELS, CUDACXX, nvcc on PATH, CUDA_HOME, CUDA_PATH, the system's folders, /usr/local/cuda. An installed
+# package was built with the folders GpumemCCCL_HINT and GpumemCCCL_CUDA_HINT. The first comes before the wheels, since
+# the package needs that version of CCCL; the second comes after CUDA_PATH.
 
 function(gpumem_read_number file macro result)
   set(number 0)
@@ -71,11 +73,11 @@ foreach(gpumem_root IN ITEMS "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
 endforeach()
 
 find_path(GPUMEM_CUDA_INCLUDE_DIR cuda.h
-  HINTS "$ENV{GPUMEM_CUDA_INCLUDE_DIR}" ${gpumem_toolkits}
+  HINTS "$ENV{GPUMEM_CUDA_INCLUDE_DIR}" ${gpumem_toolkits} ${GpumemCCCL_CUDA_HINT}
   PATHS /usr/local/cuda PATH_SUFFIXES include VALIDATOR gpumem_accept_cuda
   DOC "Folder of cuda.h, 13.0 or newer")
 find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
-  HINTS "$ENV{GPUMEM_CCCL_INCLUDE_DIR}" ${gpumem_toolkits}
+  HINTS "$ENV{GPUMEM_CCCL_INCLUDE_DIR}" ${GpumemCCCL_HINT} ${gpumem_toolkits}
   PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda
   PATH_SUFFIXES cccl include/cccl include VALIDATOR gpumem_accept_cccl
   DOC "Folder of CCCL's headers, 3.5.0 or newer (it holds cuda/, thrust/ and cub/)")

@@ -1,14 +1,14 @@
 # Installs the library, the sources of its modules (an importing project compiles them again) and the package files.
 # SPDX-License-Identifier: Apache-2.0
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(gpumem_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem")
 set(gpumem_simulator_folder "${CMAKE_INSTALL_LIBDIR}/gpumem")
 
-install(TARGETS gpumem gpumem_thrust gpumem_simulator EXPORT gpumem
+# The modules are installed by modules/CMakeLists.txt: called here, CMake 3.31 would not find the folder to which it
+# installs the interfaces, and would write the folder of their sources into the package. No report is known.
+install(TARGETS gpumem_simulator EXPORT gpumem
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
-  FILE_SET CXX_MODULES DESTINATION "${CMAKE_INSTALL_DATADIR}/gpumem/modules")
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "${gpumem_package}"
   CXX_MODULES_DIRECTORY modules)
 
@@ -18,20 +18,36 @@ install(TARGETS gpumem_c gpumem_bridge EXPORT gpumem_c
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT gpumem_c NAMESPACE gpumem:: FILE gpumem_cConfig.cmake DESTINATION "${gpumem_c_package}")
-write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" COMPATIBILITY SameMajorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" DESTINATION "${gpumem_c_package}")
+file(RELATIVE_PATH gpumem_prefix "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+string(REGEX REPLACE "/$" "" gpumem_prefix "${gpumem_prefix}")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/gpumem_c.pc.in" "${PROJECT_BINARY_DIR}/gpumem_c.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/gpumem_c.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 # The Python module looks for the library two folders up.
 install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
 
-# The simulated driver is loaded by name at run time and never linked. Programs that use it contain its path.
+# The simulated driver is loaded by name at run time and never linked. Programs that use it contain its path; the tools
+# find it from their own folder.
 install(TARGETS gpumem_simulator_driver gpumem_simulator_runtime LIBRARY DESTINATION "${gpumem_simulator_folder}")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")
+if(GPUMEM_BUILD_BENCH)
+  set_target_properties(${gpumem_tools} PROPERTIES GPUMEM_INSTALLED ON)
+  install(TARGETS ${gpumem_tools} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/gpumemConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" INSTALL_DESTINATION "${gpumem_package}"
-  PATH_VARS gpumem_simulator_folder)
+  PATH_VARS gpumem_simulator_folder NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" "${PROJECT_BINARY_DIR}/gpumemConfigVersion.cmake"
-  "${PROJECT_SOURCE_DIR}/cmake/FindGpumemCCCL.cmake" DESTINATION "${gpumem_package}")
+  "${PROJECT_SOURCE_DIR}/cmake/FindGpumemCCCL.cmake" "${PROJECT_SOURCE_DIR}/cmake/gpumem_requirements.cmake"
+  DESTINATION "${gpumem_package}")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/gpumem")
+
+if(PROJECT_IS_TOP_LEVEL)
+  add_custom_target(uninstall COMMENT "Removing the files of the last installation" VERBATIM
+    COMMAND "${CMAKE_COMMAND}" "-DMANIFEST=${PROJECT_BINARY_DIR}/install_manifest.txt"
+      -P "${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake")
+endif()

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # gpumem_reduce_bmis(<target>)
-# Makes the project's own build write BMIs without the parts that importers cannot see. Installed targets do not have
-# this option; their users decide. From clang 22 on this is the default. Remove the function when clang >= 22 is
-# required.
+# Makes the project's own build write BMIs without the parts that importers cannot see. The package's configuration
+# decides it again for the importer's compiler. From clang 22 on this is the default. Remove the function when
+# clang >= 22 is required.
 function(gpumem_reduce_bmis target)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
-    target_compile_options(${target} PRIVATE -fexperimental-modules-reduced-bmi)
+    target_compile_options(${target} PRIVATE "$<BUILD_INTERFACE:-fexperimental-modules-reduced-bmi>")
   endif()
 endfunction()
 
@@ -34,6 +34,15 @@ function(gpumem_add_implementation_partitions target)
   set_source_files_properties(${arg_FILES} PROPERTIES
     CXX_SCAN_FOR_MODULES OFF COMPILE_OPTIONS "${folders}" OBJECT_DEPENDS "${objects}/${primary}.o")
 endfunction()
+
+# The version as <gpumem/version.h> counts it.
+math(EXPR GPUMEM_BUILT_VERSION
+  "${PROJECT_VERSION_MAJOR} * 10000 + ${PROJECT_VERSION_MINOR} * 100 + ${PROJECT_VERSION_PATCH}")
+# Binaries contain the paths of some source files, for messages. These options keep the machine's folders out of them.
+set(GPUMEM_PREFIX_MAPS
+  "$<BUILD_INTERFACE:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>"
+  "$<BUILD_INTERFACE:-fmacro-prefix-map=${GPUMEM_CUDA_INCLUDE_DIR}/=>"
+  "$<BUILD_INTERFACE:-fmacro-prefix-map=${GPUMEM_CCCL_INCLUDE_DIR}/=>")
 
 # libbacktrace comes with GCC. Clang finds it there too.
 if(GPUMEM_WITH_LIBBACKTRACE)
@@ -66,7 +75,10 @@ function(gpumem_add_module_library name)
   gpumem_add_implementation_partitions(${name}
     PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
-  target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" ${GPUMEM_TLS_OPTIONS})
+  target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" ${GPUMEM_TLS_OPTIONS}
+    ${GPUMEM_PREFIX_MAPS})
+  set_property(SOURCE "${PROJECT_SOURCE_DIR}/src/base/version.cpp" APPEND PROPERTY
+    COMPILE_DEFINITIONS GPUMEM_BUILT_VERSION=${GPUMEM_BUILT_VERSION})
   # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   # In the installed package, the finder that it contains defines the same target.

@@ -2,6 +2,7 @@
 # The entry point for all jobs: sets the machine up, then builds and runs the requested job.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
+folder=$PWD
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 source cmake/setup/setup.sh
@@ -11,6 +12,7 @@ usage() {
 usage: bash cmake/run.sh COMMAND [ARGUMENT...]
   demo [ARGUMENT...]  build, run the demo, replay the traces of bench/traces (arguments go to the replay)
   test [ARGUMENT...]  build, run the tests, then the property tests under the sanitizers (arguments go to ctest)
+  install [PREFIX]    build only the library and install it (into CMake's default, /usr/local, without PREFIX)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
   gpu  [ARGUMENT...]  tests, planted faults and benchmarks on this machine's GPU, or a bundle for a machine with one
   setup               only install what is missing
@@ -19,13 +21,13 @@ test libraries), says what is missing, and installs that: Debian packages with a
 TEXT
 }
 
-# configure PRESET: configures, from scratch if the tools have changed since the last time.
+# configure PRESET [OPTION...]: configures, from scratch if the tools have changed since the last time.
 configure() {
   local fresh=()
   if [[ -f build/$1/CMakeCache.txt ]] && ! cmp -s .tools/environment "build/$1/environment"; then
     fresh=(--fresh)
   fi
-  cmake --preset "$1" "${fresh[@]}"
+  cmake --preset "$1" "${fresh[@]}" "${@:2}"
   cp .tools/environment "build/$1/environment"
 }
 
@@ -38,6 +40,11 @@ run_demo() {
   build release --target gpumem_demo gpumem-replay
   build/release/bench/gpumem_demo
   build/release/bench/gpumem-replay "$@" bench/traces/*.csv.gz
+}
+
+run_install() {
+  configure install "${@/#/-DCMAKE_INSTALL_PREFIX=}"
+  cmake --build --preset install
 }
 
 run_test() {
@@ -58,6 +65,11 @@ case $command in
   test)
     set_up test
     run_test "$@"
+    ;;
+  install)
+    set_up install
+    [[ $# -eq 0 || $1 == /* ]] || set -- "$folder/$1"
+    run_install "${@:1:1}"
     ;;
   lint)
     set_up lint

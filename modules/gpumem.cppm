@@ -4,6 +4,7 @@ export module gpumem;
 
 export import :namespaces;
 export import :std;
+export import :version;
 export import :cuda;
 export import :fork;
 export import :intrusive_list;

@@ -181,7 +181,7 @@ probe_lint_tools() {
   done
 }
 
-# probe_all build|test|lint: runs the probes for a command.
+# probe_all install|build|test|lint: runs the probes for a command.
 probe_all() {
   missing=() packages=() wheels=()
   mkdir -p .tools
@@ -189,7 +189,7 @@ probe_all() {
   : >.tools/probe.log
   probe_build_tools
   probe_compilers
-  probe_libraries
+  if [[ $1 != install ]]; then probe_libraries; fi
   if [[ $1 == test ]]; then probe_sanitizer_runtime; fi
   if [[ $1 == lint ]]; then probe_lint_tools; fi
   rm -rf "$scratch"

@@ -49,7 +49,7 @@ write_environment() {
   } >.tools/environment
 }
 
-# set_up build|test|lint: sets the environment so that it names every tool that the command needs.
+# set_up install|build|test|lint: sets the environment so that it names every tool that the command needs.
 set_up() {
   local level=$1 key
   PATH=$(path_of_system)

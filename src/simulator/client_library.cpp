@@ -15,8 +15,8 @@
 
 #include "gpumem/simulator.hpp"
 
-// Defined in programs that link the installed package, since only they know its path (cmake/simulator_path.cpp).
-extern "C" [[gnu::weak]] const char* const gpumem_simulator_installed_path;
+// Defined in programs that link the target gpumem::simulator, which knows the path (cmake/simulator_path.cpp).
+extern "C" [[gnu::weak]] const char* const gpumem_simulator_path;
 
 namespace gpumem::simulator::detail {
 
@@ -70,9 +70,9 @@ std::vector<fs::path> candidates() {
   if (!failed) {
     all.push_back(program.parent_path() / file_name);
     all.push_back(program.parent_path().parent_path() / "lib" / file_name);
+    all.push_back(program.parent_path().parent_path() / GPUMEM_SIMULATOR_FOLDER / file_name);
   }
-  if (&gpumem_simulator_installed_path != nullptr) all.emplace_back(gpumem_simulator_installed_path);
-  all.emplace_back(GPUMEM_SIMULATOR_BUILD_PATH);
+  if (&gpumem_simulator_path != nullptr) all.emplace_back(gpumem_simulator_path);
   return all;
 }
 

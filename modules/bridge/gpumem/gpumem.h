@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/version.h>
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,9 +31,6 @@ extern "C" {
 
 /// Enough for every type; the alignment to pass if no other is needed.
 #define GPUMEM_ALIGNMENT 256
-
-/// The version of this header: major * 10000 + minor * 100 + patch.
-#define GPUMEM_VERSION 100
 
 // NOLINTBEGIN(modernize-use-using): C has no other way
 /// The result of a call. The values are those of gpumem::outcome and never change.
@@ -134,7 +133,7 @@ typedef struct gpumem_block {
 } gpumem_block;
 // NOLINTEND(modernize-use-using)
 
-/// Returns the version of the library, in the form of GPUMEM_VERSION.
+/// Returns the version of the library, in the form of GPUMEM_VERSION, which is that of the headers.
 uint32_t gpumem_version(void) GPUMEM_NOEXCEPT;
 
 /// Returns the outcome's name, such as "granted"; "unknown outcome" for any other value. The text lives for ever.
