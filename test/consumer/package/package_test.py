@@ -149,5 +149,6 @@ class Files(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    SCRATCH.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    SCRATCH.mkdir(parents=True)
     unittest.main(argv=sys.argv[:1], verbosity=2)

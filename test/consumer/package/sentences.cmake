@@ -31,4 +31,5 @@ expect("has no flag for C..26 .*needs CMake 3.31" module CMAKE_CXX_STANDARD 26)
 expect("no component thurst; its components are module, thrust, simulator, c, bridge" thurst)
 file(COPY "${CMAKE_PREFIX_PATH}/${LIBRARY_FOLDER}/cmake/gpumem" DESTINATION "${SCRATCH}/lib/cmake") # without the C ABI
 set(CMAKE_PREFIX_PATH "${SCRATCH}")
+unset(gpumem_DIR CACHE)
 expect("this installation of gpumem does not have the component c" c)
