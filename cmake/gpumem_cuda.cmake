@@ -10,20 +10,27 @@ function(gpumem_accept_nvcc result file)
   execute_process(COMMAND "${file}" --version OUTPUT_VARIABLE text ERROR_QUIET RESULT_VARIABLE failed)
   if(failed OR NOT text MATCHES "release ([0-9]+\\.[0-9]+)" OR CMAKE_MATCH_1 VERSION_LESS 13.0)
     set(${result} FALSE PARENT_SCOPE)
+    return()
+  endif()
+  # Each nvcc refuses host compilers that are newer than it knows: 13.0 takes clang up to 20, 13.5 up to 22.
+  execute_process(COMMAND "${file}" -ccbin "${CMAKE_CXX_COMPILER}" -E -x cu /dev/null
+    OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE failed)
+  if(failed)
+    set(${result} FALSE PARENT_SCOPE)
   endif()
 endfunction()
 
 # Prefers the nvcc of the toolkit whose headers are used: another one would put its own CCCL before the one that was
 # found. Otherwise takes one of the toolkits that the environment names, which FindGpumemCCCL.cmake has collected.
-find_program(GPUMEM_NVCC nvcc HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/.." ${gpumem_toolkits} PATHS /usr/local/cuda PATH_SUFFIXES bin
-  VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
+find_program(GPUMEM_NVCC nvcc HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/.." ${gpumem_toolkits} PATHS /usr/local/cuda
+  PATH_SUFFIXES bin VALIDATOR gpumem_accept_nvcc DOC "nvcc 13.0 or newer")
 
 if(GPUMEM_NVCC)
   set(GPUMEM_CUDA_FOUND TRUE)
   message(STATUS "nvcc: ${GPUMEM_NVCC}, architectures ${GPUMEM_CUDA_ARCHITECTURES}")
 else()
   set(GPUMEM_CUDA_FOUND FALSE)
-  message(STATUS "no nvcc 13.0 or newer: parts made of .cu files are left out")
+  message(STATUS "no nvcc 13.0 or newer for this compiler: parts made of .cu files are left out")
 endif()
 mark_as_advanced(GPUMEM_NVCC)
 

@@ -86,6 +86,9 @@ class Projects(unittest.TestCase):
         for other in ["test_", "gtest", "bench", "/install.util"]:
             self.assertFalse(re.search(rf"^build [^:]*_deps/gpumem-build/[^:]*{other}", rules, re.M), other)
         self.assertEqual(set(re.findall(r"^  FLAGS = .*?-std=(\S+)", rules, re.M)), {"c++23"})
+        _, output = configure(HERE / "../subproject", "subproject", "-DMIXED=ON")
+        self.assertEqual("the target app is compiled as gnu++23, gpumem's modules as c++23" in output,
+                         cmake_version() < PER_IMPORTER, output)
 
     def test_the_preset_install_has_no_tests_and_installs_all_or_nothing(self):
         folder, prefix = SCRATCH / "install", SCRATCH / "prefix"
