@@ -9,6 +9,8 @@
 
 #include <cuda.h>
 
+#include "pool.hpp"
+
 import gpumem;
 
 #include "held_pool.hpp"
