@@ -39,7 +39,7 @@ endif()
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/gpumemConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" INSTALL_DESTINATION "${gpumem_package}"
-  PATH_VARS gpumem_simulator_folder NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+  PATH_VARS gpumem_simulator_folder CMAKE_INSTALL_INCLUDEDIR NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" "${PROJECT_BINARY_DIR}/gpumemConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/FindGpumemCCCL.cmake" "${PROJECT_SOURCE_DIR}/cmake/gpumem_requirements.cmake"

@@ -47,13 +47,14 @@ function(gpumem_language_mode standard extensions)
   endif()
 endfunction()
 
-# gpumem_import_in(<standard> <extensions>)
-# Compiles the installed modules in this mode. CMake compiles the interfaces of imported targets in the mode that the
+# gpumem_import_in(<standard> <extensions> <headers>)
+# Compiles the installed modules in this mode, with this folder of headers. CMake 3.28 does not give the modules the
+# folders of their target's file set HEADERS; 3.31 does. No report is known. CMake compiles the interfaces of imported targets in the mode that the
 # target names, not in the importer's. No report is known; CMake issue 25916 has a like case, with `import std`. From
 # CMake 4.4 on it uses the importer's mode. Remove the function when CMake 4.4 is required.
-function(gpumem_import_in standard extensions)
+function(gpumem_import_in standard extensions headers)
   foreach(target IN ITEMS gpumem::gpumem gpumem::thrust)
-    set_target_properties(${target} PROPERTIES
+    set_target_properties(${target} PROPERTIES IMPORTED_CXX_MODULES_INCLUDE_DIRECTORIES "${headers}"
       IMPORTED_CXX_MODULES_COMPILE_FEATURES "cxx_std_${standard}" CXX_EXTENSIONS "${extensions}")
     if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
       set_property(TARGET ${target} PROPERTY IMPORTED_CXX_MODULES_COMPILE_OPTIONS -fexperimental-modules-reduced-bmi)

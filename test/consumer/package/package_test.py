@@ -44,7 +44,9 @@ class Modes(unittest.TestCase):
         self.assertEqual(status, 0, output)
         rules = (SCRATCH / "modes/build.ninja").read_text()
         flags = set(re.findall(r"^  FLAGS = .*?-std=(\S+)", rules, re.M))
-        self.assertGreater(rules.count("\nbuild CMakeFiles/"), 100, "the modules are compiled")
+        modules = re.findall(r"^build CMakeFiles/gpumem\S*\.bmi:.*\n(?:  .*\n)*?  INCLUDES = (.*)$", rules, re.M)
+        self.assertGreater(len(modules), 100)
+        self.assertEqual([folders for folders in modules if f"{STAGE}/include" not in folders], [])
         return flags
 
     def test_modules_are_compiled_in_the_mode_of_the_project(self):
