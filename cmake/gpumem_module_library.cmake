@@ -2,12 +2,16 @@
 # variant.
 # SPDX-License-Identifier: Apache-2.0
 
-# gpumem_reduce_bmis(<target>)
-# Makes the project's own build write BMIs without the parts that importers cannot see. The package's configuration
-# decides it again for the importer's compiler. From clang 22 on this is the default. Remove the function when
-# clang >= 22 is required.
+# gpumem_reduce_bmis(<target> [<interface>...])
+# Makes the project's own build write BMIs without the parts that importers cannot see: those of these files, or of all.
+# The package's configuration decides it again for the importer's compiler. From clang 22 on this is the default. Remove
+# the function when clang >= 22 is required.
 function(gpumem_reduce_bmis target)
-  if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 20)
+    return()
+  elseif(ARGN)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS "$<BUILD_INTERFACE:-fexperimental-modules-reduced-bmi>")
+  else()
     target_compile_options(${target} PRIVATE "$<BUILD_INTERFACE:-fexperimental-modules-reduced-bmi>")
   endif()
 endfunction()
@@ -29,7 +33,6 @@ function(gpumem_add_implementation_partitions target)
     get_target_property(folder ${other} BINARY_DIR)
     list(APPEND folders "-fprebuilt-module-path=${folder}/CMakeFiles/${other}.dir")
   endforeach()
-  gpumem_reduce_bmis(${target})
   target_sources(${target} PRIVATE ${arg_FILES})
   set_source_files_properties(${arg_FILES} PROPERTIES
     CXX_SCAN_FOR_MODULES OFF COMPILE_OPTIONS "${folders}" OBJECT_DEPENDS "${objects}/${primary}.o")
@@ -56,11 +59,12 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT GPUMEM_SANITIZE)
   set(GPUMEM_TLS_OPTIONS -mtls-dialect=gnu2)
 endif()
 
-# gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...])
+# gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...] [FULL <file>...])
 # Adds a static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
-# GPUMEM_IMPLEMENTATIONS (paths under src/), and from the additional files of this variant, named the same way.
+# GPUMEM_IMPLEMENTATIONS (paths under src/), and from the additional files of this variant, named the same way. FULL:
+# absolute paths of the interfaces whose BMIs are not reduced.
 function(gpumem_add_module_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "INTERFACES;IMPLEMENTATIONS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "INTERFACES;IMPLEMENTATIONS;FULL")
   set(headers ${GPUMEM_HEADERS})
   set(interfaces ${GPUMEM_INTERFACES} ${arg_INTERFACES})
   set(implementations ${GPUMEM_IMPLEMENTATIONS} ${arg_IMPLEMENTATIONS})
@@ -72,6 +76,11 @@ function(gpumem_add_module_library name)
   target_sources(${name}
     PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/modules" FILES ${interfaces}
     PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers})
+  set(reduced ${interfaces})
+  if(arg_FULL)
+    list(REMOVE_ITEM reduced ${arg_FULL})
+  endif()
+  gpumem_reduce_bmis(${name} ${reduced})
   gpumem_add_implementation_partitions(${name}
     PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)

@@ -15,12 +15,16 @@ module;
 #include <utility>
 #include <vector>
 extern "C" void* __dso_handle;
+extern "C" char const gpumem_debugging;
 module gpumem:sync.impl;
 import :sync;
 import :fork;
 
 namespace gpumem::detail::sync {
 namespace {
+
+// Every program links this file, so it also gets debugging.cpp, which only debuggers read.
+[[gnu::used]] char const* const debugging = &gpumem_debugging;
 
 inline void pause() noexcept {
 #if defined(__x86_64__)

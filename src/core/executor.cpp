@@ -1,6 +1,7 @@
 // The executors on the posting thread and on one thread of their own, and the library thread.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <pthread.h>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -70,7 +71,8 @@ void inline_executor::flush() noexcept {
 // destructor of a condition waits for the threads that wait on it.
 class detail::executor_thread final : public executor {
 public:
-  executor_thread() : thread_{[this] { run(); }} {}
+  /// `name`: the name of the thread in debuggers and in /proc, at most 15 characters.
+  explicit executor_thread(char const* name) : thread_{[this, name] { run(name); }} {}
   executor_thread(executor_thread const&) = delete;
   executor_thread& operator=(executor_thread const&) = delete;
   ~executor_thread();
@@ -84,7 +86,7 @@ public:
   bool try_cancel(timer& item) noexcept;
 
 private:
-  void run();
+  void run(char const* name);
   void wait_for_work() __attribute__((requires_capability(mutex_)));
   bool resume_first() __attribute__((requires_capability(mutex_)));
   bool expire_first() __attribute__((requires_capability(mutex_)));
@@ -104,14 +106,14 @@ private:
 };
 
 namespace {
-std::unique_ptr<detail::executor_thread> make_thread() {
+std::unique_ptr<detail::executor_thread> make_thread(char const* name) {
   detail::throw_if_child();
   detail::set_in_use();
-  return std::make_unique<detail::executor_thread>();
+  return std::make_unique<detail::executor_thread>(name);
 }
 } // namespace
 
-thread_executor::thread_executor() : thread_{make_thread()} {}
+thread_executor::thread_executor() : thread_{make_thread("gpumem-executor")} {}
 
 thread_executor::~thread_executor() {
   if (detail::forked()) [[maybe_unused]]
@@ -184,7 +186,8 @@ bool detail::executor_thread::try_cancel(timer& item) noexcept {
   return timers_.remove(item);
 }
 
-void detail::executor_thread::run() {
+void detail::executor_thread::run(char const* name) {
+  pthread_setname_np(pthread_self(), name);
   running_on = this;
   sync::lock const held{mutex_};
   while (!stopped_within_) {
@@ -252,7 +255,7 @@ detail::executor_thread& started_library_thread() {
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
   sync::lock const held{library.mutex};
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
-  auto* const started = make_thread().release();
+  auto* const started = make_thread("gpumem-library").release();
   library.running.store(started, std::memory_order_release);
   detail::at_driver_exit(stop_library_thread);
   return *started;

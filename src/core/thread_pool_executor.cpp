@@ -1,6 +1,7 @@
 // The threads of a thread_pool_executor and their queue.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <pthread.h>
 #include <cstddef>
 #include <memory>
 #include <stdexcept>
@@ -89,6 +90,7 @@ bool thread_pool_executor::state::try_cancel(work_item& item) noexcept {
 }
 
 void thread_pool_executor::state::run() {
+  pthread_setname_np(pthread_self(), "gpumem-worker");
   sync::lock const held{mutex_};
   for (;;) {
     while (queue_.empty() && !stopping_) wake_.wait(mutex_);

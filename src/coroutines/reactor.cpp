@@ -1,6 +1,7 @@
 // The reactor: its thread, its polling rounds and its pauses.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <pthread.h>
 #include <sys/prctl.h>
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <utility>
 module gpumem:reactor.impl;
@@ -154,6 +156,7 @@ bool reactor::remove_wait(pending_wait& point) noexcept {
 }
 
 void reactor::run() {
+  pthread_setname_np(pthread_self(), ("gpumem-poll-" + std::to_string(device_.ordinal())).c_str());
   relaxed_capture const relaxed;
   sleep_precisely();
   sync::lock const held{mutex_};
