@@ -12,7 +12,7 @@ or beside PyTorch's own allocator:
         block = torch.empty(1 << 20, device="cuda")
 
 Without PyTorch, `configure`, `statistics`, `find`, `trim` and `library` work too: they need ctypes alone. The library is
-looked for at GPUMEM_LIBRARY, where the package installs it, and by its name.
+looked for at GPUMEM_LIBRARY, in the wheel, where the package installs it, and by its name.
 
 PyTorch's own statistics (torch.cuda.memory_allocated and the like), snapshots and CUDA graphs that allocate while they
 are captured are not served by allocators from outside. When memory runs out, `install` gives a RuntimeError that begins
@@ -72,8 +72,10 @@ def _candidates():
     named = os.environ.get("GPUMEM_LIBRARY")
     if named:
         return [named]
-    beside = Path(__file__).resolve().parents[2] / LIBRARY_NAME  # <libdir>/gpumem/python/gpumem_torch.py
-    return [str(beside)] * beside.exists() + [LIBRARY_NAME]
+    here = Path(__file__).resolve()
+    in_wheel = here.parent / "gpumem_torch.libs" / LIBRARY_NAME
+    beside = here.parents[2] / LIBRARY_NAME  # <libdir>/gpumem/python/gpumem_torch.py
+    return [str(path) for path in (in_wheel, beside) if path.exists()] + [LIBRARY_NAME]
 
 
 def _open():
