@@ -57,7 +57,7 @@ def machine_of(library):
     return {62: "x86_64", 183: "aarch64"}.get(number) or sys.exit(f"wheel.py: unknown machine {number} of {library}")
 
 
-def metadata(version, glibc):
+def metadata(version, glibc, runtime):
     return f"""Metadata-Version: 2.1
 Name: gpumem-torch
 Version: {version}
@@ -71,7 +71,8 @@ Description-Content-Type: text/plain
     import gpumem_torch
     gpumem_torch.install("limit=60GiB")  # before PyTorch's first use of a GPU
 
-The library in this wheel needs glibc 2.{glibc} or newer, libstdc++ of the system, and an NVIDIA driver 13.0 or newer.
+The library in this wheel needs glibc 2.{glibc}, a libstdc++ with GLIBCXX_3.4.{runtime}, and an NVIDIA driver of
+CUDA 13.0, or newer ones.
 The module is imported without PyTorch; `install` and `mem_pool` import it.
 """
 
@@ -116,7 +117,7 @@ def make(build, output):
     write_wheel(path, {
         "gpumem_torch.py": (ROOT / "modules/bridge/python/gpumem_torch.py").read_bytes(),
         f"{FOLDER}/{LIBRARY}": stripped,
-        f"{about}/METADATA": metadata(version, newest(versions, "GLIBC_2.")).encode(),
+        f"{about}/METADATA": metadata(version, newest(versions, "GLIBC_2."), newest(versions, "GLIBCXX_3.4.")).encode(),
         f"{about}/WHEEL": description.encode(),
         f"{about}/LICENSE": (ROOT / "LICENSE").read_bytes(),
     })

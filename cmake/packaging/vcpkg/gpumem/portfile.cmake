@@ -2,7 +2,7 @@
 # UNTESTED: no test of the project runs vcpkg. It needs clang 19 or newer in CXX, and CUDA and CCCL as README.md says.
 # SPDX-License-Identifier: Apache-2.0
 get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/../../../.." ABSOLUTE)
-set(VCPKG_BUILD_TYPE release) # the modules' language options must be those of the program, not two sets of them
+set(VCPKG_BUILD_TYPE release) # one form of the library serves both kinds of programs
 
 vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}"
   OPTIONS -DGPUMEM_BUILD_TESTS=OFF -DGPUMEM_BUILD_BENCH=OFF)
