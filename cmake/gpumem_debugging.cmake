@@ -4,7 +4,7 @@
 
 # clang describes a class of a named module only where it compiles the interface, never in a program that imports it.
 # With a reduced BMI it does not do so there either: it describes what the functions of that one file use. So these
-# interfaces are compiled with -g and have full BMIs. They make a program's file 4 MiB larger; nothing of it is loaded.
+# interfaces are compiled with -g and have full BMIs. They make a program's file 2 MiB larger; nothing of it is loaded.
 option(GPUMEM_DEBUG_TYPES "Describe the library's types to debuggers, in Release builds too" ON)
 set(GPUMEM_DESCRIBED "")
 if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)
