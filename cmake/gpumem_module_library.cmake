@@ -84,7 +84,7 @@ function(gpumem_add_module_library name)
   gpumem_add_implementation_partitions(${name}
     PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
-  target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" ${GPUMEM_TLS_OPTIONS}
+  target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" "$<BUILD_INTERFACE:${GPUMEM_TLS_OPTIONS}>"
     ${GPUMEM_PREFIX_MAPS})
   set_property(SOURCE "${PROJECT_SOURCE_DIR}/src/base/version.cpp" APPEND PROPERTY
     COMPILE_DEFINITIONS GPUMEM_BUILT_VERSION=${GPUMEM_BUILT_VERSION})
