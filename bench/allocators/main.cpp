@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -125,8 +126,7 @@ int run(arguments const& asked, bench::formats const& format) {
 } // namespace
 
 int main(int count, char** values) {
-  CLI::App app{"Measures the cost of allocations over gpumem's pool and other allocators. Google Benchmark's options "
-               "(--benchmark_filter=REGEX, --benchmark_format=csv, …) work too."};
+  CLI::App app{"Measures the cost of allocations over gpumem's pool and other allocators."};
   arguments asked;
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
@@ -138,6 +138,10 @@ int main(int count, char** values) {
       ->check(CLI::Range(std::size_t{2}, std::size_t{1'000'000'000}));
   app.add_option("--milliseconds", asked.milliseconds, "milliseconds per sample on a real device, at least (50)")
       ->check(CLI::Range(0.0, 10'000.0));
+  app.footer("Google Benchmark's options:\n  --benchmark_filter=REGEX, --benchmark_list_tests, --benchmark_format=csv, "
+             "--benchmark_out=FILE, --benchmark_out_format=csv, …");
+  bool const help = std::any_of(values, values + count, [](std::string_view word) { return word == "--help" || word == "-h"; });
+  if (help) return std::fputs(app.help("gpumem-bench").c_str(), stdout) < 0; // Google Benchmark would print its own
   auto const format = bench::formats_of({values, static_cast<std::size_t>(count)});
   benchmark::Initialize(&count, values); // removes Google Benchmark's options from the arguments
   CLI11_PARSE(app, count, values);

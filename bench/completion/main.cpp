@@ -157,7 +157,7 @@ int main(int count, char** arguments) {
   auto choice = replay::device_choice::automatic;
   std::size_t rounds = 2'000;
   app.add_option("--device", choice, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
-  app.add_option("--rounds", rounds, "number of waits of each waiter")->check(CLI::PositiveNumber);
+  app.add_option("--rounds", rounds, "number of waits of each waiter")->check(CLI::Range(1, 1'000'000));
   CLI11_PARSE(app, count, arguments);
   try {
     auto const where = replay::choose_device(choice);

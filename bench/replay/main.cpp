@@ -19,9 +19,25 @@ std::vector<replay::loaded_trace> load(replay::options const& chosen) {
   return traces;
 }
 
+// On the simulated device `all` leaves out the resources whose results differ each time. Returns their names.
+std::string leave_out_by_time(replay::options& chosen) {
+  std::string names;
+  for (auto const& known : replay::resource_names()) {
+    if (known.by_time && std::erase(chosen.resources, known.name)) names += " " + std::string{known.name};
+  }
+  return names;
+}
+
+void print_about_simulated(std::string const& names) {
+  std::puts("\nOn the simulated device no kernel runs and time means nothing: the tables count calls and bytes.");
+  if (names.empty()) return;
+  std::printf("Left out, since their counts depend on the speed of this machine:%s. --resource shows them.\n",
+              names.c_str());
+}
+
 // Measures everything before anything is printed, so that no table is printed in part.
-std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen) {
-  replay::chosen_device const where = replay::choose_device(chosen.device);
+std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen,
+                                    replay::chosen_device const& where) {
   std::size_t const passes = replay::passes_of(chosen, where.simulated);
   replay::progress shown{traces.size() * chosen.resources.size() * passes, stderr};
   std::vector<replay::result> results;
@@ -39,9 +55,13 @@ void write_csv(replay::options const& chosen) {
   replay::write_whole(chosen.csv, replay::to_csv(replay::read_trace_file(file), file));
 }
 
-void run(replay::options const& chosen) {
-  std::vector<replay::result> const results = measure(load(chosen), chosen);
+void run(replay::options chosen) {
+  auto const traces = load(chosen);
+  auto const where = replay::choose_device(chosen.device);
+  std::string const names = where.simulated && chosen.all_resources ? leave_out_by_time(chosen) : std::string{};
+  std::vector<replay::result> const results = measure(traces, chosen, where);
   std::fputs(replay::format_tables(results).c_str(), stdout);
+  if (where.simulated) print_about_simulated(names);
   std::fflush(stdout);
   if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(results));
 }

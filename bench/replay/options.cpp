@@ -51,6 +51,7 @@ void resolve_resources(options& chosen, std::span<resource_name const> known) {
   };
   for (std::string const& asked : chosen.resources) {
     if (asked == "all") {
+      chosen.all_resources = true;
       for (resource_name const& resource : known) {
         if (limit_fits(chosen, resource)) add(resource.name);
       }

@@ -43,11 +43,13 @@ export struct work_choice {
 export struct resource_name {
   std::string_view name;
   bool takes_limit = false;
+  bool by_time = false; ///< its counts and bytes depend on the time between the calls
 };
 
 export struct options {
   std::vector<std::string> traces;
   std::vector<std::string> resources; ///< existing names, each once
+  bool all_resources = false;         ///< they were not named
   std::vector<std::string> peers;     ///< paths of libraries with other allocators
   device_choice device = device_choice::automatic;
   unsigned threads = 1;

@@ -62,7 +62,7 @@ struct make_arena {
 
 // Bins of 256 KiB to 4 MiB over a pool, as RMM's benchmark has them.
 struct make_binning {
-  static constexpr resource_name name{"binning", true};
+  static constexpr resource_name name{"binning", true, true};
   auto operator()(gpumem::device device, std::uint64_t limit_bytes) const {
     gpumem::pool_options options;
     options.limit = limit_bytes;
@@ -99,7 +99,7 @@ template <class Make> resource_entry entry_of(resource_name name, Make make) {
 std::vector<resource_entry>& resource_table() {
   static std::vector<resource_entry> table{
       entry_of(make_cuda::name, make_cuda{}),
-      entry_of({"pool", true}, make_pool{}),
+      entry_of({"pool", true, true}, make_pool{}),
       entry_of({"pool_effort_0", true}, make_pool{.effort = 0}),
       entry_of({"pool_effort_1", true}, make_pool{.effort = 1}),
       entry_of(make_chunk_pool::name, make_chunk_pool{}),

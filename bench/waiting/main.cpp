@@ -226,12 +226,14 @@ int main(int count, char** arguments) {
   auto choice = replay::device_choice::automatic;
   setting with;
   app.add_option("--device", choice, "cuda, simulated or auto")->transform(CLI::CheckedTransformer(devices));
-  app.add_option("--tasks", with.tasks, "number of tasks")->check(CLI::PositiveNumber);
-  app.add_option("--limit", with.limit, "bytes that all tasks share")->transform(CLI::AsSizeValue(false));
+  app.add_option("--tasks", with.tasks, "number of tasks")->check(CLI::Range(1, 10'000));
+  app.add_option("--limit", with.limit, "bytes that all tasks share, 1 MiB at least")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::size_t{1} << 20, std::size_t{1} << 50));
   app.add_option("--sigma", with.sigma, "standard deviation of the logarithm of batch sizes")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--kernel", with.kernel_microseconds, "microseconds per kernel")->check(CLI::PositiveNumber);
-  app.add_option("--rounds", with.rounds, "number of measured rounds")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.0, 10.0));
+  app.add_option("--kernel", with.kernel_microseconds, "microseconds per kernel")->check(CLI::Range(0.001, 1e6));
+  app.add_option("--rounds", with.rounds, "number of measured rounds")->check(CLI::Range(1, 1'000));
   app.add_option("--seed", with.seed, "seed of the batch sizes");
   CLI11_PARSE(app, count, arguments);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // streams that share a hardware queue wait for each other's kernels

@@ -32,7 +32,7 @@ concept transparent_resource = requires(R& r) {
 template <class Upstream> class upstream_access {
 public:
   explicit upstream_access(Upstream upstream)
-      : value_{std::move(upstream)}, services_{services_of(value_)}, device_{device_of(services_)} {}
+      : value_{std::move(upstream)}, services_{services_of_upstream(value_)}, device_{device_of(services_)} {}
 
   // A resource of another library may align to 256 bytes only. For more, the block lies inside a larger one.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
@@ -57,7 +57,8 @@ public:
     if (services_.table->on_holder_event) services_.table->on_holder_event(services_.state, &unit, what);
   }
   std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
-  statistics read_statistics() { return services_.table->read_statistics(services_.state); }
+  std::optional<statistics> read_statistics() { return statistics_from(services_); }
+  char const* resource_name() noexcept { return name_of(services_); }
 
   Upstream& value() noexcept { return value_; }
 
@@ -87,7 +88,7 @@ template <transparent_resource Upstream> class upstream_access<Upstream> {
 
 public:
   explicit upstream_access(Upstream upstream)
-      : value_{std::move(upstream)}, state_{static_cast<state_type*>(value_.services().state)} {}
+      : value_{std::move(upstream)}, state_{static_cast<state_type*>(services_of_upstream(value_).state)} {}
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
@@ -118,11 +119,12 @@ public:
   {
     return state_->trim(keep);
   }
-  statistics read_statistics()
+  auto read_statistics()
     requires reporting_state<state_type>
   {
     return state_->read_statistics();
   }
+  char const* resource_name() noexcept { return name_of(*state_); }
 
   Upstream& value() noexcept { return value_; }
 
@@ -184,11 +186,12 @@ public:
   {
     return upstream_.trim(keep);
   }
-  statistics read_statistics()
+  auto read_statistics()
     requires requires(link& up) { up.read_statistics(); }
   {
     return upstream_.read_statistics();
   }
+  char const* resource_name() noexcept { return upstream_.resource_name(); }
 
   Upstream& upstream() noexcept { return upstream_.value(); }
 
@@ -216,7 +219,8 @@ namespace extend {
 /// what the upstream supports beyond allocation and free: waiting, trim, statistics, record_use, find, frees without
 /// size, and its accessibility properties. The upstream may be any resource: of gpumem, erased, or of another library.
 /// A resource of another library may align to 256 bytes only: for an alignment above that, the block lies inside one
-/// with up to `alignment` - 256 bytes more. Any thread.
+/// with up to `alignment` - 256 bytes more. Over an erased upstream, `statistics()` returns a std::optional. Functions of
+/// a handle that was moved from throw std::invalid_argument, and so does an adaptor over one. Any thread.
 export template <class Self, class State, mr::resource Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
@@ -224,13 +228,14 @@ class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
 public:
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
-  Upstream const& upstream() const noexcept { return state_->upstream(); }
+  Upstream const& upstream() const { return state_->upstream(); }
 
   using base::deallocate;
   /// Frees a block without its size; the upstream knows it.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(Upstream& up) { up.find(pointer)->bytes, up.deallocate(stream, pointer); }
   {
+    if (!has_state()) return detail::report_moved_from(pointer, 0);
     auto const found = state_->upstream().find(pointer);
     if (found && found->live && found->base == pointer) {
       base::deallocate(stream, pointer, found->bytes);
@@ -258,11 +263,13 @@ public:
 
 protected:
   explicit adaptor_base(State* state) noexcept : state_{state} {}
-  State& shared() const noexcept { return *state_; }
+  // Throws std::invalid_argument if this handle was moved from.
+  State& shared() const { return *state_; }
 
 private:
   friend base;
-  State& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  State& state() const noexcept { return *state_.get(); }
   state_ptr<State> state_;
 };
 

@@ -73,8 +73,8 @@ public:
   explicit aligned_adaptor(Upstream upstream, aligned_options options = {})
       : base{new detail::aligning_state<Upstream>{std::move(upstream), options}} {}
 
-  std::size_t alignment() const noexcept { return this->shared().options().alignment; }
-  std::size_t threshold() const noexcept { return this->shared().options().threshold; }
+  std::size_t alignment() const { return this->shared().options().alignment; }
+  std::size_t threshold() const { return this->shared().options().threshold; }
 };
 
 } // namespace gpumem

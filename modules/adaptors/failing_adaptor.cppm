@@ -122,7 +122,7 @@ public:
   void restart(failing_options options) { this->shared().rules().restart(options); }
 
   /// Returns the counts since the last restart() or the construction. Any thread.
-  failing_counts counts() const noexcept { return this->shared().rules().read(); }
+  failing_counts counts() const { return this->shared().rules().read(); }
 };
 
 } // namespace gpumem

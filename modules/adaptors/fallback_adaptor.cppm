@@ -82,12 +82,14 @@ public:
     if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
     return given;
   }
-  statistics read_statistics() {
-    statistics first, second;
+  std::optional<statistics> read_statistics() {
+    std::optional<statistics> first, second;
     if constexpr (requires { first_.read_statistics(); }) first = first_.read_statistics();
     if constexpr (requires { second_.read_statistics(); }) second = second_.read_statistics();
-    return sum_of(first, second);
+    if (!first || !second) return std::nullopt;
+    return sum_of(*first, *second);
   }
+  char const* resource_name() noexcept { return first_.resource_name(); }
 
   void record_use(void* pointer, stream_ref stream) {
     if (forked()) return;
@@ -138,7 +140,7 @@ private:
 /// A request that waits does so at the first resource, and only if the second had no memory at its start. `allocate`
 /// waits on the host for the first resource only after the second has failed, and for the second only if the request is
 /// too large for the first. If both fail, the failure is that of the first, unless the request is too large for it.
-/// `trim` trims both. Statistics are sums of both; there is a limit if both have one.
+/// `trim` trims both. Statistics are sums of both, and empty unless both keep some; there is a limit if both have one.
 ///
 /// A scope over it counts the blocks of both. So the first resource cannot tell that no scope can go on: a pool needs a
 /// `stall_timeout` here. A handle; copies are the same resource. It lives until its last handle is gone and its last
@@ -157,11 +159,11 @@ public:
   /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
   fallback_adaptor(First first, Second second) : state_{new state_of{std::move(first), std::move(second)}} {}
 
-  First const& upstream() const noexcept { return state_->first(); }
-  Second const& fallback() const noexcept { return state_->second(); }
+  First const& upstream() const { return state_->first(); }
+  Second const& fallback() const { return state_->second(); }
 
   /// Returns how many blocks the second resource has given. Any thread.
-  std::uint64_t fallbacks() const noexcept { return state_->fallbacks(); }
+  std::uint64_t fallbacks() const { return state_->fallbacks(); }
 
   /// Declares that all uses of the block on this stream are enqueued; see pool_resource::record_use. Throws
   /// std::invalid_argument if the block came from the second resource and that records no uses.
@@ -175,7 +177,8 @@ public:
 
 private:
   friend base;
-  state_of& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  state_of& state() const noexcept { return *state_.get(); }
   state_ptr<state_of> state_;
 };
 

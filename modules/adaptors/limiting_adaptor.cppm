@@ -152,9 +152,11 @@ public:
     return upstream_.trim(keep);
   }
   statistics read_statistics() {
-    if constexpr (requires { upstream_.read_statistics(); }) return amend(upstream_.read_statistics());
-    return amend({});
+    std::optional<statistics> seen;
+    if constexpr (requires { upstream_.read_statistics(); }) seen = upstream_.read_statistics();
+    return amend(seen.value_or(statistics{}));
   }
+  char const* resource_name() noexcept { return upstream_.resource_name(); }
 
   Upstream& upstream() noexcept { return upstream_.value(); }
 
@@ -203,14 +205,14 @@ public:
   /// Sets another limit, in bytes. Live blocks stay, even if they exceed it. Requests that wait here for more than the
   /// limit end with outcome::too_large. Throws std::invalid_argument as the constructor does. Any thread.
   void set_limit(std::size_t bytes) { this->shared().set_limit(bytes); }
-  std::size_t limit() const noexcept { return this->shared().limit(); }
+  std::size_t limit() const { return this->shared().limit(); }
 
   /// Returns the live bytes and those that are being requested from the upstream now. Any thread.
-  std::size_t in_use() const noexcept { return this->shared().in_use(); }
+  std::size_t in_use() const { return this->shared().in_use(); }
 
   /// Refuses all later requests with outcome::closed, and ends those that wait here with it. Requests that wait at the
   /// upstream are not ended. Frees, `trim` and statistics still work. Any thread.
-  void close() noexcept { this->shared().close(); }
+  void close() { this->shared().close(); }
 };
 
 } // namespace gpumem

@@ -129,26 +129,30 @@ class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::l
   using base = adaptor_base<logging_adaptor, state_of, Upstream>;
 
 public:
-  /// Logs to the file that GPUMEM_LOG_FILE names. Throws as log_sink::from_environment().
-  explicit logging_adaptor(Upstream upstream, bool auto_flush = false)
+  /// Logs to the file that GPUMEM_LOG_FILE names. Throws as log_sink::from_environment(). `auto_flush` takes only a bool:
+  /// otherwise a path would convert to it.
+  template <std::same_as<bool> Flag = bool>
+  explicit logging_adaptor(Upstream upstream, Flag auto_flush = false)
       : logging_adaptor{std::move(upstream), logging_options{.auto_flush = auto_flush}} {}
   logging_adaptor(Upstream upstream, logging_options options)
       : logging_adaptor{std::move(upstream), log_sink::from_environment(), options} {}
 
   /// Logs to a file or an ostream.
-  logging_adaptor(Upstream upstream, log_sink sink, bool auto_flush = false)
+  template <std::same_as<bool> Flag = bool>
+  logging_adaptor(Upstream upstream, log_sink sink, Flag auto_flush = false)
       : logging_adaptor{std::move(upstream), std::move(sink), logging_options{.auto_flush = auto_flush}} {}
   logging_adaptor(Upstream upstream, log_sink sink, logging_options options)
       : logging_adaptor{std::move(upstream), std::vector<log_sink>{std::move(sink)}, options} {}
 
   /// Logs to several sinks. Throws std::invalid_argument if there is none, std::runtime_error if one cannot be written.
-  logging_adaptor(Upstream upstream, std::vector<log_sink> sinks, bool auto_flush = false)
+  template <std::same_as<bool> Flag = bool>
+  logging_adaptor(Upstream upstream, std::vector<log_sink> sinks, Flag auto_flush = false)
       : logging_adaptor{std::move(upstream), std::move(sinks), logging_options{.auto_flush = auto_flush}} {}
   logging_adaptor(Upstream upstream, std::vector<log_sink> sinks, logging_options options)
       : base{new state_of{std::move(upstream), std::move(sinks), options}} {}
 
   /// Writes all rows to the sinks and flushes them. Returns false if a sink has failed so far. Any thread.
-  bool flush() noexcept { return this->shared().log().flush(); }
+  bool flush() { return this->shared().log().flush(); }
 
   /// Returns the first line of a log in RMM's format.
   static constexpr std::string_view header() noexcept { return trace_header; }

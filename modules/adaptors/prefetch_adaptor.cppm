@@ -74,8 +74,8 @@ public:
       : base{new detail::prefetching_state<Upstream>{std::move(upstream), options}} {}
 
   /// Returns how many prefetches the driver has accepted, and how many it has refused. Any thread.
-  std::uint64_t prefetches() const noexcept { return this->shared().blocks().prefetches(); }
-  std::uint64_t refused() const noexcept { return this->shared().blocks().refused(); }
+  std::uint64_t prefetches() const { return this->shared().blocks().prefetches(); }
+  std::uint64_t refused() const { return this->shared().blocks().refused(); }
 };
 
 } // namespace gpumem

@@ -102,17 +102,17 @@ public:
   explicit scope(Upstream upstream, std::string name = "scope", scope_options const& options = {})
       : base{new detail::scope_state<Upstream>{std::move(upstream), std::move(name), options}} {}
 
-  std::string const& name() const noexcept { return this->shared().name(); }
+  std::string const& name() const { return this->shared().name(); }
   /// Returns the requested bytes that the scope holds.
-  std::size_t held() const noexcept { return this->shared().held(); }
+  std::size_t held() const { return this->shared().held(); }
 
   /// Returns a mark. While it lives, the pool assumes that the scope frees nothing, as if a request of it waited. Use
   /// it for work that waits for other work, and for memory that is kept for long, such as the weights of a model.
   /// Destroy the mark before the scope's last handle.
-  waiting_mark waiting_elsewhere() const noexcept { return {this->services(), this->shared()}; }
+  waiting_mark waiting_elsewhere() const { return {this->services(), this->shared()}; }
 
   /// Returns the scope as the pool sees it. For with_retry.
-  holder& as_holder() const noexcept { return this->shared(); }
+  holder& as_holder() const { return this->shared(); }
 };
 
 } // namespace gpumem

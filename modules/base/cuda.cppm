@@ -37,7 +37,6 @@ using ::cuda::mr::make_any_resource;
 using ::cuda::mr::make_shared_resource;
 using ::cuda::mr::memory_resource_base;
 using ::cuda::mr::properties_list;
-using ::cuda::mr::resource;
 using ::cuda::mr::resource_cast;
 using ::cuda::mr::resource_ref;
 using ::cuda::mr::resource_with;
@@ -46,6 +45,36 @@ using ::cuda::mr::synchronous_resource;
 using ::cuda::mr::synchronous_resource_adapter;
 using ::cuda::mr::synchronous_resource_ref;
 using ::cuda::mr::synchronous_resource_with;
+
+/// The parts of `resource`. Each has a name, so that a compiler's message says which one a type lacks. The first is
+/// `void* allocate(stream_ref, std::size_t bytes, std::size_t alignment)`.
+template <class R>
+concept has_allocate = requires(R& r, stream_ref stream, std::size_t n) {
+  { r.allocate(stream, n, n) } -> ::cuda::std::same_as<void*>;
+};
+/// `void deallocate(stream_ref, void*, std::size_t bytes, std::size_t alignment)`
+template <class R>
+concept has_deallocate = requires(R& r, stream_ref stream, void* pointer, std::size_t n) {
+  { r.deallocate(stream, pointer, n, n) } -> ::cuda::std::same_as<void>;
+};
+/// `void* allocate_sync(std::size_t bytes, std::size_t alignment)`
+template <class R>
+concept has_allocate_sync = requires(R& r, std::size_t n) {
+  { r.allocate_sync(n, n) } -> ::cuda::std::same_as<void*>;
+};
+/// `void deallocate_sync(void*, std::size_t bytes, std::size_t alignment)`
+template <class R>
+concept has_deallocate_sync = requires(R& r, void* pointer, std::size_t n) {
+  { r.deallocate_sync(pointer, n, n) } -> ::cuda::std::same_as<void>;
+};
+/// `operator==`, which tells whether one resource can free what the other has allocated.
+template <class R>
+concept has_equality = ::cuda::std::equality_comparable<R>;
+
+/// CCCL's concept of a resource, with its parts by name.
+template <class R>
+concept resource = has_allocate<R> && has_deallocate<R> && has_allocate_sync<R> && has_deallocate_sync<R> &&
+                   has_equality<R> && ::cuda::mr::resource<R>;
 } // namespace mr
 } // namespace gpumem
 

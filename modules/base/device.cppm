@@ -103,7 +103,7 @@ private:
 } // namespace detail
 
 /// Makes the device's primary context current for a scope, if it is not yet. The constructor throws cuda_error.
-export class device_guard {
+export class [[nodiscard]] device_guard {
 public:
   explicit device_guard(device which);
 

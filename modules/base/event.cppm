@@ -48,7 +48,7 @@ public:
   /// Waits on the host for the covered work. Throws like is_done().
   void synchronize() const;
 
-  inline CUevent get() const noexcept { return event_->handle; }
+  CUevent get() const { return pooled().handle; }
   /// False after a move from it.
   inline bool valid() const noexcept { return event_ != nullptr; }
 
@@ -56,6 +56,7 @@ private:
   friend detail::stream_point detail::point_of(event const&);
   void publish() const noexcept;
   void refuse_captured() const;
+  detail::pooled_event& pooled() const;
   detail::pooled_event* event_;
   gpumem::device device_;
   detail::stream_timeline* on_ = nullptr; // null: never recorded

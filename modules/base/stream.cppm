@@ -145,7 +145,7 @@ bool is_capturing(CUstream handle);
 
 /// A stream of gpumem's own: non-blocking, taken from a pool of streams and returned there by the destructor. The CUDA
 /// stream is never destroyed before process exit, so its handle identifies it and is the fastest to look up. Move-only;
-/// one thread at a time, as any stream.
+/// after a move from it, its functions throw std::invalid_argument. One thread at a time, as any stream.
 export class stream : public stream_ref {
 public:
   /// Throws cuda_error, std::bad_alloc. `priority` is that of the driver: lower is more urgent.
@@ -156,10 +156,10 @@ public:
 
   /// Wraps a handle whose owner promises that it outlives every use by gpumem. It gets the fast path of an own stream.
   /// Throws std::invalid_argument for a default stream.
-  static stream adopt(CUstream handle);
+  [[nodiscard]] static stream adopt(CUstream handle);
 
   gpumem::device device() const;
-  stream_key key() const noexcept;
+  stream_key key() const;
 
   /// Waits on the host until all work enqueued so far is complete; throws cuda_error.
   void synchronize();
@@ -171,11 +171,12 @@ public:
   /// Begin and end a capture that gpumem knows of: allocation on the stream fails meanwhile. The caller owns the graph.
   /// Throw cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-  CUgraph end_capture();
+  [[nodiscard]] CUgraph end_capture();
 
 private:
   stream(detail::stream_timeline& timeline, bool owned) noexcept;
   void retire() noexcept;
+  detail::stream_timeline& timeline() const;
   detail::stream_timeline* timeline_;
   bool owned_;
 };

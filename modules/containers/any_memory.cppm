@@ -73,7 +73,8 @@ public:
 
 private:
   friend base;
-  held_state<R>& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  held_state<R>& state() const noexcept { return *state_.get(); }
   state_ptr<held_state<R>> state_;
 };
 

@@ -23,7 +23,7 @@ export any_pool reset_current_resource(device where = device::current());
 /// Sets a device's current resource for a scope. Its destructor sets the one before again, even if another was set
 /// meanwhile. Scopes of one device must end in the reverse order of their construction. The current resource belongs to
 /// the process, not to the thread.
-export class scoped_current_resource {
+export class [[nodiscard]] scoped_current_resource {
 public:
   /// Throws as set_current_resource.
   scoped_current_resource(device where, any_pool resource);

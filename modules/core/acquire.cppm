@@ -47,7 +47,7 @@ public:
   acquire_operation(acquire_operation const&) = delete;
   acquire_operation& operator=(acquire_operation const&) = delete;
   ~acquire_operation() {
-    if (first_.holds()) first_.take(what_);
+    if (first_.holds()) static_cast<void>(first_.take(what_)); // frees it
   }
 
   bool await_ready() noexcept {
@@ -106,7 +106,7 @@ public:
 
   /// Returns memory that is free now, or the failure: outcome::exhausted also while other requests wait. Does not wait,
   /// does not throw.
-  expected<value_type, failure> try_now() const noexcept {
+  [[nodiscard]] expected<value_type, failure> try_now() const noexcept {
     if constexpr (N == 1) {
       detail::first_attempt first;
       if (first.try_now(what_) || first.refused()) {
@@ -119,7 +119,7 @@ public:
 
   /// Waits on the calling thread, which must not be the library thread. Throws like `co_await`. Ends at the deadline;
   /// ignores the stop token.
-  value_type wait() const {
+  [[nodiscard]] value_type wait() const {
     detail::further_parts<N - 1> parts{what_.from, more_};
     detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
     operation.wait();
@@ -134,7 +134,7 @@ public:
 
   /// Waits on the calling thread until `when` or the request's deadline, whichever is earlier. Returns
   /// outcome::deadline if the request is not decided by then.
-  expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
+  [[nodiscard]] expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
     return answered([when](auto& operation) { operation.wait_until(when); });
   }
 

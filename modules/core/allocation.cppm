@@ -38,7 +38,7 @@ private:
 /// another stream. A block of a thread's default stream may be destroyed on another thread: it is then freed without
 /// the handle. Other streams reuse it once an event that the first thread records later is complete. One thread at a
 /// time.
-export class allocation {
+export class [[nodiscard]] allocation {
 public:
   allocation() noexcept = default;
   inline allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,

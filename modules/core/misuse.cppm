@@ -24,7 +24,9 @@ struct misuse {
     double_free,     ///< the pointer was freed before
     wrong_size,      ///< the size passed to the free is not that of the allocation
     use_after_close, ///< the resource was closed
-    bad_stream,      ///< a stream that cannot be identified: a dead handle, or a default stream of another device
+    bad_stream,      ///< a stream that cannot be identified: its handle is dead
+    other_device,    ///< a default stream was given while another device is current
+    moved_from,      ///< a free through a handle that was moved from
     // Found by hardened pools, some time after the error:
     overrun,        ///< bytes after the block were overwritten
     underrun,       ///< bytes before the block were overwritten

@@ -18,7 +18,8 @@ namespace detail {
 
 // False while the process exits, and in a forked child (see `driver_alive`): frees then do nothing.
 inline bool may_free() noexcept { return driver_alive(); }
-void report_bad_stream(void* pointer, std::size_t bytes) noexcept;
+// Reports a free on a stream that could not be identified. `resource`: its name, or null.
+void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept;
 
 // One property of a resource, found by argument-dependent lookup.
 template <class Self, class Property> struct property_of {
@@ -32,7 +33,7 @@ template <class Self> struct services_property {
 
 namespace extend {
 /// Base of every gpumem resource. `Self` has `State& state() const noexcept` and operator==; `State` is a
-/// resource_state. Adds CCCL's concept, functions that do not throw, the awaitables, the properties and the services.
+/// resource_state. A `Self` that a move leaves without a state also has `bool has_state() const noexcept`. Adds CCCL's concept, functions that do not throw, the awaitables, the properties and the services.
 ///
 /// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment may be any power of two,
 /// and the stream any stream. Any thread.
@@ -45,9 +46,18 @@ public:
   using state_type = State;
   static constexpr std::size_t default_alignment = 256;
 
+  /// Returns false after a move from this handle. Its functions then throw std::invalid_argument, try_allocate fails
+  /// with outcome::invalid_argument, and a free is a misuse. A resource that is a value stays valid.
+  bool valid() const noexcept {
+    if constexpr (requires(Self const& s) { s.has_state(); }) return static_cast<Self const&>(*this).has_state();
+    return true;
+  }
+
   /// Returns memory that work enqueued on the stream from now on may use. Before it fails, a pool at its limit waits on
   /// the host, at most one second, for memory that is free but still in use. Throws as `throw_failure`.
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
+    if (!valid()) [[unlikely]]
+      detail::throw_moved_from("allocate");
     auto const result = detail::allocate_outermost(state(), stream, bytes, alignment, detail::waiting_on_host);
     if (!result) detail::throw_failure_of(services(), stream.get(), result.error());
     return *result;
@@ -55,8 +65,10 @@ public:
 
   /// The same without throwing and without waiting. Force-inlined, like deallocate(): where a thread cache serves the
   /// request, the function calls took 7 % of the time of recorded traces.
-  [[gnu::always_inline]] inline expected<void*, failure>
+  [[nodiscard, gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
+    if (!valid()) [[unlikely]]
+      return unexpected<failure>{detail::failure_of(broken_rule::moved_from, bytes)};
     return detail::allocate_outermost(state(), stream, bytes, alignment, detail::as_it_is);
   }
 
@@ -66,13 +78,17 @@ public:
                                                 std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) [[unlikely]]
       return;
+    if (!valid()) [[unlikely]]
+      return detail::report_moved_from(pointer, bytes);
     auto* const timeline = detail::find_owned_timeline(stream.get());
     if (!timeline) return deallocate_foreign(stream, pointer, bytes, alignment);
     state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
   }
 
   /// Returns memory that any stream, and the host if it can access it, may use at once. Throws as `throw_failure`.
-  void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
+    if (!valid()) [[unlikely]]
+      detail::throw_moved_from("allocate_sync");
     if (bytes == 0) return nullptr;
     detail::throw_if_child();
     auto const key = stream_key::host().waiting();
@@ -84,7 +100,10 @@ public:
 
   /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    if (pointer && detail::may_free()) state().deallocate(stream_key::host(), pointer, bytes, alignment);
+    if (!pointer || !detail::may_free()) return;
+    if (!valid()) [[unlikely]]
+      return detail::report_moved_from(pointer, bytes);
+    state().deallocate(stream_key::host(), pointer, bytes, alignment);
   }
 
   /// Returns an awaitable that gives an allocation; see acquire_awaitable.
@@ -112,20 +131,30 @@ public:
   std::size_t trim(std::size_t keep = 0)
     requires trimmable_state<State>
   {
+    if (!valid()) detail::throw_moved_from("trim");
     return state().trim(keep);
   }
 
-  gpumem::statistics statistics() const
+  /// Returns the statistics; a std::optional of them if only the upstream knows whether it keeps any.
+  auto statistics() const
     requires reporting_state<State>
   {
+    if (!valid()) detail::throw_moved_from("statistics");
     return state().read_statistics();
   }
 
   /// Returns the device; a std::optional of one if the memory may belong to no device.
-  auto device() const noexcept { return state().where(); }
+  auto device() const {
+    if (!valid()) detail::throw_moved_from("device");
+    return state().where();
+  }
 
   /// Returns the table and state through which allocations and erased types use this resource; keeps nothing alive.
-  services_handle services() const noexcept { return {&detail::table_of<Self, State>, &state()}; }
+  services_handle services() const noexcept {
+    if (!valid()) [[unlikely]]
+      return {&detail::moved_from_table, nullptr};
+    return {&detail::table_of<Self, State>, &state()};
+  }
 
 private:
   // For a stream that is neither gpumem's own nor adopted.
@@ -139,7 +168,7 @@ private:
       state().deallocate(stream_key::host(), pointer, bytes,
                          alignment); // a lost device runs no work: only the counts matter
     } else {
-      detail::report_bad_stream(pointer, bytes);
+      detail::report_bad_stream(detail::name_of(state()), pointer, key.error());
     }
   }
 

@@ -67,10 +67,10 @@ concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
   { s.trim(n) } -> std::same_as<std::size_t>;
 };
 
-/// A state that keeps statistics.
+/// A state that keeps statistics. It returns a std::optional if only the object knows whether it does.
 export template <class S>
 concept reporting_state = resource_state<S> && requires(S& s) {
-  { s.read_statistics() } -> std::same_as<statistics>;
+  { s.read_statistics() } -> std::convertible_to<std::optional<statistics>>;
 };
 } // namespace extend
 
@@ -105,6 +105,24 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
 // Adds the figures that are sums over several resources, except limits and peaks.
 void add_statistics(statistics& sum, statistics const& one) noexcept;
+// Returns the statistics of the resource; none if it keeps none.
+inline std::optional<statistics> statistics_from(services_handle const& from) {
+  statistics seen;
+  if (!from.table->read_statistics(from.state, seen)) return std::nullopt;
+  return seen;
+}
+// Returns the name of a state or of a resource for messages; null if it has none.
+template <class S> char const* name_of(S& state) noexcept {
+  if constexpr (requires {
+                  { state.resource_name() } -> std::convertible_to<char const*>;
+                }) {
+    return state.resource_name();
+  }
+  return nullptr;
+}
+inline char const* name_of(services_handle const& from) noexcept {
+  return from.table->name ? from.table->name(from.state) : nullptr;
+}
 // Returns the failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;
 
@@ -202,12 +220,41 @@ template <resource_state S> services_table make_table(std::type_info const& type
     if constexpr (trimmable_state<S>) return static_cast<S*>(s)->trim(keep);
     return 0;
   };
-  table.read_statistics = [](void* s) -> statistics {
-    if constexpr (reporting_state<S>) return static_cast<S*>(s)->read_statistics();
-    return {};
+  table.read_statistics = [](void* s, statistics& seen) {
+    if constexpr (reporting_state<S>) {
+      std::optional<statistics> const now = static_cast<S*>(s)->read_statistics();
+      if (now) seen = *now;
+      return now.has_value();
+    }
+    return false;
   };
+  table.name = [](void* s) noexcept { return name_of(*static_cast<S*>(s)); };
   return table;
 }
+
+// Tells the handler of a free through a handle that was moved from.
+void report_moved_from(void* pointer, std::size_t bytes) noexcept;
+
+// The table of a handle that was moved from: each of its functions says so.
+inline services_table make_moved_from_table() noexcept {
+  services_table table{};
+  table.type = &typeid(void);
+  table.try_allocate = [](void*, stream_ref, std::size_t n, std::size_t) noexcept {
+    return expected<void*, failure>{unexpect, failure_of(broken_rule::moved_from, n)};
+  };
+  table.try_allocate_keyed = [](void*, void const*, std::size_t n, std::size_t) noexcept {
+    return expected<void*, failure>{unexpect, failure_of(broken_rule::moved_from, n)};
+  };
+  table.deallocate_keyed = [](void*, void const*, void* pointer, std::size_t n, std::size_t) noexcept {
+    report_moved_from(pointer, n);
+  };
+  table.device = [](void*) noexcept { return -1; };
+  table.trim = [](void*, std::size_t) -> std::size_t { throw_moved_from("trim"); };
+  table.read_statistics = [](void*, statistics&) -> bool { throw_moved_from("statistics"); };
+  table.name = [](void*) noexcept { return "acquire"; };
+  return table;
+}
+inline services_table const moved_from_table = make_moved_from_table();
 
 // The table of a resource that is not gpumem's. The resource is its own state and must outlive its allocations. Frees
 // use the handle of the block's stream, which must live until then.
@@ -235,7 +282,7 @@ template <class R> services_table make_external_table() noexcept {
   };
   table.device = [](void*) noexcept { return current_ordinal(); };
   table.trim = [](void*, std::size_t) -> std::size_t { return 0; };
-  table.read_statistics = [](void*) -> statistics { return {}; };
+  table.read_statistics = [](void*, statistics&) { return false; };
   return table;
 }
 
@@ -250,7 +297,13 @@ namespace extend {
 export template <class R> services_handle services_of(R& resource) noexcept {
   if constexpr (requires { resource.services(); }) {
     return resource.services();
-  } else if constexpr (requires {
+  }
+  if constexpr (requires {
+                  { resource.has_value() } -> std::convertible_to<bool>;
+                }) {
+    if (!resource.has_value()) return {&detail::moved_from_table, nullptr};
+  }
+  if constexpr (requires {
                          try_get_property(resource, services{});
                          resource.type();
                        }) {
@@ -260,6 +313,15 @@ export template <class R> services_handle services_of(R& resource) noexcept {
 }
 } // namespace extend
 
+namespace detail {
+// The services of an upstream. Throws rule_error if it was moved from.
+template <class R> services_handle services_of_upstream(R& upstream) {
+  auto const found = services_of(upstream);
+  if (found.table == &moved_from_table) throw_moved_from("the upstream");
+  return found;
+}
+} // namespace detail
+
 /// Gives unused memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back. Does not wait
 /// for streams. Any thread.
 export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
@@ -267,10 +329,10 @@ export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   return s.table->trim(s.state, keep);
 }
 
-/// Returns the resource's statistics; zeros if it keeps none. Any thread.
-export template <class R> statistics statistics_of(R& resource) {
-  auto const s = services_of(resource);
-  return s.table->read_statistics(s.state);
+/// Returns the resource's statistics. Empty if it keeps none: a resource of another library does not, and one that is
+/// erased to a type without gpumem's services has lost them. Any thread.
+export template <class R> std::optional<statistics> statistics_of(R& resource) {
+  return detail::statistics_from(services_of(resource));
 }
 
 } // namespace gpumem

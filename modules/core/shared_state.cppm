@@ -4,6 +4,7 @@ module;
 #include <thread>
 #include <utility>
 export module gpumem:shared_state;
+import :error;
 import :fork;
 import :std;
 import :sync;
@@ -114,8 +115,15 @@ public:
   ~state_ptr() {
     if (state_) state_->drop_handle();
   }
-  inline State& operator*() const noexcept { return *state_; }
-  inline State* operator->() const noexcept { return state_; }
+  /// These two throw std::invalid_argument after a move from this pointer.
+  inline State& operator*() const { return *operator->(); }
+  inline State* operator->() const {
+    if (!state_) [[unlikely]]
+      detail::throw_moved_from();
+    return state_;
+  }
+  /// Returns null after a move from this pointer.
+  inline State* get() const noexcept { return state_; }
   friend bool operator==(state_ptr const& a, state_ptr const& b) noexcept { return a.state_ == b.state_; }
 
 private:

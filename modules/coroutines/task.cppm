@@ -31,6 +31,8 @@ public:
   final_awaiter final_suspend() const noexcept { return {}; }
   void unhandled_exception() noexcept { error_ = std::current_exception(); }
 
+  // Returns false if the task was awaited before.
+  bool begin_await() noexcept { return !std::exchange(awaited_, true); }
   void continue_with(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
@@ -39,12 +41,14 @@ public:
 private:
   std::coroutine_handle<> continuation_ = std::noop_coroutine();
   std::exception_ptr error_;
+  bool awaited_ = false;
 };
 
 } // namespace detail
 
-/// A coroutine that starts when another coroutine awaits it. It is awaited once, and resumes the awaiting coroutine on
-/// the thread on which its body ends. Gives T, T& or nothing, or throws what its body threw. The destructor destroys
+/// A coroutine that starts when another coroutine awaits it. It is awaited once: a second `co_await` throws
+/// std::logic_error and changes nothing. Resumes the awaiting coroutine on the thread on which its body ends. Gives T,
+/// T& or nothing, or throws what its body threw. The destructor destroys
 /// the frame and all objects in it, if the body has not begun, is suspended or has ended. Move-only; one thread at a
 /// time.
 export template <class T = void> class [[nodiscard]] task {
@@ -66,9 +70,9 @@ public:
   bool done() const noexcept { return frame_ && frame_.done(); }
 
   /// Gives the result as a value (a reference for T&).
-  auto operator co_await() && noexcept { return rvalue_awaiter{{frame_}}; }
+  auto operator co_await() && noexcept { return rvalue_awaiter{base_awaiter{frame_}}; }
   /// Gives a reference to the result, which stays in the task.
-  auto operator co_await() & noexcept { return lvalue_awaiter{{frame_}}; }
+  auto operator co_await() & noexcept { return lvalue_awaiter{base_awaiter{frame_}}; }
 
 private:
   friend promise_type;
@@ -76,13 +80,18 @@ private:
 
   struct base_awaiter {
     handle frame;
-    bool await_ready() const noexcept { return !frame || frame.done(); }
+    bool refused = false;
+    bool await_ready() noexcept {
+      refused = frame && !frame.promise().begin_await();
+      return !frame || refused;
+    }
     std::coroutine_handle<> await_suspend(std::coroutine_handle<> continuation) const noexcept {
       frame.promise().continue_with(continuation);
       return frame;
     }
     promise_type& finished() const {
       if (!frame) throw std::logic_error{"gpumem: a moved-from task was awaited"};
+      if (refused) throw std::logic_error{"gpumem: a task was awaited twice"};
       frame.promise().rethrow();
       return frame.promise();
     }

@@ -90,21 +90,25 @@ private:
 } // namespace detail
 
 namespace extend {
-/// The result of when_all: can be awaited once, and moved before that.
+/// The result of when_all: can be awaited once, and moved before that. To await it a second time, or after a move from
+/// it, throws std::logic_error.
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
   explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
+  when_all_awaitable(when_all_awaitable&& other) noexcept
+      : all_{std::move(other.all_)}, used_{std::exchange(other.used_, true)} {}
 
   class operation {
   public:
-    explicit operation(All& all) noexcept : all_{all}, point_{all.size()} {}
-    bool await_ready() const noexcept { return all_.size() == 0; }
+    operation(All& all, bool refused) noexcept : all_{all}, point_{all.size()}, refused_{refused} {}
+    bool await_ready() const noexcept { return refused_ || all_.size() == 0; }
     bool await_suspend(std::coroutine_handle<> continuation) {
       point_.begin(continuation);
       all_.start(point_);
       return point_.must_wait();
     }
     auto await_resume() {
+      if (refused_) throw std::logic_error{"gpumem: a when_all was awaited twice, or was moved from"};
       point_.rethrow();
       return all_.take();
     }
@@ -112,12 +116,14 @@ public:
   private:
     All& all_;
     detail::all_of point_;
+    bool const refused_;
   };
 
-  operation operator co_await() noexcept { return operation{all_}; }
+  operation operator co_await() noexcept { return {all_, std::exchange(used_, true)}; }
 
 private:
   All all_;
+  bool used_ = false; // awaited, or moved from
 };
 } // namespace extend
 

@@ -46,7 +46,7 @@ public:
              detail::arena_pool_options(std::move(options))} {}
 
   /// Returns the bytes of an arena.
-  std::size_t arena_size() const noexcept { return this->options().chunk_size; }
+  std::size_t arena_size() const { return this->options().chunk_size; }
 };
 
 } // namespace gpumem

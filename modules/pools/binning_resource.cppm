@@ -76,7 +76,7 @@ private:
 template <class R> class held_bin final : public bin {
 public:
   held_bin(std::size_t size, R resource, bool inside) : bin{size, inside}, value{std::move(resource)} {
-    attach(services_of(value));
+    attach(services_of_upstream(value));
   }
   bool record_use(void* pointer, stream_ref stream) override {
     if constexpr (requires { value.find(pointer)->live, value.record_use(pointer, stream); }) {
@@ -105,6 +105,7 @@ public:
   void on_holder_event(holder& unit, holder_event what) noexcept;
   std::size_t trim(std::size_t keep);
   statistics read_statistics();
+  char const* resource_name() noexcept { return name_of(upstream().services()); }
   bool record_use(void* pointer, stream_ref stream);
   std::vector<std::size_t> sizes() const;
   bin& upstream() noexcept { return *bins_.front(); }
@@ -143,7 +144,7 @@ void check_exponents(binning_options const& options);
 /// A request that waits does so in its bin, if requests can wait there. `acquire_all` waits only if one bin serves all
 /// blocks; otherwise it fails unless all have memory now. `trim` trims each bin, then the upstream. Statistics are sums
 /// over the bins and the upstream, which also count what others allocate there; chunks of bins over the upstream do not
-/// count twice. A handle; copies are the same resource. It lives until its last handle is gone and its last block is
+/// count twice, and a resource that keeps none counts as zeros. A handle; copies are the same resource. It lives until its last handle is gone and its last block is
 /// freed. Any thread.
 export template <mr::resource Upstream>
 class binning_resource : public detail::forwarding_base<binning_resource<Upstream>, detail::binning_state, Upstream> {
@@ -197,7 +198,7 @@ public:
       throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};
   }
 
-  Upstream const& upstream() const noexcept {
+  Upstream const& upstream() const {
     return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value;
   }
 
@@ -205,7 +206,8 @@ public:
 
 private:
   friend base;
-  detail::binning_state& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  detail::binning_state& state() const noexcept { return *state_.get(); }
   state_ptr<detail::binning_state> state_;
 };
 

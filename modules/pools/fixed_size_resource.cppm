@@ -43,7 +43,7 @@ public:
              detail::fixed_pool_options(std::move(options))} {}
 
   /// Returns the bytes of each block.
-  std::size_t block_size() const noexcept { return this->options().largest_block; }
+  std::size_t block_size() const { return this->options().largest_block; }
 };
 
 } // namespace gpumem

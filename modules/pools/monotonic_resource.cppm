@@ -45,6 +45,7 @@ public:
   inline auto where() noexcept { return pool_->where(); }
   std::size_t trim(std::size_t keep) { return pool_->trim(keep); }
   statistics read_statistics();
+  char const* resource_name() noexcept { return pool_->resource_name(); }
   inline pool_state& pool() noexcept { return *pool_; }
 
 private:
@@ -108,9 +109,9 @@ public:
   void reset(stream_ref stream) { detail::reset_monotonic(*state_, stream); }
 
   /// Frees all blocks. The caller guarantees that all uses are complete and that the host has seen that. Any thread.
-  void reset_sync() noexcept { state_->reset(stream_key::host()); }
+  void reset_sync() { state_->reset(stream_key::host()); }
 
-  Upstream const& upstream() const noexcept {
+  Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream>&>(state_->pool().engine().upstream()).value;
   }
 
@@ -120,7 +121,8 @@ public:
 
 private:
   friend base;
-  detail::monotonic_state& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  detail::monotonic_state& state() const noexcept { return *state_.get(); }
   state_ptr<detail::monotonic_state> state_;
 };
 

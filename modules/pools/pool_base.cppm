@@ -17,6 +17,7 @@ import :executor;
 import :forwarding_base;
 import :hardening;
 import :holder;
+import :leak_report;
 import :misuse;
 import :pass_through;
 import :pool_engine;
@@ -75,6 +76,8 @@ public:
   std::string describe_memory();
   std::optional<block_info> find(void const* pointer);
   std::vector<block_event> history(void const* pointer);
+  live_blocks find_live();
+  inline char const* resource_name() noexcept { return engine_->options().name.c_str(); }
   inline pool_engine& engine() noexcept { return *engine_; }
 
 private:
@@ -107,6 +110,7 @@ private:
   std::unique_ptr<pass_through> const pass_through_;
   std::unique_ptr<hardening> const hardening_;
   std::atomic<std::int64_t> special_handles_{0};
+  std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; ends before the engine
 };
 
 template <class Upstream> class held_upstream : public pool_upstream {
@@ -115,7 +119,7 @@ public:
       : pool_upstream{is_stream_ordered<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
                       mr::has_property<Upstream, mr::device_accessible>},
         value{std::move(upstream)} {
-    attach(services_of(value));
+    attach(services_of_upstream(value));
   }
   /// Gets pages of the device instead of chunks of `instead`.
   held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
@@ -173,7 +177,10 @@ public:
 
   using base::deallocate;
   /// Frees a block whose size the caller does not know.
-  void deallocate(stream_ref stream, void* pointer) noexcept { pool_deallocate(*state_, stream, pointer); }
+  void deallocate(stream_ref stream, void* pointer) noexcept {
+    if (!has_state()) return report_moved_from(pointer, 0);
+    pool_deallocate(state(), stream, pointer);
+  }
 
   /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
   /// orders reuse after them. A block has room for the uses of three streams; for a fourth, its stream first waits for
@@ -191,7 +198,7 @@ public:
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
   /// Ends all waiting and later requests with outcome::closed. Frees, `trim` and statistics still work. Any thread.
-  void close() noexcept { state_->refuse_requests(); }
+  void close() { state_->refuse_requests(); }
 
   /// Registers a pressure callback until the result is destroyed: for spilling, and for caches that can shrink. The
   /// pool calls `free_some(wanted)` if requests wait and `wanted` bytes are missing. The function runs on `where`,
@@ -234,9 +241,9 @@ public:
 
   /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
   /// Pins the page. Needs a pool over pages with `exportable`. Throws what `throw_failure` throws.
-  int export_page(void const* pointer) {
+  [[nodiscard]] int export_page(void const* pointer) {
     auto const made = state_->export_page(pointer);
-    if (!made) throw_failure(made.error());
+    if (!made) throw_failure_in(state_->resource_name(), made.error());
     return *made;
   }
 
@@ -258,10 +265,10 @@ public:
   /// Any thread.
   std::string describe_memory() const { return state_->describe_memory(); }
 
-  Upstream const& upstream() const noexcept {
+  Upstream const& upstream() const {
     return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value;
   }
-  inline pool_options const& options() const noexcept { return state_->engine().options(); }
+  inline pool_options const& options() const { return state_->engine().options(); }
 
   /// Copies are the same pool and compare equal.
   friend bool operator==(Self const& a, Self const& b) noexcept {
@@ -276,7 +283,8 @@ protected:
 
 private:
   friend base;
-  inline pool_state& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  inline pool_state& state() const noexcept { return *state_.get(); }
   state_ptr<pool_state> state_;
 };
 

@@ -83,7 +83,7 @@ public:
       : state_{new detail::callback_state{where, std::move(allocate), std::move(deallocate)}} {}
 
   /// Returns how many exceptions of the function that frees were dropped. Any thread.
-  std::uint64_t dropped_exceptions() const noexcept { return state_->dropped_exceptions(); }
+  std::uint64_t dropped_exceptions() const { return state_->dropped_exceptions(); }
 
   friend bool operator==(callback_resource const& a, callback_resource const& b) noexcept {
     return a.state_ == b.state_;
@@ -91,7 +91,8 @@ public:
 
 private:
   friend resource_base<callback_resource, detail::callback_state, Properties...>;
-  detail::callback_state& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  detail::callback_state& state() const noexcept { return *state_.get(); }
   state_ptr<detail::callback_state> state_;
 };
 

@@ -130,7 +130,7 @@ export template <class Self, class State, class... Properties>
 class driver_pool_base : public resource_base<Self, State, Properties...> {
 public:
   /// Returns the driver's handle, which is valid as long as the pool lives.
-  CUmemoryPool handle() const noexcept { return pool().handle(); }
+  CUmemoryPool handle() const { return pool().handle(); }
 
   /// Asks the driver for the bytes reserved and used. Throws cuda_error.
   driver_pool_usage usage() const { return pool().usage(); }
@@ -147,14 +147,18 @@ public:
   std::size_t release_threshold() const { return pool().release_threshold(); }
 
 private:
-  State& pool() const noexcept { return static_cast<Self const&>(*this).state(); }
+  // Throws std::invalid_argument if this handle was moved from.
+  State& pool() const {
+    if (!this->valid()) throw_moved_from();
+    return static_cast<Self const&>(*this).state();
+  }
 };
 
 /// A shared handle of 8 bytes to a pool that gpumem owns.
 export template <class Self, class... Properties>
 class owned_driver_pool : public driver_pool_base<Self, async_state, Properties...> {
 public:
-  async_options const& options() const noexcept { return state_->options(); }
+  async_options const& options() const { return state_->options(); }
 
   friend bool operator==(Self const& a, Self const& b) noexcept {
     owned_driver_pool const &left = a, &right = b;
@@ -163,12 +167,13 @@ public:
 
 protected:
   explicit owned_driver_pool(async_state* state) noexcept : state_{state} {}
-  async_state& shared() const noexcept { return *state_; }
+  async_state& shared() const { return *state_; }
 
 private:
   friend resource_base<Self, async_state, Properties...>;
   friend driver_pool_base<Self, async_state, Properties...>;
-  async_state& state() const noexcept { return *state_; }
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  async_state& state() const noexcept { return *state_.get(); }
   state_ptr<async_state> state_;
 };
 

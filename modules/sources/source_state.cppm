@@ -36,6 +36,7 @@ public:
   // Returns false if it reported a misuse and freed nothing.
   bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   statistics read_statistics() noexcept;
+  char const* resource_name() const noexcept { return name_; }
   // Whether this is a whole live block, of exactly these bytes.
   bool has_block(void* pointer, std::size_t bytes) noexcept __attribute__((locks_excluded(mutex_)));
 

@@ -6,12 +6,15 @@ module;
 #include <stdexcept>
 module gpumem:aligned_adaptor.impl;
 import :aligned_adaptor;
+import :error;
 
 namespace gpumem::detail {
 
 aligned_options checked_alignment(aligned_options const& options) {
-  if (std::has_single_bit(options.alignment) && options.alignment <= PTRDIFF_MAX) return options;
-  throw std::invalid_argument{"gpumem: aligned_options: `alignment` must be a power of two, at most PTRDIFF_MAX"};
+  if (!std::has_single_bit(options.alignment)) throw rule_error{broken_rule::alignment, "aligned_adaptor"};
+  if (options.alignment > PTRDIFF_MAX)
+    throw std::invalid_argument{"gpumem: aligned_adaptor: the alignment is more than PTRDIFF_MAX"};
+  return options;
 }
 
 } // namespace gpumem::detail

@@ -31,7 +31,7 @@ bool runs_on_this_thread(failure_calls const& calls) noexcept {
 
 // Returns the bytes that the upstream could still give; none if nothing tells.
 std::optional<std::size_t> room_of(services_handle upstream, std::optional<device> where) {
-  auto const now = upstream.table->read_statistics(upstream.state);
+  auto const now = statistics_from(upstream).value_or(statistics{});
   std::optional<std::size_t> room;
   if (where) room = where->memory().free + now.free;
   if (now.limit == 0) return room;

@@ -1,6 +1,7 @@
 // The exceptions of failures.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
 #include <cstddef>
 #include <stdexcept>
 module gpumem:error.impl;
@@ -11,6 +12,39 @@ import :driver;
 namespace gpumem {
 
 void extend::throw_failure(failure const& why, out_of_memory_info const& info) {
+  detail::throw_failure_in(nullptr, why, info);
+}
+
+} // namespace gpumem
+
+namespace gpumem::detail {
+namespace {
+
+std::string text_in(char const* where, char const* what) {
+  return (where ? "gpumem: " + std::string{where} + ": " : std::string{"gpumem: "}) + what;
+}
+
+} // namespace
+
+char const* text_of(broken_rule rule) noexcept {
+  switch (rule) {
+  case broken_rule::alignment: return "the alignment is not a power of two";
+  case broken_rule::other_device: return "a default stream was given while another device is current";
+  case broken_rule::moved_from: return "the handle is empty; was it moved from?";
+  default: return "an argument is invalid";
+  }
+}
+
+rule_error::rule_error(broken_rule rule, char const* where)
+    : std::invalid_argument{text_in(where, text_of(rule))}, rule_{rule} {}
+
+failure failure_of(broken_rule rule, std::size_t bytes) noexcept {
+  return {outcome::invalid_argument, static_cast<int>(rule), bytes};
+}
+
+void throw_moved_from(char const* call) { throw rule_error{broken_rule::moved_from, call}; }
+
+void throw_failure_in(char const* resource, failure const& why, out_of_memory_info const& info) {
   switch (why.reason) {
   case outcome::exhausted:
   case outcome::too_large: {
@@ -19,12 +53,14 @@ void extend::throw_failure(failure const& why, out_of_memory_info const& info) {
     throw out_of_memory{why.reason, filled};
   }
   case outcome::device_lost:
-  case outcome::driver_error: throw_cuda_error(static_cast<CUresult>(why.code), "gpumem: the device refused memory");
-  case outcome::invalid_argument:
-    throw std::invalid_argument{
-        "gpumem: the alignment is not a power of two, or the stream is a default stream of another device"};
+  case outcome::driver_error: {
+    auto const code = static_cast<CUresult>(why.code);
+    bool const dead = why.reason == outcome::driver_error && code == CUDA_ERROR_INVALID_HANDLE;
+    throw_cuda_error(code, text_in(resource, dead ? unidentified_stream : "the device refused memory").c_str());
+  }
+  case outcome::invalid_argument: throw rule_error{static_cast<broken_rule>(why.code), resource};
   default: throw acquire_error{why};
   }
 }
 
-} // namespace gpumem
+} // namespace gpumem::detail

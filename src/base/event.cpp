@@ -39,6 +39,12 @@ event& event::operator=(event&& other) noexcept {
   return *this;
 }
 
+// Throws after a move from this object.
+detail::pooled_event& event::pooled() const {
+  if (!event_) detail::throw_moved_from("event");
+  return *event_;
+}
+
 event::~event() {
   if (event_ && !detail::forked()) detail::give_event(event_);
 }
@@ -54,7 +60,7 @@ void event::record(stream_ref stream) {
       !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
   auto before = timeline.snapshot();
   auto const covers = timeline.advance_epoch();
-  check(device_.interpret(driver().event_record(event_->handle, key.handle())), "cuEventRecord");
+  check(device_.interpret(driver().event_record(pooled().handle, key.handle())), "cuEventRecord");
   on_ = tells ? &timeline : nullptr;
   covers_ = covers;
   before_ = std::move(before);
@@ -64,7 +70,7 @@ void event::record(stream_ref stream) {
 void event::make_wait(stream_ref waiting) const {
   device_.throw_if_lost();
   auto const key = identify(waiting, device_);
-  check(device_.interpret(driver().stream_wait_event(key.handle(), event_->handle, 0)), "cuStreamWaitEvent");
+  check(device_.interpret(driver().stream_wait_event(key.handle(), pooled().handle, 0)), "cuStreamWaitEvent");
   if (on_) key.timeline().add_dependency(on_->index(), covers_, before_);
 }
 
@@ -80,7 +86,7 @@ bool event::is_done() const {
   refuse_captured();
   device_.throw_if_lost();
   detail::relaxed_capture const relaxed;
-  auto const result = device_.interpret(driver().event_query(event_->handle));
+  auto const result = device_.interpret(driver().event_query(pooled().handle));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuEventQuery");
   publish();
@@ -91,7 +97,7 @@ void event::synchronize() const {
   refuse_captured();
   device_.throw_if_lost();
   detail::relaxed_capture const relaxed;
-  check(device_.interpret(driver().event_synchronize(event_->handle)), "cuEventSynchronize");
+  check(device_.interpret(driver().event_synchronize(pooled().handle)), "cuEventSynchronize");
   publish();
 }
 
@@ -101,7 +107,7 @@ void event::publish() const noexcept {
 
 detail::stream_point detail::point_of(event const& of) {
   of.refuse_captured();
-  return {of.event_->handle, of.on_, of.covers_, of.device_.ordinal()};
+  return {of.pooled().handle, of.on_, of.covers_, of.device_.ordinal()};
 }
 
 } // namespace gpumem

@@ -11,6 +11,7 @@ import :stream;
 import :cuda;
 import :device;
 import :driver;
+import :error;
 import :fork;
 import :stream_timeline;
 import :timeline_registry;
@@ -41,7 +42,7 @@ bool is_default(CUstream handle) noexcept {
 
 void require_current(device where) {
   if (device::current() != where) {
-    throw std::invalid_argument{"gpumem: a default stream was given while another device is current"};
+    throw detail::rule_error{broken_rule::other_device};
   }
 }
 
@@ -208,27 +209,33 @@ stream stream::adopt(CUstream handle) {
   return stream{timeline, false};
 }
 
-gpumem::device stream::device() const { return gpumem::device{timeline_->device()}; }
+// Throws after a move from this object.
+detail::stream_timeline& stream::timeline() const {
+  if (!timeline_) detail::throw_moved_from("stream");
+  return *timeline_;
+}
 
-stream_key stream::key() const noexcept { return {*timeline_, get(), true, timeline_->capturing()}; }
+gpumem::device stream::device() const { return gpumem::device{timeline().device()}; }
+
+stream_key stream::key() const { return {timeline(), get(), true, timeline().capturing()}; }
 
 void stream::synchronize() {
   device().throw_if_lost();
-  auto const seen = timeline_->advance_epoch();
+  auto const seen = timeline().advance_epoch();
   detail::relaxed_capture const relaxed;
   check(device().interpret(driver().stream_synchronize(get())), "cuStreamSynchronize");
-  timeline_->publish_completed(seen);
+  timeline().publish_completed(seen);
 }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {
   device().throw_if_lost();
   check(device().interpret(driver().stream_begin_capture(get(), mode)), "cuStreamBeginCapture");
-  timeline_->set_capturing(true);
+  timeline().set_capturing(true);
 }
 
 CUgraph stream::end_capture() {
   CUgraph graph = nullptr;
-  timeline_->set_capturing(false);
+  timeline().set_capturing(false);
   check(driver().stream_end_capture(get(), &graph), "cuStreamEndCapture");
   return graph;
 }

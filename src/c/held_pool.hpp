@@ -78,7 +78,7 @@ public:
   void set_limit(std::size_t bytes) override;
   int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
-  gpumem::statistics statistics() override { return statistics_of(resource_); }
+  gpumem::statistics statistics() override { return statistics_of(resource_).value_or(gpumem::statistics{}); }
   found_block find(void const* pointer) override;
 
 private:

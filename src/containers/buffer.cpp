@@ -16,6 +16,7 @@ import :any_memory;
 import :cuda;
 import :current_resource;
 import :device;
+import :error;
 import :services;
 import :stream;
 import :stream_work;
@@ -37,7 +38,7 @@ bool overlap(void const* a, void const* b, std::size_t bytes) {
 
 buffer::buffer(stream_ref stream, any_memory resource, std::size_t bytes, std::size_t alignment)
     : resource_{make_any_memory(std::move(resource))} {
-  if (!std::has_single_bit(alignment)) throw std::invalid_argument{"gpumem: the alignment is not a power of two"};
+  if (!std::has_single_bit(alignment)) throw detail::rule_error{broken_rule::alignment};
   auto const home = home_of(resource_, stream);
   block_ = obtain(stream, bytes, alignment);
   size_ = bytes;

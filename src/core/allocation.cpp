@@ -9,6 +9,7 @@ import :allocation;
 import :cuda;
 import :device;
 import :driver;
+import :error;
 import :event;
 import :fork;
 import :services;
@@ -86,6 +87,7 @@ void allocation::reset(stream_ref stream) {
 }
 
 device allocation::where() const {
+  if (!from_.table) detail::throw_moved_from("allocation");
   auto const home = detail::device_of(from_);
   return home ? *home : device::current();
 }
@@ -93,7 +95,7 @@ device allocation::where() const {
 // An event can be recorded only on streams of its own device. So each order uses an event of the device of the stream
 // that comes first: here the block's stream, in the guard's destructor the using stream.
 scoped_use allocation::use_on(stream_ref stream) const {
-  device const home{timeline_->device()}, used{identify(stream, where()).timeline().device()};
+  device const used{identify(stream, where()).timeline().device()}, home{timeline_->device()};
   event happened{home};
   happened.record(this->stream());
   happened.make_wait(stream);

@@ -9,6 +9,7 @@ module;
 #include <cstdlib>
 module gpumem:misuse.impl;
 import :misuse;
+import :error;
 
 namespace gpumem {
 namespace {
@@ -56,7 +57,9 @@ char const* to_string(misuse::kind value) noexcept {
   case misuse::kind::double_free: return "a double free";
   case misuse::kind::wrong_size: return "a free with another size than the allocation's";
   case misuse::kind::use_after_close: return "a use after close";
-  case misuse::kind::bad_stream: return "a stream that cannot be identified";
+  case misuse::kind::bad_stream: return detail::unidentified_stream;
+  case misuse::kind::other_device: return detail::text_of(broken_rule::other_device);
+  case misuse::kind::moved_from: return "a free through a handle that is empty; was it moved from?";
   case misuse::kind::overrun: return "a write past the end of a block";
   case misuse::kind::underrun: return "a write before the start of a block";
   case misuse::kind::use_after_free: return "a write to a block after its free";

@@ -1,15 +1,23 @@
-// Reports a free on a stream that cannot be identified.
+// Reports a free on a stream that cannot be identified, or through a handle that was moved from.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
 module gpumem:resource.impl;
 import :resource;
+import :error;
 import :misuse;
+import :services;
 
 namespace gpumem::detail {
 
-void report_bad_stream(void* pointer, std::size_t bytes) noexcept {
-  report_misuse({misuse::kind::bad_stream, pointer, bytes, 0, 0, "gpumem resource"});
+void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept {
+  bool const other_device = why.reason == outcome::invalid_argument;
+  report_misuse({other_device ? misuse::kind::other_device : misuse::kind::bad_stream, pointer, why.requested, 0, 0,
+                 resource ? resource : "gpumem resource"});
+}
+
+void report_moved_from(void* pointer, std::size_t bytes) noexcept {
+  report_misuse({misuse::kind::moved_from, pointer, bytes, 0, 0, "gpumem resource"});
 }
 
 } // namespace gpumem::detail

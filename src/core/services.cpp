@@ -23,7 +23,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
   auto const refuse = [bytes](outcome what, int code = 0) {
     return expected<void*, failure>{unexpect, failure{what, code, bytes}};
   };
-  if (!std::has_single_bit(alignment)) return refuse(outcome::invalid_argument);
+  if (!std::has_single_bit(alignment)) return unexpected<failure>{failure_of(broken_rule::alignment, bytes)};
   if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
   if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
   if (where && where->lost()) return refuse(outcome::device_lost, where->lost_error());
@@ -87,8 +87,9 @@ void add_statistics(statistics& sum, statistics const& one) noexcept {
 }
 
 void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {
-  if (why.reason != outcome::exhausted && why.reason != outcome::too_large) throw_failure(why);
-  auto const f = from.table->read_statistics(from.state);
+  auto const* const name = name_of(from);
+  if (why.reason != outcome::exhausted && why.reason != outcome::too_large) throw_failure_in(name, why);
+  auto const f = statistics_from(from).value_or(statistics{});
   out_of_memory_info facts{.requested = why.requested,
                            .live = f.live,
                            .reserved = f.reserved,
@@ -109,7 +110,7 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
   } catch (...) {
     facts.device = -1; // these figures are optional; the failure must be thrown in any case
   }
-  throw_failure(why, facts);
+  throw_failure_in(name, why, facts);
 }
 
 std::optional<device> device_of(services_handle const& from) {
@@ -133,6 +134,8 @@ failure current_failure(std::size_t bytes) noexcept {
     auto const code = static_cast<CUresult>(e.status());
     if (code == CUDA_ERROR_OUT_OF_MEMORY) return {outcome::exhausted, code, bytes};
     return {is_sticky(code) ? outcome::device_lost : outcome::driver_error, code, bytes};
+  } catch (rule_error const& e) {
+    return failure_of(e.rule(), bytes);
   } catch (std::invalid_argument const&) { return {outcome::invalid_argument, 0, bytes}; } catch (...) {
     return {outcome::driver_error, 0, bytes};
   }

@@ -32,7 +32,7 @@ bool is_gpumem(services_handle const& of) noexcept { return of.table->try_alloca
 // Whether the resource can serve a request for `bytes` at all. A resource of another library does not tell it.
 bool can_serve(services_handle const& of, std::size_t bytes) {
   if (is_gpumem(of)) {
-    auto const now = of.table->read_statistics(of.state);
+    auto const now = statistics_from(of).value_or(statistics{});
     return (!now.limit || bytes <= now.limit) && (!now.largest_block || bytes <= now.largest_block);
   }
   auto const host = stream_key::host();
@@ -192,12 +192,12 @@ std::size_t binning_state::trim(std::size_t keep) {
 statistics binning_state::read_statistics() {
   if (forked()) return {};
   auto const& outer = upstream().services();
-  auto sum = outer.table->read_statistics(outer.state);
+  auto sum = statistics_from(outer).value_or(statistics{});
   sum.peak_live = 0; // the upstream counts whole chunks
   for (auto* const each : table()) {
     auto const& services = each->services();
     if (services.state == outer.state) continue; // the upstream, or a bin that goes there
-    auto one = services.table->read_statistics(services.state);
+    auto one = statistics_from(services).value_or(statistics{});
     if (each->is_inside()) {
       sum.live -= std::min(sum.live, one.reserved);
       sum.allocated -= std::min(sum.allocated, one.reserved);

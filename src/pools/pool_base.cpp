@@ -27,6 +27,7 @@ import :executor;
 import :fork;
 import :hardening;
 import :holder;
+import :leak_report;
 import :misuse;
 import :nvtx_heaps;
 import :pass_through;
@@ -118,6 +119,16 @@ std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* state
   }
 }
 
+std::unique_ptr<leak_report> make_leak_report(pool_engine& engine, pool_state& pool) {
+  auto const read = [](void* state) { return static_cast<pool_state*>(state)->find_live(); };
+  try {
+    return reports_leaks() ? std::make_unique<leak_report>(engine.options().name.c_str(), read, &pool) : nullptr;
+  } catch (...) {
+    engine.close();
+    throw;
+  }
+}
+
 } // namespace
 
 std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
@@ -136,7 +147,8 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
                upstream->show_to_tool()},
       engine_{make_engine(std::move(upstream), std::move(options))},
       pass_through_{make_pass_through(*engine_, &pool_state::end, this)},
-      hardening_{harden(*engine_, &pool_state::end, this)} {}
+      hardening_{harden(*engine_, &pool_state::end, this)},
+      leaks_{make_leak_report(*engine_, *this)} {}
 
 void pool_state::end(void* state) noexcept {
   auto& ended = *static_cast<pool_state*>(state);
@@ -159,6 +171,7 @@ void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optio
 }
 
 void pool_state::dispose() noexcept {
+  leaks_.reset();
   engine_->close();
   delete this;
 }
@@ -321,6 +334,11 @@ std::vector<block_event> pool_state::history(void const* pointer) {
   return hardening_->history(pointer);
 }
 
+live_blocks pool_state::find_live() {
+  if (pass_through_) return pass_through_->find_live();
+  return hardening_ ? hardening_->find_live() : engine_->statistics().find_live();
+}
+
 void pool_state::record_use(stream_key const& key, void* pointer) {
   if (pass_through_) return pass_through_->record_use(key, pointer);
   if (hardening_) return hardening_->record_use(key, pointer);
@@ -334,7 +352,7 @@ void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexce
   } else if (key.error().reason == outcome::device_lost) {
     state.deallocate(stream_key::host(), pointer);
   } else {
-    report_bad_stream(pointer, 0);
+    report_bad_stream(state.resource_name(), pointer, key.error());
   }
 }
 

@@ -30,10 +30,12 @@ std::string describe(const block_name& block) {
          hexadecimal(block.address) + ")";
 }
 
-void report::last_word() const {
-  if (findings_.empty()) return;
-  std::fprintf(stderr, "gpumem simulator: %zu findings were not taken:\n", findings_.size() + dropped_);
+bool report::last_word() const {
+  if (findings_.empty()) return false;
+  std::fprintf(stderr, "gpumem simulator: the program fails: %zu findings were not taken:\n",
+               findings_.size() + dropped_);
   for (const finding& found : findings_) std::fprintf(stderr, "  %s\n", found.text.c_str());
+  return true;
 }
 
 void report::add(finding found) {

@@ -62,8 +62,8 @@ class report {
 public:
   void add(finding found);
 
-  /// Prints the findings that were not taken; called at the end of the process.
-  void last_word() const;
+  /// Prints the findings that were not taken; called at the end of the process. Returns whether there are any.
+  bool last_word() const;
 
   void clear() noexcept {
     findings_.clear();

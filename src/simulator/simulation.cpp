@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "real_driver.hpp"
@@ -27,16 +28,15 @@ void forget_streams(context& home) {
   home.peers.clear();
 }
 
-/// Prints the findings that were not taken, at the end of the process.
-struct farewell {
-  simulation* said_by = nullptr;
-  ~farewell() {
-    if (said_by != nullptr) said_by->findings.last_word();
-  }
-};
-farewell at_exit;
-
 std::atomic<bool> forked{false};
+simulation* made = nullptr;
+
+/// Prints the findings that were not taken, and makes the process fail if it would succeed. In glibc a handler may call
+/// exit(): the other handlers still run, and the last status counts.
+void end_process(int status, void*) {
+  if (in_forked_child() || !made->findings.last_word() || status != EXIT_SUCCESS) return;
+  std::exit(EXIT_FAILURE);
+}
 
 } // namespace
 
@@ -47,9 +47,9 @@ bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed);
 
 simulation& the_simulation() {
   static simulation* const one = [] {
-    auto* made = new simulation;
-    at_exit.said_by = made;
-    ::pthread_atfork(nullptr, nullptr, [] { forked = at_exit.said_by->initialised(); });
+    made = new simulation;
+    ::on_exit(end_process, nullptr);
+    ::pthread_atfork(nullptr, nullptr, [] { forked = made->initialised(); });
     return made;
   }();
   return *one;

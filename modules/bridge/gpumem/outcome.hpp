@@ -19,7 +19,7 @@ enum class outcome : std::uint8_t {
   stalled,             ///< the work that holds memory waits too, or nothing is freed for the pool's stall_timeout
   capture_unsupported, ///< the stream is capturing a graph
   device_lost,         ///< the device reported a sticky error or was reset
-  invalid_argument,    ///< alignment not a power of two, or a default stream of another device
+  invalid_argument,    ///< the call broke a rule; see broken_rule
   driver_error,        ///< another error of the driver
 };
 
@@ -42,10 +42,18 @@ inline char const* to_string(outcome value) noexcept {
   return "unknown outcome";
 }
 
+/// The rule that a call broke, as `failure::code` of outcome::invalid_argument.
+enum class broken_rule : int {
+  other = 0,
+  alignment = -1,    ///< the alignment is not a power of two
+  other_device = -2, ///< a default stream was given while another device is current
+  moved_from = -3,   ///< the handle is empty, since it was moved from
+};
+
 /// A request that was not granted. The resource is as it was before the request.
 struct failure {
   outcome reason = outcome::exhausted;
-  int code = 0;              ///< the driver's error (CUresult), if one was the cause
+  int code = 0;              ///< the driver's error (CUresult), if one was the cause; or a broken_rule
   std::size_t requested = 0; ///< bytes
 
   friend bool operator==(failure const& a, failure const& b) noexcept {

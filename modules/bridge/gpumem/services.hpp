@@ -39,7 +39,10 @@ struct services_table {
   /// Tells the resource of a change in the work of a holder. Null if the resource does not use it.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
   std::size_t (*trim)(void* state, std::size_t keep);
-  statistics (*read_statistics)(void* state);
+  /// Returns false and writes nothing if the resource keeps no statistics.
+  bool (*read_statistics)(void* state, statistics& seen);
+  /// Returns the resource's name for messages, which lives as long as the state. Null if it has none.
+  char const* (*name)(void* state) noexcept;
 };
 
 /// A table with the state it works on; keeps nothing alive.

@@ -165,7 +165,8 @@ struct summary {
 /// Sets the counts of driver calls to 0.
 void clear_driver_calls();
 
-/// Returns the findings and forgets them. Findings that are never taken are printed at the end of the process.
+/// Returns the findings and forgets them. Findings that are never taken are printed when the process exits. A status of
+/// success then becomes EXIT_FAILURE.
 std::vector<finding> take_findings();
 
 /// Throws `error` with the texts of all findings, if there are any.
@@ -190,7 +191,7 @@ template <class Resource> class checked {
 public:
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
 
-  void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
+  [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate(stream, bytes, alignment);
     tell_allocated(stream.get(), by_host, pointer, bytes);
     return pointer;
@@ -201,7 +202,7 @@ public:
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
 
-  void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate_sync(bytes, alignment);
     tell_allocated(nullptr, true, pointer, bytes);
     return pointer;
@@ -213,7 +214,7 @@ public:
   }
 
   template <class... More>
-  auto try_allocate(cuda::stream_ref stream, std::size_t bytes, More... more)
+  [[nodiscard]] auto try_allocate(cuda::stream_ref stream, std::size_t bytes, More... more)
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
   {
     auto result = resource_.try_allocate(stream, bytes, more...);

@@ -14,4 +14,26 @@ export struct block_info {
   bool live = false;
 };
 
+namespace detail {
+
+// The live blocks of a pool: their sum, and the largest of them, the largest first.
+struct live_blocks {
+  static constexpr std::size_t shown = 5;
+  std::size_t count = 0;
+  std::size_t bytes = 0;
+  std::vector<block_info> largest;
+
+  // Throws std::bad_alloc.
+  void add(block_info const& one) {
+    ++count;
+    bytes += one.bytes;
+    auto at = largest.begin();
+    while (at != largest.end() && at->bytes >= one.bytes) ++at;
+    largest.insert(at, one);
+    if (largest.size() > shown) largest.pop_back();
+  }
+};
+
+} // namespace detail
+
 } // namespace gpumem

@@ -24,6 +24,8 @@ public:
   /// Describes the block or the free range in which the pointer lies; nullopt if it is not the pool's. Takes time in
   /// proportion to the number of blocks in the chunk.
   std::optional<block_info> find(void const* pointer);
+  /// Takes time in proportion to the number of blocks. Throws std::bad_alloc.
+  live_blocks find_live();
 
 private:
   std::int64_t add_shards(statistics& sum);

@@ -62,6 +62,8 @@ public:
 
   std::optional<block_info> find(void const* pointer);
   /// Throws std::bad_alloc.
+  live_blocks find_live();
+  /// Throws std::bad_alloc.
   std::vector<block_event> history(void const* pointer);
   /// Returns the engine's statistics with the numbers that the users see.
   statistics amend(statistics seen);

@@ -32,6 +32,8 @@ public:
   /// The stream of the free waits for these uses. For a fifth stream, that stream first waits for the other four.
   void record_use(stream_key const& key, void* pointer);
   std::optional<block_info> find(void const* pointer);
+  /// Throws std::bad_alloc.
+  live_blocks find_live();
   statistics read_statistics();
   /// Called when no handle is left.
   void drop_last_handle() noexcept;

@@ -13,6 +13,7 @@ import :pool_statistics;
 import :admission;
 import :block;
 import :block_info;
+import :chunk;
 import :chunk_list;
 import :error;
 import :free_list;
@@ -146,6 +147,18 @@ std::optional<block_info> pool_statistics::find(void const* pointer) {
   if (!found || found->state() == block_state::hole) return std::nullopt;
   if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
   return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
+}
+
+live_blocks pool_statistics::find_live() {
+  all_shards_lock const held{parts_.shards};
+  frees_.drain_all_remote_frees();
+  live_blocks found;
+  parts_.chunks.visit([&](chunk const& parent) {
+    range_allocator::visit(parent, [&](block const& one) {
+      if (one.is_live()) found.add({one.pointer(), one.requested, one.bytes, one.stream->id(), true});
+    });
+  });
+  return found;
 }
 
 } // namespace gpumem::detail

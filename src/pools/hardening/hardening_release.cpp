@@ -109,6 +109,15 @@ std::optional<block_info> hardening::find(void const* pointer) {
   return block_info{found->user, found->live ? found->bytes : 0, found->allocated, found->stream, found->live};
 }
 
+live_blocks hardening::find_live() {
+  lock const held{mutex_};
+  live_blocks found;
+  for (auto const& [user, one] : blocks_) {
+    if (one->live) found.add({one->user, one->bytes, one->allocated, one->stream, true});
+  }
+  return found;
+}
+
 std::vector<block_event> hardening::history(void const* pointer) {
   lock const held{mutex_};
   return history_.all(pointer);

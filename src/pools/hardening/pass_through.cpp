@@ -4,11 +4,8 @@ module;
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <new>
 #include <optional>
-#include <stdexcept>
-#include <string_view>
 #include <utility>
 #include <vector>
 module gpumem:pass_through.impl;
@@ -16,6 +13,7 @@ import :pass_through;
 import :block_info;
 import :cuda;
 import :driver;
+import :environment;
 import :error;
 import :misuse;
 import :pool_engine;
@@ -47,14 +45,7 @@ void order_after(stream_uses const& uses, stream_key const& key) noexcept {
 
 } // namespace
 
-bool passes_through(bool asked) {
-  auto const* const value = std::getenv("GPUMEM_PASS_THROUGH");
-  if (!value || !*value) return asked;
-  std::string_view const text{value};
-  if (text == "1" || text == "on") return true;
-  if (text == "0" || text == "off") return asked;
-  throw std::invalid_argument{"gpumem: GPUMEM_PASS_THROUGH must be 0, 1, off or on"};
-}
+bool passes_through(bool asked) { return is_set_in_environment("GPUMEM_PASS_THROUGH") || asked; }
 
 expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::size_t bytes,
                                                     std::size_t alignment) noexcept {
@@ -167,6 +158,14 @@ std::optional<block_info> pass_through::find(void const* pointer) {
   auto const& [base, found] = *--after;
   if (address_of(pointer) - base >= found.bytes) return std::nullopt;
   return block_info{reinterpret_cast<void*>(base), found.bytes, found.bytes, found.stream, true};
+}
+
+live_blocks pass_through::find_live() {
+  sync::lock const held{mutex_};
+  live_blocks found;
+  for (auto const& [base, one] : live_)
+    found.add({reinterpret_cast<void*>(base), one.bytes, one.bytes, one.stream, true});
+  return found;
 }
 
 statistics pass_through::read_statistics() {

@@ -7,6 +7,7 @@ module;
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 module gpumem:pool_parts.impl;
 import :pool_parts;
@@ -65,7 +66,8 @@ pool_options checked_options(pool_options options, bool paged) {
   if (options.cross_stream > reuse_policy::wait)
     throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
   if (options.limit && options.initial_size > options.limit) {
-    throw std::invalid_argument{"gpumem: a pool's initial_size is larger than its limit"};
+    throw std::invalid_argument{"gpumem: a pool's initial_size of " + std::to_string(options.initial_size) +
+                                " bytes is larger than its limit of " + std::to_string(options.limit) + " bytes"};
   }
   if (options.initial_size > PTRDIFF_MAX) {
     throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
