@@ -140,7 +140,8 @@ int main(int count, char** values) {
       ->check(CLI::Range(0.0, 10'000.0));
   app.footer("Google Benchmark's options:\n  --benchmark_filter=REGEX, --benchmark_list_tests, --benchmark_format=csv, "
              "--benchmark_out=FILE, --benchmark_out_format=csv, …");
-  bool const help = std::any_of(values, values + count, [](std::string_view word) { return word == "--help" || word == "-h"; });
+  bool const help =
+      std::any_of(values, values + count, [](std::string_view word) { return word == "--help" || word == "-h"; });
   if (help) return std::fputs(app.help("gpumem-bench").c_str(), stdout) < 0; // Google Benchmark would print its own
   auto const format = bench::formats_of({values, static_cast<std::size_t>(count)});
   benchmark::Initialize(&count, values); // removes Google Benchmark's options from the arguments

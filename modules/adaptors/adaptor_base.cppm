@@ -219,9 +219,9 @@ namespace extend {
 /// what the upstream supports beyond allocation and free: waiting, trim, statistics, record_use, find, frees without
 /// size, and its accessibility properties. The upstream may be any resource: of gpumem, erased, or of another library.
 /// A resource of another library may align to 256 bytes only: for an alignment above that, the block lies inside one
-/// with up to `alignment` - 256 bytes more. Over an erased upstream, `statistics()` returns a std::optional. Functions of
-/// a handle that was moved from throw std::invalid_argument, and so does an adaptor over one. Any thread.
-export template <class Self, class State, mr::resource Upstream>
+/// with up to `alignment` - 256 bytes more. Over an erased upstream, `statistics()` returns a std::optional. Functions
+/// of a handle that was moved from throw std::invalid_argument, and so does an adaptor over one. Any thread.
+export template <class Self, class State, class Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
 

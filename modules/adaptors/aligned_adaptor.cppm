@@ -64,7 +64,7 @@ private:
 
 /// Aligns each block of at least `threshold` bytes to `alignment` bytes, or to more if its caller asks for more. A
 /// handle; see adaptor_base, also for upstreams of other libraries. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class aligned_adaptor : public adaptor_base<aligned_adaptor<Upstream>, detail::aligning_state<Upstream>, Upstream> {
   using base = adaptor_base<aligned_adaptor, detail::aligning_state<Upstream>, Upstream>;
 

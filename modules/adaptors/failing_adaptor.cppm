@@ -107,7 +107,7 @@ private:
 /// bytes do not count.
 ///
 /// A handle; see adaptor_base. Any thread; with several threads the order in which their requests are numbered varies.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class failing_adaptor : public adaptor_base<failing_adaptor<Upstream>, detail::failing_state<Upstream>, Upstream> {
   using base = adaptor_base<failing_adaptor, detail::failing_state<Upstream>, Upstream>;
 

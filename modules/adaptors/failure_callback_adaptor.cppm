@@ -85,7 +85,7 @@ private:
 ///
 /// A request that waits at the upstream does not fail, and calls nothing; see pool_resource::on_pressure for callbacks
 /// that serve waiting requests. A handle; see adaptor_base. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class failure_callback_adaptor
     : public adaptor_base<failure_callback_adaptor<Upstream>, detail::failure_callback_state<Upstream>, Upstream> {
   using base = adaptor_base<failure_callback_adaptor, detail::failure_callback_state<Upstream>, Upstream>;

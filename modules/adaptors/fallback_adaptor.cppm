@@ -145,16 +145,18 @@ private:
 /// A scope over it counts the blocks of both. So the first resource cannot tell that no scope can go on: a pool needs a
 /// `stall_timeout` here. A handle; copies are the same resource. It lives until its last handle is gone and its last
 /// block is freed. Any thread.
-export template <mr::resource First, mr::resource Second>
-  requires(mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
-          (mr::has_property<Second, mr::host_accessible> || !mr::has_property<First, mr::host_accessible>)
+export template <class First, class Second>
+  requires(!mr::resource<First> || !mr::resource<Second>) ||
+          ((mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
+           (mr::has_property<Second, mr::host_accessible> || !mr::has_property<First, mr::host_accessible>))
 class fallback_adaptor
     : public detail::forwarding_base<fallback_adaptor<First, Second>, detail::fallback_state<First, Second>, First> {
   using state_of = detail::fallback_state<First, Second>;
   using base = detail::forwarding_base<fallback_adaptor, state_of, First>;
 
 public:
-  static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
+  static constexpr bool stream_ordered =
+      detail::is_stream_ordered<First>() && detail::checked_upstream<Second>::stream_ordered;
 
   /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
   fallback_adaptor(First first, Second second) : state_{new state_of{std::move(first), std::move(second)}} {}

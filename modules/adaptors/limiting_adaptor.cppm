@@ -193,7 +193,7 @@ private:
 ///
 /// Beside the locks of the upstream, an allocation and a free take one short lock each. Waiting allocates no host
 /// memory. A handle; see adaptor_base. A handle must live until its requests have ended. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class limiting_adaptor : public adaptor_base<limiting_adaptor<Upstream>, detail::limiting_state<Upstream>, Upstream> {
   using base = adaptor_base<limiting_adaptor, detail::limiting_state<Upstream>, Upstream>;
 

@@ -123,14 +123,14 @@ private:
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), when the last handle and block are gone, and at once with
 /// auto_flush. Those of a binary log also do when 1,024 rows of a thread are buffered. Rows that a sink cannot write
 /// are lost; flush() then returns false. A forked child writes nothing. A handle; see adaptor_base.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;
   using base = adaptor_base<logging_adaptor, state_of, Upstream>;
 
 public:
-  /// Logs to the file that GPUMEM_LOG_FILE names. Throws as log_sink::from_environment(). `auto_flush` takes only a bool:
-  /// otherwise a path would convert to it.
+  /// Logs to the file that GPUMEM_LOG_FILE names. Throws as log_sink::from_environment(). `auto_flush` takes only a
+  /// bool: otherwise a path would convert to it.
   template <std::same_as<bool> Flag = bool>
   explicit logging_adaptor(Upstream upstream, Flag auto_flush = false)
       : logging_adaptor{std::move(upstream), logging_options{.auto_flush = auto_flush}} {}

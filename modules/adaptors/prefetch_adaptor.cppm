@@ -62,7 +62,7 @@ private:
 ///
 /// A prefetch that the driver refuses never fails the allocation; it is counted. Each allocation costs one driver call,
 /// and on a gpumem stream one more that asks whether the stream captures. A handle; see adaptor_base. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class prefetch_adaptor
     : public adaptor_base<prefetch_adaptor<Upstream>, detail::prefetching_state<Upstream>, Upstream> {
   using base = adaptor_base<prefetch_adaptor, detail::prefetching_state<Upstream>, Upstream>;

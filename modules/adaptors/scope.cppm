@@ -93,7 +93,7 @@ private:
 ///
 /// The upstream must outlive the scope and its blocks, also if it is a pool_ref. A handle; see adaptor_base. Any
 /// thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class scope : public adaptor_base<scope<Upstream>, detail::scope_state<Upstream>, Upstream> {
   using base = adaptor_base<scope, detail::scope_state<Upstream>, Upstream>;
 

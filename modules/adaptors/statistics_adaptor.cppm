@@ -109,7 +109,7 @@ private:
 /// Values and totals are exact when no other thread allocates or frees. With several threads the peak of bytes is off
 /// by at most 64 KiB for each, the peak of allocations by 64 for each; with one thread both are exact. A handle; see
 /// adaptor_base.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class statistics_adaptor
     : public adaptor_base<statistics_adaptor<Upstream>, detail::counting_state<Upstream>, Upstream> {
   using base = adaptor_base<statistics_adaptor, detail::counting_state<Upstream>, Upstream>;

@@ -54,7 +54,7 @@ private:
 /// Makes the allocations and frees of all threads one after another, under one lock. For resources of other libraries
 /// and callback resources that are not thread-safe: gpumem's own are, and are faster without it. The lock is held while
 /// the upstream works or waits, and the upstream must not call this adaptor. A handle; see adaptor_base. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class thread_safe_adaptor
     : public adaptor_base<thread_safe_adaptor<Upstream>, detail::locking_state<Upstream>, Upstream> {
   using base = adaptor_base<thread_safe_adaptor, detail::locking_state<Upstream>, Upstream>;
@@ -64,6 +64,7 @@ public:
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(base& b) { b.deallocate(stream, pointer); }
   {
+    if (!this->valid()) return detail::report_moved_from(pointer, 0);
     auto const found = find(pointer);
     if (found && found->live && found->base == pointer) return base::deallocate(stream, pointer, found->bytes);
     this->shared().locked([&] { base::deallocate(stream, pointer); }); // the upstream reports the misuse

@@ -160,7 +160,7 @@ private:
 ///
 /// A request that waits is recorded where it was made, not where it is granted. If the host has no memory for the
 /// record, the request fails as `exhausted`. A handle; see adaptor_base. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class tracking_adaptor : public adaptor_base<tracking_adaptor<Upstream>, detail::tracking_state<Upstream>, Upstream> {
   using base = adaptor_base<tracking_adaptor, detail::tracking_state<Upstream>, Upstream>;
 

@@ -3,6 +3,7 @@
 module;
 #include <cuda.h>
 #include <gpumem/cccl.hpp>
+#include <cstddef>
 export module gpumem:cuda;
 import :namespaces;
 

@@ -19,11 +19,6 @@ template <class Self, class State> struct accessible_base<Self, State, false, tr
 template <class Self, class State> struct accessible_base<Self, State, true, true> {
   using type = resource_base<Self, State, mr::device_accessible, mr::host_accessible>;
 };
-/// The resource_base with the accessibility properties of the upstream, no more and no less.
-export template <class Self, class State, class Upstream>
-using forwarding_base = accessible_base<Self, State, mr::has_property<Upstream, mr::device_accessible>,
-                                        mr::has_property<Upstream, mr::host_accessible>>::type;
-
 /// Returns whether memory of the upstream comes in stream order; true also without a member `stream_ordered`.
 export template <class Upstream> consteval bool is_stream_ordered() {
   if constexpr (requires {
@@ -34,5 +29,29 @@ export template <class Upstream> consteval bool is_stream_ordered() {
     return true;
   }
 }
+
+// The properties of an upstream. A type that is no resource fails here with a sentence, not as the constraint of a
+// class: where the compiler deduces the class's arguments, it would not say which part of the constraint failed.
+template <class Upstream> struct checked_upstream {
+  static_assert(mr::has_allocate<Upstream>, "gpumem: the upstream is no resource: it lacks the function "
+                                            "void* allocate(stream_ref, std::size_t bytes, std::size_t alignment)");
+  static_assert(mr::has_deallocate<Upstream>,
+                "gpumem: the upstream is no resource: it lacks the function "
+                "void deallocate(stream_ref, void*, std::size_t bytes, std::size_t alignment)");
+  static_assert(mr::has_allocate_sync<Upstream>, "gpumem: the upstream is no resource: it lacks the function "
+                                                 "void* allocate_sync(std::size_t bytes, std::size_t alignment)");
+  static_assert(mr::has_deallocate_sync<Upstream>,
+                "gpumem: the upstream is no resource: it lacks the function "
+                "void deallocate_sync(void*, std::size_t bytes, std::size_t alignment)");
+  static_assert(mr::has_equality<Upstream>, "gpumem: the upstream is no resource: it lacks operator==");
+  static constexpr bool for_device = mr::has_property<Upstream, mr::device_accessible>;
+  static constexpr bool for_host = mr::has_property<Upstream, mr::host_accessible>;
+  static constexpr bool stream_ordered = is_stream_ordered<Upstream>();
+};
+
+/// The resource_base with the accessibility properties of the upstream, no more and no less.
+export template <class Self, class State, class Upstream>
+using forwarding_base =
+    accessible_base<Self, State, checked_upstream<Upstream>::for_device, checked_upstream<Upstream>::for_host>::type;
 
 } // namespace gpumem::detail

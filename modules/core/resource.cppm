@@ -33,7 +33,8 @@ template <class Self> struct services_property {
 
 namespace extend {
 /// Base of every gpumem resource. `Self` has `State& state() const noexcept` and operator==; `State` is a
-/// resource_state. A `Self` that a move leaves without a state also has `bool has_state() const noexcept`. Adds CCCL's concept, functions that do not throw, the awaitables, the properties and the services.
+/// resource_state. A `Self` that a move leaves without a state also has `bool has_state() const noexcept`. Adds CCCL's
+/// concept, functions that do not throw, the awaitables, the properties and the services.
 ///
 /// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment may be any power of two,
 /// and the stream any stream. Any thread.

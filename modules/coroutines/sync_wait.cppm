@@ -35,7 +35,8 @@ private:
 
 /// Awaits `what` from a plain function: starts it on the calling thread and blocks until it ends, also if it resumes on
 /// other threads meanwhile. Returns its result (a reference if it returns an lvalue reference, otherwise a value), or
-/// throws its exception, for instance std::logic_error for a task that was awaited before. It runs no executor. So it never returns on a thread on which the awaited work must resume.
+/// throws its exception, for instance std::logic_error for a task that was awaited before. It runs no executor. So it
+/// never returns on a thread on which the awaited work must resume.
 export template <awaitable A> await_value_t<A> sync_wait(A&& what) {
   detail::sync_signal signal;
   auto run = detail::make_child<A&&>(static_cast<A&&>(what));

@@ -34,8 +34,7 @@ pool_options arena_pool_options(arena_options options);
 /// Streams need no arenas of their own: each free range keeps the order of the streams that have used it. The rest is
 /// as in pool_resource, whose threads get such shards only when they contend. Choose this resource if many threads
 /// begin at once. `describe_memory()` and `pool.failure_report` tell which streams hold the memory. Any thread.
-export template <mr::resource Upstream>
-class arena_resource : public detail::pool_base<arena_resource<Upstream>, Upstream> {
+export template <class Upstream> class arena_resource : public detail::pool_base<arena_resource<Upstream>, Upstream> {
   using base = detail::pool_base<arena_resource, Upstream>;
 
 public:

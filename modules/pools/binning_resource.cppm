@@ -144,9 +144,9 @@ void check_exponents(binning_options const& options);
 /// A request that waits does so in its bin, if requests can wait there. `acquire_all` waits only if one bin serves all
 /// blocks; otherwise it fails unless all have memory now. `trim` trims each bin, then the upstream. Statistics are sums
 /// over the bins and the upstream, which also count what others allocate there; chunks of bins over the upstream do not
-/// count twice, and a resource that keeps none counts as zeros. A handle; copies are the same resource. It lives until its last handle is gone and its last block is
-/// freed. Any thread.
-export template <mr::resource Upstream>
+/// count twice. A resource that keeps none counts as zeros. A handle; copies are the same resource. It lives until
+/// its last handle is gone and its last block is freed. Any thread.
+export template <class Upstream>
 class binning_resource : public detail::forwarding_base<binning_resource<Upstream>, detail::binning_state, Upstream> {
   using base = detail::forwarding_base<binning_resource, detail::binning_state, Upstream>;
 
@@ -198,9 +198,7 @@ public:
       throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};
   }
 
-  Upstream const& upstream() const {
-    return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value;
-  }
+  Upstream const& upstream() const { return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value; }
 
   friend bool operator==(binning_resource const& a, binning_resource const& b) noexcept { return a.state_ == b.state_; }
 

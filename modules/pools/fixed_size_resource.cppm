@@ -31,7 +31,7 @@ pool_options fixed_pool_options(fixed_size_options options);
 ///
 /// Everything else is as in pool_resource: stream order, waiting requests, limits, hardening and ownership. Statistics
 /// count requested bytes as `live`, and whole blocks as `allocated`. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class fixed_size_resource : public detail::pool_base<fixed_size_resource<Upstream>, Upstream> {
   using base = detail::pool_base<fixed_size_resource, Upstream>;
 

@@ -90,7 +90,7 @@ void reset_monotonic(monotonic_state& state, stream_ref stream);
 /// A reset is a free in the order of its stream: work that uses the blocks must come before it in that order, or before
 /// the free of its block. Regions that are free again stay in a pool; `trim` gives them back. A handle; copies are the
 /// same resource. It lives until its last handle is gone and each block was freed or reset. Any thread.
-export template <mr::resource Upstream>
+export template <class Upstream>
 class monotonic_resource
     : public detail::forwarding_base<monotonic_resource<Upstream>, detail::monotonic_state, Upstream> {
   using base = detail::forwarding_base<monotonic_resource, detail::monotonic_state, Upstream>;

@@ -265,9 +265,7 @@ public:
   /// Any thread.
   std::string describe_memory() const { return state_->describe_memory(); }
 
-  Upstream const& upstream() const {
-    return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value;
-  }
+  Upstream const& upstream() const { return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value; }
   inline pool_options const& options() const { return state_->engine().options(); }
 
   /// Copies are the same pool and compare equal.

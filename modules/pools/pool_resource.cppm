@@ -29,8 +29,7 @@ namespace gpumem {
 ///
 /// Ownership: a handle of 8 bytes; copies are the same pool and compare equal. The pool lives until its last handle is
 /// gone and its last block is freed; its memory goes upstream when the host has seen all uses complete.
-export template <mr::resource Upstream>
-class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream> {
+export template <class Upstream> class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream> {
   using base = detail::pool_base<pool_resource, Upstream>;
 
 public:

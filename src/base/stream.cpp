@@ -41,9 +41,7 @@ bool is_default(CUstream handle) noexcept {
 }
 
 void require_current(device where) {
-  if (device::current() != where) {
-    throw detail::rule_error{broken_rule::other_device};
-  }
+  if (device::current() != where) { throw detail::rule_error{broken_rule::other_device}; }
 }
 
 stream_timeline& foreign_timeline_of(CUstream handle, device where) {

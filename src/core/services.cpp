@@ -134,11 +134,9 @@ failure current_failure(std::size_t bytes) noexcept {
     auto const code = static_cast<CUresult>(e.status());
     if (code == CUDA_ERROR_OUT_OF_MEMORY) return {outcome::exhausted, code, bytes};
     return {is_sticky(code) ? outcome::device_lost : outcome::driver_error, code, bytes};
-  } catch (rule_error const& e) {
-    return failure_of(e.rule(), bytes);
-  } catch (std::invalid_argument const&) { return {outcome::invalid_argument, 0, bytes}; } catch (...) {
-    return {outcome::driver_error, 0, bytes};
-  }
+  } catch (rule_error const& e) { return failure_of(e.rule(), bytes); } catch (std::invalid_argument const&) {
+    return {outcome::invalid_argument, 0, bytes};
+  } catch (...) { return {outcome::driver_error, 0, bytes}; }
 }
 
 } // namespace gpumem::detail

@@ -147,8 +147,7 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
                upstream->show_to_tool()},
       engine_{make_engine(std::move(upstream), std::move(options))},
       pass_through_{make_pass_through(*engine_, &pool_state::end, this)},
-      hardening_{harden(*engine_, &pool_state::end, this)},
-      leaks_{make_leak_report(*engine_, *this)} {}
+      hardening_{harden(*engine_, &pool_state::end, this)}, leaks_{make_leak_report(*engine_, *this)} {}
 
 void pool_state::end(void* state) noexcept {
   auto& ended = *static_cast<pool_state*>(state);

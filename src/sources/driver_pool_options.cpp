@@ -31,11 +31,16 @@ CUmemAllocationHandleType handle_type(export_handle as) {
 }
 
 void check_options(driver_pool_kind kind, async_options const& options) {
-  auto const refuse_if = [](bool contradiction, char const* why) {
-    if (contradiction) throw std::invalid_argument{std::string{"gpumem: async_options: "} + why};
+  auto const refuse_if = [](bool contradiction, std::string const& why) {
+    if (contradiction) throw std::invalid_argument{"gpumem: async_options: " + why};
   };
-  refuse_if(options.limit != 0 && options.initial_size > options.limit, "the initial size is above the limit");
-  refuse_if(options.initial_size > options.release_threshold, "the initial size is above the release threshold");
+  auto const larger_than = [&](char const* what, std::size_t bytes) {
+    return std::string{"initial_size is larger than "} + what + ": " + std::to_string(options.initial_size) + " > " +
+           std::to_string(bytes) + " bytes";
+  };
+  refuse_if(options.limit != 0 && options.initial_size > options.limit, larger_than("its limit", options.limit));
+  refuse_if(options.initial_size > options.release_threshold,
+            larger_than("its release_threshold", options.release_threshold));
   refuse_if(options.numa_node < -1, "numa_node is below -1");
   refuse_if(options.numa_node != -1 && kind != driver_pool_kind::pinned, "numa_node is only for pinned memory");
   refuse_if(kind != driver_pool_kind::device && options.exported_as != export_handle::none,

@@ -134,9 +134,8 @@ TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant) {
   expect_counts_at_the_grant(gpumem::statistics_adaptor{narrow_resource{}}, stream_);
 }
 TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant_through_two_adaptors) {
-  expect_counts_at_the_grant(
-      gpumem::statistics_adaptor{gpumem::logging_adaptor{narrow_resource{}, gpumem::extend::log_sink{"/dev/null"}}},
-      stream_);
+  expect_counts_at_the_grant(gpumem::statistics_adaptor{gpumem::logging_adaptor{narrow_resource{}, "/dev/null"}},
+                             stream_);
 }
 TEST_F(adaptor_base, request_that_waits_is_counted_at_its_grant_over_an_erased_upstream) {
   expect_counts_at_the_grant(gpumem::statistics_adaptor{gpumem::any_pool{narrow_resource{}}}, stream_);
@@ -171,7 +170,7 @@ TEST_F(adaptor_base, free_is_counted_before_the_upstream_frees) {
 }
 
 TEST_F(adaptor_base, adaptor_forwards_what_its_upstream_can_do) {
-  gpumem::statistics_adaptor subject{gpumem::logging_adaptor{narrow_resource{}, gpumem::extend::log_sink{"/dev/null"}}};
+  gpumem::statistics_adaptor subject{gpumem::logging_adaptor{narrow_resource{}, "/dev/null"}};
   EXPECT_EQ(subject.trim(1), 999u);
   EXPECT_EQ(gpumem::trim(subject, 1), 999u);
   void* const p = subject.allocate(stream_, 77);

@@ -77,14 +77,14 @@ TEST_F(failure_callback, retries_are_bounded) {
 TEST_F(failure_callback, false_and_exceptions_end_the_request) {
   void* const held = pool_.allocate(s_, 4_MiB);
   gpumem::failure_callback_adaptor refusing{pool_, {.callback = recording(false)}};
-  EXPECT_THROW(refusing.allocate(s_, 1_MiB), gpumem::out_of_memory);
+  EXPECT_THROW((void)refusing.allocate(s_, 1_MiB), gpumem::out_of_memory);
   EXPECT_EQ(calls_.size(), 1u);
   int thrown = 0;
   gpumem::failure_callback_adaptor throwing{pool_, {.callback = [&](allocation_failure const&) -> bool {
                                               ++thrown;
                                               throw std::runtime_error{"no"};
                                             }}};
-  EXPECT_THROW(throwing.allocate(s_, 1_MiB), gpumem::out_of_memory);
+  EXPECT_THROW((void)throwing.allocate(s_, 1_MiB), gpumem::out_of_memory);
   EXPECT_EQ(thrown, 1);
   pool_.deallocate(s_, held, 4_MiB);
 }
@@ -92,7 +92,7 @@ TEST_F(failure_callback, false_and_exceptions_end_the_request) {
 TEST_F(failure_callback, only_exhaustion_calls_it) {
   gpumem::failure_callback_adaptor subject{pool_, {.callback = recording(true)}};
   EXPECT_EQ(subject.try_allocate(s_, 5_MiB).error().reason, gpumem::outcome::too_large);
-  EXPECT_THROW(subject.allocate(s_, 1_MiB, 3), std::invalid_argument);
+  EXPECT_THROW((void)subject.allocate(s_, 1_MiB, 3), std::invalid_argument);
   EXPECT_TRUE(calls_.empty());
 }
 

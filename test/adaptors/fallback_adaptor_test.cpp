@@ -111,7 +111,7 @@ TEST_F(fallback, failure_is_that_of_the_first_unless_it_is_too_small) {
   EXPECT_EQ(subject.try_allocate(s_, 3_MiB).error().reason, gpumem::outcome::exhausted);
   EXPECT_EQ(subject.try_allocate(s_, 5_MiB).error().reason, gpumem::outcome::too_large);
   void* const q = subject.allocate(s_, 2_MiB);
-  EXPECT_THROW(subject.allocate(s_, 1_MiB), gpumem::out_of_memory);
+  EXPECT_THROW((void)subject.allocate(s_, 1_MiB), gpumem::out_of_memory);
   subject.deallocate(s_, p, 4_MiB);
   subject.deallocate(s_, q, 2_MiB);
 }
@@ -139,7 +139,7 @@ TEST_F(fallback, host_does_not_wait_for_the_first_while_the_second_has_memory) {
 TEST_F(fallback, first_is_asked_again_with_leave_to_wait_after_both_have_failed) {
   empty_resource first, second;
   gpumem::fallback_adaptor subject{first, second};
-  EXPECT_THROW(subject.allocate(s_, 4_MiB), gpumem::out_of_memory);
+  EXPECT_THROW((void)subject.allocate(s_, 4_MiB), gpumem::out_of_memory);
   EXPECT_EQ(first.state().waits, (std::vector<bool>{false, true}));
   EXPECT_EQ(second.state().waits, (std::vector<bool>{false}));
   EXPECT_FALSE(subject.try_allocate(s_, 4_MiB));

@@ -71,7 +71,7 @@ TEST_F(limiting_ends, request_ends_when_the_adaptor_closes) {
   for (auto* each : {&first, &second, &third}) EXPECT_EQ(each->ended(), outcome::closed);
   EXPECT_EQ(subject.acquire(a, MiB).try_now().error().reason, outcome::closed);
   EXPECT_EQ(subject.try_allocate(a, MiB).error().reason, outcome::closed);
-  EXPECT_THROW(subject.allocate_sync(MiB), gpumem::acquire_error);
+  EXPECT_THROW((void)subject.allocate_sync(MiB), gpumem::acquire_error);
   request late{*this, subject, b, MiB};
   EXPECT_EQ(late.ended(), outcome::closed);
   block.reset();

@@ -45,12 +45,23 @@ protected:
   std::string path_;
 };
 
+TEST_F(logging_adaptor, path_is_not_taken_for_a_bool) {
+  gpumem::stream stream{gpumem::device{0}};
+  gpumem::logging_adaptor subject(gpumem::cuda_resource{}, path_.c_str());
+  subject.deallocate(stream, subject.allocate(stream, 100), 100);
+  EXPECT_TRUE(subject.flush());
+  EXPECT_EQ(read(contents(path_)).size(), 2u);
+  gpumem::logging_adaptor flushed(gpumem::cuda_resource{}, path_.c_str(), true);
+  flushed.deallocate_sync(flushed.allocate_sync(10), 10);
+  EXPECT_EQ(read(contents(path_)).size(), 2u) << "without flush()";
+}
+
 TEST_F(logging_adaptor, trace_reader_reads_what_it_writes) {
   std::ostringstream text;
   gpumem::logging_adaptor subject{gpumem::cuda_resource{}, text};
   gpumem::stream stream{gpumem::device{0}};
   void* const p = subject.allocate(stream, 1234);
-  EXPECT_THROW(subject.allocate(stream, std::size_t{1} << 50), gpumem::out_of_memory);
+  EXPECT_THROW((void)subject.allocate(stream, std::size_t{1} << 50), gpumem::out_of_memory);
   void* const q = subject.allocate_sync(99);
   subject.deallocate(stream, p, 1234);
   subject.deallocate_sync(q, 99);

@@ -34,9 +34,11 @@ protected:
     return all;
   }
 
-  // Returns the exit code; the output is in the file "out".
+  // Returns the exit code; the output is in the file "out", the error output in "err".
   int run(lines const& arguments) const {
-    std::string command = "'" GPUMEM_BENCH_PROGRAM "' --device simulated --operations 200";
+    return run_program("'" GPUMEM_BENCH_PROGRAM "' --device simulated --operations 200", arguments);
+  }
+  int run_program(std::string command, lines const& arguments) const {
     for (auto const& each : arguments) command += " '" + each + "'";
     int const status = std::system((command + " >" + path("out") + " 2>" + path("err") + " </dev/null").c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -83,6 +85,41 @@ TEST_F(bench_program, csv_reports_failed_rows_and_continues) {
     EXPECT_EQ(commas(each), commas(shown[0])) << each;
     bool const absent = each.find("/absent/") != std::string::npos;
     EXPECT_EQ(each.find(",true,\"absent is not available on this device\",") != std::string::npos, absent) << each;
+  }
+}
+
+TEST_F(bench_program, help_shows_the_options_of_the_program) {
+  for (char const* word : {"--help", "-h"}) {
+    ASSERT_EQ(run({word}), 0);
+    std::string all;
+    for (auto const& each : read("out")) all += each + "\n";
+    for (char const* option : {"--device", "--peer", "--operations", "--milliseconds", "--benchmark_filter=REGEX"})
+      EXPECT_NE(all.find(option), std::string::npos) << option;
+  }
+}
+
+TEST_F(bench_program, numbers_out_of_range_are_refused) {
+  struct number {
+    char const* program;
+    char const* option;
+    char const* range;
+    lines values;
+  };
+  for (auto const& each : {number{GPUMEM_BENCH_PROGRAM, "--operations", "2 to 1000000000", {"0", "1", "-1"}},
+                           number{GPUMEM_BENCH_PROGRAM, "--milliseconds", "0 to 10000", {"-1", "1e9"}},
+                           number{GPUMEM_COMPLETION_BENCH, "--rounds", "1 to 1000000", {"0", "-1"}},
+                           number{GPUMEM_WAITING_BENCH, "--rounds", "1 to 1000", {"0", "-1"}},
+                           number{GPUMEM_WAITING_BENCH, "--tasks", "1 to 10000", {"0"}},
+                           number{GPUMEM_WAITING_BENCH, "--limit", "1048576 to ", {"0", "1KiB"}},
+                           number{GPUMEM_WAITING_BENCH, "--sigma", "0 to 10", {"-1", "11"}},
+                           number{GPUMEM_WAITING_BENCH, "--kernel", "0.001", {"0"}}}) {
+    for (auto const& value : each.values) {
+      EXPECT_NE(run_program("'" + std::string{each.program} + "'", {each.option, value}), 0) << each.option << value;
+      auto const told = read("err");
+      ASSERT_FALSE(told.empty()) << each.option;
+      EXPECT_TRUE(told[0].starts_with(each.option)) << told[0];
+      EXPECT_NE(told[0].find(each.range), std::string::npos) << told[0];
+    }
   }
 }
 

@@ -321,7 +321,7 @@ TEST_F(c_stack, stack_serves_calls_of_pytorch) {
 TEST_F(c_stack, bad_descriptions_are_refused) {
   expect_refused("fallback(pool)", "'fallback' needs two resources in its parentheses");
   expect_refused("fallback(pool,cuda,managed)", "'fallback' needs two resources in its parentheses");
-  expect_refused("aligned(pool,alignment=3)", "must be a power of two");
+  expect_refused("aligned(pool,alignment=3)", "the alignment is not a power of two");
   expect_refused("tracking(pool,stack_depth=1000)", "must be 256 at most");
   expect_refused("tracking(pool,depth=1)", "its options are stack_depth, freed_remembered, report");
   expect_refused("thread_safe(pool,on=1)", "'on' is no option of thread_safe");

@@ -90,7 +90,7 @@ TEST_F(any_memory_test, narrowed_resource_keeps_its_services) {
   EXPECT_TRUE(memory == make_any_memory(narrowed));
   gpumem::stream const on_second{second};
   auto* const p = memory.allocate(on_second, 100, 256);
-  EXPECT_EQ(gpumem::statistics_of(memory).live, 100u);
+  EXPECT_EQ(gpumem::statistics_of(memory)->live, 100u);
   memory.deallocate(on_second, p, 100, 256);
 }
 

@@ -41,7 +41,7 @@ TEST_F(current_resource_test, initial_resource_is_a_pool_over_the_device) {
   auto const bytes = device_bytes();
   gpumem::simulator::clear_driver_calls();
   auto* const p = at_first.allocate(a, 1000, 256);
-  EXPECT_GT(gpumem::statistics_of(at_first).reserved, 1000u); // a pool reserves more than is requested
+  EXPECT_GT(gpumem::statistics_of(at_first)->reserved, 1000u); // a pool reserves more than is requested
   EXPECT_EQ(gpumem::simulator::report().driver_calls["cuMemCreate"], 1u) << "it uses virtual pages";
   EXPECT_GT(device_bytes(), bytes);
   at_first.deallocate(a, p, 1000, 256);
@@ -83,7 +83,7 @@ TEST_F(current_resource_test, set_resource_is_kept_alive) {
   auto* const p = mine.allocate(a, 100, 256);
   set_current_resource(first, pool()); // the former resource lives on in the copy
   mine.deallocate(a, p, 100, 256);
-  EXPECT_EQ(gpumem::statistics_of(mine).live, 0u);
+  EXPECT_EQ(gpumem::statistics_of(mine)->live, 0u);
 }
 
 TEST_F(current_resource_test, resource_lives_as_long_as_a_buffer_in_it) {
@@ -138,7 +138,7 @@ TEST_F(current_resource_test, resource_can_be_set_while_threads_use_it) {
     });
   }
   for (auto& thread : running) thread.join();
-  for (auto each : pools) EXPECT_EQ(gpumem::statistics_of(each).live, 0u);
+  for (auto each : pools) EXPECT_EQ(gpumem::statistics_of(each)->live, 0u);
 }
 
 TEST_F(current_resource_test, initial_resource_is_created_once_for_concurrent_threads) {

@@ -45,9 +45,10 @@ TEST(misuse, reports_go_to_the_handler_that_is_set) {
 }
 
 TEST(misuse, each_kind_has_a_text) {
-  for (auto kind : {misuse::kind::foreign_pointer, misuse::kind::double_free, misuse::kind::wrong_size,
-                    misuse::kind::use_after_close, misuse::kind::bad_stream, misuse::kind::overrun,
-                    misuse::kind::underrun, misuse::kind::use_after_free}) {
+  for (auto kind :
+       {misuse::kind::foreign_pointer, misuse::kind::double_free, misuse::kind::wrong_size,
+        misuse::kind::use_after_close, misuse::kind::bad_stream, misuse::kind::other_device, misuse::kind::moved_from,
+        misuse::kind::overrun, misuse::kind::underrun, misuse::kind::use_after_free}) {
     EXPECT_EQ(std::string{gpumem::to_string(kind)}.find("unknown"), std::string::npos);
   }
 }
@@ -63,6 +64,8 @@ TEST(misuse, free_on_an_unknown_stream_is_reported_and_ignored) {
   gpumem::driver_api::check(gpumem::driver_api::driver().stream_destroy(handle), "cuStreamDestroy");
   gpumem::set_misuse_handler(remember);
   times = 0;
+  EXPECT_THROW((void)resource.allocate(gpumem::stream_ref{handle}, 10), gpumem::cuda_error);
+  EXPECT_EQ(times, 0) << "an allocation throws";
   resource.deallocate(gpumem::stream_ref{handle}, p, 10);
   EXPECT_EQ(times, 1);
   EXPECT_EQ(told.what, misuse::kind::bad_stream);
@@ -142,7 +145,7 @@ TEST(resource, free_on_a_lost_device_is_counted_and_no_misuse) {
   EXPECT_EQ(resource.state().used(), 0u);
   EXPECT_TRUE(gpumem::device{0}.lost());
   EXPECT_EQ(resource.try_allocate(gpumem::stream_ref{handle}, 10).error().reason, outcome::device_lost);
-  EXPECT_THROW(resource.allocate_sync(10), gpumem::cuda_error);
+  EXPECT_THROW((void)resource.allocate_sync(10), gpumem::cuda_error);
   gpumem::set_misuse_handler(nullptr);
 }
 

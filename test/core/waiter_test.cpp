@@ -241,7 +241,7 @@ TEST_F(waiter_test, thread_waits_without_a_coroutine) {
   EXPECT_EQ(resource.acquire(stream, 10).try_now()->bytes(), 10u);
   auto block = resource.acquire(stream, 1024).wait();
   EXPECT_EQ(resource.acquire(stream, 10).try_now().error(), (gpumem::failure{outcome::exhausted, 0, 10}));
-  EXPECT_THROW(resource.acquire(stream, 2000).wait(), gpumem::out_of_memory);
+  EXPECT_THROW((void)resource.acquire(stream, 2000).wait(), gpumem::out_of_memory);
   auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{2};
   EXPECT_EQ(resource.acquire(stream, 10).wait_until(soon).error().reason, outcome::deadline);
   EXPECT_GE(gpumem::detail::sync::now(), soon);
@@ -265,10 +265,10 @@ TEST_F(waiter_test, request_for_zero_bytes_is_granted) {
 }
 
 TEST_F(waiter_test, invalid_requests_are_refused) {
-  EXPECT_THROW(sync_wait(resource.acquire(stream, 10, {.alignment = 48})), std::invalid_argument);
-  EXPECT_THROW(sync_wait(resource.acquire(stream, 10, {.alignment = 0})), std::invalid_argument);
-  EXPECT_THROW(sync_wait(resource.acquire(stream, SIZE_MAX)), gpumem::out_of_memory);
-  EXPECT_THROW(sync_wait(resource.acquire(stream, SIZE_MAX - 100, {.alignment = 4096})), gpumem::out_of_memory);
+  EXPECT_THROW((void)sync_wait(resource.acquire(stream, 10, {.alignment = 48})), std::invalid_argument);
+  EXPECT_THROW((void)sync_wait(resource.acquire(stream, 10, {.alignment = 0})), std::invalid_argument);
+  EXPECT_THROW((void)sync_wait(resource.acquire(stream, SIZE_MAX)), gpumem::out_of_memory);
+  EXPECT_THROW((void)sync_wait(resource.acquire(stream, SIZE_MAX - 100, {.alignment = 4096})), gpumem::out_of_memory);
   stream.begin_capture();
   try {
     sync_wait(resource.acquire(stream, 10));

@@ -41,8 +41,8 @@ protected:
   static constexpr auto nothing = outcome::closed;
 
   void TearDown() override {
-    EXPECT_EQ(gpumem::statistics_of(pool).waiting, 0u);
-    EXPECT_EQ(gpumem::statistics_of(pool).live, 0u);
+    EXPECT_EQ(gpumem::statistics_of(pool)->waiting, 0u);
+    EXPECT_EQ(gpumem::statistics_of(pool)->live, 0u);
     EXPECT_FALSE(executor.run_one()) << "a posted work item was not run";
     simulator::run_until_idle();
     EXPECT_NO_THROW(simulator::expect_silent());
@@ -52,7 +52,7 @@ protected:
     return pool.acquire(stream, bytes, {.resume_on = &executor, .deadline = in_an_hour}, std::move(token));
   }
   auto hold(std::size_t bytes) { return pool.acquire(stream, bytes).wait(); }
-  bool waits() { return gpumem::statistics_of(pool).waiting == 1; }
+  bool waits() { return gpumem::statistics_of(pool)->waiting == 1; }
   void run_all() {
     while (executor.run_one()) {}
   }

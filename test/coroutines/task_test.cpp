@@ -51,8 +51,29 @@ TEST(task, awaited_lvalue_keeps_its_result) {
   std::string& inside = sync_wait(one);
   EXPECT_EQ(inside, "kept");
   EXPECT_TRUE(one.done());
-  EXPECT_EQ(&sync_wait(one), &inside); // awaited again, the result is available at once
-  EXPECT_EQ(sync_wait(std::move(one)), "kept");
+  EXPECT_EQ(inside, "kept") << "it stays in the task";
+}
+
+TEST(task, second_await_is_an_error) {
+  auto one = give(1);
+  EXPECT_EQ(sync_wait(one), 1);
+  EXPECT_THROW(sync_wait(one), std::logic_error) << "it has ended";
+  EXPECT_THROW(sync_wait(std::move(one)), std::logic_error);
+
+  std::coroutine_handle<> inner;
+  bool ended = false;
+  auto waits = [&]() -> task<> {
+    co_await parked{&inner};
+    ended = true;
+  };
+  auto shared = waits();
+  auto awaits = [&]() -> task<> { co_await shared; };
+  auto first = start(awaits());
+  EXPECT_THROW(sync_wait(awaits()), std::logic_error) << "it runs";
+  EXPECT_FALSE(ended);
+  inner.resume();
+  EXPECT_TRUE(ended && first.done()) << "the first await is not disturbed";
+  first.destroy();
 }
 
 TEST(task, exception_of_the_body_is_rethrown) {

@@ -39,6 +39,14 @@ TEST(when_all, returns_a_tuple_in_argument_order) {
   EXPECT_EQ(&d.get(), &number);
 }
 
+TEST(when_all, is_awaited_once_and_not_after_a_move) {
+  auto both = when_all(give(1), give(2));
+  auto moved = std::move(both);
+  EXPECT_THROW(sync_wait(both), std::logic_error); // the moved-from state is tested
+  EXPECT_EQ(sync_wait(moved), (std::tuple{1, 2}));
+  EXPECT_THROW(sync_wait(moved), std::logic_error);
+}
+
 TEST(when_all, returns_a_vector_or_void) {
   std::vector<task<int>> numbers;
   for (int i = 0; i < 100; ++i) numbers.push_back(give(i));

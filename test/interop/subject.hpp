@@ -42,7 +42,7 @@ public:
                                                                     std::size_t bytes) override {
     return gpumem::acquire(value_, stream, bytes).try_now();
   }
-  gpumem::statistics statistics() override { return gpumem::statistics_of(value_); }
+  gpumem::statistics statistics() override { return gpumem::statistics_of(value_).value_or(gpumem::statistics{}); }
   std::size_t trim() override { return gpumem::trim(value_); }
   int ordinal() override {
     auto const services = gpumem::extend::services_of(value_);

@@ -105,7 +105,7 @@ TEST_P(beside_capture, pool_can_run_out_of_memory_synchronize_and_end) {
       for (auto const on : {stream_ref{own_}, foreign, stream_ref{CU_STREAM_PER_THREAD}}) {
         auto* const p = pool->allocate(on, 60 * MiB);
         EXPECT_FALSE(pool->try_allocate(other_, 60 * MiB));
-        EXPECT_THROW(pool->allocate(other_, 60 * MiB), gpumem::out_of_memory);
+        EXPECT_THROW((void)pool->allocate(other_, 60 * MiB), gpumem::out_of_memory);
         pool->deallocate(on, p, 60 * MiB);
         pool->synchronize(10s);
         pool->trim();
@@ -167,7 +167,7 @@ TEST_P(beside_capture, calls_of_sources_and_a_hardened_pool_leave_the_capture_va
       async.deallocate(on, async.allocate(on, MiB), MiB);
       pool_resource hard{device, {.limit = 16 * MiB, .hardened = {.enabled = true}}};
       auto* const p = hard.allocate(on, 8 * MiB);
-      EXPECT_THROW(hard.allocate(on, 12 * MiB), gpumem::out_of_memory);
+      EXPECT_THROW((void)hard.allocate(on, 12 * MiB), gpumem::out_of_memory);
       hard.deallocate(on, p, 8 * MiB);
       hard.synchronize(10s);
     }

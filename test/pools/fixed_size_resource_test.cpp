@@ -161,7 +161,7 @@ TEST_F(fixed_size, erased_pool_refuses_and_serves_as_before) {
   auto const block = gpumem::acquire(pool, stream_, 1_KiB).try_now();
   ASSERT_TRUE(block);
   EXPECT_EQ(gpumem::acquire(pool, stream_, 1_MiB).try_now().error().reason, gpumem::outcome::too_large);
-  EXPECT_EQ(gpumem::statistics_of(pool).live, 1_KiB);
+  EXPECT_EQ(gpumem::statistics_of(pool)->live, 1_KiB);
 }
 
 // The options of pool_resource that make a pool of one size.

@@ -4,7 +4,9 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -101,9 +103,86 @@ TEST_F(pool_misuse, default_stream_of_another_device_is_reported) {
     r.deallocate(cuda::stream_ref{CU_STREAM_LEGACY}, p, 1000);
   }
   ASSERT_EQ(told.size(), 1u);
-  EXPECT_EQ(told[0].what, misuse::kind::bad_stream);
+  EXPECT_EQ(told[0].what, misuse::kind::other_device);
   EXPECT_TRUE(r.find(p)->live);
   r.deallocate(s, p, 1000);
+}
+
+// Returns the text of the exception that the call throws.
+template <class Call> std::string text_of(Call call) {
+  try {
+    call();
+  } catch (std::exception const& e) { return e.what(); }
+  return "nothing was thrown";
+}
+
+std::string described(misuse const& what) {
+  std::array<char, 1024> text;
+  gpumem::describe(what, text.data(), text.size());
+  return text.data();
+}
+
+TEST_F(pool_misuse, each_rule_has_one_message) {
+  gpumem::pool_resource named{gpumem::device{0}, {.name = "weights"}};
+  gpumem::statistics_adaptor over{named};
+  gpumem::any_pool erased{named};
+  std::string const alignment = "gpumem: weights: the alignment is not a power of two";
+  EXPECT_EQ(text_of([&] { (void)named.allocate(s, 10, 3); }), alignment);
+  EXPECT_EQ(text_of([&] { (void)named.allocate_sync(10, 3); }), alignment);
+  EXPECT_EQ(text_of([&] { (void)named.acquire(s, 10, {.alignment = 3}).wait(); }), alignment);
+  EXPECT_EQ(text_of([&] { (void)over.allocate(s, 10, 3); }), alignment);
+  EXPECT_EQ(text_of([&] { (void)erased.allocate(s, 10, 3); }), alignment);
+  EXPECT_EQ(text_of([&] { (void)gpumem::acquire(erased, s, 10, {.alignment = 3}).wait(); }), alignment);
+  EXPECT_EQ(text_of([&] { gpumem::buffer(s, named, 10, 3); }), "gpumem: the alignment is not a power of two");
+  EXPECT_EQ(text_of([&] { gpumem::aligned_adaptor(named, {.alignment = 3}); }),
+            "gpumem: aligned_adaptor: the alignment is not a power of two");
+
+  auto* const block = named.allocate(s, 10);
+  gpumem::stream_ref const legacy{CU_STREAM_LEGACY};
+  std::string const other = "gpumem: weights: a default stream was given while another device is current";
+  {
+    gpumem::device_guard const elsewhere{gpumem::device{1}};
+    EXPECT_EQ(text_of([&] { (void)named.allocate(legacy, 10); }), other);
+    EXPECT_EQ(text_of([&] { (void)named.acquire(legacy, 10).wait(); }), other);
+    EXPECT_EQ(text_of([&] { (void)over.allocate(legacy, 10); }), other);
+    named.deallocate(legacy, block, 10);
+    named.deallocate(legacy, block);
+  }
+  ASSERT_EQ(told.size(), 2u);
+  for (auto const& each : told) EXPECT_TRUE(described(each).starts_with(other + ": pointer")) << described(each);
+  named.deallocate(s, block, 10);
+}
+
+TEST_F(pool_misuse, dead_stream_is_named_with_the_pool) {
+  gpumem::pool_resource named{gpumem::device{0}, {.name = "weights"}};
+  gpumem::statistics_adaptor over{named};
+  CUstream handle = nullptr;
+  auto const& driver = gpumem::driver_api::driver();
+  ASSERT_EQ(driver.stream_create(&handle, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(driver.stream_destroy(handle), CUDA_SUCCESS);
+  gpumem::stream_ref const dead{handle};
+  std::string const text = "gpumem: weights: a stream that cannot be identified; its handle may be dead";
+  EXPECT_NE(text_of([&] { (void)named.allocate(dead, 10); }).find(text), std::string::npos);
+  EXPECT_NE(text_of([&] { (void)named.acquire(dead, 10).wait(); }).find(text), std::string::npos);
+  EXPECT_NE(text_of([&] { (void)over.allocate(dead, 10); }).find(text), std::string::npos);
+  auto* const block = over.allocate(s, 10);
+  named.deallocate(dead, block, 10);
+  named.deallocate(dead, block);
+  over.deallocate(dead, block, 10);
+  ASSERT_EQ(told.size(), 3u);
+  for (auto const& each : told) {
+    EXPECT_EQ(each.what, misuse::kind::bad_stream);
+    EXPECT_TRUE(described(each).starts_with(text)) << described(each);
+  }
+  over.deallocate(s, block, 10);
+  gpumem::simulator::take_findings(); // the simulated device saw the destroyed stream too
+}
+
+TEST_F(pool_misuse, limit_and_initial_size_are_in_the_message) {
+  EXPECT_EQ(text_of([] { gpumem::pool_resource(gpumem::device{0}, {.initial_size = 300, .limit = 256}); }),
+            "gpumem: a pool's initial_size is larger than its limit: 300 > 256 bytes");
+  EXPECT_EQ(text_of([] { gpumem::async_resource(gpumem::device{0}, {.initial_size = 300, .limit = 256}); }),
+            "gpumem: async_options: initial_size is larger than its limit: 300 > 256 bytes");
 }
 
 } // namespace

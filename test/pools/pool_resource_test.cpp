@@ -89,7 +89,7 @@ TEST_F(pool_interface, every_power_of_two_is_an_alignment) {
     r.deallocate(s, p, 1000, 16);
     r.deallocate(s, pad, 300);
   }
-  EXPECT_THROW(r.allocate(s, 1000, 48), std::invalid_argument);
+  EXPECT_THROW((void)r.allocate(s, 1000, 48), std::invalid_argument);
   EXPECT_EQ(r.statistics().allocated, 0u);
 }
 
@@ -296,9 +296,9 @@ TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams)
 
 TEST_F(pool_interface, code_without_modules_can_use_the_pool) {
   auto any = gpumem::make_pool(0, {.initial_size = 2 * MiB, .limit = 4 * MiB});
-  EXPECT_EQ(gpumem::statistics_of(any).reserved, 2 * MiB);
+  EXPECT_EQ(gpumem::statistics_of(any)->reserved, 2 * MiB);
   auto block = gpumem::acquire(any, s, 1000).wait();
-  EXPECT_EQ(gpumem::statistics_of(any).live, 1000u);
+  EXPECT_EQ(gpumem::statistics_of(any)->live, 1000u);
   EXPECT_THROW(gpumem::make_pool(7), std::invalid_argument);
 }
 

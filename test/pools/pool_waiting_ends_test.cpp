@@ -109,7 +109,7 @@ TEST_F(pool_waiting_ends, closed_pool_ends_a_waiting_request) {
   EXPECT_EQ(second.ended(), outcome::closed);
   EXPECT_EQ(pool.acquire(a, MiB).try_now().error().reason, outcome::closed);
   EXPECT_EQ(pool.try_allocate(a, MiB).error().reason, outcome::closed);
-  EXPECT_THROW(pool.allocate_sync(MiB), gpumem::acquire_error);
+  EXPECT_THROW((void)pool.allocate_sync(MiB), gpumem::acquire_error);
   request late{*this, pool, b, MiB};
   EXPECT_EQ(late.ended(), outcome::closed);
   block.reset();

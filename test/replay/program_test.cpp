@@ -15,7 +15,7 @@ using namespace replay_test;
 TEST_F(program, prints_a_table_for_each_resource_without_times_and_without_progress) {
   outcome const done = run({file("small.csv", small_trace), "--device", "simulated"});
   ASSERT_EQ(done.code, 0) << done.errors;
-  for (char const* part : {"cuda on the simulated device", "pool on the simulated device", "operations",
+  for (char const* part : {"cuda on the simulated device", "pool_effort_1 on the simulated device", "operations",
                            "driver calls/1000", "peak live", "peak reserved", "utilization", "failures", "3.00 MiB"}) {
     EXPECT_NE(done.output.find(part), std::string::npos) << part;
   }
@@ -24,11 +24,21 @@ TEST_F(program, prints_a_table_for_each_resource_without_times_and_without_progr
   EXPECT_EQ(done.errors.find('\r'), std::string::npos);
 }
 
+TEST_F(program, leaves_out_results_of_the_simulated_device_that_depend_on_time) {
+  outcome const all = run({file("small.csv", small_trace), "--device", "simulated", "--repeat", "1"});
+  EXPECT_EQ(all.output.find("pool on the simulated device\n"), all.output.find("driver_pool on") + 7);
+  EXPECT_NE(all.output.find("time means nothing"), std::string::npos);
+  EXPECT_NE(all.output.find("the speed of this machine: pool binning."), std::string::npos);
+  outcome const named = run({file("small.csv", small_trace), "--device", "simulated", "--resource", "pool"});
+  EXPECT_NE(named.output.find("pool on the simulated device\n"), std::string::npos);
+  EXPECT_EQ(named.output.find("Left out"), std::string::npos);
+}
+
 TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   std::string const plain = file("plain.csv", small_trace);
   std::string const packed = gzip_file("packed.csv.gz", small_trace);
   auto const all = statistics({plain, packed});
-  ASSERT_EQ(all.size(), 18U);
+  ASSERT_EQ(all.size(), 14U);
   for (auto const& object : all) {
     EXPECT_EQ(object["failures"], 0) << object;
     EXPECT_EQ(object["peak_live_bytes"], 3 << 20) << object;
@@ -42,14 +52,12 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   EXPECT_EQ(all[0]["trace"], "plain");
   EXPECT_EQ(all[1]["trace"], "packed");
   EXPECT_EQ(all[0]["resource"], "cuda");
-  EXPECT_EQ(all[2]["resource"], "pool");
-  EXPECT_EQ(all[4]["resource"], "pool_effort_0");
-  EXPECT_EQ(all[6]["resource"], "pool_effort_1");
-  EXPECT_EQ(all[8]["resource"], "pool_chunks");
-  EXPECT_EQ(all[10]["resource"], "async");
-  EXPECT_EQ(all[12]["resource"], "arena");
-  EXPECT_EQ(all[14]["resource"], "binning");
-  EXPECT_EQ(all[16]["resource"], "driver_pool");
+  EXPECT_EQ(all[2]["resource"], "pool_effort_0");
+  EXPECT_EQ(all[4]["resource"], "pool_effort_1");
+  EXPECT_EQ(all[6]["resource"], "pool_chunks");
+  EXPECT_EQ(all[8]["resource"], "async");
+  EXPECT_EQ(all[10]["resource"], "arena");
+  EXPECT_EQ(all[12]["resource"], "driver_pool");
   EXPECT_EQ(all[0]["peak_reserved_bytes"], 3 << 20);
 }
 

@@ -39,7 +39,7 @@ protected:
       by_host = resource.allocate(stream, 1024);
     }
     void expect_bookkeeping() {
-      EXPECT_THROW(resource.allocate(stream, 1024), gpumem::cuda_error);
+      EXPECT_THROW((void)resource.allocate(stream, 1024), gpumem::cuda_error);
       EXPECT_TRUE(resource.device().lost());
       resource.deallocate(stream, ordered, 1024);
       resource.deallocate_sync(by_host, 1024);

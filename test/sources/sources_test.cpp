@@ -118,7 +118,7 @@ TYPED_TEST(source, misuse_is_reported_and_ignored) {
 TYPED_TEST(source, statistics_count_allocations_and_frees) {
   auto const before = this->subject_.statistics();
   void* const p = this->subject_.allocate_sync(3 * mib, 1024);
-  EXPECT_THROW(this->subject_.allocate_sync(std::size_t{1} << 50), gpumem::out_of_memory);
+  EXPECT_THROW((void)this->subject_.allocate_sync(std::size_t{1} << 50), gpumem::out_of_memory);
   auto const with = this->subject_.statistics();
   EXPECT_EQ(with.live, before.live + 3 * mib);
   EXPECT_GE(with.reserved, before.reserved + 3 * mib);
@@ -168,7 +168,7 @@ TEST_F(cuda_resource, memory_belongs_to_its_device_whichever_is_current) {
   second.deallocate(stream, p, mib);
   EXPECT_EQ(gpumem::device{1}.memory().free, free);
   EXPECT_EQ(gpumem::device::current().ordinal(), 0);
-  EXPECT_THROW(second.allocate(gpumem::stream_ref{cudaStream_t{}}, mib), std::invalid_argument);
+  EXPECT_THROW((void)second.allocate(gpumem::stream_ref{cudaStream_t{}}, mib), std::invalid_argument);
   EXPECT_THROW(gpumem::cuda_resource{gpumem::device{2}}, std::invalid_argument);
 }
 

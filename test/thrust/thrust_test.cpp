@@ -51,7 +51,7 @@ TEST_F(thrust_module, rebound_allocators_share_the_resource) {
   EXPECT_TRUE(gpumem::thrust_allocator<double>{ints} == doubles);
   gpumem::statistics_adaptor other{gpumem::host_resource{}};
   EXPECT_FALSE((gpumem::thrust_allocator<double>{stream_, other} == doubles));
-  EXPECT_THROW(gpumem::thrust_allocator<int>{ints}.allocate(std::size_t{1} << 62), std::bad_array_new_length);
+  EXPECT_THROW((void)gpumem::thrust_allocator<int>{ints}.allocate(std::size_t{1} << 62), std::bad_array_new_length);
 }
 
 } // namespace

@@ -9,6 +9,6 @@ namespace gpumem {
 
 /// Returns a pool over a device's memory, like pool_resource{device{ordinal}, options}: over virtual pages if the
 /// device has them, unless the options say otherwise. Throws std::invalid_argument, cuda_error, out_of_memory.
-any_pool make_pool(int device, pool_options options = {});
+[[nodiscard]] any_pool make_pool(int device, pool_options options = {});
 
 } // namespace gpumem

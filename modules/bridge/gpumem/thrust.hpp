@@ -127,7 +127,7 @@ public:
   GPUMEM_DETAIL_BOTH_SIDES ~thrust_allocator() {}
   // NOLINTEND(modernize-use-equals-default)
 
-  pointer allocate(size_type count) {
+  [[nodiscard]] pointer allocate(size_type count) {
     if (count > (std::numeric_limits<size_type>::max)() / sizeof(T)) throw std::bad_array_new_length{};
     on_device const scope{device_};
     return pointer{static_cast<T*>(memory_->allocate(stream_, count * sizeof(T)))};

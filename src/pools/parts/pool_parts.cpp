@@ -66,8 +66,9 @@ pool_options checked_options(pool_options options, bool paged) {
   if (options.cross_stream > reuse_policy::wait)
     throw std::invalid_argument{"gpumem: a pool's cross_stream is unknown"};
   if (options.limit && options.initial_size > options.limit) {
-    throw std::invalid_argument{"gpumem: a pool's initial_size of " + std::to_string(options.initial_size) +
-                                " bytes is larger than its limit of " + std::to_string(options.limit) + " bytes"};
+    throw std::invalid_argument{
+        "gpumem: a pool's initial_size is larger than its limit: " + std::to_string(options.initial_size) + " > " +
+        std::to_string(options.limit) + " bytes"};
   }
   if (options.initial_size > PTRDIFF_MAX) {
     throw std::invalid_argument{"gpumem: a pool's initial_size must be less than half the address space"};
