@@ -82,12 +82,22 @@ public:
     if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
     return given;
   }
-  std::optional<statistics> read_statistics() {
-    std::optional<statistics> first, second;
-    if constexpr (requires { first_.read_statistics(); }) first = first_.read_statistics();
-    if constexpr (requires { second_.read_statistics(); }) second = second_.read_statistics();
-    if (!first || !second) return std::nullopt;
-    return sum_of(*first, *second);
+  // Returns a std::optional if only the object knows whether both keep statistics.
+  auto read_statistics()
+    requires requires(upstream_access<First>& first, upstream_access<Second>& second) {
+      first.read_statistics();
+      second.read_statistics();
+    }
+  {
+    auto const first = first_.read_statistics();
+    auto const second = second_.read_statistics();
+    if constexpr (std::same_as<decltype(first), statistics const> && std::same_as<decltype(second), statistics const>) {
+      return sum_of(first, second);
+    } else {
+      std::optional<statistics> one{first}, other{second}, sum;
+      if (one && other) sum = sum_of(*one, *other);
+      return sum;
+    }
   }
   char const* resource_name() noexcept { return first_.resource_name(); }
 
@@ -140,7 +150,7 @@ private:
 /// A request that waits does so at the first resource, and only if the second had no memory at its start. `allocate`
 /// waits on the host for the first resource only after the second has failed, and for the second only if the request is
 /// too large for the first. If both fail, the failure is that of the first, unless the request is too large for it.
-/// `trim` trims both. Statistics are sums of both, and empty unless both keep some; there is a limit if both have one.
+/// `trim` trims both. Statistics are sums of both, if both keep some; there is a limit if both have one.
 ///
 /// A scope over it counts the blocks of both. So the first resource cannot tell that no scope can go on: a pool needs a
 /// `stall_timeout` here. A handle; copies are the same resource. It lives until its last handle is gone and its last
@@ -155,8 +165,8 @@ class fallback_adaptor
   using base = detail::forwarding_base<fallback_adaptor, state_of, First>;
 
 public:
-  static constexpr bool stream_ordered =
-      detail::is_stream_ordered<First>() && detail::checked_upstream<Second>::stream_ordered;
+  static_assert(sizeof(detail::checked_upstream<Second>) > 0); // says what a type that is no resource lacks
+  static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
 
   /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
   fallback_adaptor(First first, Second second) : state_{new state_of{std::move(first), std::move(second)}} {}

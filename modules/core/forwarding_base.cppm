@@ -46,7 +46,6 @@ template <class Upstream> struct checked_upstream {
   static_assert(mr::has_equality<Upstream>, "gpumem: the upstream is no resource: it lacks operator==");
   static constexpr bool for_device = mr::has_property<Upstream, mr::device_accessible>;
   static constexpr bool for_host = mr::has_property<Upstream, mr::host_accessible>;
-  static constexpr bool stream_ordered = is_stream_ordered<Upstream>();
 };
 
 /// The resource_base with the accessibility properties of the upstream, no more and no less.

@@ -64,7 +64,7 @@ task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> wor
     }
     rollback();
     auto const limit = statistics_of(work).value_or(statistics{}).limit;
-    co_await detail::turn_for(work, limit ? std::min(need, limit) : need, resume_on);
+    static_cast<void>(co_await detail::turn_for(work, limit ? std::min(need, limit) : need, resume_on));
   }
 }
 

@@ -108,12 +108,12 @@ constexpr call calls[] = {
     {"async_resource", [](objects& o) { gpumem::async_resource{o.device}; }},
     {"async_resource_view", [](objects& o) { gpumem::async_resource_view{o.device}; }},
     {"current_resource", [](objects& o) { gpumem::current_resource(o.device).allocate(o.a, bytes, 256); }},
-    {"allocate of pages", [](objects& o) { o.pages.allocate(o.a, 64 * MiB); }},
-    {"allocate of chunks", [](objects& o) { o.chunks.allocate(o.a, 64 * MiB); }},
-    {"allocate_sync of chunks", [](objects& o) { o.chunks.allocate_sync(64 * MiB); }},
-    {"allocate, hardened", [](objects& o) { o.hardened.allocate(o.a, 64 * MiB); }},
-    {"allocate of the driver", [](objects& o) { o.cuda.allocate(o.a, bytes); }},
-    {"allocate of the driver's pool", [](objects& o) { o.async.allocate(o.a, bytes); }},
+    {"allocate of pages", [](objects& o) { (void)o.pages.allocate(o.a, 64 * MiB); }},
+    {"allocate of chunks", [](objects& o) { (void)o.chunks.allocate(o.a, 64 * MiB); }},
+    {"allocate_sync of chunks", [](objects& o) { (void)o.chunks.allocate_sync(64 * MiB); }},
+    {"allocate, hardened", [](objects& o) { (void)o.hardened.allocate(o.a, 64 * MiB); }},
+    {"allocate of the driver", [](objects& o) { (void)o.cuda.allocate(o.a, bytes); }},
+    {"allocate of the driver's pool", [](objects& o) { (void)o.async.allocate(o.a, bytes); }},
     {"acquire",
      [](objects& o) { // without a wait: the device counts as full
        auto const got = o.pages.acquire(o.a, 64 * MiB).wait_until(gpumem::detail::sync::now());

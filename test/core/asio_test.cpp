@@ -79,7 +79,7 @@ TEST_F(asio_test, stop_and_deadline_resume_on_asio) {
   std::thread::id resumed_on;
   auto body = [&](gpumem::detail::sync::time_point deadline, std::stop_token token) -> task<> {
     try {
-      co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio, .deadline = deadline}, token);
+      (void)co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio, .deadline = deadline}, token);
     } catch (gpumem::acquire_error const& e) { ended = e.reason(); }
     resumed_on = std::this_thread::get_id();
   };
@@ -104,7 +104,7 @@ TEST_F(asio_test, coroutine_destroyed_before_asio_ran_it_does_not_run) {
     gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
     auto held = gpumem::acquire(resource, stream, 512).wait();
     auto body = [&]() -> task<> {
-      co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio});
+      (void)co_await gpumem::acquire(resource, stream, 256, {.resume_on = &on_asio});
       ADD_FAILURE() << "it was resumed";
     };
     auto const running = test::start(body());

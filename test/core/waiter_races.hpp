@@ -118,7 +118,7 @@ private:
     manual_executor never;
     auto body = [&]() -> gpumem::task<> {
       try {
-        co_await resource_.acquire(stream_, size(), {.resume_on = &never, .deadline = some_deadline()});
+        (void)co_await resource_.acquire(stream_, size(), {.resume_on = &never, .deadline = some_deadline()});
       } catch (gpumem::acquire_error const&) { ++counts_.late; } // ended before it was parked
     };
     auto const running = start(body());

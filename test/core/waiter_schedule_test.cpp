@@ -101,7 +101,7 @@ std::size_t ask_in_vain(test::parking_resource& resource, gpumem::stream_ref str
   auto ask = [&](gpumem::executor* where) -> gpumem::task<gpumem::outcome> {
     auto const deadline = gpumem::detail::sync::now() + std::chrono::nanoseconds{random() % 4'000};
     try {
-      co_await resource.acquire(stream, 16, {.resume_on = where, .deadline = deadline});
+      (void)co_await resource.acquire(stream, 16, {.resume_on = where, .deadline = deadline});
     } catch (gpumem::acquire_error const& e) { co_return e.reason(); }
     co_return gpumem::outcome::granted;
   };

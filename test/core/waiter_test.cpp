@@ -138,7 +138,7 @@ TEST_F(waiter_test, stop_after_the_grant_is_too_late) {
 TEST_F(waiter_test, stop_inside_the_stop_callback_constructor_ends_the_request) {
   auto block = resource.acquire(stream, 1024).wait();
   try {
-    sync_wait(resource.acquire(stream, 10, {}, test::late_token{}));
+    (void)sync_wait(resource.acquire(stream, 10, {}, test::late_token{}));
     ADD_FAILURE() << "it was not stopped";
   } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::stopped); }
   EXPECT_EQ(resource.state().parked(), 0u);
@@ -153,7 +153,7 @@ TEST_F(waiter_test, resumed_coroutine_can_request_the_same_stop) {
   bool ended = false;
   auto body = [&]() -> task<> {
     try {
-      co_await resource.acquire(stream, 10, {.resume_on = &here}, source.get_token());
+      (void)co_await resource.acquire(stream, 10, {.resume_on = &here}, source.get_token());
     } catch (gpumem::acquire_error const&) {
       ended = true;
       source.request_stop();
@@ -271,7 +271,7 @@ TEST_F(waiter_test, invalid_requests_are_refused) {
   EXPECT_THROW((void)sync_wait(resource.acquire(stream, SIZE_MAX - 100, {.alignment = 4096})), gpumem::out_of_memory);
   stream.begin_capture();
   try {
-    sync_wait(resource.acquire(stream, 10));
+    (void)sync_wait(resource.acquire(stream, 10));
     ADD_FAILURE() << "a capturing stream was served";
   } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::capture_unsupported); }
   gpumem::driver_api::driver().graph_destroy(stream.end_capture());

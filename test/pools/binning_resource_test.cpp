@@ -166,7 +166,7 @@ TEST_F(binning, request_that_waits_in_a_late_bin_is_freed_there) {
     auto const late = bins.acquire(stream_, 1_MiB).wait_until(gpumem::detail::sync::now() + 5ms);
     EXPECT_EQ(late.error().reason, gpumem::outcome::deadline);
   }
-  gpumem::detail::sync::thread waiting{[&] { bins.acquire(stream_, 1_MiB).wait(); }};
+  gpumem::detail::sync::thread waiting{[&] { (void)bins.acquire(stream_, 1_MiB).wait(); }};
   first.reset();
   waiting.join();
   EXPECT_EQ(bins.statistics().live, 0u);

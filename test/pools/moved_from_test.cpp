@@ -116,7 +116,7 @@ TEST_F(moved_from, sources_say_so) {
 
 TEST_F(moved_from, erased_pool_says_so) {
   gpumem::any_pool pool{gpumem::pool_resource{device_}};
-  auto const other = std::move(pool);
+  auto other = std::move(pool);
   EXPECT_THROW((void)gpumem::acquire(pool, s_, 100).wait(), std::invalid_argument);
   EXPECT_THROW(gpumem::trim(pool), std::invalid_argument);
   EXPECT_THROW(gpumem::statistics_of(pool), std::invalid_argument);
@@ -126,14 +126,14 @@ TEST_F(moved_from, erased_pool_says_so) {
 
 TEST_F(moved_from, value_stays_valid) {
   auto source = chunks_;
-  auto const other = std::move(source);
+  [[maybe_unused]] auto const other = std::move(source);
   EXPECT_TRUE(source.valid());
   EXPECT_EQ(source.device(), device_);
 }
 
 TEST_F(moved_from, stream_event_and_block_say_so) {
   gpumem::stream one{device_};
-  auto const other = std::move(one);
+  [[maybe_unused]] auto const other = std::move(one);
   EXPECT_EQ(text_of([&] { one.synchronize(); }), "gpumem: stream: the handle is empty; was it moved from?");
   EXPECT_THROW(one.device(), std::invalid_argument);
   EXPECT_THROW((void)one.key(), std::invalid_argument);
@@ -141,14 +141,14 @@ TEST_F(moved_from, stream_event_and_block_say_so) {
   EXPECT_THROW((void)one.end_capture(), std::invalid_argument);
 
   gpumem::event happened{device_};
-  auto const later = std::move(happened);
+  [[maybe_unused]] auto const later = std::move(happened);
   EXPECT_EQ(text_of([&] { happened.record(s_); }), "gpumem: event: the handle is empty; was it moved from?");
   EXPECT_THROW(happened.make_wait(s_), std::invalid_argument);
   EXPECT_THROW(happened.is_done(), std::invalid_argument);
   EXPECT_THROW(happened.synchronize(), std::invalid_argument);
 
   gpumem::allocation block = gpumem::pool_resource{device_}.acquire(s_, 100).wait();
-  auto const held = std::move(block);
+  [[maybe_unused]] auto const held = std::move(block);
   EXPECT_EQ(text_of([&] { block.set_stream(s_); }), "gpumem: allocation: the handle is empty; was it moved from?");
   EXPECT_THROW((void)block.use_on(s_), std::invalid_argument);
   EXPECT_EQ(block.data(), nullptr);

@@ -124,7 +124,7 @@ TEST_F(pool_waiting_ends, closed_pool_ends_very_many_waiting_requests) {
   std::size_t closed = 0;
   auto const waits = [&]() -> gpumem::task<> {
     try {
-      co_await pool.acquire(b, MiB, {.resume_on = &executor});
+      (void)co_await pool.acquire(b, MiB, {.resume_on = &executor});
     } catch (gpumem::acquire_error const& e) { closed += e.reason() == outcome::closed; }
   };
   std::vector<test::started> all;

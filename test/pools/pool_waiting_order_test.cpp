@@ -131,7 +131,7 @@ TEST_F(pool_waiting_order, others_are_served_beside_two_that_wait_for_each_other
   std::optional<outcome> of_task;
   auto const task = [&]() -> gpumem::task<> {
     try {
-      co_await pool.acquire(b, 60 * MiB, {.resume_on = &executor}, source.get_token());
+      (void)co_await pool.acquire(b, 60 * MiB, {.resume_on = &executor}, source.get_token());
     } catch (gpumem::acquire_error const& e) { of_task = e.reason(); }
   };
   auto const holder = [&]() -> gpumem::task<> {

@@ -248,7 +248,7 @@ TEST_F(checked_resource, declared_use_is_allowed_at_the_free_but_not_at_the_reus
   checked.record_use(p, b);
   checked.deallocate(a, p, 256);
   EXPECT_TRUE(simulator::report().findings.empty());
-  checked.allocate(a, 256);
+  (void)checked.allocate(a, 256);
   const simulator::finding found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_reuse);
   EXPECT_EQ(found.earlier.stream, id_of(b));
@@ -257,7 +257,7 @@ TEST_F(checked_resource, declared_use_is_allowed_at_the_free_but_not_at_the_reus
 TEST_F(checked_resource, memory_returned_to_the_driver_with_a_live_block_is_reported) {
   const CUstream a = new_stream();
   auto checked = pool();
-  checked.allocate(a, 256);
+  (void)checked.allocate(a, 256);
   cu().free(address(pool_->base()));
   EXPECT_EQ(only_finding().kind, finding_kind::live_block_in_freed_memory);
 }

@@ -93,7 +93,7 @@ protected:
       during = checked.allocate(b_, 256);
       simulator::work(b_, {write(during, 256)}, 1us);
     });
-    checked.allocate(b_, 256);
+    (void)checked.allocate(b_, 256);
     return {p, during};
   }
 

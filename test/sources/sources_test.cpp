@@ -146,7 +146,7 @@ TEST_F(cuda_resource, driver_error_is_reported_with_its_code) {
   EXPECT_EQ(subject.try_allocate(stream, mib).error().reason, gpumem::outcome::driver_error);
   simulator::fail_allocation(1);
   try {
-    subject.allocate(stream, mib);
+    (void)subject.allocate(stream, mib);
     FAIL() << "memory was given";
   } catch (gpumem::out_of_memory const& e) {
     EXPECT_EQ(e.info().requested, mib);

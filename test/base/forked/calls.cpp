@@ -75,9 +75,9 @@ constexpr call base_calls[] = {
     {"device::count", [](own_objects&) { return refused([] { gpumem::device::count(); }); }},
     {"device::current", [](own_objects&) { return refused([] { gpumem::device::current(); }); }},
     {"device::memory", [](own_objects& o) { return refused([&] { o.all.device.memory(); }); }},
-    {"device_guard", [](own_objects& o) { return refused([&] { gpumem::device_guard{o.all.device}; }); }},
+    {"device_guard", [](own_objects& o) { return refused([&] { (void)gpumem::device_guard{o.all.device}; }); }},
     {"stream", [](own_objects& o) { return refused([&] { gpumem::stream{o.all.device}; }); }},
-    {"stream::adopt", [](own_objects& o) { return refused([&] { gpumem::stream::adopt(o.foreign); }); }},
+    {"stream::adopt", [](own_objects& o) { return refused([&] { (void)gpumem::stream::adopt(o.foreign); }); }},
     {"stream::synchronize", [](own_objects& o) { return refused([&] { o.a.synchronize(); }); }},
     {"stream::wait", [](own_objects& o) { return refused([&] { o.b.wait(o.happened); }); }},
     {"stream::begin_capture",
@@ -128,7 +128,7 @@ constexpr call pool_calls[] = {
     {"hardened pool",
      [](own_objects& o) { return refused([&] { pool{o.all.cuda, {.hardened = {.enabled = true}}}; }); }},
     {"pool over an adaptor", [](own_objects& o) { return refused([&] { gpumem::pool_resource{o.all.counted}; }); }},
-    {"make_pool", [](own_objects&) { return refused([] { gpumem::make_pool(0); }); }},
+    {"make_pool", [](own_objects&) { return refused([] { (void)gpumem::make_pool(0); }); }},
     {"try_allocate", [](own_objects& o) { return gives_nothing(o.all.pages, o.a, o.page); }},
     {"try_allocate, foreign", [](own_objects& o) { return gives_nothing(o.all.pages, stream_ref{o.foreign}, o.page); }},
     {"try_allocate, default",
@@ -183,16 +183,16 @@ constexpr call pool_calls[] = {
        });
      }},
     {"handles", [](own_objects& o) { return pool{o.all.pages} == o.all.pages; }},
-    {"acquire", [](own_objects& o) { return refused([&] { o.all.pages.acquire(o.a, bytes).wait(); }); }},
+    {"acquire", [](own_objects& o) { return refused([&] { (void)o.all.pages.acquire(o.a, bytes).wait(); }); }},
     {"acquire, with a deadline",
      [](own_objects& o) {
-       return refused([&] { gpumem::sync_wait(o.all.pages.acquire(o.a, bytes, {.deadline = {}})); });
+       return refused([&] { (void)gpumem::sync_wait(o.all.pages.acquire(o.a, bytes, {.deadline = {}})); });
      }},
     {"acquire, until",
      [](own_objects& o) { return lost(o.all.pages.acquire(o.a, bytes).wait_until(gpumem::detail::sync::now())); }},
     {"erased",
      [](own_objects& o) {
-       return gpumem::trim(o.all.erased) == 0 && zero(gpumem::statistics_of(o.all.erased)) &&
+       return gpumem::trim(o.all.erased) == 0 && zero(*gpumem::statistics_of(o.all.erased)) &&
               refused([&] { o.all.erased.deallocate(o.a, o.all.erased.allocate(o.a, bytes, 256), bytes, 256); });
      }},
     {"allocation::use_on", [](own_objects& o) { return refused([&] { auto const use = o.block.use_on(o.b); }); }},
@@ -335,7 +335,7 @@ constexpr call container_calls[] = {
      [](own_objects& o) { return refused([&] { gpumem::reset_current_resource(o.all.device); }); }},
     {"scoped_current_resource",
      [](own_objects& o) {
-       return refused([&] { gpumem::scoped_current_resource{o.all.device, gpumem::any_pool{o.all.pages}}; });
+       return refused([&] { (void)gpumem::scoped_current_resource{o.all.device, gpumem::any_pool{o.all.pages}}; });
      }},
     {"percent_of_free_device_memory",
      [](own_objects& o) { return refused([&] { gpumem::percent_of_free_device_memory(10, o.all.device); }); }},
