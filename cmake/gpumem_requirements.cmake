@@ -12,7 +12,7 @@ function(gpumem_check_toolchain result)
     # No number of a report is known; the mailing list gcc-patches has the cause and a patch of 2026-01-09. Remove this
     # branch when a GCC passes the tests.
     string(CONCAT sentence "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules. "
-      "The C ABI and the bridge headers are for GCC.")
+      "GCC links gpumem::bridge, without modules: find_package(gpumem COMPONENTS bridge).")
   elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_CXX_COMPILER_VERSION VERSION_LESS 19)
     string(CONCAT sentence "gpumem needs clang 19 or newer; ${CMAKE_CXX_COMPILER} is "
       "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}.")
@@ -49,9 +49,10 @@ endfunction()
 
 # gpumem_import_in(<standard> <extensions> <headers>)
 # Compiles the installed modules in this mode, with this folder of headers. CMake 3.28 does not give the modules the
-# folders of their target's file set HEADERS; 3.31 does. No report is known. CMake compiles the interfaces of imported targets in the mode that the
-# target names, not in the importer's. No report is known; CMake issue 25916 has a like case, with `import std`. From
-# CMake 4.4 on it uses the importer's mode. Remove the function when CMake 4.4 is required.
+# folders of their target's file set HEADERS; 3.31 does. No report is known. CMake compiles the interfaces of imported
+# targets in the mode that the target names, not in the importer's. No report is known; CMake issue 25916 has a like
+# case, with `import std`. From CMake 4.4 on it uses the importer's mode. Remove the function when CMake 4.4 is
+# required.
 function(gpumem_import_in standard extensions headers)
   foreach(target IN ITEMS gpumem::gpumem gpumem::thrust)
     set_target_properties(${target} PROPERTIES IMPORTED_CXX_MODULES_INCLUDE_DIRECTORIES "${headers}"

@@ -4,6 +4,7 @@ module;
 #include <cuda.h>
 #include <cstddef>
 #include <stdexcept>
+#include <string>
 module gpumem:error.impl;
 import :error;
 import :cuda;

@@ -11,7 +11,6 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
-#include <utility>
 
 import gpumem;
 
@@ -34,7 +33,6 @@ static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
 
 // An array, because a string could itself run out of memory, and would be destroyed before other thread-local objects.
 thread_local std::array<char, 1024> sentence{};
-thread_local bool misused = false;
 thread_local gpumem_failure figures{};
 
 gpumem_outcome keep(failure const& why, char const* text, out_of_memory_info const& f = {}) noexcept {
@@ -78,6 +76,8 @@ void keep_misuse(misuse const& m) noexcept {
 
 } // namespace
 
+constinit thread_local bool misused = false;
+
 gpumem_outcome refuse(char const* function, char const* why) noexcept {
   keep(outcome::invalid_argument, "");
   std::snprintf(sentence.data(), sentence.size(), "%s: %s", function, why);
@@ -105,7 +105,5 @@ gpumem_failure const& last_failure() noexcept { return figures; }
 char const* last_sentence() noexcept { return sentence.data(); }
 
 void catch_misuse() noexcept { set_misuse_handler(keep_misuse); }
-
-bool take_misuse() noexcept { return std::exchange(misused, false); }
 
 } // namespace gpumem::c

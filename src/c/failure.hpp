@@ -22,8 +22,9 @@ gpumem_failure const& last_failure() noexcept;
 /// copies of gpumem in the process have their own.
 void catch_misuse() noexcept;
 
-/// Whether a misuse was reported on this thread since the last call of this function; its text is then kept.
-bool take_misuse() noexcept;
+/// Whether a misuse was reported on this thread and not taken yet; its text is then kept. Constant-initialized, so that
+/// the read needs no call.
+extern constinit thread_local bool misused;
 
 /// Thrown if an inner call has failed and has kept its text.
 struct refused_call {
@@ -38,10 +39,13 @@ template <class Work> gpumem_outcome outcome_of(Work work) noexcept {
   try {
     work();
   } catch (...) {
-    take_misuse();
+    misused = false;
     return refuse_exception();
   }
-  return take_misuse() ? GPUMEM_INVALID_ARGUMENT : GPUMEM_GRANTED;
+  if (!misused) [[likely]]
+    return GPUMEM_GRANTED;
+  misused = false;
+  return GPUMEM_INVALID_ARGUMENT;
 }
 
 } // namespace gpumem::c
