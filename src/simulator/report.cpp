@@ -32,7 +32,7 @@ std::string describe(const block_name& block) {
 
 bool report::last_word() const {
   if (findings_.empty()) return false;
-  std::fprintf(stderr, "gpumem simulator: the program fails: %zu findings were not taken:\n",
+  std::fprintf(stderr, "gpumem simulator: the program fails, since findings were not taken: %zu\n",
                findings_.size() + dropped_);
   for (const finding& found : findings_) std::fprintf(stderr, "  %s\n", found.text.c_str());
   return true;

@@ -143,7 +143,7 @@ TEST_F(limiting_passage, request_fails_if_upstream_closed_before_it_got_there) {
   std::optional<outcome> ended;
   auto body = [&]() -> gpumem::task<> {
     try {
-      co_await subject.acquire(b, 48 * MiB, {.resume_on = &here});
+      (void)co_await subject.acquire(b, 48 * MiB, {.resume_on = &here});
     } catch (gpumem::acquire_error const& e) { ended = e.reason(); }
   };
   auto const second = test::start(body());

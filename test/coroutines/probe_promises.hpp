@@ -133,7 +133,7 @@ private:
 };
 
 template <class A> wrapper<bool> wrap(A what) {
-  co_await std::move(what);
+  (void)co_await std::move(what);
   co_return true;
 }
 
@@ -167,7 +167,7 @@ public:
     }
     ends& told;
   };
-  template <class Awaitable> static detached await(Awaitable what, ends&) { co_await std::move(what); }
+  template <class Awaitable> static detached await(Awaitable what, ends&) { (void)co_await std::move(what); }
 };
 
 // A coroutine type, and how its body awaits.
@@ -175,7 +175,7 @@ template <class Promise, class How = as_it_is> struct probe {
   using promise = Promise;
   template <class Awaitable> static probe_handle<Promise> await(Awaitable what, gpumem::outcome& told) {
     try {
-      co_await How{}(std::move(what));
+      (void)co_await How{}(std::move(what));
       told = gpumem::outcome::granted;
     } catch (gpumem::acquire_error const& e) { told = e.reason(); }
   }

@@ -33,9 +33,9 @@ public:
 
 // Awaits 100 times, after 3 warm-up awaits. Returns the host allocations of the 100.
 template <class Make> task<std::size_t> allocations_of(Make make) {
-  for (int i = 0; i < 3; ++i) co_await make();
+  for (int i = 0; i < 3; ++i) (void)co_await make();
   auto const before = test::host_allocations();
-  for (int i = 0; i < 100; ++i) co_await make();
+  for (int i = 0; i < 100; ++i) (void)co_await make();
   co_return test::host_allocations() - before;
 }
 
@@ -93,7 +93,7 @@ TEST_F(ready_path, request_that_is_too_large_is_refused_once) {
   auto const failures = pool.statistics().failures;
   auto const ask = [&]() -> task<gpumem::outcome> {
     try {
-      co_await pool.acquire(stream, std::size_t{1} << 60);
+      (void)co_await pool.acquire(stream, std::size_t{1} << 60);
     } catch (gpumem::out_of_memory const& e) { co_return e.reason(); }
     co_return gpumem::outcome::granted;
   };

@@ -64,23 +64,25 @@ protected:
 
 TEST_F(leak_report, names_the_pool_and_its_largest_blocks) {
   EXPECT_EXIT(run("1", leak_two), succeeds,
-              "gpumem: weights: 2 blocks of 3146728 bytes were never freed; the largest:\n"
+              "gpumem: weights: blocks never freed: 2, of 3146728 bytes in all; the largest:\n"
               "gpumem:   3145728 bytes at 0x[0-9a-f]+, allocated for stream [0-9]+\n"
               "gpumem:   1000 bytes at 0x[0-9a-f]+, allocated for stream [0-9]+\n");
 }
 
 TEST_F(leak_report, shows_the_five_largest_blocks) {
   EXPECT_EXIT(run("on", leak_ten), succeeds,
-              "pool: 10 blocks of 10045 bytes.*\n.* 1009 .*\n.* 1008 .*\n.* 1007 .*\n.* 1006 .*\n.* 1005 [^\n]*\n$");
+              "pool: blocks never freed: 10, of 10045 bytes.*\n.* 1009 .*\n.* 1008 .*\n.* 1007 .*\n.* 1006 .*\n.* 1005 "
+              "[^\n]*\n$");
 }
 
 TEST_F(leak_report, includes_pools_whose_handles_are_gone) {
-  EXPECT_EXIT(run("1", leak_without_a_handle), succeeds, "gpumem: arena: 1 blocks of 100 bytes");
+  EXPECT_EXIT(run("1", leak_without_a_handle), succeeds, "gpumem: arena: blocks never freed: 1, of 100 bytes");
 }
 
 TEST_F(leak_report, includes_pools_that_are_hardened_or_pass_through) {
-  EXPECT_EXIT(run("1", leak_in_special_pools), succeeds,
-              "hard: 1 blocks of 77 bytes.*\n.* 77 bytes.*\n.*passes: 1 blocks of 88 bytes");
+  EXPECT_EXIT(
+      run("1", leak_in_special_pools), succeeds,
+      "hard: blocks never freed: 1, of 77 bytes.*\n.* 77 bytes.*\n.*passes: blocks never freed: 1, of 88 bytes");
 }
 
 TEST_F(leak_report, is_silent_without_leaks_and_without_being_asked) {

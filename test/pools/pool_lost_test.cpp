@@ -47,7 +47,7 @@ TEST_F(pool_lost, allocations_fail_and_frees_make_no_driver_call) {
     bool told = false;
     auto const wait = [&]() -> gpumem::task<> {
       try {
-        co_await full.acquire(b, 1024, {.resume_on = &executor});
+        (void)co_await full.acquire(b, 1024, {.resume_on = &executor});
       } catch (gpumem::cuda_error const&) { told = true; }
     };
     auto const waits = test::start(wait());

@@ -189,7 +189,7 @@ TEST_F(pool_waiting_deadline, deadline_ends_a_blocking_wait) {
   auto const block = pool.acquire(a, 60 * MiB).wait();
   auto const soon = now() + 2ms;
   try {
-    pool.acquire(b, 60 * MiB, {.deadline = soon}).wait();
+    (void)pool.acquire(b, 60 * MiB, {.deadline = soon}).wait();
     ADD_FAILURE() << "there was no memory";
   } catch (gpumem::acquire_error const& e) { EXPECT_EQ(e.reason(), outcome::deadline); }
   EXPECT_GE(now(), soon);

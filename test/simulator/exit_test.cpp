@@ -27,7 +27,7 @@ TEST_F(program_end, findings_that_were_not_taken_make_it_fail) {
         use_a_dead_stream();
         std::exit(EXIT_SUCCESS);
       },
-      testing::ExitedWithCode(EXIT_FAILURE), "the program fails: 1 findings were not taken:\n  .+\n");
+      testing::ExitedWithCode(EXIT_FAILURE), "the program fails, since findings were not taken: 1\n  .+\n");
 }
 
 TEST_F(program_end, findings_that_were_read_but_not_taken_make_it_fail) {
@@ -36,7 +36,7 @@ TEST_F(program_end, findings_that_were_read_but_not_taken_make_it_fail) {
         use_a_dead_stream();
         std::exit(simulator::report().findings.size() == 1 ? EXIT_SUCCESS : 2);
       },
-      testing::ExitedWithCode(EXIT_FAILURE), "1 findings were not taken");
+      testing::ExitedWithCode(EXIT_FAILURE), "findings were not taken: 1");
 }
 
 TEST_F(program_end, findings_that_were_taken_let_it_succeed) {
@@ -54,7 +54,7 @@ TEST_F(program_end, other_failure_keeps_its_code) {
         use_a_dead_stream();
         std::exit(7);
       },
-      testing::ExitedWithCode(7), "1 findings were not taken");
+      testing::ExitedWithCode(7), "findings were not taken: 1");
 }
 
 } // namespace

@@ -56,7 +56,7 @@ void leak_report::write_all() noexcept {
 void leak_report::write() const noexcept try {
   auto const found = read_(pool_);
   if (found.count == 0) return;
-  std::fprintf(stderr, "gpumem: %s: %zu blocks of %zu bytes were never freed; the largest:\n", name_, found.count,
+  std::fprintf(stderr, "gpumem: %s: blocks never freed: %zu, of %zu bytes in all; the largest:\n", name_, found.count,
                found.bytes);
   for (auto const& one : found.largest) {
     std::fprintf(stderr, "gpumem:   %zu bytes at %p, allocated for stream %llu\n", one.bytes, one.base,

@@ -86,7 +86,7 @@ template <class Memory> void random_program<Memory>::serve_some(actor& self, cud
 template <class Memory> void random_program<Memory>::live_shortly(actor& self) {
   auto const made = stream_fixtures::make_stream(self.random.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
   serve_some(self, cuda::stream_ref{made});
-  if (self.random.one_in(2)) gpumem::stream::adopt(made); // ends the promise that the stream lives
+  if (self.random.one_in(2)) (void)gpumem::stream::adopt(made); // ends the promise that the stream lives
   stream_fixtures::destroy_stream(made);
   count("streams that lived shortly");
 }

@@ -135,7 +135,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   checked_.reset();
   pool_.reset();
   // Adopting a raw stream and dropping the result ends a promise; an event then covers the stream's last frees.
-  for (auto const which : {foreign_c, foreign_d}) gpumem::stream::adopt(foreign_[which]);
+  for (auto const which : {foreign_c, foreign_d}) (void)gpumem::stream::adopt(foreign_[which]);
   if (auto const stuck = simulator::run_until_idle()) fail(std::to_string(stuck) + " operations never ran");
   for (int i = 0; i < 5000 && memory_.outstanding() > 0; ++i)
     gpumem::detail::sync::sleep_for(std::chrono::milliseconds{1});
