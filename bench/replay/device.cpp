@@ -51,4 +51,11 @@ chosen_device choose_device(device_choice choice) {
   return {device, simulated, simulated ? "the simulated device" : detail::device_name(device)};
 }
 
+void accept_unordered_frees() {
+  for (auto const& found : gpumem::simulator::take_findings()) {
+    if (found.kind != gpumem::simulator::finding_kind::unordered_free)
+      throw std::runtime_error("the simulated device found: " + found.text);
+  }
+}
+
 } // namespace replay

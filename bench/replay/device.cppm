@@ -21,4 +21,8 @@ export struct chosen_device {
 /// std::runtime_error.
 export chosen_device choose_device(device_choice choice);
 
+/// Takes the findings of the simulated device. Traces and workloads free on other streams without an event between, and
+/// no work touches the memory, so an unordered free is no error there. Throws std::runtime_error for any other finding.
+export void accept_unordered_frees();
+
 } // namespace replay

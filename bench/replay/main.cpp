@@ -61,7 +61,10 @@ void run(replay::options chosen) {
   std::string const names = where.simulated && chosen.all_resources ? leave_out_by_time(chosen) : std::string{};
   std::vector<replay::result> const results = measure(traces, chosen, where);
   std::fputs(replay::format_tables(results).c_str(), stdout);
-  if (where.simulated) print_about_simulated(names);
+  if (where.simulated) {
+    print_about_simulated(names);
+    replay::accept_unordered_frees();
+  }
   std::fflush(stdout);
   if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(results));
 }
