@@ -1,11 +1,11 @@
-// Lines that must not compile. The comment behind the condition of each line is a part of the compiler's first message,
-// which compile_refusals.sh looks for. Line 0 compiles.
+// Mistakes that must not compile. compile_refusals.sh compiles the file with each value of PART: 0 compiles, in 1 the
+// first error is the one that its comment says, and 2 has all errors that its comments say.
 // SPDX-License-Identifier: Apache-2.0
 import gpumem;
 
 using size = decltype(sizeof(0));
 
-// A resource, but for one part of the concept each.
+// Resources, but for one part of the concept.
 struct without_allocate {
   void deallocate(gpumem::stream_ref, void*, size, size);
   void* allocate_sync(size, size);
@@ -30,35 +30,32 @@ struct whole : without_equality {
 
 using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
-#if LINE == 0
+#if PART == 0
 static_assert(gpumem::mr::resource<whole>);
-auto use(whole upstream) { return gpumem::statistics_adaptor{upstream}; }
-#elif LINE == 1  // the upstream is no resource: it lacks the function void* allocate(
-auto use(without_allocate upstream) { return gpumem::statistics_adaptor{upstream}; }
-#elif LINE == 2  // the upstream is no resource: it lacks the function void deallocate_sync(
-auto use(without_deallocate_sync upstream) { return gpumem::limiting_adaptor{upstream, {.limit = 100}}; }
-#elif LINE == 3  // the upstream is no resource: it lacks operator==
-auto use(without_equality upstream) { return gpumem::pool_resource{upstream}; }
-#elif LINE == 4  // the upstream is no resource: it lacks the function void* allocate(
-auto use(pool first, without_allocate second) { return gpumem::fallback_adaptor{first, second}; }
-#elif LINE == 5  // the upstream is no resource: it lacks the function void* allocate(
-auto use() { return gpumem::logging_adaptor{3, "log.csv"}; }
-#elif LINE == 6  // no matching constructor|no viable constructor
-auto use(pool upstream) { return gpumem::logging_adaptor(upstream, 1); }
-#elif LINE == 7  // ignoring return value
-void use(pool from, gpumem::stream_ref stream) { from.allocate(stream, 1); }
-#elif LINE == 8  // ignoring return value
-void use(pool from) { from.allocate_sync(1); }
-#elif LINE == 9  // ignoring return value
-void use(pool from, gpumem::stream_ref stream) { from.try_allocate(stream, 1); }
-#elif LINE == 10 // ignoring return value
-void use(pool from, gpumem::stream_ref stream) { from.acquire(stream, 1); }
-#elif LINE == 11 // ignoring return value
-void use(pool from, gpumem::stream_ref stream) { from.acquire(stream, 1).wait(); }
-#elif LINE == 12 // ignoring return value
-gpumem::task<> use(pool from, gpumem::stream_ref stream) { co_await from.acquire(stream, 1); }
-#elif LINE == 13 // ignoring return value
-void use(gpumem::task<> (*work)()) { work(); }
-#elif LINE == 14 // no member named 'live' in
-auto use(gpumem::any_pool from) { return gpumem::statistics_of(from).live; }
+static_assert(!gpumem::mr::has_allocate<without_allocate>);
+#elif PART == 1
+// error: the upstream is no resource: it lacks the function void* allocate(
+auto deduced(without_allocate upstream) { return gpumem::statistics_adaptor{upstream}; }
+#else
+// error: the upstream is no resource: it lacks the function void deallocate_sync(
+auto limited(without_deallocate_sync upstream) { return gpumem::limiting_adaptor{upstream, {.limit = 100}}; }
+// error: the upstream is no resource: it lacks operator==
+auto pooled(without_equality upstream) { return gpumem::pool_resource{upstream}; }
+// error: the upstream is no resource: it lacks the function void* allocate(
+auto second(pool first, without_allocate second) { return gpumem::fallback_adaptor{first, second}; }
+// error: no matching constructor for initialization of 'gpumem::logging_adaptor<pool>'
+auto logged(pool upstream) { return gpumem::logging_adaptor<pool>(upstream, 1); }
+// error: no member named 'live' in
+auto silent(gpumem::any_pool from) { return gpumem::statistics_of(from).live; }
+
+// error: 7 ignoring return value
+void drop(pool from, gpumem::stream_ref stream, gpumem::task<> (*work)()) {
+  from.allocate(stream, 1);
+  from.allocate_sync(1);
+  from.try_allocate(stream, 1);
+  from.acquire(stream, 1);
+  from.acquire(stream, 1).wait();
+  work();
+}
+gpumem::task<> drop_awaited(pool from, gpumem::stream_ref stream) { co_await from.acquire(stream, 1); }
 #endif
