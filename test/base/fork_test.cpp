@@ -71,8 +71,10 @@ TEST(fork, child_gets_errors_as_exceptions) {
                            CUDA_ERROR_DEINITIALIZED, {"a call", "error 1", "forked"});
             }),
             0);
-  EXPECT_EQ(
-      in_child([&] { return tells([&] { (void)resource.allocate(stream, 1); }, CUDA_ERROR_DEINITIALIZED, {"error 4"}); }), 0);
+  EXPECT_EQ(in_child([&] {
+              return tells([&] { (void)resource.allocate(stream, 1); }, CUDA_ERROR_DEINITIALIZED, {"error 4"});
+            }),
+            0);
   EXPECT_EQ(in_child([&] {
               return tells([&] { gpumem::sync_wait(gpumem::completion(stream)); }, CUDA_ERROR_DEINITIALIZED,
                            {"error 4"});

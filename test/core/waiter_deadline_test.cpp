@@ -31,7 +31,8 @@ protected:
     int late = 0;
     for (int i = 0; i < times; ++i) {
       try {
-        (void)co_await resource.acquire(stream, 1024, {.resume_on = where, .deadline = gpumem::detail::sync::now() + 20us});
+        (void)co_await resource.acquire(stream, 1024,
+                                        {.resume_on = where, .deadline = gpumem::detail::sync::now() + 20us});
       } catch (gpumem::acquire_error const& e) { late += e.reason() == outcome::deadline; }
     }
     co_return late;
