@@ -22,6 +22,10 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cm
 install(FILES "${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" DESTINATION "${gpumem_c_package}")
 file(RELATIVE_PATH gpumem_prefix "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
 string(REGEX REPLACE "/$" "" gpumem_prefix "${gpumem_prefix}")
+set(gpumem_include_folder "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
+if(IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  set(gpumem_include_folder "${CMAKE_INSTALL_INCLUDEDIR}")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/gpumem_c.pc.in" "${PROJECT_BINARY_DIR}/gpumem_c.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/gpumem_c.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 # The Python module looks for the library two folders up.

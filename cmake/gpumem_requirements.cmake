@@ -129,7 +129,7 @@ function(gpumem_check_importer target standard extensions)
       "CMAKE_CXX_EXTENSIONS before find_package or add_subdirectory, not the properties of a target.")
   endif()
   foreach(option IN LISTS options)
-    string(REGEX REPLACE "^.*COMPILE_LANG[A-Z_]*:[^>]*CXX[^>]*>:|SHELL:|>+$" "" option "${option}")
+    string(REGEX REPLACE "^.*COMPILE_LANG[A-Z_]*:[^>]*CXX[^>]*>:|^.*CONFIG:[^>]*>:|SHELL:|>+$" "" option "${option}")
     if(option MATCHES "^-(std=|pthread$|f(openmp|no-exceptions|no-rtti|fast-math|no-math-errno|wrapv|trapv|\
 stack-protector|unsigned-char|short-enums|freestanding|no-builtin|no-char8_t))")
       message(SEND_ERROR "gpumem: the target ${target} has the option ${option}, gpumem's modules do not. Before CMake "

@@ -60,9 +60,6 @@ class Gpumem(ConanFile):
     def package(self):
         CMake(self).install()
 
-    def package_id(self):
-        del self.info.options.wheels  # the place of the headers does not change the library
-
     def package_info(self):
         # The library's own package files, since Conan's would not name the modules.
         self.cpp_info.set_property("cmake_find_mode", "none")

@@ -33,7 +33,7 @@ inline constexpr char const* unidentified_stream = "a stream that cannot be iden
 
 // Keeps the rule, so that the exception can become a failure and an exception again. `where`: the resource or the call
 // that the text names; null: none.
-class rule_error final : public std::invalid_argument {
+export class rule_error final : public std::invalid_argument {
 public:
   explicit rule_error(broken_rule rule, char const* where = nullptr);
   broken_rule rule() const noexcept { return rule_; }

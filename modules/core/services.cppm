@@ -295,19 +295,22 @@ namespace extend {
 /// Returns the services of any resource. A gpumem resource has its own, an erased one carries those of the type that it
 /// holds, and any other gets a table over its public functions. The handle keeps nothing alive.
 export template <class R> services_handle services_of(R& resource) noexcept {
-  if constexpr (requires { resource.services(); }) { return resource.services(); }
-  if constexpr (requires {
-                  { resource.has_value() } -> std::convertible_to<bool>;
-                }) {
-    if (!resource.has_value()) return {&detail::moved_from_table, nullptr};
+  if constexpr (requires { resource.services(); }) {
+    return resource.services();
+  } else {
+    if constexpr (requires {
+                    { resource.has_value() } -> std::convertible_to<bool>;
+                  }) {
+      if (!resource.has_value()) return {&detail::moved_from_table, nullptr};
+    }
+    if constexpr (requires {
+                    try_get_property(resource, services{});
+                    resource.type();
+                  }) {
+      if (auto const found = find_services(resource); found.table) return found;
+    }
+    return {&detail::external_table_of<R>, std::addressof(resource)};
   }
-  if constexpr (requires {
-                  try_get_property(resource, services{});
-                  resource.type();
-                }) {
-    if (auto const found = find_services(resource); found.table) return found;
-  }
-  return {&detail::external_table_of<R>, std::addressof(resource)};
 }
 } // namespace extend
 

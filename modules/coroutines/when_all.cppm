@@ -97,6 +97,11 @@ public:
   explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
   when_all_awaitable(when_all_awaitable&& other) noexcept
       : all_{std::move(other.all_)}, used_{std::exchange(other.used_, true)} {}
+  when_all_awaitable& operator=(when_all_awaitable&& other) noexcept {
+    all_ = std::move(other.all_);
+    used_ = std::exchange(other.used_, true);
+    return *this;
+  }
 
   class operation {
   public:

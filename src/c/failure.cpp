@@ -93,6 +93,8 @@ gpumem_outcome refuse_exception() noexcept {
     return keep(outcome::exhausted, "gpumem: out of host memory");
   } catch (acquire_error const& e) { return keep(e.why(), e.what()); } catch (cuda_error const& e) {
     return keep({outcome_of_driver(e.status()), e.status(), 0}, e.what());
+  } catch (detail::rule_error const& e) {
+    return keep({outcome::invalid_argument, static_cast<int>(e.rule()), 0}, e.what());
   } catch (std::invalid_argument const& e) {
     return keep(outcome::invalid_argument, e.what());
   } catch (std::exception const& e) { return keep(outcome::driver_error, e.what()); } catch (...) {

@@ -22,8 +22,8 @@ gpumem_failure const& last_failure() noexcept;
 /// copies of gpumem in the process have their own.
 void catch_misuse() noexcept;
 
-/// Whether a misuse was reported on this thread and not taken yet; its text is then kept. Constant-initialized, so that
-/// the read needs no call.
+/// Whether a misuse was reported on this thread during the current call; its text is then kept. Constant-initialized,
+/// so that the read needs no call.
 extern constinit thread_local bool misused;
 
 /// Thrown if an inner call has failed and has kept its text.
@@ -36,16 +36,11 @@ inline void require(gpumem_outcome outcome) {
 
 /// Runs the work. An exception that it throws, or a misuse that is reported meanwhile, becomes the outcome.
 template <class Work> gpumem_outcome outcome_of(Work work) noexcept {
+  misused = false; // a misuse may have been reported outside such a call
   try {
     work();
-  } catch (...) {
-    misused = false;
-    return refuse_exception();
-  }
-  if (!misused) [[likely]]
-    return GPUMEM_GRANTED;
-  misused = false;
-  return GPUMEM_INVALID_ARGUMENT;
+  } catch (...) { return refuse_exception(); }
+  return misused ? GPUMEM_INVALID_ARGUMENT : GPUMEM_GRANTED;
 }
 
 } // namespace gpumem::c

@@ -88,6 +88,11 @@ void recorded_pool::record_use(void* pointer, stream_ref stream) {
   found->second.uses.push_back(std::move(use));
 }
 
+gpumem::statistics recorded_pool::statistics() {
+  if (auto const known = statistics_of(resource_)) return *known;
+  throw std::invalid_argument{"gpumem: the outermost resource of this stack keeps no statistics"};
+}
+
 bool recorded_pool::synchronize(std::chrono::nanoseconds) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena can be synchronized, not a stack over one"};
 }

@@ -78,7 +78,8 @@ public:
   void set_limit(std::size_t bytes) override;
   int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
-  gpumem::statistics statistics() override { return statistics_of(resource_).value_or(gpumem::statistics{}); }
+  /// Throws std::invalid_argument if the outermost resource keeps none.
+  gpumem::statistics statistics() override;
   found_block find(void const* pointer) override;
 
 private:

@@ -27,7 +27,7 @@ using gpumem::c::refuse;
 
 namespace {
 
-constexpr char const* no_pool = "the pool is NULL";
+constexpr char const* no_pool = "the pool is NULL; was it moved from?";
 
 gpumem::stream_ref stream_of(void* stream) noexcept { return gpumem::stream_ref{static_cast<CUstream>(stream)}; }
 

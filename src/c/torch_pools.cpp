@@ -80,15 +80,12 @@ std::size_t torch_pools::slot_of(int device) {
   return static_cast<std::size_t>(device);
 }
 
-bool torch_pools::any_made() const noexcept {
-  return std::ranges::any_of(pools_, [](auto const& pool) { return pool.load(std::memory_order_acquire) != nullptr; });
-}
-
 void torch_pools::configure(char const* options) {
   auto text = options ? std::string{options} : text_of_environment();
   check_stack(text); // throws now if the text is wrong
   support::scoped_lock const held{mutex_};
-  if (any_made()) throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
+  if (options_used_)
+    throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
   options_ = std::move(text);
 }
 
@@ -132,6 +129,7 @@ gpumem_pool* torch_pools::make(int device) {
   support::scoped_lock const held{mutex_};
   if (auto* const pool = made(device)) return pool;
   pool_options options;
+  options_used_ = true;
   options.name = "torch cuda:" + std::to_string(device);
   auto text = options_ ? *options_ : text_of_environment();
   bool const stack = layer_text::describes_stack(text);

@@ -55,7 +55,6 @@ private:
   static std::size_t slot_of(int device);
   void require_none(int device);
   gpumem_pool* make(int device);
-  bool any_made() const noexcept;
   bool holds_graphs(int device);
   bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
@@ -63,6 +62,7 @@ private:
   support::guarded_mutex mutex_; // not held while a pool is called, but while a pool is made
   std::array<double, max_devices> fractions_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
+  bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made; a shared one was not
   std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_ __attribute__((guarded_by(mutex_)));
   recorded_streams recorded_;
 };

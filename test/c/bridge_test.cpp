@@ -95,6 +95,8 @@ void numbers_have_a_point_in_any_language() {
 
 void wrong_options_are_refused() {
   gpumem::pool_options options;
+  options.name = " a";
+  thrown_by<std::invalid_argument>([&] { gpumem::pool{0, options}; });
   options.name = "a,b";
   REQUIRE(contains(thrown_by<std::invalid_argument>([&] { gpumem::pool{0, options}; }).what(), "'a,b'"));
   REQUIRE(contains(thrown_by<std::invalid_argument>([] { gpumem::pool{0, "size=1"}; }).what(), "'size' is unknown"));
@@ -172,6 +174,7 @@ void copies_share_the_pool() {
   gpumem::pool moved = std::move(second);
   REQUIRE(second.handle() == nullptr && moved == third);
   REQUIRE(contains(thrown_by<std::invalid_argument>([&] { (void)second.allocate(stream, 1); }).what(), "NULL"));
+  second.deallocate(stream, nullptr, 0);
   REQUIRE(second.try_allocate(stream, 1).error().reason == gpumem::outcome::invalid_argument);
 }
 
@@ -205,6 +208,8 @@ void blocks_free_themselves() {
     REQUIRE(pool.statistics().live == 150);
     pool.deallocate(stream, kept, 50);
     pool.acquire(stream, 10).reset(new_stream());
+    gpumem::pool_block const aligned{pool, stream, 10, 4096};
+    REQUIRE(reinterpret_cast<std::uintptr_t>(aligned.data()) % 4096 == 0);
   }
   REQUIRE(block && block.bytes() == 100); // and keeps the pool alive
   block.reset();

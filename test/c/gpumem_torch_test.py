@@ -214,6 +214,7 @@ class Configuration(Plugged):
         self.assert_refused("invalid_argument", "is NULL", gpumem_torch.share_pool, None)
         self.assert_refused("invalid_argument", "of device 0, not of device 1", gpumem_torch.share_pool, pool.value, 1)
         gpumem_torch.share_pool(pool.value)
+        gpumem_torch.configure("limit=1GiB")  # as install does, for the other devices
         block = self.allocate(1000, stream)
         shared = gpumem_torch._Statistics(size=ctypes.sizeof(gpumem_torch._Statistics))
         gpumem_torch.check(self.library.gpumem_read_statistics(pool, ctypes.byref(shared)))

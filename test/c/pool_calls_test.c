@@ -23,7 +23,7 @@ static void figures_of_a_failure(void) {
   EXPECT(failure.outcome == GPUMEM_EXHAUSTED && failure.requested == 5 * MIB && failure.limit == 8 * MIB);
   EXPECT(failure.live == 6 * MIB && failure.reserved == 6 * MIB && failure.device == 0 && failure.device_total != 0);
   EXPECT(gpumem_allocate(pool, stream, 1, 3, &pointer) == GPUMEM_INVALID_ARGUMENT);
-  EXPECT(last_failure().outcome == GPUMEM_INVALID_ARGUMENT && last_failure().live == 0);
+  EXPECT(last_failure().outcome == GPUMEM_INVALID_ARGUMENT && last_failure().live == 0 && last_failure().code == -1);
   gpumem_failure small = {.size = sizeof(size_t)};
   EXPECT_REFUSED(gpumem_read_failure(&small), GPUMEM_INVALID_ARGUMENT, "write sizeof(gpumem_failure)");
   EXPECT_REFUSED(gpumem_read_failure(NULL), GPUMEM_INVALID_ARGUMENT, "NULL");
@@ -43,6 +43,10 @@ static void requests_that_wait(void) {
   EXPECT_REFUSED(gpumem_acquire(pool, stream, 1, GPUMEM_ALIGNMENT, 0, NULL), GPUMEM_INVALID_ARGUMENT, "NULL");
   EXPECT_REFUSED(gpumem_acquire(NULL, stream, 1, GPUMEM_ALIGNMENT, 0, &pointer), GPUMEM_INVALID_ARGUMENT, "NULL");
   release(pool, stream, block, 6 * MIB);
+  simulated_begin_capture(stream);
+  EXPECT_REFUSED(gpumem_acquire(pool, stream, MIB, GPUMEM_ALIGNMENT, UINT64_MAX, &pointer), GPUMEM_CAPTURE_UNSUPPORTED,
+                 "capture");
+  simulated_end_capture(stream);
   EXPECT(gpumem_acquire(pool, stream, 6 * MIB, GPUMEM_ALIGNMENT, UINT64_MAX, &pointer) == GPUMEM_GRANTED);
   simulated_allocated(stream, pointer, 6 * MIB);
   release(pool, stream, pointer, 6 * MIB);

@@ -299,7 +299,8 @@ static void a_forked_child(void) {
   if (child == 0) {
     void* pointer = NULL;
     int const refused = gpumem_allocate(pool, stream, 1, 1, &pointer) == GPUMEM_DEVICE_LOST && !pointer;
-    int const told = strstr(gpumem_last_error(), "was forked") != NULL &&
+    int const waits = gpumem_acquire(pool, stream, 1, 1, 1000, &pointer) == GPUMEM_DEVICE_LOST;
+    int const told = waits && strstr(gpumem_last_error(), "was forked") != NULL &&
                      gpumem_allocate_sync(pool, 1, 1, &pointer) == GPUMEM_DEVICE_LOST &&
                      gpumem_make_pool(0, NULL, &pool) == GPUMEM_DEVICE_LOST;
     int const freed = gpumem_free(pool, stream, block) == GPUMEM_GRANTED;

@@ -36,8 +36,9 @@ struct out_of_memory_info {
 /// Thrown when memory is exhausted or the request is larger than it can ever be.
 class out_of_memory : public std::bad_alloc {
 public:
-  out_of_memory(outcome what, out_of_memory_info const& info)
-      : info_{info}, text_{describe(what, info)}, reason_{what} {}
+  out_of_memory(outcome what, out_of_memory_info const& info) : out_of_memory{what, info, describe(what, info)} {}
+  out_of_memory(outcome what, out_of_memory_info const& info, std::string const& text)
+      : info_{info}, text_{text}, reason_{what} {}
   char const* what() const noexcept override { return text_.what(); }
   outcome reason() const noexcept { return reason_; }
   out_of_memory_info const& info() const noexcept { return info_; }

@@ -93,7 +93,8 @@ typedef struct gpumem_statistics {
 typedef struct gpumem_failure {
   size_t size;             ///< sizeof(gpumem_failure) of the caller
   uint32_t outcome;        ///< a gpumem_outcome; GPUMEM_GRANTED: no call of the thread has failed
-  int32_t code;            ///< the driver's error (CUresult), if one was the cause
+  int32_t code;            ///< the driver's error (CUresult), if one was the cause; for GPUMEM_INVALID_ARGUMENT -1: the
+                           ///< alignment, -2: a default stream of another device
   uint64_t requested;      ///< by the call
   uint64_t live;           ///< this and the following only for GPUMEM_EXHAUSTED and GPUMEM_TOO_LARGE, of the pool
   uint64_t reserved;       ///< got from the device
@@ -227,7 +228,8 @@ gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, si
                                void** pointer) GPUMEM_NOEXCEPT;
 
 /// The same, but a request that finds no memory waits in line and the calling thread sleeps, at most for that many
-/// nanoseconds; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that, GPUMEM_STALLED if no memory can come.
+/// nanoseconds; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that, GPUMEM_STALLED if no memory can come. A
+/// stream that captures gives GPUMEM_CAPTURE_UNSUPPORTED at once.
 gpumem_outcome gpumem_acquire(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment, uint64_t nanoseconds,
                               void** pointer) GPUMEM_NOEXCEPT;
 
@@ -272,7 +274,8 @@ gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT
 /// Writes the ordinal of the pool's device.
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;
 
-/// Writes the fields that both sides know; a `size` too small for any field gives GPUMEM_INVALID_ARGUMENT.
+/// Writes the fields that both sides know. Gives GPUMEM_INVALID_ARGUMENT for a `size` that is too small for any field,
+/// and for a stack whose outermost resource keeps no statistics.
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) GPUMEM_NOEXCEPT;
 
 /// Writes the block, live or free, in which the pointer lies; its `base` is NULL if the pool does not own the pointer.

@@ -17,7 +17,7 @@ namespace detail {
 /// Writes the options that differ from their defaults.
 class option_text {
 public:
-  explicit option_text(pool_options const& o) {
+  explicit option_text(pool_options const& o) : out_{} {
     pool_options const usual;
     out_.imbue(std::locale::classic()); // a point in numbers, in any language
     out_.precision(17);
@@ -43,6 +43,10 @@ public:
     add("history", o.hardened.history, usual.hardened.history);
   }
 
+  option_text(option_text const&) = delete;
+  option_text& operator=(option_text const&) = delete;
+  ~option_text() = default;
+
   std::string text() const { return out_.str(); }
 
 private:
@@ -59,8 +63,10 @@ private:
     out_ << (value == reuse_policy::ordered ? "ordered" : value == reuse_policy::completed ? "completed" : "wait");
   }
   void write(std::string const& value) {
-    if (value.find(',') != std::string::npos) {
-      throw std::invalid_argument{"gpumem: a name or a file with a comma cannot be passed: '" + value + "'"};
+    bool const blank = !value.empty() && (value.front() == ' ' || value.back() == ' ');
+    if (blank || value.find(',') != std::string::npos) {
+      throw std::invalid_argument{"gpumem: a name or a file with a comma or an outer blank cannot be passed: '" +
+                                  value + "'"};
     }
     out_ << value;
   }

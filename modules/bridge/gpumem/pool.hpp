@@ -41,10 +41,11 @@ public:
   // Inlined at each call, since the macro may differ between the files of a program.
   __attribute__((always_inline)) inline stream_handle(CUstream_st* stream) noexcept : value_{stream} {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
-    if (!stream) value_ = GPUMEM_STREAM_PER_THREAD;
+    constexpr std::uintptr_t usual = 2; // GPUMEM_STREAM_PER_THREAD
 #else
-    if (!stream) value_ = GPUMEM_STREAM_LEGACY;
+    constexpr std::uintptr_t usual = 1; // GPUMEM_STREAM_LEGACY
 #endif
+    if (!stream) value_ = reinterpret_cast<void*>(usual);
   }
   template <class Stream, class = decltype(static_cast<CUstream_st*>(std::declval<Stream const&>().get()))>
   __attribute__((always_inline)) inline stream_handle(Stream const& stream) noexcept : stream_handle{stream.get()} {}
@@ -80,7 +81,7 @@ namespace detail {
     info.free_in_use = f.free_in_use;
     info.in_use_streams = f.in_use_streams;
     info.quarantined = f.quarantined;
-    throw out_of_memory{reason, info};
+    throw out_of_memory{reason, info, gpumem_last_error()};
   }
   if (reason == outcome::invalid_argument) throw std::invalid_argument{gpumem_last_error()};
   throw acquire_error{failure{reason, f.code, static_cast<std::size_t>(f.requested)}, gpumem_last_error()};
@@ -124,12 +125,12 @@ struct found_block {
 /// call all functions; several threads may use one pool at the same time. After a move from it, functions throw
 /// std::invalid_argument, and `try_allocate` says so.
 ///
-/// Functions throw out_of_memory (a std::bad_alloc), std::invalid_argument, and acquire_error for other failures, all
-/// with the figures of the failure.
+/// Functions throw out_of_memory (a std::bad_alloc) with statistics of the pool, std::invalid_argument, and
+/// acquire_error for other failures.
 class pool {
 public:
   /// Makes a pool over virtual pages if the device has them, otherwise over chunks. Throws std::invalid_argument also
-  /// for a device that does not exist, and for a comma in a name.
+  /// for a device that does not exist, and for a name or a file with a comma or an outer blank.
   explicit pool(int device, pool_options const& options = {}) : pool{device, detail::option_text{options}.text()} {}
   /// Makes a pool, or a stack of resources, from the text that gpumem_make_pool takes, such as "limit=8GiB" or
   /// "binning(pool(managed),bins=256KiB:fixed)".
@@ -182,16 +183,17 @@ public:
   }
   /// Returns a block that frees itself; waits for memory like `allocate_within`, by default without end.
   [[nodiscard]] pool_block acquire(stream_handle stream, std::size_t bytes,
-                                   std::chrono::nanoseconds longest = (std::chrono::nanoseconds::max)());
+                                   std::chrono::nanoseconds longest = (std::chrono::nanoseconds::max)(),
+                                   std::size_t alignment = GPUMEM_ALIGNMENT);
 
   /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. The stream must be ordered
   /// after all uses that were not recorded. Null does nothing. Prints a misuse to stderr; the call then frees nothing.
   void deallocate(stream_handle stream, void* pointer, std::size_t bytes, std::size_t = GPUMEM_ALIGNMENT) noexcept {
-    report(gpumem_free_sized(handle_, stream.value(), pointer, bytes), pointer);
+    if (pointer) report(gpumem_free_sized(handle_, stream.value(), pointer, bytes), pointer);
   }
   /// The same without a size.
   void deallocate(stream_handle stream, void* pointer) noexcept {
-    report(gpumem_free(handle_, stream.value(), pointer), pointer);
+    if (pointer) report(gpumem_free(handle_, stream.value(), pointer), pointer);
   }
 
   /// Allocates memory that any stream may use at once.
@@ -202,7 +204,7 @@ public:
   }
   /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t = GPUMEM_ALIGNMENT) noexcept {
-    report(gpumem_free_sync(handle_, pointer, bytes), pointer);
+    if (pointer) report(gpumem_free_sync(handle_, pointer, bytes), pointer);
   }
 
   /// Declares that all uses of the block on this stream are enqueued: its free need not be ordered after them, but its
@@ -279,8 +281,9 @@ class pool_block {
 public:
   pool_block() noexcept = default;
   /// Allocates; throws what pool::allocate throws.
-  pool_block(pool from, stream_handle stream, std::size_t bytes) : pool_block{std::move(from), stream, bytes, nullptr} {
-    data_ = from_->allocate(stream, bytes);
+  pool_block(pool from, stream_handle stream, std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT)
+      : pool_block{without_memory{}, std::move(from), stream, bytes} {
+    data_ = from_->allocate(stream, bytes, alignment);
   }
   pool_block(pool_block&& other) noexcept
       : from_{std::move(other.from_)}, stream_{other.stream_}, data_{std::exchange(other.data_, nullptr)},
@@ -298,7 +301,7 @@ public:
   void* data() const noexcept { return data_; }
   std::size_t bytes() const noexcept { return bytes_; }
   /// Returns the stream in whose order the block is valid and will be freed.
-  CUstream_st* stream() const noexcept { return static_cast<CUstream_st*>(stream_.value()); }
+  CUstream_st* stream() const noexcept { return stream_; }
   /// False for 0 bytes and after a move from it.
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
@@ -316,18 +319,20 @@ public:
 
 private:
   friend class pool;
-  pool_block(pool from, stream_handle stream, std::size_t bytes, void* data) noexcept
-      : from_{std::move(from)}, stream_{stream}, data_{data}, bytes_{bytes} {}
+  struct without_memory {};
+  pool_block(without_memory, pool from, stream_handle stream, std::size_t bytes) noexcept
+      : from_{std::move(from)}, stream_{static_cast<CUstream_st*>(stream.value())}, bytes_{bytes} {}
 
   std::optional<pool> from_;
-  stream_handle stream_ = nullptr;
+  CUstream_st* stream_ = nullptr;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
 
-inline pool_block pool::acquire(stream_handle stream, std::size_t bytes, std::chrono::nanoseconds longest) {
-  pool_block block{*this, stream, bytes, nullptr};
-  block.data_ = allocate_within(longest, stream, bytes);
+inline pool_block pool::acquire(stream_handle stream, std::size_t bytes, std::chrono::nanoseconds longest,
+                                std::size_t alignment) {
+  pool_block block{pool_block::without_memory{}, *this, stream, bytes};
+  block.data_ = allocate_within(longest, stream, bytes, alignment);
   return block;
 }
 

@@ -29,7 +29,7 @@ __all__ = ["Failure", "configure", "statistics", "find", "install", "installed",
 
 OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
             "capture_unsupported", "device_lost", "invalid_argument", "driver_error")
-# What a C++ allocator of PyTorch takes, by what it takes it with.
+# The functions that a C++ allocator of PyTorch takes, by the setter that takes each.
 HOOKS = {
     "set_record_stream_fn": "gpumem_torch_record_stream",
     "set_reset_fn": "gpumem_torch_empty_cache",
@@ -53,8 +53,8 @@ class Failure(RuntimeError):
 class _Statistics(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
         "live", "allocated", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
-        "failures", "upstream_allocations", "upstream_frees", "coalesces", "coalesces_refused", "reuse_same_stream", "reuse_ordered", "reuse_completed",
-        "reuse_waited", "reuse_after_sync", "free", "free_ranges", "free_in_use", "in_use_streams", "quarantined",
+        "failures", "upstream_allocations", "upstream_frees", "coalesces", "coalesces_refused", "reuse_same_stream",
+        "reuse_ordered", "reuse_completed", "reuse_waited", "reuse_after_sync", "free", "free_ranges", "free_in_use", "in_use_streams", "quarantined",
         "cached", "reuse_thread_cache", "largest_block", "waiting", "waiting_bytes", "oldest_wait_ns")]
 
 
@@ -74,12 +74,17 @@ def _candidates():
         return [named]
     here = Path(__file__).resolve()
     in_wheel = here.parent / "gpumem_torch.libs" / LIBRARY_NAME
-    beside = here.parents[2] / LIBRARY_NAME  # <libdir>/gpumem/python/gpumem_torch.py
+    beside = here.parent.parent.parent / LIBRARY_NAME  # <libdir>/gpumem/python/gpumem_torch.py
     return [str(path) for path in (in_wheel, beside) if path.exists()] + [LIBRARY_NAME]
 
 
 def _open():
     tried = []
+    if not os.environ.get("GPUMEM_LIBRARY"):
+        try:  # the copy that a part of the program has loaded: a second one could not free its blocks
+            return ctypes.CDLL(LIBRARY_NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        except OSError:
+            pass
     for path in _candidates():
         try:
             return ctypes.CDLL(path)
@@ -128,11 +133,14 @@ def library():
     with _lock:
         if _library is None:
             lib = _open()
-            _declare(lib)
             number = lib.gpumem_version()
             if (number // 10000, number // 100 % 100) != INTERFACE:
                 raise ImportError(f"{lib._name} is gpumem {number // 10000}.{number // 100 % 100}, "
                                   f"this module is of {INTERFACE[0]}.{INTERFACE[1]}")
+            try:
+                _declare(lib)
+            except AttributeError as error:
+                raise ImportError(f"{lib._name} is older than this module: {error}") from None
             _library = lib
         return _library
 

@@ -1,5 +1,5 @@
-# gpumem_simulator_runtime_names(INCLUDE_FOLDER FOLDER): what the runtime's headers name, as includes: a stub for every
-# function, and every error.
+# gpumem_simulator_runtime_names(INCLUDE_FOLDER FOLDER): writes a stub for each function, and a row for each error, that
+# the runtime's headers name.
 # SPDX-License-Identifier: Apache-2.0
 function(gpumem_simulator_runtime_names include_folder folder)
   # The library has these too, but no header names them.
