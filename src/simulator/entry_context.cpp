@@ -166,7 +166,7 @@ CUresult cuCtxSynchronize() {
         const CUresult result = device.wait_for_all(home, "cuCtxSynchronize");
         if (result != CUDA_SUCCESS) return result;
         device.host.join(seen);
-        device.pools.after_wait(device);
+        device.pools.after_wait(device, [&](const position& freed) { return freed.on->home == &home && freed.done(); });
         return result;
       });
 }

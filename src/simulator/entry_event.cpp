@@ -169,7 +169,10 @@ CUresult cuEventSynchronize(CUevent handle) {
         if (const CUresult result = simulation::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
         device.host_time = std::max(device.host_time, awaited->time);
         device.host.join(awaited->order);
-        device.pools.after_wait(device);
+        device.pools.after_wait(device, [&](const position& freed) {
+          return std::any_of(awaited->covers.begin(), awaited->covers.end(),
+                             [&](const position& end) { return end.on == freed.on && end.number >= freed.number; });
+        });
         return CUDA_SUCCESS;
       });
 }

@@ -82,9 +82,10 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
     if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // the real driver may not require one
     // The documentation allows this, but driver 580 crashes, in this call or a later one.
-    if (!pool.frees_seen(device))
+    if (!pool.unawaited.empty())
       device.find(finding_kind::early_pool_destroy,
-                  "a memory pool is destroyed before the host has seen its frees complete; drivers crash on that");
+                  "a memory pool is destroyed before the host has synchronized with each stream that freed to it, with "
+                  "an event recorded there afterwards, or with the context; a query does not count: drivers crash");
     device.pools.destroy(device, pool);
     return CUDA_SUCCESS;
   });

@@ -65,14 +65,16 @@ CUresult cuStreamQuery(CUstream handle) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  return enter_on<"cuStreamSynchronize">(
-      handle, [](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
-        if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
-        if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        const CUresult result = device.wait_for(on, "cuStreamSynchronize");
-        if (result == CUDA_SUCCESS) device.pools.after_wait(device);
-        return result;
-      });
+  return enter_on<"cuStreamSynchronize">(handle, [](simulation& device, const stream_ptr& on) __attribute__((
+                                                     requires_capability(simulation_mutex))) {
+    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
+    if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    const std::uint64_t newest = on->number;
+    const CUresult result = device.wait_for(on, "cuStreamSynchronize");
+    if (result == CUDA_SUCCESS)
+      device.pools.after_wait(device, [&](const position& freed) { return freed.on == on && freed.number <= newest; });
+    return result;
+  });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {

@@ -157,7 +157,11 @@ void memory_pool::put(std::uint64_t address, const pool_free* ended) {
   const auto found = blocks_.find(address);
   used -= found->second.granted;
   range part{found->second.granted, {}};
-  if (ended != nullptr) part.frees.push_back(*ended);
+  if (ended != nullptr) {
+    part.frees.push_back(*ended);
+    std::erase_if(unawaited, [&](const position& older) { return older.on == ended->at.on; });
+    unawaited.push_back(ended->at);
+  }
   blocks_.erase(found);
   const auto at = free_.emplace(address, std::move(part)).first;
   join(at, alike);
@@ -172,13 +176,6 @@ bool memory_pool::idle(const simulation& all, std::uint64_t segment, std::size_t
       if (seen_by_host ? !all.host.covers(ended.component, ended.at.number) : !ended.at.done()) return false;
   }
   return unused == bytes;
-}
-
-bool memory_pool::frees_seen(const simulation& all) const {
-  return std::all_of(free_.begin(), free_.end(), [&](const auto& part) {
-    const auto seen = [&](const pool_free& ended) { return all.host.covers(ended.component, ended.at.number); };
-    return std::all_of(part.second.frees.begin(), part.second.frees.end(), seen);
-  });
 }
 
 void memory_pool::release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {

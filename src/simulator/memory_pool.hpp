@@ -41,6 +41,8 @@ public:
   CUmemoryPool handle = nullptr;
   bool destroyed = false;
   std::set<int> peers; // devices that were given access
+  /// The newest free on each stream, until the host has waited for it. A query is no wait.
+  std::vector<position> unawaited;
 
   // The attributes of the pool, as in CUmemPool_attribute.
   bool follow_events = true;
@@ -69,8 +71,6 @@ public:
   /// Returns the live block that holds the address; null if there is none.
   [[nodiscard]] const pool_block* find(std::uint64_t address) const;
   [[nodiscard]] bool holds(std::uint64_t address) const;
-  /// Returns whether the host has seen all frees complete.
-  [[nodiscard]] bool frees_seen(const simulation& all) const;
   [[nodiscard]] bool without_blocks() const noexcept { return blocks_.empty(); }
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 

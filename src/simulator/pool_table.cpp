@@ -107,9 +107,12 @@ bool pool_table::is_default(const memory_pool& which) const {
   return std::any_of(defaults_.begin(), defaults_.end(), [&](const auto& entry) { return entry.second == &which; });
 }
 
-void pool_table::after_wait(simulation& all) {
+void pool_table::after_wait(simulation& all, const std::function<bool(const position&)>& covered) {
   collect(all);
-  for (const auto& each : pools_) each->release(all, each->threshold, 0, true);
+  for (const auto& each : pools_) {
+    std::erase_if(each->unawaited, covered);
+    each->release(all, each->threshold, 0, true);
+  }
 }
 
 void pool_table::collect(simulation& all) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,8 +36,9 @@ public:
   bool set_current(const CUmemLocation& location, CUmemAllocationType type, memory_pool* which);
   [[nodiscard]] bool is_default(const memory_pool& which) const;
 
-  /// Called after a wait of the host: trims each pool to its release threshold.
-  void after_wait(simulation& all);
+  /// Called after a wait of the host: notes the frees that it has covered, and trims each pool to its release
+  /// threshold.
+  void after_wait(simulation& all, const std::function<bool(const position&)>& covered);
   /// Returns unused memory of destroyed pools to the devices, and removes those that hold none.
   void collect(simulation& all);
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/pools.hpp"
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -116,17 +117,65 @@ TEST_F(memory_pool, destroyed_pool_lives_until_its_blocks_are_freed) {
   EXPECT_EQ(simulator::report().bytes_allocated, 0u);
 }
 
-TEST_F(memory_pool, destruction_before_its_frees_are_seen_complete_is_found) {
+TEST_F(memory_pool, destruction_before_a_wait_for_its_frees_is_found) {
   const CUstream s = new_stream();
-  for (const bool waits : {false, true}) {
-    const CUmemoryPool pool = keeping_pool();
+  const CUstream other = new_stream();
+  const CUevent before = new_event();
+  const CUevent after = new_event();
+  CUmemoryPool pool = nullptr;
+  struct way {
+    const char* name;
+    bool covers;
+    std::function<void()> wait;
+  };
+  const way ways[] = {
+      {"none", false, [] {}},
+      {"all work has run", false, [] { simulator::run_until_idle(); }},
+      {"queries and a trim", false,
+       [&] {
+         simulator::run_until_idle();
+         EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
+         EXPECT_EQ(cu().event_query(after), CUDA_SUCCESS);
+         EXPECT_EQ(cu().pool_trim(pool, 0), CUDA_SUCCESS);
+       }},
+      {"event before the free", false, [&] { EXPECT_EQ(cu().event_synchronize(before), CUDA_SUCCESS); }},
+      {"another stream", false,
+       [&] {
+         order(s, other);
+         EXPECT_EQ(free(allocate(pool, other, mib), other), CUDA_SUCCESS);
+         EXPECT_EQ(cu().stream_synchronize(other), CUDA_SUCCESS);
+       }},
+      {"stream", true, [&] { EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS); }},
+      {"event after the free", true, [&] { EXPECT_EQ(cu().event_synchronize(after), CUDA_SUCCESS); }},
+      {"event after a query", true,
+       [&] {
+         simulator::run_until_idle();
+         EXPECT_EQ(cu().event_query(after), CUDA_SUCCESS);
+         EXPECT_EQ(cu().event_synchronize(after), CUDA_SUCCESS);
+       }},
+      {"context", true, [] { EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS); }},
+  };
+  for (const way& how : ways) {
+    SCOPED_TRACE(how.name);
+    pool = keeping_pool();
     char* a = allocate(pool, s, mib);
     simulator::work(s, {simulator::write(a, mib)}, 50us);
+    EXPECT_EQ(cu().event_record(before, s), CUDA_SUCCESS);
     EXPECT_EQ(free(a, s), CUDA_SUCCESS);
-    if (waits) EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
+    EXPECT_EQ(cu().event_record(after, s), CUDA_SUCCESS);
+    how.wait();
     EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
-    if (!waits) EXPECT_EQ(only_finding().kind, simulator::finding_kind::early_pool_destroy);
+    if (!how.covers) EXPECT_EQ(only_finding().kind, simulator::finding_kind::early_pool_destroy);
   }
+}
+
+TEST_F(memory_pool, context_wait_covers_the_frees_of_a_destroyed_stream) {
+  const CUstream s = new_stream();
+  const CUmemoryPool pool = keeping_pool();
+  EXPECT_EQ(free(allocate(pool, s, mib), s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().stream_destroy(s), CUDA_SUCCESS);
+  EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
 }
 
 TEST_F(memory_pool, current_pool_is_the_default_until_another_is_set) {

@@ -123,7 +123,7 @@ enum class finding_kind {
   access_without_right, // the device has no access to the mapping, or may only read it
   premature_unmap,      // a mapping, or the access to it, was removed before the host had seen a use of it complete
   dead_memory_handle,   // the handle of physical memory was used after its release
-  early_pool_destroy,   // a memory pool was destroyed before the host had seen its frees complete
+  early_pool_destroy,   // a memory pool was destroyed before the host had waited for its frees; a query is no wait
 };
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 
