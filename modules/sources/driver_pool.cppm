@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
+#include <map>
 export module gpumem:driver_pool;
 import :async_options;
 import :cuda;
@@ -12,6 +13,7 @@ import :shared_state;
 import :source_state;
 import :std;
 import :stream;
+import :stream_timeline;
 import :sync;
 
 namespace gpumem {
@@ -82,9 +84,13 @@ private:
   std::atomic<bool> ready_pending_{false};
 };
 
-// A pool that gpumem owns. Its handles and live blocks are counted; the pool is destroyed with the last of them. The
-// driver promises to keep a destroyed pool until its frees have run, but driver 580 then crashes in later or concurrent
-// calls. So the host first waits for the streams that freed, except those whose frees it has seen complete.
+// A pool that gpumem owns. Its handles and live blocks are counted; the pool is destroyed with the last of them.
+//
+// The driver promises to keep a destroyed pool until its frees have run. But driver 580.159.04 crashes in that call, or
+// in later or concurrent ones, unless the host has synchronized with each stream that freed, or with a later event of
+// it. A query that finds the frees complete does not help, nor does synchronizing with another stream. So the
+// destructor synchronizes with each of gpumem's own streams on which a free ran. All other streams may be destroyed
+// before the pool, and gpumem's timelines only query their events. So each free on them records an event of the pool.
 class async_state final : public driver_pool_state, public shared_state {
 public:
   async_state(driver_pool_kind kind, class device where, async_options options);
@@ -105,17 +111,31 @@ private:
   async_state(driver_pool_kind kind, owned_pool made, async_options options);
   ~async_state() override;
 
-  void freed_in_order(stream_key const& key, block_map::node_type given) noexcept override;
-  // Returns false if the wait was refused, because of a capture or because the device is lost.
+  // The newest free on one stream.
+  struct freed_stream {
+    stream_timeline* own = nullptr; // the stream if it is gpumem's own; otherwise `event` covers the free
+    pooled_event* event = nullptr;
+    std::uint64_t id = 0; // of the stream on which `event` was recorded
+  };
+
+  void freed_in_order(stream_key const& key) noexcept override;
+  // Records the event of a stream after a free. Throws cuda_error, std::bad_alloc.
+  void record_free(freed_stream& freed, stream_key const& key, CUstream on)
+      __attribute__((requires_capability(frees_mutex_)));
+  // Returns false if a free has no event, or if the wait was refused: because of a capture or of a lost device.
   bool wait_for_frees() noexcept;
+  void return_events() noexcept;
   // Makes the default pool current again if this one still is.
   void end_being_current() noexcept;
 
   std::atomic<bool> was_current_{false};
   async_options const options_;
+  std::atomic<bool> free_without_event_{false};
   sync::mutex frees_mutex_;
-  // The newest free of each stream; the key is the stream's timeline.
-  block_map frees_ __attribute__((guarded_by(frees_mutex_)));
+  // The key is the stream's timeline; for a context's legacy stream the context.
+  std::map<void const*, freed_stream> frees_ __attribute__((guarded_by(frees_mutex_)));
+  // Events of destroyed streams whose timelines have new streams; complete ones are returned.
+  std::vector<pooled_event*> dead_ __attribute__((guarded_by(frees_mutex_)));
 };
 
 // A pool that gpumem does not own. One state per pool handle. Never destroyed: views are values that point to it.

@@ -73,8 +73,8 @@ protected:
     any_deferred_.store(!deferred_.empty(), std::memory_order_relaxed);
     return taken;
   }
-  // Returns the node of a block that was freed (`gone`). Otherwise defers the free and returns an empty node.
-  block_map::node_type end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept
+  // Forgets a block that was freed (`gone`). Otherwise defers the free.
+  void end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept
       __attribute__((locks_excluded(mutex_)));
 
 private:
@@ -87,8 +87,8 @@ private:
   virtual bool free_in_order(stream_key const& key, block const& returned) noexcept {
     return free_after_wait(key, returned);
   }
-  // Called after free_in_order() freed the block; receives its node.
-  virtual void freed_in_order(stream_key const&, block_map::node_type) noexcept {}
+  // Called after free_in_order() freed a block, with the same key.
+  virtual void freed_in_order(stream_key const&) noexcept {}
   // Whether a call on the second stream may try a deferred free on the first.
   virtual bool may_free_inside(stream_key const&, stream_key const&) const noexcept { return true; }
   // Called when the driver has reported an error after which the device cannot be used.

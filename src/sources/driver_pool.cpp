@@ -11,6 +11,7 @@ module;
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 module gpumem:driver_pool.impl;
 import :driver_pool;
 import :async_options;
@@ -19,6 +20,7 @@ import :device;
 import :device_source;
 import :driver;
 import :error;
+import :fork;
 import :shared_state;
 import :misuse;
 import :source_state;
@@ -144,13 +146,15 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
 
 // If the host cannot wait for the frees, the pool is never destroyed, only trimmed to the memory still in use.
 async_state::~async_state() {
-  if (!driver_alive() || where().lost()) return;
-  end_being_current();
-  if (wait_for_frees()) {
-    destroy(handle(), where());
-  } else if (!where().lost()) {
-    call_on(where(), [this] { return driver().mem_pool_trim_to(handle(), 0); });
+  if (driver_alive() && !where().lost()) {
+    end_being_current();
+    if (wait_for_frees()) {
+      destroy(handle(), where());
+    } else if (!where().lost()) {
+      call_on(where(), [this] { return driver().mem_pool_trim_to(handle(), 0); });
+    }
   }
+  if (!forked()) return_events();
 }
 
 void async_state::make_current() {
@@ -167,28 +171,65 @@ void async_state::end_being_current() noexcept try {
 } catch (cuda_error const&) { // the pool then stays current until the driver destroys it
 }
 
-// Keeps the newest free of each stream for the destructor's wait. Reuses the block's node, so it allocates nothing.
-void async_state::freed_in_order(stream_key const& key, block_map::node_type given) noexcept {
-  if (key.is_host()) return;
-  given.key() = &key.timeline();
-  given.mapped().freed_on = key.by_identity();
-  given.mapped().freed_at = key.end_use(given.mapped().allocated, true); // always records: the destructor waits for it
+// Only the first free on a stream allocates memory. Without it, or without an event, the pool is never destroyed.
+void async_state::freed_in_order(stream_key const& key) noexcept try {
+  auto const on = usable_handle(key); // the stream on which free_in_order() has freed
+  if (!on || where().lost()) return;
+  auto& timeline = key.timeline();
+  bool const legacy = *on == CU_STREAM_LEGACY;
   sync::lock const held{frees_mutex_};
-  frees_.erase(given.key());
-  frees_.insert(std::move(given));
+  auto& freed = frees_[legacy ? static_cast<void const*>(timeline.context()) : &timeline];
+  if (timeline.kind() == stream_kind::own) {
+    freed.own = &timeline;
+  } else {
+    record_free(freed, key, *on);
+  }
+} catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
+
+// A timeline may have got another stream since the last free. The event then has to be synchronized with before it is
+// recorded there. A free must not wait for that, so an event that is not complete is kept.
+void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
+  auto const context = key.timeline().context();
+  auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();
+  if (freed.event && freed.id != id) {
+    dead_.push_back(std::exchange(freed.event, nullptr));
+    relaxed_capture const mode;
+    std::erase_if(dead_, [](pooled_event* event) {
+      bool const done = driver().event_query(event->handle) == CUDA_SUCCESS &&
+                        driver().event_synchronize(event->handle) == CUDA_SUCCESS;
+      if (done) give_event(event);
+      return done;
+    });
+  }
+  if (!freed.event) freed.event = take_event(context);
+  freed.id = id;
+  context_guard const here{is_default_handle(on) ? context : nullptr};
+  check(here.result(), "cuCtxPushCurrent");
+  check(where().interpret(driver().event_record(freed.event->handle, on)), "cuEventRecord");
+  // If another thread has begun a capture meanwhile, the event may belong to its graph.
+  if (is_capturing(on)) free_without_event_.store(true, std::memory_order_relaxed);
 }
 
 bool async_state::wait_for_frees() noexcept {
   relaxed_capture const mode;
-  if (wait_for_allocations() != CUDA_SUCCESS) return false;
+  if (free_without_event_.load(std::memory_order_relaxed) || wait_for_allocations() != CUDA_SUCCESS) return false;
+  auto const synchronize = [this](pooled_event const* event) {
+    return where().interpret(call_on(where(), [&] { return driver().event_synchronize(event->handle); }));
+  };
   sync::lock const held{frees_mutex_};
-  for (auto const& [stream, newest] : frees_) {
-    auto const& key = newest.freed_on;
-    auto& timeline = key.timeline();
-    if (timeline.completed(newest.freed_at) || (timeline.is_mortal() && timeline.wait(newest.freed_at))) continue;
-    if (where().interpret(key.wait_on_host()) != CUDA_SUCCESS) return false;
+  for (auto const& [stream, freed] : frees_) {
+    auto const waited =
+        freed.own ? stream_key::of(*freed.own, freed.own->handle()).wait_on_host() : synchronize(freed.event);
+    if (waited != CUDA_SUCCESS) return false;
   }
-  return true;
+  return std::ranges::all_of(dead_, [&](pooled_event const* event) { return synchronize(event) == CUDA_SUCCESS; });
+}
+
+void async_state::return_events() noexcept {
+  sync::lock const held{frees_mutex_};
+  for (auto const& [stream, freed] : frees_)
+    if (freed.event) give_event(freed.event);
+  for (auto* const event : dead_) give_event(event);
 }
 
 expected<void*, failure> async_state::try_allocate(stream_key const& key, std::size_t bytes,

@@ -34,7 +34,7 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
     auto* const pointer = reinterpret_cast<void*>((address + alignment - 1) & ~(alignment - 1));
     block const given{*base, bytes + padding, bytes, alignment, key.by_identity()};
     if (track_live(pointer, given)) return pointer;
-    free_in_order(key, given);
+    if (free_in_order(key, given)) freed_in_order(key);
     base = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
   }
   sync::lock const held{mutex_};
@@ -95,15 +95,15 @@ void source_state::dispose(stream_key const& key, block_map::node_type returned)
   if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
     freed.freed_at = key.end_use(freed.allocated);
   bool const gone = !key.capturing() && free_in_order(key, returned.mapped());
-  if (auto done = end_free(key, std::move(returned), gone)) freed_in_order(key, std::move(done));
+  end_free(key, std::move(returned), gone);
+  if (gone) freed_in_order(key);
 }
 
-source_state::block_map::node_type source_state::end_free(stream_key const& key, block_map::node_type returned,
-                                                          bool gone) noexcept {
+void source_state::end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept {
   sync::lock const held{mutex_};
   if (gone) {
     counts_.reserved -= returned.mapped().allocated;
-    return returned;
+    return;
   }
   // With its epoch the free can outlive the stream: the timeline gets no new stream before an event of that epoch is
   // complete.
@@ -112,7 +112,6 @@ source_state::block_map::node_type source_state::end_free(stream_key const& key,
   kept.freed_on = key.by_identity();
   deferred_.insert(std::move(returned));
   any_deferred_.store(true, std::memory_order_relaxed);
-  return {};
 }
 
 bool source_state::free_after_wait(stream_key const& key, block const& returned) noexcept {

@@ -1,60 +1,21 @@
 // Stream order of the driver's pools: every kind of stream, frees by stream identity, captures, host-accessible memory.
 // SPDX-License-Identifier: Apache-2.0
-#include "../support/simulated.hpp"
+#include "streams_of_all_kinds.hpp"
 
-#include <chrono>
 #include <cstddef>
-#include <memory>
-#include <optional>
-#include <string>
+#include <cstdint>
 #include <thread>
 #include <utility>
-#include <vector>
-
-#include <cuda.h>
-
-import gpumem;
 
 namespace {
 
 namespace simulator = gpumem::simulator;
-using namespace std::chrono_literals;
 
-constexpr std::size_t mib = std::size_t{1024} * 1024;
 constexpr std::size_t segment = 32 * mib; // the minimum that the simulated driver reserves
 
 std::uint64_t host_waits() {
   return gpumem::driver_api::driver_calls("cuStreamSynchronize") + gpumem::driver_api::driver_calls("cuCtxSynchronize");
 }
-
-class streams_of_all_kinds : public simulated {
-protected:
-  void SetUp() override {
-    simulated::SetUp();
-    current_.emplace(gpumem::device{0});
-    ASSERT_EQ(gpumem::driver_api::driver().stream_create(&foreign_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  }
-  void TearDown() override {
-    destroy_foreign();
-    current_.reset();
-    simulated::TearDown();
-  }
-  void destroy_foreign() {
-    if (foreign_) EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(foreign_), CUDA_SUCCESS);
-    foreign_ = nullptr;
-  }
-  gpumem::stream_ref foreign() const { return gpumem::stream_ref{foreign_}; }
-  /// Enqueues work that uses the block; it has not run when this returns.
-  void use(gpumem::stream_ref on, void* p, std::size_t bytes = mib) {
-    ran_ = false;
-    simulator::work(on, {simulator::write(p, bytes)}, 50us, [this] { ran_ = true; });
-  }
-
-  std::optional<gpumem::device_guard> current_;
-  gpumem::stream own_{gpumem::device{0}}, other_{gpumem::device{0}};
-  CUstream foreign_ = nullptr;
-  bool ran_ = false;
-};
 
 class async_order : public streams_of_all_kinds {};
 
@@ -144,51 +105,6 @@ TEST_F(async_order, frees_by_the_key_of_a_default_stream_use_the_legacy_stream) 
     EXPECT_EQ(pool.usage().used, 0u);
   }
   EXPECT_EQ(host_waits(), waits);
-}
-
-TEST_F(async_order, pool_is_destroyed_after_its_frees_are_complete) {
-  for (auto const on : {gpumem::stream_ref{own_}, foreign(), gpumem::stream_ref{cudaStream_t{}},
-                        gpumem::stream_ref{CU_STREAM_LEGACY}, gpumem::stream_ref{CU_STREAM_PER_THREAD}}) {
-    for (bool const by_identity : {false, true}) {
-      std::optional<gpumem::async_resource> pool{std::in_place};
-      auto block = pool->acquire(on, mib).wait();
-      use(on, block.data());
-      if (by_identity) {
-        block.reset();
-      } else {
-        block.reset(on);
-      }
-      auto const destroyed = gpumem::driver_api::driver_calls("cuMemPoolDestroy");
-      pool.reset(); // the checker reports a pool that is destroyed too early
-      EXPECT_TRUE(ran_);
-      EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemPoolDestroy"), destroyed + 1);
-    }
-  }
-}
-
-TEST_F(async_order, pool_with_complete_streams_is_destroyed_without_a_wait) {
-  std::optional<gpumem::async_resource> pool{std::in_place};
-  for (auto* const on : {&own_, &other_}) {
-    void* const p = pool->allocate(*on, mib);
-    use(*on, p);
-    pool->deallocate(*on, p, mib);
-    on->synchronize();
-  }
-  auto const waits = host_waits();
-  pool.reset();
-  EXPECT_EQ(host_waits(), waits);
-}
-
-TEST_F(async_order, pool_that_cannot_be_waited_for_is_leaked) {
-  auto const destroyed = gpumem::driver_api::driver_calls("cuMemPoolDestroy");
-  {
-    gpumem::async_resource pool;
-    void* const p = pool.allocate(own_, mib);
-    use(own_, p);
-    pool.deallocate(own_, p, mib);
-    simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  }
-  EXPECT_EQ(gpumem::driver_api::driver_calls("cuMemPoolDestroy"), destroyed);
 }
 
 TEST_F(async_order, capturing_stream_is_refused_and_its_frees_are_deferred) {
