@@ -130,8 +130,8 @@ TEST_F(driver_pools_on_device, default_streams_can_be_used) {
   }
 }
 
-// While other threads make pools or wait, driver 580 crashes if a pool is destroyed before the host has synchronized with
-// the streams that freed to it.
+// While other threads make pools or wait, driver 580 crashes if a pool is destroyed before the host has synchronized
+// with the streams that freed to it.
 TEST_F(driver_pools_on_device, pools_are_created_and_destroyed_during_waits) {
   std::atomic<bool> stop{false};
   std::thread other{[&] {

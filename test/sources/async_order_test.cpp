@@ -89,7 +89,8 @@ TEST_F(async_order, allocation_without_memory_completes_deferred_frees) {
     use(foreign(), block.data(), segment);
   }
   void* const p = pool.allocate(own_, segment);
-  EXPECT_TRUE(ran_);
+  own_.synchronize();
+  EXPECT_TRUE(ran_) << "the allocation is not ordered after the free";
   EXPECT_EQ(pool.statistics().failures, 0u);
   use(own_, p, segment);
   pool.deallocate(own_, p, segment);
@@ -183,15 +184,15 @@ TYPED_TEST(host_ready_pool, host_gets_memory_only_after_its_free_is_complete) {
 }
 
 TYPED_TEST(host_ready_pool, block_is_freed_after_its_foreign_stream) {
-  TypeParam pool;
+  TypeParam pool{gpumem::device{0}, {.limit = segment}};
   {
-    auto block = pool.acquire(this->foreign(), mib).wait();
-    this->use(this->foreign(), block.data());
+    auto block = pool.acquire(this->foreign(), segment).wait();
+    this->use(this->foreign(), block.data(), segment);
   }
-  EXPECT_TRUE(this->ran_) << "the host may be given the memory at once";
-  auto* const p = pool.allocate(this->foreign(), mib);
-  EXPECT_EQ(pool.usage().used, mib);
-  pool.deallocate(this->foreign(), p, mib);
+  auto* const p = pool.allocate(this->foreign(), segment);
+  EXPECT_TRUE(this->ran_) << "the host may touch the memory at once";
+  EXPECT_EQ(pool.usage().used, segment);
+  pool.deallocate(this->foreign(), p, segment);
 }
 
 class async_pinned_resource : public simulated {};
