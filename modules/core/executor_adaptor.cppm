@@ -14,7 +14,7 @@ namespace detail {
 
 // Posted items wait here, so that they can be cancelled even if the job system cannot cancel its jobs; the job of a
 // cancelled item then finds nothing to run. Jobs share ownership of the queue, since they may outlive the executor.
-class adapted_queue : public std::enable_shared_from_this<adapted_queue> {
+class adapted_queue {
 public:
   // Throws cuda_error in a forked child.
   adapted_queue();
@@ -25,8 +25,9 @@ public:
   bool remove(work_item& item) noexcept;
   // Runs the first item; false if there is none.
   bool run_one() noexcept;
-  // Makes the library thread run all queued items, because the job system did not take a job.
-  void rescue() noexcept;
+  // Makes the library thread run all queued items, because the job system did not take a job. `self` is this queue. (It
+  // is passed, since clang 19 gives importers no friend of std::enable_shared_from_this: llvm-project#126373.)
+  void rescue(std::shared_ptr<adapted_queue> self) noexcept;
   // Waits until no other thread is in a call of the function. Returns whether the calling thread is in none either.
   bool wait_for_calls() noexcept;
 
@@ -126,7 +127,7 @@ public:
     } else {
       try {
         (*state->post)(executor_job{state});
-      } catch (...) { state->rescue(); }
+      } catch (...) { state->rescue(state); }
     }
   }
   bool try_cancel(work_item& item) noexcept override { return state_->remove(item); }

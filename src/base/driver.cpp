@@ -128,8 +128,9 @@ std::string text_of(CUresult result, char const* what) {
 } // namespace
 
 void count_driver_call(driver_function which) noexcept {
-  thread_local call_counters& own = own_counters();
-  auto& counter = own.calls[static_cast<unsigned>(which)];
+  thread_local constinit call_counters* own = nullptr; // a reference would be read by two look-ups in a shared library
+  if (!own) own = &own_counters();
+  auto& counter = own->calls[static_cast<unsigned>(which)];
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 

@@ -129,7 +129,6 @@ gpumem_pool* torch_pools::make(int device) {
   support::scoped_lock const held{mutex_};
   if (auto* const pool = made(device)) return pool;
   pool_options options;
-  options_used_ = true;
   options.name = "torch cuda:" + std::to_string(device);
   auto text = options_ ? *options_ : text_of_environment();
   bool const stack = layer_text::describes_stack(text);
@@ -140,6 +139,7 @@ gpumem_pool* torch_pools::make(int device) {
     options.limit = options.limit ? std::min(options.limit, share_limit) : share_limit;
   }
   auto pool = stack ? make_stack(device, text, options) : make_plain_pool(device, std::move(options));
+  options_used_ = true;
   pools_[slot].store(pool.get(), std::memory_order_release);
   return pool.release();
 }

@@ -67,10 +67,10 @@ bool adapted_queue::run_one() noexcept {
   return item != nullptr;
 }
 
-void adapted_queue::rescue() noexcept {
+void adapted_queue::rescue(std::shared_ptr<adapted_queue> self) noexcept {
   sync::lock const held{mutex_};
   if (rescuer_.keeps) return; // it is posted already
-  rescuer_.keeps = shared_from_this();
+  rescuer_.keeps = std::move(self);
   default_executor().post(rescuer_);
 }
 

@@ -30,7 +30,8 @@ int main(int count, char** values) {
   if (gpumem_allocate(pool, stream, bytes, GPUMEM_ALIGNMENT, &block) != GPUMEM_GRANTED) return fail("gpumem_allocate");
   auto* const first = static_cast<char*>(block);
   write_byte<<<1, 1, 0, stream>>>(first, std::strcmp(error, "overrun") == 0 ? bytes : bytes - 1);
-  if (std::strcmp(error, "unordered") == 0) write_byte<<<1, 1, 0, other>>>(first, 0); // no event orders the free after it
+  if (std::strcmp(error, "unordered") == 0)
+    write_byte<<<1, 1, 0, other>>>(first, 0); // no event orders the free after it
   if (gpumem_free(pool, stream, block) != GPUMEM_GRANTED) return fail("gpumem_free");
   if (std::strcmp(error, "after_free") == 0) write_byte<<<1, 1, 0, stream>>>(first, 0);
   if (cudaStreamSynchronize(stream) != cudaSuccess || cudaStreamSynchronize(other) != cudaSuccess)
