@@ -5,7 +5,8 @@
 # clang describes a class of a named module only where it compiles the interface, never in a program that imports it.
 # With a reduced BMI it does not do so there either: it describes what the functions of that one file use. So these
 # interfaces are compiled with -g and have full BMIs. They make a program's file 2 MiB larger; nothing of it is loaded.
-# device.cppm is not among them: its object would hold the path of a header of CCCL, in spite of -fmacro-prefix-map.
+# device.cppm is not among them: its object would hold the path of a header of CCCL, in spite of -fmacro-prefix-map. So the
+# printers read a device without its type.
 option(GPUMEM_DEBUG_TYPES "Describe the library's types to debuggers, in Release builds too" ON)
 set(GPUMEM_DESCRIBED "")
 if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)

@@ -47,6 +47,12 @@ def part(pointer, owner, name, kind):
     return (pointer.cast(gdb.lookup_type("char").pointer()) + offset).cast(described(kind).pointer()).dereference()
 
 
+def ordinal(device):
+    """The ordinal of a device, whose class is not described: a pointer to a state that begins with it."""
+    number = gdb.lookup_type("int").pointer().pointer()
+    return int(device.address.cast(number).dereference().dereference())
+
+
 def handle_text(handle):
     return STREAMS.get(int(handle), f"{int(handle):#x}")
 
@@ -84,7 +90,7 @@ class Pool(Printer):
             return f"{kind}, moved from", []
         parts = part(state["engine_"], "pool_engine", "parts_", "pool_parts")
         where = parts["backend"]["parts_"]["where"]["_M_payload"]
-        device = f" on device {where['_M_payload']['_M_value']['state_']['ordinal']}" if where["_M_engaged"] else ""
+        device = f" on device {ordinal(where)}" if where["_M_engaged"] else ""
         chunks = parts["chunks"]
         shards = parts["shards"]
         live = sum(int(pointee(shards["shards_"]["_M_elems"][i], "pool_shard")["live"]["bytes"])
