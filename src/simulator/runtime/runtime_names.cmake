@@ -2,10 +2,10 @@
 # the runtime's headers name.
 # SPDX-License-Identifier: Apache-2.0
 function(gpumem_simulator_runtime_names include_folder folder)
-  # The library has these too, but no header names them.
-  set(names __cudaGetProcAddress cudaFuncGetParamInfo cudaGetExportTable cudaGetFuncBySymbol cudaGetKernel)
-  foreach(header IN ITEMS cuda_runtime_api.h cuda_profiler_api.h cuda_egl_interop.h cuda_gl_interop.h
-      cuda_vdpau_interop.h)
+  # The library has these too, but no header of CUDA's wheels names them.
+  set(names __cudaGetProcAddress cudaFuncGetParamInfo cudaGetExportTable cudaGetFuncBySymbol cudaGetKernel
+    cudaProfilerStart cudaProfilerStop)
+  foreach(header IN ITEMS cuda_runtime_api.h cuda_egl_interop.h cuda_gl_interop.h cuda_vdpau_interop.h)
     set(header "${include_folder}/${header}")
     if(NOT EXISTS "${header}")
       continue()

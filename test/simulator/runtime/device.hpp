@@ -4,12 +4,17 @@
 
 #include <gpumem/simulator.hpp>
 
-#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 namespace simulator = gpumem::simulator;
+
+// The wheels of CUDA have no cuda_profiler_api.h.
+extern "C" {
+cudaError_t cudaProfilerStart(void);
+cudaError_t cudaProfilerStop(void);
+}
 
 /// Steps the devices only by hand. The checker must report nothing that a test does not take.
 class runtime_device : public testing::Test {
