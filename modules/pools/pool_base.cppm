@@ -74,6 +74,10 @@ public:
   statistics read_statistics();
   std::string describe_waiting();
   std::string describe_memory();
+  void reset_peaks();
+  /// Returns the live block that starts at the address, for a caller that owns it; nullopt if there is none.
+  std::optional<owned_block> find_owned(void const* pointer);
+  std::optional<std::size_t> try_deallocate(void* pointer) noexcept;
   std::optional<block_info> find(void const* pointer);
   std::vector<block_event> history(void const* pointer);
   live_blocks find_live();
@@ -182,6 +186,20 @@ public:
     pool_deallocate(state(), stream, pointer);
   }
 
+  /// Frees a block in the order of the stream for which it was allocated; that stream must still live. Returns the
+  /// requested bytes; nullopt if the address is not the start of a live block of the pool, and then does nothing. For
+  /// callers that know the address alone. Any thread.
+  std::optional<std::size_t> try_deallocate(void* pointer) noexcept {
+    return has_state() ? state().try_deallocate(pointer) : std::nullopt;
+  }
+
+  /// Returns the requested bytes of the live block that starts at the address; nullopt if there is none. Takes no lock
+  /// unless the pool is hardened, so only the block's owner may rely on the result. Any thread.
+  std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
+    auto const found = has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
+    return found ? std::optional{found->bytes} : std::nullopt;
+  }
+
   /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
   /// orders reuse after them. A block has room for the uses of three streams; for a fourth, its stream first waits for
   /// the work of one of them. Throws cuda_error, std::bad_alloc, std::invalid_argument.
@@ -196,6 +214,9 @@ public:
   /// limit, but reserves no more; `trim` gives back what is free. Requests that wait for more than the limit end with
   /// outcome::too_large. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
+
+  /// Makes `peak_live` and `peak_reserved` of the statistics count from now on. Any thread.
+  void reset_peaks() { state_->reset_peaks(); }
 
   /// Ends all waiting and later requests with outcome::closed. Frees, `trim` and statistics still work. Any thread.
   void close() { state_->refuse_requests(); }

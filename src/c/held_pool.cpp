@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -39,7 +40,7 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
 // Keeps a block that was allocated for the stream, or frees it again.
 void* recorded_pool::keep(void* pointer, stream_ref stream, std::size_t bytes, std::size_t alignment) {
   try {
-    return keep(pointer, {bytes, pointer ? extend::identify(stream, device_).id() : 0, {}});
+    return keep(pointer, {bytes, pointer ? extend::identify(stream, device_) : extend::stream_key::host(), {}});
   } catch (...) {
     resource_.deallocate(stream, pointer, bytes, alignment);
     throw;
@@ -55,6 +56,37 @@ void* recorded_pool::acquire(stream_ref stream, std::size_t bytes, std::size_t a
   return keep(acquire_from(resource_, stream, bytes, alignment, longest), stream, bytes, alignment);
 }
 
+void* recorded_pool::try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept {
+  auto* const pointer = c::try_allocate_keyed(resource_, key, bytes, alignment);
+  auto const& stream = *static_cast<extend::stream_key const*>(key);
+  try {
+    return keep(pointer, {bytes, stream, {}});
+  } catch (...) { // the host has no memory for the record
+    auto const to = extend::services_of(resource_);
+    to.table->deallocate_keyed(to.state, &stream, pointer, bytes, alignment);
+    return nullptr;
+  }
+}
+
+std::optional<std::size_t> recorded_pool::bytes_of(void const* pointer) {
+  support::scoped_lock const held{mutex_};
+  auto const found = live_.find(pointer);
+  return found == live_.end() ? std::nullopt : std::optional{found->second.bytes};
+}
+
+std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
+  auto const bytes = bytes_of(pointer);
+  if (!bytes) return std::nullopt;
+  auto const block = take(pointer, bytes);
+  auto const key = block.mapped().stream.by_identity();
+  for (auto const& use : block.mapped().uses) {
+    key.has_handle() ? use.make_wait(stream_ref{key.handle()}) : use.synchronize();
+  }
+  auto const to = extend::services_of(resource_);
+  to.table->deallocate_keyed(to.state, &key, pointer, *bytes, GPUMEM_ALIGNMENT);
+  return bytes;
+}
+
 void recorded_pool::free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) {
   if (!pointer) return;
   auto const block = take(pointer, bytes);
@@ -65,7 +97,7 @@ void recorded_pool::free(stream_ref stream, void* pointer, std::optional<std::si
 void* recorded_pool::allocate_sync(std::size_t bytes, std::size_t alignment) {
   auto* const pointer = resource_.allocate_sync(bytes, alignment);
   try {
-    return keep(pointer, {bytes, 0, {}});
+    return keep(pointer, {bytes, extend::stream_key::host(), {}});
   } catch (...) {
     resource_.deallocate_sync(pointer, bytes, alignment);
     throw;
@@ -105,13 +137,17 @@ void recorded_pool::set_limit(std::size_t) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena has a limit that can change, not a stack over one"};
 }
 
+void recorded_pool::reset_peaks() {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena can reset its peaks, not a stack over one"};
+}
+
 gpumem_pool::found_block recorded_pool::find(void const* pointer) {
   support::scoped_lock const held{mutex_};
   auto const found = live_.lower_bound(pointer); // the greatest address up to the pointer
   if (found == live_.end()) return {};
   auto* const base = static_cast<char const*>(found->first);
   if (static_cast<char const*>(pointer) - base >= static_cast<std::ptrdiff_t>(found->second.bytes)) return {};
-  return {const_cast<char*>(base), found->second.bytes, found->second.bytes, found->second.stream, true};
+  return {const_cast<char*>(base), found->second.bytes, found->second.bytes, found->second.stream.id(), true};
 }
 
 } // namespace gpumem::c

@@ -24,6 +24,14 @@ void* acquire_from(R& resource, stream_ref stream, std::size_t bytes, std::size_
   return sync_wait(gpumem::acquire(resource, stream, bytes, options)).release();
 }
 
+/// Returns a block for a stream that the caller has identified; null if there is none.
+template <class R>
+void* try_allocate_keyed(R& resource, void const* key, std::size_t bytes, std::size_t alignment) noexcept {
+  auto const from = extend::services_of(resource);
+  auto const made = from.table->try_allocate_keyed(from.state, key, bytes, alignment);
+  return made ? *made : nullptr;
+}
+
 /// A pool that knows its blocks.
 template <class R> class held_pool final : public gpumem_pool {
 public:
@@ -35,6 +43,11 @@ public:
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override {
     bytes ? resource_.deallocate(stream, pointer, *bytes) : resource_.deallocate(stream, pointer);
   }
+  void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept override {
+    return c::try_allocate_keyed(resource_, key, bytes, alignment);
+  }
+  std::optional<std::size_t> try_free(void* pointer) override { return resource_.try_deallocate(pointer); }
+  std::optional<std::size_t> bytes_of(void const* pointer) override { return resource_.bytes_of(pointer); }
   void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment,
                 std::chrono::nanoseconds longest) override {
     return acquire_from(resource_, stream, bytes, alignment, longest);
@@ -48,6 +61,7 @@ public:
   std::size_t trim(std::size_t keep) override { return resource_.trim(keep); }
   void reserve(std::size_t bytes) override { resource_.reserve(bytes); }
   void set_limit(std::size_t bytes) override { resource_.set_limit(bytes); }
+  void reset_peaks() override { resource_.reset_peaks(); }
   int device() override { return ordinal_; }
   gpumem::statistics statistics() override { return resource_.statistics(); }
   found_block find(void const* pointer) override {
@@ -68,14 +82,18 @@ public:
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override;
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override;
+  void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept override;
+  std::optional<std::size_t> try_free(void* pointer) override;
+  std::optional<std::size_t> bytes_of(void const* pointer) override;
   void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment, std::chrono::nanoseconds longest) override;
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// These three throw std::invalid_argument: only a pool has them.
+  /// These four throw std::invalid_argument: only a pool has them.
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
+  void reset_peaks() override;
   int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
   /// Throws std::invalid_argument if the outermost resource keeps none.
@@ -85,7 +103,7 @@ public:
 private:
   struct record {
     std::size_t bytes;
-    std::uint64_t stream; // id; 0: the host
+    extend::stream_key stream;
     std::vector<event> uses;
   };
   using records = std::map<void const*, record, std::greater<>>;

@@ -9,19 +9,22 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
+#include "copy_known.hpp"
 #include "failure.hpp"
+#include "made_pools.hpp"
 #include "stack.hpp"
 
 import gpumem;
 
 #include "held_pool.hpp"
 
+using gpumem::c::copy_known;
 using gpumem::c::outcome_of;
 using gpumem::c::refuse;
 
@@ -30,15 +33,6 @@ namespace {
 constexpr char const* no_pool = "the pool is NULL; was it moved from?";
 
 gpumem::stream_ref stream_of(void* stream) noexcept { return gpumem::stream_ref{static_cast<CUstream>(stream)}; }
-
-/// Copies the fields that both sides know, except `size`, which stays the caller's. False if there are none.
-template <class Struct> bool copy_known(Struct const& ours, Struct* theirs) noexcept {
-  constexpr auto first = sizeof(std::size_t);
-  if (theirs->size < first + sizeof(std::uint64_t)) return false;
-  std::memcpy(reinterpret_cast<char*>(theirs) + first, reinterpret_cast<char const*>(&ours) + first,
-              std::min(theirs->size, sizeof(Struct)) - first);
-  return true;
-}
 
 gpumem_statistics outside(gpumem::statistics const& f) noexcept {
   return {sizeof(gpumem_statistics),
@@ -71,11 +65,17 @@ gpumem_statistics outside(gpumem::statistics const& f) noexcept {
           f.largest_block,
           f.waiting,
           f.waiting_bytes,
-          f.oldest_wait_ns};
+          f.oldest_wait_ns,
+          f.reserved_in_all};
 }
 
 gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
   return {sizeof(gpumem_block), b.base, b.bytes, b.allocated, b.stream, b.live};
+}
+
+gpumem_pool* registered(std::unique_ptr<gpumem_pool> made) {
+  gpumem::c::made_pools::instance().add(*made);
+  return made.release();
 }
 
 } // namespace
@@ -106,14 +106,15 @@ char const* gpumem_last_error(void) noexcept { return gpumem::c::last_sentence()
 
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) noexcept {
   if (!pool) return refuse("gpumem_make_pool", "the out-pointer is NULL");
-  return outcome_of([&] { *pool = gpumem::c::make_stack(device, options ? options : "").release(); });
+  return outcome_of([&] { *pool = registered(gpumem::c::make_stack(device, options ? options : "")); });
 }
 
 gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbacks, char const* options,
                                      gpumem_pool** pool) noexcept {
   if (!callbacks) return refuse("gpumem_make_pool_over", "the callbacks are NULL");
   if (!pool) return refuse("gpumem_make_pool_over", "the out-pointer is NULL");
-  return outcome_of([&] { *pool = gpumem::c::make_stack_over(device, *callbacks, options ? options : "").release(); });
+  return outcome_of(
+      [&] { *pool = registered(gpumem::c::make_stack_over(device, *callbacks, options ? options : "")); });
 }
 
 gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
@@ -125,6 +126,7 @@ gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
 gpumem_outcome gpumem_release(gpumem_pool* pool) noexcept {
   if (!pool) return refuse("gpumem_release", no_pool);
   if (pool->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return GPUMEM_GRANTED;
+  gpumem::c::made_pools::instance().remove(*pool);
   outcome_of([&] { delete pool; }); // takes a misuse that a block of the pool reports now
   return GPUMEM_GRANTED;
 }
@@ -194,6 +196,26 @@ gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) noexcept {
 gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) noexcept {
   if (!pool) return refuse("gpumem_set_limit", no_pool);
   return outcome_of([&] { pool->set_limit(bytes); });
+}
+
+gpumem_outcome gpumem_reset_peaks(gpumem_pool* pool) noexcept {
+  if (!pool) return refuse("gpumem_reset_peaks", no_pool);
+  return outcome_of([&] { pool->reset_peaks(); });
+}
+
+gpumem_outcome gpumem_pool_of(void const* pointer, gpumem_pool** pool) noexcept {
+  if (!pool) return refuse("gpumem_pool_of", "the out-pointer is NULL");
+  return outcome_of([&] { *pool = gpumem::c::made_pools::instance().find(pointer); });
+}
+
+gpumem_outcome gpumem_free_pointer(void* pointer) noexcept {
+  if (!pointer) return GPUMEM_GRANTED;
+  return outcome_of([&] {
+    if (!gpumem::driver_api::driver_alive()) return;
+    auto* const pool = gpumem::c::made_pools::instance().find(pointer);
+    if (pool && pool->try_free(pointer)) return;
+    throw std::invalid_argument{"gpumem: no pool has a live block at this address"};
+  });
 }
 
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) noexcept {

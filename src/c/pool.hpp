@@ -34,6 +34,14 @@ struct gpumem_pool {
   virtual void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
   /// Without `bytes` any size is right.
   virtual void free(cuda::stream_ref stream, void* pointer, std::optional<std::size_t> bytes) = 0;
+  /// Returns memory for a stream that the caller has identified; null if there is none without a wait on the host.
+  /// `key` is a gpumem::extend::stream_key that does not capture, and the request is not for too many bytes.
+  virtual void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept = 0;
+  /// Frees on the stream of the allocation; returns the requested bytes. Empty if the address is not that of a live
+  /// block, and then does nothing.
+  virtual std::optional<std::size_t> try_free(void* pointer) = 0;
+  /// Returns the requested bytes of the live block that starts at the address; empty if there is none.
+  virtual std::optional<std::size_t> bytes_of(void const* pointer) = 0;
   /// Waits until the time has passed; max(): without end.
   virtual void* acquire(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment,
                         std::chrono::nanoseconds longest) = 0;
@@ -45,6 +53,7 @@ struct gpumem_pool {
   virtual std::size_t trim(std::size_t keep) = 0;
   virtual void reserve(std::size_t bytes) = 0;
   virtual void set_limit(std::size_t bytes) = 0;
+  virtual void reset_peaks() = 0;
   virtual int device() = 0;
   virtual gpumem::statistics statistics() = 0;
   virtual found_block find(void const* pointer) = 0;

@@ -5,12 +5,14 @@
 #include <new>
 #include <stdexcept>
 
+#include "copy_known.hpp"
 #include "failure.hpp"
 #include "torch_pools.hpp"
 
 import gpumem;
 
 using gpumem::c::outcome_of;
+using gpumem::c::torch_device;
 using gpumem::c::torch_pools;
 
 namespace {
@@ -40,10 +42,17 @@ template <class Work> gpumem_outcome outcome_with_pools(Work work) noexcept {
   });
 }
 
-gpumem_outcome allocate(size_t bytes, int device, CUstream_st* stream, void*& pointer) noexcept {
+gpumem_outcome allocate(size_t bytes, int device, CUstream_st* stream, int promises, void*& pointer) noexcept {
   return outcome_of([&] {
     gpumem::detail::throw_if_child();
-    pointer = torch_pools::instance().allocate(bytes, device, stream);
+    pointer = torch_pools::instance().allocate(bytes, device, stream, promises);
+  });
+}
+
+/// Runs the work with the device if its pool was made.
+template <class Work> gpumem_outcome outcome_with_device(int device, Work work) noexcept {
+  return outcome_with_pools([&](torch_pools& all) {
+    if (auto* const known = all.made(device)) work(*known);
   });
 }
 
@@ -55,7 +64,10 @@ gpumem_outcome gpumem_torch_configure(char const* options) noexcept {
 
 gpumem_outcome gpumem_torch_pool(int device, gpumem_pool** pool) noexcept {
   if (!pool) return gpumem::c::refuse("gpumem_torch_pool", "the out-pointer is NULL");
-  return outcome_of([&] { *pool = gpumem::detail::forked() ? nullptr : torch_pools::instance().made(device); });
+  return outcome_of([&] {
+    auto* const known = gpumem::detail::forked() ? nullptr : torch_pools::instance().made(device);
+    *pool = known ? &known->pool() : nullptr;
+  });
 }
 
 gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) noexcept {
@@ -68,12 +80,47 @@ gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) noexcept {
 
 void* gpumem_torch_try_allocate(size_t bytes, int device, CUstream_st* stream) noexcept {
   void* pointer = nullptr;
-  allocate(bytes, device, stream, pointer);
+  allocate(bytes, device, stream, 0, pointer);
   return pointer;
 }
 
 void gpumem_torch_free(void* pointer, size_t bytes, int device, CUstream_st* stream) noexcept {
   outcome_with_pools([&](torch_pools& all) { all.free(pointer, bytes, device, stream); });
+}
+
+gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, CUstream_st* stream, int promises,
+                                           void** pointer) noexcept {
+  if (!pointer) return gpumem::c::refuse("gpumem_torch_allocate_block", "the out-pointer is NULL");
+  return allocate(bytes, device, stream, promises, *pointer);
+}
+
+gpumem_outcome gpumem_torch_free_block(void* pointer) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.free(pointer); });
+}
+
+gpumem_outcome gpumem_torch_record_block_stream(void* pointer, CUstream_st* stream) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream); });
+}
+
+gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.set_fraction(fraction, device); });
+}
+
+gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) noexcept {
+  if (!statistics) return gpumem::c::refuse("gpumem_torch_read_statistics", "the out-pointer is NULL");
+  gpumem_torch_statistics now{};
+  auto const read = outcome_with_device(device, [&](torch_device& known) { known.read_statistics(now); });
+  if (read != GPUMEM_GRANTED || gpumem::c::copy_known(now, statistics)) return read;
+  return gpumem::c::refuse("gpumem_torch_read_statistics",
+                           "the size in the statistics is too small: write sizeof(gpumem_torch_statistics)");
+}
+
+gpumem_outcome gpumem_torch_reset_peaks(int device) noexcept {
+  return outcome_with_device(device, [](torch_device& known) { known.reset_peaks(); });
+}
+
+gpumem_outcome gpumem_torch_reset_totals(int device) noexcept {
+  return outcome_with_device(device, [](torch_device& known) { known.reset_totals(); });
 }
 
 void gpumem_torch_empty_cache(void) noexcept {
@@ -82,16 +129,16 @@ void gpumem_torch_empty_cache(void) noexcept {
 
 void* gpumem_torch_allocate(size_t bytes, int device, CUstream_st* stream) {
   void* pointer = nullptr;
-  raise_unless_granted(allocate(bytes, device, stream, pointer));
+  raise_unless_granted(allocate(bytes, device, stream, 0, pointer));
   return pointer;
 }
 
 void gpumem_torch_record_stream(void* pointer, CUstream_st* stream) {
-  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream); }));
+  raise_unless_granted(gpumem_torch_record_block_stream(pointer, stream));
 }
 
 void gpumem_torch_memory_fraction(double fraction, int device) {
-  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.set_fraction(fraction, device); }));
+  raise_unless_granted(gpumem_torch_set_memory_fraction(fraction, device));
 }
 
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool, std::function<bool(CUstream_st*)>) {

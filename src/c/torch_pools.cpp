@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
 
 #include "failure.hpp"
+#include "made_pools.hpp"
 #include "options.hpp"
 #include "stack.hpp"
 #include "stack_text.hpp"
@@ -95,14 +97,8 @@ void torch_pools::set_fraction(double fraction, int device) {
     throw std::invalid_argument{"gpumem: the memory fraction must be more than 0 and at most 1"};
   }
   support::scoped_lock const held{mutex_};
-  require_none(device);
+  if (auto* const known = made(device)) return known->set_share(fraction);
   fractions_[slot] = fraction;
-}
-
-void torch_pools::require_none(int device) {
-  if (!made(device)) return;
-  throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
-                              " already has its pool: set its fraction, or share one, before the first use"};
 }
 
 void torch_pools::share_pool(int device, gpumem_pool* pool) {
@@ -112,46 +108,63 @@ void torch_pools::share_pool(int device, gpumem_pool* pool) {
                                 std::to_string(device)};
   }
   support::scoped_lock const held{mutex_};
-  require_none(device);
+  if (made(device)) {
+    throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
+                                " already has its pool: share one before the first use"};
+  }
   gpumem_retain(pool);
-  pools_[slot].store(pool, std::memory_order_release);
+  keep(slot, *new torch_device{device, *pool});
 }
 
-gpumem_pool* torch_pools::made(int device) { return pools_[slot_of(device)].load(std::memory_order_acquire); }
-
-gpumem_pool* torch_pools::of(int device) {
-  auto* const pool = made(device);
-  return pool ? pool : make(device);
+void torch_pools::keep(std::size_t slot, torch_device& device) {
+  devices_[slot].store(&device, std::memory_order_release);
+  auto const count = static_cast<int>(slot) + 1;
+  if (count > count_.load(std::memory_order_relaxed)) count_.store(count, std::memory_order_release);
 }
 
-gpumem_pool* torch_pools::make(int device) {
+torch_device* torch_pools::made(int device) { return devices_[slot_of(device)].load(std::memory_order_acquire); }
+
+torch_device& torch_pools::of(int device) {
+  auto* const known = made(device);
+  return known ? *known : make(device);
+}
+
+torch_device& torch_pools::make(int device) {
   auto const slot = slot_of(device);
   support::scoped_lock const held{mutex_};
-  if (auto* const pool = made(device)) return pool;
+  if (auto* const known = made(device)) return *known;
   pool_options options;
   options.name = "torch cuda:" + std::to_string(device);
   auto text = options_ ? *options_ : text_of_environment();
   bool const stack = layer_text::describes_stack(text);
   if (!stack) options = parse_options(text, options);
+  auto const limit = options.limit;
   if (fractions_[slot] > 0) {
     auto const share_limit = share(fractions_[slot], gpumem::device{device}.memory().total);
     if (stack) text = "limiting(" + text + ",limit=" + std::to_string(share_limit) + ")";
     options.limit = options.limit ? std::min(options.limit, share_limit) : share_limit;
   }
   auto pool = stack ? make_stack(device, text, options) : make_plain_pool(device, std::move(options));
+  auto made = std::make_unique<torch_device>(device, *pool, stack ? std::nullopt : std::optional{limit});
+  made_pools::instance().add(*pool);
+  pool.release();
   options_used_ = true;
-  pools_[slot].store(pool.get(), std::memory_order_release);
-  return pool.release();
+  keep(slot, *made);
+  return *made.release();
 }
 
-void* torch_pools::allocate(std::size_t bytes, int device, void* stream) {
-  if (bytes == 0) return nullptr;
-  auto* const pool = of(device);
-  auto* const on = named(stream);
-  device_of_stream const scope{device, on};
-  void* pointer = nullptr;
-  require(gpumem_allocate(pool, on, bytes, GPUMEM_ALIGNMENT, &pointer));
-  return pointer;
+// Only the block's owner may ask.
+torch_device* torch_pools::owner_of(void const* pointer) {
+  auto const count = count_.load(std::memory_order_acquire);
+  for (int device = 0; device < count; ++device) {
+    auto* const known = made(device);
+    if (known && known->pool().bytes_of(pointer)) return known;
+  }
+  return nullptr;
+}
+
+void* torch_pools::allocate(std::size_t bytes, int device, void* stream, int promises) {
+  return bytes ? of(device).allocate(bytes, stream, promises) : nullptr;
 }
 
 // PyTorch frees in destructors, which cannot report a failure: it is printed.
@@ -160,29 +173,49 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
   auto* const on = named(stream);
   auto outcome = GPUMEM_INVALID_ARGUMENT;
   auto const tried = outcome_of([&] {
-    auto* const pool = made(device);
-    if (!pool) throw std::invalid_argument{"gpumem: the device has no pool"};
+    auto* const known = made(device);
+    if (!known) throw std::invalid_argument{"gpumem: the device has no pool"};
     device_of_stream const scope{device, on};
     auto users = recorded_.take(pointer);
-    if (record_uses(device, pointer, on, users)) outcome = gpumem_free_sized(pool, on, pointer, bytes);
-    if (outcome == GPUMEM_GRANTED) return;
-    users.push_back(on);
-    outcome = free_when_idle(pool, pointer, bytes, device, users);
+    if (record_uses(*known, pointer, on, users)) outcome = gpumem_free_sized(&known->pool(), on, pointer, bytes);
+    if (outcome != GPUMEM_GRANTED) {
+      users.push_back(on);
+      outcome = free_when_idle(&known->pool(), pointer, bytes, device, users);
+    }
+    if (outcome == GPUMEM_GRANTED) known->counters().count_free(bytes);
   });
   if (tried == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
   std::fprintf(stderr, "gpumem: PyTorch freed %p, %zu bytes, on device %d: %s\n", pointer, bytes, device,
                gpumem_last_error());
 }
 
+void torch_pools::free(void* pointer) {
+  if (!pointer || !driver_api::driver_alive()) return;
+  auto users = recorded_.take(pointer);
+  if (!users.empty()) {
+    auto* const owner = owner_of(pointer);
+    if (owner && !record_uses(*owner, pointer, nullptr, users)) {
+      for (auto* const each : users) wait_for(owner->ordinal(), each);
+    }
+  }
+  auto const count = count_.load(std::memory_order_acquire);
+  for (int device = 0; device < count; ++device) {
+    auto* const known = made(device);
+    if (!known) continue;
+    if (auto const bytes = known->pool().try_free(pointer)) return known->counters().count_free(*bytes);
+  }
+  throw std::invalid_argument{"gpumem: the pointer is no live block of a device's pool"};
+}
+
 // Makes the reuse of the block wait for the work that the recorded streams have been given so far. False if that failed
 // for a stream.
-bool torch_pools::record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept {
+bool torch_pools::record_uses(torch_device& of, void* pointer, void* stream, std::span<void* const> users) noexcept {
   bool all = true;
   for (auto* const other : users) {
     if (other == stream) continue;
     auto const recorded = outcome_of([&] {
-      device_of_stream const scope{device, other};
-      require(gpumem_record_use(made(device), pointer, other));
+      device_of_stream const scope{of.ordinal(), other};
+      require(gpumem_record_use(&of.pool(), pointer, other));
     });
     all = all && recorded == GPUMEM_GRANTED;
   }
@@ -191,12 +224,12 @@ bool torch_pools::record_uses(int device, void* pointer, void* stream, std::span
 
 void torch_pools::record_stream(void* pointer, void* stream) {
   if (!pointer) return;
-  for (int device = 0; device < max_devices; ++device) {
-    auto* const pool = made(device);
-    if (!pool) continue;
-    gpumem_block block{.size = sizeof block, .base = nullptr, .bytes = 0, .allocated = 0, .stream = 0, .live = 0};
-    require(gpumem_find(pool, pointer, &block));
-    if (block.base && block.live) return recorded_.add(block.base, named(stream));
+  if (owner_of(pointer)) return recorded_.add(pointer, named(stream));
+  auto const count = count_.load(std::memory_order_acquire);
+  for (int device = 0; device < count; ++device) { // an address inside a block
+    auto* const known = made(device);
+    auto const found = known ? known->pool().find(pointer) : gpumem_pool::found_block{};
+    if (found.live) return recorded_.add(found.base, named(stream));
   }
 }
 
@@ -229,12 +262,12 @@ bool torch_pools::holds_graphs(int device) {
 }
 
 void torch_pools::trim() noexcept {
-  for (int device = 0; device < max_devices; ++device) {
-    auto* const pool = pools_[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+  for (auto const& each : devices_) {
+    auto* const known = each.load(std::memory_order_acquire);
     std::size_t given_back = 0;
-    if (!pool || holds_graphs(device)) continue;
-    gpumem_synchronize(pool, max_sync_time); // memory whose uses are not complete by then stays
-    gpumem_trim(pool, 0, &given_back);
+    if (!known || holds_graphs(known->ordinal())) continue;
+    gpumem_synchronize(&known->pool(), max_sync_time); // memory whose uses are not complete by then stays
+    gpumem_trim(&known->pool(), 0, &given_back);
   }
 }
 

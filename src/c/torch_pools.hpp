@@ -15,6 +15,7 @@
 
 #include "../support/guarded_mutex.hpp"
 #include "recorded_streams.hpp"
+#include "torch_device.hpp"
 
 namespace gpumem::c {
 
@@ -30,13 +31,16 @@ public:
   /// Makes the pool that of its device.
   void share_pool(int device, gpumem_pool* pool);
 
-  /// Returns the device's pool; makes it if there is none.
-  gpumem_pool* of(int device);
-  /// Returns the device's pool; null if it was not made yet.
-  gpumem_pool* made(int device);
+  /// Returns the device; makes its pool if there is none.
+  torch_device& of(int device);
+  /// Returns the device; null if its pool was not made yet.
+  torch_device* made(int device);
 
-  void* allocate(std::size_t bytes, int device, void* stream);
+  /// See torch_device::allocate.
+  void* allocate(std::size_t bytes, int device, void* stream, int promises);
   void free(void* pointer, std::size_t bytes, int device, void* stream) noexcept;
+  /// Frees on the stream of the allocation. Throws std::invalid_argument if the pointer is no live block.
+  void free(void* pointer);
   void record_stream(void* pointer, void* stream);
 
   void begin_graph(int device, gpumem_torch_pool_id graph);
@@ -53,18 +57,21 @@ private:
   };
 
   static std::size_t slot_of(int device);
-  void require_none(int device);
-  gpumem_pool* make(int device);
+  torch_device& make(int device);
+  torch_device* owner_of(void const* pointer);
   bool holds_graphs(int device);
-  bool record_uses(int device, void* pointer, void* stream, std::span<void* const> users) noexcept;
+  bool record_uses(torch_device& of, void* pointer, void* stream, std::span<void* const> users) noexcept;
 
-  std::array<std::atomic<gpumem_pool*>, max_devices> pools_{};
+  std::array<std::atomic<torch_device*>, max_devices> devices_{};
+  std::atomic<int> count_{0};    // one more than the highest device that has a pool
   support::guarded_mutex mutex_; // not held while a pool is called, but while a pool is made
   std::array<double, max_devices> fractions_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
   bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made; a shared one was not
   std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_ __attribute__((guarded_by(mutex_)));
   recorded_streams recorded_;
+
+  void keep(std::size_t slot, torch_device& device) __attribute__((requires_capability(mutex_)));
 };
 
 } // namespace gpumem::c

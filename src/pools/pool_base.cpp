@@ -321,6 +321,28 @@ std::string pool_state::describe_waiting() {
 
 std::string pool_state::describe_memory() { return forked() ? std::string{} : engine_->describe_memory(); }
 
+void pool_state::reset_peaks() {
+  if (forked()) return;
+  if (pass_through_) return pass_through_->reset_peaks();
+  if (hardening_) hardening_->reset_peaks();
+  engine_->reset_peaks();
+}
+
+std::optional<owned_block> pool_state::find_owned(void const* pointer) {
+  if (pass_through_) return pass_through_->find_owned(pointer);
+  return hardening_ ? hardening_->find_owned(pointer) : engine_->find_owned(pointer);
+}
+
+std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
+  if (!pointer || !may_free()) return std::nullopt;
+  auto const found = find_owned(pointer);
+  if (!found) return std::nullopt;
+  // The call did not get the handle: only that of a stream that is known to live may be used.
+  auto const key = stream_key::of(*found->stream, found->stream->handle());
+  free(found->stream->owns_handle() ? key : key.by_identity(), pointer, found->bytes);
+  return found->bytes;
+}
+
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;
   if (pass_through_) return pass_through_->find(pointer);

@@ -44,6 +44,31 @@ static void a_pool_from_make_to_release(void) {
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
 
+static void blocks_are_freed_by_their_address_alone(void) {
+  void* stream = simulated_stream(0);
+  gpumem_pool *pool = make("name=first"), *stack = make("statistics(cuda)"), *found = NULL;
+  void* first = allocate(pool, stream, 3 * MIB);
+  void* second = NULL;
+  EXPECT(gpumem_allocate(stack, stream, 100, 256, &second) == GPUMEM_GRANTED);
+  EXPECT(gpumem_pool_of(first, &found) == GPUMEM_GRANTED && found == pool);
+  EXPECT(gpumem_pool_of(second, &found) == GPUMEM_GRANTED && found == stack);
+  EXPECT(gpumem_pool_of((char*)first + 256, &found) == GPUMEM_GRANTED && found == NULL);
+  EXPECT(gpumem_pool_of(NULL, &found) == GPUMEM_GRANTED && found == NULL);
+  EXPECT_REFUSED(gpumem_pool_of(first, NULL), GPUMEM_INVALID_ARGUMENT, "gpumem_pool_of: the out-pointer is NULL");
+  simulated_freed(stream, first, 3 * MIB);
+  EXPECT(gpumem_free_pointer(first) == GPUMEM_GRANTED);
+  EXPECT_REFUSED(gpumem_free_pointer(first), GPUMEM_INVALID_ARGUMENT, "no pool has a live block at this address");
+  EXPECT(gpumem_free_pointer(second) == GPUMEM_GRANTED);
+  EXPECT(gpumem_free_pointer(NULL) == GPUMEM_GRANTED);
+  EXPECT(statistics_of(pool).live == 0 && statistics_of(pool).frees == 1);
+  EXPECT(statistics_of(pool).peak_live == 3 * MIB && statistics_of(pool).reserved_in_all >= 3 * MIB);
+  EXPECT(gpumem_reset_peaks(pool) == GPUMEM_GRANTED);
+  EXPECT(statistics_of(pool).peak_live == 0 && statistics_of(pool).peak_reserved == statistics_of(pool).reserved);
+  EXPECT_REFUSED(gpumem_reset_peaks(stack), GPUMEM_INVALID_ARGUMENT, "can reset its peaks");
+  EXPECT_REFUSED(gpumem_reset_peaks(NULL), GPUMEM_INVALID_ARGUMENT, "the pool is NULL");
+  EXPECT(gpumem_release(pool) == GPUMEM_GRANTED && gpumem_release(stack) == GPUMEM_GRANTED);
+}
+
 static void sizes_as_people_write_them(void) {
   struct {
     char const* options;
@@ -317,6 +342,7 @@ static void a_forked_child(void) {
 
 static test const tests[] = {
     {"a_pool_from_make_to_release", a_pool_from_make_to_release},
+    {"blocks_are_freed_by_their_address_alone", blocks_are_freed_by_their_address_alone},
     {"sizes_as_people_write_them", sizes_as_people_write_them},
     {"options_that_are_refused", options_that_are_refused},
     {"nulls_are_refused", nulls_are_refused},

@@ -1,90 +1,14 @@
 // The functions that PyTorch's C++ calls: failures as exceptions, recorded streams, memory fractions, graphs. Each test
 // has a device of its own, because a device keeps its pool for the life of the process.
 // SPDX-License-Identifier: Apache-2.0
-#include <gpumem/gpumem_torch.h>
-#include <gpumem/simulator.hpp>
-
-#include <cuda.h>
-#include <dlfcn.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "torch_fixture.hpp"
 
 #include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <new>
-#include <stdexcept>
 #include <string>
 #include <thread>
 
 namespace {
-
-namespace simulator = gpumem::simulator;
-using std::chrono::milliseconds;
-using testing::HasSubstr;
-
-constexpr std::size_t mib = std::size_t{1} << 20;
-
-/// Makes the device current to this thread, and makes streams on it.
-class torch : public testing::Test {
-protected:
-  static void SetUpTestSuite() { simulator::load({.devices = 16, .mode = simulator::stepping::manual}); }
-  void SetUp() override { simulator::take_findings(); }
-  void TearDown() override {
-    EXPECT_EQ(simulator::run_until_idle(), 0u);
-    for (auto const& finding : simulator::take_findings()) ADD_FAILURE() << finding.text;
-  }
-
-  static void make_current(int device) {
-    CUcontext context = nullptr;
-    ASSERT_EQ(cuInit_(0), CUDA_SUCCESS);
-    ASSERT_EQ(driver<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, device), CUDA_SUCCESS);
-    ASSERT_EQ(driver<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context), CUDA_SUCCESS);
-  }
-  static CUstream make_stream(int device) {
-    make_current(device);
-    CUstream stream = nullptr;
-    EXPECT_EQ(driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    return stream;
-  }
-  static CUresult driver_synchronize() { return driver<CUresult (*)()>("cuCtxSynchronize")(); }
-  static void destroy(CUstream stream) {
-    EXPECT_EQ(driver<decltype(&cuStreamDestroy)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
-  }
-
-  static gpumem_statistics statistics(int device) {
-    gpumem_statistics told{};
-    told.size = sizeof told;
-    gpumem_pool* pool = nullptr;
-    EXPECT_EQ(gpumem_torch_pool(device, &pool), GPUMEM_GRANTED);
-    if (pool) EXPECT_EQ(gpumem_read_statistics(pool, &told), GPUMEM_GRANTED);
-    return told;
-  }
-
-  /// Allocates a block as PyTorch does and tells the checker; to the checker it is a write of the whole block by its
-  /// stream.
-  void* allocate(std::size_t bytes, int device, CUstream stream) {
-    auto* const pointer = gpumem_torch_allocate(bytes, device, stream);
-    simulator::detail::allocated(judge_, stream, false, pointer, bytes);
-    return pointer;
-  }
-  void free(void* pointer, std::size_t bytes, int device, CUstream stream) {
-    simulator::detail::freed(judge_, stream, false, pointer, bytes);
-    gpumem_torch_free(pointer, bytes, device, stream);
-  }
-
-private:
-  template <class Function> static Function driver(char const* name);
-  static CUresult cuInit_(unsigned flags) { return driver<decltype(&cuInit)>("cuInit")(flags); }
-  std::uint64_t judge_ = simulator::detail::new_owner();
-};
-
-template <class Function> Function torch::driver(char const* name) {
-  auto const lookup = reinterpret_cast<Function>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
-  if (!lookup) throw std::runtime_error{name};
-  return lookup;
-}
 
 TEST_F(torch, allocation_without_memory_throws_bad_alloc) {
   gpumem_torch_memory_fraction(0.001, 0); // of 80 GiB
@@ -111,14 +35,17 @@ TEST_F(torch, zero_bytes_give_a_null_pointer_without_a_failure) {
   EXPECT_EQ(statistics(1).allocations, 0u);
 }
 
-TEST_F(torch, memory_fraction_is_refused_after_the_pool_exists) {
+TEST_F(torch, memory_fraction_can_change_while_the_pool_is_used) {
   EXPECT_THROW(gpumem_torch_memory_fraction(0, 2), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_memory_fraction(1.1, 2), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_memory_fraction(0.5, -1), std::invalid_argument);
   auto* const stream = make_stream(2);
   free(allocate(mib, 2, stream), mib, 2, stream);
   EXPECT_EQ(statistics(2).limit, 0u);
-  EXPECT_THROW(gpumem_torch_memory_fraction(0.5, 2), std::invalid_argument);
+  gpumem_torch_memory_fraction(0.5, 2);
+  EXPECT_EQ(statistics(2).limit, std::size_t{40} << 30);
+  gpumem_torch_memory_fraction(1, 2);
+  EXPECT_EQ(statistics(2).limit, 0u);
   EXPECT_EQ(gpumem_torch_configure("limit=1GiB"), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("already has its pool"));
 }

@@ -18,6 +18,7 @@ import gpumem;
 namespace {
 
 using gpumem::outcome;
+using gpumem::pool_options;
 using gpumem::pool_resource;
 using gpumem_test::recording_upstream;
 using pool = pool_resource<recording_upstream>;
@@ -292,6 +293,68 @@ TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams)
   EXPECT_TRUE(r.synchronize(std::chrono::seconds{10}));
   EXPECT_EQ(r.trim(), 4 * MiB);
   EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(foreign), CUDA_SUCCESS);
+}
+
+TEST_F(pool_interface, blocks_can_be_freed_by_their_address_alone) {
+  for (auto const& options :
+       {pool_options{}, pool_options{.hardened = {.enabled = true}}, pool_options{.pass_through = true}}) {
+    pool_resource r{upstream, options};
+    auto* const p = r.allocate(s, 1000);
+    auto* const synced = r.allocate_sync(3000);
+    EXPECT_EQ(r.bytes_of(p), 1000u);
+    EXPECT_EQ(r.bytes_of(static_cast<char*>(p) + 256), std::nullopt);
+    EXPECT_EQ(r.bytes_of(nullptr), std::nullopt);
+    EXPECT_EQ(r.try_deallocate(static_cast<char*>(p) + 256), std::nullopt);
+    EXPECT_EQ(r.try_deallocate(nullptr), std::nullopt);
+    EXPECT_EQ(r.try_deallocate(p), 1000u);
+    EXPECT_EQ(r.try_deallocate(p), std::nullopt);
+    EXPECT_EQ(r.bytes_of(p), std::nullopt);
+    EXPECT_EQ(r.try_deallocate(synced), 3000u);
+    EXPECT_EQ(r.statistics().live, 0u);
+    EXPECT_EQ(r.statistics().frees, 2u);
+  }
+  auto moved = pool_resource{upstream};
+  auto const taken = std::move(moved);
+  EXPECT_EQ(moved.try_deallocate(&moved), std::nullopt); // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(moved.bytes_of(&moved), std::nullopt);
+}
+
+// Memory freed by its address alone is in the order of the stream for which it was allocated.
+TEST_F(pool_interface, streams_reuse_blocks_that_were_freed_by_their_address) {
+  pool_resource r{upstream};
+  auto* const p = r.allocate(s, 3 * MiB);
+  gpumem::simulator::work(s, {gpumem::simulator::write(p, 3 * MiB)}, std::chrono::milliseconds{1});
+  r.try_deallocate(p);
+  EXPECT_EQ(r.allocate(s, 3 * MiB), p);
+  r.try_deallocate(p);
+  EXPECT_EQ(r.statistics().reuse_same_stream, 1u);
+  gpumem::stream other{device};
+  auto* const q = r.allocate(other, 3 * MiB);
+  EXPECT_NE(q, p) << "the work on the first stream is not complete";
+  r.try_deallocate(q);
+}
+
+TEST_F(pool_interface, peaks_can_be_reset) {
+  pool_resource r{upstream};
+  auto* const p = r.allocate(s, 5 * MiB);
+  auto* const q = r.allocate(s, 1000);
+  r.deallocate(s, p, 5 * MiB);
+  gpumem::simulator::run_until_idle();
+  r.trim();
+  auto seen = r.statistics();
+  EXPECT_EQ(seen.peak_live, 5 * MiB + 1000);
+  EXPECT_EQ(seen.reserved_in_all, seen.peak_reserved);
+  r.reset_peaks();
+  seen = r.statistics();
+  EXPECT_EQ(seen.peak_live, 1000u);
+  EXPECT_EQ(seen.peak_reserved, seen.reserved);
+  auto const in_all = seen.reserved_in_all;
+  auto const reserved = seen.reserved;
+  r.deallocate(s, r.allocate(s, 9 * MiB), 9 * MiB);
+  seen = r.statistics();
+  EXPECT_EQ(seen.peak_live, 9 * MiB + 1000);
+  EXPECT_EQ(seen.reserved_in_all - in_all, seen.reserved - reserved);
+  r.deallocate(s, q, 1000);
 }
 
 TEST_F(pool_interface, code_without_modules_can_use_the_pool) {

@@ -87,6 +87,7 @@ typedef struct gpumem_statistics {
   uint64_t waiting;              ///< number of requests that wait for memory
   uint64_t waiting_bytes;        ///< bytes for which they ask
   uint64_t oldest_wait_ns;       ///< nanoseconds that the oldest of them has waited
+  uint64_t reserved_in_all;      ///< sum of all bytes that the pool ever got from the device
 } gpumem_statistics;
 
 /// The figures of a failed call: bytes, if not said otherwise; 0 if they are not known. `size` as in gpumem_statistics.
@@ -132,6 +133,18 @@ typedef struct gpumem_block {
   uint64_t stream;    ///< id of the stream for which it was allocated
   uint64_t live;      ///< 1; 0 if the memory is free
 } gpumem_block;
+
+/// A part of a pool's reserved memory; `size` as in gpumem_statistics.
+typedef struct gpumem_range {
+  size_t size;           ///< sizeof(gpumem_range) of the library
+  void* base;
+  uint64_t bytes;
+  uint64_t requested;    ///< of a live block; otherwise 0
+  uint64_t stream;       ///< id of the stream for which a live block was allocated; otherwise 0
+  uint64_t live;         ///< 1: a live block; 0: free or cached
+  void* region;          ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
+  uint64_t region_bytes; ///< bytes of that memory
+} gpumem_range;
 // NOLINTEND(modernize-use-using)
 
 /// Returns the version of the library, in the form of GPUMEM_VERSION, which is that of the headers.
@@ -242,6 +255,15 @@ gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) GPUME
 /// The same, with the size that was requested; any other size gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_free_sized(gpumem_pool* pool, void* stream, void* pointer, size_t bytes) GPUMEM_NOEXCEPT;
 
+/// Frees a block of which the caller knows the address alone, in the order of the stream for which it was allocated;
+/// that stream must still live. The pool is that of gpumem_pool_of; without one the call gives
+/// GPUMEM_INVALID_ARGUMENT. Freeing NULL does nothing.
+gpumem_outcome gpumem_free_pointer(void* pointer) GPUMEM_NOEXCEPT;
+
+/// Writes the pool of which a live block starts at the address; NULL if there is none. Knows the pools that functions
+/// of this library have made and that have a reference. The call adds no reference.
+gpumem_outcome gpumem_pool_of(void const* pointer, gpumem_pool** pool) GPUMEM_NOEXCEPT;
+
 /// Allocates memory that any stream may use at once.
 gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alignment, void** pointer) GPUMEM_NOEXCEPT;
 
@@ -271,6 +293,10 @@ gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
 /// resource must be a pool; otherwise the call gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
 
+/// Makes `peak_live` and `peak_reserved` of the statistics count from now on. A stack whose outermost resource is not a
+/// pool gives GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_reset_peaks(gpumem_pool* pool) GPUMEM_NOEXCEPT;
+
 /// Writes the ordinal of the pool's device.
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;
 
@@ -280,6 +306,12 @@ gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* stat
 
 /// Writes the block, live or free, in which the pointer lies; its `base` is NULL if the pool does not own the pointer.
 gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block* block) GPUMEM_NOEXCEPT;
+
+/// Calls `visit` for all reserved memory of the pool, by address; the ranges tile each region. The ranges are those of
+/// one moment, and the pool's lock is not held during the calls. A stack whose outermost resource is not a pool gives
+/// GPUMEM_INVALID_ARGUMENT. Takes time in proportion to the number of blocks.
+gpumem_outcome gpumem_visit_ranges(gpumem_pool* pool, void (*visit)(void* context, gpumem_range const* range),
+                                   void* context) GPUMEM_NOEXCEPT;
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// The functions that PyTorch's CUDAPluggableAllocator calls, and those that configure them. There is one pool per
-// device, made at the first allocation on it.
+// The functions that PyTorch's allocators call, and those that configure them: CUDAPluggableAllocator, and gpumem's own
+// class in place of PyTorch's. There is one pool per device, made at the first allocation on it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,6 +18,41 @@ extern "C" {
 /// gpumem_last_error. For that the library uses the system's libstdc++ and libgcc_s, as PyTorch does: if it were linked
 /// with copies of its own, an exception would end the process.
 struct CUstream_st; // what a CUstream or cudaStream_t points to
+
+// NOLINTBEGIN(modernize-use-using): C has no other way
+/// One line of torch.cuda.memory_stats.
+typedef struct gpumem_torch_figure {
+  uint64_t current;
+  uint64_t peak;      ///< since the last reset of peaks
+  uint64_t allocated; ///< sum of all increases since the last reset of totals
+  uint64_t freed;     ///< sum of all decreases since then
+} gpumem_torch_figure;
+
+/// The blocks that a figure counts.
+enum { GPUMEM_TORCH_ALL, GPUMEM_TORCH_SMALL /* up to 1 MiB */, GPUMEM_TORCH_LARGE, GPUMEM_TORCH_PARTS };
+
+/// The memory of PyTorch on one device. The figures of blocks are exact. Those marked *read* are exact, but for their
+/// peaks: these are the largest values that gpumem_torch_read_statistics has written.
+typedef struct gpumem_torch_statistics {
+  size_t size;                                       ///< sizeof(gpumem_torch_statistics) of the caller
+  gpumem_torch_figure blocks[GPUMEM_TORCH_PARTS];    ///< number of blocks
+  gpumem_torch_figure bytes[GPUMEM_TORCH_PARTS];     ///< requested, rounded up to multiples of 512 for each block
+  gpumem_torch_figure requested[GPUMEM_TORCH_PARTS]; ///< requested
+  gpumem_torch_figure reserved;                      ///< bytes got from the device
+  gpumem_torch_figure pages;                         ///< pages or chunks got from the device; *read*
+  gpumem_torch_figure free;                          ///< reserved bytes of no block; only current and peak; *read*
+  gpumem_torch_figure free_ranges;                   ///< number of ranges of these; only current and peak; *read*
+  uint64_t largest_free;                             ///< bytes of the largest of them
+  uint64_t limit;                                    ///< most that may be reserved; 0: no limit
+} gpumem_torch_statistics;
+/// A block of PyTorch; `size` as above.
+typedef struct gpumem_torch_block {
+  size_t size;
+  int64_t device;   ///< -1: no live block starts at the address
+  uint64_t bytes;   ///< requested
+  uint64_t pool[2]; ///< id of PyTorch's pool; 0, 0: none
+} gpumem_torch_block;
+// NOLINTEND(modernize-use-using)
 
 /// Sets the options of all pools that are made later, in the form of gpumem_make_pool. NULL: those of the environment
 /// variable GPUMEM_TORCH_OPTIONS, which also count if this is never called. Returns GPUMEM_INVALID_ARGUMENT once any
@@ -41,35 +76,91 @@ void* gpumem_torch_try_allocate(size_t bytes, int device, struct CUstream_st* st
 /// or a failure of the wait, is printed to stderr; the block is then not freed.
 void gpumem_torch_free(void* pointer, size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
 
-/// Gives the unused memory of all devices back, except of devices on which a captured graph lives. Waits up to a second
-/// per device for work that uses the memory. For set_reset_fn.
+/// Promises of the caller of gpumem_torch_allocate_block, which save driver calls; they are added.
+enum {
+  GPUMEM_TORCH_STREAM_LIVES = 1,  ///< the stream lives as long as the process
+  GPUMEM_TORCH_DEVICE_CURRENT = 2 ///< the device is the calling thread's current one
+};
+
+/// Allocates for PyTorch's allocator class, and frees by the pointer alone, as gpumem_torch_try_allocate and
+/// gpumem_torch_free. The stream of a free is that of the allocation. A pointer that is no live block of a device's
+/// pool gives GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
+                                           void** pointer) GPUMEM_NOEXCEPT;
+gpumem_outcome gpumem_torch_free_block(void* pointer) GPUMEM_NOEXCEPT;
+
+/// Promises more than gpumem_record_use, as PyTorch does: the block is not reused before the work is complete that the
+/// stream has been given by the time of the free. Ignores pointers that are not gpumem's.
+gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
+
+/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, more than 0 and at most 1.
+/// The smaller of this and the option `limit` counts. If the pool exists already, it must be the outermost resource of
+/// its stack.
+gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
+
+/// Writes the fields that both sides know. Only the block's owner may rely on the result.
+gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) GPUMEM_NOEXCEPT;
+
+/// Calls `visit` for all reserved memory of PyTorch on the device, by address. `first` and `second` are the id of
+/// PyTorch's pool that has the memory; 0, 0: none. The function must not allocate or free memory of the device.
+gpumem_outcome gpumem_torch_visit_ranges(int device,
+                                         void (*visit)(void* context, gpumem_range const* range,
+                                                       unsigned long long first, unsigned long long second),
+                                         void* context) GPUMEM_NOEXCEPT;
+
+/// Writes the fields that both sides know; zeros before the device's first allocation.
+gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) GPUMEM_NOEXCEPT;
+
+/// Makes the peaks of the statistics, or their totals, count from now on.
+gpumem_outcome gpumem_torch_reset_peaks(int device) GPUMEM_NOEXCEPT;
+gpumem_outcome gpumem_torch_reset_totals(int device) GPUMEM_NOEXCEPT;
+
+/// Gives the unused memory of all devices back, and ends pools of PyTorch without uses and blocks; skips devices on
+/// which a pool serves allocations, since a capture may have begun. Waits up to a second per device for work that uses
+/// the memory. For set_reset_fn.
 void gpumem_torch_empty_cache(void) GPUMEM_NOEXCEPT;
 
 #ifdef __cplusplus
 /// For change_current_allocator. *Throws* if there is no memory.
 void* gpumem_torch_allocate(size_t bytes, int device, struct CUstream_st* stream);
 
-/// Promises more than gpumem_record_use, as PyTorch does: the block is not reused before the work is complete that the
-/// stream has been given by the time of the free. Ignores pointers that are not gpumem's. *Throws*. For
-/// set_record_stream_fn.
+/// gpumem_torch_record_block_stream for set_record_stream_fn. *Throws*.
 void gpumem_torch_record_stream(void* pointer, struct CUstream_st* stream);
 
-/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, more than 0 and at most 1.
-/// The smaller of this and the option `limit` counts. *Throws* once the device has its pool. For
-/// set_memory_fraction_fn.
+/// gpumem_torch_set_memory_fraction for set_memory_fraction_fn. *Throws*.
 void gpumem_torch_memory_fraction(double fraction, int device);
 
 /// c10::cuda::MempoolId_t.
 using gpumem_torch_pool_id = std::pair<unsigned long long, unsigned long long>;
 
-/// From begin to release a captured graph may hold addresses of the device's memory, so gpumem_torch_empty_cache gives
-/// none of it back. Capturing streams get no memory: a graph must use memory that was allocated before. That must stay
-/// allocated, since free pages may move to where memory is missing. *Throw* for a device number out of range, and for
-/// an end without a begin. For set_begin_allocate_to_pool, set_end_allocate_to_pool_fn, set_release_pool.
+/// The pools of PyTorch, by id: torch.cuda.MemPool, and those of captured graphs. The first use makes the pool; after
+/// the last one it ends once its blocks are freed and gpumem_torch_empty_cache or gpumem_torch_empty_pool is called.
+/// Its memory comes from the device's pool, in chunks of 2 MiB or of a request's size.
+///
+/// From begin to end the pool serves the allocations for whose stream the filter is true, the pool that began last
+/// first. An allocation on a capturing stream gets memory that stays the graph's as long as the pool: see
+/// gpumem::graph_resource. begin adds a use, end does not remove it. *Throw* for a device number out of range, for a
+/// second begin of a pool without an end, and for an end without a begin. For set_begin_allocate_to_pool,
+/// set_end_allocate_to_pool_fn, set_release_pool.
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool,
                                          std::function<bool(struct CUstream_st*)> filter);
 void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool);
-void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool);
+/// Removes a use; does nothing if there is none.
+void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
+
+/// Adds a use. `segments`: the functions from which a new pool draws its memory, NULL for the device's pool. They are
+/// copied; their free must end when the memory is unused.
+gpumem_outcome gpumem_torch_retain_pool(int device, gpumem_torch_pool_id pool,
+                                        gpumem_callbacks const* segments) GPUMEM_NOEXCEPT;
+/// Writes the number of uses. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_torch_pool_use_count(int device, gpumem_torch_pool_id pool, int* count) GPUMEM_NOEXCEPT;
+/// Lets requests that find no memory get the unused memory of the pool, or not any more.
+gpumem_outcome gpumem_torch_use_pool_on_out_of_memory(int device, gpumem_torch_pool_id pool, int use) GPUMEM_NOEXCEPT;
+/// Makes each block of the pool one allocation of the functions `segments`, rounded up to a power of two of at least
+/// 2 MiB. Must come before the pool's first allocation. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_torch_set_pool_unsplit(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
+/// Ends the pool if it has no use and no block.
+gpumem_outcome gpumem_torch_empty_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
 #endif
 
 #pragma GCC visibility pop

@@ -350,6 +350,7 @@ inline gpumem::statistics pool::statistics() const {
   result.largest_block = f.largest_block;
   result.peak_live = f.peak_live;
   result.peak_reserved = f.peak_reserved;
+  result.reserved_in_all = f.reserved_in_all;
   result.allocations = f.allocations;
   result.frees = f.frees;
   result.failures = f.failures;

@@ -19,6 +19,7 @@ struct statistics {
   std::size_t largest_block = 0; ///< requests for more bytes are refused as too large; 0: no bound but the limit
   std::size_t peak_live = 0;     ///< in a pool with several shards exact to 1/16 of the reserved bytes, and the cached
   std::size_t peak_reserved = 0; ///< at growth, before memory is given back
+  std::size_t reserved_in_all = 0; ///< sum of all bytes that the upstream has given to a pool
 
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;

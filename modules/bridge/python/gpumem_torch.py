@@ -14,9 +14,10 @@ or beside PyTorch's own allocator:
 Without PyTorch, `configure`, `statistics`, `find`, `trim` and `library` work too: they need ctypes alone. The library is
 looked for at GPUMEM_LIBRARY, in the wheel, where the package installs it, and by its name.
 
-PyTorch's own statistics (torch.cuda.memory_allocated and the like), snapshots and CUDA graphs that allocate while they
-are captured are not served by allocators from outside. When memory runs out, `install` gives a RuntimeError that begins
-with "gpumem: out of memory", and `mem_pool` PyTorch's OutOfMemoryError.
+`install` puts a class of gpumem's in place of PyTorch's allocator, so that torch.cuda.memory_allocated and the like work
+as ever. The class is compiled for the PyTorch that is there, at the first call: see gpumem_torch_build. Where that cannot
+be done, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator: then PyTorch refuses statistics, snapshots and
+memory pools, and want of memory is a RuntimeError that begins with "gpumem: out of memory".
 """
 # SPDX-License-Identifier: Apache-2.0
 import ctypes
@@ -55,7 +56,8 @@ class _Statistics(ctypes.Structure):
         "live", "allocated", "reserved", "largest_free", "limit", "peak_live", "peak_reserved", "allocations", "frees",
         "failures", "upstream_allocations", "upstream_frees", "coalesces", "coalesces_refused", "reuse_same_stream",
         "reuse_ordered", "reuse_completed", "reuse_waited", "reuse_after_sync", "free", "free_ranges", "free_in_use", "in_use_streams", "quarantined",
-        "cached", "reuse_thread_cache", "largest_block", "waiting", "waiting_bytes", "oldest_wait_ns")]
+        "cached", "reuse_thread_cache", "largest_block", "waiting", "waiting_bytes", "oldest_wait_ns",
+        "reserved_in_all")]
 
 
 class _Block(ctypes.Structure):
@@ -258,17 +260,36 @@ def _allocator(allocate):
         return _kept[allocate]
 
 
-def install(options=None):
-    """Makes gpumem PyTorch's allocator for this process, with these options (as `configure`), and returns it. Raises
-    Failure for the options, and PyTorch's RuntimeError once it has allocated anything on a GPU."""
+def _load_allocator(torch):
+    """The library with the allocator class for this PyTorch, built unless it is there."""
+    import gpumem_torch_build
+    path = gpumem_torch_build.build(torch)
+    ctypes.CDLL(library()._name, mode=ctypes.RTLD_GLOBAL)  # where the class finds gpumem's functions
+    loaded = ctypes.CDLL(str(path))
+    loaded.gpumem_torch_install_allocator.restype = ctypes.c_char_p
+    return loaded
+
+
+def install(options=None, *, plug_in=False):
+    """Makes gpumem PyTorch's allocator for this process, with these options (as `configure`), before PyTorch's first use
+    of a GPU. `plug_in` installs it by PyTorch's CUDAPluggableAllocator, which needs no compiler. Raises Failure for the
+    options, gpumem_torch_build.BuildError where the allocator class cannot be built, and RuntimeError once PyTorch has
+    used a GPU."""
     import torch
     with _lock:
-        configure(options)
-        allocator = _allocator("gpumem_torch_allocate")
-        _wire(allocator)
-        torch.cuda.memory.change_current_allocator(allocator)
-        _kept["installed"] = allocator
-        return allocator
+        if plug_in:
+            configure(options)
+            allocator = _allocator("gpumem_torch_allocate")
+            _wire(allocator)
+            torch.cuda.memory.change_current_allocator(allocator)
+            _kept["installed"] = allocator
+        else:
+            loaded = _load_allocator(torch)
+            configure(options)
+            failure = loaded.gpumem_torch_install_allocator()
+            if failure:
+                raise RuntimeError(f"gpumem_torch: {failure.decode(errors='replace')}")
+            _kept["installed"] = loaded
 
 
 def installed():

@@ -39,6 +39,11 @@ public:
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved() const noexcept { return reserved_; }
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t releasing() const noexcept { return releasing_; }
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t peak() const noexcept { return peak_; }
+  [[clang::requires_capability(all_shards)]] inline void reset_peak() noexcept { peak_ = reserved_ + releasing_; }
+  /// Returns the bytes that the upstream has given since the pool was made.
+  [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved_in_all() const noexcept {
+    return reserved_in_all_;
+  }
   /// Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
@@ -81,6 +86,7 @@ private:
   std::size_t reserved_ __attribute__((guarded_by(all_shards))) = 0;
   std::size_t releasing_ __attribute__((guarded_by(all_shards))) = 0;
   std::size_t peak_ __attribute__((guarded_by(all_shards))) = 0;
+  std::size_t reserved_in_all_ __attribute__((guarded_by(all_shards))) = 0;
 };
 
 } // namespace gpumem::detail

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_info;
 import :std;
+import :stream_timeline;
 
 namespace gpumem {
 
@@ -15,6 +16,12 @@ export struct block_info {
 };
 
 namespace detail {
+
+/// A live block, found by its owner.
+export struct owned_block {
+  std::size_t bytes;       ///< requested
+  stream_timeline* stream; ///< for which it was allocated
+};
 
 // The live blocks of a pool: their sum, and the largest of them, the largest first.
 struct live_blocks {

@@ -78,6 +78,12 @@ public:
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
     return free_slow(key, pointer, bytes, try_cache(key, pointer, bytes));
   }
+  /// Returns the live block that starts at the address, for a caller that owns it; nullopt if there is none. No lock.
+  inline std::optional<owned_block> find_owned(void const* pointer) noexcept {
+    auto const* const found = parts_.shards.find_live(pointer).that;
+    if (!found || !found->is_live()) return std::nullopt;
+    return owned_block{found->requested, found->stream};
+  }
   /// See request_queue::return_part.
   void return_part(stream_key const& key, void* pointer) noexcept { free_path_.return_part(key, pointer); }
 
@@ -108,6 +114,8 @@ public:
   /// the pool's.
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
+  /// Makes the peaks of the statistics those of this moment.
+  void reset_peaks();
   /// As virtual_pages::export_page; outcome::invalid_argument for a pointer outside the pages of the pool.
   expected<int, failure> export_page(void const* pointer);
   /// Waits until all work is complete that keeps free memory in the pool. Returns false if some was not seen complete.

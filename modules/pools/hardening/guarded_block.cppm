@@ -4,6 +4,7 @@ export module gpumem:guarded_block;
 import :block;
 import :fill_pattern;
 import :std;
+import :stream_timeline;
 import :stream_uses;
 
 namespace gpumem::detail {
@@ -37,13 +38,14 @@ export struct corruption_report {
 /// quarantine.
 export struct guarded_block {
   char* user = nullptr;
-  std::size_t bytes = 0;      ///< requested
-  std::size_t front = 0;      ///< bytes before `user`; the guard is the last of them
-  std::size_t allocated = 0;  ///< bytes of the engine's block: front, user's bytes and upper guard
-  std::uint64_t stream = 0;   ///< id of the stream it was allocated on
-  std::uint64_t freed_on = 0; ///< id of the stream it was freed on
-  stream_use granted_use;     ///< the fill at the allocation, if it may end after `uses`; or none
-  stream_uses uses;           ///< uses that must be complete before the host reads the block
+  std::size_t bytes = 0;               ///< requested
+  std::size_t front = 0;               ///< bytes before `user`; the guard is the last of them
+  std::size_t allocated = 0;           ///< bytes of the engine's block: front, user's bytes and upper guard
+  std::uint64_t stream = 0;            ///< id of the stream it was allocated on
+  stream_timeline* timeline = nullptr; ///< of that stream
+  std::uint64_t freed_on = 0;          ///< id of the stream it was freed on
+  stream_use granted_use;              ///< the fill at the allocation, if it may end after `uses`; or none
+  stream_uses uses;                    ///< uses that must be complete before the host reads the block
   bool live = false;
   bool has_recorded_uses = false;  ///< uses on other streams were recorded
   bool only_guards_filled = false; ///< the allocation filled only the guards

@@ -61,10 +61,13 @@ public:
   bool synchronize(sync::duration longest) noexcept;
 
   std::optional<block_info> find(void const* pointer);
+  /// See pool_engine::find_owned.
+  std::optional<owned_block> find_owned(void const* pointer);
   /// Throws std::bad_alloc.
   live_blocks find_live();
   /// Throws std::bad_alloc.
   std::vector<block_event> history(void const* pointer);
+  void reset_peaks();
   /// Returns the engine's statistics with the numbers that the users see.
   statistics amend(statistics seen);
 

@@ -8,6 +8,7 @@ import :error;
 import :pool_engine;
 import :std;
 import :stream;
+import :stream_timeline;
 import :stream_uses;
 import :sync;
 
@@ -32,6 +33,9 @@ public:
   /// The stream of the free waits for these uses. For a fifth stream, that stream first waits for the other four.
   void record_use(stream_key const& key, void* pointer);
   std::optional<block_info> find(void const* pointer);
+  /// See pool_engine::find_owned.
+  std::optional<owned_block> find_owned(void const* pointer);
+  void reset_peaks();
   /// Throws std::bad_alloc.
   live_blocks find_live();
   statistics read_statistics();
@@ -43,6 +47,7 @@ private:
     std::size_t bytes;
     std::size_t alignment;
     std::uint64_t stream; // id
+    stream_timeline* timeline;
     stream_uses uses;
   };
   using block_map = std::map<std::uintptr_t, block>;

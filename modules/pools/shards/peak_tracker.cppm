@@ -35,6 +35,9 @@ public:
     return published_.fetch_add(delta, std::memory_order_relaxed) + delta;
   }
 
+  /// Sets the peak to the live bytes. The caller holds the locks of all shards.
+  inline void reset(std::int64_t live) noexcept { peak_.store(live, std::memory_order_relaxed); }
+
   inline std::size_t peak() const noexcept { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }
 
 private:

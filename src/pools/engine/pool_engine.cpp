@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -98,6 +99,17 @@ void pool_engine::unpin(void const* pointer, std::size_t bytes) {
   parts_.backend.unpin(pointer, bytes);
   parts_.requests.count_change();
   queue_.wake_next(woken);
+}
+
+void pool_engine::reset_peaks() {
+  all_shards_lock const held{parts_.shards};
+  parts_.chunks.reset_peak();
+  std::int64_t live = -parts_.caches.snapshot().cached_requested;
+  for (auto const& each : parts_.shards.all()) {
+    parts_.peak.publish(each->live);
+    live += each->live.bytes;
+  }
+  parts_.peak.reset(std::max(live, std::int64_t{0}));
 }
 
 expected<int, failure> pool_engine::export_page(void const* pointer) {

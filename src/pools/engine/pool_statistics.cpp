@@ -112,6 +112,7 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
     sum.limit = parts_.chunks.limit();
     sum.largest_block = parts_.options.largest_block;
     sum.peak_reserved = parts_.chunks.peak();
+    sum.reserved_in_all = parts_.chunks.reserved_in_all();
   }
   std::ranges::sort(users, {}, &stream_timeline::index);
   sum.in_use_streams = static_cast<std::size_t>(std::ranges::unique(users).begin() - users.begin());

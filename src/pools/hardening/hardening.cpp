@@ -96,6 +96,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   fresh.bytes = bytes;
   fresh.allocated = total;
   fresh.stream = key.id();
+  fresh.timeline = &key.timeline();
   try {
     lock const held{mutex_};
     blocks_.emplace(reinterpret_cast<std::uintptr_t>(fresh.user), std::move(made));

@@ -102,6 +102,18 @@ bool hardening::synchronize(sync::duration longest) noexcept {
   return frees_ == released_;
 }
 
+void hardening::reset_peaks() {
+  lock const held{mutex_};
+  peak_live_ = live_;
+}
+
+std::optional<owned_block> hardening::find_owned(void const* pointer) {
+  lock const held{mutex_};
+  auto const* const found = find_containing(pointer);
+  if (!found || found->user != pointer || !found->live) return std::nullopt;
+  return owned_block{found->bytes, found->timeline};
+}
+
 std::optional<block_info> hardening::find(void const* pointer) {
   lock const held{mutex_};
   auto const* const found = find_containing(pointer);

@@ -59,7 +59,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
   try {
     sync::lock const held{mutex_};
     if (result) {
-      live_.insert_or_assign(address_of(*result), block{bytes, alignment, key.id(), {}});
+      live_.insert_or_assign(address_of(*result), block{bytes, alignment, key.id(), &key.timeline(), {}});
       ++held_;
       ++counts_.allocations;
       counts_.live += bytes;
@@ -141,7 +141,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
     sync::lock const held{mutex_};
     auto const found = live_.find(address_of(pointer));
     if (found != live_.end()) {
-      auto& [bytes, alignment, stream, uses] = found->second;
+      auto& [bytes, alignment, stream, timeline, uses] = found->second;
       uses.prune();
       if (uses.add(end_use(bytes))) return;
       order_after(uses, key);
@@ -158,6 +158,18 @@ std::optional<block_info> pass_through::find(void const* pointer) {
   auto const& [base, found] = *--after;
   if (address_of(pointer) - base >= found.bytes) return std::nullopt;
   return block_info{reinterpret_cast<void*>(base), found.bytes, found.bytes, found.stream, true};
+}
+
+std::optional<owned_block> pass_through::find_owned(void const* pointer) {
+  sync::lock const held{mutex_};
+  auto const found = live_.find(address_of(pointer));
+  if (found == live_.end()) return std::nullopt;
+  return owned_block{found->second.bytes, found->second.timeline};
+}
+
+void pass_through::reset_peaks() {
+  sync::lock const held{mutex_};
+  counts_.peak_live = counts_.live;
 }
 
 live_blocks pass_through::find_live() {

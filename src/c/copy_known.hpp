@@ -1,0 +1,21 @@
+// Copies a structure to a caller that may have been compiled with another version of it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace gpumem::c {
+
+/// Copies the fields that both sides know, except `size`, which stays the caller's. False if there are none.
+template <class Struct> bool copy_known(Struct const& ours, Struct* theirs) noexcept {
+  constexpr auto first = sizeof(std::size_t);
+  if (theirs->size < first + sizeof(std::uint64_t)) return false;
+  std::memcpy(reinterpret_cast<char*>(theirs) + first, reinterpret_cast<char const*>(&ours) + first,
+              std::min(theirs->size, sizeof(Struct)) - first);
+  return true;
+}
+
+} // namespace gpumem::c

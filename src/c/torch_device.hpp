@@ -1,0 +1,54 @@
+// PyTorch's memory on one device: its pool, the keys of its streams, its counters.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "pool.hpp"
+#include "torch_counters.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace gpumem::c {
+
+/// Lives as long as the process. Any thread.
+class torch_device {
+public:
+  /// Keeps the caller's reference to the pool. `limit`: that of the options; without it, the pool's.
+  torch_device(int ordinal, gpumem_pool& pool, std::optional<std::size_t> limit = std::nullopt);
+
+  int ordinal() const noexcept { return ordinal_; }
+  gpumem_pool& pool() const noexcept { return pool_; }
+  torch_counters& counters() noexcept { return counters_; }
+  /// Sets the most that may be reserved to a share of the device's memory, and at most to the limit of the options.
+  /// Throws std::invalid_argument if the outermost resource is not a pool.
+  void set_share(double fraction);
+
+  /// Allocates in the order of the stream. `promises`: see gpumem_torch_allocate_block.
+  void* allocate(std::size_t bytes, void* stream, int promises);
+
+  /// Writes all figures.
+  void read_statistics(gpumem_torch_statistics& into);
+  void reset_peaks();
+  void reset_totals();
+
+private:
+  void* try_allocate(std::size_t bytes, void* stream, int promises);
+  gpumem::statistics pool_statistics();
+
+  int const ordinal_;
+  gpumem_pool& pool_;
+  std::size_t const limit_;
+  torch_counters counters_;
+  std::atomic<void*> legacy_{nullptr}; // the timeline of the device's legacy stream
+  support::guarded_mutex mutex_;
+  // The figures that pools keep only since they were made: their values at the last reset of totals.
+  gpumem::statistics at_reset_ __attribute__((guarded_by(mutex_)));
+  // Peaks of figures that are read at times only.
+  std::uint64_t peak_pages_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t peak_free_ranges_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t peak_free_ __attribute__((guarded_by(mutex_))) = 0;
+};
+
+} // namespace gpumem::c

@@ -1,0 +1,92 @@
+// The pools that PyTorch makes on one device: torch.cuda.MemPool, and those of captured graphs.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gpumem/gpumem_torch.h>
+
+#include "pool.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "../support/guarded_mutex.hpp"
+
+namespace gpumem::c {
+
+/// Which pool serves a stream, and the memory of each pool. It is drawn from the device's pool in whole chunks, or from
+/// functions of the caller. Memory that a pool gives to a capturing stream stays the graph's until the pool is released
+/// and empty. Its functions throw exceptions that outcome_of() makes outcomes of. Any thread.
+class torch_mem_pools {
+public:
+  using id = gpumem_torch_pool_id;
+  using filter = std::function<bool(CUstream_st*)>;
+
+  torch_mem_pools(int device, gpumem_pool& parent) noexcept : device_{device}, parent_{parent} {}
+
+  /// Whether PyTorch has made a pool. A thread that owns a block of a pool sees true.
+  bool any() const noexcept { return count_.load(std::memory_order_relaxed) > 0; }
+  /// Whether a pool serves allocations, so that a capture may have begun.
+  bool routes() const noexcept { return routes_.load(std::memory_order_acquire) > 0; }
+
+  /// Adds a use of a pool, and makes the pool if there is none. `segments`: the functions from which it draws; null for
+  /// the device's pool. A pool that exists keeps its own.
+  void retain(id pool, gpumem_callbacks const* segments);
+  /// The same; and the pool serves the allocations for which the filter is true, before pools that began earlier.
+  void begin(id pool, filter serves);
+  void end(id pool);
+  /// Ends a use. After the last one the pool ends once its blocks are freed and `reclaim` is called.
+  void release(id pool) noexcept;
+  int use_count(id pool);
+  /// Lets `reclaim` give back the memory of the pool also while it is used.
+  void set_use_on_out_of_memory(id pool, bool on);
+  /// Makes each block of the pool one chunk. Must come before the first allocation.
+  void set_unsplit(id pool);
+
+  /// Returns the memory that serves the stream; null if no pool does.
+  gpumem_pool* serving(void* stream);
+  /// Frees a block of one of the pools; returns its requested bytes. Empty if the address is not that of a live block.
+  std::optional<std::size_t> try_free(void* pointer);
+  /// Returns the memory of a live block; null if it belongs to no pool.
+  gpumem_pool* owner_of(void const* pointer);
+  /// Gives unused memory of released pools back; of `only` alone if that is not {0, 0}. Waits for the device.
+  void reclaim(id only) noexcept;
+  /// The same for pools that serve others when memory runs out. Returns whether any has such memory.
+  bool reclaim_for_request() noexcept;
+  /// Returns the bytes that pools have got from functions of the caller.
+  std::size_t reserved_elsewhere();
+
+private:
+  struct mem_pool {
+    int uses = 0;
+    bool use_on_out_of_memory = false;
+    bool unsplit = false;
+    std::optional<gpumem_callbacks> segments;
+    std::unique_ptr<gpumem_pool> ordered; // serves streams that do not capture
+    std::unique_ptr<gpumem_pool> graph;   // serves capturing streams
+  };
+  struct route {
+    id pool;
+    filter serves;
+  };
+
+  mem_pool& find(id pool) __attribute__((requires_capability(mutex_)));
+  mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
+  gpumem_pool& memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
+  std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& of) const;
+  template <class Visit> void visit(Visit visitor) __attribute__((requires_capability(mutex_)));
+
+  int const device_;
+  gpumem_pool& parent_;
+  std::atomic<int> count_{0};
+  std::atomic<int> routes_{0};
+  support::guarded_mutex mutex_;
+  std::map<id, mem_pool> pools_ __attribute__((guarded_by(mutex_)));
+  std::list<route> open_ __attribute__((guarded_by(mutex_))); // the newest first
+};
+
+} // namespace gpumem::c

@@ -1,0 +1,204 @@
+// Allocation and free, and the state of the allocator.
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator.hpp"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace gpumem_torch {
+namespace {
+
+using c10::cuda::CUDAStream;
+
+// The one deleter of all tensors: PyTorch compares it.
+void delete_block(void* pointer) { allocator::instance().raw_delete(pointer); }
+
+// The deleter while the allocator is not enabled.
+void delete_uncached(void* pointer) { C10_CUDA_CHECK(cudaFree(pointer)); }
+
+// PyTorch destroys none of its own streams. The id of a stream from outside is its handle. All allocations are for the
+// current device.
+int promises_of(CUDAStream stream) {
+  bool const outside = stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
+  return GPUMEM_TORCH_DEVICE_CURRENT + (outside ? 0 : GPUMEM_TORCH_STREAM_LIVES);
+}
+
+bool caching_disabled() {
+  auto const set = [](char const* name) {
+    auto const* const text = std::getenv(name);
+    return text && std::strcmp(text, "1") == 0;
+  };
+  return set("PYTORCH_NO_CUDA_MEMORY_CACHING") || set("PYTORCH_NO_HIP_MEMORY_CACHING");
+}
+
+void trace_allocation(void* pointer) {
+  auto const* const trace = c10::impl::GPUTrace::get_trace();
+  if (C10_UNLIKELY(trace != nullptr))
+    (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+void trace_free(void* pointer) {
+  auto const* const trace = c10::impl::GPUTrace::get_trace();
+  if (C10_UNLIKELY(trace != nullptr))
+    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+} // namespace
+
+allocator& allocator::instance() {
+  static auto* const one = new allocator;
+  return *one;
+}
+
+allocator::allocator() : enabled_{!caching_disabled()} {}
+
+void check(gpumem_outcome outcome) { TORCH_CHECK(outcome == GPUMEM_GRANTED, gpumem_last_error()); }
+
+void allocator::check_device(DeviceIndex device) const {
+  TORCH_CHECK(device >= 0 && device < devices_.load(), "Allocator not initialized for device ",
+              static_cast<std::int16_t>(device), ": did you call init?");
+}
+
+c10::DataPtr allocator::allocate(std::size_t bytes) {
+  constexpr std::size_t exabyte = std::size_t{1} << 60;
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < exabyte, "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  auto const device = c10::cuda::current_device();
+  void* pointer = nullptr;
+  auto deleter = &delete_block;
+  if (!isEnabled()) {
+    C10_CUDA_CHECK(cudaMalloc(&pointer, bytes));
+    trace_allocation(pointer);
+    deleter = &delete_uncached;
+  } else if (bytes > 0) {
+    auto const stream = c10::cuda::getCurrentCUDAStream(device);
+    pointer = malloc(bytes, device, stream.stream(), promises_of(stream));
+  }
+  return {pointer, pointer, deleter, c10::Device(c10::DeviceType::CUDA, device)};
+}
+
+c10::DeleterFnPtr allocator::raw_deleter() const { return isEnabled() ? &delete_block : &delete_uncached; }
+
+void* allocator::raw_alloc(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (!isEnabled()) return raw_alloc_with_stream(bytes, nullptr);
+  auto const device = c10::cuda::current_device();
+  auto const stream = c10::cuda::getCurrentCUDAStream(device);
+  return malloc(bytes, device, stream.stream(), promises_of(stream));
+}
+
+void* allocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  if (isEnabled()) return malloc(bytes, c10::cuda::current_device(), stream, GPUMEM_TORCH_DEVICE_CURRENT);
+  void* pointer = nullptr;
+  C10_CUDA_CHECK(cudaMalloc(&pointer, bytes));
+  return pointer;
+}
+
+void* allocator::malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
+  history::context where;
+  if (C10_UNLIKELY(history_.active())) where = history_.gather(torch_cuda::RecordContext::STATE);
+  void* pointer = nullptr;
+  auto const outcome = gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer);
+  if (C10_UNLIKELY(outcome != GPUMEM_GRANTED)) {
+    if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
+    pointer = retry(bytes, device, stream, promises);
+  }
+  trace_allocation(pointer);
+  if (C10_UNLIKELY(history_.active())) tell_allocated(pointer, bytes, device, stream, std::move(where));
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(pointer, static_cast<std::int64_t>(bytes), device);
+  return pointer;
+}
+
+void allocator::raw_delete(void* pointer) {
+  if (!pointer) return;
+  if (C10_UNLIKELY(!isEnabled())) return delete_uncached(pointer);
+  trace_free(pointer);
+  if (C10_UNLIKELY(history_.active())) tell_freed(pointer);
+  TORCH_CHECK(gpumem_torch_free_block(pointer) == GPUMEM_GRANTED, "invalid device pointer: ", pointer, " (",
+              gpumem_last_error(), ")");
+}
+
+void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {
+  // Memory of others, such as that of another process, has another deleter.
+  if (data.get() && data.get_deleter() == &delete_block)
+    check(gpumem_torch_record_block_stream(data.get(), stream.stream()));
+}
+
+void allocator::copy_data(void* to, void const* from, std::size_t bytes) const {
+  C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+}
+
+void allocator::init(int device_count) {
+  TORCH_CHECK(device_count <= max_devices, "gpumem serves at most ", max_devices, " devices");
+  auto known = devices_.load();
+  while (known < device_count && !devices_.compare_exchange_weak(known, device_count)) {}
+}
+
+bool allocator::initialized() { return devices_.load() > 0; }
+
+void allocator::enable(bool value) { enabled_.store(value); }
+
+bool allocator::isEnabled() const { return enabled_.load(std::memory_order_relaxed); }
+
+double allocator::getMemoryFraction(DeviceIndex device) {
+  check_device(device);
+  return states_[device].fraction.load();
+}
+
+void allocator::setMemoryFraction(double fraction, DeviceIndex device) {
+  check_device(device);
+  TORCH_CHECK(fraction >= 0 && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
+  check(gpumem_torch_set_memory_fraction(fraction, device));
+  states_[device].fraction.store(fraction);
+}
+
+} // namespace gpumem_torch
+
+namespace {
+
+// Tells the part of PyTorch that Python asks for the allocator, if it is there: a C++ program may have c10 alone.
+bool tell_python(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const& made) {
+  using change = void (*)(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const&);
+  auto* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return false;
+  auto const function = reinterpret_cast<change>(
+      dlsym(library, "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20"
+                     "CUDACachingAllocator13CUDAAllocatorEE"));
+  if (function) function(made);
+  dlclose(library);
+  return function != nullptr;
+}
+
+thread_local std::string failure;
+
+} // namespace
+
+/// Makes gpumem PyTorch's allocator. Returns null; the text of the failure if PyTorch has used its own one already.
+extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_install_allocator() noexcept {
+  namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+  try {
+    auto& mine = gpumem_torch::allocator::instance();
+    auto* const current = torch_cuda::get();
+    if (current == &mine) return nullptr;
+    TORCH_CHECK(!current->initialized(), "PyTorch has used CUDA already: install gpumem before its first use of a GPU");
+    std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // it is never destroyed
+    if (!tell_python(shared)) torch_cuda::allocator.store(&mine);
+    c10::SetAllocator(c10::DeviceType::CUDA, &mine, 0); // for torch.accelerator
+    return nullptr;
+  } catch (c10::Error const& error) { failure = error.what_without_backtrace(); } catch (std::exception const& error) {
+    failure = error.what();
+  }
+  return failure.c_str();
+}
+
+/// Returns the version of PyTorch for which this library was built.
+extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_built_for() noexcept {
+  return TORCH_VERSION;
+}

@@ -1,0 +1,157 @@
+// Statistics, what is free, and out of memory.
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator.hpp"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+
+namespace gpumem_torch {
+namespace {
+
+using c10::CachingAllocator::format_size;
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+
+constexpr auto all = static_cast<std::size_t>(StatType::AGGREGATE);
+constexpr auto small = static_cast<std::size_t>(StatType::SMALL_POOL);
+constexpr auto large = static_cast<std::size_t>(StatType::LARGE_POOL);
+
+Stat stat_of(gpumem_torch_figure const& figure) {
+  Stat one;
+  one.current = static_cast<std::int64_t>(figure.current);
+  one.peak = static_cast<std::int64_t>(figure.peak);
+  one.allocated = static_cast<std::int64_t>(figure.allocated);
+  one.freed = static_cast<std::int64_t>(figure.freed);
+  return one;
+}
+
+StatArray stats_of(gpumem_torch_figure const (&figures)[GPUMEM_TORCH_PARTS]) {
+  StatArray made;
+  made[all] = stat_of(figures[GPUMEM_TORCH_ALL]);
+  made[small] = stat_of(figures[GPUMEM_TORCH_SMALL]);
+  made[large] = stat_of(figures[GPUMEM_TORCH_LARGE]);
+  return made;
+}
+
+// The memory of a gpumem pool is one, which counts as large.
+StatArray undivided(gpumem_torch_figure const& figure) {
+  StatArray made;
+  made[all] = made[large] = stat_of(figure);
+  return made;
+}
+
+std::size_t rounded(std::size_t bytes) { return (bytes + 511) / 512 * 512; }
+
+} // namespace
+
+gpumem_torch_statistics statistics_of(DeviceIndex device) {
+  gpumem_torch_statistics now{};
+  now.size = sizeof now;
+  check(gpumem_torch_read_statistics(device, &now));
+  return now;
+}
+
+DeviceStats allocator::getDeviceStats(DeviceIndex device) {
+  check_device(device);
+  auto const now = statistics_of(device);
+  DeviceStats stats;
+  // A freed block whose work on other streams is not complete counts as free: its memory waits, but no block does.
+  stats.allocation = stats.active = stats_of(now.blocks);
+  stats.allocated_bytes = stats.active_bytes = stats_of(now.bytes);
+  stats.requested_bytes = stats_of(now.requested);
+  stats.segment = undivided(now.pages);
+  stats.reserved_bytes = undivided(now.reserved);
+  stats.inactive_split = undivided(now.free_ranges);
+  stats.inactive_split_bytes = undivided(now.free);
+  stats.num_alloc_retries = states_[device].retries.load();
+  stats.num_ooms = states_[device].out_of_memory.load();
+  stats.num_device_alloc = static_cast<std::int64_t>(now.pages.allocated);
+  stats.num_device_free = static_cast<std::int64_t>(now.pages.freed);
+  stats.max_split_size = -1; // blocks of all sizes are split
+  return stats;
+}
+
+void allocator::resetAccumulatedStats(DeviceIndex device) {
+  check_device(device);
+  check(gpumem_torch_reset_totals(device));
+  states_[device].retries = 0;
+  states_[device].out_of_memory = 0;
+}
+
+void allocator::resetPeakStats(DeviceIndex device) {
+  check_device(device);
+  check(gpumem_torch_reset_peaks(device));
+}
+
+void allocator::cacheInfo(DeviceIndex device, std::size_t* largest) {
+  check_device(device);
+  if (*largest == 0) {
+    c10::cuda::CUDAGuard const guard{device};
+    std::size_t total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(largest, &total));
+  }
+  *largest = std::max<std::size_t>(*largest, statistics_of(device).largest_free);
+}
+
+void allocator::report(void* pointer, std::int64_t bytes, DeviceIndex device) {
+  auto const now = statistics_of(device);
+  c10::reportMemoryUsageToProfiler(pointer, bytes, now.bytes[GPUMEM_TORCH_ALL].current, now.reserved.current,
+                                   c10::Device(c10::DeviceType::CUDA, device));
+}
+
+// Asks the callbacks of PyTorch to free memory, then tries once more. The pool itself has waited for memory in use.
+void* allocator::retry(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
+  ++states_[device].retries;
+  bool freed = false;
+  for (auto const& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
+    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+  void* pointer = nullptr;
+  auto const outcome = freed ? gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer) : GPUMEM_EXHAUSTED;
+  if (outcome == GPUMEM_GRANTED) return pointer;
+  if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
+  throw_out_of_memory(bytes, device, stream);
+}
+
+void allocator::throw_out_of_memory(std::size_t bytes, DeviceIndex device, cudaStream_t stream) {
+  std::string const reason = gpumem_last_error();
+  ++states_[device].out_of_memory;
+  std::size_t free = 0;
+  std::size_t total = 0;
+  {
+    c10::cuda::CUDAGuard const guard{device};
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  }
+  auto const now = statistics_of(device);
+  auto const live = now.bytes[GPUMEM_TORCH_ALL].current;
+  auto const reserved = now.reserved.current;
+  c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes), live, reserved,
+                                   c10::Device(c10::DeviceType::CUDA, device));
+  if (history_.active()) {
+    history_.told(torch_cuda::TraceEntry::OOM, device, free, rounded(bytes), stream, {0, 0},
+                  history_.gather(torch_cuda::RecordContext::STATE));
+  }
+  decltype(observers_) observers;
+  {
+    std::lock_guard const held{observers_mutex_};
+    observers = observers_;
+  }
+  for (auto const& observer : observers) observer(device, rounded(bytes), now.limit ? now.limit : total, free);
+  std::string allowed;
+  if (now.limit) allowed = format_size(now.limit) + " allowed; ";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(rounded(bytes)),
+                   ". GPU ", static_cast<int>(device), " has a total capacity of ", format_size(total), " of which ",
+                   format_size(free), " is free. ", allowed, "Of the allocated memory ", format_size(live),
+                   " is allocated by PyTorch, and ", format_size(reserved - std::min(live, reserved)),
+                   " is reserved by PyTorch but unallocated. ", reason);
+}
+
+void allocator::attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) {
+  std::lock_guard const held{observers_mutex_};
+  observers_.push_back(std::move(observer));
+}
+
+} // namespace gpumem_torch

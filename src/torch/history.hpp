@@ -1,0 +1,91 @@
+// The record of PyTorch's allocations and frees, for torch.cuda.memory._record_memory_history and _snapshot.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "versions.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace gpumem_torch {
+
+/// A block as PyTorch asked for it.
+struct block_description {
+  DeviceIndex device = 0;
+  std::size_t bytes = 0;
+  cudaStream_t stream = nullptr;
+  MempoolId_t pool{0, 0};
+};
+
+/// The last actions, and the contexts in which live blocks were allocated: PyTorch's recorder gathers them, for
+/// instance a stack of Python. Both are kept until the process ends, since contexts belong to Python. Any thread; the
+/// recorder and the trackers are called without a lock of gpumem.
+class history {
+public:
+  using context = std::shared_ptr<c10::GatheredContext>;
+
+  /// Whether an action must be told at all: something records or listens.
+  bool active() const { return active_.load(std::memory_order_relaxed); }
+  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+
+  /// Starts or ends the record; see torch.cuda.memory._record_memory_history.
+  void record(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
+              torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped);
+  void attach(torch_cuda::AllocatorTraceTracker tracker);
+
+  /// Returns the context of the caller if the level asks for it; otherwise null.
+  context gather(torch_cuda::RecordContext level) const;
+
+  void allocated(void* pointer, block_description const& block, context where);
+  /// `where`: of the free; without one the entry has that of the allocation.
+  void freed(void* pointer, block_description const& block, context where);
+  void told(torch_cuda::TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
+            cudaStream_t stream, MempoolId_t pool, context where);
+  void annotate(DeviceIndex device, std::vector<std::pair<std::string, std::string>> const& pairs);
+
+  /// Returns the context in which a live block was allocated; null if there is none.
+  context context_of(void const* pointer);
+  /// Returns the entries of each device, the oldest first, with times since the epoch in microseconds.
+  std::vector<std::vector<torch_cuda::TraceEntry>> traces(int devices);
+  std::vector<annotation_entry> annotations();
+
+  // The texts that a thread adds to its entries.
+  static void push_compile_context(std::string const& text);
+  static void pop_compile_context();
+  static std::string& user_metadata();
+
+private:
+  // A ring of the newest entries.
+  template <class Entry> struct ring {
+    std::vector<Entry> entries;
+    std::size_t next = 0;
+    void add(Entry entry, std::size_t most);
+    std::vector<Entry> in_order() const;
+  };
+
+  std::atomic<bool> active_{false};
+  std::atomic<bool> recording_{false};
+  std::atomic<torch_cuda::CreateContextFn> recorder_{nullptr};
+  std::atomic<torch_cuda::RecordContext> when_{torch_cuda::RecordContext::NEVER};
+
+  std::mutex mutex_;
+  std::size_t most_ = 1;
+  std::unordered_set<int> skipped_;
+  std::unordered_map<DeviceIndex, ring<torch_cuda::TraceEntry>> rings_;
+  ring<annotation_entry> annotations_;
+  struct live_block {
+    context where;
+    cudaStream_t stream;
+  };
+  std::unordered_map<void const*, live_block> live_; // those allocated while something recorded or listened
+  std::vector<torch_cuda::AllocatorTraceTracker> trackers_;
+};
+
+} // namespace gpumem_torch

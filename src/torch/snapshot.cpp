@@ -1,0 +1,140 @@
+// Snapshots of the memory, and the record of what happened to it.
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator.hpp"
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <utility>
+
+namespace gpumem_torch {
+namespace {
+
+using torch_cuda::SegmentInfo;
+using torch_cuda::SnapshotInfo;
+
+// Collects the ranges of one device as PyTorch's segments: a segment is a region of contiguous memory of one pool.
+struct collector {
+  DeviceIndex device;
+  MempoolId_t asked;
+  history& contexts;
+  std::vector<SegmentInfo>& segments;
+  void* region = nullptr;
+  MempoolId_t pool{0, 0};
+  std::size_t end = 0;
+
+  void add(gpumem_range const& range, MempoolId_t of) {
+    auto const address = reinterpret_cast<std::size_t>(range.base);
+    if (asked != MempoolId_t{0, 0} && asked != of) return;
+    if (segments.empty() || range.region != region || of != pool || address != end || segments.back().device != device) {
+      SegmentInfo segment;
+      segment.device = device;
+      segment.address = address;
+      segment.is_large = true;
+      segment.is_expandable = true;
+      segment.owner_private_pool_id = of;
+#if GPUMEM_TORCH_AT_LEAST(11)
+      segment.registration_counter = static_cast<std::int32_t>(segments.size());
+#endif
+      segments.push_back(std::move(segment));
+    }
+    region = range.region;
+    pool = of;
+    end = address + range.bytes;
+    auto& segment = segments.back();
+    torch_cuda::BlockInfo block;
+    block.size = range.bytes;
+    block.requested_size = range.requested;
+    block.allocated = block.active = range.live != 0;
+    if (range.live) block.context_when_allocated = contexts.context_of(range.base);
+    segment.total_size += block.size;
+    segment.requested_size += block.requested_size;
+    segment.allocated_size += range.live ? block.size : 0;
+    segment.active_size = segment.allocated_size;
+    segment.blocks.push_back(std::move(block));
+  }
+};
+
+torch_cuda::AllocatorConfigInfo config() {
+  torch_cuda::AllocatorConfigInfo info{};
+  info.expandable_segments = true; // the memory of a pool grows and shrinks by pages
+  info.last_allocator_settings = "backend:gpumem";
+  return info;
+}
+
+} // namespace
+
+SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
+  SnapshotInfo made;
+  made.config_metadata = config();
+  int const devices = devices_.load();
+  if (include_traces) {
+    made.device_traces = history_.traces(devices);
+    made.external_annotations = history_.annotations();
+  }
+  std::size_t active = 0;
+  for (int device = 0; device < devices; ++device) {
+    collector to{static_cast<DeviceIndex>(device), pool, history_, made.segments};
+    check(gpumem_torch_visit_ranges(
+        device,
+        [](void* context, gpumem_range const* range, unsigned long long first, unsigned long long second) {
+          static_cast<collector*>(context)->add(*range, {first, second});
+        },
+        &to));
+  }
+  for (auto const& segment : made.segments) active += segment.active_size;
+  if (history_.active())
+    history_.told(torch_cuda::TraceEntry::SNAPSHOT, 0, 0, active, nullptr, pool, nullptr);
+  return made;
+}
+
+#if GPUMEM_TORCH_AT_LEAST(11)
+SnapshotInfo allocator::snapshot(MempoolId_t pool, bool include_traces) { return snapshot_of(pool, include_traces); }
+
+void allocator::recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
+                              torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped) {
+  history_.record(enabled, recorder, max_entries, when, clear, skipped);
+}
+#else
+SnapshotInfo allocator::snapshot(MempoolId_t pool) { return snapshot_of(pool, true); }
+
+void allocator::recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
+                              torch_cuda::RecordContext when, bool clear) {
+  history_.record(enabled, recorder, max_entries, when, clear, {});
+}
+#endif
+
+void allocator::attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker tracker) {
+  history_.attach(std::move(tracker));
+}
+
+void allocator::recordAnnotation(std::vector<std::pair<std::string, std::string>> const& pairs) {
+  if (history_.recording()) history_.annotate(c10::cuda::current_device(), pairs);
+}
+
+void allocator::pushCompileContext(std::string& text) {
+  if (history_.recording()) history::push_compile_context(text);
+}
+
+void allocator::popCompileContext() {
+  if (history_.recording()) history::pop_compile_context();
+}
+
+void allocator::tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
+                               history::context where) {
+  gpumem_torch_block block{};
+  block.size = sizeof block;
+  check(gpumem_torch_describe_block(pointer, &block));
+  history_.allocated(pointer, {device, bytes, stream, {block.pool[0], block.pool[1]}}, std::move(where));
+}
+
+// Told before the free: afterwards another thread may get the address.
+void allocator::tell_freed(void* pointer) {
+  gpumem_torch_block block{};
+  block.size = sizeof block;
+  TORCH_CHECK(gpumem_torch_describe_block(pointer, &block) == GPUMEM_GRANTED && block.device >= 0,
+              "invalid device pointer: ", pointer);
+  history_.freed(pointer, {static_cast<DeviceIndex>(block.device), block.bytes, nullptr, {block.pool[0], block.pool[1]}},
+                 history_.gather(torch_cuda::RecordContext::ALL));
+}
+
+} // namespace gpumem_torch
